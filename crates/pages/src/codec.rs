@@ -1,0 +1,187 @@
+//! Reading and writing the fields that the formats are made of: little-endian integers and varints.
+//!
+//! A varint holds seven bits a byte, the least significant first; a set top bit says that more follow. Each
+//! number has one encoding only (no padding with zero groups), so that equal contents are equal bytes.
+
+use crate::{FormatError, Problem};
+
+/// The most bytes that a varint takes.
+pub(crate) const VARINT_MAX: usize = 10;
+
+/// Appends a varint.
+pub(crate) fn put_varint(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+/// How many bytes a varint takes.
+pub(crate) fn varint_len(value: u64) -> usize {
+    let bits = 64 - (value | 1).leading_zeros() as usize;
+    bits.div_ceil(7)
+}
+
+/// Maps small numbers of either sign to small numbers: 0, -1, 1, -2 become 0, 1, 2, 3.
+pub(crate) fn zigzag(value: i64) -> u64 {
+    ((value << 1) ^ (value >> 63)) as u64
+}
+
+/// The inverse of [`zigzag`].
+pub(crate) fn unzigzag(value: u64) -> i64 {
+    (value >> 1) as i64 ^ -((value & 1) as i64)
+}
+
+/// Reads fields one after the other and knows where it is, for the error.
+#[derive(Clone)]
+pub(crate) struct Reader<'a> {
+    format: &'static str,
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    /// Reads `bytes` from their beginning.
+    pub(crate) fn new(format: &'static str, bytes: &'a [u8]) -> Self {
+        Reader { format, bytes, at: 0 }
+    }
+
+    /// Reads `bytes` from `at` on.
+    pub(crate) fn starting(format: &'static str, bytes: &'a [u8], at: usize) -> Self {
+        Reader { format, bytes, at: at.min(bytes.len()) }
+    }
+
+    pub(crate) fn at(&self) -> usize {
+        self.at
+    }
+
+    pub(crate) fn remaining(&self) -> usize {
+        self.bytes.len() - self.at
+    }
+
+    pub(crate) fn error(&self, problem: Problem) -> FormatError {
+        error(self.format, self.at, problem)
+    }
+
+    pub(crate) fn invalid(&self, what: &'static str) -> FormatError {
+        self.error(Problem::Invalid(what))
+    }
+
+    pub(crate) fn take(&mut self, len: usize) -> Result<&'a [u8], FormatError> {
+        if len > self.remaining() {
+            return Err(self.error(Problem::Truncated));
+        }
+        let taken = &self.bytes[self.at..self.at + len];
+        self.at += len;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], FormatError> {
+        let mut array = [0; N];
+        array.copy_from_slice(self.take(N)?);
+        Ok(array)
+    }
+
+    pub(crate) fn u8(&mut self) -> Result<u8, FormatError> {
+        Ok(self.array::<1>()?[0])
+    }
+
+    pub(crate) fn u32(&mut self) -> Result<u32, FormatError> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+
+    pub(crate) fn u64(&mut self) -> Result<u64, FormatError> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    pub(crate) fn u128(&mut self) -> Result<u128, FormatError> {
+        Ok(u128::from_le_bytes(self.array()?))
+    }
+
+    pub(crate) fn varint(&mut self) -> Result<u64, FormatError> {
+        let mut value = 0u64;
+        for i in 0..VARINT_MAX {
+            let byte = *self.bytes.get(self.at + i).ok_or_else(|| self.error(Problem::Truncated))?;
+            let group = u64::from(byte & 0x7f);
+            if i == VARINT_MAX - 1 && group > 1 {
+                return Err(self.invalid("a varint has more than 64 bits"));
+            }
+            value |= group << (7 * i);
+            if byte & 0x80 == 0 {
+                if byte == 0 && i > 0 {
+                    return Err(self.invalid("a varint is longer than it needs to be"));
+                }
+                self.at += i + 1;
+                return Ok(value);
+            }
+        }
+        Err(self.invalid("a varint has more than 64 bits"))
+    }
+
+    /// A varint that must fit 32 bits.
+    pub(crate) fn varint_u32(&mut self) -> Result<u32, FormatError> {
+        let at = self.at;
+        let value = self.varint()?;
+        u32::try_from(value)
+            .map_err(|_| error(self.format, at, Problem::Invalid("a number has more than 32 bits")))
+    }
+
+    /// A varint that counts things of at least `bytes_each` bytes that follow.
+    pub(crate) fn count(&mut self, bytes_each: usize) -> Result<usize, FormatError> {
+        let at = self.at;
+        let value = self.varint()?;
+        match usize::try_from(value) {
+            Ok(count) if count <= self.remaining() / bytes_each => Ok(count),
+            _ => Err(error(self.format, at, Problem::Invalid("a count is larger than the data that follow"))),
+        }
+    }
+
+    /// Nothing may be left.
+    pub(crate) fn end(&self) -> Result<(), FormatError> {
+        match self.remaining() {
+            0 => Ok(()),
+            _ => Err(self.error(Problem::Trailing)),
+        }
+    }
+}
+
+/// An error of `format` at byte `at`.
+pub(crate) fn error(format: &'static str, at: usize, problem: Problem) -> FormatError {
+    FormatError { format, at, problem }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn varints_round_trip_and_have_one_encoding() {
+        for value in [0, 1, 0x7f, 0x80, 0x3fff, 0x4000, u64::from(u32::MAX), u64::MAX - 1, u64::MAX] {
+            let mut out = Vec::new();
+            put_varint(&mut out, value);
+            assert_eq!(out.len(), varint_len(value), "{value}");
+            let mut reader = Reader::new("test", &out);
+            assert_eq!(reader.varint(), Ok(value));
+            assert_eq!(reader.end(), Ok(()));
+            assert!(Reader::new("test", &out[..out.len() - 1]).varint().is_err());
+        }
+        assert!(Reader::new("test", &[0x80, 0]).varint().is_err(), "padded");
+        assert!(Reader::new("test", &[0xff; 10]).varint().is_err(), "more than 64 bits");
+        assert!(Reader::new("test", &[0xff; 11]).varint().is_err(), "more than ten bytes");
+    }
+
+    #[test]
+    fn zigzag_is_reversible() {
+        for value in [0, 1, -1, 63, -64, i64::MAX, i64::MIN] {
+            assert_eq!(unzigzag(zigzag(value)), value);
+        }
+        assert_eq!(zigzag(-1), 1);
+    }
+
+    #[test]
+    fn a_count_is_bounded_by_what_follows() {
+        assert_eq!(Reader::new("test", &[2, 0, 0, 0, 0]).count(2), Ok(2));
+        assert!(Reader::new("test", &[3, 0, 0, 0, 0]).count(2).is_err());
+    }
+}

@@ -1,0 +1,233 @@
+//! A manifest: the list of segments that make up a partition at a version.
+//!
+//! ```text
+//!   manifest of partition 7 at version 90          page 5 of partition 7:
+//!     segments   c3 as 7   <- newest                 look in c3, then b2, then a1 (there as partition 4's
+//!                b2 as 7                             page 5: partition 7 is a branch of 4, by reference)
+//!                a1 as 4   <- oldest
+//! ```
+//!
+//! A page is looked up in the newest segment that has it; pages beyond `page_count` are not part of the partition,
+//! whatever the segments hold. `outcomes` are those that clients may still ask for; transactions older than
+//! `outcomes_horizon` and not in the list are answered as too old to tell.
+
+use crate::codec::{self, Reader};
+use crate::{FormatError, Outcome, PartitionId, Problem, SegmentId, Version};
+
+const FORMAT: &str = "manifest";
+const MAGIC: &[u8; 8] = b"FULMMANI";
+
+/// The format version that this build writes, and the newest that it reads.
+pub const FORMAT_VERSION: u32 = 1;
+
+const CRC_BYTES: usize = 4;
+const SEGMENT_BYTES: usize = 24;
+
+/// One segment of a partition.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct SegmentRef {
+    /// Which segment.
+    pub id: SegmentId,
+    /// The partition under which the segment holds the pages: another than the manifest's after a branch.
+    pub partition: PartitionId,
+}
+
+/// What a partition is made of at a version.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Manifest {
+    /// Whose manifest it is.
+    pub partition: PartitionId,
+    /// At which version.
+    pub version: Version,
+    /// Pages of the partition.
+    pub page_count: u32,
+    /// The hybrid timestamp of the version.
+    pub timestamp: u64,
+    /// Its segments, the oldest first: later ones override earlier ones.
+    pub segments: Vec<SegmentRef>,
+    /// How transactions ended, as far as that can still be asked.
+    pub outcomes: Vec<Outcome>,
+    /// Transactions with a smaller id that are not in `outcomes` are too old to be told.
+    pub outcomes_horizon: u64,
+}
+
+impl Manifest {
+    /// The manifest's bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(80 + SEGMENT_BYTES * self.segments.len() + 10 * self.outcomes.len());
+        out.extend_from_slice(MAGIC);
+        out.extend_from_slice(&FORMAT_VERSION.to_le_bytes());
+        out.extend_from_slice(&self.partition.0.to_le_bytes());
+        out.extend_from_slice(&self.version.lineage.to_le_bytes());
+        out.extend_from_slice(&self.version.epoch.to_le_bytes());
+        out.extend_from_slice(&self.version.number.to_le_bytes());
+        out.extend_from_slice(&self.page_count.to_le_bytes());
+        out.extend_from_slice(&self.timestamp.to_le_bytes());
+        out.extend_from_slice(&self.outcomes_horizon.to_le_bytes());
+        codec::put_varint(&mut out, self.segments.len() as u64);
+        for segment in &self.segments {
+            out.extend_from_slice(&segment.id.0.to_le_bytes());
+            out.extend_from_slice(&segment.partition.0.to_le_bytes());
+        }
+        codec::put_varint(&mut out, self.outcomes.len() as u64);
+        for outcome in &self.outcomes {
+            codec::put_varint(&mut out, outcome.transaction);
+            out.push(u8::from(outcome.committed));
+        }
+        let crc = crc32fast::hash(&out);
+        out.extend_from_slice(&crc.to_le_bytes());
+        out
+    }
+
+    /// Decodes a manifest.
+    pub fn decode(bytes: &[u8]) -> Result<Manifest, FormatError> {
+        let end = bytes.len().checked_sub(CRC_BYTES).ok_or(codec::error(
+            FORMAT,
+            bytes.len(),
+            Problem::Truncated,
+        ))?;
+        let mut reader = Reader::new(FORMAT, &bytes[..end]);
+        if reader.take(MAGIC.len())? != MAGIC {
+            return Err(codec::error(
+                FORMAT,
+                0,
+                Problem::Invalid("this is not a manifest (wrong first bytes)"),
+            ));
+        }
+        check_crc(bytes, end)?;
+        let found = reader.u32()?;
+        if found != FORMAT_VERSION {
+            let problem = Problem::FormatVersion { found, newest: FORMAT_VERSION };
+            return Err(codec::error(FORMAT, MAGIC.len(), problem));
+        }
+        let partition = PartitionId(reader.u64()?);
+        let version = Version { lineage: reader.u64()?, epoch: reader.u32()?, number: reader.u64()? };
+        let page_count = reader.u32()?;
+        let timestamp = reader.u64()?;
+        let outcomes_horizon = reader.u64()?;
+        let segments = decode_segments(&mut reader)?;
+        let outcomes = decode_outcomes(&mut reader)?;
+        reader.end()?;
+        Ok(Manifest { partition, version, page_count, timestamp, segments, outcomes, outcomes_horizon })
+    }
+}
+
+fn check_crc(bytes: &[u8], end: usize) -> Result<(), FormatError> {
+    let stored = Reader::starting(FORMAT, bytes, end).u32()?;
+    let computed = crc32fast::hash(&bytes[..end]);
+    if stored != computed {
+        return Err(codec::error(FORMAT, end, Problem::Checksum { stored, computed }));
+    }
+    Ok(())
+}
+
+fn decode_segments(reader: &mut Reader<'_>) -> Result<Vec<SegmentRef>, FormatError> {
+    let count = reader.count(SEGMENT_BYTES)?;
+    let mut segments = Vec::with_capacity(count);
+    for _ in 0..count {
+        segments.push(SegmentRef { id: SegmentId(reader.u128()?), partition: PartitionId(reader.u64()?) });
+    }
+    Ok(segments)
+}
+
+fn decode_outcomes(reader: &mut Reader<'_>) -> Result<Vec<Outcome>, FormatError> {
+    let count = reader.count(2)?;
+    let mut outcomes = Vec::with_capacity(count);
+    for _ in 0..count {
+        let transaction = reader.varint()?;
+        let committed = match reader.u8()? {
+            0 => false,
+            1 => true,
+            _ => return Err(reader.invalid("an outcome is neither committed nor aborted")),
+        };
+        outcomes.push(Outcome { transaction, committed });
+    }
+    Ok(outcomes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn any_manifest() -> impl Strategy<Value = Manifest> {
+        let segment = any::<(u128, u64)>()
+            .prop_map(|(id, p)| SegmentRef { id: SegmentId(id), partition: PartitionId(p) });
+        let outcome =
+            any::<(u64, bool)>().prop_map(|(transaction, committed)| Outcome { transaction, committed });
+        let version =
+            any::<(u64, u32, u64)>().prop_map(|(lineage, epoch, number)| Version { lineage, epoch, number });
+        (
+            (any::<u64>(), version, any::<u32>(), any::<u64>(), any::<u64>()),
+            prop::collection::vec(segment, 0..20),
+            prop::collection::vec(outcome, 0..20),
+        )
+            .prop_map(
+                |((partition, version, page_count, timestamp, horizon), segments, outcomes)| Manifest {
+                    partition: PartitionId(partition),
+                    version,
+                    page_count,
+                    timestamp,
+                    segments,
+                    outcomes,
+                    outcomes_horizon: horizon,
+                },
+            )
+    }
+
+    /// Gives changed bytes a right checksum, so that only the decoder's own checks are left.
+    fn resigned(mut bytes: Vec<u8>) -> Vec<u8> {
+        let end = bytes.len() - CRC_BYTES;
+        let crc = crc32fast::hash(&bytes[..end]);
+        bytes[end..].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    #[test]
+    fn a_newer_version_is_named() {
+        let mut bytes = any_example().encode();
+        bytes[8] = 2;
+        let error = Manifest::decode(&resigned(bytes)).unwrap_err();
+        assert_eq!(error.problem, Problem::FormatVersion { found: 2, newest: 1 });
+    }
+
+    #[test]
+    fn every_flipped_bit_and_every_truncation_is_an_error() {
+        let bytes = any_example().encode();
+        for at in 0..bytes.len() {
+            for bit in 0..8 {
+                let mut damaged = bytes.clone();
+                damaged[at] ^= 1 << bit;
+                assert!(Manifest::decode(&damaged).is_err(), "bit {bit} of byte {at}");
+            }
+            assert!(Manifest::decode(&bytes[..at]).is_err(), "truncated to {at} bytes");
+        }
+    }
+
+    fn any_example() -> Manifest {
+        Manifest {
+            partition: PartitionId(7),
+            version: Version { lineage: 1, epoch: 2, number: 3 },
+            page_count: 4,
+            timestamp: 5,
+            segments: vec![SegmentRef { id: SegmentId(6), partition: PartitionId(4) }; 3],
+            outcomes: vec![Outcome { transaction: 300, committed: true }],
+            outcomes_horizon: 200,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_written_is_read(manifest in any_manifest()) {
+            prop_assert_eq!(Manifest::decode(&manifest.encode()), Ok(manifest));
+        }
+
+        #[test]
+        fn hostile_bytes_never_panic(manifest in any_manifest(), at: prop::sample::Index, value: u8) {
+            let mut bytes = manifest.encode();
+            let at = at.index(bytes.len() - CRC_BYTES);
+            bytes[at] = value;
+            let _ = Manifest::decode(&resigned(bytes));
+        }
+    }
+}

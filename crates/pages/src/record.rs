@@ -1,0 +1,341 @@
+//! The body of one log record.
+//!
+//! ```text
+//!   0   1     2               10            18           22
+//!   +---+-----+---------------+-------------+------------+--------------------------------------+---------
+//!   | 1 | kind| version number| timestamp   | page count | partition, lineage, epoch, transaction| items ...
+//!   +---+-----+---------------+-------------+------------+--------------------------------------+---------
+//!     u8  u8    u64             u64           u32          varints
+//! ```
+//!
+//! The three numbers that are known only inside a partition's commit lock stand at fixed places, so that the
+//! expensive part, the diffs, is made outside the lock and [`patch`] fills them in. The rest is varints: a record
+//! of one page with an update of 100 bytes takes some 150 bytes.
+//!
+//! An item begins with a varint. If it is not zero it is a page number, and the diff follows (length, bytes). If it
+//! is zero a byte tells what follows: 1 an outcome, 2 a cut, 3 a segment.
+//!
+//! A commit whose pages are too many for memory is written as a segment first; its record then only names the
+//! segment, which holds the pages under the record's partition.
+//!
+//! A record has no checksum: the log's frame around it has one, over the position too.
+
+use crate::codec::{self, Reader};
+use crate::{FormatError, LogId, Outcome, Page, PageNo, PartitionId, Problem, SegmentId, Version, diff};
+
+const FORMAT: &str = "log record";
+
+/// The format version that this build writes, and the newest that it reads.
+pub const FORMAT_VERSION: u8 = 1;
+
+const AT_KIND: usize = 1;
+const AT_NUMBER: usize = 2;
+const AT_TIMESTAMP: usize = 10;
+const AT_PAGE_COUNT: usize = 18;
+const AT_VARINTS: usize = 22;
+
+/// The fewest bytes that a record takes.
+pub const MIN_BYTES: usize = AT_VARINTS + 4;
+
+const ITEM_OUTCOME: u8 = 1;
+const ITEM_CUT: u8 = 2;
+const ITEM_SEGMENT: u8 = 3;
+
+/// What a record tells.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub enum RecordKind {
+    /// A transaction of one partition has committed: its pages.
+    Commit = 1,
+    /// A transaction of several partitions can commit: its pages here.
+    Prepare = 2,
+    /// How transactions ended: prepared ones, and those that a client asked about.
+    Decide = 3,
+    /// This log's node owns the partition from here on.
+    Open = 4,
+    /// The owner gives the partition up at this version.
+    Release = 5,
+    /// An older log ends at a position; whatever is found beyond it never happened.
+    Cut = 6,
+    /// This log ends here.
+    Seal = 7,
+}
+
+impl RecordKind {
+    fn from_u8(kind: u8) -> Option<Self> {
+        use RecordKind::*;
+        [Commit, Prepare, Decide, Open, Release, Cut, Seal].into_iter().find(|known| *known as u8 == kind)
+    }
+}
+
+/// What every record has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RecordHeader {
+    /// What the record tells.
+    pub kind: RecordKind,
+    /// Whose record it is. Cut and seal concern no partition and have 0.
+    pub partition: PartitionId,
+    /// The version that the record makes, or at which it happened.
+    pub version: Version,
+    /// The transaction's id; 0 if there is none.
+    pub transaction: u64,
+    /// A hybrid timestamp above everything that the record depends on.
+    pub timestamp: u64,
+    /// Pages of the partition after this record.
+    pub page_count: u32,
+}
+
+/// The end of an older log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CutPoint {
+    /// The log that ends.
+    pub log: LogId,
+    /// The position up to which it counts.
+    pub position: u64,
+}
+
+/// A page of a record.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PageEntry<'a> {
+    /// Which page.
+    pub no: PageNo,
+    /// How it changed: for [`diff::apply`].
+    pub diff: &'a [u8],
+}
+
+/// Writes records, one at a time, into a buffer that it keeps.
+///
+/// ```
+/// # use fulmar_pages::*;
+/// let mut builder = RecordBuilder::new(Vec::new());
+/// builder.begin(&RecordHeader {
+///     kind: RecordKind::Commit,
+///     partition: PartitionId(7),
+///     version: Version { lineage: 1, epoch: 1, number: 0 },
+///     transaction: 42,
+///     timestamp: 0,
+///     page_count: 3,
+/// });
+/// builder.push_page(2, None, &[0; PAGE_SIZE]);
+/// let body = builder.finish();
+/// record::patch(body, 9, 1_000);
+/// assert_eq!(record::decode(body).unwrap().header.version.number, 9);
+/// ```
+#[derive(Debug, Default)]
+pub struct RecordBuilder {
+    buffer: Vec<u8>,
+}
+
+impl RecordBuilder {
+    /// Writes into `buffer`, whose contents are dropped and whose capacity is used.
+    pub fn new(buffer: Vec<u8>) -> Self {
+        RecordBuilder { buffer }
+    }
+
+    /// Drops what was written and begins a record.
+    pub fn begin(&mut self, header: &RecordHeader) {
+        let out = &mut self.buffer;
+        out.clear();
+        out.push(FORMAT_VERSION);
+        out.push(header.kind as u8);
+        out.extend_from_slice(&header.version.number.to_le_bytes());
+        out.extend_from_slice(&header.timestamp.to_le_bytes());
+        out.extend_from_slice(&header.page_count.to_le_bytes());
+        codec::put_varint(out, header.partition.0);
+        codec::put_varint(out, header.version.lineage);
+        codec::put_varint(out, u64::from(header.version.epoch));
+        codec::put_varint(out, header.transaction);
+    }
+
+    /// Adds a page, as its difference from `base` (without one: from zeros). Pages are counted from 1: a page 0 does
+    /// not exist, and the record would not decode.
+    pub fn push_page(&mut self, no: PageNo, base: Option<&Page>, page: &Page) {
+        debug_assert!(no > 0, "pages are counted from 1");
+        let out = &mut self.buffer;
+        codec::put_varint(out, u64::from(no));
+        // Most diffs are shorter than 128 bytes: leave one byte for the length and make room if it takes two.
+        let length_at = out.len();
+        out.push(0);
+        diff::encode(base, page, out);
+        let length = out.len() - length_at - 1;
+        if length < 0x80 {
+            out[length_at] = length as u8;
+        } else {
+            out[length_at] = length as u8 | 0x80;
+            out.insert(length_at + 1, (length >> 7) as u8);
+        }
+    }
+
+    /// Adds a page whose diff exists already.
+    pub fn push_diff(&mut self, no: PageNo, diff: &[u8]) {
+        debug_assert!(no > 0, "pages are counted from 1");
+        codec::put_varint(&mut self.buffer, u64::from(no));
+        codec::put_varint(&mut self.buffer, diff.len() as u64);
+        self.buffer.extend_from_slice(diff);
+    }
+
+    /// Adds how a transaction ended.
+    pub fn push_outcome(&mut self, outcome: Outcome) {
+        self.buffer.extend_from_slice(&[0, ITEM_OUTCOME]);
+        codec::put_varint(&mut self.buffer, outcome.transaction);
+        self.buffer.push(u8::from(outcome.committed));
+    }
+
+    /// Adds the end of an older log. A record of kind cut has exactly one; others have none.
+    pub fn push_cut(&mut self, cut: CutPoint) {
+        self.buffer.extend_from_slice(&[0, ITEM_CUT]);
+        self.buffer.extend_from_slice(&cut.log.0.to_le_bytes());
+        codec::put_varint(&mut self.buffer, cut.position);
+    }
+
+    /// Adds a segment that holds pages of this commit.
+    pub fn push_segment(&mut self, segment: SegmentId) {
+        self.buffer.extend_from_slice(&[0, ITEM_SEGMENT]);
+        self.buffer.extend_from_slice(&segment.0.to_le_bytes());
+    }
+
+    /// The record's bytes.
+    pub fn finish(&mut self) -> &mut [u8] {
+        &mut self.buffer
+    }
+
+    /// The buffer, to be used elsewhere.
+    pub fn into_buffer(self) -> Vec<u8> {
+        self.buffer
+    }
+}
+
+/// Fills in what is known only when the commit's turn has come. `body` comes from [`RecordBuilder::finish`]; bytes
+/// that are too few to be a record are left alone.
+pub fn patch(body: &mut [u8], version_number: u64, timestamp: u64) {
+    if body.len() >= MIN_BYTES {
+        body[AT_NUMBER..AT_TIMESTAMP].copy_from_slice(&version_number.to_le_bytes());
+        body[AT_TIMESTAMP..AT_PAGE_COUNT].copy_from_slice(&timestamp.to_le_bytes());
+    }
+}
+
+/// Fills in the page count, where another commit may have changed it after this record was begun.
+pub fn patch_page_count(body: &mut [u8], page_count: u32) {
+    if body.len() >= MIN_BYTES {
+        body[AT_PAGE_COUNT..AT_VARINTS].copy_from_slice(&page_count.to_le_bytes());
+    }
+}
+
+/// A decoded record, which borrows its bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Record<'a> {
+    /// What every record has.
+    pub header: RecordHeader,
+    body: &'a [u8],
+    items_at: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Item<'a> {
+    Page(PageEntry<'a>),
+    Outcome(Outcome),
+    Cut(CutPoint),
+    Segment(SegmentId),
+}
+
+impl<'a> Record<'a> {
+    /// Its pages, in the order in which they were added.
+    pub fn pages(&self) -> impl Iterator<Item = PageEntry<'a>> + use<'a> {
+        self.items().filter_map(|item| match item {
+            Item::Page(page) => Some(page),
+            _ => None,
+        })
+    }
+
+    /// The outcomes that it tells.
+    pub fn outcomes(&self) -> impl Iterator<Item = Outcome> + use<'a> {
+        self.items().filter_map(|item| match item {
+            Item::Outcome(outcome) => Some(outcome),
+            _ => None,
+        })
+    }
+
+    /// Where an older log ends; every record of kind cut has one.
+    pub fn cut(&self) -> Option<CutPoint> {
+        self.items().find_map(|item| match item {
+            Item::Cut(cut) => Some(cut),
+            _ => None,
+        })
+    }
+
+    /// The segments that hold more pages of this record.
+    pub fn segments(&self) -> impl Iterator<Item = SegmentId> + use<'a> {
+        self.items().filter_map(|item| match item {
+            Item::Segment(segment) => Some(segment),
+            _ => None,
+        })
+    }
+
+    /// Its bytes.
+    pub fn body(&self) -> &'a [u8] {
+        self.body
+    }
+
+    /// [`decode`] has read every item once, so here the first error is the end.
+    fn items(&self) -> impl Iterator<Item = Item<'a>> + use<'a> {
+        let mut reader = Reader::starting(FORMAT, self.body, self.items_at);
+        std::iter::from_fn(move || if reader.remaining() == 0 { None } else { read_item(&mut reader).ok() })
+    }
+}
+
+/// Decodes a record and checks that each of its items is well formed (a page's diff is checked by [`diff::apply`]).
+pub fn decode(body: &[u8]) -> Result<Record<'_>, FormatError> {
+    let mut reader = Reader::new(FORMAT, body);
+    let found = reader.u8()?;
+    if found != FORMAT_VERSION {
+        let problem = Problem::FormatVersion { found: found.into(), newest: FORMAT_VERSION.into() };
+        return Err(codec::error(FORMAT, 0, problem));
+    }
+    let kind = RecordKind::from_u8(reader.u8()?)
+        .ok_or_else(|| codec::error(FORMAT, AT_KIND, Problem::Invalid("the kind of record is not known")))?;
+    let number = reader.u64()?;
+    let timestamp = reader.u64()?;
+    let page_count = reader.u32()?;
+    let partition = PartitionId(reader.varint()?);
+    let lineage = reader.varint()?;
+    let epoch = reader.varint_u32()?;
+    let transaction = reader.varint()?;
+    let version = Version { lineage, epoch, number };
+    let header = RecordHeader { kind, partition, version, transaction, timestamp, page_count };
+    let items_at = reader.at();
+    let mut cuts = 0;
+    while reader.remaining() > 0 {
+        cuts += usize::from(matches!(read_item(&mut reader)?, Item::Cut(_)));
+    }
+    if cuts != usize::from(kind == RecordKind::Cut) {
+        return Err(reader.invalid("a cut must say once where a log ends, other records never"));
+    }
+    Ok(Record { header, body, items_at })
+}
+
+fn read_item<'a>(reader: &mut Reader<'a>) -> Result<Item<'a>, FormatError> {
+    let no = reader.varint_u32()?;
+    if no != 0 {
+        let length = reader.varint()?;
+        let length = usize::try_from(length).map_err(|_| reader.error(Problem::Truncated))?;
+        return Ok(Item::Page(PageEntry { no, diff: reader.take(length)? }));
+    }
+    let at = reader.at();
+    match reader.u8()? {
+        ITEM_OUTCOME => {
+            let transaction = reader.varint()?;
+            let committed = match reader.u8()? {
+                0 => false,
+                1 => true,
+                _ => return Err(reader.invalid("an outcome is neither committed nor aborted")),
+            };
+            Ok(Item::Outcome(Outcome { transaction, committed }))
+        }
+        ITEM_CUT => Ok(Item::Cut(CutPoint { log: LogId(reader.u128()?), position: reader.varint()? })),
+        ITEM_SEGMENT => Ok(Item::Segment(SegmentId(reader.u128()?))),
+        _ => Err(codec::error(FORMAT, at, Problem::Invalid("the kind of item is not known"))),
+    }
+}
+
+#[cfg(test)]
+mod tests;

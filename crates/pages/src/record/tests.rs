@@ -1,0 +1,186 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::{PAGE_SIZE, ZERO_PAGE};
+
+fn header(kind: RecordKind) -> RecordHeader {
+    RecordHeader {
+        kind,
+        partition: PartitionId(1 << 40),
+        version: Version { lineage: 3, epoch: 9, number: 1 << 33 },
+        transaction: 1 << 50,
+        timestamp: 1 << 60,
+        page_count: 12,
+    }
+}
+
+#[test]
+fn an_update_of_a_row_is_short() {
+    let base = std::array::from_fn(|i| i as u8);
+    let mut page = base;
+    page[500..600].fill(0xaa);
+    let mut builder = RecordBuilder::new(Vec::new());
+    builder.begin(&header(RecordKind::Commit));
+    builder.push_page(77, Some(&base), &page);
+    assert!(builder.finish().len() < 160);
+}
+
+#[test]
+fn numbers_are_patched_in_place() {
+    let mut builder = RecordBuilder::new(Vec::new());
+    builder.begin(&header(RecordKind::Commit));
+    builder.push_page(1, None, &ZERO_PAGE);
+    let body = builder.finish();
+    patch(body, 5, 6);
+    patch_page_count(body, 7);
+    let mut expected = header(RecordKind::Commit);
+    expected.version.number = 5;
+    expected.timestamp = 6;
+    expected.page_count = 7;
+    assert_eq!(decode(body).unwrap().header, expected);
+    patch(&mut body[..MIN_BYTES - 1], 8, 9);
+    assert_eq!(decode(body).unwrap().header, expected, "too few bytes are left alone");
+}
+
+#[test]
+fn a_long_diff_is_framed_as_a_short_one() {
+    let noise: Page = std::array::from_fn(|i| (i * i / 7 + 1) as u8);
+    let mut with_page = RecordBuilder::default();
+    let mut with_diff = RecordBuilder::default();
+    for length in [1, 100, 126, 127, 128, 1000, PAGE_SIZE] {
+        let mut page = ZERO_PAGE;
+        page[..length].copy_from_slice(&noise[..length]);
+        let mut bytes = Vec::new();
+        diff::encode(Some(&ZERO_PAGE), &page, &mut bytes);
+        with_page.begin(&header(RecordKind::Commit));
+        with_page.push_page(5, Some(&ZERO_PAGE), &page);
+        with_diff.begin(&header(RecordKind::Commit));
+        with_diff.push_diff(5, &bytes);
+        assert_eq!(with_page.finish(), with_diff.finish(), "{length}");
+    }
+}
+
+#[test]
+fn a_cut_says_where_and_others_do_not() {
+    let cut = CutPoint { log: LogId(5), position: 99 };
+    let mut builder = RecordBuilder::default();
+    builder.begin(&header(RecordKind::Cut));
+    assert!(decode(builder.finish()).is_err());
+    builder.push_cut(cut);
+    assert_eq!(decode(builder.finish()).unwrap().cut(), Some(cut));
+    builder.push_cut(cut);
+    assert!(decode(builder.finish()).is_err());
+    builder.begin(&header(RecordKind::Seal));
+    builder.push_cut(cut);
+    assert!(decode(builder.finish()).is_err());
+}
+
+#[test]
+fn an_unknown_version_or_kind_is_named() {
+    let mut builder = RecordBuilder::default();
+    builder.begin(&header(RecordKind::Seal));
+    let body = builder.finish();
+    body[1] = 8;
+    assert_eq!(decode(body).unwrap_err().at, 1);
+    body[0] = 2;
+    let error = decode(body).unwrap_err();
+    assert_eq!(error.problem, Problem::FormatVersion { found: 2, newest: 1 });
+}
+
+#[derive(Clone, Debug)]
+enum Pushed {
+    Page(PageNo, Vec<u8>),
+    Outcome(Outcome),
+    Segment(SegmentId),
+}
+
+fn pushed() -> impl Strategy<Value = Pushed> {
+    prop_oneof![
+        (1..=u32::MAX, prop::collection::vec(any::<u8>(), 0..300))
+            .prop_map(|(no, diff)| Pushed::Page(no, diff)),
+        any::<(u64, bool)>()
+            .prop_map(|(transaction, committed)| Pushed::Outcome(Outcome { transaction, committed })),
+        any::<u128>().prop_map(|id| Pushed::Segment(SegmentId(id))),
+    ]
+}
+
+fn any_header() -> impl Strategy<Value = RecordHeader> {
+    let kinds = prop::sample::select(vec![
+        RecordKind::Commit,
+        RecordKind::Prepare,
+        RecordKind::Decide,
+        RecordKind::Open,
+        RecordKind::Release,
+        RecordKind::Seal,
+    ]);
+    (kinds, any::<u64>(), any::<(u64, u32, u64)>(), any::<(u64, u64, u32)>()).prop_map(
+        |(kind, partition, (lineage, epoch, number), (transaction, timestamp, page_count))| RecordHeader {
+            kind,
+            partition: PartitionId(partition),
+            version: Version { lineage, epoch, number },
+            transaction,
+            timestamp,
+            page_count,
+        },
+    )
+}
+
+fn build(header: &RecordHeader, items: &[Pushed]) -> Vec<u8> {
+    let mut builder = RecordBuilder::default();
+    builder.begin(header);
+    for item in items {
+        match item {
+            Pushed::Page(no, diff) => builder.push_diff(*no, diff),
+            Pushed::Outcome(outcome) => builder.push_outcome(*outcome),
+            Pushed::Segment(id) => builder.push_segment(*id),
+        }
+    }
+    builder.into_buffer()
+}
+
+proptest! {
+    #[test]
+    fn what_was_written_is_read(header in any_header(), items in prop::collection::vec(pushed(), 0..20)) {
+        let body = build(&header, &items);
+        let record = decode(&body).unwrap();
+        prop_assert_eq!(record.header, header);
+        let pages: Vec<_> = record.pages().map(|page| (page.no, page.diff.to_vec())).collect();
+        let outcomes: Vec<_> = record.outcomes().collect();
+        let segments: Vec<_> = record.segments().collect();
+        let (mut p, mut o, mut s) = (vec![], vec![], vec![]);
+        for item in items {
+            match item {
+                Pushed::Page(no, diff) => p.push((no, diff)),
+                Pushed::Outcome(outcome) => o.push(outcome),
+                Pushed::Segment(id) => s.push(id),
+            }
+        }
+        prop_assert_eq!((pages, outcomes, segments), (p, o, s));
+    }
+
+    #[test]
+    fn damage_never_panics(
+        header in any_header(),
+        items in prop::collection::vec(pushed(), 0..5),
+        flips in prop::collection::vec((any::<prop::sample::Index>(), 0..8u8), 1..4),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let mut body = build(&header, &items);
+        for (index, bit) in flips {
+            let at = index.index(body.len());
+            body[at] ^= 1 << bit;
+        }
+        body.truncate(cut.index(body.len() + 1));
+        if let Ok(record) = decode(&body) {
+            let mut page = ZERO_PAGE;
+            for entry in record.pages() {
+                let _ = diff::apply(entry.diff, &mut page);
+            }
+        }
+    }
+
+    #[test]
+    fn anything_may_be_decoded_without_panic(body in prop::collection::vec(any::<u8>(), 0..200)) {
+        let _ = decode(&body);
+    }
+}

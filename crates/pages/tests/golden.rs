@@ -1,0 +1,158 @@
+//! Golden files: what earlier code wrote must stay readable, and what this code writes must be what it always wrote.
+//!
+//! A format changes only with its format version. Then the old file stays beside the new one and is still read.
+//! `UPDATE_GOLDEN=1 cargo test -p fulmar-pages --test golden` writes files that do not exist yet; it never changes one.
+
+use std::path::PathBuf;
+
+use fulmar_pages::record::{self, CutPoint};
+use fulmar_pages::{
+    LogId, Manifest, Outcome, PAGE_SIZE, Page, PartitionId, RecordBuilder, RecordHeader, RecordKind,
+    SegmentBuilder, SegmentId, SegmentRef, Version, ZERO_PAGE, diff, segment,
+};
+
+/// The golden file; written now if it is missing and that was asked for.
+fn golden(name: &str, written: &[u8]) -> Vec<u8> {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+    if !path.exists() && std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(&path, written).unwrap();
+    }
+    std::fs::read(&path)
+        .unwrap_or_else(|error| panic!("{}: {error}; set UPDATE_GOLDEN=1 for a new one", path.display()))
+}
+
+fn noise(seed: u32) -> Page {
+    let mut state = seed | 1;
+    std::array::from_fn(|_| {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        (state >> 11) as u8
+    })
+}
+
+fn header(kind: RecordKind, partition: u64) -> RecordHeader {
+    RecordHeader {
+        kind,
+        partition: PartitionId(partition),
+        version: Version { lineage: 2, epoch: 300, number: 0x0102_0304_0506_0708 },
+        transaction: 70_000,
+        timestamp: 0x1112_1314_1516_1718,
+        page_count: 0x2122_2324,
+    }
+}
+
+fn diffs() -> [(Option<Page>, Page); 4] {
+    let mut changed = noise(1);
+    changed[100..110].fill(0xee);
+    changed[4095] ^= 1;
+    let mut sparse = ZERO_PAGE;
+    sparse[7] = 7;
+    sparse[3000..3003].copy_from_slice(b"end");
+    [(Some(noise(1)), changed), (Some(noise(1)), noise(1)), (None, sparse), (None, noise(2))]
+}
+
+#[test]
+fn page_diffs() {
+    for (i, (base, page)) in diffs().into_iter().enumerate() {
+        let mut bytes = Vec::new();
+        diff::encode(base.as_ref(), &page, &mut bytes);
+        let stored = golden(&format!("diff-v1-{i}.bin"), &bytes);
+        assert_eq!(bytes, stored, "diff {i}");
+        let mut made = base.unwrap_or([0xcc; PAGE_SIZE]);
+        diff::apply(&stored, &mut made).unwrap();
+        assert!(made == page, "diff {i}");
+    }
+}
+
+/// A record of each kind, with every kind of item somewhere.
+fn records() -> Vec<Vec<u8>> {
+    use RecordKind::*;
+    let outcome = |transaction, committed| Outcome { transaction, committed };
+    [Commit, Prepare, Decide, Open, Release, Cut, Seal]
+        .into_iter()
+        .map(|kind| {
+            let mut builder = RecordBuilder::default();
+            builder.begin(&header(kind, if matches!(kind, Cut | Seal) { 0 } else { 7 }));
+            match kind {
+                Commit => {
+                    for (no, (base, page)) in (200..).zip(diffs()) {
+                        builder.push_page(no, base.as_ref(), &page);
+                    }
+                }
+                Prepare => builder.push_segment(SegmentId(0x0123_4567_89ab_cdef << 64 | 5)),
+                Decide => {
+                    builder.push_outcome(outcome(70_001, true));
+                    builder.push_outcome(outcome(70_002, false));
+                }
+                Cut => builder.push_cut(CutPoint { log: LogId(0xfedc << 100), position: 123_456_789 }),
+                Open | Release | Seal => {}
+            }
+            builder.into_buffer()
+        })
+        .collect()
+}
+
+#[test]
+fn log_records() {
+    for (i, bytes) in records().into_iter().enumerate() {
+        let stored = golden(&format!("record-v1-{}.bin", i + 1), &bytes);
+        assert_eq!(bytes, stored, "record of kind {}", i + 1);
+        let record = record::decode(&stored).unwrap();
+        assert_eq!(record.header.kind as usize, i + 1);
+        assert_eq!(record.header.version.number, 0x0102_0304_0506_0708);
+        assert_eq!(record.pages().count(), if i == 0 { 4 } else { 0 });
+        assert_eq!(record.segments().count(), usize::from(i == 1));
+        assert_eq!(record.outcomes().filter(|outcome| outcome.committed).count(), usize::from(i == 2));
+        assert_eq!(record.cut().map(|cut| cut.position), (i == 5).then_some(123_456_789));
+    }
+}
+
+/// How zstd compresses may change with its version, so the file is read, and only its plain parts are compared.
+#[test]
+fn segments() {
+    let mut text = ZERO_PAGE;
+    text[..40].copy_from_slice(b"a page that shrinks, so zstd has it all!");
+    let pages = [(9, 1, noise(1)), (9, 2, text), (4, 70_000, noise(2)), (9, 300, ZERO_PAGE)];
+    let mut bytes = Vec::new();
+    let mut builder = SegmentBuilder::new(&mut bytes);
+    for (partition, no, page) in &pages {
+        builder.push(PartitionId(*partition), *no, page, &mut bytes);
+    }
+    builder.finish(&mut bytes);
+    let stored = golden("segment-v1.bin", &bytes);
+    let plain = segment::HEADER_BYTES + segment::MAX_FRAME_BYTES;
+    assert_eq!(bytes[..plain], stored[..plain], "header and first frame");
+    let index = segment::verify(&stored).unwrap();
+    assert_eq!(index.pages(), pages.len());
+    for (partition, no, page) in pages {
+        let location = index.frame(PartitionId(partition), no).unwrap();
+        let start = location.offset as usize;
+        let mut made = [0xcc; PAGE_SIZE];
+        segment::decode_frame(&stored[start..start + location.length as usize], &mut made).unwrap();
+        assert!(made == page, "page {no} of {partition}");
+    }
+}
+
+#[test]
+fn manifests() {
+    let manifest = Manifest {
+        partition: PartitionId(7),
+        version: header(RecordKind::Commit, 7).version,
+        page_count: 12,
+        timestamp: 0x1112_1314_1516_1718,
+        segments: vec![
+            SegmentRef { id: SegmentId(0xa1 << 80), partition: PartitionId(4) },
+            SegmentRef { id: SegmentId(0xb2 << 80), partition: PartitionId(7) },
+        ],
+        outcomes: vec![
+            Outcome { transaction: 70_000, committed: true },
+            Outcome { transaction: 5, committed: false },
+        ],
+        outcomes_horizon: 60_000,
+    };
+    let bytes = manifest.encode();
+    let stored = golden("manifest-v1.bin", &bytes);
+    assert_eq!(bytes, stored);
+    assert_eq!(Manifest::decode(&stored), Ok(manifest));
+}
