@@ -1,0 +1,141 @@
+//! Named places at which a server can be made to die, to test what survives.
+//!
+//! ```text
+//!   FULMAR_FAILPOINTS="log-after-write=exit:3,flush-after-manifest=exit:1"
+//! ```
+//!
+//! kills the process (SIGKILL: no destructor runs, nothing is flushed) at the third passage of the one place or the
+//! first of the other. Nothing reads the variable by itself: a server calls [`arm_from_environment`] when it starts.
+//! While nothing is armed, passing a place costs one relaxed load.
+//!
+//! | place | where |
+//! | --- | --- |
+//! | `log-mid-record` | half of a batch of records is written to the log |
+//! | `log-after-write` | a batch is written and not yet synced |
+//! | `flush-after-segment` | a flush's segment is stored, its manifest is not |
+//! | `flush-after-manifest` | the manifest is stored too, the log not yet truncated |
+//! | `flush-before-truncate` | just before the log is told to truncate |
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+
+/// The environment variable that [`arm_from_environment`] reads.
+pub const VARIABLE: &str = "FULMAR_FAILPOINTS";
+
+/// Half of a batch of records is written to the log.
+pub const LOG_MID_RECORD: &str = "log-mid-record";
+/// A batch is written to the log and not yet synced.
+pub const LOG_AFTER_WRITE: &str = "log-after-write";
+/// A flush's segment is stored, its manifest is not.
+pub const FLUSH_AFTER_SEGMENT: &str = "flush-after-segment";
+/// A flush's manifest is stored, the log not yet truncated.
+pub const FLUSH_AFTER_MANIFEST: &str = "flush-after-manifest";
+/// Just before the log is told to truncate.
+pub const FLUSH_BEFORE_TRUNCATE: &str = "flush-before-truncate";
+
+const NAMES: [&str; 5] =
+    [LOG_MID_RECORD, LOG_AFTER_WRITE, FLUSH_AFTER_SEGMENT, FLUSH_AFTER_MANIFEST, FLUSH_BEFORE_TRUNCATE];
+
+static ARMED: AtomicBool = AtomicBool::new(false);
+static POINTS: Mutex<Vec<Point>> = Mutex::new(Vec::new());
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Point {
+    name: &'static str,
+    /// Passages until the process is killed.
+    left: u64,
+}
+
+/// A specification that cannot be understood.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "`{item}` is not a failpoint: {why}; write {VARIABLE}=NAME=exit:N[,...] with N >= 1 and a NAME of {NAMES:?}"
+)]
+pub struct FailpointError {
+    item: String,
+    why: &'static str,
+}
+
+/// Arms the places that the environment variable names; without it nothing.
+pub fn arm_from_environment() -> Result<(), FailpointError> {
+    match std::env::var(VARIABLE) {
+        Ok(specification) => arm(&specification),
+        Err(_) => Ok(()),
+    }
+}
+
+/// Arms the places of a specification, instead of those armed before.
+pub fn arm(specification: &str) -> Result<(), FailpointError> {
+    let points = parse(specification)?;
+    let mut armed = POINTS.lock();
+    ARMED.store(!points.is_empty(), Ordering::Relaxed);
+    *armed = points;
+    Ok(())
+}
+
+fn parse(specification: &str) -> Result<Vec<Point>, FailpointError> {
+    let items = specification.split(',').map(str::trim).filter(|item| !item.is_empty());
+    items.map(|item| parse_item(item).map_err(|why| FailpointError { item: item.to_owned(), why })).collect()
+}
+
+fn parse_item(item: &str) -> Result<Point, &'static str> {
+    let (name, action) = item.split_once('=').ok_or("there is no `=`")?;
+    let name = *NAMES.iter().find(|known| **known == name).ok_or("there is no such place")?;
+    let count = action.strip_prefix("exit:").ok_or("the action is not `exit:N`")?;
+    match count.parse() {
+        Ok(left) if left >= 1 => Ok(Point { name, left }),
+        _ => Err("N is not a number from 1 on"),
+    }
+}
+
+/// Whether the process may be killed at this place, now or at a later passage.
+pub fn is_armed(name: &str) -> bool {
+    ARMED.load(Ordering::Relaxed) && POINTS.lock().iter().any(|point| point.name == name)
+}
+
+/// Passes a place: kills the process if it is armed and this is the passage to do so.
+pub fn hit(name: &str) {
+    if ARMED.load(Ordering::Relaxed) && count_down(&mut POINTS.lock(), name) {
+        kill();
+    }
+}
+
+fn count_down(points: &mut [Point], name: &str) -> bool {
+    points.iter_mut().filter(|point| point.name == name).fold(false, |kill, point| {
+        point.left = point.left.saturating_sub(1);
+        kill || point.left == 0
+    })
+}
+
+fn kill() -> ! {
+    // SAFETY: getpid and kill take no pointer and touch no memory of ours.
+    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+    // The signal is on its way, at the latest when this thread next leaves the kernel.
+    std::process::abort()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_specification_names_places_and_passages() {
+        let points = parse("log-after-write=exit:3, flush-after-manifest=exit:1,").unwrap();
+        assert_eq!(points[0], Point { name: LOG_AFTER_WRITE, left: 3 });
+        assert_eq!(points[1], Point { name: FLUSH_AFTER_MANIFEST, left: 1 });
+        for bad in ["log-after-write", "nowhere=exit:1", "log-after-write=exit:0", "log-after-write=panic:1"]
+        {
+            assert!(parse(bad).unwrap_err().to_string().contains(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_nth_passage_kills() {
+        let mut points = parse("log-after-write=exit:3").unwrap();
+        assert!(!count_down(&mut points, LOG_AFTER_WRITE));
+        assert!(!count_down(&mut points, LOG_MID_RECORD));
+        assert!(!count_down(&mut points, LOG_AFTER_WRITE));
+        assert!(count_down(&mut points, LOG_AFTER_WRITE));
+    }
+}

@@ -1,0 +1,148 @@
+//! The contents of a faulty disk: what is there now, and what would be there after a power cut.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+
+use super::{Fault, Operation};
+
+/// What a disk writes whole or not at all.
+pub(super) const SECTOR_BYTES: usize = 512;
+
+#[derive(Default)]
+pub(super) struct Disk {
+    pub(super) names: BTreeMap<String, FileId>,
+    pub(super) safe_names: BTreeMap<String, FileId>,
+    /// Changes of names since the last sync of the directory, in order.
+    pub(super) renames: Vec<NameChange>,
+    pub(super) files: BTreeMap<FileId, Contents>,
+    pub(super) next_id: FileId,
+    pub(super) off: bool,
+    /// Operations until one fails, and how.
+    pub(super) countdowns: Vec<(Operation, u64, Fault)>,
+    /// Operations that fail for now.
+    pub(super) switches: BTreeMap<Operation, Fault>,
+    /// Operations that wait.
+    pub(super) held: BTreeSet<Operation>,
+    /// Passages of a place until the power goes off.
+    pub(super) stops: BTreeMap<&'static str, u64>,
+    pub(super) begun: BTreeMap<Operation, u64>,
+}
+
+pub(super) type FileId = u64;
+
+#[derive(Clone)]
+pub(super) enum NameChange {
+    Put(String, FileId),
+    Rename(String, String),
+    Remove(String),
+}
+
+#[derive(Clone, Default)]
+pub(super) struct Contents {
+    pub(super) now: Vec<u8>,
+    pub(super) safe: Vec<u8>,
+    /// Sectors written since the last sync.
+    pub(super) dirty: BTreeSet<usize>,
+}
+
+impl NameChange {
+    pub(super) fn apply(&self, names: &mut BTreeMap<String, FileId>) {
+        match self {
+            NameChange::Put(name, id) => {
+                names.insert(name.clone(), *id);
+            }
+            NameChange::Rename(from, to) => {
+                if let Some(id) = names.remove(from) {
+                    names.insert(to.clone(), id);
+                }
+            }
+            NameChange::Remove(name) => {
+                names.remove(name);
+            }
+        }
+    }
+}
+
+impl Contents {
+    pub(super) fn after_power_cut(&self, random: &mut Random) -> Contents {
+        let mut safe = self.safe.clone();
+        // Each cut has its own share of survivors, so that "almost none" and "almost all" happen too.
+        let share = random.below(101);
+        for &sector in &self.dirty {
+            if random.below(100) < share {
+                let range = sector_range(sector, self.now.len());
+                safe[range.clone()].copy_from_slice(&self.now[range]);
+            }
+        }
+        Contents { now: safe.clone(), safe, dirty: BTreeSet::new() }
+    }
+
+    pub(super) fn write(&mut self, offset: usize, bytes: &[u8]) -> io::Result<()> {
+        let end = offset.checked_add(bytes.len()).filter(|end| *end <= self.now.len());
+        let end = end.ok_or_else(|| io::Error::other("a log file is written beyond its end"))?;
+        self.now[offset..end].copy_from_slice(bytes);
+        if end > offset {
+            self.dirty.extend(offset / SECTOR_BYTES..=(end - 1) / SECTOR_BYTES);
+        }
+        Ok(())
+    }
+
+    pub(super) fn sync(&mut self) {
+        for sector in std::mem::take(&mut self.dirty) {
+            let range = sector_range(sector, self.now.len());
+            self.safe[range.clone()].copy_from_slice(&self.now[range]);
+        }
+    }
+}
+
+pub(super) fn sector_range(sector: usize, len: usize) -> std::ops::Range<usize> {
+    sector * SECTOR_BYTES..((sector + 1) * SECTOR_BYTES).min(len)
+}
+
+/// The most bytes, up to `len`, that end where a sector ends.
+pub(super) fn whole_sectors(offset: usize, len: usize) -> usize {
+    ((offset + len) / SECTOR_BYTES * SECTOR_BYTES).saturating_sub(offset)
+}
+
+impl Disk {
+    /// How an operation fails, if it does.
+    pub(super) fn fault(&mut self, operation: Operation) -> io::Result<()> {
+        if self.off {
+            return Err(Fault::Io.error());
+        }
+        let mut fault = self.switches.get(&operation).copied();
+        self.countdowns.retain_mut(|(counted, left, then)| {
+            *left -= u64::from(*counted == operation);
+            if *left == 0 {
+                fault = Some(*then);
+            }
+            *left > 0
+        });
+        fault.map_or(Ok(()), |fault| Err(fault.error()))
+    }
+
+    pub(super) fn change(&mut self, change: NameChange) {
+        change.apply(&mut self.names);
+        self.renames.push(change);
+    }
+
+    pub(super) fn id(&self, name: &str) -> io::Result<FileId> {
+        self.names.get(name).copied().ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    pub(super) fn contents(&mut self, id: FileId) -> io::Result<&mut Contents> {
+        self.files.get_mut(&id).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+}
+
+/// Xorshift: enough to choose sectors, and the same everywhere.
+pub(super) struct Random(pub(super) u64);
+
+impl Random {
+    pub(super) fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        ((self.0 >> 11) % bound.max(1) as u64) as usize
+    }
+}

@@ -1,0 +1,23 @@
+//! Where commits and pages are kept.
+//!
+//! ```text
+//!   engine --- append ---> CommitLog ------> LogFiles       the node's own disk: small, synced, in order
+//!          --- put ------> PageStore ------> ObjectStore    segments and manifests: big, immutable
+//! ```
+//!
+//! A commit goes to the log and is durable when the log says so ([`CommitLog::wait_durable`]). Later a flush writes
+//! the changed pages as a segment, names the segment in a manifest, and gives the log's space back
+//! ([`CommitLog::truncate`]): segment before manifest before truncation, each synced.
+//!
+//! This crate knows nothing of SQLite, and of records only what the log itself writes. What it needs of a disk is the
+//! trait [`LogFiles`], so that tests can cut the power and break the disk ([`FaultyFiles`]), and the server can be
+//! killed at named places ([`failpoint`]).
+
+pub mod failpoint;
+mod files;
+mod log;
+mod objects;
+
+pub use files::{Fault, FaultyFiles, LogFile, LogFiles, Operation, StdFiles};
+pub use log::{CommitLog, FullCause, LogError, LogOptions, LogStatistics, Lsn, MAX_RETRY_DELAY, OnDiscard};
+pub use objects::{ManifestName, PageStore, SegmentWriter, StoreError};

@@ -1,0 +1,323 @@
+//! Reads what is there when a log is opened.
+//!
+//! First the headers and the first record of every file: they tell which files make up which log, and where each log
+//! but the last was cut. Then the logs in their order, each from its oldest file to its cut; the last one to its end,
+//! which the module's head explains. Files that were made ahead and never begun belong to no log.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+
+use fulmar_pages::record::{self, CutPoint};
+use fulmar_pages::{LogId, Record, RecordKind};
+
+use super::frame::{FRAME_HEAD_BYTES, Frame, Frames, HEADER_BYTES, Header, HeaderState, MAX_BODY_BYTES};
+use super::state::LiveFile;
+use super::supply::{is_spare, log_sequence};
+use super::{LogError, Lsn};
+use crate::files::{LogFile, LogFiles};
+
+/// What was found.
+pub(super) struct Recovered {
+    /// The files that hold the logs, oldest first.
+    pub(super) live: VecDeque<LiveFile>,
+    /// Files that hold nothing of use.
+    pub(super) rubbish: Vec<String>,
+    /// Where the last log ends: what the next one's cut says.
+    pub(super) cut: CutPoint,
+    /// The number of the next file.
+    pub(super) next_sequence: u64,
+}
+
+/// What the log's first cut says: there was no log before.
+const NO_LOG: CutPoint = CutPoint { log: LogId(0), position: 0 };
+
+type Replay<'a> = dyn FnMut(Lsn, &Record<'_>) -> Result<(), LogError> + 'a;
+
+/// A log file that was opened.
+struct OldFile {
+    name: String,
+    file: Box<dyn LogFile>,
+    bytes: u64,
+    /// None: never begun.
+    header: Option<Header>,
+}
+
+/// The files of one log.
+struct OldLog {
+    id: LogId,
+    files: Vec<OldFile>,
+}
+
+/// Reads the logs in `files`, gives their records to `replay`, and makes durable what they hold.
+pub(super) fn recover(files: &dyn LogFiles, replay: &mut Replay<'_>) -> Result<Recovered, LogError> {
+    let reader = Reader { files };
+    let (old, mut rubbish, next_sequence) = reader.open_all()?;
+    let (logs, unbegun) = group(old);
+    rubbish.extend(unbegun);
+    let cuts = reader.cuts(&logs)?;
+    let mut cut = NO_LOG;
+    let mut live = VecDeque::new();
+    let last = logs.len().saturating_sub(1);
+    for (i, log) in logs.into_iter().enumerate() {
+        let known = cuts.iter().find(|cut| cut.log == log.id);
+        let position = match known {
+            Some(cut) => reader.read_to_cut(&log, cut.position, replay)?,
+            None if i == last => reader.read_to_end(&log, replay)?,
+            None => {
+                reader.expect_only_a_cut(&log)?;
+                rubbish.extend(log.files.into_iter().map(|file| file.name));
+                continue;
+            }
+        };
+        cut = CutPoint { log: log.id, position };
+        for file in log.files {
+            match file.header {
+                Some(header) => {
+                    live.push_back(LiveFile {
+                        name: file.name,
+                        start: header.start,
+                        bytes: file.bytes,
+                        failed: false,
+                    });
+                }
+                None => rubbish.push(file.name),
+            }
+        }
+    }
+    Ok(Recovered { live, rubbish, cut, next_sequence })
+}
+
+/// Puts the files of each log together. Files before the first header belong to none.
+fn group(old: Vec<OldFile>) -> (Vec<OldLog>, Vec<String>) {
+    let mut logs: Vec<OldLog> = Vec::new();
+    let mut unbegun = Vec::new();
+    for file in old {
+        match (file.header, logs.last_mut()) {
+            (Some(header), Some(log)) if header.log == log.id => log.files.push(file),
+            (Some(header), _) => logs.push(OldLog { id: header.log, files: vec![file] }),
+            (None, Some(log)) => log.files.push(file),
+            (None, None) => unbegun.push(file.name),
+        }
+    }
+    (logs, unbegun)
+}
+
+struct Reader<'a> {
+    files: &'a dyn LogFiles,
+}
+
+/// Where reading a log's frames has stopped.
+struct Reached {
+    /// The index of the file.
+    file: usize,
+    /// Where in it.
+    offset: usize,
+    /// The end of the last valid frame.
+    position: u64,
+    /// Up to where a frame or header vouches for durability.
+    vouched: u64,
+    sealed: bool,
+}
+
+impl Reader<'_> {
+    /// Opens all log files in order; names those that can be removed; tells the next file's number.
+    fn open_all(&self) -> Result<(Vec<OldFile>, Vec<String>, u64), LogError> {
+        let names = self.files.list().map_err(|cause| self.io("list the directory of", "the log", cause))?;
+        let mut logs: Vec<_> = names.iter().filter_map(|name| Some((log_sequence(name)?, name))).collect();
+        logs.sort_unstable();
+        let next_sequence = logs.last().map_or(1, |(sequence, _)| sequence + 1);
+        let old =
+            logs.into_iter().map(|(sequence, name)| self.open(sequence, name)).collect::<Result<_, _>>()?;
+        Ok((old, names.into_iter().filter(|name| is_spare(name)).collect(), next_sequence))
+    }
+
+    fn open(&self, sequence: u64, name: &str) -> Result<OldFile, LogError> {
+        let file = self.files.open(name).map_err(|cause| self.io("open", name, cause))?;
+        let bytes = file.length_bytes().map_err(|cause| self.io("find the length of", name, cause))?;
+        let mut old = OldFile { name: name.to_owned(), file, bytes, header: None };
+        if bytes < HEADER_BYTES as u64 {
+            // Making it was interrupted.
+            return Ok(old);
+        }
+        let mut header = [0; HEADER_BYTES];
+        old.file.read_at(0, &mut header).map_err(|cause| self.io("read", name, cause))?;
+        match Header::decode(&header) {
+            HeaderState::Present(header) if header.sequence == sequence => old.header = Some(header),
+            // A file that is to be used again keeps its old header until then.
+            HeaderState::Present(_) | HeaderState::Blank => {}
+            // A header lies in one sector, so a crash leaves the old one or the new one.
+            HeaderState::Damaged => return Err(self.corrupt(&old, 0, "the file's header is damaged")),
+            HeaderState::Unknown(version) => {
+                let problem = format!("format version {version} is not known here; a newer Fulmar wrote it");
+                return Err(self.corrupt(&old, 8, &problem));
+            }
+        }
+        Ok(old)
+    }
+
+    /// Where logs were cut by later ones.
+    fn cuts(&self, logs: &[OldLog]) -> Result<Vec<CutPoint>, LogError> {
+        let mut cuts = Vec::new();
+        for log in logs {
+            let file = &log.files[0];
+            let start = file.header.map_or(0, |header| header.start);
+            // A cut is far shorter.
+            let bytes = self.read(file, 0, file.bytes.min(512))?;
+            if let Some(frame) = Frames::of(log.id).at(&bytes, HEADER_BYTES, start)
+                && let Ok(record) = record::decode(frame.body)
+                && let Some(cut) = record.cut()
+            {
+                cuts.push(cut);
+            }
+        }
+        Ok(cuts)
+    }
+
+    fn read_to_cut(&self, log: &OldLog, cut: u64, replay: &mut Replay<'_>) -> Result<u64, LogError> {
+        if log.files[0].header.is_some_and(|header| header.start >= cut) {
+            // What is left of it is behind the cut: files of a batch that failed.
+            return Ok(cut);
+        }
+        let stop = self.read_frames(log, cut, replay)?;
+        match stop.position == cut {
+            true => Ok(cut),
+            false => {
+                let problem =
+                    format!("there is no valid record, but a later log says that this one ends at {cut}");
+                Err(self.corrupt(&log.files[stop.file], stop.offset as u64, &problem))
+            }
+        }
+    }
+
+    fn read_to_end(&self, log: &OldLog, replay: &mut Replay<'_>) -> Result<u64, LogError> {
+        let stop = self.read_frames(log, u64::MAX, replay)?;
+        if !stop.sealed {
+            self.refuse_if_vouched(log, &stop)?;
+        }
+        self.make_durable(log, &stop)?;
+        Ok(stop.position)
+    }
+
+    /// A log that no later one cut holds nothing: beginning it had failed, and the next one was tried.
+    fn expect_only_a_cut(&self, log: &OldLog) -> Result<(), LogError> {
+        let mut only_own = |position, _: &Record<'_>| {
+            let problem = format!(
+                "it holds commits (up to {position}), but no later log says where it ends: a file is missing"
+            );
+            Err(self.corrupt(&log.files[0], 0, &problem))
+        };
+        self.read_frames(log, u64::MAX, &mut only_own)?;
+        Ok(())
+    }
+
+    /// Replays the log's frames from its oldest file on, up to `limit` or the first bad place.
+    fn read_frames(&self, log: &OldLog, limit: u64, replay: &mut Replay<'_>) -> Result<Reached, LogError> {
+        let frames = Frames::of(log.id);
+        let start = log.files[0].header.map_or(0, |header| header.start);
+        let mut stop =
+            Reached { file: 0, offset: HEADER_BYTES, position: start, vouched: start, sealed: false };
+        loop {
+            let file = &log.files[stop.file];
+            let bytes = self.read(file, 0, file.bytes)?;
+            while stop.position < limit
+                && !stop.sealed
+                && let Some(frame) = frames.at(&bytes, stop.offset, stop.position)
+            {
+                self.replay(file, &frame, &mut stop, replay)?;
+            }
+            let next = log.files.get(stop.file + 1).and_then(|file| file.header);
+            match next {
+                Some(header) if header.start == stop.position && stop.position < limit && !stop.sealed => {
+                    stop =
+                        Reached { file: stop.file + 1, offset: HEADER_BYTES, vouched: header.start, ..stop };
+                }
+                _ => return Ok(stop),
+            }
+        }
+    }
+
+    fn replay(
+        &self,
+        file: &OldFile,
+        frame: &Frame<'_>,
+        stop: &mut Reached,
+        replay: &mut Replay<'_>,
+    ) -> Result<(), LogError> {
+        let record = record::decode(frame.body).map_err(|error| {
+            let at = (stop.offset + FRAME_HEAD_BYTES + error.at) as u64;
+            self.corrupt(file, at, &error.to_string())
+        })?;
+        stop.vouched = stop.vouched.max(frame.synced);
+        stop.position += frame.bytes() as u64;
+        stop.offset += frame.bytes();
+        stop.sealed = record.header.kind == RecordKind::Seal;
+        match record.header.kind {
+            RecordKind::Cut | RecordKind::Seal => Ok(()),
+            _ => replay(Lsn(stop.position), &record),
+        }
+    }
+
+    /// Refuses a log with a valid frame or header behind a bad place that says that the bad place had been durable.
+    fn refuse_if_vouched(&self, log: &OldLog, stop: &Reached) -> Result<(), LogError> {
+        let (file, later) = (&log.files[stop.file], &log.files[stop.file + 1..]);
+        let start = file.header.map_or(stop.position, |header| header.start);
+        let bytes = self.read(file, 0, file.bytes)?;
+        let position_of = |at: usize| start + (at - HEADER_BYTES) as u64;
+        let frame = Frames::of(log.id).find_proof(&bytes, stop.offset + 1, stop.position, position_of);
+        let header = || later.iter().find(|file| file.header.is_some()).map(|file| (file, 0));
+        let Some((witness, at)) = frame.map(|at| (file, at)).or_else(header) else {
+            return Ok(());
+        };
+        let witness = self.files.describe(&witness.name);
+        let problem = format!(
+            "there is no valid record, though it had been synced when byte {at} of {witness} was written"
+        );
+        Err(self.corrupt(file, stop.offset as u64, &problem))
+    }
+
+    /// Writes what nothing vouches for once more, and syncs it: so far it may be in the page cache only, and a sync
+    /// alone would not write pages that the kernel believes to be clean since a sync failed.
+    fn make_durable(&self, log: &OldLog, stop: &Reached) -> Result<(), LogError> {
+        for file in &log.files[..=stop.file] {
+            let Some(header) = file.header else { continue };
+            let offset_of = |position: u64| HEADER_BYTES as u64 + (position - header.start);
+            let used = self.end_of(log, file, stop);
+            if used <= stop.vouched && header.start < stop.vouched {
+                continue;
+            }
+            // The header too, if nothing in this file is vouched for.
+            let from = if stop.vouched > header.start { offset_of(stop.vouched) } else { 0 };
+            let bytes = self.read(file, from, offset_of(used) - from)?;
+            file.file.write_at(from, &bytes).map_err(|cause| self.io("write", &file.name, cause))?;
+            file.file.sync_data().map_err(|cause| self.io("sync", &file.name, cause))?;
+        }
+        Ok(())
+    }
+
+    /// The position at which a file's valid frames end.
+    fn end_of(&self, log: &OldLog, file: &OldFile, stop: &Reached) -> u64 {
+        let next = log.files[..=stop.file].iter().skip_while(|other| other.name != file.name).nth(1);
+        next.and_then(|next| next.header).map_or(stop.position, |header| header.start)
+    }
+
+    fn read(&self, file: &OldFile, offset: u64, length: u64) -> Result<Vec<u8>, LogError> {
+        if length > (HEADER_BYTES + MAX_BODY_BYTES) as u64 * 2 {
+            return Err(self.corrupt(file, 0, "the file is longer than any log file"));
+        }
+        let mut bytes = vec![0; length as usize];
+        file.file.read_at(offset, &mut bytes).map_err(|cause| self.io("read", &file.name, cause))?;
+        Ok(bytes)
+    }
+
+    fn io(&self, operation: &'static str, name: &str, cause: io::Error) -> LogError {
+        LogError::Io { operation, file: self.files.describe(name), cause: Arc::new(cause) }
+    }
+
+    fn corrupt(&self, file: &OldFile, offset: u64, problem: &str) -> LogError {
+        LogError::Corrupt { file: self.files.describe(&file.name), offset, problem: problem.to_owned() }
+    }
+}
+
+#[cfg(test)]
+mod tests;

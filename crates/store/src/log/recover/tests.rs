@@ -1,0 +1,106 @@
+//! The golden log: two files of one log and one of the next, as earlier code wrote them. The other tests of recovery
+//! go through the log itself (`tests/`).
+
+use std::path::PathBuf;
+
+use fulmar_pages::{PartitionId, RecordBuilder, RecordHeader, Version};
+
+use super::*;
+use crate::FaultyFiles;
+
+const FIRST: LogId = LogId(0x0123_4567 << 96 | 1);
+const SECOND: LogId = LogId(0x89ab_cdef << 96 | 2);
+
+fn body(kind: RecordKind, transaction: u64, cut: Option<CutPoint>) -> Vec<u8> {
+    let mut builder = RecordBuilder::default();
+    builder.begin(&RecordHeader {
+        kind,
+        partition: PartitionId(7),
+        version: Version { lineage: 1, epoch: 1, number: transaction },
+        transaction,
+        timestamp: 1000 + transaction,
+        page_count: 3,
+    });
+    if let Some(cut) = cut {
+        builder.push_cut(cut);
+    }
+    builder.into_buffer()
+}
+
+/// A file of these bodies, each synced before the next was written. Answers the position of its end too.
+fn file(header: Header, bodies: &[Vec<u8>]) -> (Vec<u8>, u64) {
+    let mut bytes = header.encode().to_vec();
+    let mut position = header.start;
+    for body in bodies {
+        let at = bytes.len();
+        Frames::push(&mut bytes, body);
+        Frames::of(header.log).fill(&mut bytes[at..], position, position);
+        position += (bytes.len() - at) as u64;
+    }
+    bytes.resize(bytes.len() + 100, 0);
+    (bytes, position)
+}
+
+fn written() -> [Vec<u8>; 3] {
+    let commit = |transaction| body(RecordKind::Commit, transaction, None);
+    let header = |log, sequence, start| Header { log, sequence, start };
+    let (one, end) =
+        file(header(FIRST, 1, 0), &[body(RecordKind::Cut, 0, Some(NO_LOG)), commit(11), commit(12)]);
+    let (two, end) = file(header(FIRST, 2, end), &[commit(13)]);
+    let cut = body(RecordKind::Cut, 0, Some(CutPoint { log: FIRST, position: end }));
+    let (three, _) = file(header(SECOND, 3, end), &[cut, commit(21), body(RecordKind::Seal, 0, None)]);
+    [one, two, three]
+}
+
+/// Only ever written if it is missing and that was asked for, as the golden files of `fulmar-pages` are.
+fn golden(name: &str, written: &[u8]) -> Vec<u8> {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+    if !path.exists() && std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(&path, written).unwrap();
+    }
+    std::fs::read(&path)
+        .unwrap_or_else(|error| panic!("{}: {error}; set UPDATE_GOLDEN=1 for a new one", path.display()))
+}
+
+#[test]
+fn the_golden_log_is_written_and_read_as_ever() {
+    let files = FaultyFiles::new();
+    for (sequence, bytes) in (1..).zip(written()) {
+        let stored = golden(&format!("log-v1-{sequence}.bin"), &bytes);
+        assert_eq!(bytes, stored, "file {sequence}");
+        files.put(&super::super::supply::log_name(sequence), stored);
+    }
+    let mut seen = Vec::new();
+    let recovered = recover(&files, &mut |lsn, record| {
+        seen.push((lsn.0, record.header.transaction));
+        Ok(())
+    });
+    let recovered = recovered.unwrap();
+    assert_eq!(seen.iter().map(|(_, transaction)| *transaction).collect::<Vec<_>>(), [11, 12, 13, 21]);
+    assert!(seen.is_sorted());
+    assert_eq!((recovered.cut.log, recovered.next_sequence), (SECOND, 4));
+    assert_eq!(recovered.live.iter().map(|file| file.start).collect::<Vec<_>>()[0], 0);
+    assert_eq!((recovered.live.len(), recovered.rubbish.len()), (3, 0));
+}
+
+#[test]
+fn every_flipped_bit_in_the_golden_log_is_refused() {
+    let whole = written();
+    for (damaged, bytes) in whole.iter().enumerate() {
+        // What vouches for the last file is its seal; the seal itself may be missing, as after a crash.
+        let checked = bytes.len() - 100 - if damaged == 2 { FRAME_HEAD_BYTES + record::MIN_BYTES } else { 0 };
+        for at in 0..checked {
+            let files = FaultyFiles::new();
+            for (i, bytes) in whole.iter().enumerate() {
+                files.put(&super::super::supply::log_name(i as u64 + 1), bytes.clone());
+            }
+            files.damage(&super::super::supply::log_name(damaged as u64 + 1), at as u64, 1);
+            let error = recover(&files, &mut |_, _| Ok(())).err();
+            assert!(
+                matches!(error, Some(LogError::Corrupt { .. })),
+                "byte {at} of file {}: {error:?}",
+                damaged + 1
+            );
+        }
+    }
+}

@@ -1,0 +1,393 @@
+//! What the log's callers and its two threads share.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, JoinHandle, Thread};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::frame::{Frames, HEADER_BYTES};
+use super::{
+    FRAME_HEAD_BYTES, FullCause, LogError, LogOptions, LogStatistics, Lsn, MAX_BODY_BYTES, OnDiscard, Waiters,
+};
+use crate::files::{LogFile, LogFiles};
+
+/// Kept free at the end of each file, for the seal.
+const SEAL_RESERVE_BYTES: u64 = 64;
+
+/// The shortest log file: its header, a cut, the seal and some records.
+pub(super) const MIN_FILE_BYTES: u64 = 4096;
+
+/// Everything that more than one thread of a log uses.
+pub(super) struct Core {
+    pub(super) options: LogOptions,
+    pub(super) files: Arc<dyn LogFiles>,
+    pub(super) state: Mutex<State>,
+    /// Signalled when there may be work for the supplier, together with `state`.
+    pub(super) supply: Condvar,
+    writer: OnceLock<Thread>,
+    /// Up to where everything is durable or discarded. Written by the writer alone.
+    pub(super) durable: AtomicU64,
+    /// A copy of the state's, to be read without the lock.
+    pub(super) appended: AtomicU64,
+    /// The writer has ended: nothing more will be durable.
+    ended: AtomicBool,
+    /// How many ranges the state's `discarded` has; zero in a log that never failed.
+    discards: AtomicUsize,
+    pub(super) waiters: Waiters,
+    /// Those who wait for room; woken with position 0.
+    pub(super) room: Waiters,
+    pub(super) statistics: LogStatistics,
+    pub(super) on_discard: Mutex<Option<OnDiscard>>,
+}
+
+/// Whether the log takes records.
+#[derive(Clone, Debug)]
+pub(super) enum Phase {
+    /// It does.
+    Running,
+    /// A write has failed; no new log has begun yet.
+    Failing(Arc<str>),
+    /// The writer has ended. With the reason, if it could not seal the log.
+    Closed(Option<LogError>),
+}
+
+/// Whether the threads shall end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Stop {
+    /// They shall not.
+    No,
+    /// When everything is written and sealed.
+    Drain,
+    /// At once.
+    Abandon,
+}
+
+/// A file that holds a part of the log.
+#[derive(Clone, Debug)]
+pub(super) struct LiveFile {
+    pub(super) name: String,
+    /// The position of its first frame; it ends where the next begins.
+    pub(super) start: u64,
+    /// Bytes of the file.
+    pub(super) bytes: u64,
+    /// A write or sync of it has failed: not to be used again.
+    pub(super) failed: bool,
+}
+
+/// A file made ahead: named as a log file, with nothing of this log in it.
+pub(super) struct ReadyFile {
+    pub(super) sequence: u64,
+    pub(super) name: String,
+    pub(super) file: Box<dyn LogFile>,
+    /// Bytes of the file.
+    pub(super) bytes: u64,
+}
+
+impl ReadyFile {
+    /// Bytes of frames that the file takes.
+    fn room(&self) -> u64 {
+        self.bytes.saturating_sub(HEADER_BYTES as u64 + SEAL_RESERVE_BYTES)
+    }
+}
+
+/// Records that wait to be written.
+#[derive(Default)]
+pub(super) struct Batch {
+    /// Frames, their heads not filled in.
+    pub(super) bytes: Vec<u8>,
+    pub(super) records: u64,
+    /// Where in `bytes` another file begins.
+    pub(super) switches: Vec<(usize, ReadyFile)>,
+}
+
+/// How a record would be taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Admission {
+    /// Into the active file.
+    Fits,
+    /// As the first of the file that is ready.
+    Switch,
+}
+
+/// What the state's lock protects.
+pub(super) struct State {
+    pub(super) phase: Phase,
+    pub(super) stop: Stop,
+    pub(super) appended: u64,
+    pub(super) pending: Batch,
+    /// Bytes of frames that the active file still takes.
+    room: u64,
+    pub(super) ready: Option<ReadyFile>,
+    /// Bytes that the ready file must have at least.
+    pub(super) wanted: u64,
+    /// Why no file is ready, if that is known.
+    pub(super) trouble: Option<FullCause>,
+    /// The writer sleeps, or is about to: whoever appends must wake it.
+    pub(super) writer_idle: bool,
+    /// Positions that were handed out and then lost: (after, upto].
+    discarded: Vec<(u64, u64)>,
+    /// The files that hold the log, oldest first; the last one is active.
+    pub(super) live: VecDeque<LiveFile>,
+    /// Files to be used again or removed, oldest first.
+    pub(super) retired: VecDeque<LiveFile>,
+    /// Bytes of the files that wait to be used again.
+    pub(super) spare_bytes: u64,
+    pub(super) next_sequence: u64,
+}
+
+impl Core {
+    pub(super) fn new(options: LogOptions, files: Arc<dyn LogFiles>, state: State) -> Self {
+        let appended = state.appended;
+        Core {
+            options,
+            files,
+            state: Mutex::new(state),
+            supply: Condvar::new(),
+            writer: OnceLock::new(),
+            durable: AtomicU64::new(appended),
+            appended: AtomicU64::new(appended),
+            ended: AtomicBool::new(false),
+            discards: AtomicUsize::new(0),
+            waiters: Waiters::default(),
+            room: Waiters::default(),
+            statistics: LogStatistics::default(),
+            on_discard: Mutex::new(None),
+        }
+    }
+
+    pub(super) fn spawn(
+        self: &Arc<Self>,
+        name: &'static str,
+        run: impl FnOnce() + Send + 'static,
+    ) -> Result<JoinHandle<()>, LogError> {
+        thread::Builder::new().name(name.to_owned()).spawn(run).map_err(|cause| LogError::Io {
+            operation: "start the thread",
+            file: name.to_owned(),
+            cause: Arc::new(cause),
+        })
+    }
+
+    pub(super) fn set_writer(&self, thread: Thread) {
+        // It is set once, right after the thread was started.
+        let _ = self.writer.set(thread);
+        self.wake_writer();
+    }
+
+    pub(super) fn wake_writer(&self) {
+        if let Some(thread) = self.writer.get() {
+            thread.unpark();
+        }
+    }
+
+    /// What became of a position; None if that is still open.
+    pub(super) fn fate(&self, position: u64) -> Option<Result<(), LogError>> {
+        // In this order: once the writer has ended the durable position is final.
+        let ended = self.ended.load(Acquire);
+        if position <= self.durable.load(Acquire) {
+            // The number of ranges is stored before the durable position that goes beyond them.
+            return Some(match self.discards.load(Acquire) {
+                0 => Ok(()),
+                _ => self.state.lock().survived(position),
+            });
+        }
+        ended.then_some(Err(LogError::Closed))
+    }
+
+    /// Makes a new durable position known and wakes those who wait for it.
+    pub(super) fn publish(&self, position: u64) {
+        self.durable.store(position, Release);
+        self.waiters.wake_up_to(position);
+    }
+
+    /// A new log has begun after a failure: `after` is where the old one ends; it has a cut that is durable, and goes on
+    /// at `position` in a file with `room`.
+    pub(super) fn resume(&self, after: u64, position: u64, live: LiveFile, file: FileRoom) {
+        let mut state = self.state.lock();
+        let upto = state.appended;
+        if upto > after {
+            state.discarded.push((after, upto));
+            self.discards.store(state.discarded.len(), Release);
+        }
+        state.live.push_back(live);
+        state.room = file.0.saturating_sub(position - upto);
+        state.set_appended(self, position);
+        state.phase = Phase::Running;
+        drop(state);
+        self.publish(position);
+        self.room.wake_up_to(0);
+    }
+
+    pub(super) fn truncate(&self, upto: u64) {
+        let durable = self.durable.load(Acquire);
+        let mut state = self.state.lock();
+        // The next file must have begun durably: else a crash would find no trace of the log at all.
+        while state.live.get(1).is_some_and(|next| next.start <= upto && next.start < durable) {
+            if let Some(file) = state.live.pop_front() {
+                state.retired.push_back(file);
+            }
+        }
+        if !state.retired.is_empty() {
+            self.supply.notify_one();
+        }
+    }
+
+    pub(super) fn stop(&self, stop: Stop) {
+        let mut state = self.state.lock();
+        if state.stop == Stop::No {
+            state.stop = stop;
+        }
+        drop(state);
+        self.supply.notify_one();
+        self.wake_writer();
+    }
+
+    /// The writer ends: nothing that is not yet durable will be.
+    pub(super) fn closed(&self, error: Option<LogError>) {
+        self.state.lock().phase = Phase::Closed(error);
+        self.ended.store(true, Release);
+        self.waiters.wake_up_to(u64::MAX);
+        self.room.wake_up_to(u64::MAX);
+    }
+
+    /// Whether the writer has ended.
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.load(Acquire)
+    }
+
+    /// How the writer has ended.
+    pub(super) fn stopped(&self) -> Result<(), LogError> {
+        match &self.state.lock().phase {
+            Phase::Closed(None) => Ok(()),
+            Phase::Closed(Some(error)) => Err(error.clone()),
+            Phase::Failing(cause) => Err(LogError::Failed { cause: cause.clone() }),
+            Phase::Running => Err(LogError::Failed { cause: "the log has not ended".into() }),
+        }
+    }
+}
+
+/// Bytes of frames that a fresh file takes.
+pub(super) struct FileRoom(u64);
+
+impl FileRoom {
+    pub(super) fn of(file: &ReadyFile) -> Self {
+        FileRoom(file.room())
+    }
+}
+
+impl State {
+    /// The state of a log that begins at `position`; it has no file yet.
+    pub(super) fn new(position: u64, live: VecDeque<LiveFile>, next_sequence: u64) -> Self {
+        State {
+            phase: Phase::Running,
+            stop: Stop::No,
+            appended: position,
+            pending: Batch::default(),
+            room: 0,
+            ready: None,
+            wanted: 0,
+            trouble: None,
+            writer_idle: false,
+            discarded: Vec::new(),
+            live,
+            retired: VecDeque::new(),
+            spare_bytes: 0,
+            next_sequence,
+        }
+    }
+
+    pub(super) fn append(&mut self, core: &Core, body: &[u8]) -> Result<Lsn, LogError> {
+        let admission = self.admit(core, body.len())?;
+        let bytes = (FRAME_HEAD_BYTES + body.len()) as u64;
+        if admission == Admission::Switch
+            && let Some(file) = self.ready.take()
+        {
+            self.live.push_back(LiveFile {
+                name: file.name.clone(),
+                start: self.appended,
+                bytes: file.bytes,
+                failed: false,
+            });
+            self.room = file.room();
+            self.wanted = 0;
+            self.pending.switches.push((self.pending.bytes.len(), file));
+            core.supply.notify_one();
+        }
+        self.room -= bytes;
+        self.pending.records += 1;
+        Frames::push(&mut self.pending.bytes, body);
+        self.set_appended(core, self.appended + bytes);
+        Ok(Lsn(self.appended))
+    }
+
+    /// Whether a record of so many bytes could be appended now; if it needs a longer file asks for one.
+    pub(super) fn admit(&mut self, core: &Core, body_bytes: usize) -> Result<Admission, LogError> {
+        match (&self.phase, self.stop) {
+            (Phase::Closed(_), _) | (_, Stop::Drain | Stop::Abandon) => return Err(LogError::Closed),
+            (Phase::Failing(cause), _) => return Err(LogError::Failed { cause: cause.clone() }),
+            (Phase::Running, Stop::No) => {}
+        }
+        let bytes = FRAME_HEAD_BYTES as u64 + body_bytes as u64;
+        let file_bytes = HEADER_BYTES as u64 + SEAL_RESERVE_BYTES + bytes;
+        let most = (core.options.capacity_bytes / 2).min(MAX_BODY_BYTES as u64);
+        if file_bytes > most {
+            return Err(LogError::TooLong {
+                bytes: body_bytes as u64,
+                most: most - (file_bytes - body_bytes as u64),
+            });
+        }
+        let pending = self.pending.bytes.len();
+        if pending > 0 && pending as u64 + bytes > core.options.pending_bytes as u64 {
+            return Err(LogError::Busy);
+        }
+        if bytes <= self.room {
+            return Ok(Admission::Fits);
+        }
+        if self.ready.as_ref().is_some_and(|file| bytes <= file.room()) {
+            return Ok(Admission::Switch);
+        }
+        if self.wanted < file_bytes {
+            self.wanted = file_bytes;
+            core.supply.notify_one();
+        }
+        Err(self.trouble.clone().map_or(LogError::Busy, LogError::Full))
+    }
+
+    fn set_appended(&mut self, core: &Core, position: u64) {
+        self.appended = position;
+        core.appended.store(position, Release);
+    }
+
+    fn survived(&self, position: u64) -> Result<(), LogError> {
+        match self.discarded.iter().find(|(after, upto)| *after < position && position <= *upto) {
+            Some((after, _)) => Err(LogError::Discarded { after: Lsn(*after) }),
+            None => Ok(()),
+        }
+    }
+
+    /// A write or sync has failed: takes no more records, drops what is pending. Answers up to where positions had been
+    /// handed out.
+    pub(super) fn fail(&mut self, core: &Core, durable: u64, cause: Arc<str>) -> u64 {
+        self.phase = Phase::Failing(cause);
+        self.pending = Batch::default();
+        self.room = 0;
+        let mut end = u64::MAX;
+        for file in self.live.iter_mut().rev() {
+            file.failed |= end > durable;
+            end = file.start;
+        }
+        core.statistics.failures.fetch_add(1, Relaxed);
+        self.appended
+    }
+
+    pub(super) fn oldest(&self) -> u64 {
+        self.live.front().map_or(self.appended, |file| file.start)
+    }
+
+    pub(super) fn size_bytes(&self) -> u64 {
+        let files = self.live.iter().chain(&self.retired).map(|file| file.bytes);
+        files.sum::<u64>() + self.ready.as_ref().map_or(0, |file| file.bytes) + self.spare_bytes
+    }
+}

@@ -1,0 +1,210 @@
+//! Makes log files ahead, and takes back those that are no longer needed. The thread "fulmar-log-files".
+//!
+//! ```text
+//!   live ---truncate---> retired ---> spare (N.spare) ---> ready (N.log) ---append---> live
+//!                           \-> removed       new file of zeros --^
+//! ```
+//!
+//! One file is always ready, if the disk and the log's bound allow; else the state says what the trouble is, and it is
+//! tried again after a while and whenever something has changed. Names change in order, also on the disk; so files
+//! vanish oldest first, and those that a crash brings back are a piece of the log that is older but contiguous. A new
+//! name is synced before anything is written under it.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::MutexGuard;
+
+use super::state::{Core, LiveFile, ReadyFile, State, Stop};
+use super::{FullCause, MAX_RETRY_DELAY};
+use crate::files::LogFiles;
+
+/// Files that are kept to be used again. More would only keep disk space from others.
+const MAX_SPARES: usize = 2;
+
+const LOG_SUFFIX: &str = ".log";
+const SPARE_SUFFIX: &str = ".spare";
+
+/// The name of the log file with this number.
+pub(super) fn log_name(sequence: u64) -> String {
+    format!("{sequence:016x}{LOG_SUFFIX}")
+}
+
+/// The number of a log file.
+pub(super) fn log_sequence(name: &str) -> Option<u64> {
+    let digits = name.strip_suffix(LOG_SUFFIX)?;
+    u64::from_str_radix(digits, 16).ok().filter(|sequence| log_name(*sequence) == name)
+}
+
+/// Whether this is a file to be used again.
+pub(super) fn is_spare(name: &str) -> bool {
+    name.ends_with(SPARE_SUFFIX)
+}
+
+/// The supplier's own state.
+pub(super) struct Supplier {
+    core: Arc<Core>,
+    spares: Vec<Spare>,
+    retry_delay: Duration,
+}
+
+struct Spare {
+    name: String,
+    bytes: u64,
+}
+
+enum Job {
+    Retire(LiveFile),
+    /// Make a file of so many bytes ready.
+    Prepare(u64),
+}
+
+impl Supplier {
+    pub(super) fn new(core: Arc<Core>) -> Self {
+        let retry_delay = core.options.retry_delay;
+        Supplier { core, spares: Vec::new(), retry_delay }
+    }
+
+    /// Works until the log is stopped.
+    pub(super) fn run(mut self) {
+        let core = self.core.clone();
+        let mut failed = false;
+        while let Some(job) = next_job(&core, failed.then_some(self.retry_delay)) {
+            let outcome = match job {
+                Job::Retire(file) => self.retire(&file).map_err(|error| self.trouble(&error)),
+                Job::Prepare(bytes) => self.prepare(bytes),
+            };
+            failed = outcome.is_err();
+            self.retry_delay = match failed {
+                true => (self.retry_delay * 2).min(MAX_RETRY_DELAY),
+                false => core.options.retry_delay,
+            };
+            if let Err(cause) = outcome {
+                let mut state = core.state.lock();
+                if state.trouble.as_ref() != Some(&cause) {
+                    tracing::warn!(%cause, "no log file can be made ready; commits are refused when the active one is full");
+                }
+                state.trouble = Some(cause);
+            }
+            core.room.wake_up_to(0);
+        }
+    }
+
+    /// Keeps a file for later, or removes it.
+    fn retire(&mut self, file: &LiveFile) -> io::Result<()> {
+        let files = self.core.files.clone();
+        let keep =
+            !file.failed && file.bytes == self.core.options.file_bytes && self.spares.len() < MAX_SPARES;
+        let spare = file.name.replace(LOG_SUFFIX, SPARE_SUFFIX);
+        let outcome = match keep {
+            true => files.rename(&file.name, &spare),
+            false => files.remove(&file.name),
+        };
+        let keep = match outcome {
+            Ok(()) => keep,
+            // Somebody has removed it; there is nothing to try again.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+            Err(error) => return Err(error),
+        };
+        if keep {
+            self.spares.push(Spare { name: spare, bytes: file.bytes });
+        }
+        let mut state = self.core.state.lock();
+        state.retired.pop_front();
+        self.count_spares(&mut state);
+        Ok(())
+    }
+
+    fn prepare(&mut self, bytes: u64) -> Result<(), FullCause> {
+        let replaced = self.core.state.lock().ready.take();
+        if let Some(short) = replaced {
+            self.core.files.remove(&short.name).map_err(|error| self.trouble(&error))?;
+        }
+        let sequence = {
+            let mut state = self.core.state.lock();
+            state.next_sequence += 1;
+            state.next_sequence - 1
+        };
+        let name = log_name(sequence);
+        let (file, bytes) = match self.spares.iter().position(|spare| spare.bytes >= bytes) {
+            Some(at) => self.reuse(at, &name).map_err(|error| self.trouble(&error))?,
+            None => (self.make(&name, bytes)?, bytes),
+        };
+        let mut state = self.core.state.lock();
+        state.ready = Some(ReadyFile { sequence, name, file, bytes });
+        state.trouble = None;
+        self.count_spares(&mut state);
+        drop(state);
+        self.core.wake_writer();
+        Ok(())
+    }
+
+    /// Gives a spare file a log file's name.
+    fn reuse(&mut self, at: usize, name: &str) -> io::Result<(Box<dyn crate::LogFile>, u64)> {
+        let files = &self.core.files;
+        // If this fails the file stays where it is, whatever it is called, until the next start removes it.
+        let spare = self.spares.swap_remove(at);
+        files.rename(&spare.name, name)?;
+        files.sync_dir()?;
+        Ok((files.open(name)?, spare.bytes))
+    }
+
+    fn make(&mut self, name: &str, bytes: u64) -> Result<Box<dyn crate::LogFile>, FullCause> {
+        let capacity_bytes = self.core.options.capacity_bytes;
+        if self.core.state.lock().size_bytes() + bytes > capacity_bytes {
+            // Spares that are too short are what can be spared.
+            let Some(spare) = self.spares.pop() else {
+                return Err(FullCause::Capacity { capacity_bytes });
+            };
+            self.core.files.remove(&spare.name).map_err(|error| self.trouble(&error))?;
+            self.count_spares(&mut self.core.state.lock());
+            return self.make(name, bytes);
+        }
+        let made = self.core.files.create(name, bytes).and_then(|file| {
+            self.core.files.sync_dir()?;
+            Ok(file)
+        });
+        made.map_err(|error| self.trouble(&error))
+    }
+
+    fn count_spares(&self, state: &mut MutexGuard<'_, State>) {
+        state.spare_bytes = self.spares.iter().map(|spare| spare.bytes).sum();
+    }
+
+    fn trouble(&self, error: &io::Error) -> FullCause {
+        FullCause::Disk { cause: error.to_string().into() }
+    }
+}
+
+/// Waits for something to do; after a failure at least for `delay`. None when the log has been stopped.
+fn next_job(core: &Core, delay: Option<Duration>) -> Option<Job> {
+    let mut state = core.state.lock();
+    if let Some(delay) = delay
+        && state.stop == Stop::No
+    {
+        core.supply.wait_for(&mut state, delay);
+    }
+    loop {
+        if state.stop != Stop::No {
+            return None;
+        }
+        if let Some(file) = state.retired.front() {
+            return Some(Job::Retire(file.clone()));
+        }
+        let needed = state.wanted.max(core.options.file_bytes);
+        if state.ready.as_ref().is_none_or(|file| file.bytes < state.wanted) {
+            return Some(Job::Prepare(needed));
+        }
+        core.supply.wait(&mut state);
+    }
+}
+
+/// Removes what an earlier process left that is no part of the log.
+pub(super) fn sweep(files: &dyn LogFiles, names: &[String]) -> io::Result<()> {
+    if names.is_empty() {
+        return Ok(());
+    }
+    names.iter().try_for_each(|name| files.remove(name))?;
+    files.sync_dir()
+}

@@ -1,0 +1,366 @@
+//! The thread "fulmar-log": writes what is pending, syncs it, begins a new log after a failure, seals it at the end.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fulmar_pages::record::CutPoint;
+use fulmar_pages::{LogId, PartitionId, RecordBuilder, RecordHeader, RecordKind, Version};
+
+use super::batching::Batching;
+use super::frame::{Frames, HEADER_BYTES, Header};
+use super::recover::Recovered;
+use super::state::{Batch, Core, FileRoom, LiveFile, ReadyFile, State, Stop};
+use super::supply::{self, Supplier};
+use super::{LogError, LogOptions, Lsn, MAX_RETRY_DELAY};
+use crate::failpoint;
+use crate::files::{LogFile, LogFiles};
+
+/// The first file of a log is made while somebody waits for it; so it is short.
+const FIRST_FILE_BYTES: u64 = 4 << 20;
+
+/// How often a batch that waits looks how far it has grown.
+const LINGER_STEP: Duration = Duration::from_micros(100);
+
+/// A buffer that a large batch made is not kept if it is larger.
+const KEPT_BUFFER_BYTES: usize = 8 << 20;
+
+/// The writer's own state: where in which file of which log it writes.
+pub(super) struct Writer {
+    core: Arc<Core>,
+    log: LogId,
+    frames: Frames,
+    file: Box<dyn LogFile>,
+    name: String,
+    /// Where in the file the next frame goes.
+    offset: u64,
+    /// The position of the next frame.
+    position: u64,
+    /// Up to where this log is durable.
+    synced: u64,
+    batching: Batching,
+    buffer: Vec<u8>,
+}
+
+/// A failure of the log's disk.
+struct Failure {
+    operation: &'static str,
+    file: String,
+    cause: std::io::Error,
+}
+
+impl Failure {
+    fn into_error(self) -> LogError {
+        LogError::Io { operation: self.operation, file: self.file, cause: Arc::new(self.cause) }
+    }
+}
+
+/// Begins the log of a directory that was just recovered, with its writer and supplier (whose threads do not run yet).
+pub(super) fn begin_first(
+    options: LogOptions,
+    files: Arc<dyn LogFiles>,
+    recovered: Recovered,
+) -> Result<(Arc<Core>, Writer, Supplier), LogError> {
+    let Recovered { live, rubbish, cut, next_sequence: sequence } = recovered;
+    let name = supply::log_name(sequence);
+    let io = |operation, name: &str, cause| LogError::Io {
+        operation,
+        file: files.describe(name),
+        cause: Arc::new(cause),
+    };
+    let bytes = options.file_bytes.min(FIRST_FILE_BYTES);
+    // A crash in here leaves a file without header, or a log with only a cut: neither changes what is recovered.
+    let file = files.create(&name, bytes).map_err(|cause| io("make the log file", &name, cause))?;
+    files.sync_dir().map_err(|cause| io("sync the directory of", &name, cause))?;
+    let state = State::new(cut.position, live, sequence + 1);
+    let core = Arc::new(Core::new(options, files.clone(), state));
+    let ready = ReadyFile { sequence, name, file, bytes };
+    let writer = begin(&core, ready, cut.position, cut).map_err(|(failure, _)| failure.into_error())?;
+    // Only now: what looks like rubbish may be evidence as long as the new log does not stand.
+    supply::sweep(&*files, &rubbish).map_err(|cause| io("remove old files beside", &writer.name, cause))?;
+    let supplier = Supplier::new(core.clone());
+    Ok((core, writer, supplier))
+}
+
+/// Begins a new log in a fresh file at `start`: header and cut, synced. Only then the log takes records (again).
+fn begin(
+    core: &Arc<Core>,
+    ready: ReadyFile,
+    start: u64,
+    cut: CutPoint,
+) -> Result<Writer, (Failure, LiveFile)> {
+    let log = LogId(rand::random());
+    let frames = Frames::of(log);
+    let room = FileRoom::of(&ready);
+    let header = Header { log, sequence: ready.sequence, start };
+    let mut bytes = header.encode().to_vec();
+    Frames::push(&mut bytes, &own_record(RecordKind::Cut, Some(cut)));
+    frames.fill(&mut bytes[HEADER_BYTES..], start, start);
+    let live = LiveFile { name: ready.name.clone(), start, bytes: ready.bytes, failed: false };
+    let written = ready
+        .file
+        .write_at(0, &bytes)
+        .map_err(|cause| ("write", cause))
+        .and_then(|()| ready.file.sync_data().map_err(|cause| ("sync", cause)));
+    if let Err((operation, cause)) = written {
+        let file = core.files.describe(&ready.name);
+        return Err((Failure { operation, file, cause }, LiveFile { failed: true, ..live }));
+    }
+    let offset = bytes.len() as u64;
+    let position = start + offset - HEADER_BYTES as u64;
+    core.resume(cut.position, position, live, room);
+    Ok(Writer {
+        core: core.clone(),
+        log,
+        frames,
+        file: ready.file,
+        name: ready.name,
+        offset,
+        position,
+        synced: position,
+        batching: Batching::default(),
+        buffer: Vec::new(),
+    })
+}
+
+/// The body of a record that the log writes for itself.
+fn own_record(kind: RecordKind, cut: Option<CutPoint>) -> Vec<u8> {
+    let mut builder = RecordBuilder::default();
+    builder.begin(&RecordHeader {
+        kind,
+        partition: PartitionId(0),
+        version: Version::default(),
+        transaction: 0,
+        timestamp: 0,
+        page_count: 0,
+    });
+    if let Some(cut) = cut {
+        builder.push_cut(cut);
+    }
+    builder.into_buffer()
+}
+
+enum Next {
+    Batch(Batch),
+    Drained,
+    Abandoned,
+}
+
+impl Writer {
+    /// Writes until the log is stopped.
+    pub(super) fn run(mut self) {
+        let core = self.core.clone();
+        let _guard = EndGuard(core.clone());
+        let end = loop {
+            let outcome = match self.next() {
+                Next::Batch(batch) => self.write(batch),
+                Next::Abandoned => break Some(LogError::Closed),
+                Next::Drained => match self.seal() {
+                    Ok(()) => break None,
+                    Err(failure) => break Some(failure.into_error()),
+                },
+            };
+            if let Err(failure) = outcome
+                && let Err(error) = self.begin_again(failure)
+            {
+                break Some(error);
+            }
+        };
+        core.closed(end);
+    }
+
+    /// Sleeps until there is something to do.
+    fn next(&mut self) -> Next {
+        let core = self.core.clone();
+        loop {
+            let mut state = core.state.lock();
+            if state.stop == Stop::Abandon {
+                return Next::Abandoned;
+            }
+            if state.pending.records > 0 {
+                drop(state);
+                self.linger();
+                return Next::Batch(self.take());
+            }
+            if state.stop == Stop::Drain {
+                return Next::Drained;
+            }
+            state.writer_idle = true;
+            drop(state);
+            thread::park();
+        }
+    }
+
+    /// Waits a little for the rest of a batch, if that pays.
+    fn linger(&self) {
+        let sync = self.core.statistics.smoothed_sync();
+        let began = Instant::now();
+        loop {
+            let state = self.core.state.lock();
+            let patience = match state.stop {
+                Stop::No => self.batching.patience(state.pending.records, sync),
+                Stop::Drain | Stop::Abandon => return,
+            };
+            drop(state);
+            if began.elapsed() >= patience {
+                return;
+            }
+            thread::park_timeout(LINGER_STEP);
+        }
+    }
+
+    fn take(&mut self) -> Batch {
+        let empty = Batch { bytes: std::mem::take(&mut self.buffer), ..Batch::default() };
+        let mut state = self.core.state.lock();
+        state.writer_idle = false;
+        let batch = std::mem::replace(&mut state.pending, empty);
+        drop(state);
+        self.core.room.wake_up_to(0);
+        self.batching.taken(batch.records);
+        batch
+    }
+
+    fn write(&mut self, mut batch: Batch) -> Result<(), Failure> {
+        let mut from = 0;
+        for (at, file) in std::mem::take(&mut batch.switches) {
+            self.write_frames(&mut batch.bytes[from..at])?;
+            self.switch(file)?;
+            from = at;
+        }
+        self.write_frames(&mut batch.bytes[from..])?;
+        self.core.files.pass(failpoint::LOG_AFTER_WRITE);
+        self.sync()?;
+        self.core.statistics.batch(batch.records, batch.bytes.len() as u64);
+        self.core.publish(self.synced);
+        if batch.bytes.capacity() <= KEPT_BUFFER_BYTES {
+            self.buffer = batch.bytes;
+            self.buffer.clear();
+        }
+        Ok(())
+    }
+
+    fn write_frames(&mut self, frames: &mut [u8]) -> Result<(), Failure> {
+        if frames.is_empty() {
+            return Ok(());
+        }
+        self.frames.fill(frames, self.position, self.synced);
+        let files = &self.core.files;
+        let half = match files.stops_at(failpoint::LOG_MID_RECORD) {
+            true => frames.len() / 2,
+            false => 0,
+        };
+        let (first, second) = frames.split_at(half);
+        if half > 0 {
+            self.file.write_at(self.offset, first).map_err(|cause| self.failure("write", cause))?;
+            files.pass(failpoint::LOG_MID_RECORD);
+        }
+        let rest_at = self.offset + half as u64;
+        self.file.write_at(rest_at, second).map_err(|cause| self.failure("write", cause))?;
+        self.offset += frames.len() as u64;
+        self.position += frames.len() as u64;
+        Ok(())
+    }
+
+    /// Goes on in another file. Its header vouches for what stands before, so that is made durable first.
+    fn switch(&mut self, next: ReadyFile) -> Result<(), Failure> {
+        self.sync()?;
+        self.core.publish(self.synced);
+        let header = Header { log: self.log, sequence: next.sequence, start: self.position };
+        self.file = next.file;
+        self.name = next.name;
+        self.file.write_at(0, &header.encode()).map_err(|cause| self.failure("write", cause))?;
+        self.offset = HEADER_BYTES as u64;
+        Ok(())
+    }
+
+    /// Makes what was written durable. It is for the caller to publish that.
+    fn sync(&mut self) -> Result<(), Failure> {
+        if self.synced == self.position {
+            return Ok(());
+        }
+        let began = Instant::now();
+        self.file.sync_data().map_err(|cause| self.failure("sync", cause))?;
+        self.core.statistics.sync(began.elapsed());
+        self.synced = self.position;
+        Ok(())
+    }
+
+    fn seal(&mut self) -> Result<(), Failure> {
+        let mut frame = Vec::new();
+        Frames::push(&mut frame, &own_record(RecordKind::Seal, None));
+        self.write_frames(&mut frame)?;
+        self.sync()?;
+        self.core.publish(self.synced);
+        Ok(())
+    }
+
+    fn failure(&self, operation: &'static str, cause: std::io::Error) -> Failure {
+        Failure { operation, file: self.core.files.describe(&self.name), cause }
+    }
+
+    /// After a failure: everything that is not durable is lost; begins a new log that says so. An error if the log is
+    /// stopped before that has succeeded.
+    fn begin_again(&mut self, failure: Failure) -> Result<(), LogError> {
+        let core = self.core.clone();
+        let cut = CutPoint { log: self.log, position: self.synced };
+        let error = failure.into_error();
+        let cause: Arc<str> = error.to_string().into();
+        tracing::error!(%cause, durable = cut.position, "writing the log has failed; a new log will begin");
+        let upto = core.state.lock().fail(&core, cut.position, cause);
+        core.room.wake_up_to(0);
+        if let Some(callback) = &*core.on_discard.lock() {
+            callback(Lsn(cut.position), Lsn(upto));
+        }
+        let mut delay = core.options.retry_delay;
+        loop {
+            let ready = wait_ready(&core, delay).ok_or_else(|| error.clone())?;
+            match begin(&core, ready, upto, cut) {
+                Ok(writer) => {
+                    tracing::info!(file = writer.name, "a new log has begun");
+                    *self = writer;
+                    return Ok(());
+                }
+                Err((failure, file)) => {
+                    tracing::warn!(cause = %failure.cause, file = failure.file, "no new log can begin yet");
+                    core.state.lock().retired.push_back(file);
+                    core.supply.notify_one();
+                    delay = (delay * 2).min(MAX_RETRY_DELAY);
+                }
+            }
+        }
+    }
+}
+
+/// Sees to it that nobody waits for a writer that has panicked (in what is called when records are lost, say).
+struct EndGuard(Arc<Core>);
+
+impl Drop for EndGuard {
+    fn drop(&mut self) {
+        if !self.0.has_ended() {
+            self.0.closed(Some(LogError::Failed { cause: "the log's thread has ended unexpectedly".into() }));
+        }
+    }
+}
+
+/// Waits for `delay`, then for a file that is ready. None if the log is stopped.
+fn wait_ready(core: &Core, delay: Duration) -> Option<ReadyFile> {
+    let end = Instant::now() + delay;
+    loop {
+        let mut state = core.state.lock();
+        if state.stop != Stop::No {
+            return None;
+        }
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero()
+            && let Some(file) = state.ready.take()
+        {
+            core.supply.notify_one();
+            return Some(file);
+        }
+        drop(state);
+        match left.is_zero() {
+            true => thread::park_timeout(MAX_RETRY_DELAY),
+            false => thread::park_timeout(left),
+        }
+    }
+}

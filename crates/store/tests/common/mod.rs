@@ -1,0 +1,103 @@
+//! What the tests of the log share.
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fulmar_pages::{PartitionId, RecordBuilder, RecordHeader, RecordKind, Version};
+use fulmar_store::{CommitLog, LogError, LogFiles, LogOptions, Lsn};
+
+pub use futures::FutureExt;
+pub use futures::executor::block_on;
+
+/// A commit record with this transaction id, about `bytes` long.
+pub fn commit(transaction: u64, bytes: usize) -> Vec<u8> {
+    let mut builder = RecordBuilder::default();
+    builder.begin(&RecordHeader {
+        kind: RecordKind::Commit,
+        partition: PartitionId(1),
+        version: Version { lineage: 1, epoch: 1, number: transaction },
+        transaction,
+        timestamp: transaction,
+        page_count: 1,
+    });
+    builder.push_diff(1, &vec![transaction as u8; bytes]);
+    builder.into_buffer()
+}
+
+/// Short files and quick retries.
+pub fn options() -> LogOptions {
+    LogOptions {
+        file_bytes: 4096,
+        capacity_bytes: 1 << 20,
+        pending_bytes: 1 << 20,
+        retry_delay: Duration::from_millis(1),
+    }
+}
+
+pub type Opened = Result<(Arc<CommitLog>, Vec<(u64, Lsn)>), LogError>;
+
+/// Opens a log; answers what it replayed: transaction ids and positions.
+pub fn open_with(options: LogOptions, files: impl LogFiles) -> Opened {
+    let mut seen = Vec::new();
+    let log = CommitLog::open(options, Arc::new(files), &mut |lsn, record| {
+        assert_eq!(
+            record.body(),
+            commit(record.header.transaction, record.pages().next().unwrap().diff.len())
+        );
+        seen.push((record.header.transaction, lsn));
+        Ok(())
+    })?;
+    Ok((log, seen))
+}
+
+pub fn open(files: impl LogFiles) -> (Arc<CommitLog>, Vec<(u64, Lsn)>) {
+    open_with(options(), files).unwrap()
+}
+
+pub fn transactions(seen: &[(u64, Lsn)]) -> Vec<u64> {
+    seen.iter().map(|(transaction, _)| *transaction).collect()
+}
+
+/// Appends, waiting for room where need be.
+pub fn append(log: &CommitLog, transaction: u64, bytes: usize) -> Result<Lsn, LogError> {
+    let body = commit(transaction, bytes);
+    loop {
+        match log.append(&body) {
+            Err(LogError::Busy) => block_on(log.wait_room(body.len()))?,
+            other => return other,
+        }
+    }
+}
+
+/// Appends and waits until it is durable.
+pub fn append_durably(log: &CommitLog, transaction: u64, bytes: usize) -> Lsn {
+    let lsn = append(log, transaction, bytes).unwrap();
+    block_on(log.wait_durable(lsn)).unwrap();
+    lsn
+}
+
+/// Waits for something that another thread is about to do.
+pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(30);
+    while !condition() {
+        assert!(Instant::now() < end, "waited in vain until {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Xorshift: the same everywhere.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Random((seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % bound
+    }
+}

@@ -1,0 +1,293 @@
+//! The log on a disk that is slow, full or broken: what callers are told, and when.
+
+mod common;
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc;
+use std::sync::{Arc, Barrier};
+
+use common::*;
+use fulmar_store::{CommitLog, Fault, FaultyFiles, FullCause, LogError, LogOptions, Lsn, Operation};
+
+/// Where discards are reported.
+fn discards(log: &CommitLog) -> mpsc::Receiver<(Lsn, Lsn)> {
+    let (sender, receiver) = mpsc::channel();
+    log.on_discard(Box::new(move |after, upto| {
+        // Nobody listens any more when the test has ended.
+        let _ = sender.send((after, upto));
+    }));
+    receiver
+}
+
+#[test]
+fn a_durable_position_needs_no_wait_and_others_wait() {
+    let files = FaultyFiles::new();
+    let (log, _) = open(files.clone());
+    let first = append_durably(&log, 1, 10);
+    assert!(log.is_durable(first));
+    assert!(log.wait_durable(first).now_or_never().unwrap().is_ok());
+    files.hold(Operation::Sync, true);
+    let second = append(&log, 2, 10).unwrap();
+    assert!(log.wait_durable(second).now_or_never().is_none());
+    assert!(!log.is_durable(second) && log.durable() == first && log.appended() == second);
+    files.hold(Operation::Sync, false);
+    block_on(log.wait_durable(second)).unwrap();
+}
+
+#[test]
+fn what_gathers_during_a_sync_goes_with_the_next_one() {
+    let files = FaultyFiles::new();
+    let (log, _) = open(files.clone());
+    let syncs = files.count(Operation::Sync);
+    files.hold(Operation::Sync, true);
+    append(&log, 1, 10).unwrap();
+    until("the first batch is being synced", || files.count(Operation::Sync) == syncs + 1);
+    for transaction in 2..=100 {
+        append(&log, transaction, 10).unwrap();
+    }
+    files.hold(Operation::Sync, false);
+    block_on(log.wait_durable(log.appended())).unwrap();
+    assert_eq!(log.statistics().largest_batch_records.load(Relaxed), 99);
+    assert_eq!(log.statistics().records.load(Relaxed), 100);
+    assert_eq!(log.statistics().batches.load(Relaxed), 2);
+}
+
+#[test]
+fn too_much_pending_is_refused_until_there_is_room() {
+    let files = FaultyFiles::new();
+    let options = LogOptions { pending_bytes: 2000, ..options() };
+    let (log, _) = open_with(options, files.clone()).unwrap();
+    files.hold(Operation::Sync, true);
+    let refused = (1..).find(|transaction| log.append(&commit(*transaction, 100)).is_err()).unwrap();
+    let error = log.append(&commit(refused, 100)).unwrap_err();
+    assert!(matches!(error, LogError::Busy), "{error}");
+    let mut room = Box::pin(log.wait_room(commit(refused, 100).len()));
+    assert!(room.as_mut().now_or_never().is_none());
+    files.hold(Operation::Sync, false);
+    block_on(room).unwrap();
+    append_durably(&log, refused, 100);
+    let (_, seen) = open(files.process_kill());
+    assert_eq!(transactions(&seen), (1..=refused).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_full_disk_refuses_commits_and_loses_none() {
+    let files = FaultyFiles::new();
+    let (log, _) = open(files.clone());
+    append_durably(&log, 1, 100);
+    until("a file is ready", || log.size_bytes() >= 2 * 4096);
+    files.fail_while(Operation::Create, Some(Fault::NoSpace));
+    let mut last = 1;
+    let error = loop {
+        match append(&log, last + 1, 100) {
+            Ok(_) => last += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, LogError::Full(FullCause::Disk { .. })), "{error}");
+    assert_eq!(log.statistics().failures.load(Relaxed), 0);
+    block_on(log.wait_durable(log.appended())).unwrap();
+    // Space comes back by truncation alone: old files are used again.
+    log.truncate(log.durable());
+    until("a file is used again", || append(&log, last + 1, 100).is_ok());
+    // And by the disk's having some again.
+    files.fail_while(Operation::Create, None);
+    for transaction in last + 2..last + 200 {
+        until("there is space", || append(&log, transaction, 100).is_ok());
+    }
+    log.close().unwrap();
+    let (_, seen) = open(files.process_kill());
+    assert_eq!(seen.last().unwrap().0, last + 199);
+}
+
+#[test]
+fn the_log_stays_within_its_bound() {
+    let files = FaultyFiles::new();
+    let options = LogOptions { capacity_bytes: 5 * 4096, ..options() };
+    let (log, _) = open_with(options, files.clone()).unwrap();
+    let mut last = 0;
+    let error = loop {
+        match append(&log, last + 1, 100) {
+            Ok(_) => last += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, LogError::Full(FullCause::Capacity { .. })), "{error}");
+    assert!(log.size_bytes() <= 5 * 4096);
+    block_on(log.wait_durable(log.appended())).unwrap();
+    log.truncate(log.durable());
+    until("there is room again", || append(&log, last + 1, 100).is_ok());
+    block_on(log.wait_durable(log.appended())).unwrap();
+    assert_eq!(open(files.process_kill()).1.last().unwrap().0, last + 1);
+}
+
+/// The whole story of one failure, for a write and for a sync.
+#[test]
+fn a_failure_discards_what_is_not_durable_and_tells_so_only_when_that_is_durable() {
+    for operation in [Operation::Write, Operation::Sync] {
+        let files = FaultyFiles::new();
+        let (log, _) = open(files.clone());
+        let discards = discards(&log);
+        let kept = append_durably(&log, 1, 100);
+        files.fail_while(operation, Some(Fault::Io));
+        let lost = append(&log, 2, 100).unwrap();
+        assert_eq!(discards.recv().unwrap(), (kept, lost));
+        // The new log cannot begin yet, so nobody is told, and nothing is taken.
+        assert!(log.wait_durable(lost).now_or_never().is_none());
+        let error = log.append(&commit(3, 100)).unwrap_err();
+        assert!(matches!(error, LogError::Failed { .. }), "{error}");
+        assert!(log.wait_durable(kept).now_or_never().unwrap().is_ok());
+        files.fail_while(operation, None);
+        let error = block_on(log.wait_durable(lost)).unwrap_err();
+        assert!(matches!(error, LogError::Discarded { after } if after == kept), "{error}");
+        let next = append_durably(&log, 4, 100);
+        assert!(next > lost, "positions are not used twice");
+        assert!(!log.is_durable(lost) && log.is_durable(kept) && log.is_durable(next));
+        assert!(log.wait_durable(lost).now_or_never().unwrap().is_err(), "late questions are answered too");
+        assert!(discards.try_recv().is_err(), "once only");
+        assert_eq!(log.statistics().failures.load(Relaxed), 1);
+        for files in [files.process_kill(), files.power_cut(1)] {
+            assert_eq!(transactions(&open(files).1), [1, 4]);
+        }
+    }
+}
+
+#[test]
+fn a_file_whose_sync_failed_is_not_synced_again() {
+    let files = FaultyFiles::new();
+    let (log, _) = open(files.clone());
+    append_durably(&log, 1, 100);
+    files.fail_nth(Operation::Sync, 1, Fault::Io);
+    let lost = append(&log, 2, 100).unwrap();
+    assert!(block_on(log.wait_durable(lost)).is_err());
+    let after = append_durably(&log, 3, 100);
+    // Were the failed file used again, its next sync would say yes to what is not on the disk.
+    let (log, seen) = open(files.power_cut(3));
+    assert_eq!(transactions(&seen), [1, 3]);
+    assert_eq!(seen[1].1, after);
+    drop(log);
+}
+
+#[test]
+fn what_only_the_page_cache_holds_is_written_again_before_anything_follows_it() {
+    let files = FaultyFiles::new();
+    let (log, _) = open(files.clone());
+    let discards = discards(&log);
+    append_durably(&log, 1, 100);
+    files.fail_while(Operation::Sync, Some(Fault::Io));
+    append(&log, 2, 100).unwrap();
+    discards.recv().unwrap();
+    // The process dies before anybody was told. The next one reads the record, whose pages the kernel takes for clean.
+    let files = files.process_kill();
+    let (log, seen) = open(files.clone());
+    assert_eq!(transactions(&seen), [1, 2]);
+    append_durably(&log, 3, 100);
+    assert_eq!(transactions(&open(files.power_cut(1)).1), [1, 2, 3]);
+}
+
+#[test]
+fn a_log_that_failed_can_be_truncated_and_its_files_go() {
+    let files = FaultyFiles::new();
+    let (log, _) = open(files.clone());
+    for round in 0..20 {
+        for i in 0..40 {
+            append_durably(&log, round * 100 + i, 100);
+        }
+        files.fail_nth(Operation::Sync, 1, Fault::Io);
+        let lost = append(&log, 99, 100).unwrap();
+        assert!(block_on(log.wait_durable(lost)).is_err());
+        log.truncate(log.durable());
+    }
+    append_durably(&log, 5000, 100);
+    log.truncate(log.durable());
+    until("the old files are gone", || log.size_bytes() <= 6 * 4096);
+    until("the files that failed are removed, not used again", || files.count(Operation::Remove) >= 20);
+    let (_, seen) = open(files.process_kill());
+    assert_eq!(transactions(&seen), [5000]);
+}
+
+#[test]
+fn closing_while_the_disk_is_broken_ends_with_an_error() {
+    let files = FaultyFiles::new();
+    let (log, _) = open(files.clone());
+    let discards = discards(&log);
+    append_durably(&log, 1, 100);
+    files.fail_while(Operation::Sync, Some(Fault::Io));
+    let open_end = append(&log, 2, 100).unwrap();
+    discards.recv().unwrap();
+    assert!(log.close().is_err());
+    let error = block_on(log.wait_durable(open_end)).unwrap_err();
+    assert!(matches!(error, LogError::Closed), "nobody knows: {error}");
+}
+
+#[test]
+fn dropping_a_log_does_not_wait_for_the_disk() {
+    let files = FaultyFiles::new();
+    let (log, _) = open(files.clone());
+    files.hold(Operation::Sync, true);
+    append(&log, 1, 100).unwrap();
+    drop(log);
+    files.hold(Operation::Sync, false);
+    let (_, seen) = open(files.process_kill());
+    assert!(seen.len() <= 1);
+}
+
+#[test]
+fn a_waiter_that_gives_up_leaves_the_others_alone() {
+    let files = FaultyFiles::new();
+    let (log, _) = open(files.clone());
+    files.hold(Operation::Sync, true);
+    let lsn = append(&log, 1, 100).unwrap();
+    let mut dropped = Box::pin(log.wait_durable(lsn));
+    let mut kept = Box::pin(log.wait_durable(lsn));
+    assert!(dropped.as_mut().now_or_never().is_none());
+    assert!(kept.as_mut().now_or_never().is_none());
+    drop(dropped);
+    files.hold(Operation::Sync, false);
+    block_on(kept).unwrap();
+}
+
+#[test]
+fn many_threads_append_and_each_gets_what_it_was_promised() {
+    const THREADS: u64 = 8;
+    const EACH: u64 = 300;
+    let files = FaultyFiles::new();
+    let (log, _) = open(files.clone());
+    let barrier = Arc::new(Barrier::new(THREADS as usize));
+    let threads: Vec<_> = (0..THREADS)
+        .map(|thread| {
+            let (log, barrier) = (log.clone(), barrier.clone());
+            std::thread::spawn(move || {
+                barrier.wait();
+                (0..EACH)
+                    .map(|i| {
+                        let transaction = thread * EACH + i;
+                        let lsn = append(&log, transaction, 1 + (transaction % 500) as usize).unwrap();
+                        if i % 10 == 0 {
+                            block_on(log.wait_durable(lsn)).unwrap();
+                        }
+                        (transaction, lsn)
+                    })
+                    .collect::<Vec<_>>()
+            })
+        })
+        .collect();
+    let mut expected: Vec<_> = threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect();
+    expected.sort_by_key(|(_, lsn)| *lsn);
+    log.close().unwrap();
+    let (_, seen) = open(files.power_cut(0));
+    assert_eq!(seen, expected);
+}
+
+#[test]
+fn a_callback_that_panics_leaves_nobody_waiting() {
+    let files = FaultyFiles::new();
+    let (log, _) = open(files.clone());
+    log.on_discard(Box::new(|_, _| panic!("on purpose")));
+    files.fail_nth(Operation::Sync, 1, Fault::Io);
+    let lsn = append(&log, 1, 100).unwrap();
+    let error = block_on(log.wait_durable(lsn)).unwrap_err();
+    assert!(matches!(error, LogError::Closed), "{error}");
+    assert!(matches!(log.append(&commit(2, 10)), Err(LogError::Closed)));
+    assert!(log.close().is_err());
+}

@@ -1,0 +1,56 @@
+//! The log on the real file system.
+
+mod common;
+
+use common::*;
+use fulmar_store::{LogFiles, LogOptions, StdFiles};
+
+#[test]
+fn the_log_lives_in_a_directory() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("log");
+    let options = || LogOptions { file_bytes: 64 << 10, ..options() };
+    let mut last = 0;
+    for round in 0..3 {
+        let (log, seen) = open_with(options(), StdFiles::open(&path).unwrap()).unwrap();
+        assert_eq!(seen.last().map_or(0, |(transaction, _)| *transaction), last, "round {round}");
+        for _ in 0..500 {
+            last += 1;
+            let lsn = append(&log, last, 500).unwrap();
+            if last % 50 == 0 {
+                block_on(log.wait_durable(lsn)).unwrap();
+                log.truncate(lsn);
+            }
+        }
+        log.close().unwrap();
+    }
+}
+
+#[test]
+fn a_directory_has_one_user() {
+    let directory = tempfile::tempdir().unwrap();
+    let first = StdFiles::open(directory.path()).unwrap();
+    let error = StdFiles::open(directory.path()).unwrap_err();
+    assert!(error.to_string().contains("in use"), "{error}");
+    drop(first);
+    StdFiles::open(directory.path()).unwrap();
+}
+
+#[test]
+fn a_file_keeps_its_length_and_names_change() {
+    let directory = tempfile::tempdir().unwrap();
+    let files = StdFiles::open(directory.path()).unwrap();
+    let file = files.create("a", 3_000_000).unwrap();
+    assert_eq!(file.length_bytes().unwrap(), 3_000_000);
+    file.write_at(2_999_990, b"0123456789").unwrap();
+    file.sync_data().unwrap();
+    files.rename("a", "b").unwrap();
+    files.sync_dir().unwrap();
+    assert_eq!(files.list().unwrap(), ["b"]);
+    let mut bytes = [1; 20];
+    files.open("b").unwrap().read_at(2_999_980, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"\0\0\0\0\0\0\0\0\0\x000123456789");
+    assert!(files.open("a").is_err());
+    files.remove("b").unwrap();
+    assert!(files.describe("b").starts_with(directory.path().to_str().unwrap()));
+}

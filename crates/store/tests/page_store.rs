@@ -1,0 +1,179 @@
+//! What every object store must do for segments and manifests: in memory, and in a directory.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use fulmar_pages::{
+    Manifest, Outcome, PAGE_SIZE, Page, PartitionId, SegmentBuilder, SegmentId, SegmentRef, Version, segment,
+};
+use fulmar_store::{ManifestName, PageStore, StoreError};
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt};
+
+fn page(seed: u32) -> Page {
+    let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
+    std::array::from_fn(|_| {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        (state >> 11) as u8
+    })
+}
+
+fn manifest(partition: u64, epoch: u32, number: u64) -> Manifest {
+    Manifest {
+        partition: PartitionId(partition),
+        version: Version { lineage: 1, epoch, number },
+        page_count: 3,
+        timestamp: number,
+        segments: vec![SegmentRef { id: SegmentId(number.into()), partition: PartitionId(partition) }],
+        outcomes: vec![Outcome { transaction: number, committed: true }],
+        outcomes_horizon: 0,
+    }
+}
+
+/// Runs the same checks on each kind of store.
+async fn on_each<F: Future<Output = ()>>(check: impl Fn(PageStore) -> F) {
+    check(PageStore::open(Arc::new(InMemory::new()))).await;
+    let directory = tempfile::tempdir().unwrap();
+    check(PageStore::open_directory(directory.path()).unwrap()).await;
+}
+
+#[tokio::test]
+async fn segments_are_stored_and_their_pages_read() {
+    on_each(|store| async move {
+        let mut bytes = Vec::new();
+        let mut builder = SegmentBuilder::new(&mut bytes);
+        for no in 1..=50 {
+            builder.push(PartitionId(u64::from(no % 3)), no, &page(no), &mut bytes);
+        }
+        builder.finish(&mut bytes);
+        let id = store.put_segment(Bytes::from(bytes)).await.unwrap();
+        let index = store.segment_index(id).await.unwrap();
+        assert_eq!(index.pages(), 50);
+        for no in 1..=50 {
+            let location = index.frame(PartitionId(u64::from(no % 3)), no).unwrap();
+            assert!(*store.read_page(id, location).await.unwrap() == page(no), "page {no}");
+        }
+        assert_eq!(store.list_segments().await.unwrap(), [id]);
+        store.delete_segment(id).await.unwrap();
+        store.delete_segment(id).await.unwrap();
+        assert_eq!(store.list_segments().await.unwrap(), []);
+        assert!(matches!(store.segment_index(id).await, Err(StoreError::Missing { .. })));
+    })
+    .await;
+}
+
+/// Large enough for several parts, and for an index that the first read does not hold whole.
+#[tokio::test]
+async fn a_large_segment_is_stored_piece_by_piece() {
+    on_each(|store| async move {
+        let mut writer = store.segment_writer().await.unwrap();
+        let mut builder = SegmentBuilder::new(writer.buffer());
+        let mut small = [0; PAGE_SIZE];
+        for no in 1..=20_000u32 {
+            small[..4].copy_from_slice(&no.to_le_bytes());
+            let page = if no % 5 == 0 { &page(no) } else { &small };
+            builder.push(PartitionId(1), no, page, writer.buffer());
+            writer.flush().await.unwrap();
+        }
+        assert!(
+            store.list_segments().await.unwrap().is_empty(),
+            "it is there when it is finished, not before"
+        );
+        builder.finish(writer.buffer());
+        let id = writer.finish().await.unwrap();
+        let index = store.segment_index(id).await.unwrap();
+        assert_eq!(index.pages(), 20_000);
+        for no in [5, 10_000, 20_000] {
+            let location = index.frame(PartitionId(1), no).unwrap();
+            assert!(*store.read_page(id, location).await.unwrap() == page(no), "page {no}");
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_segment_that_is_given_up_is_not_there() {
+    on_each(|store| async move {
+        let mut writer = store.segment_writer().await.unwrap();
+        SegmentBuilder::new(writer.buffer()).finish(writer.buffer());
+        writer.abort().await.unwrap();
+        assert!(store.list_segments().await.unwrap().is_empty());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_latest_manifest_is_the_last_of_the_last_epoch() {
+    on_each(|store| async move {
+        let partition = PartitionId(7);
+        assert_eq!(store.latest_manifest(partition).await.unwrap(), None);
+        for (epoch, number) in [(1, 5), (9, 3), (10, 16), (10, 15), (10, 255), (2, 1 << 40)] {
+            store.put_manifest(&manifest(7, epoch, number)).await.unwrap();
+        }
+        store.put_manifest(&manifest(8, 99, 1)).await.unwrap();
+        let latest = || async {
+            store.latest_manifest(partition).await.unwrap().map(|m| (m.version.epoch, m.version.number))
+        };
+        assert_eq!(latest().await, Some((10, 255)));
+        assert_eq!(store.list_manifests(Some(partition)).await.unwrap().len(), 6);
+        let all = store.list_manifests(None).await.unwrap();
+        assert!(all.is_sorted() && all.len() == 7);
+        for number in [15, 16, 255] {
+            let name = ManifestName { partition, epoch: 10, number };
+            store.delete_manifest(name).await.unwrap();
+            store.delete_manifest(name).await.unwrap();
+        }
+        assert_eq!(latest().await, Some((9, 3)), "an epoch without manifests does not count");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_manifest_is_written_once() {
+    on_each(|store| async move {
+        let first = manifest(7, 1, 5);
+        store.put_manifest(&first).await.unwrap();
+        store.put_manifest(&first).await.unwrap();
+        let mut other = first.clone();
+        other.timestamp += 1;
+        assert!(matches!(store.put_manifest(&other).await, Err(StoreError::Exists { .. })));
+        assert_eq!(store.read_manifest(ManifestName::of(&first)).await.unwrap(), first);
+        let missing = ManifestName { number: 6, ..ManifestName::of(&first) };
+        assert!(matches!(store.read_manifest(missing).await, Err(StoreError::Missing { .. })));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn damage_is_told_with_the_object_and_the_place() {
+    let objects = Arc::new(InMemory::new());
+    let store = PageStore::open(objects.clone());
+    let mut bytes = Vec::new();
+    let mut builder = SegmentBuilder::new(&mut bytes);
+    builder.push(PartitionId(1), 1, &page(1), &mut bytes);
+    builder.push(PartitionId(1), 2, &page(2), &mut bytes);
+    builder.finish(&mut bytes);
+    bytes[segment::HEADER_BYTES + segment::MAX_FRAME_BYTES + 500] ^= 1;
+    let id = store.put_segment(Bytes::from(bytes)).await.unwrap();
+    let index = store.segment_index(id).await.unwrap();
+    store.read_page(id, index.frame(PartitionId(1), 1).unwrap()).await.unwrap();
+    let location = index.frame(PartitionId(1), 2).unwrap();
+    match store.read_page(id, location).await {
+        Err(StoreError::Damaged { object, cause }) => {
+            assert_eq!(object, format!("segments/{id}"));
+            assert_eq!(cause.at as u64, location.offset + 1);
+        }
+        other => panic!("{other:?}"),
+    }
+    let path = Path::from(format!("manifests/{}/00000001/{:016x}", PartitionId(7), 5));
+    objects.put(&path, manifest(7, 1, 6).encode().into()).await.unwrap();
+    let outcome = store.latest_manifest(PartitionId(7)).await;
+    assert!(matches!(outcome, Err(StoreError::Misnamed { .. })), "{outcome:?}");
+    objects.put(&path, Bytes::from_static(b"no manifest").into()).await.unwrap();
+    assert!(matches!(store.latest_manifest(PartitionId(7)).await, Err(StoreError::Damaged { .. })));
+    let shared: Arc<dyn ObjectStore> = objects;
+    assert_eq!(PageStore::open(shared).list_manifests(None).await.unwrap().len(), 1);
+}
