@@ -1,0 +1,137 @@
+//! The catalog in memory, fed by the store in order of revision.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use fulmar_pages::PartitionId;
+use parking_lot::{RwLock, RwLockReadGuard};
+
+use super::records::{self, Key};
+use super::{PartitionRecord, Tenant, User};
+use crate::{Change, Entry, MetaError, Observer, Revision};
+
+/// Everything the catalog knows.
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) tenants: BTreeMap<String, Arc<Tenant>>,
+    pub(super) users: BTreeMap<String, Arc<User>>,
+    /// The users that may connect to the tenant of a partition, beside its owner and superusers.
+    pub(super) grants: BTreeMap<PartitionId, BTreeSet<String>>,
+    pub(super) partitions: BTreeMap<PartitionId, PartitionRecord>,
+    /// No partition id at or above this one was ever given out; and the revision of that record.
+    pub(super) next_partition: Option<(u64, Revision)>,
+}
+
+/// The state behind a lock that is held for moments only, never across a wait.
+#[derive(Default)]
+pub(super) struct Cache {
+    state: RwLock<State>,
+}
+
+impl Cache {
+    pub(super) fn state(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read()
+    }
+}
+
+impl Observer for Cache {
+    fn snapshot(&self, entries: Vec<Entry>) -> Result<(), MetaError> {
+        let mut state = State::default();
+        for entry in &entries {
+            state.put(entry)?;
+        }
+        state.check()?;
+        *self.state.write() = state;
+        Ok(())
+    }
+
+    fn changed(&self, changes: &[Change]) {
+        let mut state = self.state.write();
+        for change in changes {
+            if let Err(error) = state.apply(change) {
+                // Only a newer Fulmar on another node can write what we cannot read. What we knew of that
+                // record is out of date now; every change of it will be refused by its revision.
+                tracing::error!(%error, remedy = error.remedy(), "a change of the catalog is ignored");
+            }
+        }
+    }
+}
+
+impl State {
+    fn put(&mut self, entry: &Entry) -> Result<(), MetaError> {
+        match Key::parse(&entry.key)? {
+            None => {}
+            Some(Key::Tenant(name)) => {
+                self.tenants.insert(name.to_owned(), Arc::new(records::tenant(name, entry)?));
+            }
+            Some(Key::User(name)) => {
+                self.users.insert(name.to_owned(), Arc::new(records::user(name, entry)?));
+            }
+            Some(Key::Partition(id)) => {
+                self.partitions.insert(id, records::partition(id, entry)?);
+            }
+            Some(Key::Grant(id, user)) => {
+                records::check_grant(entry)?;
+                self.grants.entry(id).or_default().insert(user.to_owned());
+            }
+            Some(Key::PartitionCounter) => self.next_partition = Some(records::counter(entry)?),
+        }
+        Ok(())
+    }
+
+    fn apply(&mut self, change: &Change) -> Result<(), MetaError> {
+        let Some(value) = &change.value else {
+            return self.delete(&change.key);
+        };
+        let entry = Entry { key: change.key.clone(), value: value.clone(), modified: change.revision };
+        self.put(&entry)
+    }
+
+    fn delete(&mut self, key: &str) -> Result<(), MetaError> {
+        match Key::parse(key)? {
+            None => {}
+            Some(Key::Tenant(name)) => drop(self.tenants.remove(name)),
+            Some(Key::User(name)) => drop(self.users.remove(name)),
+            Some(Key::Partition(id)) => drop(self.partitions.remove(&id)),
+            Some(Key::Grant(id, user)) => {
+                if let Some(users) = self.grants.get_mut(&id) {
+                    users.remove(user);
+                    if users.is_empty() {
+                        self.grants.remove(&id);
+                    }
+                }
+            }
+            Some(Key::PartitionCounter) => self.next_partition = None,
+        }
+        Ok(())
+    }
+
+    /// What must hold between records, whatever happened: a partition for every tenant, one tenant for a
+    /// partition, and no partition id that could be given out again.
+    fn check(&self) -> Result<(), MetaError> {
+        let mut taken = BTreeSet::new();
+        for tenant in self.tenants.values() {
+            let key = Key::Tenant(&tenant.name).to_string();
+            if !self.partitions.contains_key(&tenant.partition) {
+                return Err(records::corrupt(
+                    &key,
+                    &format!("its partition {} is missing", tenant.partition),
+                ));
+            }
+            if !taken.insert(tenant.partition) {
+                return Err(records::corrupt(
+                    &key,
+                    &format!("another has its partition {}", tenant.partition),
+                ));
+            }
+        }
+        let key = Key::PartitionCounter.to_string();
+        match (self.partitions.last_key_value(), self.next_partition) {
+            (Some((last, _)), Some((next, _))) if last.0 >= next => {
+                Err(records::corrupt(&key, &format!("it would give out partition {last} again")))
+            }
+            (Some(_), None) => Err(records::corrupt(&key, "it is missing, but partitions exist")),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Tenants, users, rights and partitions: typed, cached whole in memory, changed by compare-and-set.
+//!
+//! See the head of the crate for keys, values and the two steps of making and dropping a tenant.
+//!
+//! A change is a *plan*: a function from what the cache holds to a [`Transaction`] that compares the revision
+//! of every record it looked at. If the store refuses the transaction, the cache already shows what it lost to
+//! (the promise of [`MetadataStore`]), and the plan is made anew. So every check is made once, in the plan, and
+//! cannot be overtaken. Dropping the future of a change leaves the cache right too: it is fed by the store.
+
+mod cache;
+mod names;
+mod partitions;
+mod records;
+mod tenants;
+mod types;
+mod users;
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use fulmar_pages::PartitionId;
+
+use crate::{MetaError, MetadataStore, Outcome, Revision, Transaction};
+use cache::{Cache, State};
+use partitions::IdBlock;
+use records::Key;
+pub use types::{PartitionRecord, ScramVerifier, Tenant, TenantState, User};
+
+/// The tenant that administration connects to. It always exists.
+pub const SYSTEM_TENANT: &str = "fulmar";
+/// The partition of the system tenant.
+pub const SYSTEM_PARTITION: PartitionId = PartitionId(1);
+/// The superuser that always exists, at first without a password; owner of the system tenant.
+pub const SYSTEM_USER: &str = "fulmar";
+
+/// How often a change is planned before it gives up. A conflict needs another change of the same record to
+/// have just won, so more than a few in a row mean that something is wrong.
+const PLANS: u32 = 64;
+
+/// The catalog of a node or a cluster: lookups from memory, changes through the metadata store.
+pub struct Catalog {
+    store: Arc<dyn MetadataStore>,
+    cache: Arc<Cache>,
+    ids: tokio::sync::Mutex<IdBlock>,
+    now_unix_ms: fn() -> u64,
+}
+
+impl Catalog {
+    /// Reads the whole catalog into memory; creates the system tenant and the system user if there are none.
+    ///
+    /// Errors: what the store says, and [`MetaError::Corrupt`] for a record that cannot be understood.
+    pub async fn open(store: Arc<dyn MetadataStore>) -> Result<Arc<Catalog>, MetaError> {
+        Self::open_with_clock(store, system_time_ms).await
+    }
+
+    /// As [`Catalog::open`], with a clock (milliseconds since 1970) of the caller's.
+    pub async fn open_with_clock(
+        store: Arc<dyn MetadataStore>,
+        now_unix_ms: fn() -> u64,
+    ) -> Result<Arc<Catalog>, MetaError> {
+        let cache = Arc::new(Cache::default());
+        store.follow(cache.clone()).await?;
+        let catalog = Catalog { store, cache, ids: tokio::sync::Mutex::default(), now_unix_ms };
+        catalog.create_system_tenant().await?;
+        catalog.keep_leaving_users().await?;
+        Ok(Arc::new(catalog))
+    }
+
+    /// Makes the first records of a new store, in one transaction.
+    async fn create_system_tenant(&self) -> Result<(), MetaError> {
+        let created_unix_ms = (self.now_unix_ms)();
+        self.change(|state| {
+            if state.tenants.contains_key(SYSTEM_TENANT) {
+                return Ok((Transaction::new(), ()));
+            }
+            let tenant = Tenant {
+                name: SYSTEM_TENANT.to_owned(),
+                partition: SYSTEM_PARTITION,
+                owner: SYSTEM_USER.to_owned(),
+                created_unix_ms,
+                state: TenantState::Ready,
+                revision: Revision(0),
+            };
+            let user = User {
+                name: SYSTEM_USER.to_owned(),
+                superuser: true,
+                verifier: None,
+                leaving: false,
+                revision: Revision(0),
+            };
+            let records = [
+                (Key::Tenant(SYSTEM_TENANT), records::tenant_value(&tenant)),
+                (Key::User(SYSTEM_USER), records::user_value(&user)),
+                (
+                    Key::Partition(SYSTEM_PARTITION),
+                    records::partition_value(&PartitionRecord::first(SYSTEM_PARTITION)),
+                ),
+                (Key::PartitionCounter, records::counter_value(SYSTEM_PARTITION.0 + 1)),
+            ];
+            let transaction = records.into_iter().fold(Transaction::new(), |transaction, (key, value)| {
+                transaction.absent(key.to_string()).put(key.to_string(), value)
+            });
+            Ok((transaction, ()))
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// Plans a change and carries it out, again and again while others get in between. Answers what the plan
+    /// answered, and the revision of the change. A transaction without steps is not run.
+    async fn change<T>(
+        &self,
+        plan: impl Fn(&State) -> Result<(Transaction, T), MetaError>,
+    ) -> Result<(T, Revision), MetaError> {
+        for _ in 0..PLANS {
+            let (transaction, answer) = plan(&self.cache.state())?;
+            if transaction == Transaction::default() {
+                return Ok((answer, Revision::default()));
+            }
+            if let Outcome::Committed(revision) = self.store.transact(transaction).await? {
+                return Ok((answer, revision));
+            }
+        }
+        Err(MetaError::Unavailable {
+            cause: format!("refused a change {PLANS} times, because others changed the same records"),
+            remedy: "try again",
+        })
+    }
+}
+
+fn system_time_ms() -> u64 {
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl std::fmt::Debug for Catalog {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let state = self.cache.state();
+        f.debug_struct("Catalog")
+            .field("tenants", &state.tenants.len())
+            .field("users", &state.users.len())
+            .finish_non_exhaustive()
+    }
+}

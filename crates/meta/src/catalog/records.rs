@@ -1,0 +1,325 @@
+//! Keys and values as the store holds them. The table in the head of the crate is their description.
+
+use std::fmt;
+
+use fulmar_pages::PartitionId;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use super::{PartitionRecord, ScramVerifier, Tenant, TenantState, User};
+use crate::{Entry, MetaError, Revision};
+
+/// The format version of every value.
+const VERSION: u32 = 1;
+
+/// A key of the catalog.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Key<'a> {
+    Tenant(&'a str),
+    Partition(PartitionId),
+    User(&'a str),
+    Grant(PartitionId, &'a str),
+    PartitionCounter,
+}
+
+impl fmt::Display for Key<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Key::Tenant(name) => write!(f, "tenant/{name}"),
+            Key::Partition(id) => write!(f, "partition/{:016x}", id.0),
+            Key::User(name) => write!(f, "user/{name}"),
+            Key::Grant(id, user) => write!(f, "grant/{:016x}/{user}", id.0),
+            Key::PartitionCounter => f.write_str("counter/partition"),
+        }
+    }
+}
+
+impl<'a> Key<'a> {
+    /// What a key of the store means: nothing, if it is none of the catalog's.
+    pub(super) fn parse(key: &'a str) -> Result<Option<Key<'a>>, MetaError> {
+        let bad = || corrupt(key, "its key names no partition");
+        let Some((kind, rest)) = key.split_once('/') else {
+            return Ok(None);
+        };
+        Ok(Some(match kind {
+            "tenant" => Key::Tenant(rest),
+            "user" => Key::User(rest),
+            "partition" => Key::Partition(partition_id(rest).ok_or_else(bad)?),
+            "grant" => {
+                let (id, user) = rest.split_once('/').ok_or_else(bad)?;
+                Key::Grant(partition_id(id).ok_or_else(bad)?, user)
+            }
+            "counter" if rest == "partition" => Key::PartitionCounter,
+            _ => return Ok(None),
+        }))
+    }
+}
+
+/// Exactly as `Key` writes it, so that no two keys mean the same.
+fn partition_id(digits: &str) -> Option<PartitionId> {
+    let lower_hex = digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    if digits.len() != 16 || !lower_hex {
+        return None;
+    }
+    u64::from_str_radix(digits, 16).ok().map(PartitionId)
+}
+
+#[derive(Serialize, Deserialize)]
+struct Versioned<T> {
+    v: u32,
+    #[serde(flatten)]
+    record: T,
+}
+
+/// Read first: the rest of a record of another version may look different.
+#[derive(Deserialize)]
+struct VersionOnly {
+    v: u32,
+}
+
+#[derive(Serialize, Deserialize)]
+struct TenantValue {
+    partition: u64,
+    owner: String,
+    created_unix_ms: u64,
+    state: TenantState,
+}
+
+#[derive(Serialize, Deserialize)]
+struct PartitionValue {
+    lineage: u64,
+    epoch: u32,
+}
+
+#[derive(Serialize, Deserialize)]
+struct UserValue {
+    superuser: bool,
+    leaving: bool,
+    verifier: Option<VerifierValue>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct VerifierValue {
+    iterations: u32,
+    salt: HexBytes,
+    stored_key: HexBytes,
+    server_key: HexBytes,
+}
+
+#[derive(Serialize, Deserialize)]
+struct GrantValue {}
+
+#[derive(Serialize, Deserialize)]
+struct CounterValue {
+    next: u64,
+}
+
+/// Bytes, written as hexadecimal digits.
+#[derive(Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+struct HexBytes(Vec<u8>);
+
+impl From<HexBytes> for String {
+    fn from(bytes: HexBytes) -> Self {
+        bytes.0.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+impl TryFrom<String> for HexBytes {
+    type Error = &'static str;
+
+    fn try_from(digits: String) -> Result<Self, Self::Error> {
+        let digit = |byte: u8| char::from(byte).to_digit(16);
+        let pairs = digits.as_bytes().chunks(2).map(|pair| match *pair {
+            [high, low] => u8::try_from(digit(high)? * 16 + digit(low)?).ok(),
+            _ => None,
+        });
+        pairs.collect::<Option<Vec<u8>>>().map(HexBytes).ok_or("expected pairs of hexadecimal digits")
+    }
+}
+
+impl Clone for HexBytes {
+    fn clone(&self) -> Self {
+        HexBytes(self.0.clone())
+    }
+}
+
+pub(super) fn tenant_value(tenant: &Tenant) -> Vec<u8> {
+    encode(TenantValue {
+        partition: tenant.partition.0,
+        owner: tenant.owner.clone(),
+        created_unix_ms: tenant.created_unix_ms,
+        state: tenant.state,
+    })
+}
+
+pub(super) fn tenant(name: &str, entry: &Entry) -> Result<Tenant, MetaError> {
+    let value: TenantValue = decode(entry)?;
+    Ok(Tenant {
+        name: name.to_owned(),
+        partition: PartitionId(value.partition),
+        owner: value.owner,
+        created_unix_ms: value.created_unix_ms,
+        state: value.state,
+        revision: entry.modified,
+    })
+}
+
+pub(super) fn partition_value(partition: &PartitionRecord) -> Vec<u8> {
+    encode(PartitionValue { lineage: partition.lineage, epoch: partition.epoch })
+}
+
+pub(super) fn partition(id: PartitionId, entry: &Entry) -> Result<PartitionRecord, MetaError> {
+    let value: PartitionValue = decode(entry)?;
+    Ok(PartitionRecord { id, lineage: value.lineage, epoch: value.epoch })
+}
+
+pub(super) fn user_value(user: &User) -> Vec<u8> {
+    let verifier = user.verifier.as_ref().map(|verifier| VerifierValue {
+        iterations: verifier.iterations,
+        salt: HexBytes(verifier.salt.clone()),
+        stored_key: HexBytes(verifier.stored_key.clone()),
+        server_key: HexBytes(verifier.server_key.clone()),
+    });
+    encode(UserValue { superuser: user.superuser, leaving: user.leaving, verifier })
+}
+
+pub(super) fn user(name: &str, entry: &Entry) -> Result<User, MetaError> {
+    let value: UserValue = decode(entry)?;
+    let verifier = value.verifier.map(|verifier| ScramVerifier {
+        salt: verifier.salt.0,
+        iterations: verifier.iterations,
+        stored_key: verifier.stored_key.0,
+        server_key: verifier.server_key.0,
+    });
+    Ok(User {
+        name: name.to_owned(),
+        superuser: value.superuser,
+        verifier,
+        leaving: value.leaving,
+        revision: entry.modified,
+    })
+}
+
+pub(super) fn grant_value() -> Vec<u8> {
+    encode(GrantValue {})
+}
+
+pub(super) fn check_grant(entry: &Entry) -> Result<(), MetaError> {
+    decode::<GrantValue>(entry).map(drop)
+}
+
+pub(super) fn counter_value(next: u64) -> Vec<u8> {
+    encode(CounterValue { next })
+}
+
+pub(super) fn counter(entry: &Entry) -> Result<(u64, Revision), MetaError> {
+    Ok((decode::<CounterValue>(entry)?.next, entry.modified))
+}
+
+fn encode<T: Serialize>(record: T) -> Vec<u8> {
+    // Plain structs of numbers, strings and booleans: there is nothing in them that JSON cannot hold.
+    serde_json::to_vec(&Versioned { v: VERSION, record }).expect("catalog records are plain JSON")
+}
+
+fn decode<T: DeserializeOwned>(entry: &Entry) -> Result<T, MetaError> {
+    let VersionOnly { v } =
+        serde_json::from_slice(&entry.value).map_err(|error| corrupt(&entry.key, &error.to_string()))?;
+    if v != VERSION {
+        return Err(corrupt(&entry.key, &format!("format version {v}, and this Fulmar knows {VERSION}")));
+    }
+    serde_json::from_slice(&entry.value).map_err(|error| corrupt(&entry.key, &error.to_string()))
+}
+
+pub(super) fn corrupt(key: &str, cause: &str) -> MetaError {
+    MetaError::Corrupt { place: format!("record \"{}\"", key.escape_debug()), cause: cause.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(key: Key<'_>, value: Vec<u8>) -> Entry {
+        Entry { key: key.to_string(), value, modified: Revision(7) }
+    }
+
+    #[test]
+    fn keys_come_back_as_they_were() {
+        for key in [
+            Key::Tenant("a/b \"c\""),
+            Key::User("tenant/x"),
+            Key::Partition(PartitionId(u64::MAX)),
+            Key::Grant(PartitionId(0xab), "o/'hara"),
+            Key::PartitionCounter,
+        ] {
+            assert_eq!(Key::parse(&key.to_string()), Ok(Some(key)));
+        }
+    }
+
+    #[test]
+    fn foreign_keys_are_none_and_malformed_ones_an_error() {
+        assert_eq!(Key::parse("lease/7"), Ok(None));
+        assert_eq!(Key::parse("tenant"), Ok(None));
+        for key in [
+            "partition/12",
+            "partition/00000000000000AB",
+            "grant/00000000000000ab",
+            "partition/+000000000000001",
+        ] {
+            assert!(matches!(Key::parse(key), Err(MetaError::Corrupt { .. })), "{key}");
+        }
+    }
+
+    #[test]
+    fn the_written_form_is_the_documented_one() {
+        let tenant = Tenant {
+            name: "ada".to_owned(),
+            partition: PartitionId(2),
+            owner: "fulmar".to_owned(),
+            created_unix_ms: 1_790_000_000_000,
+            state: TenantState::Creating,
+            revision: Revision(7),
+        };
+        let value = tenant_value(&tenant);
+        assert_eq!(
+            String::from_utf8_lossy(&value),
+            r#"{"v":1,"partition":2,"owner":"fulmar","created_unix_ms":1790000000000,"state":"creating"}"#
+        );
+        assert_eq!(super::tenant("ada", &entry(Key::Tenant("ada"), value)), Ok(tenant));
+
+        let user = User {
+            name: "ada".to_owned(),
+            superuser: true,
+            verifier: Some(ScramVerifier {
+                salt: vec![0, 0x1f],
+                iterations: 4096,
+                stored_key: vec![0xff],
+                server_key: vec![],
+            }),
+            leaving: false,
+            revision: Revision(7),
+        };
+        let value = user_value(&user);
+        assert_eq!(
+            String::from_utf8_lossy(&value),
+            concat!(
+                r#"{"v":1,"superuser":true,"leaving":false,"verifier":"#,
+                r#"{"iterations":4096,"salt":"001f","stored_key":"ff","server_key":""}}"#
+            )
+        );
+        assert_eq!(super::user("ada", &entry(Key::User("ada"), value)), Ok(user));
+        assert_eq!(grant_value(), br#"{"v":1}"#);
+    }
+
+    #[test]
+    fn other_versions_and_damage_are_refused() {
+        let refused =
+            |value: &str| counter(&entry(Key::PartitionCounter, value.as_bytes().to_vec())).unwrap_err();
+        assert!(refused(r#"{"v":2,"after":9}"#).to_string().contains("format version 2"));
+        assert!(matches!(refused(r#"{"next":9}"#), MetaError::Corrupt { .. }));
+        assert!(matches!(refused(r#"{"v":1,"next":-9}"#), MetaError::Corrupt { .. }));
+        assert!(matches!(refused("\0"), MetaError::Corrupt { .. }));
+        for digits in ["0", "0g", "é0"] {
+            assert!(HexBytes::try_from(digits.to_owned()).is_err(), "{digits}");
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! Making, renaming and dropping tenants, in the two steps that the head of the crate draws.
+
+use std::sync::Arc;
+
+use super::cache::State;
+use super::records::{self, Key};
+use super::{Catalog, PartitionRecord, SYSTEM_TENANT, Tenant, TenantState, names};
+use crate::{MAX_TRANSACTION_STEPS, MetaError, Revision, Transaction, What};
+
+impl Catalog {
+    /// The tenant of that name, if clients can connect to it.
+    pub fn tenant(&self, name: &str) -> Option<Arc<Tenant>> {
+        self.cache.state().tenants.get(name).filter(|tenant| tenant.state == TenantState::Ready).cloned()
+    }
+
+    /// All tenants that clients can connect to, sorted by name.
+    pub fn tenants(&self) -> Vec<Arc<Tenant>> {
+        self.tenants_where(|state| state == TenantState::Ready)
+    }
+
+    /// Tenants whose creation or drop has not come to its end: at start, what a crash left behind. Drop the
+    /// partition of each (it may not exist), then call [`Catalog::finish_drop`].
+    pub fn unfinished(&self) -> Vec<Arc<Tenant>> {
+        self.tenants_where(|state| state != TenantState::Ready)
+    }
+
+    fn tenants_where(&self, wanted: impl Fn(TenantState) -> bool) -> Vec<Arc<Tenant>> {
+        self.cache.state().tenants.values().filter(|tenant| wanted(tenant.state)).cloned().collect()
+    }
+
+    /// First step of creating: takes the name, with a partition id that was never used. Nobody can connect
+    /// until [`Catalog::finish_create`]; to give up instead, drop the partition and call
+    /// [`Catalog::finish_drop`].
+    ///
+    /// Errors: `InvalidName`, `Exists`, `InUse` (the name is being created or dropped), `Missing` (no user
+    /// `owner`; [`super::SYSTEM_USER`] always exists), and what the store says.
+    pub async fn create_tenant(&self, name: &str, owner: &str) -> Result<Arc<Tenant>, MetaError> {
+        names::check(What::Tenant, name)?;
+        // Looked at before an id is spent; the plan looks again.
+        name_is_free(&self.cache.state(), name)?;
+        let partition = self.new_partition_id().await?;
+        let created_unix_ms = (self.now_unix_ms)();
+        let (tenant, revision) = self
+            .change(|state| {
+                name_is_free(state, name)?;
+                let owner = state.user(owner)?;
+                let tenant = Tenant {
+                    name: name.to_owned(),
+                    partition,
+                    owner: owner.name.clone(),
+                    created_unix_ms,
+                    state: TenantState::Creating,
+                    revision: Revision::default(),
+                };
+                let (key, partition_key) =
+                    (Key::Tenant(name).to_string(), Key::Partition(partition).to_string());
+                let transaction = Transaction::new()
+                    .absent(key.as_str())
+                    .absent(partition_key.as_str())
+                    .unchanged(Key::User(&owner.name).to_string(), owner.revision)
+                    .put(key, records::tenant_value(&tenant))
+                    .put(partition_key, records::partition_value(&PartitionRecord::first(partition)));
+                Ok((transaction, tenant))
+            })
+            .await?;
+        Ok(Arc::new(Tenant { revision, ..tenant }))
+    }
+
+    /// Second step of creating, when the partition exists: from now on clients can connect.
+    pub async fn finish_create(&self, tenant: &Tenant) -> Result<Arc<Tenant>, MetaError> {
+        self.set_state(TenantState::Ready, |state| {
+            let current = state.same_tenant(tenant)?;
+            match current.state {
+                TenantState::Dropping => Err(being(current)),
+                TenantState::Creating | TenantState::Ready => Ok(current),
+            }
+        })
+        .await
+    }
+
+    /// First step of dropping: from now on nobody can connect. Answers again for a tenant whose drop was begun
+    /// and has not ended, so that a drop that failed can be repeated.
+    ///
+    /// Errors: `Missing`, `InUse` (the system tenant), and what the store says.
+    pub async fn begin_drop(&self, name: &str) -> Result<Arc<Tenant>, MetaError> {
+        if name == SYSTEM_TENANT {
+            return Err(system_tenant("dropped"));
+        }
+        self.set_state(TenantState::Dropping, |state| match state.tenants.get(name) {
+            Some(tenant) if tenant.state != TenantState::Creating => Ok(tenant),
+            _ => Err(MetaError::missing(What::Tenant, name)),
+        })
+        .await
+    }
+
+    /// Second step of dropping, or of giving up a creation, when the partition is gone: forgets the tenant, its
+    /// partition and all rights to it. The name is free again; the partition id is not.
+    pub async fn finish_drop(&self, tenant: &Tenant) -> Result<(), MetaError> {
+        self.cache.state().unfinished_tenant(tenant)?;
+        // Nobody can be granted a right to a tenant that is not ready, so the rights only get fewer.
+        self.forget_grants(|state| {
+            let users = state.grants.get(&tenant.partition).into_iter().flatten();
+            users.map(|user| Key::Grant(tenant.partition, user).to_string()).collect()
+        })
+        .await?;
+        self.change(|state| {
+            let current = state.unfinished_tenant(tenant)?;
+            let key = Key::Tenant(&current.name).to_string();
+            let transaction = Transaction::new()
+                .unchanged(key.as_str(), current.revision)
+                .delete(key)
+                .delete(Key::Partition(current.partition).to_string());
+            Ok((transaction, ()))
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// Gives a tenant another name; rights and data stay.
+    ///
+    /// Errors: `InvalidName`, `Missing`, `Exists`, `InUse` (the system tenant), and what the store says.
+    pub async fn rename_tenant(&self, from: &str, to: &str) -> Result<Arc<Tenant>, MetaError> {
+        names::check(What::Tenant, to)?;
+        if from == SYSTEM_TENANT {
+            return Err(system_tenant("renamed"));
+        }
+        let (tenant, revision) = self
+            .change(|state| {
+                let current = state.ready_tenant(from)?;
+                name_is_free(state, to)?;
+                let tenant = Tenant { name: to.to_owned(), ..Tenant::clone(current) };
+                let (old, new) = (Key::Tenant(from).to_string(), Key::Tenant(to).to_string());
+                let transaction = Transaction::new()
+                    .unchanged(old.as_str(), current.revision)
+                    .absent(new.as_str())
+                    .delete(old)
+                    .put(new, records::tenant_value(&tenant));
+                Ok((transaction, tenant))
+            })
+            .await?;
+        Ok(Arc::new(Tenant { revision, ..tenant }))
+    }
+
+    /// Moves the tenant that `find` finds to another state; nothing happens if it is there already.
+    async fn set_state(
+        &self,
+        to: TenantState,
+        find: impl Fn(&State) -> Result<&Arc<Tenant>, MetaError>,
+    ) -> Result<Arc<Tenant>, MetaError> {
+        let (tenant, revision) = self
+            .change(|state| {
+                let current = find(state)?;
+                if current.state == to {
+                    return Ok((Transaction::new(), Tenant::clone(current)));
+                }
+                let tenant = Tenant { state: to, ..Tenant::clone(current) };
+                let key = Key::Tenant(&tenant.name).to_string();
+                let transaction = Transaction::new()
+                    .unchanged(key.as_str(), current.revision)
+                    .put(key, records::tenant_value(&tenant));
+                Ok((transaction, tenant))
+            })
+            .await?;
+        let revision = revision.max(tenant.revision);
+        Ok(Arc::new(Tenant { revision, ..tenant }))
+    }
+
+    /// Deletes grants until `find` finds none, as many at a time as a transaction takes.
+    pub(super) async fn forget_grants(&self, find: impl Fn(&State) -> Vec<String>) -> Result<(), MetaError> {
+        loop {
+            let (deleted, _) = self
+                .change(|state| {
+                    let keys = find(state).into_iter().take(MAX_TRANSACTION_STEPS);
+                    let transaction = keys.fold(Transaction::new(), Transaction::delete);
+                    let deleted = transaction.operations.len();
+                    Ok((transaction, deleted))
+                })
+                .await?;
+            if deleted < MAX_TRANSACTION_STEPS {
+                return Ok(());
+            }
+        }
+    }
+}
+
+impl State {
+    /// The tenant of that name, if clients can connect to it.
+    pub(super) fn ready_tenant(&self, name: &str) -> Result<&Arc<Tenant>, MetaError> {
+        let tenant = self.tenants.get(name).filter(|tenant| tenant.state == TenantState::Ready);
+        tenant.ok_or_else(|| MetaError::missing(What::Tenant, name))
+    }
+
+    /// That very tenant, as it is now: the name may have been given to another since.
+    fn same_tenant(&self, tenant: &Tenant) -> Result<&Arc<Tenant>, MetaError> {
+        let current = self.tenants.get(&tenant.name).filter(|current| current.partition == tenant.partition);
+        current.ok_or_else(|| MetaError::missing(What::Tenant, &tenant.name))
+    }
+
+    /// That very tenant, if its creation or drop has not come to its end.
+    fn unfinished_tenant(&self, tenant: &Tenant) -> Result<&Arc<Tenant>, MetaError> {
+        let current = self.same_tenant(tenant)?;
+        if current.state != TenantState::Ready {
+            return Ok(current);
+        }
+        Err(MetaError::InUse {
+            what: What::Tenant,
+            name: current.name.clone(),
+            reason: "is ready, so its drop cannot be finished".to_owned(),
+            remedy: "begin its drop first",
+        })
+    }
+}
+
+fn name_is_free(state: &State, name: &str) -> Result<(), MetaError> {
+    match state.tenants.get(name) {
+        None => Ok(()),
+        Some(tenant) if tenant.state == TenantState::Ready => Err(MetaError::exists(What::Tenant, name)),
+        Some(tenant) => Err(being(tenant)),
+    }
+}
+
+fn being(tenant: &Tenant) -> MetaError {
+    let (reason, remedy) = match tenant.state {
+        TenantState::Creating => ("is being created", "wait until that has ended"),
+        TenantState::Dropping => ("is being dropped", "wait until that has ended, or drop it again"),
+        TenantState::Ready => ("is in use", "choose another name"),
+    };
+    MetaError::InUse { what: What::Tenant, name: tenant.name.clone(), reason: reason.to_owned(), remedy }
+}
+
+fn system_tenant(done: &str) -> MetaError {
+    MetaError::InUse {
+        what: What::Tenant,
+        name: SYSTEM_TENANT.to_owned(),
+        reason: format!("is the system tenant and cannot be {done}"),
+        remedy: "leave it as it is: it holds no data of yours",
+    }
+}

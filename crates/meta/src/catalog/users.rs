@@ -1,0 +1,221 @@
+//! Users and their right to connect.
+//!
+//! Tenants name their owner, grants name their user, and both are records of their own, so "a user that owns
+//! something cannot be dropped" spans records. Dropping therefore marks the user as leaving first. Whoever makes
+//! a tenant or a grant compares the user's record, so none can appear behind that mark; and when the mark is
+//! durable, the cache shows all that came before it. Then the drop looks once more, and goes on or takes the
+//! mark back.
+
+use std::sync::Arc;
+
+use super::cache::State;
+use super::records::{self, Key};
+use super::{Catalog, SYSTEM_USER, ScramVerifier, Tenant, User, names};
+use crate::{MetaError, Revision, Transaction, What};
+
+impl Catalog {
+    /// The user of that name.
+    pub fn user(&self, name: &str) -> Option<Arc<User>> {
+        self.cache.state().user(name).ok().cloned()
+    }
+
+    /// All users, sorted by name.
+    pub fn users(&self) -> Vec<Arc<User>> {
+        self.cache.state().users.values().filter(|user| !user.leaving).cloned().collect()
+    }
+
+    /// Whether `user` may connect to `tenant`: its owner, whoever was granted it, and superusers may.
+    pub fn may_connect(&self, user: &User, tenant: &Tenant) -> bool {
+        user.superuser || tenant.owner == user.name || self.cache.state().is_granted(tenant, user)
+    }
+
+    /// Makes a user. Without a verifier it cannot log in by password.
+    ///
+    /// Errors: `InvalidName`, `Exists`, `InUse` (it is being dropped), and what the store says.
+    pub async fn create_user(
+        &self,
+        name: &str,
+        superuser: bool,
+        verifier: Option<ScramVerifier>,
+    ) -> Result<Arc<User>, MetaError> {
+        names::check(What::User, name)?;
+        let (user, revision) = self
+            .change(|state| {
+                match state.users.get(name) {
+                    Some(user) if user.leaving => return Err(leaving(name)),
+                    Some(_) => return Err(MetaError::exists(What::User, name)),
+                    None => {}
+                }
+                let verifier = verifier.clone();
+                let revision = Revision::default();
+                let user = User { name: name.to_owned(), superuser, verifier, leaving: false, revision };
+                let key = Key::User(name).to_string();
+                Ok((Transaction::new().absent(key.as_str()).put(key, records::user_value(&user)), user))
+            })
+            .await?;
+        Ok(Arc::new(User { revision, ..user }))
+    }
+
+    /// Gives a user another password, or takes the password away.
+    ///
+    /// Errors: `Missing`, and what the store says.
+    pub async fn alter_user_password(
+        &self,
+        name: &str,
+        verifier: Option<ScramVerifier>,
+    ) -> Result<Arc<User>, MetaError> {
+        let (user, revision) = self
+            .change(|state| {
+                let current = state.user(name)?;
+                Ok(replaced(current, User { verifier: verifier.clone(), ..User::clone(current) }))
+            })
+            .await?;
+        Ok(Arc::new(User { revision, ..user }))
+    }
+
+    /// Drops a user and its rights.
+    ///
+    /// Errors: `Missing`, `InUse` (it owns tenants, or is the system user), and what the store says.
+    pub async fn drop_user(&self, name: &str) -> Result<(), MetaError> {
+        if name == SYSTEM_USER {
+            return Err(MetaError::InUse {
+                what: What::User,
+                name: name.to_owned(),
+                reason: "is the system user and cannot be dropped".to_owned(),
+                remedy: "take its password away to keep it from logging in",
+            });
+        }
+        self.change(|state| {
+            let current = state.users.get(name).ok_or_else(|| MetaError::missing(What::User, name))?;
+            state.owns_nothing(name)?;
+            Ok((mark_leaving(current, true), ()))
+        })
+        .await?;
+        let owns_nothing = self.cache.state().owns_nothing(name);
+        if let Err(owns) = owns_nothing {
+            self.unmark_leaving(name).await?;
+            return Err(owns);
+        }
+        self.forget_grants(|state| {
+            let granted = state.grants.iter().filter(|(_, users)| users.contains(name));
+            granted.map(|(partition, _)| Key::Grant(*partition, name).to_string()).collect()
+        })
+        .await?;
+        self.change(|state| {
+            let current = state
+                .users
+                .get(name)
+                .filter(|user| user.leaving)
+                .ok_or_else(|| MetaError::missing(What::User, name))?;
+            let key = Key::User(name).to_string();
+            Ok((Transaction::new().unchanged(key.as_str(), current.revision).delete(key), ()))
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// Lets a user connect to a tenant. Nothing happens if it may already.
+    ///
+    /// Errors: `Missing` (tenant or user), and what the store says.
+    pub async fn grant_connect(&self, tenant: &str, user: &str) -> Result<(), MetaError> {
+        self.change(|state| {
+            let (tenant, user) = (state.ready_tenant(tenant)?, state.user(user)?);
+            if state.is_granted(tenant, user) {
+                return Ok((Transaction::new(), ()));
+            }
+            let transaction = Transaction::new()
+                .unchanged(Key::Tenant(&tenant.name).to_string(), tenant.revision)
+                .unchanged(Key::User(&user.name).to_string(), user.revision)
+                .put(Key::Grant(tenant.partition, &user.name).to_string(), records::grant_value());
+            Ok((transaction, ()))
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// Takes the right to connect away again. Nothing happens if there was none; an owner keeps its own.
+    ///
+    /// Errors: `Missing` (tenant or user), and what the store says.
+    pub async fn revoke_connect(&self, tenant: &str, user: &str) -> Result<(), MetaError> {
+        self.change(|state| {
+            let (tenant, user) = (state.ready_tenant(tenant)?, state.user(user)?);
+            if !state.is_granted(tenant, user) {
+                return Ok((Transaction::new(), ()));
+            }
+            Ok((Transaction::new().delete(Key::Grant(tenant.partition, &user.name).to_string()), ()))
+        })
+        .await?;
+        Ok(())
+    }
+
+    async fn unmark_leaving(&self, name: &str) -> Result<(), MetaError> {
+        self.change(|state| {
+            let unmark = state.users.get(name).map(|user| mark_leaving(user, false));
+            Ok((unmark.unwrap_or_default(), ()))
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// A drop that a crash interrupted was answered to nobody: its user stays.
+    pub(super) async fn keep_leaving_users(&self) -> Result<(), MetaError> {
+        let names: Vec<String> = {
+            let state = self.cache.state();
+            state.users.values().filter(|user| user.leaving).map(|user| user.name.clone()).collect()
+        };
+        for name in names {
+            self.unmark_leaving(&name).await?;
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    /// The user of that name, unless it is being dropped.
+    pub(super) fn user(&self, name: &str) -> Result<&Arc<User>, MetaError> {
+        let user = self.users.get(name).filter(|user| !user.leaving);
+        user.ok_or_else(|| MetaError::missing(What::User, name))
+    }
+
+    fn is_granted(&self, tenant: &Tenant, user: &User) -> bool {
+        self.grants.get(&tenant.partition).is_some_and(|users| users.contains(&user.name))
+    }
+
+    fn owns_nothing(&self, name: &str) -> Result<(), MetaError> {
+        let mut owned = self.tenants.values().filter(|tenant| tenant.owner == name);
+        let Some(first) = owned.next() else { return Ok(()) };
+        let others = owned.count();
+        let more = if others == 0 { String::new() } else { format!(" and {others} more") };
+        Err(MetaError::InUse {
+            what: What::User,
+            name: name.to_owned(),
+            reason: format!("owns tenant \"{}\"{more}", first.name),
+            remedy: "drop its tenants first",
+        })
+    }
+}
+
+/// The transaction that puts `user` in the place of `current`, and the user.
+fn replaced(current: &User, user: User) -> (Transaction, User) {
+    let key = Key::User(&current.name).to_string();
+    let transaction =
+        Transaction::new().unchanged(key.as_str(), current.revision).put(key, records::user_value(&user));
+    (transaction, user)
+}
+
+/// The transaction that sets or takes back the mark; without steps if it is so already.
+fn mark_leaving(current: &User, leaving: bool) -> Transaction {
+    if current.leaving == leaving {
+        return Transaction::new();
+    }
+    replaced(current, User { leaving, ..current.clone() }).0
+}
+
+fn leaving(name: &str) -> MetaError {
+    MetaError::InUse {
+        what: What::User,
+        name: name.to_owned(),
+        reason: "is being dropped".to_owned(),
+        remedy: "wait until that has ended, or drop it again",
+    }
+}

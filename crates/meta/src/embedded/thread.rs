@@ -1,0 +1,242 @@
+//! The thread that owns the file: takes requests in batches, commits each batch once, tells and answers.
+
+use std::sync::{Arc, Weak};
+
+use rusqlite::ErrorCode;
+use tokio::sync::{mpsc, oneshot};
+
+use super::file::File;
+use crate::{Change, Entry, MetaError, Observer, Operation, Outcome, Revision, Transaction};
+
+/// Requests in one SQLite transaction at most: bounds how long the first of them waits for the last.
+const BATCH_REQUESTS: usize = 256;
+
+type Answer<T> = oneshot::Sender<Result<T, MetaError>>;
+
+/// What a caller asks of the thread.
+pub(super) enum Request {
+    Get { key: String, answer: Answer<Option<Entry>> },
+    Scan { prefix: String, answer: Answer<Vec<Entry>> },
+    Transact { transaction: Transaction, answer: Answer<Outcome> },
+    Follow { observer: Arc<dyn Observer>, answer: Answer<()> },
+}
+
+/// A request that has run, and waits for the commit of its batch.
+enum Done {
+    Get(Option<Entry>, Answer<Option<Entry>>),
+    Scan(Vec<Entry>, Answer<Vec<Entry>>),
+    Transact(Outcome, Vec<Operation>, Answer<Outcome>),
+    Follow(Arc<dyn Observer>, Vec<Entry>, Answer<()>),
+}
+
+pub(super) struct Worker {
+    file: File,
+    requests: mpsc::Receiver<Request>,
+    observers: Vec<Weak<dyn Observer>>,
+    /// Why nothing can be done any more, after a commit that may or may not have happened.
+    failed: Option<MetaError>,
+}
+
+impl Worker {
+    pub(super) fn new(file: File, requests: mpsc::Receiver<Request>) -> Self {
+        Self { file, requests, observers: Vec::new(), failed: None }
+    }
+
+    /// Works until every sender of the queue is gone and the queue is empty.
+    pub(super) fn run(mut self) {
+        let mut batch = Vec::with_capacity(BATCH_REQUESTS);
+        while self.requests.blocking_recv_many(&mut batch, BATCH_REQUESTS) > 0 {
+            self.run_batch(std::mem::take(&mut batch));
+        }
+    }
+
+    fn run_batch(&mut self, batch: Vec<Request>) {
+        if let Some(error) = &self.failed {
+            batch.into_iter().for_each(|request| request.refuse(error));
+            return;
+        }
+        let mut done = Vec::with_capacity(batch.len());
+        match self.execute_all(batch, &mut done) {
+            Ok(()) => done.into_iter().for_each(|done| self.finish(done)),
+            Err((error, not_run)) => {
+                done.into_iter().for_each(|done| done.refuse(&error));
+                not_run.into_iter().for_each(|request| request.refuse(&error));
+            }
+        }
+    }
+
+    /// Runs the requests in one SQLite transaction and commits it. On an error nothing of it has happened
+    /// (or the store has failed for good); also answers the requests that had not run.
+    fn execute_all(
+        &mut self,
+        batch: Vec<Request>,
+        done: &mut Vec<Done>,
+    ) -> Result<(), (MetaError, Vec<Request>)> {
+        let mut requests = batch.into_iter();
+        let begun = self.file.begin().and_then(|()| self.file.revision());
+        let mut revision = match begun {
+            Ok(revision) => revision,
+            Err(error) => return Err((self.undo(&error), requests.collect())),
+        };
+        let before = revision;
+        while let Some(request) = requests.next() {
+            match request.execute(&self.file, &mut revision) {
+                Ok(ended) => done.push(ended),
+                Err((error, request)) => {
+                    return Err((self.undo(&error), std::iter::once(request).chain(requests).collect()));
+                }
+            }
+        }
+        if revision != before
+            && let Err(error) = self.file.set_revision(revision)
+        {
+            return Err((self.undo(&error), Vec::new()));
+        }
+        self.file.commit().map_err(|error| (self.commit_failed(&error), Vec::new()))
+    }
+
+    /// An error before the commit: rolls back, and says that nothing happened.
+    fn undo(&mut self, error: &rusqlite::Error) -> MetaError {
+        if let Err(rollback) = self.file.rollback() {
+            return self.fail(format!("could neither run a transaction ({error}) nor undo it ({rollback})"));
+        }
+        not_made(&self.file, error)
+    }
+
+    /// An error of the commit itself; see the module `embedded` for why only a full disk is forgiven.
+    fn commit_failed(&mut self, error: &rusqlite::Error) -> MetaError {
+        let full = error.sqlite_error_code() == Some(ErrorCode::DiskFull);
+        if full && self.file.rollback().is_ok() {
+            return not_made(&self.file, error);
+        }
+        self.fail(format!("could not commit: {error}"))
+    }
+
+    fn fail(&mut self, cause: String) -> MetaError {
+        let place = self.file.path().display();
+        tracing::error!(path = %place, %cause, "the metadata store has failed and takes no more requests");
+        let remedy = "see to the disk, then restart the node: it reads from the file what was committed";
+        self.failed =
+            Some(MetaError::Unavailable { cause: format!("in {place} failed before: it {cause}"), remedy });
+        MetaError::Unavailable {
+            cause: format!("in {place} {cause}; the outcome of this change is not known"),
+            remedy,
+        }
+    }
+
+    /// After the commit: first the observers, then the caller, as the trait promises.
+    fn finish(&mut self, done: Done) {
+        // A caller that has gone away needs no answer.
+        match done {
+            Done::Get(entry, answer) => drop(answer.send(Ok(entry))),
+            Done::Scan(entries, answer) => drop(answer.send(Ok(entries))),
+            Done::Transact(outcome, operations, answer) => {
+                if let Outcome::Committed(revision) = outcome {
+                    self.tell(operations, revision);
+                }
+                let _ = answer.send(Ok(outcome));
+            }
+            Done::Follow(observer, entries, answer) => {
+                let accepted = observer.snapshot(entries);
+                if accepted.is_ok() {
+                    self.observers.push(Arc::downgrade(&observer));
+                }
+                let _ = answer.send(accepted);
+            }
+        }
+    }
+
+    fn tell(&mut self, operations: Vec<Operation>, revision: Revision) {
+        if operations.is_empty() {
+            return;
+        }
+        let changes: Vec<Change> = operations
+            .into_iter()
+            .map(|operation| match operation {
+                Operation::Put(key, value) => Change { key, value: Some(value), revision },
+                Operation::Delete(key) => Change { key, value: None, revision },
+            })
+            .collect();
+        self.observers.retain(|observer| match observer.upgrade() {
+            Some(observer) => {
+                observer.changed(&changes);
+                true
+            }
+            None => false,
+        });
+    }
+}
+
+impl Request {
+    /// Runs inside the batch's SQLite transaction; gives itself back if SQLite fails.
+    fn execute(self, file: &File, revision: &mut Revision) -> Result<Done, (rusqlite::Error, Request)> {
+        match self {
+            Request::Get { key, answer } => match file.get(&key) {
+                Ok(entry) => Ok(Done::Get(entry, answer)),
+                Err(error) => Err((error, Request::Get { key, answer })),
+            },
+            Request::Scan { prefix, answer } => match file.scan(&prefix) {
+                Ok(entries) => Ok(Done::Scan(entries, answer)),
+                Err(error) => Err((error, Request::Scan { prefix, answer })),
+            },
+            Request::Transact { transaction, answer } => match transact(file, &transaction, revision) {
+                Ok(outcome) => Ok(Done::Transact(outcome, transaction.operations, answer)),
+                Err(error) => Err((error, Request::Transact { transaction, answer })),
+            },
+            Request::Follow { observer, answer } => match file.scan("") {
+                Ok(entries) => Ok(Done::Follow(observer, entries, answer)),
+                Err(error) => Err((error, Request::Follow { observer, answer })),
+            },
+        }
+    }
+
+    fn refuse(self, error: &MetaError) {
+        let error = error.clone();
+        match self {
+            Request::Get { answer, .. } => drop(answer.send(Err(error))),
+            Request::Scan { answer, .. } => drop(answer.send(Err(error))),
+            Request::Transact { answer, .. } => drop(answer.send(Err(error))),
+            Request::Follow { answer, .. } => drop(answer.send(Err(error))),
+        }
+    }
+}
+
+impl Done {
+    fn refuse(self, error: &MetaError) {
+        let error = error.clone();
+        match self {
+            Done::Get(_, answer) => drop(answer.send(Err(error))),
+            Done::Scan(_, answer) => drop(answer.send(Err(error))),
+            Done::Transact(_, _, answer) => drop(answer.send(Err(error))),
+            Done::Follow(_, _, answer) => drop(answer.send(Err(error))),
+        }
+    }
+}
+
+/// Runs one transaction of ours inside the SQLite transaction of the batch.
+fn transact(file: &File, transaction: &Transaction, revision: &mut Revision) -> rusqlite::Result<Outcome> {
+    for compare in &transaction.compares {
+        if !file.holds(compare)? {
+            return Ok(Outcome::Conflict(*revision));
+        }
+    }
+    if !transaction.operations.is_empty() {
+        revision.0 += 1;
+    }
+    for operation in &transaction.operations {
+        file.apply(operation, *revision)?;
+    }
+    Ok(Outcome::Committed(*revision))
+}
+
+fn not_made(file: &File, error: &rusqlite::Error) -> MetaError {
+    let full = error.sqlite_error_code() == Some(ErrorCode::DiskFull);
+    MetaError::Unavailable {
+        cause: format!("in {} made no change: {error}", file.path().display()),
+        remedy: if full {
+            "free some space on its disk and try again"
+        } else {
+            "see to its disk and try again"
+        },
+    }
+}

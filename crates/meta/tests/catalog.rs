@@ -1,0 +1,406 @@
+//! The catalog on the embedded store: tenants, users, rights, ids; races, restarts, hard names.
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::Arc;
+
+use fulmar_meta::{
+    Catalog, Embedded, MetaError, MetadataStore, SYSTEM_PARTITION, SYSTEM_TENANT, SYSTEM_USER, ScramVerifier,
+    Tenant, TenantState, Transaction, What,
+};
+
+async fn open(directory: &Path) -> Arc<Catalog> {
+    Catalog::open_with_clock(Arc::new(store(directory)), || 1_790_000_000_000).await.unwrap()
+}
+
+fn store(directory: &Path) -> Embedded {
+    Embedded::open(&directory.join("meta.db")).unwrap()
+}
+
+async fn create(catalog: &Catalog, name: &str) -> Arc<Tenant> {
+    let tenant = catalog.create_tenant(name, SYSTEM_USER).await.unwrap();
+    catalog.finish_create(&tenant).await.unwrap()
+}
+
+async fn drop_tenant(catalog: &Catalog, name: &str) {
+    let tenant = catalog.begin_drop(name).await.unwrap();
+    catalog.finish_drop(&tenant).await.unwrap();
+}
+
+fn names(catalog: &Arc<Catalog>) -> Vec<String> {
+    catalog.tenants().iter().map(|tenant| tenant.name.clone()).collect()
+}
+
+fn verifier(salt: u8) -> ScramVerifier {
+    ScramVerifier { salt: vec![salt; 16], iterations: 4096, stored_key: vec![1; 32], server_key: vec![2; 32] }
+}
+
+#[tokio::test]
+async fn a_new_catalog_has_the_system_tenant_and_user() {
+    let directory = tempfile::tempdir().unwrap();
+    for _ in 0..2 {
+        let catalog = open(directory.path()).await;
+        let system = catalog.tenant(SYSTEM_TENANT).unwrap();
+        assert_eq!((system.partition, system.owner.as_str()), (SYSTEM_PARTITION, SYSTEM_USER));
+        assert_eq!(system.created_unix_ms, 1_790_000_000_000);
+        let user = catalog.user(SYSTEM_USER).unwrap();
+        assert!(user.superuser && user.verifier.is_none());
+        let partitions = catalog.partitions();
+        assert_eq!(partitions.len(), 1);
+        assert_eq!((partitions[0].id, partitions[0].lineage, partitions[0].epoch), (SYSTEM_PARTITION, 1, 1));
+
+        for refused in
+            [catalog.begin_drop(SYSTEM_TENANT).await, catalog.rename_tenant(SYSTEM_TENANT, "x").await]
+        {
+            assert!(matches!(refused, Err(MetaError::InUse { what: What::Tenant, .. })));
+        }
+        assert!(matches!(
+            catalog.drop_user(SYSTEM_USER).await,
+            Err(MetaError::InUse { what: What::User, .. })
+        ));
+    }
+}
+
+#[tokio::test]
+async fn a_tenant_is_visible_between_its_two_steps_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let catalog = open(directory.path()).await;
+    let creating = catalog.create_tenant("ada", SYSTEM_USER).await.unwrap();
+    assert_eq!(creating.state, TenantState::Creating);
+    assert!(catalog.tenant("ada").is_none() && names(&catalog) == [SYSTEM_TENANT]);
+    assert_eq!(catalog.unfinished(), std::slice::from_ref(&creating));
+    assert!(matches!(catalog.create_tenant("ada", SYSTEM_USER).await, Err(MetaError::InUse { .. })));
+    assert!(matches!(catalog.begin_drop("ada").await, Err(MetaError::Missing { .. })));
+    assert!(matches!(catalog.grant_connect("ada", SYSTEM_USER).await, Err(MetaError::Missing { .. })));
+
+    let ready = catalog.finish_create(&creating).await.unwrap();
+    assert_eq!(catalog.tenant("ada"), Some(ready.clone()));
+    assert_eq!((ready.partition, ready.state), (creating.partition, TenantState::Ready));
+    assert_eq!(catalog.finish_create(&creating).await.unwrap(), ready, "a repeated finish changes nothing");
+    assert!(matches!(catalog.create_tenant("ada", SYSTEM_USER).await, Err(MetaError::Exists { .. })));
+    assert!(matches!(catalog.finish_drop(&ready).await, Err(MetaError::InUse { .. })));
+
+    let dropping = catalog.begin_drop("ada").await.unwrap();
+    assert!(catalog.tenant("ada").is_none());
+    assert_eq!(catalog.begin_drop("ada").await.unwrap(), dropping, "a drop can be repeated");
+    assert!(matches!(catalog.finish_create(&creating).await, Err(MetaError::InUse { .. })));
+    catalog.finish_drop(&dropping).await.unwrap();
+    assert!(matches!(catalog.finish_drop(&dropping).await, Err(MetaError::Missing { .. })));
+    assert_eq!(catalog.partitions().len(), 1);
+    assert!(catalog.unfinished().is_empty());
+}
+
+#[tokio::test]
+async fn a_name_that_came_back_is_another_tenant() {
+    let directory = tempfile::tempdir().unwrap();
+    let catalog = open(directory.path()).await;
+    create(&catalog, "ada").await;
+    let first = catalog.begin_drop("ada").await.unwrap();
+    catalog.finish_drop(&first).await.unwrap();
+    let second = catalog.create_tenant("ada", SYSTEM_USER).await.unwrap();
+    // Whoever still holds the first can neither finish nor forget the second.
+    assert!(matches!(catalog.finish_create(&first).await, Err(MetaError::Missing { .. })));
+    assert!(matches!(catalog.finish_drop(&first).await, Err(MetaError::Missing { .. })));
+    assert_eq!(catalog.unfinished(), [second]);
+}
+
+#[tokio::test]
+async fn partition_ids_are_never_reused() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut seen = HashSet::from([SYSTEM_PARTITION]);
+    for _ in 0..5 {
+        let catalog = open(directory.path()).await;
+        for _ in 0..30 {
+            assert!(seen.insert(create(&catalog, "ada").await.partition));
+            drop_tenant(&catalog, "ada").await;
+        }
+        let given_up = catalog.create_tenant("ada", SYSTEM_USER).await.unwrap();
+        assert!(seen.insert(given_up.partition));
+        catalog.finish_drop(&given_up).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_of_many_concurrent_creators_wins() {
+    let directory = tempfile::tempdir().unwrap();
+    let catalog = open(directory.path()).await;
+    for round in 0..20 {
+        let name = format!("round {round}");
+        let creators: Vec<_> = (0..16)
+            .map(|_| {
+                let (catalog, name) = (catalog.clone(), name.clone());
+                tokio::spawn(async move { catalog.create_tenant(&name, SYSTEM_USER).await })
+            })
+            .collect();
+        let mut winners = Vec::new();
+        for creator in creators {
+            match creator.await.unwrap() {
+                Ok(tenant) => winners.push(tenant),
+                Err(error) => assert!(matches!(error, MetaError::InUse { .. }), "{error}"),
+            }
+        }
+        assert_eq!(winners.len(), 1);
+        assert_eq!(catalog.unfinished(), winners);
+        catalog.finish_create(&winners[0]).await.unwrap();
+    }
+    assert_eq!(names(&open_after(directory.path(), catalog).await).len(), 21);
+}
+
+/// The catalog as a restart sees it.
+async fn open_after(directory: &Path, catalog: Arc<Catalog>) -> Arc<Catalog> {
+    drop(catalog);
+    open(directory).await
+}
+
+/// Two catalogs on one store stand for two nodes: each learns of the other's changes.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_nodes_agree() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Arc::new(store(directory.path()));
+    let one = Catalog::open(store.clone()).await.unwrap();
+    let two = Catalog::open(store).await.unwrap();
+    let tasks: Vec<_> = (0..200)
+        .map(|n| {
+            let catalog = if n % 2 == 0 { one.clone() } else { two.clone() };
+            tokio::spawn(async move {
+                match catalog.create_tenant(&format!("t{}", n / 2), SYSTEM_USER).await {
+                    Ok(tenant) => Some(catalog.finish_create(&tenant).await.unwrap().partition),
+                    Err(MetaError::InUse { .. } | MetaError::Exists { .. }) => None,
+                    Err(error) => panic!("{error}"),
+                }
+            })
+        })
+        .collect();
+    let mut partitions = HashSet::new();
+    for task in tasks {
+        if let Some(partition) = task.await.unwrap() {
+            assert!(partitions.insert(partition));
+        }
+    }
+    assert_eq!(partitions.len(), 100);
+    assert_eq!(one.tenants(), two.tenants());
+    assert_eq!(one.partitions(), two.partitions());
+}
+
+#[tokio::test]
+async fn names_with_quotes_slashes_and_any_letters() {
+    let directory = tempfile::tempdir().unwrap();
+    let catalog = open(directory.path()).await;
+    let hard =
+        ["O'Hara \"the\" 1st", "a/b", "a", "héron/鳥", "tenant/x", "%_\\", " ", "'; DROP TABLE entry; --"];
+    for name in hard {
+        create(&catalog, name).await;
+        catalog.create_user(name, false, None).await.unwrap();
+        catalog.grant_connect(name, name).await.unwrap();
+    }
+    let catalog = open_after(directory.path(), catalog).await;
+    for name in hard {
+        let (tenant, user) = (catalog.tenant(name).unwrap(), catalog.user(name).unwrap());
+        assert!(catalog.may_connect(&user, &tenant));
+        assert_eq!(
+            hard.iter().filter(|user| catalog.may_connect(&catalog.user(user).unwrap(), &tenant)).count(),
+            1
+        );
+    }
+    let mut sorted = hard.to_vec();
+    sorted.push(SYSTEM_TENANT);
+    sorted.sort_unstable();
+    assert_eq!(names(&catalog), sorted);
+    for name in ["", "a\0b", "line\nbreak", &"x".repeat(64)] {
+        assert!(matches!(catalog.create_tenant(name, SYSTEM_USER).await, Err(MetaError::InvalidName { .. })));
+        assert!(matches!(catalog.rename_tenant("a", name).await, Err(MetaError::InvalidName { .. })));
+        assert!(matches!(catalog.create_user(name, false, None).await, Err(MetaError::InvalidName { .. })));
+    }
+}
+
+#[tokio::test]
+async fn a_renamed_tenant_keeps_its_partition_and_rights() {
+    let directory = tempfile::tempdir().unwrap();
+    let catalog = open(directory.path()).await;
+    let before = create(&catalog, "old").await;
+    create(&catalog, "other").await;
+    let user = catalog.create_user("ada", false, None).await.unwrap();
+    catalog.grant_connect("old", "ada").await.unwrap();
+    let after = catalog.rename_tenant("old", "new").await.unwrap();
+    assert_eq!((after.partition, after.name.as_str()), (before.partition, "new"));
+    assert!(catalog.may_connect(&user, &after));
+    assert!(catalog.tenant("old").is_none());
+    assert_eq!(catalog.tenant("new"), Some(after));
+    assert!(matches!(catalog.rename_tenant("old", "x").await, Err(MetaError::Missing { .. })));
+    assert!(matches!(catalog.rename_tenant("new", "other").await, Err(MetaError::Exists { .. })));
+    assert!(matches!(catalog.rename_tenant("new", "new").await, Err(MetaError::Exists { .. })));
+    assert_eq!(names(&open_after(directory.path(), catalog).await), [SYSTEM_TENANT, "new", "other"]);
+}
+
+#[tokio::test]
+async fn users_passwords_and_rights() {
+    let directory = tempfile::tempdir().unwrap();
+    let catalog = open(directory.path()).await;
+    let tenant = create(&catalog, "shop").await;
+    let ada = catalog.create_user("ada", false, Some(verifier(1))).await.unwrap();
+    let bob = catalog.create_user("bob", false, None).await.unwrap();
+    let root = catalog.create_user("root", true, None).await.unwrap();
+    assert!(matches!(catalog.create_user("ada", true, None).await, Err(MetaError::Exists { .. })));
+    assert!(catalog.may_connect(&root, &tenant) && !catalog.may_connect(&ada, &tenant));
+
+    catalog.grant_connect("shop", "ada").await.unwrap();
+    catalog.grant_connect("shop", "ada").await.unwrap();
+    assert!(catalog.may_connect(&ada, &tenant) && !catalog.may_connect(&bob, &tenant));
+    catalog.alter_user_password("ada", Some(verifier(2))).await.unwrap();
+    assert_eq!(catalog.user("ada").unwrap().verifier, Some(verifier(2)));
+
+    let catalog = open_after(directory.path(), catalog).await;
+    assert_eq!(catalog.user("ada").unwrap().verifier, Some(verifier(2)));
+    assert!(catalog.may_connect(&ada, &tenant));
+    catalog.revoke_connect("shop", "ada").await.unwrap();
+    catalog.revoke_connect("shop", "ada").await.unwrap();
+    assert!(!catalog.may_connect(&ada, &tenant));
+    for missing in [catalog.grant_connect("shop", "eve").await, catalog.grant_connect("nowhere", "ada").await]
+    {
+        assert!(matches!(missing, Err(MetaError::Missing { .. })));
+    }
+    assert!(matches!(
+        catalog.create_tenant("x", "eve").await,
+        Err(MetaError::Missing { what: What::User, .. })
+    ));
+    assert!(!format!("{:?}", catalog.user("ada")).contains("stored_key"), "secrets are not printed");
+}
+
+#[tokio::test]
+async fn a_dropped_user_leaves_no_rights_behind() {
+    let directory = tempfile::tempdir().unwrap();
+    let catalog = open(directory.path()).await;
+    catalog.create_user("ada", false, None).await.unwrap();
+    // More rights than one transaction takes.
+    for n in 0..200 {
+        create(&catalog, &format!("t{n}")).await;
+        catalog.grant_connect(&format!("t{n}"), "ada").await.unwrap();
+    }
+    let owned = catalog.create_tenant("hers", "ada").await.unwrap();
+    let refused = catalog.drop_user("ada").await.unwrap_err();
+    assert!(refused.to_string().contains("owns tenant \"hers\""), "{refused}");
+    assert!(catalog.user("ada").is_some());
+    catalog.finish_drop(&owned).await.unwrap();
+    catalog.drop_user("ada").await.unwrap();
+    assert!(matches!(catalog.drop_user("ada").await, Err(MetaError::Missing { .. })));
+
+    let again = catalog.create_user("ada", false, None).await.unwrap();
+    let catalog = open_after(directory.path(), catalog).await;
+    assert!(catalog.tenants().iter().all(|tenant| !catalog.may_connect(&again, tenant)));
+}
+
+#[tokio::test]
+async fn a_dropped_tenant_leaves_no_rights_behind() {
+    let directory = tempfile::tempdir().unwrap();
+    let metadata = Arc::new(store(directory.path()));
+    let catalog = Catalog::open(metadata.clone()).await.unwrap();
+    create(&catalog, "shop").await;
+    for n in 0..200 {
+        catalog.create_user(&format!("u{n}"), false, None).await.unwrap();
+        catalog.grant_connect("shop", &format!("u{n}")).await.unwrap();
+    }
+    assert_eq!(metadata.scan("grant/").await.unwrap().len(), 200);
+    drop_tenant(&catalog, "shop").await;
+    assert_eq!(metadata.scan("grant/").await.unwrap(), []);
+}
+
+/// Owners that are dropped while tenants are made for them: never a tenant without its owner.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_owner_cannot_disappear_under_a_new_tenant() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Arc::new(store(directory.path()));
+    let one = Catalog::open(store.clone()).await.unwrap();
+    let two = Catalog::open(store).await.unwrap();
+    for n in 0..100 {
+        let (user, tenant) = (format!("u{n}"), format!("t{n}"));
+        one.create_user(&user, false, None).await.unwrap();
+        let (created, dropped) = tokio::join!(one.create_tenant(&tenant, &user), two.drop_user(&user));
+        let (has_tenant, has_user) = (!one.unfinished().is_empty(), one.user(&user).is_some());
+        assert_eq!((created.is_ok(), dropped.is_ok()), (has_tenant, !has_user));
+        assert!(!has_tenant || has_user, "tenant {tenant} lost its owner");
+        if let Ok(tenant) = created {
+            one.finish_drop(&tenant).await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_drop_of_a_user_that_a_crash_interrupted_is_undone() {
+    let directory = tempfile::tempdir().unwrap();
+    let catalog = open(directory.path()).await;
+    catalog.create_user("ada", false, Some(verifier(1))).await.unwrap();
+    drop(catalog);
+    let record = {
+        let store = store(directory.path());
+        let record = String::from_utf8(store.get("user/ada").await.unwrap().unwrap().value).unwrap();
+        let leaving = record.replace(r#""leaving":false"#, r#""leaving":true"#);
+        assert_ne!(record, leaving);
+        store.transact(Transaction::new().put("user/ada", leaving)).await.unwrap();
+        record
+    };
+    let catalog = open(directory.path()).await;
+    assert_eq!(catalog.user("ada").unwrap().verifier, Some(verifier(1)));
+    drop(catalog);
+    assert_eq!(store(directory.path()).get("user/ada").await.unwrap().unwrap().value, record.as_bytes());
+}
+
+#[tokio::test]
+async fn damage_is_refused_by_name() {
+    let damages = [
+        ("tenant/ada", Some(r#"{"v":9}"#), "format version 9"),
+        ("tenant/ada", Some("{"), "tenant/ada"),
+        ("counter/partition", Some(r#"{"v":1,"next":2}"#), "again"),
+        ("counter/partition", None, "missing"),
+        ("partition/0000000000000002", None, "its partition"),
+        ("grant/2/ada", Some(r#"{"v":1}"#), "grant/2/ada"),
+    ];
+    for (key, value, expected) in damages {
+        let directory = tempfile::tempdir().unwrap();
+        let catalog = open(directory.path()).await;
+        assert_eq!(create(&catalog, "ada").await.partition.0, 2);
+        drop(catalog);
+        let store = Arc::new(store(directory.path()));
+        let damage = match value {
+            Some(value) => Transaction::new().put(key, value),
+            None => Transaction::new().delete(key),
+        };
+        store.transact(damage).await.unwrap();
+        let error = Catalog::open(store).await.unwrap_err();
+        assert!(
+            matches!(error, MetaError::Corrupt { .. }) && error.to_string().contains(expected),
+            "{key}: {error}"
+        );
+    }
+}
+
+/// Prints what a restart with many tenants costs; a figure for the reader, not a condition.
+#[tokio::test(flavor = "multi_thread")]
+async fn ten_thousand_tenants_come_back() {
+    const TENANTS: usize = 10_000;
+    const CREATORS: usize = 100;
+    let directory = tempfile::tempdir().unwrap();
+    let catalog = open(directory.path()).await;
+    let creating = std::time::Instant::now();
+    let creators: Vec<_> = (0..CREATORS)
+        .map(|creator| {
+            let catalog = catalog.clone();
+            tokio::spawn(async move {
+                for n in (creator..TENANTS).step_by(CREATORS) {
+                    create(&catalog, &format!("tenant-{n:05}")).await;
+                }
+            })
+        })
+        .collect();
+    for creator in creators {
+        creator.await.unwrap();
+    }
+    println!("{TENANTS} tenants created by {CREATORS} at once in {} ms", creating.elapsed().as_millis());
+    drop(catalog);
+    let loading = std::time::Instant::now();
+    let catalog = open(directory.path()).await;
+    println!("{TENANTS} tenants loaded in {} ms", loading.elapsed().as_millis());
+    assert_eq!(catalog.tenants().len(), TENANTS + 1);
+    assert_eq!(catalog.partitions().len(), TENANTS + 1);
+    let partitions: HashSet<_> = catalog.tenants().iter().map(|tenant| tenant.partition).collect();
+    assert_eq!(partitions.len(), TENANTS + 1);
+}
