@@ -1,0 +1,122 @@
+//! Clocks that come in from outside, and what is derived from them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Where time comes from: the system's clock, or a test's.
+pub trait TimeSource: Send + Sync {
+    /// Milliseconds since 1970 (UTC).
+    fn unix_ms(&self) -> u64;
+    /// Milliseconds that never go back, from an arbitrary start.
+    fn monotonic_ms(&self) -> u64;
+}
+
+/// The machine's clocks.
+#[derive(Debug)]
+pub struct SystemTime {
+    start: std::time::Instant,
+}
+
+impl Default for SystemTime {
+    fn default() -> Self {
+        SystemTime { start: std::time::Instant::now() }
+    }
+}
+
+impl TimeSource for SystemTime {
+    fn unix_ms(&self) -> u64 {
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64)
+    }
+
+    fn monotonic_ms(&self) -> u64 {
+        self.start.elapsed().as_millis() as u64
+    }
+}
+
+/// 2024-01-01T00:00:00Z: transaction ids count from here.
+const EPOCH_MS: u64 = 1_704_067_200_000;
+
+/// Low bits of a transaction id that count within a millisecond.
+const ID_COUNTER_BITS: u32 = 21;
+
+/// Hybrid timestamps and transaction ids of one node.
+pub(crate) struct Clock {
+    source: Arc<dyn TimeSource>,
+    hybrid: AtomicU64,
+    id: AtomicU64,
+}
+
+impl Clock {
+    pub(crate) fn new(source: Arc<dyn TimeSource>) -> Self {
+        Clock { source, hybrid: AtomicU64::new(0), id: AtomicU64::new(0) }
+    }
+
+    pub(crate) fn unix_ms(&self) -> u64 {
+        self.source.unix_ms()
+    }
+
+    pub(crate) fn monotonic_ms(&self) -> u64 {
+        self.source.monotonic_ms()
+    }
+
+    /// A hybrid timestamp above all earlier ones: milliseconds since 1970 in the upper 48 bits, a counter below.
+    pub(crate) fn tick(&self) -> u64 {
+        self.above(&self.hybrid, self.unix_ms() << 16)
+    }
+
+    /// Sees to it that later timestamps lie above one that was read from a log.
+    pub(crate) fn observe(&self, timestamp: u64) {
+        self.hybrid.fetch_max(timestamp, Ordering::AcqRel);
+    }
+
+    /// A transaction id that was not given before: it tells when it was given.
+    pub(crate) fn transaction_id(&self) -> u64 {
+        self.above(&self.id, self.newest_id())
+    }
+
+    /// An id above all that were given until now.
+    pub(crate) fn newest_id(&self) -> u64 {
+        self.unix_ms().saturating_sub(EPOCH_MS) << ID_COUNTER_BITS
+    }
+
+    /// Sees to it that later ids lie above one that was read from a log.
+    pub(crate) fn observe_id(&self, id: u64) {
+        self.id.fetch_max(id, Ordering::AcqRel);
+    }
+
+    fn above(&self, last: &AtomicU64, now: u64) -> u64 {
+        let mut seen = last.load(Ordering::Acquire);
+        loop {
+            let next = now.max(seen + 1);
+            match last.compare_exchange_weak(seen, next, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return next,
+                Err(other) => seen = other,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grows_even_when_the_clock_goes_back() {
+        struct Back(AtomicU64);
+        impl TimeSource for Back {
+            fn unix_ms(&self) -> u64 {
+                EPOCH_MS + self.0.fetch_sub(1, Ordering::Relaxed)
+            }
+            fn monotonic_ms(&self) -> u64 {
+                0
+            }
+        }
+        let clock = Clock::new(Arc::new(Back(AtomicU64::new(100))));
+        let (a, b) = (clock.tick(), clock.tick());
+        assert!(b > a);
+        let (a, b) = (clock.transaction_id(), clock.transaction_id());
+        assert!(b > a && a >> ID_COUNTER_BITS == 98);
+        clock.observe(b << 32);
+        assert!(clock.tick() > b << 32);
+    }
+}

@@ -1,0 +1,229 @@
+//! SQL functions that answer from the session and its transaction instead of from the connection, so that a replay
+//! computes the same, and functions that PostgreSQL clients call.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use libsqlite3_sys as ffi;
+
+use crate::vfs::Link;
+use crate::{Error, Result, sqlstate};
+
+type Function = unsafe extern "C" fn(*mut ffi::sqlite3_context, c_int, *mut *mut ffi::sqlite3_value);
+
+/// Name, number of arguments, implementation.
+const FUNCTIONS: [(&CStr, c_int, Function); 11] = [
+    (c"random", 0, random),
+    (c"randomblob", 1, randomblob),
+    (c"changes", 0, changes),
+    (c"total_changes", 0, total_changes),
+    (c"pg_current_xact_id", 0, current_transaction),
+    (c"pg_current_xact_id_if_assigned", 0, current_transaction_if_assigned),
+    (c"txid_current", 0, current_transaction),
+    (c"pg_xact_status", 1, transaction_status),
+    (c"txid_status", 1, transaction_status),
+    (c"now", 0, now),
+    (c"clock_timestamp", 0, now),
+];
+
+/// Largest answer of `randomblob`, bytes.
+const LARGEST_RANDOM: i64 = 64 << 20;
+
+pub(super) fn register(db: *mut ffi::sqlite3, link: &Link) -> Result<()> {
+    for (name, arguments, function) in FUNCTIONS {
+        let link: *const Link = link;
+        // SAFETY: the link outlives the handle; the implementations keep SQLite's rules for functions.
+        let code = unsafe {
+            ffi::sqlite3_create_function_v2(
+                db,
+                name.as_ptr(),
+                arguments,
+                ffi::SQLITE_UTF8,
+                link as *mut c_void,
+                Some(function),
+                None,
+                None,
+                None,
+            )
+        };
+        if code != ffi::SQLITE_OK {
+            return Err(Error::new(sqlstate::INTERNAL, format!("function {name:?} cannot be registered ({code})")));
+        }
+    }
+    Ok(())
+}
+
+/// Runs a function's body with its link. A panic becomes an SQL error.
+///
+/// # Safety
+/// `context` is that of a running function registered by [`register`].
+unsafe fn answer(context: *mut ffi::sqlite3_context, body: impl FnOnce(&Link)) {
+    // SAFETY: the user data is the link.
+    let link = unsafe { &*ffi::sqlite3_user_data(context).cast::<Link>() };
+    if catch_unwind(AssertUnwindSafe(|| body(link))).is_err() {
+        // SAFETY: a running function's context.
+        unsafe { ffi::sqlite3_result_error_code(context, ffi::SQLITE_INTERNAL) };
+    }
+}
+
+/// # Safety
+/// As [`answer`].
+unsafe fn fail(context: *mut ffi::sqlite3_context, link: &Link, error: Error) {
+    link.transaction.borrow_mut().failure = Some(error);
+    // SAFETY: a running function's context.
+    unsafe { ffi::sqlite3_result_error_code(context, ffi::SQLITE_ERROR) };
+}
+
+unsafe extern "C" fn random(context: *mut ffi::sqlite3_context, _: c_int, _: *mut *mut ffi::sqlite3_value) {
+    // SAFETY: called by SQLite.
+    unsafe {
+        answer(context, |link| {
+            let value = link.variables.borrow_mut().next_random() as i64;
+            ffi::sqlite3_result_int64(context, value);
+        });
+    }
+}
+
+unsafe extern "C" fn randomblob(
+    context: *mut ffi::sqlite3_context,
+    _: c_int,
+    arguments: *mut *mut ffi::sqlite3_value,
+) {
+    // SAFETY: called by SQLite with one argument.
+    unsafe {
+        answer(context, |link| {
+            let length = ffi::sqlite3_value_int64(*arguments).max(1);
+            if length > LARGEST_RANDOM {
+                ffi::sqlite3_result_error_toobig(context);
+                return;
+            }
+            let mut variables = link.variables.borrow_mut();
+            let words = (length as usize).div_ceil(8);
+            let mut blob: Vec<u8> = (0..words).flat_map(|_| variables.next_random().to_le_bytes()).collect();
+            blob.truncate(length as usize);
+            ffi::sqlite3_result_blob64(context, blob.as_ptr().cast(), blob.len() as u64, ffi::SQLITE_TRANSIENT());
+        });
+    }
+}
+
+unsafe extern "C" fn changes(context: *mut ffi::sqlite3_context, _: c_int, _: *mut *mut ffi::sqlite3_value) {
+    // SAFETY: called by SQLite.
+    unsafe {
+        answer(context, |link| {
+            let variables = link.variables.borrow();
+            let here = ffi::sqlite3_changes64(ffi::sqlite3_context_db_handle(context));
+            ffi::sqlite3_result_int64(context, if variables.changed { here } else { variables.changes });
+        });
+    }
+}
+
+unsafe extern "C" fn total_changes(context: *mut ffi::sqlite3_context, _: c_int, _: *mut *mut ffi::sqlite3_value) {
+    // SAFETY: called by SQLite.
+    unsafe {
+        answer(context, |link| {
+            let here = ffi::sqlite3_total_changes64(ffi::sqlite3_context_db_handle(context));
+            ffi::sqlite3_result_int64(context, link.variables.borrow().total_changes_base + here);
+        });
+    }
+}
+
+unsafe extern "C" fn now(context: *mut ffi::sqlite3_context, _: c_int, _: *mut *mut ffi::sqlite3_value) {
+    // SAFETY: called by SQLite.
+    unsafe {
+        answer(context, |link| {
+            let text = timestamp(link.variables.borrow().clock_ms);
+            ffi::sqlite3_result_text(context, text.as_ptr().cast(), text.len() as c_int, ffi::SQLITE_TRANSIENT());
+        });
+    }
+}
+
+unsafe extern "C" fn current_transaction(
+    context: *mut ffi::sqlite3_context,
+    _: c_int,
+    _: *mut *mut ffi::sqlite3_value,
+) {
+    // SAFETY: called by SQLite.
+    unsafe {
+        answer(context, |link| {
+            let mut variables = link.variables.borrow_mut();
+            if variables.transaction_id == 0 {
+                variables.transaction_id = link.partition.node.clock.transaction_id();
+            }
+            link.transaction.borrow_mut().id = variables.transaction_id;
+            ffi::sqlite3_result_int64(context, variables.transaction_id as i64);
+        });
+    }
+}
+
+unsafe extern "C" fn current_transaction_if_assigned(
+    context: *mut ffi::sqlite3_context,
+    _: c_int,
+    _: *mut *mut ffi::sqlite3_value,
+) {
+    // SAFETY: called by SQLite.
+    unsafe {
+        answer(context, |link| match link.variables.borrow().transaction_id {
+            0 => ffi::sqlite3_result_null(context),
+            id => ffi::sqlite3_result_int64(context, id as i64),
+        });
+    }
+}
+
+/// Asking decides: see [`crate::partition::Partition::ask`].
+unsafe extern "C" fn transaction_status(
+    context: *mut ffi::sqlite3_context,
+    _: c_int,
+    arguments: *mut *mut ffi::sqlite3_value,
+) {
+    // SAFETY: called by SQLite with one argument.
+    unsafe {
+        answer(context, |link| {
+            let id = ffi::sqlite3_value_int64(*arguments);
+            let Ok(id @ 1..) = u64::try_from(id) else {
+                let error = Error::new(sqlstate::INVALID_PARAMETER_VALUE, format!("{id} is not a transaction id"));
+                return fail(context, link, error);
+            };
+            let own = link.variables.borrow().transaction_id;
+            if own == id {
+                return ffi::sqlite3_result_text(context, c"in progress".as_ptr(), -1, None);
+            }
+            match link.wait(link.partition.ask(id)) {
+                Ok(Ok(Some(true))) => ffi::sqlite3_result_text(context, c"committed".as_ptr(), -1, None),
+                Ok(Ok(Some(false))) => ffi::sqlite3_result_text(context, c"aborted".as_ptr(), -1, None),
+                Ok(Ok(None)) => ffi::sqlite3_result_null(context),
+                Ok(Err(error)) => fail(context, link, error),
+                Err(_) => ffi::sqlite3_result_error_code(context, ffi::SQLITE_INTERRUPT),
+            }
+        });
+    }
+}
+
+/// `2026-11-20 23:05:01.123+00`, as PostgreSQL writes it.
+fn timestamp(unix_ms: u64) -> String {
+    let (days, ms) = (unix_ms / 86_400_000, unix_ms % 86_400_000);
+    let (year, month, day) = civil(days as i64);
+    let (hour, minute, second, ms) = (ms / 3_600_000, ms / 60_000 % 60, ms / 1000 % 60, ms % 1000);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}.{ms:03}+00")
+}
+
+/// Days since 1970 to a date (Howard Hinnant's algorithm).
+fn civil(days: i64) -> (i64, i64, i64) {
+    let z = days + 719_468;
+    let era = z.div_euclid(146_097);
+    let doe = z.rem_euclid(146_097);
+    let yoe = (doe - doe / 1460 + doe / 36_524 - doe / 146_096) / 365;
+    let doy = doe - (365 * yoe + yoe / 4 - yoe / 100);
+    let mp = (5 * doy + 2) / 153;
+    let month = if mp < 10 { mp + 3 } else { mp - 9 };
+    (yoe + era * 400 + i64::from(month <= 2), month, doy - (153 * mp + 2) / 5 + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn formats_timestamps() {
+        assert_eq!(super::timestamp(0), "1970-01-01 00:00:00.000+00");
+        assert_eq!(super::timestamp(951_782_400_000), "2000-02-29 00:00:00.000+00");
+        assert_eq!(super::timestamp(1_795_215_901_123), "2026-11-20 23:05:01.123+00");
+    }
+}

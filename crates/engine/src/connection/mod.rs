@@ -1,0 +1,249 @@
+//! A SQLite connection on a partition: opened, kept and used by one session at a time.
+//!
+//! Sessions hold no connection between transactions: they take one from the partition's [`Pool`] and give it back, so
+//! thousands of idle sessions cost no SQLite memory and a few connections stay warm. Prepared statements belong to
+//! connections; each keeps those it used last ([`statements`]).
+
+mod authorize;
+mod errors;
+mod functions;
+mod statements;
+
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr;
+use std::sync::Arc;
+
+use libsqlite3_sys as ffi;
+use parking_lot::Mutex;
+
+pub(crate) use errors::sqlite_error;
+pub(crate) use statements::{Columns, Prepared, Run, Step};
+
+use crate::fiber::Fiber;
+use crate::partition::Partition;
+use crate::variables::Variables;
+use crate::vfs::{self, Link};
+use crate::{Error, Result, sqlstate};
+
+/// Steps of SQLite's virtual machine between two looks at the clock and at the cancel flag.
+const STEPS_PER_CHECKPOINT: c_int = 2000;
+
+/// An open connection. All calls into SQLite go through [`Connection::run`], on a fiber.
+pub(crate) struct Connection {
+    db: *mut ffi::sqlite3,
+    pub(crate) link: Box<Link>,
+    statements: statements::Cache,
+    /// The session has left something in this connection that others must not see (temporary tables, settings).
+    pub(crate) tainted: bool,
+}
+
+// SAFETY: connections are opened NOMUTEX and used by one session at a time; see `fiber` for suspended ones.
+unsafe impl Send for Connection {}
+
+/// Settings of every connection. Why each: our own journal buffers never need to be durable, so synchronous is off;
+/// TRUNCATE keeps the journal in a spillable buffer (MEMORY never spills); any mmap size makes SQLite read through
+/// xFetch, without a copy; the cache holds only pages that are written, and spills to the overlay.
+const SETTINGS: &CStr = c"PRAGMA page_size=4096; PRAGMA mmap_size=1073741824; PRAGMA cache_size=-2048; \
+    PRAGMA synchronous=OFF; PRAGMA journal_mode=TRUNCATE; PRAGMA temp_store=FILE; PRAGMA foreign_keys=ON; \
+    PRAGMA recursive_triggers=OFF";
+
+/// Limits that keep the stack of a fiber within bounds, and lengths within reason.
+const LIMITS: [(c_int, c_int); 7] = [
+    (ffi::SQLITE_LIMIT_LENGTH, 256 << 20),
+    (ffi::SQLITE_LIMIT_SQL_LENGTH, 16 << 20),
+    (ffi::SQLITE_LIMIT_EXPR_DEPTH, 200),
+    (ffi::SQLITE_LIMIT_COMPOUND_SELECT, 50),
+    (ffi::SQLITE_LIMIT_LIKE_PATTERN_LENGTH, 500),
+    (ffi::SQLITE_LIMIT_TRIGGER_DEPTH, 50),
+    (ffi::SQLITE_LIMIT_WORKER_THREADS, 0),
+];
+
+impl Connection {
+    /// Opens a connection on a partition.
+    pub(crate) async fn open(partition: Arc<Partition>) -> Result<Box<Connection>> {
+        vfs::register();
+        let mut connection = Box::new(Connection {
+            db: ptr::null_mut(),
+            link: Link::new(partition),
+            statements: statements::Cache::default(),
+            tainted: false,
+        });
+        connection.run(Connection::open_here)?.await?;
+        Ok(connection)
+    }
+
+    /// Runs `body` on a fiber, where it may call SQLite.
+    pub(crate) fn run<'a, T: 'a>(
+        &'a mut self,
+        body: impl FnOnce(&mut Connection) -> T + 'a,
+    ) -> Result<Fiber<'a, T>> {
+        let link: *const Link = &*self.link;
+        // SAFETY: the link lives in this connection, which the fiber borrows until its end.
+        let fiber = unsafe { Fiber::new(&raw const (*link).suspender, link.cast(), move || body(self)) };
+        fiber.map_err(|e| {
+            Error::new(sqlstate::OUT_OF_MEMORY, format!("no stack for a statement: {e}"))
+                .hint("too many statements wait at once; run fewer, or raise vm.max_map_count")
+        })
+    }
+
+    fn open_here(&mut self) -> Result<()> {
+        const FLAGS: c_int = ffi::SQLITE_OPEN_READWRITE
+            | ffi::SQLITE_OPEN_CREATE
+            | ffi::SQLITE_OPEN_NOMUTEX
+            | ffi::SQLITE_OPEN_PRIVATECACHE
+            | ffi::SQLITE_OPEN_EXRESCODE;
+        // SAFETY: plain calls of SQLite's interface with valid pointers; on failure the handle is closed by `drop`.
+        unsafe {
+            let code = ffi::sqlite3_open_v2(c"partition".as_ptr(), &mut self.db, FLAGS, vfs::NAME.as_ptr());
+            if code != ffi::SQLITE_OK {
+                return Err(self.error(code));
+            }
+            ffi::sqlite3_db_config(self.db, ffi::SQLITE_DBCONFIG_LOOKASIDE, ptr::null_mut::<c_void>(), 128, 96);
+            for (option, value) in [
+                (ffi::SQLITE_DBCONFIG_ENABLE_LOAD_EXTENSION, 0),
+                (ffi::SQLITE_DBCONFIG_DEFENSIVE, 1),
+                (ffi::SQLITE_DBCONFIG_DQS_DML, 0),
+                (ffi::SQLITE_DBCONFIG_DQS_DDL, 0),
+            ] {
+                ffi::sqlite3_db_config(self.db, option, value as c_int, ptr::null_mut::<c_int>());
+            }
+            for (limit, value) in LIMITS {
+                ffi::sqlite3_limit(self.db, limit, value);
+            }
+            let link: *const Link = &*self.link;
+            ffi::sqlite3_progress_handler(self.db, STEPS_PER_CHECKPOINT, Some(progress), link as *mut c_void);
+        }
+        self.execute_here(SETTINGS)?;
+        functions::register(self.db, &self.link)?;
+        authorize::install(self.db, &self.link);
+        Ok(())
+    }
+
+    /// Runs statements without answers; on the fiber.
+    pub(crate) fn execute_here(&mut self, sql: &CStr) -> Result<()> {
+        // SAFETY: a valid handle and a C string.
+        let code = unsafe { ffi::sqlite3_exec(self.db, sql.as_ptr(), None, ptr::null_mut(), ptr::null_mut()) };
+        if code == ffi::SQLITE_OK { Ok(()) } else { Err(self.error(code)) }
+    }
+
+    /// Whether no transaction is open in SQLite.
+    pub(crate) fn is_autocommit(&self) -> bool {
+        // SAFETY: a valid handle.
+        unsafe { ffi::sqlite3_get_autocommit(self.db) != 0 }
+    }
+
+    /// Whether the open transaction holds SQLite's write lock: it has changed something, or was about to.
+    pub(crate) fn is_writing(&self) -> bool {
+        // SAFETY: a valid handle.
+        unsafe { ffi::sqlite3_txn_state(self.db, c"main".as_ptr()) == ffi::SQLITE_TXN_WRITE }
+    }
+
+    /// Puts what functions see back to where the transaction began, for a replay. A transaction id that the client knows
+    /// stays. `total_changes` is what the session had counted before.
+    pub(crate) fn restore(&mut self, begun: &Variables, last_insert_rowid: i64, changes: i64, total_changes: i64) {
+        let (_, total) = self.changes();
+        {
+            let mut variables = self.link.variables.borrow_mut();
+            let id = variables.transaction_id;
+            *variables = Variables {
+                changes,
+                total_changes_base: total_changes - total,
+                transaction_id: id,
+                ..begun.clone()
+            };
+        }
+        self.set_last_insert_rowid(last_insert_rowid);
+    }
+
+    /// Rows changed by the last statement that changes rows, and by all of this connection.
+    pub(crate) fn changes(&self) -> (i64, i64) {
+        // SAFETY: a valid handle.
+        unsafe { (ffi::sqlite3_changes64(self.db), ffi::sqlite3_total_changes64(self.db)) }
+    }
+
+    pub(crate) fn last_insert_rowid(&self) -> i64 {
+        // SAFETY: a valid handle.
+        unsafe { ffi::sqlite3_last_insert_rowid(self.db) }
+    }
+
+    pub(crate) fn set_last_insert_rowid(&mut self, rowid: i64) {
+        // SAFETY: a valid handle.
+        unsafe { ffi::sqlite3_set_last_insert_rowid(self.db, rowid) }
+    }
+
+    /// The error of the last call, which answered `code`. What the VFS noted goes before SQLite's view of it.
+    pub(crate) fn error(&self, code: c_int) -> Error {
+        if let Some(failure) = self.link.transaction.borrow_mut().failure.take() {
+            return failure;
+        }
+        let cancel = self.link.cancel.borrow();
+        if cancel.is_set() {
+            return cancel.error();
+        }
+        // SAFETY: a valid or null handle; the message is copied at once.
+        let (message, offset) = unsafe {
+            let text = CStr::from_ptr(ffi::sqlite3_errmsg(self.db)).to_string_lossy().into_owned();
+            (text, ffi::sqlite3_error_offset(self.db))
+        };
+        sqlite_error(code, message, offset)
+    }
+
+    fn close_here(&mut self) {
+        self.statements.clear();
+        // SAFETY: all statements are finalized; the handle is not used again.
+        unsafe { ffi::sqlite3_close(std::mem::replace(&mut self.db, ptr::null_mut())) };
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        if self.db.is_null() {
+            return;
+        }
+        // Closing rolls back what is open and waits for nothing, so the fiber ends at its first poll.
+        if let Ok(fiber) = self.run(Connection::close_here) {
+            let _ = futures::FutureExt::now_or_never(fiber);
+        }
+    }
+}
+
+unsafe extern "C" fn progress(link: *mut c_void) -> c_int {
+    // SAFETY: the link outlives the handle. A panic cannot happen before the catch in `checkpoint`'s callees.
+    let link = unsafe { &*link.cast::<Link>() };
+    c_int::from(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| link.checkpoint())).unwrap_or(true))
+}
+
+/// Connections of a partition that wait for a session.
+#[derive(Default)]
+pub(crate) struct Pool(Mutex<Vec<Box<Connection>>>);
+
+/// Connections that a partition keeps open at most; more may be in use.
+const KEPT_CONNECTIONS: usize = 8;
+
+impl Pool {
+    /// The connection that was used last, so that few stay warm.
+    pub(crate) fn take(&self) -> Option<Box<Connection>> {
+        self.0.lock().pop()
+    }
+
+    pub(crate) fn give(&self, connection: Box<Connection>) {
+        let mut kept = self.0.lock();
+        if kept.len() < KEPT_CONNECTIONS && !connection.tainted {
+            kept.push(connection);
+        } else {
+            drop(kept);
+            drop(connection);
+        }
+    }
+
+    /// How many wait.
+    pub(crate) fn len(&self) -> usize {
+        self.0.lock().len()
+    }
+
+    /// Closes all that wait.
+    pub(crate) fn clear(&self) {
+        let connections = std::mem::take(&mut *self.0.lock());
+        drop(connections);
+    }
+}

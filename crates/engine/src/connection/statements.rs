@@ -1,0 +1,345 @@
+//! Prepared statements of a connection: preparing, binding, stepping.
+
+use std::ffi::{CStr, c_int};
+use std::ptr;
+
+use hashbrown::HashMap;
+use libsqlite3_sys as ffi;
+
+use super::Connection;
+use crate::statement::{Row, RowSink};
+use crate::value::{Value, ValueRef};
+use crate::{Error, Result, sqlstate};
+
+/// Statements that one connection keeps.
+const KEPT: usize = 64;
+
+/// A statement of SQLite's, and how its parameters are numbered.
+struct Handle {
+    raw: *mut ffi::sqlite3_stmt,
+    /// For each of SQLite's parameters, the client's number (from 1). SQLite numbers `$2, $1` by appearance.
+    numbers: Box<[u16]>,
+    used: u64,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: owned, finalized once; null is allowed.
+        unsafe { ffi::sqlite3_finalize(self.raw) };
+    }
+}
+
+/// The statements that a connection used last, by the id of [`crate::Statement`].
+#[derive(Default)]
+pub(super) struct Cache {
+    handles: HashMap<u64, Handle>,
+    clock: u64,
+}
+
+impl Cache {
+    pub(super) fn clear(&mut self) {
+        self.handles.clear();
+    }
+
+    fn insert(&mut self, id: u64, handle: Handle) {
+        if self.handles.len() >= KEPT
+            && let Some(oldest) = self.handles.iter().min_by_key(|(_, handle)| handle.used).map(|(id, _)| *id)
+        {
+            self.handles.remove(&oldest);
+        }
+        self.handles.insert(id, handle);
+    }
+}
+
+/// Columns with their declared types, where they have one.
+pub(crate) type Columns = Vec<(String, Option<String>)>;
+
+/// What SQLite says of a statement's text.
+pub(crate) struct Prepared {
+    /// Length of the first statement's text; what follows is the next one's.
+    pub length: usize,
+    /// Whether there is a statement at all.
+    pub empty: bool,
+    pub read_only: bool,
+    /// 0, or 1 for EXPLAIN, 2 for EXPLAIN QUERY PLAN.
+    pub explain: c_int,
+    /// Number of parameters: the highest `$n`.
+    pub parameters: usize,
+    /// Names and declared types of the answer's columns.
+    pub columns: Columns,
+}
+
+/// How a statement's steps ended.
+pub(crate) enum Step {
+    /// To its end; rows given to the sink.
+    Done(u64),
+    /// With a conflict; it can be run again.
+    Conflict,
+    /// With an error.
+    Failed(Error),
+}
+
+/// A statement to be run: its id, its text, and how many columns the client was told of.
+pub(crate) struct Run<'a> {
+    pub id: u64,
+    pub sql: &'a str,
+    pub columns: usize,
+    pub parameters: &'a [Value],
+}
+
+impl Connection {
+    /// Prepares the first statement of `sql` and describes it; on the fiber. The handle is kept under `id`.
+    pub(crate) fn describe_here(&mut self, id: u64, sql: &str) -> Result<Prepared> {
+        let (raw, length) = self.prepare_raw(sql)?;
+        let handle = Handle { raw, numbers: parameter_numbers(raw)?, used: 0 };
+        if raw.is_null() {
+            let columns = Vec::new();
+            return Ok(Prepared { length, empty: true, read_only: true, explain: 0, parameters: 0, columns });
+        }
+        // SAFETY: a valid statement; names are copied at once.
+        let prepared = unsafe {
+            Prepared {
+                length,
+                empty: false,
+                read_only: ffi::sqlite3_stmt_readonly(raw) != 0,
+                explain: ffi::sqlite3_stmt_isexplain(raw),
+                parameters: handle.numbers.iter().copied().max().unwrap_or(0) as usize,
+                columns: declared_columns(raw),
+            }
+        };
+        self.statements.insert(id, handle);
+        Ok(prepared)
+    }
+
+    /// Names and declared types of the columns of tables; on the fiber.
+    pub(crate) fn columns_here(&mut self, tables: &[String]) -> Vec<Columns> {
+        let mut columns = Vec::new();
+        for table in tables {
+            let sql = format!("SELECT * FROM \"{}\" LIMIT 0", table.replace('"', "\"\""));
+            // Names of common table expressions are no tables; they tell nothing.
+            let Ok((raw, _)) = self.prepare_raw(&sql) else { continue };
+            let handle = Handle { raw, numbers: Box::default(), used: 0 };
+            columns.push(declared_columns(handle.raw));
+        }
+        columns
+    }
+
+    fn prepare_raw(&mut self, sql: &str) -> Result<(*mut ffi::sqlite3_stmt, usize)> {
+        let mut raw = ptr::null_mut();
+        let mut tail = ptr::null();
+        let start = sql.as_ptr().cast();
+        let length = c_int::try_from(sql.len()).map_err(|_| {
+            Error::new(sqlstate::PROGRAM_LIMIT, "the statement is too long").hint("pass large values as parameters")
+        })?;
+        // SAFETY: the text is `length` bytes long; SQLite copies it.
+        let code = unsafe {
+            let flags = ffi::SQLITE_PREPARE_PERSISTENT;
+            ffi::sqlite3_prepare_v3(self.db, start, length, flags, &mut raw, &mut tail)
+        };
+        if code != ffi::SQLITE_OK {
+            return Err(self.error(code));
+        }
+        // SAFETY: the tail points into the same text, or to its end.
+        let consumed = if tail.is_null() { sql.len() } else { unsafe { tail.offset_from(start) as usize } };
+        Ok((raw, consumed.min(sql.len())))
+    }
+
+    /// Runs a statement to its end; on the fiber. The caller has put the transaction's context into the link.
+    pub(crate) fn run_here(&mut self, run: &Run<'_>, sink: &mut dyn RowSink) -> Step {
+        let raw = match self.handle(run) {
+            Ok(raw) => raw,
+            Err(error) => return self.failed(error),
+        };
+        self.link.begin_slice();
+        let step = match bind(raw, &self.statements.handles[&run.id].numbers, run.parameters) {
+            Ok(()) => self.step_to_end(raw, run, sink),
+            Err(error) => Step::Failed(error),
+        };
+        // SAFETY: a valid statement. The reset's code repeats that of the step.
+        unsafe {
+            ffi::sqlite3_reset(raw);
+            ffi::sqlite3_clear_bindings(raw);
+        }
+        step
+    }
+
+    fn handle(&mut self, run: &Run<'_>) -> Result<*mut ffi::sqlite3_stmt> {
+        self.statements.clock += 1;
+        let used = self.statements.clock;
+        if let Some(handle) = self.statements.handles.get_mut(&run.id) {
+            handle.used = used;
+            return Ok(handle.raw);
+        }
+        let (raw, _) = self.prepare_raw(run.sql)?;
+        let handle = Handle { raw, numbers: parameter_numbers(raw)?, used };
+        self.statements.insert(run.id, handle);
+        Ok(raw)
+    }
+
+    fn step_to_end(&mut self, raw: *mut ffi::sqlite3_stmt, run: &Run<'_>, sink: &mut dyn RowSink) -> Step {
+        let mut rows = 0;
+        loop {
+            // SAFETY: a valid, bound statement.
+            match unsafe { ffi::sqlite3_step(raw) } {
+                ffi::SQLITE_ROW => {
+                    let row = StatementRow::of(raw);
+                    // SQLite prepares anew when the schema changes; the client was told of other columns.
+                    if row.columns as usize != run.columns {
+                        return Step::Failed(plan_changed());
+                    }
+                    rows += 1;
+                    if let Err(error) = sink.row(&row) {
+                        return Step::Failed(error);
+                    }
+                }
+                ffi::SQLITE_DONE => return Step::Done(rows),
+                code => {
+                    // SAFETY: as above; the message must be taken before the reset.
+                    let error = self.error(code);
+                    return self.failed(error);
+                }
+            }
+        }
+    }
+
+    /// A conflict that the VFS noted, or the error.
+    fn failed(&mut self, error: Error) -> Step {
+        match self.link.transaction.borrow().conflict {
+            Some(_) => Step::Conflict,
+            None => Step::Failed(error),
+        }
+    }
+
+    /// Runs a text of the engine's own (BEGIN, COMMIT ...), kept prepared under `id`; on the fiber.
+    pub(crate) fn control_here(&mut self, id: u64, sql: &str) -> Step {
+        struct Nowhere;
+        impl RowSink for Nowhere {
+            fn row(&mut self, _: &dyn Row) -> Result<()> {
+                Ok(())
+            }
+            fn reset(&mut self) {}
+        }
+        self.run_here(&Run { id, sql, columns: 0, parameters: &[] }, &mut Nowhere)
+    }
+}
+
+/// Names and declared types of a statement's columns.
+fn declared_columns(raw: *mut ffi::sqlite3_stmt) -> Columns {
+    // SAFETY: a valid statement; names are copied at once.
+    unsafe {
+        let text = |pointer: *const std::ffi::c_char| {
+            (!pointer.is_null()).then(|| CStr::from_ptr(pointer).to_string_lossy().into_owned())
+        };
+        let column = |i| (text(ffi::sqlite3_column_name(raw, i)).unwrap_or_default(), text(ffi::sqlite3_column_decltype(raw, i)));
+        (0..ffi::sqlite3_column_count(raw)).map(column).collect()
+    }
+}
+
+fn plan_changed() -> Error {
+    Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "cached plan must not change result type")
+        .hint("the table was altered since the statement was prepared: prepare it again")
+}
+
+/// The client's number of each of SQLite's parameters.
+fn parameter_numbers(raw: *mut ffi::sqlite3_stmt) -> Result<Box<[u16]>> {
+    // SAFETY: a valid statement, or null.
+    let count = if raw.is_null() { 0 } else { unsafe { ffi::sqlite3_bind_parameter_count(raw) } };
+    let mut numbers = Vec::with_capacity(count as usize);
+    for index in 1..=count {
+        // SAFETY: a valid statement; the name is looked at at once.
+        let name = unsafe {
+            let name = ffi::sqlite3_bind_parameter_name(raw, index);
+            if name.is_null() { &[][..] } else { CStr::from_ptr(name).to_bytes() }
+        };
+        let number = match name.split_first() {
+            None => Some(index as u16),
+            Some((b'$' | b'?', digits)) => std::str::from_utf8(digits).ok().and_then(|d| d.parse().ok()),
+            Some(_) => None,
+        };
+        let Some(number) = number.filter(|n| *n > 0) else {
+            let name = String::from_utf8_lossy(name).into_owned();
+            return Err(Error::new(sqlstate::SYNTAX_ERROR, format!("parameter \"{name}\" is not numbered"))
+                .hint("parameters are $1, $2, ..."));
+        };
+        numbers.push(number);
+    }
+    Ok(numbers.into())
+}
+
+fn bind(raw: *mut ffi::sqlite3_stmt, numbers: &[u16], parameters: &[Value]) -> Result<()> {
+    for (index, number) in (1..).zip(numbers) {
+        let Some(value) = parameters.get(*number as usize - 1) else {
+            return Err(Error::new(sqlstate::PROTOCOL_VIOLATION, format!("there is no value for parameter ${number}")));
+        };
+        // SAFETY: a valid statement. The values outlive the run (bindings are cleared before it returns), so SQLite
+        // need not copy them.
+        let code = unsafe {
+            match value {
+                Value::Null => ffi::sqlite3_bind_null(raw, index),
+                Value::Integer(i) => ffi::sqlite3_bind_int64(raw, index, *i),
+                Value::Real(r) => ffi::sqlite3_bind_double(raw, index, *r),
+                Value::Text(t) => {
+                    let utf8 = ffi::SQLITE_UTF8 as u8;
+                    ffi::sqlite3_bind_text64(raw, index, t.as_ptr().cast(), t.len() as u64, None, utf8)
+                }
+                Value::Blob(b) if b.is_empty() => ffi::sqlite3_bind_zeroblob(raw, index, 0),
+                Value::Blob(b) => ffi::sqlite3_bind_blob64(raw, index, b.as_ptr().cast(), b.len() as u64, None),
+            }
+        };
+        if code != ffi::SQLITE_OK {
+            let message = format!("parameter ${number} cannot be bound (SQLite code {code})");
+            return Err(Error::new(sqlstate::PROGRAM_LIMIT, message).hint("values may have up to 256 MiB"));
+        }
+    }
+    Ok(())
+}
+
+/// The row that SQLite has just produced.
+struct StatementRow {
+    raw: *mut ffi::sqlite3_stmt,
+    columns: c_int,
+}
+
+impl StatementRow {
+    fn of(raw: *mut ffi::sqlite3_stmt) -> Self {
+        // SAFETY: a valid statement that has just answered a row.
+        StatementRow { raw, columns: unsafe { ffi::sqlite3_data_count(raw) } }
+    }
+}
+
+impl Row for StatementRow {
+    fn len(&self) -> usize {
+        self.columns as usize
+    }
+
+    fn get(&self, column: usize) -> ValueRef<'_> {
+        assert!(column < self.len(), "column {column} of {}", self.columns);
+        let column = column as c_int;
+        // SAFETY: a column of the current row; the pointers stay valid until the next step, which needs this row gone.
+        unsafe {
+            match ffi::sqlite3_column_type(self.raw, column) {
+                ffi::SQLITE_INTEGER => ValueRef::Integer(ffi::sqlite3_column_int64(self.raw, column)),
+                ffi::SQLITE_FLOAT => ValueRef::Real(ffi::sqlite3_column_double(self.raw, column)),
+                ffi::SQLITE_TEXT => {
+                    let text = ffi::sqlite3_column_text(self.raw, column);
+                    ValueRef::Text(bytes(text, ffi::sqlite3_column_bytes(self.raw, column)))
+                }
+                ffi::SQLITE_BLOB => {
+                    let blob = ffi::sqlite3_column_blob(self.raw, column);
+                    ValueRef::Blob(bytes(blob.cast(), ffi::sqlite3_column_bytes(self.raw, column)))
+                }
+                _ => ValueRef::Null,
+            }
+        }
+    }
+}
+
+/// # Safety
+/// `pointer` is null or points to `length` bytes that live long enough.
+unsafe fn bytes<'a>(pointer: *const u8, length: c_int) -> &'a [u8] {
+    if pointer.is_null() {
+        return &[];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts(pointer, length as usize) }
+}

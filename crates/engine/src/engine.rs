@@ -1,0 +1,353 @@
+//! The engine of one node: its partitions, opened on first use and closed when nobody uses them.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use fulmar_pages::{PartitionId, SegmentId, record};
+use fulmar_store::PageStore;
+use fulmar_store::{LogFiles, StdFiles};
+use fulmar_store::{CommitLog, LogOptions};
+use hashbrown::HashMap;
+use object_store::ObjectStore;
+use parking_lot::Mutex;
+use tokio::sync::OnceCell;
+
+use crate::clock::{Clock, SystemTime, TimeSource};
+use crate::flush;
+use crate::memory::MemoryBudget;
+use crate::node::{Buffers, Node, NodeStats};
+use crate::partition::{Partition, Replay, closed_error, store_error};
+use crate::spill::SpillArea;
+use crate::{Error, Result, Session, sqlstate};
+
+/// Bytes that one transaction's journal, or its changed pages, may hold in memory before they go to a file.
+const SPILL_BYTES: usize = 4 << 20;
+
+/// How an engine is set up. [`Config::new`] gives what a node on a machine of its own wants; the rest is for tests.
+pub struct Config {
+    /// Where log, store and temporary files live.
+    pub data: PathBuf,
+    /// The budget for the pages of all partitions together.
+    pub memory_bytes: u64,
+    /// The partitions that exist, as the catalog has them; what the log holds of others is passed over. `None`: all.
+    pub live: Option<HashSet<PartitionId>>,
+    /// Sizes of the log.
+    pub log: LogOptions,
+    /// How long a partition may be changed without a manifest that says so.
+    pub manifest_interval: Duration,
+    /// How long a partition that nobody uses stays open.
+    pub idle_after: Duration,
+    /// Clocks.
+    pub time: Arc<dyn TimeSource>,
+    /// The log's files, if they shall not lie in `data`.
+    pub files: Option<Arc<dyn LogFiles>>,
+    /// The store, if it shall not lie in `data`.
+    pub objects: Option<Arc<dyn ObjectStore>>,
+}
+
+impl Config {
+    /// An engine on a directory.
+    pub fn new(data: impl Into<PathBuf>, memory_bytes: u64) -> Self {
+        Config {
+            data: data.into(),
+            memory_bytes,
+            live: None,
+            log: LogOptions::default(),
+            manifest_interval: Duration::from_secs(60),
+            idle_after: Duration::from_secs(20),
+            time: Arc::new(SystemTime::default()),
+            files: None,
+            objects: None,
+        }
+    }
+}
+
+type Slot = Arc<OnceCell<Arc<Partition>>>;
+
+/// All partitions of one node, their log and their memory.
+pub struct Engine {
+    node: Arc<Node>,
+    partitions: Mutex<HashMap<PartitionId, Slot>>,
+    /// What the log held of partitions that have not been opened since the start.
+    replays: Mutex<HashMap<PartitionId, Arc<Replay>>>,
+    tickets: AtomicU64,
+    seeds: AtomicU64,
+    pub(crate) flusher: flush::Flusher,
+}
+
+/// Counters of a node, for metrics. All are totals since the start unless they say otherwise.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EngineStatistics {
+    /// Bytes of commit records.
+    pub record_bytes: u64,
+    /// Commit records.
+    pub records: u64,
+    /// Changed pages in commit records.
+    pub record_pages: u64,
+    /// Bytes written to the log, frames included.
+    pub log_bytes: u64,
+    /// Syncs of the log.
+    pub log_syncs: u64,
+    /// Bytes of the log's files, now.
+    pub log_size_bytes: u64,
+    /// Smoothed time of a sync, microseconds, now.
+    pub log_sync_us: u64,
+    /// Log failures.
+    pub log_failures: u64,
+    /// Bytes of pages in memory, now.
+    pub memory_bytes: u64,
+    /// The budget for them.
+    pub memory_limit_bytes: u64,
+    /// Open partitions, now.
+    pub open_partitions: u64,
+    /// Commits of open partitions.
+    pub commits: u64,
+    /// Conflicts at commits of open partitions.
+    pub conflicts: u64,
+    /// Replays in open partitions.
+    pub replays: u64,
+    /// Flushes.
+    pub flushes: u64,
+    /// Temporary files made by large transactions and sorts.
+    pub temporary_files: u64,
+}
+
+impl Engine {
+    /// Opens the data directory, recovers what the log holds, and starts the log's and the flush tasks. Must be called
+    /// inside a tokio runtime, which is to outlive the engine.
+    pub async fn start(config: Config) -> Result<Arc<Engine>> {
+        let temporary = config.data.join("tmp");
+        for directory in [&temporary, &config.data.join("store")] {
+            std::fs::create_dir_all(directory).map_err(|e| cannot("create", directory, &e))?;
+        }
+        let store = match config.objects {
+            Some(objects) => PageStore::open(objects),
+            None => PageStore::open_directory(&config.data.join("store")).map_err(store_error)?,
+        };
+        let files: Arc<dyn LogFiles> = match config.files {
+            Some(files) => files,
+            None => {
+                let directory = config.data.join("log");
+                Arc::new(StdFiles::open(&directory).map_err(|e| cannot("open", &directory, &e))?)
+            }
+        };
+        let clock = Clock::new(config.time);
+        let (log, replays, clock) = recover(config.log, files, config.live, clock).await?;
+        let node = Arc::new(Node {
+            log,
+            store: Arc::new(store),
+            spill: SpillArea::new(&temporary, SPILL_BYTES),
+            memory: MemoryBudget::new(config.memory_bytes),
+            clock,
+            buffers: Buffers::default(),
+            stats: NodeStats::default(),
+            naming: Arc::default(),
+        });
+        let seed = node.clock.unix_ms() ^ std::process::id() as u64;
+        let engine = Arc::new(Engine {
+            node: node.clone(),
+            partitions: Mutex::default(),
+            replays: Mutex::new(replays),
+            tickets: AtomicU64::new(1),
+            seeds: AtomicU64::new(seed.wrapping_mul(0x2545_F491_4F6C_DD1D)),
+            flusher: flush::Flusher::new(config.manifest_interval, config.idle_after),
+        });
+        let weak = Arc::downgrade(&engine);
+        node.log.on_discard(Box::new(move |durable, _appended| {
+            if let Some(engine) = weak.upgrade() {
+                engine.open_partitions().iter().for_each(|partition| partition.discard(durable));
+            }
+        }));
+        flush::spawn(&engine);
+        Ok(engine)
+    }
+
+    /// A session on a partition. The partition is opened when the first statement needs it.
+    pub fn session(self: &Arc<Self>, partition: PartitionId) -> Session {
+        Session::new(self.clone(), partition)
+    }
+
+    /// Makes a partition, empty or as a copy of another. The copy is by reference: both share segments.
+    pub async fn create_partition(&self, id: PartitionId, template: Option<PartitionId>) -> Result<()> {
+        if let Some(template) = template {
+            let source = self.partition(template).await?;
+            flush::copy(self, &source, id).await?;
+        }
+        Ok(())
+    }
+
+    /// Forgets a partition: whoever uses it gets 57P04, and its manifests are deleted; segments that nobody else names
+    /// are collected later. Calling it again, or for what was never made, does no harm.
+    pub async fn drop_partition(&self, id: PartitionId) -> Result<()> {
+        let slot = self.partitions.lock().remove(&id);
+        self.replays.lock().remove(&id);
+        if let Some(partition) = slot.as_ref().and_then(|slot| slot.get()) {
+            partition.close();
+            partition.pool.clear();
+        }
+        flush::delete(self, id).await
+    }
+
+    /// Flushes what has changed, seals the log and stops. Sessions must have been closed.
+    pub async fn shutdown(&self) -> Result<()> {
+        self.flusher.stop().await;
+        flush::flush_all(self).await?;
+        let log = self.node.log.clone();
+        let closed = tokio::task::spawn_blocking(move || log.close()).await;
+        match closed {
+            Ok(result) => result.map_err(crate::partition::log_error),
+            Err(e) => Err(Error::new(sqlstate::INTERNAL, format!("closing the log panicked: {e}"))),
+        }
+    }
+
+    /// Whether commits are accepted, for health checks: the log is not failing, and not full.
+    pub fn accepts_commits(&self) -> bool {
+        use futures::FutureExt;
+        !matches!(self.node.log.wait_room(0).now_or_never(), Some(Err(_)))
+    }
+
+    /// Counters for metrics.
+    pub fn statistics(&self) -> EngineStatistics {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let log = self.node.log.statistics();
+        let mut statistics = EngineStatistics {
+            record_bytes: load(&self.node.stats.record_bytes),
+            records: load(&self.node.stats.records),
+            record_pages: load(&self.node.stats.record_pages),
+            log_bytes: load(&log.bytes),
+            log_syncs: load(&log.syncs),
+            log_size_bytes: self.node.log.size_bytes(),
+            log_sync_us: load(&log.sync_nanos) / 1000,
+            log_failures: load(&log.failures),
+            memory_bytes: self.node.memory.used_bytes(),
+            memory_limit_bytes: self.node.memory.limit_bytes(),
+            flushes: self.flusher.flushes(),
+            temporary_files: self.node.spill.files(),
+            ..EngineStatistics::default()
+        };
+        for partition in self.open_partitions() {
+            statistics.open_partitions += 1;
+            statistics.commits += load(&partition.stats.commits);
+            statistics.conflicts += load(&partition.stats.conflicts);
+            statistics.replays += load(&partition.stats.replays);
+        }
+        statistics
+    }
+
+    /// Writes segments and manifests for everything that has changed. For tests and tools; the engine does it by
+    /// itself.
+    pub async fn flush(&self) -> Result<()> {
+        flush::flush_all(self).await
+    }
+
+    pub(crate) fn node(&self) -> &Arc<Node> {
+        &self.node
+    }
+
+    /// A number that was not given before.
+    pub(crate) fn ticket(&self) -> u64 {
+        self.tickets.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A seed for a transaction's random functions.
+    pub(crate) fn seed(&self) -> u64 {
+        self.seeds.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed)
+    }
+
+    /// A partition, opened if it is not.
+    pub(crate) async fn partition(&self, id: PartitionId) -> Result<Arc<Partition>> {
+        let slot = self.partitions.lock().entry(id).or_default().clone();
+        let partition = slot.get_or_try_init(|| self.open_partition(id)).await?.clone();
+        partition.used_ms.store(self.node.clock.monotonic_ms(), Ordering::Relaxed);
+        if partition.is_closed() {
+            return Err(closed_error());
+        }
+        Ok(partition)
+    }
+
+    async fn open_partition(&self, id: PartitionId) -> Result<Arc<Partition>> {
+        let replay = self.replays.lock().get(&id).cloned();
+        // One owner, which never changed: the epoch is the first, and the lineage is named after the partition.
+        let partition = Partition::open(self.node.clone(), id, id.0, 1, replay.as_deref()).await?;
+        self.replays.lock().remove(&id);
+        Ok(partition)
+    }
+
+    pub(crate) fn open_partitions(&self) -> Vec<Arc<Partition>> {
+        self.partitions.lock().values().filter_map(|slot| slot.get().cloned()).collect()
+    }
+
+    /// Partitions whose records in the log have not been applied yet, with where those begin.
+    pub(crate) fn unopened(&self) -> Vec<(PartitionId, fulmar_store::Lsn)> {
+        self.replays.lock().iter().filter_map(|(id, replay)| Some((*id, replay.since?))).collect()
+    }
+
+    /// Segments that records name which have not been applied yet.
+    pub(crate) fn unopened_segments(&self) -> Vec<SegmentId> {
+        let replays = self.replays.lock();
+        let records = replays.values().flat_map(|replay| replay.records.iter());
+        records.filter_map(|(_, body)| record::decode(body).ok()).flat_map(|r| r.segments().collect::<Vec<_>>()).collect()
+    }
+
+    /// Closes a partition that nobody uses and that is flushed. Answers whether it is closed.
+    pub(crate) fn close_if_unused(&self, id: PartitionId) -> bool {
+        let mut partitions = self.partitions.lock();
+        let Some(slot) = partitions.get(&id) else { return true };
+        // Both counts are ours alone: nobody holds the partition, and nobody is about to.
+        let unused = Arc::strong_count(slot) == 1
+            && slot.get().is_some_and(|partition| partition.is_unused() && partition.oldest_dirty().is_none());
+        if !unused {
+            return false;
+        }
+        let removed = partitions.remove(&id);
+        drop(partitions);
+        if let Some(partition) = removed.as_ref().and_then(|slot| slot.get()) {
+            partition.pool.clear();
+        }
+        true
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // Waiting connections and their partition hold each other.
+        for partition in self.open_partitions() {
+            partition.pool.clear();
+        }
+    }
+}
+
+/// Opens the log and sorts what it holds by partition.
+async fn recover(
+    options: LogOptions,
+    files: Arc<dyn LogFiles>,
+    live: Option<HashSet<PartitionId>>,
+    clock: Clock,
+) -> Result<(Arc<CommitLog>, HashMap<PartitionId, Arc<Replay>>, Clock)> {
+    let opened = tokio::task::spawn_blocking(move || {
+        let mut replays: HashMap<PartitionId, Replay> = HashMap::new();
+        let log = CommitLog::open(options, files, &mut |end, record| {
+            let header = &record.header;
+            clock.observe(header.timestamp);
+            clock.observe_id(header.transaction);
+            if live.as_ref().is_none_or(|live| live.contains(&header.partition)) {
+                replays.entry(header.partition).or_default().push(end, record.body());
+            }
+            Ok(())
+        })?;
+        let replays = replays.into_iter().map(|(id, replay)| (id, Arc::new(replay))).collect();
+        Ok((log, replays, clock))
+    });
+    match opened.await {
+        Ok(result) => result.map_err(crate::partition::log_error),
+        Err(e) => Err(Error::new(sqlstate::INTERNAL, format!("reading the log panicked: {e}"))),
+    }
+}
+
+fn cannot(verb: &str, path: &Path, error: &std::io::Error) -> Error {
+    Error::new(sqlstate::IO_ERROR, format!("cannot {verb} {}: {error}", path.display()))
+        .hint("check that the directory exists and belongs to the user that runs the node")
+}

@@ -1,0 +1,52 @@
+//! The engine: SQLite over versioned pages.
+//!
+//! SQLite is used unmodified, through a VFS of our own. It parses, plans and runs the SQL; we own the pages.
+//!
+//! ```text
+//!  Session            statements, transactions, replay               session/
+//!    |  takes a
+//!  Connection         SQLite, on a fiber                              connection/, fiber
+//!    |  whose files are the
+//!  VFS                pages at a snapshot, and the transaction's own  vfs/, transaction
+//!    |  of a
+//!  Partition          versions of pages, commits, turns, row locks    partition/
+//!    |  shares its
+//!  Node               log, store, memory, clock                       node, flush
+//! ```
+//!
+//! # The life of an update
+//! `UPDATE t SET n = n + 1 WHERE id = 7`, alone: the session takes a connection from the partition's pool and runs the
+//! statement on a fiber. SQLite locks (we pin a snapshot), reads pages (we note which), writes one (into the overlay)
+//! and syncs: the commit. If a page that was read has changed meanwhile, the statement is run again, in a turn, where
+//! nobody can overtake it. Else the page's difference goes into the log's buffer, the page in front of its chain, and
+//! the version becomes current. The answer waits until the log is durable, and the thread does other work.
+
+mod cancel;
+mod clock;
+mod connection;
+mod engine;
+mod error;
+mod fiber;
+mod flush;
+mod memory;
+mod node;
+mod partition;
+mod session;
+mod spill;
+mod sql;
+mod statement;
+mod store;
+mod transaction;
+mod value;
+mod variables;
+mod vfs;
+
+pub use cancel::{CancelReason, Canceller};
+pub use clock::{SystemTime, TimeSource};
+pub use engine::{Config, Engine, EngineStatistics};
+pub use error::{Error, Result, sqlstate};
+pub use session::Session;
+pub use statement::{
+    ColumnInfo, CommandTag, Completion, ParameterInfo, Row, RowSink, Scope, Statement, StatementKind, TransactionStatus,
+};
+pub use value::{Value, ValueRef};

@@ -1,0 +1,63 @@
+//! What all partitions of a node share: log, store, memory, clock.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use fulmar_store::PageStore;
+use fulmar_store::CommitLog;
+use parking_lot::Mutex;
+use tokio::sync::RwLock;
+
+use crate::clock::Clock;
+use crate::memory::MemoryBudget;
+use crate::spill::SpillArea;
+
+/// Shared by all partitions of a node.
+pub(crate) struct Node {
+    pub log: Arc<CommitLog>,
+    pub store: Arc<PageStore>,
+    pub spill: Arc<SpillArea>,
+    pub memory: MemoryBudget,
+    pub clock: Clock,
+    pub buffers: Buffers,
+    pub stats: NodeStats,
+    /// Held to write while segments are marked and swept; to read by whoever has a segment that nothing names yet.
+    pub naming: Arc<RwLock<()>>,
+}
+
+/// Counters of the node's commits.
+#[derive(Default, Debug)]
+pub(crate) struct NodeStats {
+    pub records: AtomicU64,
+    pub record_bytes: AtomicU64,
+    pub record_pages: AtomicU64,
+}
+
+impl Node {
+    /// Counts a commit record.
+    pub(crate) fn count_record(&self, bytes: usize, pages: usize) {
+        self.stats.records.fetch_add(1, Ordering::Relaxed);
+        self.stats.record_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.stats.record_pages.fetch_add(pages as u64, Ordering::Relaxed);
+    }
+}
+
+/// Record buffers for reuse, so that a commit allocates none.
+#[derive(Default)]
+pub(crate) struct Buffers(Mutex<Vec<Vec<u8>>>);
+
+impl Buffers {
+    const KEPT: usize = 16;
+    const LARGEST_BYTES: usize = 64 << 10;
+
+    pub(crate) fn take(&self) -> Vec<u8> {
+        self.0.lock().pop().unwrap_or_default()
+    }
+
+    pub(crate) fn give(&self, buffer: Vec<u8>) {
+        let mut kept = self.0.lock();
+        if kept.len() < Self::KEPT && buffer.capacity() <= Self::LARGEST_BYTES {
+            kept.push(buffer);
+        }
+    }
+}

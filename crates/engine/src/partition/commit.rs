@@ -1,0 +1,517 @@
+//! The commit queue: a transaction's changed pages become the next version, or it conflicts.
+//!
+//! # How a commit goes
+//! 1. Outside the lock: changed pages are compared with what the transaction's snapshot shows; unchanged ones are
+//!    dropped, the others' differences are encoded into a log record.
+//! 2. In the lock: every page that the transaction read must still be the newest (page 1 by field, below); the record
+//!    gets its number and goes into the log's buffer (space is reserved: a commit that the log cannot take is refused
+//!    before anybody has seen it); the pages are put in front of their chains; the version becomes current.
+//! 3. Outside again: whoever waits for the answer waits for the log to be durable up to the record.
+//!
+//! The order of records in the log is the order of versions of the partition, since both are given in the lock.
+//!
+//! # Why this is serializable
+//! A transaction that commits at number n read only pages that did not change between its snapshot and n - 1: it would
+//! have read the same had it run alone between n - 1 and n. Ranges are covered, since SQLite finds rows through pages
+//! (b-tree interior and leaf pages) that an insertion into the range must change. A transaction that wrote nothing ran
+//! alone at its snapshot.
+//!
+//! # Page 1 by field
+//! Page 1 holds counters that every commit changes, so it is treated by field. Bytes 24-27 and 92-99 (change counter,
+//! version numbers) belong to nobody: we set them. Bytes 28-39 (size of the file, head and length of the free list)
+//! conflict only between two transactions that both allocate or free. The rest (schema cookie, the root page of
+//! `sqlite_schema` ...) conflicts with everything, since every statement depends on the schema.
+//!
+//! # Garbage and discards
+//! A replaced version is freed once the version that replaced it is durable (until then a failed log write may need it
+//! back) and no snapshot sees it. [`Commits::recent`] holds, oldest first, the commits for which that is not done.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+
+use fulmar_pages::record::{self, RecordBuilder, RecordHeader, RecordKind};
+use fulmar_pages::{Outcome, PAGE_SIZE, Page, PageNo, Version};
+use fulmar_store::{LogError, Lsn};
+use hashbrown::HashSet;
+
+use super::large::LargeSegment;
+use super::{Large, PageVersion, Partition, Snapshot, Status};
+use crate::transaction::{Committed, Conflict, Transaction};
+use crate::{Error, sqlstate};
+
+/// The fields of page 1 that commits treat apart from the rest.
+pub(crate) mod page_one {
+    use std::ops::Range;
+
+    use fulmar_pages::Page;
+
+    /// File change counter.
+    pub(crate) const COUNTER: Range<usize> = 24..28;
+    /// Size in pages, first free-list trunk, length of the free list.
+    pub(crate) const ALLOCATION: Range<usize> = 28..40;
+    /// Version-valid-for and the library's version.
+    pub(crate) const VALID_FOR: Range<usize> = 92..100;
+
+    /// The size in pages that the header gives.
+    pub(crate) fn page_count(page: &Page) -> u32 {
+        u32::from_be_bytes([page[28], page[29], page[30], page[31]])
+    }
+
+    pub(crate) fn counter(page: &Page) -> u32 {
+        u32::from_be_bytes([page[24], page[25], page[26], page[27]])
+    }
+
+    pub(crate) fn same_allocation(a: &Page, b: &Page) -> bool {
+        a[ALLOCATION] == b[ALLOCATION]
+    }
+
+    /// Whether two page 1 are the same but for counters and allocation.
+    pub(crate) fn same_rest(a: &Page, b: &Page) -> bool {
+        a[..COUNTER.start] == b[..COUNTER.start]
+            && a[ALLOCATION.end..VALID_FOR.start] == b[ALLOCATION.end..VALID_FOR.start]
+            && a[VALID_FOR.end..] == b[VALID_FOR.end..]
+    }
+}
+
+/// A commit whose garbage is not collected yet.
+struct Recent {
+    snapshot: Snapshot,
+    pages: Box<[PageNo]>,
+    /// Pages that the partition had before; more than now if it shrank.
+    page_count_before: u32,
+}
+
+/// What the commit lock protects, besides the page chains.
+pub(crate) struct Commits {
+    /// The last number given; never reused, not even after a discard.
+    last_number: u64,
+    recent: VecDeque<Recent>,
+    /// The newest version that is durable and below all of `recent`.
+    settled: Snapshot,
+    /// Pages changed since the last flush.
+    pub(super) dirty: HashSet<PageNo>,
+    /// Segments of large commits since the last flush.
+    pub(super) large: Vec<LargeSegment>,
+    /// Where in the log the first commit since the last flush begins.
+    /// ... and when it was made (monotonic milliseconds).
+    pub(super) dirty_since: Option<(Lsn, u64)>,
+    /// Versions that were discarded while somebody may still look at them.
+    graveyard: Vec<Box<PageVersion>>,
+}
+
+/// Why a commit did not happen.
+pub(crate) enum Refused {
+    /// It can be run again on a newer snapshot.
+    Conflict(Conflict),
+    /// It cannot.
+    Failed(Error),
+}
+
+impl Commits {
+    pub(super) fn new(current: Snapshot) -> Self {
+        Commits {
+            last_number: current.number,
+            recent: VecDeque::new(),
+            settled: current,
+            dirty: HashSet::new(),
+            large: Vec::new(),
+            dirty_since: None,
+            graveyard: Vec::new(),
+        }
+    }
+}
+
+/// A transaction's changes, ready to be installed.
+struct Changes {
+    record: RecordBuilder,
+    pages: Vec<(PageNo, Box<Page>)>,
+    /// Pages that are in the store already.
+    large: Option<Large>,
+    /// Page 1 as the transaction leaves it, apart from `pages`.
+    page_one: Box<Page>,
+    changed_allocation: bool,
+    changed_rest: bool,
+}
+
+impl Partition {
+    /// Makes the transaction's changes the next version. `page_one` is page 1 as SQLite wrote it; `large` holds the
+    /// other pages if they have gone to the store. Answers `None` if nothing has changed.
+    pub(crate) fn commit(
+        &self,
+        transaction: &mut Transaction,
+        page_one: Box<Page>,
+        large: Option<Large>,
+    ) -> Result<Option<Committed>, Refused> {
+        let Some(snapshot) = transaction.snapshot else {
+            return Err(Refused::Failed(Error::new(sqlstate::INTERNAL, "a commit without a snapshot")));
+        };
+        let changes = self.collect_changes(transaction, &snapshot, page_one, large)?;
+        let same_pages = changes.pages.is_empty() && changes.large.is_none();
+        if same_pages && !changes.changed_allocation && !changes.changed_rest && transaction.id == 0 {
+            return Ok(None);
+        }
+        let bytes = (changes.pages.len() as u64 + 1) * PAGE_SIZE as u64;
+        let grows = page_one::page_count(&changes.page_one) > snapshot.page_count;
+        let reserve = || match grows {
+            true => self.node.memory.reserve(bytes),
+            false => self.node.memory.reserve_to_replace(bytes),
+        };
+        // What the last commits replaced is freed by the next one: that is now.
+        let reserved = reserve() || {
+            self.sweep();
+            reserve()
+        };
+        if !reserved {
+            return Err(Refused::Failed(self.node.memory.exhausted()));
+        }
+        let result = self.install(transaction, &snapshot, changes);
+        match &result {
+            Ok((committed, used)) => {
+                self.node.memory.release(bytes - used);
+                self.stats.commits.fetch_add(1, Ordering::Relaxed);
+                return Ok(Some(*committed));
+            }
+            Err(_) => self.node.memory.release(bytes),
+        }
+        result.map(|(committed, _)| Some(committed))
+    }
+
+    /// Step 1: what has changed, encoded.
+    fn collect_changes(
+        &self,
+        transaction: &mut Transaction,
+        snapshot: &Snapshot,
+        page_one: Box<Page>,
+        large: Option<Large>,
+    ) -> Result<Changes, Refused> {
+        let broken = |e: std::io::Error| {
+            Refused::Failed(
+                Error::new(sqlstate::IO_ERROR, format!("reading back a transaction's spilled pages failed: {e}"))
+                    .hint("check the disk that holds the data directory's tmp folder"),
+            )
+        };
+        let mut record = RecordBuilder::new(self.node.buffers.take());
+        record.begin(&RecordHeader {
+            kind: RecordKind::Commit,
+            partition: self.id,
+            version: Version { lineage: self.lineage, epoch: self.epoch, number: 0 },
+            transaction: transaction.id,
+            timestamp: 0,
+            page_count: 0,
+        });
+        if let Some(large) = &large {
+            record.push_segment(large.segment);
+        }
+        let mut pages = Vec::with_capacity(transaction.overlay.len());
+        let page_count = page_one::page_count(&page_one);
+        for changed in transaction.overlay.drain() {
+            let (no, data) = changed.map_err(broken)?;
+            if no == 1 || no > page_count {
+                continue;
+            }
+            // SAFETY: the transaction's snapshot is pinned.
+            let base = unsafe { self.resident(no, snapshot) };
+            if base.is_some_and(|base| *base == *data) {
+                continue;
+            }
+            record.push_page(no, base, &data);
+            pages.push((no, data));
+        }
+        // SAFETY: as above.
+        let base_one = unsafe { self.resident(1, snapshot) }.unwrap_or(&[0; PAGE_SIZE]);
+        let changed_allocation = !page_one::same_allocation(base_one, &page_one);
+        let changed_rest = !page_one::same_rest(base_one, &page_one);
+        Ok(Changes { record, pages, large, page_one, changed_allocation, changed_rest })
+    }
+
+    /// Step 2: validation, log, pages. Answers the commit and the bytes of memory that its pages take.
+    fn install(
+        &self,
+        transaction: &mut Transaction,
+        snapshot: &Snapshot,
+        changes: Changes,
+    ) -> Result<(Committed, u64), Refused> {
+        let Changes { mut record, mut pages, large, mut page_one, changed_allocation, changed_rest } = changes;
+        let mut commits = self.commits.lock();
+        if self.is_closed() {
+            return Err(Refused::Failed(closed_error()));
+        }
+        let holder = self.turns.holder();
+        if holder != 0 && holder != transaction.turn {
+            return Err(Refused::Conflict(Conflict::Turn));
+        }
+        let current = self.validate(transaction, snapshot)?;
+        // A page written without having been read (taken from the free list) is covered by the allocation fields of
+        // page 1; but its difference was taken from the snapshot's version, so make sure of it.
+        if let Some((page, _)) = pages.iter().find(|(page, _)| !self.unchanged_since(*page, snapshot)) {
+            return Err(Refused::Conflict(Conflict::PageChanged(*page)));
+        }
+        if transaction.id != 0 && !self.outcomes.may_commit(transaction.id) {
+            return Err(Refused::Failed(decided_aborted(transaction.id)));
+        }
+        let number = commits.last_number + 1;
+        let mut page_count = current.page_count;
+        if changed_allocation || changed_rest {
+            self.merge_page_one(snapshot, &current, &mut page_one, changed_allocation, changed_rest)?;
+            page_count = page_one::page_count(&page_one);
+            stamp_page_one(&mut page_one, number);
+            // SAFETY: the commit lock is held: nothing that is current is freed.
+            let newest = unsafe { self.resident(1, &current) };
+            record.push_page(1, newest, &page_one);
+            pages.push((1, page_one));
+        }
+        if transaction.id != 0 {
+            record.push_outcome(Outcome { transaction: transaction.id, committed: true });
+        }
+        let body = record.finish();
+        record::patch(body, number, self.node.clock.tick());
+        record::patch_page_count(body, page_count);
+        // At or before the record's beginning: others append too.
+        let start = self.node.log.appended();
+        let lsn = self.node.log.append(body).map_err(|e| match e {
+            LogError::Busy => Refused::Conflict(Conflict::LogBusy),
+            other => Refused::Failed(log_error(other)),
+        })?;
+        self.node.count_record(body.len(), pages.len());
+        self.node.buffers.give(record.into_buffer());
+
+        if transaction.id != 0 {
+            self.outcomes.decided(transaction.id, true, lsn);
+        }
+        let snapshot = Snapshot { number, lsn, page_count };
+        let used = (pages.len() * PAGE_SIZE) as u64;
+        let mut changed = Vec::with_capacity(pages.len());
+        for (no, data) in pages {
+            self.pages.install(no, number, Some(data), None);
+            commits.dirty.insert(no);
+            changed.push(no);
+        }
+        if let Some(large) = &large {
+            let frames = large.frames(self);
+            commits.large.push(large.named(self, number));
+            for (no, frame) in frames {
+                self.pages.install(no, number, None, Some(frame));
+                commits.dirty.remove(&no);
+                changed.push(no);
+            }
+        }
+        commits.dirty_since.get_or_insert_with(|| (start, self.node.clock.monotonic_ms()));
+        commits.last_number = number;
+        commits.recent.push_back(Recent {
+            snapshot,
+            pages: changed.into_boxed_slice(),
+            page_count_before: current.page_count,
+        });
+        let oldest = {
+            let mut snapshots = self.snapshots.lock();
+            snapshots.set_current(snapshot);
+            snapshots.oldest()
+        };
+        self.collect_garbage(&mut commits, oldest);
+        Ok((Committed { snapshot }, used))
+    }
+
+    /// Whether everything that the transaction read is still current. Answers the current version.
+    fn validate(&self, transaction: &Transaction, snapshot: &Snapshot) -> Result<Snapshot, Refused> {
+        if self.is_doomed(snapshot) {
+            return Err(Refused::Conflict(Conflict::Discarded));
+        }
+        let current = self.current();
+        if current.number == snapshot.number {
+            return Ok(current);
+        }
+        match transaction.reads.iter().find(|page| *page != 1 && !self.unchanged_since(*page, snapshot)) {
+            Some(page) => Err(Refused::Conflict(Conflict::PageChanged(page))),
+            None if !self.same_schema_page(snapshot, &current) => Err(Refused::Conflict(Conflict::PageChanged(1))),
+            None => Ok(current),
+        }
+    }
+
+    /// Whether page 1 is the same at both versions, but for counters and allocation. Both are pinned, or current
+    /// under the commit lock.
+    pub(crate) fn same_schema_page(&self, a: &Snapshot, b: &Snapshot) -> bool {
+        // SAFETY: the caller's promise.
+        match unsafe { (self.find(1, a), self.find(1, b)) } {
+            (None, None) => true,
+            (Some(a), Some(b)) if a.number() == b.number() => true,
+            (Some(a), Some(b)) => match (a.data(), b.data()) {
+                (Some(a), Some(b)) => page_one::same_rest(a, b),
+                // Page 1 of a version that somebody opened is in memory; if it is not, be careful.
+                _ => false,
+            },
+            _ => false,
+        }
+    }
+
+    /// Whether the size and the free list are the same at both versions (same promise).
+    pub(crate) fn same_allocation(&self, a: &Snapshot, b: &Snapshot) -> bool {
+        // SAFETY: the caller's promise.
+        match unsafe { (self.resident(1, a), self.resident(1, b)) } {
+            (Some(a), Some(b)) => page_one::same_allocation(a, b),
+            (None, None) => true,
+            _ => false,
+        }
+    }
+
+    /// Makes of the transaction's page 1 one that fits the current version.
+    fn merge_page_one(
+        &self,
+        snapshot: &Snapshot,
+        current: &Snapshot,
+        page_one: &mut Page,
+        changed_allocation: bool,
+        changed_rest: bool,
+    ) -> Result<(), Refused> {
+        // SAFETY: the snapshot is pinned, and the commit lock is held.
+        let (Some(base), Some(newest)) = (unsafe { (self.resident(1, snapshot), self.resident(1, current)) }) else {
+            return Ok(()); // The partition was empty at the snapshot, and still is (validated).
+        };
+        if changed_allocation && !page_one::same_allocation(base, newest) {
+            return Err(Refused::Conflict(Conflict::Allocation));
+        }
+        if !changed_allocation {
+            page_one[page_one::ALLOCATION].copy_from_slice(&newest[page_one::ALLOCATION]);
+        }
+        debug_assert!(changed_rest || page_one::same_rest(page_one, newest));
+        Ok(())
+    }
+
+    /// Frees what no snapshot sees and no discard can need.
+    fn collect_garbage(&self, commits: &mut Commits, oldest: u64) {
+        let durable = self.node.log.durable();
+        let mut freed = 0;
+        while let Some(first) = commits.recent.front() {
+            if first.snapshot.number > oldest || first.snapshot.lsn > durable {
+                break;
+            }
+            for page in &first.pages {
+                freed += self.pages.prune(*page, first.snapshot.number);
+            }
+            for page in first.snapshot.page_count + 1..=first.page_count_before {
+                freed += self.pages.remove(page, first.snapshot.number);
+            }
+            commits.settled = first.snapshot;
+            commits.recent.pop_front();
+        }
+        self.node.memory.release(freed);
+    }
+
+    /// Garbage collection for a partition that has gone quiet.
+    pub(crate) fn sweep(&self) {
+        let mut commits = self.commits.lock();
+        let oldest = self.snapshots.lock().oldest();
+        self.collect_garbage(&mut commits, oldest);
+        let pinned_above = self.snapshots.lock().pinned_above(commits.settled.number);
+        if !commits.graveyard.is_empty() && !pinned_above {
+            let bytes = commits.graveyard.drain(..).filter(|version| version.data().is_some()).count() * PAGE_SIZE;
+            self.pages.released(bytes as u64);
+            self.node.memory.release(bytes as u64);
+        }
+    }
+
+    /// Discards every version that is not durable: the log lost them. Called by the log's thread, while appends are
+    /// refused and before anybody is told.
+    pub(crate) fn discard(&self, durable: Lsn) {
+        let mut commits = self.commits.lock();
+        let keep = commits.recent.partition_point(|commit| commit.snapshot.lsn <= durable);
+        let lost: Vec<Recent> = commits.recent.split_off(keep).into();
+        if lost.is_empty() {
+            return;
+        }
+        let last_good = commits.recent.back().map_or(commits.settled, |commit| commit.snapshot);
+        let mut graveyard = std::mem::take(&mut commits.graveyard);
+        for page in lost.iter().flat_map(|commit| commit.pages.iter()) {
+            self.pages.discard_above(*page, last_good.number, &mut graveyard);
+        }
+        commits.graveyard = graveyard;
+        commits.large.retain(|large| large.number <= last_good.number);
+        self.outcomes.discard(durable);
+        self.doomed.write().push((last_good.number, commits.last_number));
+        self.any_doomed.store(true, Ordering::Release);
+        self.snapshots.lock().set_current(last_good);
+    }
+}
+
+impl Partition {
+    /// How a transaction ended, for who asks; `None` if that is forgotten. **Asking decides**: what is not decided yet is
+    /// aborted. The answer is durable.
+    pub(crate) async fn ask(&self, id: u64) -> crate::Result<Option<bool>> {
+        if id > self.node.clock.newest_id().saturating_add(1 << 32) {
+            return Err(Error::new(sqlstate::INVALID_PARAMETER_VALUE, format!("transaction id {id} is in the future")));
+        }
+        loop {
+            let (committed, lsn) = match self.outcomes.status(id) {
+                Status::Forgotten => return Ok(None),
+                Status::Decided(committed, lsn) => (committed, lsn),
+                Status::Open => self.decide_in_log(id, false)?,
+            };
+            match self.node.log.wait_durable(lsn).await {
+                Ok(()) => return Ok(Some(committed)),
+                // The decision was lost with the log's end; decide anew.
+                Err(LogError::Discarded { .. }) => {}
+                Err(error) => return Err(log_error(error)),
+            }
+        }
+    }
+
+    /// Notes the outcome of a transaction that changed nothing, durably.
+    pub(crate) async fn decide(&self, id: u64, committed: bool) -> crate::Result<()> {
+        let (_, lsn) = self.decide_in_log(id, committed)?;
+        self.node.log.wait_durable(lsn).await.map_err(log_error)
+    }
+
+    /// Writes an outcome into the log, unless there is one already. Answers the one that counts.
+    fn decide_in_log(&self, id: u64, committed: bool) -> crate::Result<(bool, Lsn)> {
+        let mut commits = self.commits.lock();
+        if let Status::Decided(committed, lsn) = self.outcomes.status(id) {
+            return Ok((committed, lsn));
+        }
+        if self.is_closed() {
+            return Err(closed_error());
+        }
+        let current = self.current();
+        let mut record = RecordBuilder::new(self.node.buffers.take());
+        record.begin(&RecordHeader {
+            kind: RecordKind::Decide,
+            partition: self.id,
+            version: Version { lineage: self.lineage, epoch: self.epoch, number: current.number },
+            transaction: id,
+            timestamp: self.node.clock.tick(),
+            page_count: current.page_count,
+        });
+        record.push_outcome(Outcome { transaction: id, committed });
+        let start = self.node.log.appended();
+        let lsn = self.node.log.append(record.finish()).map_err(log_error)?;
+        self.node.buffers.give(record.into_buffer());
+        commits.dirty_since.get_or_insert_with(|| (start, self.node.clock.monotonic_ms()));
+        self.outcomes.decided(id, committed, lsn);
+        Ok((committed, lsn))
+    }
+}
+
+fn stamp_page_one(page: &mut Page, number: u64) {
+    let stamp = (number as u32).to_be_bytes();
+    page[page_one::COUNTER].copy_from_slice(&stamp);
+    page[page_one::VALID_FOR.start..page_one::VALID_FOR.start + 4].copy_from_slice(&stamp);
+}
+
+pub(crate) fn closed_error() -> Error {
+    Error::new(sqlstate::DATABASE_DROPPED, "the database was dropped").hint("connect to another database")
+}
+
+fn decided_aborted(id: u64) -> Error {
+    Error::new(sqlstate::SERIALIZATION_FAILURE, format!("transaction {id} was aborted: its outcome was asked for before it committed"))
+        .hint("run the transaction again")
+}
+
+pub(crate) fn log_error(error: LogError) -> Error {
+    match error {
+        LogError::Full(_) => Error::new(sqlstate::DISK_FULL, "the disk is full: the commit log cannot grow")
+            .detail(error.to_string())
+            .hint("free space on the disk that holds the data directory; the transaction was rolled back and can be run again"),
+        LogError::Busy => Error::new(sqlstate::OUT_OF_MEMORY, "the commit log cannot keep up")
+            .hint("run the transaction again; if it persists, the disk is too slow for the load"),
+        other => Error::new(sqlstate::IO_ERROR, format!("the commit log failed: {other}"))
+            .hint("the transaction was rolled back; check the disk that holds the data directory"),
+    }
+}

@@ -1,0 +1,104 @@
+//! A partition's side of a flush: what has changed since the last one, and what the manifest names.
+
+use fulmar_pages::manifest::SegmentRef;
+use fulmar_pages::{Outcome, PageNo, SegmentId};
+use fulmar_store::Lsn;
+
+use super::large::LargeSegment;
+use super::{Partition, Snapshot};
+use crate::flush::write_whole;
+
+/// The segments that the newest manifest names.
+#[derive(Default)]
+pub(super) struct Named {
+    segments: Vec<SegmentRef>,
+    /// Pages in those segments, live or not.
+    pages: u64,
+}
+
+impl Named {
+    pub(super) fn new(segments: Vec<SegmentRef>, pages: u64) -> Self {
+        Named { segments, pages }
+    }
+}
+
+/// A flush under way: a pinned snapshot and the pages to write.
+pub(crate) struct Flush {
+    pub snapshot: Snapshot,
+    pub pages: Vec<PageNo>,
+    /// All pages of the partition are written: the manifest needs no older segment.
+    pub whole: bool,
+    /// Segments of large commits since the last flush, which the manifest names as they are.
+    pub large: Vec<LargeSegment>,
+    since: Option<(Lsn, u64)>,
+}
+
+impl Partition {
+    /// Where in the log the first unflushed commit begins, and when it was made (monotonic milliseconds).
+    pub(crate) fn oldest_dirty(&self) -> Option<(Lsn, u64)> {
+        self.commits.lock().dirty_since
+    }
+
+    /// Takes over what has changed since the last flush; `None` if nothing has.
+    pub(crate) fn begin_flush(&self) -> Option<Flush> {
+        let mut commits = self.commits.lock();
+        let since = commits.dirty_since.take()?;
+        let changed = std::mem::take(&mut commits.dirty);
+        let large = std::mem::take(&mut commits.large);
+        let large_pages: u64 = large.iter().map(|large| large.pages).sum();
+        let snapshot = self.pin();
+        drop(commits);
+        let named = self.named.lock();
+        let whole = write_whole(named.segments.len(), named.pages, changed.len() as u64 + large_pages, snapshot.page_count);
+        drop(named);
+        let mut pages: Vec<PageNo> = match whole {
+            true => (1..=snapshot.page_count).collect(),
+            false => changed.into_iter().filter(|page| *page <= snapshot.page_count).collect(),
+        };
+        pages.sort_unstable();
+        Some(Flush { snapshot, pages, whole, large, since: Some(since) })
+    }
+
+    /// Gives the snapshot back; after a failure what was to be flushed stays due.
+    pub(crate) fn end_flush(&self, flush: Flush, done: bool) {
+        if !done {
+            let mut commits = self.commits.lock();
+            commits.dirty.extend(flush.pages);
+            let later = std::mem::take(&mut commits.large);
+            commits.large = flush.large.into_iter().chain(later).collect();
+            if let Some(since) = flush.since {
+                commits.dirty_since = Some(commits.dirty_since.map_or(since, |later| later.min(since)));
+            }
+        }
+        self.unpin(flush.snapshot);
+    }
+
+    pub(crate) fn named_segments(&self) -> Vec<SegmentRef> {
+        self.named.lock().segments.clone()
+    }
+
+    /// The new manifest is durable.
+    pub(crate) fn set_named_segments(&self, segments: Vec<SegmentRef>, flush: &Flush) {
+        let mut named = self.named.lock();
+        let large: u64 = flush.large.iter().map(|large| large.pages).sum();
+        let kept = if flush.whole { 0 } else { named.pages + large };
+        *named = Named { segments, pages: kept + flush.pages.len() as u64 };
+    }
+
+    /// Outcomes for the manifest: the horizon, and what is durable.
+    pub(crate) fn durable_outcomes(&self) -> (u64, Vec<Outcome>) {
+        self.outcomes.durable(self.node.log.durable())
+    }
+
+    /// Segments that absent pages may still be read from, besides those that the manifest names.
+    pub(crate) fn frame_segments(&self) -> Vec<SegmentId> {
+        self.segments.all()
+    }
+
+    /// Whether nobody is attached and nothing is pinned.
+    pub(crate) fn is_unused(self: &std::sync::Arc<Self>) -> bool {
+        // The slot holds one; the caller may hold another.
+        // Waiting connections hold one each.
+        std::sync::Arc::strong_count(self) <= 2 + self.pool.len() && self.current_is_unpinned()
+    }
+}

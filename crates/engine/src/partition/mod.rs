@@ -1,0 +1,155 @@
+//! A partition: one SQLite database held as versioned pages.
+//!
+//! - [`table`] holds the versions of the pages, [`snapshots`] who sees which,
+//! - [`commit`] makes the next version out of a transaction's changes, or says with what it conflicts,
+//! - [`large`] puts the pages of large commits into the store first,
+//! - [`turns`] and [`rows`] are where transactions wait for each other,
+//! - [`outcomes`] remembers how transactions ended whose clients may ask,
+//! - [`flush`] tells what has changed since the last manifest,
+//! - [`load`] brings in what lies in the store and in the log.
+
+mod commit;
+mod flush;
+mod large;
+mod load;
+mod outcomes;
+mod rows;
+mod snapshots;
+mod table;
+mod turns;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use fulmar_pages::{Page, PageNo, PartitionId};
+use parking_lot::{Mutex, RwLock};
+
+pub(crate) use commit::{Refused, closed_error, log_error, page_one};
+pub(crate) use flush::Flush;
+pub(crate) use large::{LARGE_PAGES, Large};
+pub(crate) use load::{Replay, store_error};
+pub(crate) use outcomes::{Outcomes, Status};
+pub(crate) use rows::{RowLocks, RowName};
+pub(crate) use snapshots::Snapshot;
+pub(crate) use table::PageVersion;
+pub(crate) use turns::{Turn, Turns};
+
+use crate::connection::Pool;
+use crate::node::Node;
+use crate::sql::StatementCache;
+use crate::store::Segments;
+
+/// Counters of one partition, kept from the start for those who decide where it should live.
+#[derive(Default, Debug)]
+pub(crate) struct PartitionStats {
+    pub commits: AtomicU64,
+    pub conflicts: AtomicU64,
+    pub replays: AtomicU64,
+}
+
+/// One partition, open on this node.
+pub(crate) struct Partition {
+    pub id: PartitionId,
+    pub lineage: u64,
+    pub epoch: u32,
+    pub node: Arc<Node>,
+    pages: table::PageTable,
+    segments: Segments,
+    snapshots: Mutex<snapshots::Snapshots>,
+    commits: Mutex<commit::Commits>,
+    pub turns: Turns,
+    pub rows: RowLocks,
+    pub outcomes: Outcomes,
+    pub pool: Pool,
+    pub statements: StatementCache,
+    pub stats: PartitionStats,
+    /// The partition was dropped (or closed for another reason): nothing may be committed any more.
+    closed: AtomicBool,
+    /// Ranges (after, up to) of versions that were discarded while somebody may still see them.
+    doomed: RwLock<Vec<(u64, u64)>>,
+    any_doomed: AtomicBool,
+    loading: load::Loading,
+    named: Mutex<flush::Named>,
+    /// Milliseconds on the node's clock when it was last used.
+    pub(crate) used_ms: AtomicU64,
+}
+
+impl Partition {
+    /// Pins the current version.
+    pub(crate) fn pin(&self) -> Snapshot {
+        self.snapshots.lock().pin()
+    }
+
+    /// Gives a pin back.
+    pub(crate) fn unpin(&self, snapshot: Snapshot) {
+        self.snapshots.lock().unpin(snapshot.number);
+    }
+
+    /// The current version, not pinned.
+    pub(crate) fn current(&self) -> Snapshot {
+        self.snapshots.lock().current()
+    }
+
+    /// The version of a page that a pinned snapshot sees; `None` if the page was never written.
+    ///
+    /// # Safety
+    /// `snapshot` is pinned for as long as the answer is used.
+    pub(crate) unsafe fn find(&self, page: PageNo, snapshot: &Snapshot) -> Option<&PageVersion> {
+        if page > snapshot.page_count {
+            return None;
+        }
+        // SAFETY: passed on to the caller.
+        unsafe { self.pages.find(page, snapshot.number) }
+    }
+
+    /// Whether a page has not changed between `snapshot`, which is pinned, and now.
+    pub(crate) fn unchanged_since(&self, page: PageNo, snapshot: &Snapshot) -> bool {
+        self.pages.newest_number(page) <= snapshot.number
+    }
+
+    /// Whether the version that a snapshot shows was discarded after a failed log write.
+    pub(crate) fn is_doomed(&self, snapshot: &Snapshot) -> bool {
+        self.any_doomed.load(Ordering::Acquire)
+            && self.doomed.read().iter().any(|(after, upto)| snapshot.number > *after && snapshot.number <= *upto)
+    }
+
+    /// From now on nothing is committed.
+    pub(crate) fn close(&self) {
+        let _commits = self.commits.lock();
+        self.closed.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Whether no snapshot is pinned.
+    pub(crate) fn current_is_unpinned(&self) -> bool {
+        self.snapshots.lock().is_idle()
+    }
+
+    /// The schema cookie of the current version: descriptions of statements are good while it stays.
+    pub(crate) fn schema_cookie(&self) -> u32 {
+        let snapshot = self.pin();
+        // SAFETY: pinned until the bytes are copied.
+        let page = unsafe { self.resident(1, &snapshot) };
+        let cookie = page.map_or(0, |page| u32::from_be_bytes([page[40], page[41], page[42], page[43]]));
+        self.unpin(snapshot);
+        cookie
+    }
+
+    /// The bytes of a page at a pinned snapshot, if they are in memory.
+    ///
+    /// # Safety
+    /// As [`Partition::find`].
+    pub(crate) unsafe fn resident(&self, page: PageNo, snapshot: &Snapshot) -> Option<&Page> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.find(page, snapshot) }.and_then(PageVersion::data)
+    }
+}
+
+impl Drop for Partition {
+    fn drop(&mut self) {
+        self.node.memory.release(self.pages.resident_bytes());
+    }
+}

@@ -1,0 +1,174 @@
+//! Row locks: what has been shown to a client stays true until its transaction ends.
+//!
+//! Pages are validated at the commit, and a transaction whose pages changed is replayed unseen. That fails only if a
+//! replay would answer differently: if the client was shown a row that somebody else changed since. So a transaction
+//! locks the rows that it shows *and* writes: those of `SELECT ... FOR UPDATE`, and those that it updated by key and
+//! then read back. Writers of a locked row queue, first come first served; blind updates lock nothing.
+//!
+//! A row is named by table and the equality predicates of the statement (`aid = 5`), hashed. Two names of one row
+//! (`aid = 5`, `name = 'x'`) are two locks: then only the replay stands between them, which is still serializable. A
+//! collision of hashes only makes somebody wait.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use hashbrown::HashMap;
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+/// A row's name, hashed.
+pub(crate) type RowName = u64;
+
+#[derive(Default)]
+struct State {
+    locks: HashMap<RowName, Lock>,
+    /// What each waiting transaction waits for.
+    waiting: HashMap<u64, RowName>,
+}
+
+struct Lock {
+    holder: u64,
+    queue: VecDeque<(u64, oneshot::Sender<()>)>,
+}
+
+/// The row locks of a partition.
+#[derive(Default)]
+pub(crate) struct RowLocks {
+    state: Mutex<State>,
+    held: AtomicUsize,
+}
+
+/// Waiting would close a circle of waiting transactions.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Deadlock;
+
+impl RowLocks {
+    /// Whether any row is locked: lets statements skip the rest.
+    pub(crate) fn any(&self) -> bool {
+        self.held.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether somebody else holds the lock.
+    pub(crate) fn held_by_other(&self, row: RowName, owner: u64) -> bool {
+        self.any() && self.state.lock().locks.get(&row).is_some_and(|lock| lock.holder != owner)
+    }
+
+    /// Takes the lock, waiting for those before. `owner` gives it back with [`RowLocks::release`], also if this future
+    /// is dropped while it waits.
+    pub(crate) async fn take(&self, row: RowName, owner: u64) -> Result<(), Deadlock> {
+        let turn = {
+            let mut state = self.state.lock();
+            let State { locks, waiting } = &mut *state;
+            match locks.get_mut(&row) {
+                None => {
+                    locks.insert(row, Lock { holder: owner, queue: VecDeque::new() });
+                    self.held.fetch_add(1, Ordering::Release);
+                    return Ok(());
+                }
+                Some(lock) if lock.holder == owner => return Ok(()),
+                Some(_) => {}
+            }
+            if closes_circle(locks, waiting, row, owner) {
+                return Err(Deadlock);
+            }
+            waiting.insert(owner, row);
+            let (send, receive) = oneshot::channel();
+            if let Some(lock) = locks.get_mut(&row) {
+                lock.queue.push_back((owner, send));
+            }
+            receive
+        };
+        // The sender is dropped only after it was used, or by `release` of ourselves.
+        let _ = turn.await;
+        Ok(())
+    }
+
+    /// Gives back a lock, or a place in its queue.
+    pub(crate) fn release(&self, row: RowName, owner: u64) {
+        let mut state = self.state.lock();
+        let State { locks, waiting } = &mut *state;
+        waiting.remove(&owner);
+        let Some(lock) = locks.get_mut(&row) else { return };
+        if lock.holder != owner {
+            lock.queue.retain(|(waiter, _)| *waiter != owner);
+            return;
+        }
+        while let Some((next, turn)) = lock.queue.pop_front() {
+            waiting.remove(&next);
+            if turn.send(()).is_ok() {
+                lock.holder = next;
+                return;
+            }
+        }
+        locks.remove(&row);
+        self.held.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// Whether the holder of `row` (or whoever it waits for, and so on) waits for `owner`. Each transaction waits for one
+/// row at a time and each row has one holder, so the chain is a line; its length is bounded by the waiters.
+fn closes_circle(locks: &HashMap<RowName, Lock>, waiting: &HashMap<u64, RowName>, row: RowName, owner: u64) -> bool {
+    let mut row = row;
+    for _ in 0..=waiting.len() {
+        let Some(lock) = locks.get(&row) else { return false };
+        if lock.holder == owner {
+            return true;
+        }
+        match waiting.get(&lock.holder) {
+            Some(next) => row = *next,
+            None => return false,
+        }
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::FutureExt;
+
+    #[tokio::test]
+    async fn locks_are_passed_on_in_order() {
+        let locks = RowLocks::default();
+        locks.take(1, 10).await.unwrap();
+        locks.take(1, 10).await.unwrap();
+        let mut second = Box::pin(locks.take(1, 20));
+        let mut third = Box::pin(locks.take(1, 30));
+        assert!(second.as_mut().now_or_never().is_none());
+        assert!(third.as_mut().now_or_never().is_none());
+        locks.release(1, 10);
+        assert!(third.as_mut().now_or_never().is_none());
+        second.await.unwrap();
+        assert!(locks.held_by_other(1, 30));
+        locks.release(1, 20);
+        third.await.unwrap();
+        locks.release(1, 30);
+        assert!(!locks.any());
+    }
+
+    #[tokio::test]
+    async fn a_circle_is_refused() {
+        let locks = RowLocks::default();
+        locks.take(1, 10).await.unwrap();
+        locks.take(2, 20).await.unwrap();
+        locks.take(3, 30).await.unwrap();
+        let mut one = Box::pin(locks.take(2, 10));
+        let mut two = Box::pin(locks.take(3, 20));
+        assert!(one.as_mut().now_or_never().is_none());
+        assert!(two.as_mut().now_or_never().is_none());
+        assert_eq!(locks.take(1, 30).await, Err(Deadlock));
+        locks.release(3, 30);
+        two.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_waiter_that_goes_away_is_skipped() {
+        let locks = RowLocks::default();
+        locks.take(1, 10).await.unwrap();
+        let mut second = Box::pin(locks.take(1, 20));
+        assert!(second.as_mut().now_or_never().is_none());
+        drop(second);
+        locks.release(1, 10);
+        assert!(!locks.any());
+    }
+}

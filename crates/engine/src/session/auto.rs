@@ -1,0 +1,132 @@
+//! A statement that is a transaction of its own.
+
+use std::sync::Arc;
+
+use super::journal::{End, run_statement};
+use super::{MOST_ATTEMPTS, Session, serialization_failure};
+use crate::connection::Connection;
+use crate::partition::{Partition, RowName, Turn};
+use crate::{Completion, Error, Result, RowSink, Statement, Value, sqlstate};
+
+/// A row lock that a lone statement waits for; given back when it is dropped.
+struct RowLock {
+    partition: Arc<Partition>,
+    row: RowName,
+    owner: u64,
+}
+
+impl Drop for RowLock {
+    fn drop(&mut self) {
+        self.partition.rows.release(self.row, self.owner);
+    }
+}
+
+impl Session {
+    pub(super) async fn run_auto(
+        &mut self,
+        statement: &Arc<Statement>,
+        parameters: &[Value],
+        sink: &mut dyn RowSink,
+    ) -> Result<Completion> {
+        if !statement.read_only && self.default_read_only {
+            return Err(read_only());
+        }
+        let variables = self.variables();
+        let mut connection = self.checkout(variables).await?;
+        let end = if statement.read_only {
+            connection.link.transaction.borrow_mut().track_reads = false;
+            connection.run(|c| run_statement(c, statement, parameters, sink))?.await
+        } else {
+            self.write_auto(&mut connection, statement, parameters, sink).await?
+        };
+        let (seen, id, committed) = {
+            let transaction = connection.link.transaction.borrow();
+            (transaction.seen, transaction.id, transaction.committed)
+        };
+        let partition = connection.link.partition.clone();
+        self.give_back(connection);
+        if id != 0 && committed.is_none() {
+            partition.decide(id, matches!(end, End::Done(_))).await?;
+        }
+        if let Some(version) = committed.map(|c| c.snapshot).or(seen) {
+            self.wait_durable(version.lsn).await?;
+            if partition.is_doomed(&version) {
+                return Err(super::discarded());
+            }
+        }
+        match end {
+            End::Done(tag) => Ok(Completion { tag, notices: Vec::new() }),
+            End::Failed(error) => Err(error),
+            End::Conflict => {
+                self.turn_first = true;
+                Err(serialization_failure("the partition changed at every attempt"))
+            }
+        }
+    }
+
+    /// Tries once without a turn, unless the partition is contended; then in turn, where nobody can overtake.
+    async fn write_auto(
+        &mut self,
+        connection: &mut Box<Connection>,
+        statement: &Arc<Statement>,
+        parameters: &[Value],
+        sink: &mut dyn RowSink,
+    ) -> Result<End> {
+        let partition = connection.link.partition.clone();
+        let _row = self.wait_for_row(&partition, statement, parameters).await?;
+        let mut turn: Option<Turn> = None;
+        if statement.plan.vacuum || self.turn_first || partition.turns.contended() {
+            turn = Some(self.cancellable(partition.turns.take()).await?);
+        }
+        self.turn_first = false;
+        for _ in 0..MOST_ATTEMPTS {
+            {
+                let mut transaction = connection.link.transaction.borrow_mut();
+                transaction.conflict = None;
+                transaction.turn = turn.as_ref().map_or(0, Turn::ticket);
+            }
+            let end = connection.run(|c| run_statement(c, statement, parameters, sink))?.await;
+            let conflicted = matches!(end, End::Conflict);
+            match turn {
+                None => partition.turns.note(conflicted),
+                Some(_) => partition.turns.fade(),
+            }
+            if !conflicted {
+                return Ok(end);
+            }
+            partition.stats.replays.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            sink.reset();
+            self.wait_for_room(connection).await?;
+            if turn.is_none() {
+                turn = Some(self.cancellable(partition.turns.take()).await?);
+            }
+        }
+        Ok(End::Conflict)
+    }
+
+    /// A row that an open transaction has shown to its client is not changed under it: queue for it.
+    async fn wait_for_row(
+        &mut self,
+        partition: &Arc<Partition>,
+        statement: &Statement,
+        parameters: &[Value],
+    ) -> Result<Option<RowLock>> {
+        if !partition.rows.any() {
+            return Ok(None);
+        }
+        let Some(row) = statement.plan.row.as_ref().and_then(|row| row.name(parameters)) else { return Ok(None) };
+        let owner = self.engine.ticket();
+        if !partition.rows.held_by_other(row, owner) {
+            return Ok(None);
+        }
+        let lock = RowLock { partition: partition.clone(), row, owner };
+        // A lone statement holds nothing else: no circle can close through it.
+        let _ = self.cancellable(partition.rows.take(row, owner)).await?;
+        Ok(Some(lock))
+    }
+}
+
+pub(super) fn read_only() -> Error {
+    Error::new(sqlstate::READ_ONLY_TRANSACTION, "cannot write in a read-only transaction")
+        .hint("begin a transaction with READ WRITE, or SET default_transaction_read_only = off")
+}

@@ -1,0 +1,176 @@
+//! BEGIN, COMMIT, ROLLBACK, savepoints.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::journal::{COMMIT, ROLLBACK};
+use super::open::Open;
+use super::{MOST_ATTEMPTS, Session, serialization_failure};
+use crate::connection::Step;
+use crate::partition::Partition;
+use crate::sql::Begin;
+use crate::{CommandTag, Completion, Error, Result, RowSink, Scope, Statement, StatementKind, sqlstate};
+
+/// How a COMMIT went inside SQLite.
+enum Outcome {
+    Committed,
+    Failed(Error),
+}
+
+impl Session {
+    pub(super) fn begin(&mut self, begin: Begin) -> Result<Completion> {
+        let notices = match &mut self.open {
+            Some(open) if open.is_implicit() => {
+                open.make_explicit();
+                Vec::new()
+            }
+            Some(open) if open.has_failed() => return Err(super::open::failed_transaction()),
+            Some(_) => vec![(sqlstate::ACTIVE_TRANSACTION, "there is already a transaction in progress".to_owned())],
+            None => {
+                let read_only = begin.read_only.unwrap_or(self.default_read_only);
+                self.open = Some(Open::new(&self.engine, read_only, begin.immediate));
+                Vec::new()
+            }
+        };
+        Ok(Completion { tag: CommandTag::Plain("BEGIN"), notices })
+    }
+
+    pub(super) async fn commit(&mut self) -> Result<Completion> {
+        let Some(mut open) = self.open.take() else { return Ok(none_in_progress("COMMIT")) };
+        if open.has_failed() {
+            self.roll_back(open).await?;
+            return Ok(Completion { tag: CommandTag::Plain("ROLLBACK"), notices: Vec::new() });
+        }
+        if open.connection.is_none() {
+            return Ok(Completion { tag: CommandTag::Plain("COMMIT"), notices: Vec::new() });
+        }
+        match self.commit_open(&mut open).await {
+            Ok(Outcome::Committed) => self.conclude(open, true).await?,
+            Ok(Outcome::Failed(error)) | Err(error) => {
+                self.roll_back(open).await?;
+                return Err(error);
+            }
+        }
+        Ok(Completion { tag: CommandTag::Plain("COMMIT"), notices: Vec::new() })
+    }
+
+    async fn commit_open(&mut self, open: &mut Open) -> Result<Outcome> {
+        let Some(partition) = open.connection.as_ref().map(|c| c.link.partition.clone()) else {
+            return Ok(Outcome::Committed);
+        };
+        if open.lost {
+            return Ok(Outcome::Failed(serialization_failure("the transaction was rolled back by an earlier error")));
+        }
+        if open.has_written() {
+            self.wait_for_shown_rows(open, &partition).await?;
+            if partition.turns.contended() || partition.turns.holder() != 0 {
+                self.take_turn(open, &partition, false).await?;
+            }
+        }
+        let in_turn = open.turn.is_some();
+        for attempt in 0..MOST_ATTEMPTS {
+            let Some(connection) = &mut open.connection else { return Ok(Outcome::Committed) };
+            {
+                let mut transaction = connection.link.transaction.borrow_mut();
+                transaction.conflict = None;
+                transaction.id = connection.link.variables.borrow().transaction_id;
+                if let Some(turn) = &mut open.turn {
+                    transaction.turn = turn.resume();
+                }
+            }
+            let wrote = connection.is_writing();
+            let step = connection.run(|c| c.control_here(COMMIT.0, COMMIT.1))?.await;
+            if wrote && attempt == 0 && !in_turn {
+                partition.turns.note(matches!(step, Step::Conflict));
+            } else if wrote {
+                partition.turns.fade();
+            }
+            match step {
+                Step::Done(_) => return Ok(Outcome::Committed),
+                Step::Failed(error) => return Ok(Outcome::Failed(error)),
+                Step::Conflict => {
+                    partition.stats.conflicts.fetch_add(1, Ordering::Relaxed);
+                    self.wait_for_room(connection).await?;
+                    self.take_turn(open, &partition, false).await?;
+                    self.replay_in(open).await?;
+                }
+            }
+        }
+        Ok(Outcome::Failed(serialization_failure("the partition changed at every attempt")))
+    }
+
+    /// Rows that this transaction updated blindly may have been shown to a client by another: that one goes first.
+    async fn wait_for_shown_rows(&mut self, open: &mut Open, partition: &Arc<Partition>) -> Result<()> {
+        if !partition.rows.any() {
+            return Ok(());
+        }
+        for at in 0..open.rows.updated.len() {
+            let row = open.rows.updated[at];
+            if open.rows.is_held_by_other(row) {
+                self.lock_row(open, partition, row).await?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) async fn rollback(&mut self) -> Result<Completion> {
+        // After a failed COMMIT clients send ROLLBACK although none is open: a notice, no error.
+        let Some(open) = self.open.take() else { return Ok(none_in_progress("ROLLBACK")) };
+        self.roll_back(open).await?;
+        Ok(Completion { tag: CommandTag::Plain("ROLLBACK"), notices: Vec::new() })
+    }
+
+    async fn roll_back(&mut self, mut open: Open) -> Result<()> {
+        if let Some(connection) = &mut open.connection
+            && !connection.is_autocommit()
+        {
+            connection.link.transaction.borrow_mut().conflict = None;
+            connection.run(|c| c.control_here(ROLLBACK.0, ROLLBACK.1))?.await;
+        }
+        self.conclude(open, false).await
+    }
+
+    /// The transaction is over in SQLite: gives everything back, then waits until what the client is told is durable.
+    async fn conclude(&mut self, mut open: Open, committed: bool) -> Result<()> {
+        let Some(connection) = open.connection.take() else { return Ok(()) };
+        let partition = connection.link.partition.clone();
+        let (seen, version) = {
+            let transaction = connection.link.transaction.borrow();
+            (transaction.seen, transaction.committed.filter(|_| committed).map(|c| c.snapshot))
+        };
+        let id = connection.link.variables.borrow().transaction_id;
+        self.give_back(connection);
+        // Turn and row locks go to the next before this one waits for the disk.
+        drop(open);
+        if id != 0 && version.is_none() {
+            partition.decide(id, committed).await?;
+        }
+        if let Some(version) = version.or(seen) {
+            self.wait_durable(version.lsn).await?;
+            if partition.is_doomed(&version) {
+                return Err(super::discarded());
+            }
+        }
+        Ok(())
+    }
+
+    /// SAVEPOINT, RELEASE and ROLLBACK TO where no transaction is open.
+    pub(super) async fn savepoint_outside(
+        &mut self,
+        statement: &Arc<Statement>,
+        scope: Scope,
+        sink: &mut dyn RowSink,
+    ) -> Result<Completion> {
+        if scope == Scope::Implicit && statement.kind == StatementKind::Savepoint {
+            self.open = Some(Open::implicit(&self.engine, self.default_read_only));
+            return self.run_open(statement, &[], sink).await;
+        }
+        Err(Error::new(sqlstate::NO_ACTIVE_TRANSACTION, "savepoints can only be used in transaction blocks")
+            .hint("BEGIN first"))
+    }
+}
+
+fn none_in_progress(tag: &'static str) -> Completion {
+    let notice = (sqlstate::NO_ACTIVE_TRANSACTION, "there is no transaction in progress".to_owned());
+    Completion { tag: CommandTag::Plain(tag), notices: vec![notice] }
+}

@@ -1,0 +1,309 @@
+//! A client's side of the engine: prepare, execute, transactions.
+//!
+//! | module | what it does |
+//! | --- | --- |
+//! | [`auto`] | a statement that is a transaction of its own |
+//! | [`open`] | statements inside BEGIN ... COMMIT, or inside a pipeline |
+//! | [`control`] | BEGIN, COMMIT, ROLLBACK, savepoints |
+//! | [`journal`] | what an open transaction has answered, and its replay |
+//! | [`held_turn`] | a turn held across client round trips, and its bounds |
+//!
+//! # Answers wait for durability
+//! A commit is visible to others at once; its answer waits until the log is durable. An answer that only shows data
+//! waits until the version it shows is durable, so nobody acts on a commit that a crash could take back. A transaction
+//! that has written (or holds a turn) answers its intermediate statements at once: they are provisional until its
+//! COMMIT, which waits. No thread is held while an answer waits.
+
+mod auto;
+mod control;
+mod held_turn;
+mod journal;
+mod open;
+mod prepare;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use fulmar_pages::PartitionId;
+use fulmar_store::{LogError, Lsn};
+
+use crate::cancel::CancelFlag;
+use crate::connection::Connection;
+use crate::partition::Partition;
+use crate::transaction::Conflict;
+use crate::variables::Variables;
+use crate::{
+    Canceller, CommandTag, Completion, Engine, Error, Result, RowSink, Scope, Statement, StatementKind,
+    TransactionStatus, Value, sqlstate,
+};
+
+/// Attempts of one transaction before it gives up; each one after the first is made in a turn, so more than a few mean
+/// that the partition is being discarded under it again and again.
+const MOST_ATTEMPTS: u32 = 20;
+
+/// Room in the log that a refused commit waits for: what most records need.
+const ROOM_BYTES: usize = 1 << 20;
+
+/// What SQL functions remember of a session between transactions.
+#[derive(Clone, Copy, Debug, Default)]
+struct Remembered {
+    last_insert_rowid: i64,
+    changes: i64,
+    total_changes: i64,
+}
+
+/// One client's session on one partition. Its futures are run to their end (cancel with a [`Canceller`]); one that is
+/// dropped midway rolls its transaction back.
+pub struct Session {
+    engine: Arc<Engine>,
+    id: PartitionId,
+    partition: Option<Arc<Partition>>,
+    open: Option<open::Open>,
+    /// A connection that the session must keep: it holds its temporary tables.
+    own: Option<Box<Connection>>,
+    flag: Arc<CancelFlag>,
+    running: Arc<AtomicBool>,
+    default_read_only: bool,
+    /// The last transaction got 40001: the next one takes its turn first.
+    turn_first: bool,
+    remembered: Remembered,
+}
+
+impl Session {
+    pub(crate) fn new(engine: Arc<Engine>, id: PartitionId) -> Self {
+        Session {
+            engine,
+            id,
+            partition: None,
+            open: None,
+            own: None,
+            flag: Arc::default(),
+            running: Arc::default(),
+            default_read_only: false,
+            turn_first: false,
+            remembered: Remembered::default(),
+        }
+    }
+
+    /// Prepares the first statement of `sql`; answers it and the rest of the text (empty if there is none).
+    /// Runs nothing. In a failed transaction only transaction control is accepted (25P02).
+    pub async fn prepare<'a>(&mut self, sql: &'a str) -> Result<(Arc<Statement>, &'a str)> {
+        let _running = self.start();
+        let prepared = prepare::prepare(self, sql).await;
+        if prepared.is_err() {
+            self.fail();
+        }
+        prepared
+    }
+
+    /// An error outside of the engine (a parameter that cannot be decoded, say) has reached the client: the open
+    /// transaction, if there is one, has failed.
+    pub fn fail(&mut self) {
+        if let Some(open) = &mut self.open {
+            open.failed = true;
+        }
+    }
+
+    /// Runs a statement to its end and waits until what the answer shows is durable. All rows have gone to `sink`
+    /// when it returns. Transaction control (BEGIN, COMMIT, SAVEPOINT ...) goes through here too.
+    /// A COMMIT of a failed transaction answers the tag ROLLBACK, as PostgreSQL does.
+    pub async fn execute(
+        &mut self,
+        statement: &Arc<Statement>,
+        parameters: &[Value],
+        scope: Scope,
+        sink: &mut dyn RowSink,
+    ) -> Result<Completion> {
+        let _running = self.start();
+        match statement.kind {
+            StatementKind::Empty => Ok(Completion { tag: CommandTag::Empty, notices: Vec::new() }),
+            StatementKind::Begin => self.begin(statement.plan.begin),
+            StatementKind::Commit => self.commit().await,
+            StatementKind::Rollback => self.rollback().await,
+            _ if self.open.is_some() => self.run_open(statement, parameters, sink).await,
+            StatementKind::Savepoint | StatementKind::Release | StatementKind::RollbackTo => {
+                self.savepoint_outside(statement, scope, sink).await
+            }
+            _ if scope == Scope::Implicit => {
+                self.open = Some(open::Open::implicit(&self.engine, self.default_read_only));
+                self.run_open(statement, parameters, sink).await
+            }
+            _ => self.run_auto(statement, parameters, sink).await,
+        }
+    }
+
+    /// Commits the implicit transaction, if there is one (or rolls it back if it has failed); waits until it is
+    /// durable.
+    pub async fn finish_implicit(&mut self) -> Result<()> {
+        if !self.open.as_ref().is_some_and(|open| open.is_implicit()) {
+            return Ok(());
+        }
+        let _running = self.start();
+        self.commit().await.map(|_| ())
+    }
+
+    /// For ReadyForQuery. An implicit transaction counts as idle.
+    pub fn status(&self) -> TransactionStatus {
+        match &self.open {
+            Some(open) if open.is_implicit() => TransactionStatus::Idle,
+            Some(open) if open.has_failed() => TransactionStatus::Failed,
+            Some(_) => TransactionStatus::InTransaction,
+            None => TransactionStatus::Idle,
+        }
+    }
+
+    /// To cancel this session from elsewhere.
+    pub fn canceller(&self) -> Canceller {
+        Canceller { flag: self.flag.clone(), running: self.running.clone() }
+    }
+
+    /// Whether transactions are read-only unless they say otherwise (`default_transaction_read_only`).
+    pub fn set_default_read_only(&mut self, on: bool) {
+        self.default_read_only = on;
+    }
+
+    /// Rolls back what is open and gives back what the session held.
+    pub async fn close(&mut self) {
+        let _ = self.rollback().await;
+        self.own = None;
+        self.partition = None;
+    }
+
+    fn start(&self) -> Running {
+        self.flag.clear();
+        self.running.store(true, Ordering::Release);
+        Running(self.running.clone())
+    }
+
+    /// The session's partition, opened on first use.
+    async fn partition(&mut self) -> Result<Arc<Partition>> {
+        if let Some(partition) = self.partition.as_ref().filter(|partition| !partition.is_closed()) {
+            return Ok(partition.clone());
+        }
+        let partition = self.engine.partition(self.id).await?;
+        self.partition = Some(partition.clone());
+        Ok(partition)
+    }
+
+    /// A connection for one transaction, with the session's context in it.
+    async fn checkout(&mut self, variables: Variables) -> Result<Box<Connection>> {
+        let partition = self.partition().await?;
+        let mut connection = match self.own.take().or_else(|| partition.pool.take()) {
+            Some(connection) => connection,
+            None => Connection::open(partition).await?,
+        };
+        connection.set_last_insert_rowid(self.remembered.last_insert_rowid);
+        let (_, total) = connection.changes();
+        let link = &connection.link;
+        *link.variables.borrow_mut() = Variables {
+            changes: self.remembered.changes,
+            total_changes_base: self.remembered.total_changes - total,
+            changed: false,
+            ..variables
+        };
+        *link.cancel.borrow_mut() = self.flag.clone();
+        let mut transaction = link.transaction.borrow_mut();
+        transaction.id = 0;
+        transaction.turn = 0;
+        transaction.seen = None;
+        transaction.committed = None;
+        transaction.conflict = None;
+        transaction.failure = None;
+        transaction.track_reads = true;
+        drop(transaction);
+        Ok(connection)
+    }
+
+    /// Gives a connection back after its transaction.
+    fn give_back(&mut self, connection: Box<Connection>) {
+        self.remember(&connection);
+        if connection.tainted {
+            self.own = Some(connection);
+        } else if let Some(partition) = &self.partition {
+            partition.pool.give(connection);
+        }
+    }
+
+    fn remember(&mut self, connection: &Connection) {
+        let (changes, total) = connection.changes();
+        let variables = connection.link.variables.borrow();
+        if variables.changed {
+            self.remembered.changes = changes;
+        }
+        self.remembered.total_changes = variables.total_changes_base + total;
+        self.remembered.last_insert_rowid = connection.last_insert_rowid();
+    }
+
+    /// Fresh variables for a transaction that begins now.
+    fn variables(&self) -> Variables {
+        let node = self.engine.node();
+        Variables { clock_ms: node.clock.unix_ms(), random: self.engine.seed(), ..Variables::default() }
+    }
+
+    // `&mut self` here and below although nothing changes: a session is not shared between threads, so that only an
+    // exclusive borrow of it may cross an await.
+
+    /// Waits for `future`; a cancel ends the wait with its error.
+    async fn cancellable<F: Future>(&mut self, future: F) -> Result<F::Output> {
+        let mut future = std::pin::pin!(future);
+        let flag = &self.flag;
+        std::future::poll_fn(|cx| {
+            flag.register(cx.waker());
+            if flag.is_set() {
+                return std::task::Poll::Ready(Err(flag.error()));
+            }
+            future.as_mut().poll(cx).map(Ok)
+        })
+        .await
+    }
+
+    /// After a conflict: if it was that the log has no room, waits for it. Then the statement can be run again.
+    async fn wait_for_room(&mut self, connection: &mut Connection) -> Result<()> {
+        if connection.link.transaction.borrow().conflict != Some(Conflict::LogBusy) {
+            return Ok(());
+        }
+        let node = self.engine.node().clone();
+        self.cancellable(node.log.wait_room(ROOM_BYTES)).await?.map_err(crate::partition::log_error)
+    }
+
+    /// Waits until the log is durable up to `lsn`. Not cancellable: until then nobody knows the answer.
+    async fn wait_durable(&mut self, lsn: Lsn) -> Result<()> {
+        let log = &self.engine.node().log;
+        if log.is_durable(lsn) {
+            return Ok(());
+        }
+        log.wait_durable(lsn).await.map_err(lost)
+    }
+}
+
+/// The error for an answer whose version was discarded, or will never be known.
+fn lost(error: LogError) -> Error {
+    match error {
+        LogError::Discarded { .. } => discarded(),
+        other => Error::new(sqlstate::IO_ERROR, format!("the answer is not known to be durable: {other}"))
+            .hint("ask for the outcome with pg_xact_status when the node is back"),
+    }
+}
+
+/// The error for an answer whose version was discarded meanwhile.
+fn discarded() -> Error {
+    Error::new(sqlstate::IO_ERROR, "the commit log could not be written")
+        .detail("what this transaction saw or wrote was discarded; nothing of it remains")
+        .hint("run the transaction again; check the disk that holds the data directory")
+}
+
+/// The error of a transaction that cannot be replayed with the same answers.
+fn serialization_failure(detail: &str) -> Error {
+    Error::new(sqlstate::SERIALIZATION_FAILURE, "could not serialize access due to concurrent update")
+        .detail(detail)
+        .hint("run the transaction again: it will then take its turn first")
+}
+
+/// Marks the session as running while it lives.
+struct Running(Arc<AtomicBool>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}

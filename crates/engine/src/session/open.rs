@@ -1,0 +1,352 @@
+//! Statements inside an open transaction.
+//!
+//! ```text
+//!  statement -> row rules (wait for a row that somebody has shown to a client)
+//!            -> advance the snapshot, if nothing that was read has changed; if the row rules ask for it, by a replay
+//!            -> run -> conflict? replay, run again
+//!            -> journal (statement, parameters, hash of the answer)
+//!            -> answer: at once if the transaction has written or holds a turn, else when what it saw is durable
+//! ```
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::auto::read_only;
+use super::held_turn::HeldTurn;
+use super::journal::{End, HashingSink, Journal, Replayed, replay, run_statement};
+use super::{MOST_ATTEMPTS, Remembered, Session, serialization_failure};
+use crate::connection::{Connection, Step};
+use crate::partition::{Partition, RowName};
+use crate::variables::Variables;
+use crate::{Completion, Engine, Error, Result, RowSink, Statement, StatementKind, Value, sqlstate};
+
+/// Read sets larger than this are not looked through before every statement.
+const ADVANCE_AT_MOST: usize = 2000;
+
+/// An open transaction.
+pub(super) struct Open {
+    implicit: bool,
+    pub(super) failed: bool,
+    pub(super) read_only: bool,
+    /// BEGIN IMMEDIATE: take the turn before the snapshot.
+    pub(super) immediate: bool,
+    /// Taken with the first statement.
+    pub(super) connection: Option<Box<Connection>>,
+    pub(super) journal: Journal,
+    pub(super) turn: Option<HeldTurn>,
+    /// SQLite has rolled the transaction back by itself; it must be rebuilt before it goes on.
+    pub(super) lost: bool,
+    /// What functions saw at the beginning: a replay starts from there.
+    pub(super) variables: Variables,
+    /// What the session remembered before.
+    pub(super) before: Remembered,
+    pub(super) rows: Rows,
+}
+
+/// The rows that a transaction has named.
+pub(super) struct Rows {
+    partition: Option<Arc<Partition>>,
+    owner: u64,
+    /// Updated by key.
+    pub(super) updated: Vec<RowName>,
+    /// Locked (or queued for).
+    locked: Vec<RowName>,
+}
+
+impl Rows {
+    pub(super) fn is_held_by_other(&self, row: RowName) -> bool {
+        self.partition.as_ref().is_some_and(|partition| partition.rows.held_by_other(row, self.owner))
+    }
+}
+
+impl Drop for Rows {
+    fn drop(&mut self) {
+        if let Some(partition) = &self.partition {
+            for row in self.locked.drain(..) {
+                partition.rows.release(row, self.owner);
+            }
+        }
+    }
+}
+
+impl Open {
+    pub(super) fn new(engine: &Engine, read_only: bool, immediate: bool) -> Self {
+        Open {
+            implicit: false,
+            failed: false,
+            read_only,
+            immediate,
+            connection: None,
+            journal: Journal::default(),
+            turn: None,
+            lost: false,
+            variables: Variables::default(),
+            before: Remembered::default(),
+            rows: Rows { partition: None, owner: engine.ticket(), updated: Vec::new(), locked: Vec::new() },
+        }
+    }
+
+    pub(super) fn implicit(engine: &Engine, read_only: bool) -> Self {
+        Open { implicit: true, ..Open::new(engine, read_only, false) }
+    }
+
+    pub(super) fn is_implicit(&self) -> bool {
+        self.implicit
+    }
+
+    /// BEGIN inside a query with several statements: what ran so far becomes part of the client's transaction.
+    pub(super) fn make_explicit(&mut self) {
+        self.implicit = false;
+    }
+
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed
+    }
+
+    /// Whether the transaction has changed pages (or is about to: SQLite holds the write lock).
+    pub(super) fn has_written(&self) -> bool {
+        self.connection.as_ref().is_some_and(|c| c.is_writing())
+    }
+}
+
+impl Session {
+    /// Runs a statement in the open transaction.
+    pub(super) async fn run_open(
+        &mut self,
+        statement: &Arc<Statement>,
+        parameters: &[Value],
+        sink: &mut dyn RowSink,
+    ) -> Result<Completion> {
+        let Some(mut open) = self.open.take() else { return Err(no_transaction()) };
+        let result = self.run_in(&mut open, statement, parameters, sink).await;
+        open.failed |= result.is_err();
+        if let Some(turn) = &mut open.turn {
+            turn.pause();
+        }
+        self.open = Some(open);
+        result
+    }
+
+    async fn run_in(
+        &mut self,
+        open: &mut Open,
+        statement: &Arc<Statement>,
+        parameters: &[Value],
+        sink: &mut dyn RowSink,
+    ) -> Result<Completion> {
+        if open.failed && statement.kind != StatementKind::RollbackTo {
+            return Err(failed_transaction());
+        }
+        if open.read_only && !statement.read_only {
+            return Err(read_only());
+        }
+        if statement.plan.vacuum {
+            return Err(Error::new(sqlstate::ACTIVE_TRANSACTION, "VACUUM cannot run inside a transaction block"));
+        }
+        self.begin_in(open).await?;
+        if open.lost {
+            self.replay_in(open).await?;
+            open.lost = false;
+        }
+        if open.journal.would_overflow(parameters) {
+            self.settle_in_turn(open).await?;
+        }
+        self.apply_row_rules(open, statement, parameters).await?;
+
+        let (end, answer) = self.attempt(open, statement, parameters, sink).await?;
+        let cancelled = self.flag.is_set() && matches!(end, End::Failed(_));
+        if !cancelled {
+            open.journal.push(statement, parameters, answer);
+        }
+        let Some(connection) = &open.connection else { return Err(no_transaction()) };
+        open.lost = connection.is_autocommit();
+        if statement.kind == StatementKind::RollbackTo && matches!(end, End::Done(_)) {
+            open.failed = false;
+        }
+        if !open.has_written() && open.turn.is_none() {
+            self.wait_for_what_was_seen(open).await?;
+        }
+        match end {
+            End::Done(tag) => Ok(Completion { tag, notices: Vec::new() }),
+            End::Failed(error) => Err(error),
+            End::Conflict => Err(serialization_failure("a page changed at every attempt")),
+        }
+    }
+
+    /// Runs the statement; after a conflict replays what came before and runs it again.
+    async fn attempt(
+        &mut self,
+        open: &mut Open,
+        statement: &Arc<Statement>,
+        parameters: &[Value],
+        sink: &mut dyn RowSink,
+    ) -> Result<(End, u64)> {
+        for _ in 0..MOST_ATTEMPTS {
+            let Some(connection) = &mut open.connection else { return Err(no_transaction()) };
+            connection.link.transaction.borrow_mut().conflict = None;
+            let mut hashing = HashingSink::new(Some(sink));
+            let end = connection.run(|c| run_statement(c, statement, parameters, &mut hashing))?.await;
+            if !matches!(end, End::Conflict) {
+                let answer = hashing.answer(&end);
+                return Ok((end, answer));
+            }
+            hashing.reset();
+            self.replay_in(open).await?;
+        }
+        Ok((End::Conflict, 0))
+    }
+
+    /// With the transaction's first statement: a connection, the turn if it was asked for, BEGIN.
+    async fn begin_in(&mut self, open: &mut Open) -> Result<()> {
+        if open.connection.is_some() {
+            if let (Some(turn), Some(connection)) = (&mut open.turn, &open.connection) {
+                connection.link.transaction.borrow_mut().turn = turn.resume();
+            }
+            return Ok(());
+        }
+        open.variables = self.variables();
+        open.before = self.remembered;
+        let connection = self.checkout(open.variables.clone()).await?;
+        let partition = connection.link.partition.clone();
+        open.rows.partition = Some(partition.clone());
+        open.connection = Some(connection);
+        if open.immediate || std::mem::take(&mut self.turn_first) {
+            self.take_turn(open, &partition, false).await?;
+        }
+        let Some(connection) = &mut open.connection else { return Err(no_transaction()) };
+        let (id, sql) = super::journal::BEGIN;
+        match connection.run(|c| c.control_here(id, sql))?.await {
+            Step::Done(_) => Ok(()),
+            Step::Failed(error) => Err(error),
+            Step::Conflict => Err(serialization_failure("BEGIN conflicted")),
+        }
+    }
+
+    pub(super) async fn take_turn(&mut self, open: &mut Open, partition: &Arc<Partition>, patient: bool) -> Result<()> {
+        if open.turn.as_mut().is_some_and(|turn| turn.resume() != 0) {
+            return Ok(());
+        }
+        let turn = self.cancellable(partition.turns.take()).await?;
+        if let Some(connection) = &open.connection {
+            connection.link.transaction.borrow_mut().turn = turn.ticket();
+        }
+        open.turn = Some(HeldTurn::new(turn, patient));
+        Ok(())
+    }
+
+    /// Before the journal overflows: take the turn, make sure that the past still holds, and hold on to it.
+    async fn settle_in_turn(&mut self, open: &mut Open) -> Result<()> {
+        let Some(partition) = open.rows.partition.clone() else { return Ok(()) };
+        open.turn = None;
+        self.take_turn(open, &partition, true).await?;
+        if !advance(open) {
+            self.replay_in(open).await?;
+        }
+        Ok(())
+    }
+
+    /// Waits for rows that others have shown to their clients, and locks those that this transaction shows.
+    async fn apply_row_rules(&mut self, open: &mut Open, statement: &Statement, parameters: &[Value]) -> Result<()> {
+        let Some(partition) = open.rows.partition.clone() else { return Ok(()) };
+        let name = statement.plan.row.as_ref().and_then(|row| row.name(parameters));
+        let fresh = match (statement.kind, name) {
+            (StatementKind::Query, Some(row)) if statement.plan.for_update || open.rows.updated.contains(&row) => {
+                self.lock_row(open, &partition, row).await?
+            }
+            // Rows that it does not name one by one: the whole partition is locked, by its turn.
+            (StatementKind::Query, None) if statement.plan.for_update => {
+                self.take_turn(open, &partition, false).await?;
+                true
+            }
+            (StatementKind::Update | StatementKind::Delete, Some(row)) => {
+                open.rows.updated.push(row);
+                let held = partition.rows.held_by_other(row, open.rows.owner);
+                held && self.lock_row(open, &partition, row).await?
+            }
+            _ => false,
+        };
+        let small = open.connection.as_ref().is_some_and(|c| c.link.reads_at_most(ADVANCE_AT_MOST));
+        if !fresh {
+            if small {
+                advance(open);
+            }
+            return Ok(());
+        }
+        if !advance(open) {
+            self.replay_in(open).await?;
+        }
+        Ok(())
+    }
+
+    /// Locks a row; answers whether it was not locked by this transaction before.
+    pub(super) async fn lock_row(&mut self, open: &mut Open, partition: &Arc<Partition>, row: RowName) -> Result<bool> {
+        if open.rows.locked.contains(&row) {
+            return Ok(false);
+        }
+        open.rows.locked.push(row);
+        match self.cancellable(partition.rows.take(row, open.rows.owner)).await? {
+            Ok(()) => Ok(true),
+            Err(_) => Err(Error::new(sqlstate::DEADLOCK_DETECTED, "deadlock detected")
+                .detail("this transaction and others wait for rows that the next one has locked")
+                .hint("run the transaction again; lock rows in the same order everywhere")),
+        }
+    }
+
+    /// Runs the transaction so far again on a fresh snapshot.
+    pub(super) async fn replay_in(&mut self, open: &mut Open) -> Result<()> {
+        let Some(partition) = open.rows.partition.clone() else { return Ok(()) };
+        if open.journal.overflowed {
+            return Err(serialization_failure("the transaction is too large to be replayed"));
+        }
+        for _ in 0..MOST_ATTEMPTS {
+            partition.stats.replays.fetch_add(1, Ordering::Relaxed);
+            let Some(connection) = &mut open.connection else { return Err(no_transaction()) };
+            let before = &open.before;
+            connection.restore(&open.variables, before.last_insert_rowid, before.changes, before.total_changes);
+            let entries = open.journal.entries();
+            match connection.run(|c| replay(c, entries))?.await? {
+                Replayed::Same => return Ok(()),
+                Replayed::Conflict => {}
+                Replayed::Differs(place) => {
+                    self.turn_first = true;
+                    let detail = format!("statement {} of the transaction would answer differently now", place + 1);
+                    return Err(serialization_failure(&detail));
+                }
+            }
+        }
+        Err(serialization_failure("the partition changed at every attempt"))
+    }
+
+    /// Waits until the version that the transaction sees is durable.
+    async fn wait_for_what_was_seen(&mut self, open: &mut Open) -> Result<()> {
+        let Some(connection) = &open.connection else { return Ok(()) };
+        let (snapshot, partition) = {
+            let transaction = connection.link.transaction.borrow();
+            (transaction.snapshot.or(transaction.seen), connection.link.partition.clone())
+        };
+        let Some(snapshot) = snapshot else { return Ok(()) };
+        self.wait_durable(snapshot.lsn).await?;
+        if partition.is_doomed(&snapshot) {
+            return Err(super::discarded());
+        }
+        Ok(())
+    }
+}
+
+/// Moves the snapshot to the current version if nothing that the transaction read has changed. Answers whether the
+/// transaction now sees the current version (or one that was current a moment ago).
+fn advance(open: &Open) -> bool {
+    open.connection.as_ref().is_none_or(|connection| connection.link.advance())
+}
+
+pub(super) fn failed_transaction() -> Error {
+    Error::new(
+        sqlstate::IN_FAILED_TRANSACTION,
+        "current transaction is aborted, commands ignored until end of transaction block",
+    )
+    .hint("ROLLBACK, or ROLLBACK TO a savepoint")
+}
+
+fn no_transaction() -> Error {
+    Error::new(sqlstate::NO_ACTIVE_TRANSACTION, "there is no transaction in progress")
+}

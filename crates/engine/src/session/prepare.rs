@@ -1,0 +1,145 @@
+//! Preparing: from a text to a [`Statement`] that says what it needs and answers.
+
+use std::sync::Arc;
+
+use super::Session;
+use crate::connection::{Columns, Connection, Prepared};
+use crate::sql::{Plan, Shape, Token, classify, shape, tokens};
+use crate::{ColumnInfo, ParameterInfo, Result, Statement, StatementKind};
+
+pub(super) async fn prepare<'a>(session: &mut Session, sql: &'a str) -> Result<(Arc<Statement>, &'a str)> {
+    if let Some(failed) = failed_unless_control(session, sql) {
+        return Err(failed);
+    }
+    let writing = session.open.as_ref().is_some_and(|open| open.has_written());
+    let partition = session.partition().await?;
+    let schema = partition.schema_cookie();
+    if !writing && let Some(known) = partition.statements.get(sql, schema) {
+        return Ok((known, ""));
+    }
+    let (statement, rest) = describe(session, sql).await?;
+    let statement = Arc::new(statement);
+    // A description made under the transaction's own schema changes is nobody else's.
+    if !writing && rest.is_empty() && !statement.plan.temporary && session.own.is_none() {
+        partition.statements.put(sql, schema, &statement);
+    }
+    Ok((statement, rest))
+}
+
+fn failed_unless_control(session: &Session, sql: &str) -> Option<crate::Error> {
+    if !session.open.as_ref().is_some_and(|open| open.has_failed()) {
+        return None;
+    }
+    let first: Vec<Token<'_>> = tokens(sql).take(6).take_while(|t| !t.is_symbol(";")).collect();
+    let control = [StatementKind::Commit, StatementKind::Rollback, StatementKind::RollbackTo, StatementKind::Empty];
+    (!control.contains(&classify(&first).0)).then(super::open::failed_transaction)
+}
+
+async fn describe<'a>(session: &mut Session, sql: &'a str) -> Result<(Statement, &'a str)> {
+    let all: Vec<Token<'a>> = tokens(sql).collect();
+    // The body of a trigger has semicolons of its own: there SQLite finds the end.
+    let trigger = all.first().is_some_and(|t| t.is("CREATE")) && all.iter().take(4).any(|t| t.is("TRIGGER"));
+    let length = if trigger { all.len() } else { all.iter().position(|t| t.is_symbol(";")).unwrap_or(all.len()) };
+    let first = &all[..length];
+    if first.is_empty() && length < all.len() {
+        // Only a semicolon: an empty statement, unless more follows.
+        return Box::pin(describe(session, &sql[all[length].end()..])).await;
+    }
+    let (kind, begin) = classify(first);
+    let mut shape = shape(kind, first);
+    let end = shape.for_update.or(first.last().map(Token::end)).unwrap_or(0);
+    let start = first.first().map_or(0, |t| t.start);
+    let text = &sql[start..end.max(start)];
+    let mut rest = all.get(length).map_or("", |semicolon| &sql[semicolon.end()..]);
+    let plan = Plan {
+        begin,
+        row: shape.row.take(),
+        for_update: shape.for_update.is_some(),
+        vacuum: kind == StatementKind::Utility("VACUUM"),
+        temporary: is_temporary(first),
+    };
+    let id = session.engine.ticket();
+    let mut statement = Statement {
+        id,
+        sql: text.into(),
+        kind,
+        read_only: true,
+        parameters: Vec::new(),
+        columns: Vec::new(),
+        plan,
+    };
+    let asks_sqlite = matches!(
+        kind,
+        StatementKind::Query
+            | StatementKind::Insert
+            | StatementKind::Update
+            | StatementKind::Delete
+            | StatementKind::Utility(_)
+    );
+    if asks_sqlite {
+        let (prepared, tables) = ask_sqlite(session, id, text, &shape).await?;
+        if trigger {
+            rest = &sql[start + prepared.length..];
+            statement.sql = text[..prepared.length].trim_end().trim_end_matches(';').into();
+        }
+        complete(&mut statement, prepared, &shape, &tables);
+    }
+    if tokens(rest).all(|t| t.is_symbol(";")) {
+        rest = "";
+    }
+    Ok((statement, rest))
+}
+
+/// Prepares the text on the transaction's connection, or on one that is borrowed for it.
+async fn ask_sqlite(session: &mut Session, id: u64, text: &str, shape: &Shape) -> Result<(Prepared, Vec<Columns>)> {
+    let body = |connection: &mut Connection| {
+        let prepared = connection.describe_here(id, text)?;
+        let needed = !shape.parameters.is_empty();
+        let tables = if needed { connection.columns_here(&shape.tables) } else { Vec::new() };
+        Ok((prepared, tables))
+    };
+    if let Some(connection) = session.open.as_mut().and_then(|open| open.connection.as_mut()) {
+        return connection.run(body)?.await;
+    }
+    let variables = session.variables();
+    let mut connection = session.checkout(variables).await?;
+    connection.link.transaction.borrow_mut().track_reads = false;
+    let described = connection.run(body)?.await;
+    session.give_back(connection);
+    described
+}
+
+/// The declared type of a column of these tables; `#2` is the third one of the first.
+fn declared(tables: &[Columns], column: &str) -> Option<String> {
+    match column.strip_prefix('#') {
+        Some(position) => tables.first()?.get(position.parse::<usize>().ok()?)?.1.clone(),
+        None => tables.iter().flatten().find(|(name, _)| name.eq_ignore_ascii_case(column))?.1.clone(),
+    }
+}
+
+fn complete(statement: &mut Statement, prepared: Prepared, shape: &Shape, tables: &[Columns]) {
+    if prepared.empty {
+        statement.kind = StatementKind::Empty;
+    }
+    // What EXPLAIN explains is not run.
+    statement.read_only = prepared.read_only || prepared.explain != 0;
+    if statement.kind == StatementKind::Query && prepared.columns.is_empty() {
+        // A PRAGMA that only sets something.
+        statement.kind = StatementKind::Utility("SET");
+    }
+    statement.parameters = vec![ParameterInfo::default(); prepared.parameters];
+    for place in &shape.parameters {
+        if let Some(parameter) = statement.parameters.get_mut(place.number as usize - 1) {
+            let known = parameter.declared_type.take();
+            parameter.declared_type = known.or_else(|| declared(tables, &place.column));
+        }
+    }
+    let columns = prepared.columns.into_iter();
+    statement.columns = columns.map(|(name, declared_type)| ColumnInfo { name, declared_type }).collect();
+}
+
+fn is_temporary(tokens: &[Token<'_>]) -> bool {
+    tokens.first().is_some_and(|t| t.is("CREATE"))
+        && tokens.get(1).is_some_and(|t| t.is("TEMP") || t.is("TEMPORARY"))
+        || tokens.windows(2).take(6).any(|w| w[0].is("TEMP") && w[1].is_symbol("."))
+}

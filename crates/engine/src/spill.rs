@@ -1,0 +1,155 @@
+//! Byte buffers that live in memory while they are small and in an unlinked temporary file when they grow.
+//!
+//! SQLite's journals, temporary files and a transaction's changed pages go through here, so that a transaction of a
+//! gigabyte holds a few megabytes of memory. The file has no name: whatever happens, nothing is left behind.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Where spilled bytes go and how many there are.
+#[derive(Debug)]
+pub(crate) struct SpillArea {
+    directory: PathBuf,
+    /// Bytes that one buffer may hold in memory before it moves to a file.
+    threshold_bytes: usize,
+    files: AtomicU64,
+}
+
+impl SpillArea {
+    pub(crate) fn new(directory: &Path, threshold_bytes: usize) -> Arc<Self> {
+        Arc::new(SpillArea { directory: directory.to_owned(), threshold_bytes, files: AtomicU64::new(0) })
+    }
+
+    /// Temporary files made so far.
+    pub(crate) fn files(&self) -> u64 {
+        self.files.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn threshold_bytes(&self) -> usize {
+        self.threshold_bytes
+    }
+
+    /// A file without a name, gone when it is closed.
+    pub(crate) fn file(&self) -> io::Result<File> {
+        use std::os::unix::fs::OpenOptionsExt;
+        self.files.fetch_add(1, Ordering::Relaxed);
+        File::options().read(true).write(true).custom_flags(libc::O_TMPFILE).mode(0o600).open(&self.directory)
+    }
+}
+
+/// A file's worth of bytes.
+#[derive(Debug)]
+pub(crate) struct SpillBuffer {
+    area: Arc<SpillArea>,
+    memory: Vec<u8>,
+    file: Option<File>,
+    length: u64,
+}
+
+impl SpillBuffer {
+    pub(crate) fn new(area: Arc<SpillArea>) -> Self {
+        SpillBuffer { area, memory: Vec::new(), file: None, length: 0 }
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.length
+    }
+
+    /// Writes at `offset`; a gap before it reads as zeros.
+    pub(crate) fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let end = offset + bytes.len() as u64;
+        if self.file.is_none() && end > self.area.threshold_bytes as u64 {
+            let file = self.area.file()?;
+            file.write_all_at(&self.memory, 0)?;
+            self.file = Some(file);
+            self.memory = Vec::new();
+        }
+        match &self.file {
+            Some(file) => file.write_all_at(bytes, offset)?,
+            None => {
+                if self.memory.len() < end as usize {
+                    self.memory.resize(end as usize, 0);
+                }
+                self.memory[offset as usize..end as usize].copy_from_slice(bytes);
+            }
+        }
+        self.length = self.length.max(end);
+        Ok(())
+    }
+
+    /// Fills `bytes` from `offset`; answers how many were there, the rest is zeros.
+    pub(crate) fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<usize> {
+        let available = self.length.saturating_sub(offset).min(bytes.len() as u64) as usize;
+        let (there, beyond) = bytes.split_at_mut(available);
+        match &self.file {
+            Some(file) => {
+                let mut done = 0;
+                while done < there.len() {
+                    match file.read_at(&mut there[done..], offset + done as u64)? {
+                        // Beyond the file's end but within our length: a gap that was never written.
+                        0 => {
+                            there[done..].fill(0);
+                            break;
+                        }
+                        n => done += n,
+                    }
+                }
+            }
+            None if available > 0 => there.copy_from_slice(&self.memory[offset as usize..offset as usize + available]),
+            None => {}
+        }
+        beyond.fill(0);
+        Ok(available)
+    }
+
+    pub(crate) fn truncate(&mut self, length: u64) -> io::Result<()> {
+        if length >= self.length {
+            return Ok(());
+        }
+        if length == 0 {
+            self.file = None;
+            // A journal is filled and emptied by every transaction: its small buffer is kept.
+            self.memory.clear();
+            self.memory.shrink_to(64 << 10);
+        } else if let Some(file) = &self.file {
+            file.set_len(length)?;
+        } else {
+            self.memory.truncate(length as usize);
+        }
+        self.length = length;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn behaves_the_same_in_memory_and_in_a_file() {
+        let directory = tempfile::tempdir().unwrap();
+        for threshold in [1 << 20, 16] {
+            let area = SpillArea::new(directory.path(), threshold);
+            let mut buffer = SpillBuffer::new(area.clone());
+            buffer.write_at(0, b"hello").unwrap();
+            buffer.write_at(10, b"world, this is long").unwrap();
+            let mut read = [9; 40];
+            assert_eq!(buffer.read_at(3, &mut read).unwrap(), 26);
+            assert_eq!(&read[..26], b"lo\0\0\0\0\0world, this is long");
+            assert!(read[26..].iter().all(|b| *b == 0));
+            buffer.truncate(4).unwrap();
+            buffer.write_at(6, b"x").unwrap();
+            let mut read = [9; 8];
+            assert_eq!(buffer.read_at(0, &mut read).unwrap(), 7);
+            assert_eq!(&read, b"hell\0\0x\0");
+            buffer.truncate(0).unwrap();
+            assert_eq!(buffer.len(), 0);
+            assert_eq!(area.files(), u64::from(threshold == 16));
+        }
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+}

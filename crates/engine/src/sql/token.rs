@@ -1,0 +1,154 @@
+//! Tokens of SQLite's SQL, as far as their borders matter.
+
+/// What a token is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A keyword or a plain name.
+    Word,
+    /// A name in double quotes, brackets or backticks.
+    Quoted,
+    /// A string in single quotes, or a blob.
+    Text,
+    /// A number.
+    Number,
+    /// `$1`, `?1`.
+    Parameter,
+    /// Operators, parentheses, commas.
+    Symbol,
+}
+
+/// A token and where it begins, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Token<'a> {
+    pub kind: Kind,
+    pub text: &'a str,
+    pub start: usize,
+}
+
+impl Token<'_> {
+    /// Whether it is this keyword.
+    pub(crate) fn is(&self, keyword: &str) -> bool {
+        self.kind == Kind::Word && self.text.eq_ignore_ascii_case(keyword)
+    }
+
+    pub(crate) fn is_symbol(&self, symbol: &str) -> bool {
+        self.kind == Kind::Symbol && self.text == symbol
+    }
+
+    /// The name that it stands for, in lower case; nothing if it is no name.
+    pub(crate) fn name(&self) -> Option<String> {
+        match self.kind {
+            Kind::Word => Some(self.text.to_ascii_lowercase()),
+            Kind::Quoted => self.text.get(1..self.text.len() - 1).map(str::to_ascii_lowercase),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn end(&self) -> usize {
+        self.start + self.text.len()
+    }
+}
+
+/// The tokens of a text; comments and white space are passed over. An unfinished string ends with the text.
+pub(crate) fn tokens(sql: &str) -> impl Iterator<Item = Token<'_>> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        at = skip_blank(sql, at);
+        let rest = sql.get(at..).filter(|rest| !rest.is_empty())?;
+        let (kind, length) = scan(rest);
+        let token = Token { kind, text: &rest[..length], start: at };
+        at += length;
+        Some(token)
+    })
+}
+
+fn skip_blank(sql: &str, mut at: usize) -> usize {
+    let bytes = sql.as_bytes();
+    loop {
+        while bytes.get(at).is_some_and(u8::is_ascii_whitespace) {
+            at += 1;
+        }
+        let rest = &bytes[at..];
+        if rest.starts_with(b"--") {
+            at += rest.iter().position(|b| *b == b'\n').unwrap_or(rest.len());
+        } else if rest.starts_with(b"/*") {
+            at += rest.windows(2).skip(2).position(|w| w == b"*/").map_or(rest.len(), |i| i + 4);
+        } else {
+            return at;
+        }
+    }
+}
+
+fn scan(rest: &str) -> (Kind, usize) {
+    let bytes = rest.as_bytes();
+    match bytes[0] {
+        b'\'' => (Kind::Text, quoted(bytes, b'\'')),
+        b'"' => (Kind::Quoted, quoted(bytes, b'"')),
+        b'`' => (Kind::Quoted, quoted(bytes, b'`')),
+        b'[' => (Kind::Quoted, bytes.iter().position(|b| *b == b']').map_or(bytes.len(), |i| i + 1)),
+        b'x' | b'X' if bytes.get(1) == Some(&b'\'') => (Kind::Text, 1 + quoted(&bytes[1..], b'\'')),
+        b'0'..=b'9' => (Kind::Number, run(bytes, |b| b.is_ascii_alphanumeric() || b == b'.' || b == b'_')),
+        b'.' if bytes.get(1).is_some_and(u8::is_ascii_digit) => {
+            (Kind::Number, 1 + run(&bytes[1..], |b| b.is_ascii_alphanumeric()))
+        }
+        b'$' | b'?' | b'@' | b':' if bytes.get(1).is_some_and(|b| b.is_ascii_alphanumeric()) => {
+            (Kind::Parameter, 1 + run(&bytes[1..], word))
+        }
+        b'?' => (Kind::Parameter, 1),
+        b if word(b) => (Kind::Word, run(bytes, word)),
+        _ => (Kind::Symbol, symbol(bytes)),
+    }
+}
+
+fn word(b: u8) -> bool {
+    b.is_ascii_alphanumeric() || b == b'_' || b == b'$' || b >= 0x80
+}
+
+fn run(bytes: &[u8], test: impl Fn(u8) -> bool) -> usize {
+    bytes.iter().position(|b| !test(*b)).unwrap_or(bytes.len())
+}
+
+/// Length of a quoted token; a doubled quote stands for itself.
+fn quoted(bytes: &[u8], quote: u8) -> usize {
+    let mut at = 1;
+    while at < bytes.len() {
+        if bytes[at] == quote {
+            if bytes.get(at + 1) != Some(&quote) {
+                return at + 1;
+            }
+            at += 1;
+        }
+        at += 1;
+    }
+    bytes.len()
+}
+
+fn symbol(bytes: &[u8]) -> usize {
+    const DOUBLE: [&[u8]; 8] = [b"==", b"<=", b">=", b"<>", b"!=", b"||", b"<<", b">>"];
+    if DOUBLE.iter().any(|d| bytes.starts_with(d)) { 2 } else { 1 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_borders() {
+        let sql = "SELECT a.\"b \"\"c\", 'it''s', x'00', 1.5e3 /* no */ FROM t -- end\n WHERE ü=$12 AND b<>?";
+        let found: Vec<_> = tokens(sql).map(|t| t.text).collect();
+        let expected = [
+            "SELECT", "a", ".", "\"b \"\"c\"", ",", "'it''s'", ",", "x'00'", ",", "1.5e3", "FROM", "t", "WHERE", "ü",
+            "=", "$12", "AND", "b", "<>", "?",
+        ];
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn odd_ends_do_not_panic() {
+        for sql in ["'", "\"", "[", "/*", "--", "x'", "$", ":", "a'b", "''", "\u{1F600}", "1.", ".", "/* *", "`"] {
+            tokens(sql).for_each(|t| {
+                t.name();
+            });
+        }
+    }
+}

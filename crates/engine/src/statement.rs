@@ -1,0 +1,150 @@
+//! What is known of a statement once it has been prepared.
+
+use std::sync::Arc;
+
+use crate::value::ValueRef;
+
+/// What a statement does, as far as its answer to the client depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StatementKind {
+    /// Nothing but white space and comments.
+    Empty,
+    /// SELECT, VALUES, WITH ... SELECT, EXPLAIN, a PRAGMA that answers.
+    Query,
+    /// INSERT or REPLACE.
+    Insert,
+    /// UPDATE.
+    Update,
+    /// DELETE.
+    Delete,
+    /// BEGIN, START TRANSACTION.
+    Begin,
+    /// COMMIT, END.
+    Commit,
+    /// ROLLBACK without TO.
+    Rollback,
+    /// SAVEPOINT.
+    Savepoint,
+    /// RELEASE.
+    Release,
+    /// ROLLBACK TO.
+    RollbackTo,
+    /// CREATE, DROP, ALTER, VACUUM, ... with the tag that PostgreSQL would answer.
+    Utility(&'static str),
+}
+
+/// One column of a statement's answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ColumnInfo {
+    /// Its name, as SQLite names it.
+    pub name: String,
+    /// The declared type of the column it comes from; nothing for an expression.
+    pub declared_type: Option<String>,
+}
+
+/// One parameter of a statement.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct ParameterInfo {
+    /// The declared type of the column it is compared with or stored in, where that can be told.
+    pub declared_type: Option<String>,
+}
+
+/// A prepared statement: text and description, not tied to a connection.
+#[derive(Debug)]
+pub struct Statement {
+    /// Names it in connections' caches; never given twice.
+    pub(crate) id: u64,
+    /// The SQL text of this one statement, as it is given to SQLite.
+    pub sql: Arc<str>,
+    /// What it does.
+    pub kind: StatementKind,
+    /// Whether SQLite says that it writes nothing.
+    pub read_only: bool,
+    /// Its parameters: `$1` is the first.
+    pub parameters: Vec<ParameterInfo>,
+    /// The columns of its answer; empty if it answers no rows.
+    pub columns: Vec<ColumnInfo>,
+    /// What its text says to the engine.
+    pub(crate) plan: crate::sql::Plan,
+}
+
+/// Whether a session is in a transaction, as ReadyForQuery tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TransactionStatus {
+    /// `I`
+    Idle,
+    /// `T`
+    InTransaction,
+    /// `E`: only ROLLBACK (or ROLLBACK TO) is accepted.
+    Failed,
+}
+
+/// In which transaction a statement runs when the client has not begun one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// In one of its own, durable before the answer.
+    Auto,
+    /// In the implicit transaction of a pipeline or of a query with several statements; the first opens it,
+    /// [`crate::Session::finish_implicit`] ends it.
+    Implicit,
+}
+
+/// How a statement ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Completion {
+    /// PostgreSQL's command tag: `SELECT 3`, `INSERT 0 1`, `CREATE TABLE`.
+    pub tag: CommandTag,
+    /// Warnings for the client: SQLSTATE and text.
+    pub notices: Vec<(&'static str, String)>,
+}
+
+/// A command tag, formatted late so that nothing is allocated for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CommandTag {
+    /// `SELECT n`
+    Select(u64),
+    /// `INSERT 0 n`
+    Insert(u64),
+    /// `UPDATE n`
+    Update(u64),
+    /// `DELETE n`
+    Delete(u64),
+    /// A tag without a count.
+    Plain(&'static str),
+    /// Nothing was there to run.
+    Empty,
+}
+
+impl std::fmt::Display for CommandTag {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            CommandTag::Select(n) => write!(f, "SELECT {n}"),
+            CommandTag::Insert(n) => write!(f, "INSERT 0 {n}"),
+            CommandTag::Update(n) => write!(f, "UPDATE {n}"),
+            CommandTag::Delete(n) => write!(f, "DELETE {n}"),
+            CommandTag::Plain(tag) => f.write_str(tag),
+            CommandTag::Empty => Ok(()),
+        }
+    }
+}
+
+/// A row that SQLite has just produced.
+pub trait Row {
+    /// How many columns it has.
+    fn len(&self) -> usize;
+    /// The value of a column, counted from 0. Panics if there is no such column.
+    fn get(&self, column: usize) -> ValueRef<'_>;
+    /// Whether it has no column.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Takes a statement's rows, in order. The rows of a statement that fails, or that is run again before its
+/// answer is given, are withdrawn with [`RowSink::reset`].
+pub trait RowSink: Send {
+    /// One row. An error ends the statement.
+    fn row(&mut self, row: &dyn Row) -> crate::Result<()>;
+    /// Forget the rows so far: the statement starts over.
+    fn reset(&mut self);
+}

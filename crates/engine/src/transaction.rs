@@ -1,0 +1,248 @@
+//! What one open transaction has read and changed, as the VFS sees it: pages.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use fulmar_pages::{PAGE_SIZE, Page, PageNo};
+use hashbrown::HashMap;
+
+use crate::Error;
+use crate::partition::Snapshot;
+use crate::spill::SpillArea;
+
+/// A set of pages that mostly grows: a list that is sorted and deduplicated whenever it has doubled, so that it never
+/// holds much more than one entry for each page of the partition.
+#[derive(Default, Debug)]
+pub(crate) struct PageSet {
+    pages: Vec<PageNo>,
+    compact_at: usize,
+}
+
+impl PageSet {
+    pub(crate) fn insert(&mut self, page: PageNo) {
+        if self.pages.last() == Some(&page) {
+            return;
+        }
+        if self.pages.len() >= self.compact_at {
+            self.pages.sort_unstable();
+            self.pages.dedup();
+            self.compact_at = (2 * self.pages.len()).max(256);
+        }
+        self.pages.push(page);
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = PageNo> + '_ {
+        self.pages.iter().copied()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.pages.len()
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.pages.clear();
+        self.pages.shrink_to(1024);
+        self.compact_at = 0;
+    }
+}
+
+enum Changed {
+    Memory(Box<Page>),
+    Spilled(u64),
+}
+
+/// The pages that a transaction has changed, private to it until it commits. Beyond the spill area's threshold they
+/// go to a temporary file.
+pub(crate) struct Overlay {
+    area: Arc<SpillArea>,
+    pages: HashMap<PageNo, Changed>,
+    in_memory: usize,
+    file: Option<(File, u64)>,
+}
+
+impl Overlay {
+    pub(crate) fn new(area: Arc<SpillArea>) -> Self {
+        Overlay { area, pages: HashMap::new(), in_memory: 0, file: None }
+    }
+
+    pub(crate) fn contains(&self, page: PageNo) -> bool {
+        !self.pages.is_empty() && self.pages.contains_key(&page)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.pages.len()
+    }
+
+    pub(crate) fn write(&mut self, page: PageNo, bytes: &Page) -> io::Result<()> {
+        match self.pages.get_mut(&page) {
+            Some(Changed::Memory(old)) => **old = *bytes,
+            Some(Changed::Spilled(offset)) => {
+                let Some((file, _)) = &self.file else { return Err(io::ErrorKind::NotFound.into()) };
+                file.write_all_at(bytes, *offset)?;
+            }
+            None if self.in_memory * PAGE_SIZE < self.area.threshold_bytes() => {
+                self.pages.insert(page, Changed::Memory(Box::new(*bytes)));
+                self.in_memory += 1;
+            }
+            None => {
+                let (file, end) = match &mut self.file {
+                    Some(file) => file,
+                    none => none.insert((self.area.file()?, 0)),
+                };
+                file.write_all_at(bytes, *end)?;
+                self.pages.insert(page, Changed::Spilled(*end));
+                *end += PAGE_SIZE as u64;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies a changed page out; answers whether there is one.
+    pub(crate) fn read(&self, page: PageNo, bytes: &mut Page) -> io::Result<bool> {
+        match self.pages.get(&page) {
+            None => Ok(false),
+            Some(Changed::Memory(data)) => {
+                *bytes = **data;
+                Ok(true)
+            }
+            Some(Changed::Spilled(offset)) => {
+                let Some((file, _)) = &self.file else { return Err(io::ErrorKind::NotFound.into()) };
+                file.read_exact_at(bytes, *offset)?;
+                Ok(true)
+            }
+        }
+    }
+
+    /// Forgets what lies beyond the first `page_count` pages.
+    pub(crate) fn truncate(&mut self, page_count: u32) {
+        self.pages.retain(|page, _| *page <= page_count);
+        self.in_memory = self.pages.values().filter(|changed| matches!(changed, Changed::Memory(_))).count();
+    }
+
+    /// The changed pages in order, taken out one by one.
+    pub(crate) fn drain(&mut self) -> impl Iterator<Item = io::Result<(PageNo, Box<Page>)>> + '_ {
+        let mut pages: Vec<(PageNo, Changed)> = self.pages.drain().collect();
+        pages.sort_unstable_by_key(|(page, _)| *page);
+        self.in_memory = 0;
+        let file = self.file.take();
+        pages.into_iter().map(move |(page, changed)| match (changed, &file) {
+            (Changed::Memory(data), _) => Ok((page, data)),
+            (Changed::Spilled(offset), Some((file, _))) => {
+                let mut data = Box::new([0; PAGE_SIZE]);
+                file.read_exact_at(&mut data[..], offset)?;
+                Ok((page, data))
+            }
+            (Changed::Spilled(_), None) => Err(io::ErrorKind::NotFound.into()),
+        })
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.pages.clear();
+        self.pages.shrink_to(64);
+        self.in_memory = 0;
+        self.file = None;
+    }
+}
+
+/// Why a commit (or the wish to write) was turned down; the transaction can be run again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Conflict {
+    /// A page that the transaction read has changed since its snapshot.
+    PageChanged(PageNo),
+    /// Both grew or shrank the file, or used the free list.
+    Allocation,
+    /// Somebody else holds the partition's turn.
+    Turn,
+    /// The snapshot's version was discarded after a failed log write.
+    Discarded,
+    /// The log has no room in memory at the moment.
+    LogBusy,
+}
+
+/// A commit that is visible to others; durable once the log is durable up to its position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Committed {
+    pub snapshot: Snapshot,
+}
+
+/// The pages' side of an open transaction.
+pub(crate) struct Transaction {
+    /// The pinned snapshot: from SQLite's SHARED lock until its release.
+    pub snapshot: Option<Snapshot>,
+    /// Whether reads are noted. Not for a lone read-only statement: it is serializable as it is.
+    pub track_reads: bool,
+    pub reads: PageSet,
+    pub overlay: Overlay,
+    /// Size of the partition as this transaction sees it.
+    pub page_count: u32,
+    /// The change counter that SQLite was last told; a new one each time, so that it drops its cache.
+    pub counter: u32,
+    /// The turn that the session holds; 0 if none.
+    pub turn: u64,
+    /// The id that the client may ask about; 0 if it never asked for it.
+    pub id: u64,
+    /// The snapshot that the last transaction saw, kept for who waits for its durability.
+    pub seen: Option<Snapshot>,
+    /// Set by the commit.
+    pub committed: Option<Committed>,
+    /// Set when the VFS refuses with SQLITE_BUSY_SNAPSHOT.
+    pub conflict: Option<Conflict>,
+    /// Set when the VFS fails with an error of its own; goes to the client in place of SQLite's.
+    pub failure: Option<Error>,
+}
+
+impl Transaction {
+    pub(crate) fn new(area: Arc<SpillArea>) -> Self {
+        Transaction {
+            snapshot: None,
+            track_reads: true,
+            reads: PageSet::default(),
+            overlay: Overlay::new(area),
+            page_count: 0,
+            counter: 0,
+            turn: 0,
+            id: 0,
+            seen: None,
+            committed: None,
+            conflict: None,
+            failure: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_overlay_spills_and_gives_back_what_was_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut overlay = Overlay::new(SpillArea::new(directory.path(), 3 * PAGE_SIZE));
+        for page in (1..=9).rev() {
+            overlay.write(page, &[page as u8; PAGE_SIZE]).unwrap();
+        }
+        overlay.write(1, &[77; PAGE_SIZE]).unwrap();
+        overlay.write(9, &[78; PAGE_SIZE]).unwrap();
+        overlay.truncate(9);
+        let mut page = [0; PAGE_SIZE];
+        assert!(overlay.read(1, &mut page).unwrap());
+        assert_eq!(page[5], 77);
+        assert!(!overlay.read(10, &mut page).unwrap());
+        let drained: Vec<(u32, u8)> = overlay.drain().map(|p| p.map(|(no, data)| (no, data[9])).unwrap()).collect();
+        assert_eq!(drained, [(1, 77), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6), (7, 7), (8, 8), (9, 78)]);
+        assert_eq!(overlay.len(), 0);
+    }
+
+    #[test]
+    fn a_page_set_stays_small() {
+        let mut set = PageSet::default();
+        for round in 0..10_000u32 {
+            set.insert(round % 10);
+        }
+        assert!(set.pages.len() <= 512);
+        let distinct: std::collections::BTreeSet<_> = set.iter().collect();
+        assert_eq!(distinct.len(), 10);
+    }
+}

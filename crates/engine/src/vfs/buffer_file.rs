@@ -1,0 +1,115 @@
+//! Temporary files (journals, sorters, temporary tables): spillable buffers.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use libsqlite3_sys as ffi;
+
+use super::guarded;
+use crate::spill::{SpillArea, SpillBuffer};
+
+#[repr(C)]
+struct BufferFile {
+    base: ffi::sqlite3_file,
+    buffer: *mut SpillBuffer,
+}
+
+pub(super) const SIZE: c_int = size_of::<BufferFile>() as c_int;
+
+static METHODS: ffi::sqlite3_io_methods = ffi::sqlite3_io_methods {
+    iVersion: 1,
+    xClose: Some(close),
+    xRead: Some(read),
+    xWrite: Some(write),
+    xTruncate: Some(truncate),
+    xSync: Some(super::sync),
+    xFileSize: Some(file_size),
+    xLock: Some(super::no_lock),
+    xUnlock: Some(super::no_lock),
+    xCheckReservedLock: Some(super::nobody_reserves),
+    xFileControl: Some(file_control),
+    xSectorSize: Some(super::sector_size),
+    xDeviceCharacteristics: Some(super::device_characteristics),
+    xShmMap: None,
+    xShmLock: None,
+    xShmBarrier: None,
+    xShmUnmap: None,
+    xFetch: None,
+    xUnfetch: None,
+};
+
+/// # Safety
+/// `file` has room for [`SIZE`] bytes.
+pub(super) unsafe fn open(file: *mut ffi::sqlite3_file, area: Arc<SpillArea>) {
+    let buffer = Box::into_raw(Box::new(SpillBuffer::new(area)));
+    // SAFETY: the caller's promise.
+    unsafe { file.cast::<BufferFile>().write(BufferFile { base: ffi::sqlite3_file { pMethods: &METHODS }, buffer }) };
+}
+
+/// # Safety
+/// `file` was made by [`open`] and is not closed; SQLite uses a file from one place at a time.
+unsafe fn buffer<'a>(file: *mut ffi::sqlite3_file) -> &'a mut SpillBuffer {
+    // SAFETY: the caller's promise.
+    unsafe { &mut *(*file.cast::<BufferFile>()).buffer }
+}
+
+/// SQLite's code for an error of the temporary file's disk.
+fn code(error: &std::io::Error, otherwise: c_int) -> c_int {
+    match error.raw_os_error() {
+        Some(libc::ENOSPC | libc::EDQUOT) => ffi::SQLITE_FULL,
+        _ => otherwise,
+    }
+}
+
+unsafe extern "C" fn close(file: *mut ffi::sqlite3_file) -> c_int {
+    guarded(|| {
+        // SAFETY: SQLite closes a file once.
+        drop(unsafe { Box::from_raw((*file.cast::<BufferFile>()).buffer) });
+        ffi::SQLITE_OK
+    })
+}
+
+unsafe extern "C" fn read(file: *mut ffi::sqlite3_file, out: *mut c_void, length: c_int, offset: i64) -> c_int {
+    guarded(|| {
+        // SAFETY: SQLite's buffer of `length` bytes.
+        let out = unsafe { std::slice::from_raw_parts_mut(out.cast::<u8>(), length as usize) };
+        // SAFETY: an open file of ours.
+        match unsafe { buffer(file) }.read_at(offset as u64, out) {
+            Ok(there) if there == out.len() => ffi::SQLITE_OK,
+            Ok(_) => ffi::SQLITE_IOERR_SHORT_READ,
+            Err(e) => code(&e, ffi::SQLITE_IOERR_READ),
+        }
+    })
+}
+
+unsafe extern "C" fn write(file: *mut ffi::sqlite3_file, data: *const c_void, length: c_int, offset: i64) -> c_int {
+    guarded(|| {
+        // SAFETY: SQLite's buffer of `length` bytes.
+        let data = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), length as usize) };
+        // SAFETY: an open file of ours.
+        match unsafe { buffer(file) }.write_at(offset as u64, data) {
+            Ok(()) => ffi::SQLITE_OK,
+            Err(e) => code(&e, ffi::SQLITE_IOERR_WRITE),
+        }
+    })
+}
+
+unsafe extern "C" fn truncate(file: *mut ffi::sqlite3_file, length: i64) -> c_int {
+    guarded(|| {
+        // SAFETY: an open file of ours.
+        match unsafe { buffer(file) }.truncate(length as u64) {
+            Ok(()) => ffi::SQLITE_OK,
+            Err(_) => ffi::SQLITE_IOERR_TRUNCATE,
+        }
+    })
+}
+
+unsafe extern "C" fn file_size(file: *mut ffi::sqlite3_file, out: *mut i64) -> c_int {
+    // SAFETY: an open file of ours, and SQLite's out parameter.
+    unsafe { *out = buffer(file).len() as i64 };
+    ffi::SQLITE_OK
+}
+
+unsafe extern "C" fn file_control(_file: *mut ffi::sqlite3_file, _op: c_int, _argument: *mut c_void) -> c_int {
+    ffi::SQLITE_NOTFOUND
+}

@@ -1,0 +1,406 @@
+//! The main file: a partition at a snapshot, with the transaction's own changes over it.
+
+use std::ffi::{c_int, c_void};
+
+use fulmar_pages::{PAGE_SIZE, Page, PageNo};
+use libsqlite3_sys as ffi;
+
+use super::{Link, guarded};
+use crate::partition::{LARGE_PAGES, PageVersion, Snapshot, page_one};
+use crate::transaction::Conflict;
+use crate::{Error, sqlstate};
+
+#[repr(C)]
+struct MainFile {
+    base: ffi::sqlite3_file,
+    link: *const Link,
+}
+
+pub(super) const SIZE: c_int = size_of::<MainFile>() as c_int;
+
+static METHODS: ffi::sqlite3_io_methods = ffi::sqlite3_io_methods {
+    iVersion: 3,
+    xClose: Some(close),
+    xRead: Some(read),
+    xWrite: Some(write),
+    xTruncate: Some(truncate),
+    xSync: Some(super::sync),
+    xFileSize: Some(file_size),
+    xLock: Some(lock),
+    xUnlock: Some(unlock),
+    xCheckReservedLock: Some(super::nobody_reserves),
+    xFileControl: Some(file_control),
+    xSectorSize: Some(super::sector_size),
+    xDeviceCharacteristics: Some(super::device_characteristics),
+    // Without shared memory SQLite refuses WAL mode.
+    xShmMap: None,
+    xShmLock: None,
+    xShmBarrier: None,
+    xShmUnmap: None,
+    xFetch: Some(fetch),
+    xUnfetch: Some(unfetch),
+};
+
+/// # Safety
+/// `file` has room for [`SIZE`] bytes; `link` outlives the connection's handle.
+pub(super) unsafe fn open(file: *mut ffi::sqlite3_file, link: &Link) {
+    // SAFETY: the caller's promise.
+    unsafe { file.cast::<MainFile>().write(MainFile { base: ffi::sqlite3_file { pMethods: &METHODS }, link }) };
+}
+
+/// # Safety
+/// `file` was made by [`open`].
+unsafe fn link<'a>(file: *mut ffi::sqlite3_file) -> &'a Link {
+    // SAFETY: the caller's promise.
+    unsafe { &*(*file.cast::<MainFile>()).link }
+}
+
+unsafe extern "C" fn close(_file: *mut ffi::sqlite3_file) -> c_int {
+    ffi::SQLITE_OK
+}
+
+unsafe extern "C" fn read(file: *mut ffi::sqlite3_file, out: *mut c_void, length: c_int, offset: i64) -> c_int {
+    guarded(|| {
+        // SAFETY: SQLite's buffer of `length` bytes, and an open file of ours.
+        let (out, link) = unsafe { (std::slice::from_raw_parts_mut(out.cast::<u8>(), length as usize), link(file)) };
+        link.read(offset as u64, out)
+    })
+}
+
+unsafe extern "C" fn write(file: *mut ffi::sqlite3_file, data: *const c_void, length: c_int, offset: i64) -> c_int {
+    guarded(|| {
+        // SAFETY: SQLite's buffer of `length` bytes, and an open file of ours.
+        let (data, link) = unsafe { (std::slice::from_raw_parts(data.cast::<u8>(), length as usize), link(file)) };
+        let Ok(page) = <&Page>::try_from(data) else { return ffi::SQLITE_IOERR_WRITE };
+        link.write(page_at(offset as u64), page)
+    })
+}
+
+unsafe extern "C" fn truncate(file: *mut ffi::sqlite3_file, size: i64) -> c_int {
+    guarded(|| {
+        // SAFETY: an open file of ours.
+        let mut transaction = unsafe { link(file) }.transaction.borrow_mut();
+        let page_count = (size as u64).div_ceil(PAGE_SIZE as u64) as u32;
+        transaction.overlay.truncate(page_count);
+        transaction.page_count = page_count;
+        ffi::SQLITE_OK
+    })
+}
+
+unsafe extern "C" fn file_size(file: *mut ffi::sqlite3_file, out: *mut i64) -> c_int {
+    guarded(|| {
+        // SAFETY: an open file of ours.
+        let link = unsafe { link(file) };
+        let transaction = link.transaction.borrow();
+        let pages = if transaction.snapshot.is_some() {
+            transaction.page_count
+        } else {
+            link.partition.current().page_count
+        };
+        // SAFETY: SQLite's out parameter.
+        unsafe { *out = i64::from(pages) * PAGE_SIZE as i64 };
+        ffi::SQLITE_OK
+    })
+}
+
+unsafe extern "C" fn lock(file: *mut ffi::sqlite3_file, level: c_int) -> c_int {
+    guarded(|| {
+        // SAFETY: an open file of ours.
+        let link = unsafe { link(file) };
+        match level {
+            ffi::SQLITE_LOCK_SHARED => link.begin(),
+            ffi::SQLITE_LOCK_RESERVED => link.reserve(),
+            _ => ffi::SQLITE_OK,
+        }
+    })
+}
+
+unsafe extern "C" fn unlock(file: *mut ffi::sqlite3_file, level: c_int) -> c_int {
+    guarded(|| {
+        if level == ffi::SQLITE_LOCK_NONE {
+            // SAFETY: an open file of ours.
+            unsafe { link(file) }.end();
+        }
+        ffi::SQLITE_OK
+    })
+}
+
+unsafe extern "C" fn file_control(file: *mut ffi::sqlite3_file, operation: c_int, argument: *mut c_void) -> c_int {
+    guarded(|| match operation {
+        // A super-journal means that several files commit together, which ours cannot.
+        ffi::SQLITE_FCNTL_SYNC if !argument.is_null() => ffi::SQLITE_IOERR,
+        // SAFETY: an open file of ours.
+        ffi::SQLITE_FCNTL_SYNC => unsafe { link(file) }.sync(),
+        _ => ffi::SQLITE_NOTFOUND,
+    })
+}
+
+unsafe extern "C" fn fetch(
+    file: *mut ffi::sqlite3_file,
+    offset: i64,
+    _length: c_int,
+    out: *mut *mut c_void,
+) -> c_int {
+    guarded(|| {
+        // SAFETY: an open file of ours.
+        let found = unsafe { link(file) }.fetch(page_at(offset as u64));
+        match found {
+            Ok(page) => {
+                // SAFETY: SQLite's out parameter. It does not write through the pointer.
+                unsafe { *out = page.cast_mut().cast() };
+                ffi::SQLITE_OK
+            }
+            Err(code) => code,
+        }
+    })
+}
+
+/// Nothing to do: the snapshot's pin keeps the page.
+unsafe extern "C" fn unfetch(_file: *mut ffi::sqlite3_file, _offset: i64, _page: *mut c_void) -> c_int {
+    ffi::SQLITE_OK
+}
+
+fn page_at(offset: u64) -> PageNo {
+    (offset / PAGE_SIZE as u64) as PageNo + 1
+}
+
+impl Link {
+    /// Whether the transaction has noted at most so many reads.
+    pub(crate) fn reads_at_most(&self, pages: usize) -> bool {
+        self.transaction.borrow().reads.len() <= pages
+    }
+
+    /// Moves the snapshot to the current version if nothing that the transaction read has changed: SQLite's cached pages
+    /// stay valid, since they are among those. Only between statements. Answers whether the transaction sees a version
+    /// that was current during this call.
+    pub(crate) fn advance(&self) -> bool {
+        let mut transaction = self.transaction.borrow_mut();
+        let Some(old) = transaction.snapshot else { return true };
+        if self.partition.current().number == old.number {
+            return true;
+        }
+        if self.partition.is_doomed(&old) {
+            return false;
+        }
+        let new = self.partition.pin();
+        let unchanged = transaction.reads.iter().all(|page| page == 1 || self.partition.unchanged_since(page, &old))
+            && self.partition.same_schema_page(&old, &new)
+            && self.partition.same_allocation(&old, &new);
+        if !unchanged {
+            self.partition.unpin(new);
+            return false;
+        }
+        self.partition.unpin(old);
+        transaction.snapshot = Some(new);
+        true
+    }
+
+    /// SHARED: pins a snapshot and hands out a new change counter.
+    fn begin(&self) -> c_int {
+        let mut transaction = self.transaction.borrow_mut();
+        if transaction.snapshot.is_none() {
+            let snapshot = self.partition.pin();
+            transaction.page_count = snapshot.page_count;
+            transaction.snapshot = Some(snapshot);
+            // By two: a commit raises it by one, and must not meet the next one.
+            transaction.counter = transaction.counter.wrapping_add(2);
+            transaction.committed = None;
+        }
+        ffi::SQLITE_OK
+    }
+
+    /// RESERVED: the transaction is about to write. If its snapshot is stale already, it had better know now.
+    fn reserve(&self) -> c_int {
+        let mut transaction = self.transaction.borrow_mut();
+        let Some(snapshot) = transaction.snapshot else { return ffi::SQLITE_OK };
+        if self.partition.current().number == snapshot.number {
+            return ffi::SQLITE_OK;
+        }
+        let changed = transaction.reads.iter().find(|page| *page != 1 && !self.partition.unchanged_since(*page, &snapshot));
+        match changed {
+            Some(page) => {
+                transaction.conflict = Some(Conflict::PageChanged(page));
+                ffi::SQLITE_BUSY_SNAPSHOT
+            }
+            None => ffi::SQLITE_OK,
+        }
+    }
+
+    /// NONE: the transaction is over, one way or the other.
+    fn end(&self) {
+        let mut transaction = self.transaction.borrow_mut();
+        if let Some(snapshot) = transaction.snapshot.take() {
+            transaction.seen = Some(snapshot);
+            self.partition.unpin(snapshot);
+        }
+        transaction.overlay.clear();
+        transaction.reads.clear();
+    }
+
+    /// The bytes of the page at the snapshot, brought in from the store if need be. `None`: the page does not exist.
+    fn page(&self, page: PageNo, snapshot: &Snapshot) -> Result<Option<&Page>, c_int> {
+        // SAFETY: the snapshot is pinned by this link's transaction until SQLite unlocks, and SQLite does not use
+        // what it read beyond that.
+        let Some(version) = (unsafe { self.partition.find(page, snapshot) }) else { return Ok(None) };
+        match version.data() {
+            Some(data) => Ok(Some(data)),
+            None => self.load(version).map(Some),
+        }
+    }
+
+    #[cold]
+    fn load<'a>(&self, version: &'a PageVersion) -> Result<&'a Page, c_int> {
+        match self.wait(self.partition.load(version)) {
+            Ok(Ok(())) => version.data().ok_or(ffi::SQLITE_IOERR_READ),
+            Ok(Err(error)) => {
+                self.transaction.borrow_mut().failure = Some(error);
+                Err(ffi::SQLITE_IOERR_READ)
+            }
+            // The session knows that it cancelled; SQLite only has to unwind.
+            Err(super::Interrupted) => Err(ffi::SQLITE_IOERR_READ),
+        }
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> c_int {
+        let page = page_at(offset);
+        let within = (offset % PAGE_SIZE as u64) as usize;
+        if within + out.len() > PAGE_SIZE {
+            return ffi::SQLITE_IOERR_READ;
+        }
+        let snapshot = {
+            let mut transaction = self.transaction.borrow_mut();
+            let Some(snapshot) = transaction.snapshot else { return self.read_unlocked(within, out) };
+            if transaction.track_reads {
+                transaction.reads.insert(page);
+            }
+            let mut own = [0; PAGE_SIZE];
+            if transaction.overlay.contains(page) {
+                match transaction.overlay.read(page, &mut own) {
+                    Ok(_) => {
+                        out.copy_from_slice(&own[within..within + out.len()]);
+                        return ffi::SQLITE_OK;
+                    }
+                    Err(_) => return ffi::SQLITE_IOERR_READ,
+                }
+            }
+            snapshot
+        };
+        match self.page(page, &snapshot) {
+            Ok(Some(data)) => {
+                out.copy_from_slice(&data[within..within + out.len()]);
+                if page == 1 {
+                    hand_out_counter(self.transaction.borrow().counter, within, out);
+                }
+                ffi::SQLITE_OK
+            }
+            Ok(None) => {
+                out.fill(0);
+                ffi::SQLITE_IOERR_SHORT_READ
+            }
+            Err(code) => code,
+        }
+    }
+
+    /// When it opens a file SQLite reads the header before it locks.
+    fn read_unlocked(&self, within: usize, out: &mut [u8]) -> c_int {
+        let snapshot = self.partition.pin();
+        let code = match self.page(1, &snapshot) {
+            Ok(Some(data)) => {
+                out.copy_from_slice(&data[within..within + out.len()]);
+                ffi::SQLITE_OK
+            }
+            Ok(None) => {
+                out.fill(0);
+                ffi::SQLITE_IOERR_SHORT_READ
+            }
+            Err(code) => code,
+        };
+        self.partition.unpin(snapshot);
+        code
+    }
+
+    fn fetch(&self, page: PageNo) -> Result<*const u8, c_int> {
+        let snapshot = {
+            let mut transaction = self.transaction.borrow_mut();
+            let Some(snapshot) = transaction.snapshot else { return Ok(std::ptr::null()) };
+            if transaction.overlay.contains(page) {
+                return Ok(std::ptr::null());
+            }
+            if transaction.track_reads {
+                transaction.reads.insert(page);
+            }
+            snapshot
+        };
+        Ok(self.page(page, &snapshot)?.map_or(std::ptr::null(), |data| data.as_ptr()))
+    }
+
+    fn write(&self, page: PageNo, data: &Page) -> c_int {
+        let mut transaction = self.transaction.borrow_mut();
+        match transaction.overlay.write(page, data) {
+            Ok(()) => {
+                transaction.page_count = transaction.page_count.max(page);
+                ffi::SQLITE_OK
+            }
+            Err(e) => {
+                let state = match e.raw_os_error() {
+                    Some(libc::ENOSPC | libc::EDQUOT) => sqlstate::DISK_FULL,
+                    _ => sqlstate::IO_ERROR,
+                };
+                transaction.failure = Some(
+                    Error::new(state, format!("a large transaction could not spill to a temporary file: {e}"))
+                        .hint("free space on the disk of the data directory, or make the transaction smaller"),
+                );
+                ffi::SQLITE_IOERR_WRITE
+            }
+        }
+    }
+
+    /// The commit, unless this is the sync of a rollback.
+    fn sync(&self) -> c_int {
+        let mut transaction = self.transaction.borrow_mut();
+        let mut page_one = Box::new([0; PAGE_SIZE]);
+        match transaction.overlay.read(1, &mut page_one) {
+            Ok(true) if page_one::counter(&page_one) != transaction.counter => {}
+            Ok(_) => return ffi::SQLITE_OK,
+            Err(_) => return ffi::SQLITE_IOERR_READ,
+        }
+        let mut large = None;
+        if transaction.overlay.len() > LARGE_PAGES {
+            let page_count = page_one::page_count(&page_one);
+            match self.wait(self.partition.write_large(&mut transaction.overlay, page_count)) {
+                Ok(Ok(written)) => large = Some(written),
+                Ok(Err(error)) => {
+                    transaction.failure = Some(error);
+                    return ffi::SQLITE_IOERR;
+                }
+                Err(super::Interrupted) => return ffi::SQLITE_INTERRUPT,
+            }
+        }
+        match self.partition.commit(&mut transaction, page_one, large) {
+            Ok(committed) => {
+                transaction.committed = committed;
+                ffi::SQLITE_OK
+            }
+            Err(crate::partition::Refused::Conflict(conflict)) => {
+                transaction.conflict = Some(conflict);
+                ffi::SQLITE_BUSY_SNAPSHOT
+            }
+            Err(crate::partition::Refused::Failed(error)) => {
+                transaction.failure = Some(error);
+                ffi::SQLITE_IOERR
+            }
+        }
+    }
+}
+
+/// Puts the virtual change counter over the bytes that SQLite reads of page 1.
+fn hand_out_counter(counter: u32, within: usize, out: &mut [u8]) {
+    let bytes = counter.to_be_bytes();
+    for field in [page_one::COUNTER.start, page_one::VALID_FOR.start] {
+        for (i, byte) in bytes.iter().enumerate() {
+            if let Some(slot) = (field + i).checked_sub(within).and_then(|at| out.get_mut(at)) {
+                *slot = *byte;
+            }
+        }
+    }
+}

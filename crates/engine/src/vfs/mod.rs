@@ -1,0 +1,284 @@
+//! The VFS: SQLite's files are our pages.
+//!
+//! One connection has one main file, its partition, and any number of temporary ones: rollback journal, statement
+//! journal, sorter and temporary tables. Of the calls that SQLite makes, these carry the meaning:
+//!
+//! | SQLite | here |
+//! | --- | --- |
+//! | `xLock(SHARED)` | pin the newest version as this transaction's snapshot |
+//! | `xFetch`, `xRead` | the page at that snapshot (or the transaction's own change); noted as read |
+//! | `xWrite`, `xTruncate` | into the transaction's overlay; nobody else sees it |
+//! | `xLock(RESERVED)` and above | granted to everybody: writers are optimistic |
+//! | `SQLITE_FCNTL_SYNC` | the commit, see [`crate::partition`]; a conflict is `SQLITE_BUSY_SNAPSHOT` |
+//! | `xUnlock(NONE)` | unpin, forget the overlay |
+//!
+//! A commit is told from a rollback (which syncs too) by the change counter of page 1: each SHARED lock hands out a new
+//! one, a commit raises it, a rollback restores it. The new counter also makes SQLite drop the pages that it cached,
+//! so that every page a transaction reads passes through here and is noted.
+//!
+//! All `unsafe` that talks to SQLite lives in this module and in [`crate::connection`]. A panic in a callback is caught
+//! and becomes an I/O error: it must not unwind through C.
+
+mod buffer_file;
+mod main_file;
+
+use std::cell::{Cell, RefCell};
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::Once;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use fulmar_pages::PAGE_SIZE;
+use libsqlite3_sys as ffi;
+
+use crate::cancel::CancelFlag;
+use crate::fiber::{self, Suspender};
+use crate::partition::Partition;
+use crate::transaction::Transaction;
+use crate::variables::Variables;
+
+/// The name under which the VFS is registered.
+pub(crate) const NAME: &CStr = c"fulmar";
+
+/// How long a statement computes before others on its thread get their turn.
+const SLICE: Duration = Duration::from_millis(2);
+
+/// What a connection's files, functions and handlers share. Boxed by the connection: its address is stable.
+pub(crate) struct Link {
+    pub suspender: Suspender,
+    pub partition: Arc<Partition>,
+    pub transaction: RefCell<Transaction>,
+    pub variables: RefCell<Variables>,
+    pub cancel: RefCell<Arc<CancelFlag>>,
+    /// VACUUM attaches a temporary database by itself; nobody else may.
+    pub vacuuming: Cell<bool>,
+    opened: Cell<bool>,
+    slice_ends: Cell<Option<Instant>>,
+}
+
+/// A wait that ended because the statement was cancelled, or its future dropped.
+pub(crate) struct Interrupted;
+
+impl Link {
+    pub(crate) fn new(partition: Arc<Partition>) -> Box<Link> {
+        let transaction = RefCell::new(Transaction::new(partition.node.spill.clone()));
+        Box::new(Link {
+            suspender: Suspender::new(),
+            partition,
+            transaction,
+            variables: RefCell::default(),
+            cancel: RefCell::default(),
+            vacuuming: Cell::new(false),
+            opened: Cell::new(false),
+            slice_ends: Cell::new(None),
+        })
+    }
+
+    /// Waits for `future` without holding the thread; a cancel ends the wait.
+    pub(crate) fn wait<F: Future>(&self, future: F) -> Result<F::Output, Interrupted> {
+        let mut future = std::pin::pin!(future);
+        let cancel = self.cancel.borrow().clone();
+        let waited = self.suspender.wait(std::future::poll_fn(|cx| {
+            cancel.register(cx.waker());
+            if cancel.is_set() {
+                return Poll::Ready(None);
+            }
+            future.as_mut().poll(cx).map(Some)
+        }));
+        self.slice_ends.set(None);
+        waited.ok().flatten().ok_or(Interrupted)
+    }
+
+    /// Called now and then by a statement that computes; answers whether it shall end.
+    pub(crate) fn checkpoint(&self) -> bool {
+        if self.cancel.borrow().is_set() {
+            return true;
+        }
+        let now = Instant::now();
+        match self.slice_ends.get() {
+            None => self.slice_ends.set(Some(now + SLICE)),
+            Some(ends) if now < ends => {}
+            Some(_) => {
+                self.slice_ends.set(None);
+                return self.suspender.yield_now().is_err() || self.cancel.borrow().is_set();
+            }
+        }
+        false
+    }
+
+    /// A statement begins: its slice too.
+    pub(crate) fn begin_slice(&self) {
+        self.slice_ends.set(None);
+    }
+}
+
+/// The link of the connection that runs on this thread's fiber.
+///
+/// # Safety
+/// Only from callbacks of SQLite; the answer must not be kept.
+unsafe fn current<'a>() -> Option<&'a Link> {
+    // SAFETY: every fiber of this crate that runs SQLite has its connection's link as environment.
+    unsafe { fiber::current().cast::<Link>().as_ref() }
+}
+
+/// Registers the VFS, once a process.
+pub(crate) fn register() {
+    static REGISTERED: Once = Once::new();
+    REGISTERED.call_once(|| {
+        let vfs = Box::leak(Box::new(ffi::sqlite3_vfs {
+            iVersion: 2,
+            szOsFile: main_file::SIZE.max(buffer_file::SIZE),
+            mxPathname: 64,
+            pNext: std::ptr::null_mut(),
+            zName: NAME.as_ptr(),
+            pAppData: std::ptr::null_mut(),
+            xOpen: Some(open),
+            xDelete: Some(delete),
+            xAccess: Some(access),
+            xFullPathname: Some(full_pathname),
+            xDlOpen: None,
+            xDlError: None,
+            xDlSym: None,
+            xDlClose: None,
+            xRandomness: Some(randomness),
+            xSleep: Some(sleep),
+            xCurrentTime: Some(current_time),
+            xGetLastError: None,
+            xCurrentTimeInt64: Some(current_time_int64),
+            xSetSystemCall: None,
+            xGetSystemCall: None,
+            xNextSystemCall: None,
+        }));
+        // SAFETY: the structure lives as long as the process.
+        unsafe { ffi::sqlite3_vfs_register(vfs, 0) };
+    });
+}
+
+/// Runs a callback's body; a panic becomes `SQLITE_IOERR`.
+fn guarded(body: impl FnOnce() -> c_int) -> c_int {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
+        tracing::error!("a panic in a callback of SQLite was caught; the statement fails");
+        ffi::SQLITE_IOERR
+    })
+}
+
+const TEMPORARY: c_int = ffi::SQLITE_OPEN_MAIN_JOURNAL
+    | ffi::SQLITE_OPEN_SUBJOURNAL
+    | ffi::SQLITE_OPEN_TEMP_DB
+    | ffi::SQLITE_OPEN_TEMP_JOURNAL
+    | ffi::SQLITE_OPEN_TRANSIENT_DB;
+
+unsafe extern "C" fn open(
+    _vfs: *mut ffi::sqlite3_vfs,
+    _name: ffi::sqlite3_filename,
+    file: *mut ffi::sqlite3_file,
+    flags: c_int,
+    out_flags: *mut c_int,
+) -> c_int {
+    guarded(|| {
+        // SAFETY: SQLite gives room for `szOsFile` bytes, and calls from the connection's fiber.
+        unsafe {
+            (*file).pMethods = std::ptr::null();
+            let Some(link) = current() else { return ffi::SQLITE_CANTOPEN };
+            // The second main file of a connection would be an attached one: there is no other file to open.
+            if flags & ffi::SQLITE_OPEN_MAIN_DB != 0 && !link.opened.replace(true) {
+                main_file::open(file, link);
+            } else if flags & TEMPORARY != 0 {
+                buffer_file::open(file, link.partition.node.spill.clone());
+            } else {
+                return ffi::SQLITE_CANTOPEN;
+            }
+            if !out_flags.is_null() {
+                *out_flags = flags;
+            }
+        }
+        ffi::SQLITE_OK
+    })
+}
+
+unsafe extern "C" fn delete(_vfs: *mut ffi::sqlite3_vfs, _name: *const c_char, _sync: c_int) -> c_int {
+    ffi::SQLITE_OK
+}
+
+/// No file is ever found: journals are private to their connection, so none is hot.
+unsafe extern "C" fn access(
+    _vfs: *mut ffi::sqlite3_vfs,
+    _name: *const c_char,
+    _flags: c_int,
+    answer: *mut c_int,
+) -> c_int {
+    // SAFETY: SQLite's out parameter.
+    unsafe { *answer = 0 };
+    ffi::SQLITE_OK
+}
+
+unsafe extern "C" fn full_pathname(
+    _vfs: *mut ffi::sqlite3_vfs,
+    name: *const c_char,
+    length: c_int,
+    out: *mut c_char,
+) -> c_int {
+    // SAFETY: `name` is a C string, `out` has room for `length` bytes.
+    let bytes = unsafe { CStr::from_ptr(name) }.to_bytes_with_nul();
+    if bytes.len() > length as usize {
+        return ffi::SQLITE_CANTOPEN;
+    }
+    // SAFETY: checked above.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), out, bytes.len()) };
+    ffi::SQLITE_OK
+}
+
+/// Seeds SQLite's own generator, which our functions `random()` and `randomblob()` stand in front of.
+unsafe extern "C" fn randomness(_vfs: *mut ffi::sqlite3_vfs, length: c_int, out: *mut c_char) -> c_int {
+    // SAFETY: `out` has room for `length` bytes; the call fills it or fails.
+    let filled = unsafe { libc::getrandom(out as *mut c_void, length as usize, 0) };
+    filled.max(0) as c_int
+}
+
+unsafe extern "C" fn sleep(_vfs: *mut ffi::sqlite3_vfs, microseconds: c_int) -> c_int {
+    microseconds
+}
+
+/// "now" is the transaction's: it does not change while the transaction runs, nor when it is replayed.
+unsafe extern "C" fn current_time_int64(_vfs: *mut ffi::sqlite3_vfs, out: *mut ffi::sqlite3_int64) -> c_int {
+    const JULIAN_1970_MS: i64 = 210_866_760_000_000;
+    // SAFETY: called by SQLite on the connection's fiber, or elsewhere (then `current` is null).
+    let unix_ms = unsafe { current() }.map_or(0, |link| link.variables.borrow().clock_ms);
+    // SAFETY: SQLite's out parameter.
+    unsafe { *out = unix_ms as i64 + JULIAN_1970_MS };
+    ffi::SQLITE_OK
+}
+
+unsafe extern "C" fn current_time(vfs: *mut ffi::sqlite3_vfs, out: *mut f64) -> c_int {
+    let mut ms = 0;
+    // SAFETY: as above.
+    unsafe {
+        current_time_int64(vfs, &mut ms);
+        *out = ms as f64 / 86_400_000.0;
+    }
+    ffi::SQLITE_OK
+}
+
+unsafe extern "C" fn sector_size(_file: *mut ffi::sqlite3_file) -> c_int {
+    PAGE_SIZE as c_int
+}
+
+unsafe extern "C" fn device_characteristics(_file: *mut ffi::sqlite3_file) -> c_int {
+    0
+}
+
+unsafe extern "C" fn sync(_file: *mut ffi::sqlite3_file, _flags: c_int) -> c_int {
+    ffi::SQLITE_OK
+}
+
+unsafe extern "C" fn no_lock(_file: *mut ffi::sqlite3_file, _level: c_int) -> c_int {
+    ffi::SQLITE_OK
+}
+
+unsafe extern "C" fn nobody_reserves(_file: *mut ffi::sqlite3_file, answer: *mut c_int) -> c_int {
+    // SAFETY: SQLite's out parameter.
+    unsafe { *answer = 0 };
+    ffi::SQLITE_OK
+}

@@ -1,0 +1,110 @@
+//! An engine in a temporary directory, and clients that talk to it in SQL.
+#![allow(dead_code)]
+
+use std::sync::Arc;
+
+use fulmar_engine::*;
+use fulmar_pages::PartitionId;
+
+pub const MEMORY: u64 = 1 << 30;
+
+pub struct Node {
+    pub engine: Arc<Engine>,
+    pub directory: tempfile::TempDir,
+}
+
+impl Node {
+    pub async fn start() -> Node {
+        let directory = tempfile::tempdir().unwrap();
+        let engine = Engine::start(Config::new(directory.path(), MEMORY)).await.unwrap();
+        Node { engine, directory }
+    }
+
+    pub fn client(&self, partition: u64) -> Client {
+        Client { session: self.engine.session(PartitionId(partition)) }
+    }
+
+    /// Stops cleanly and starts again.
+    pub async fn restart(self) -> Node {
+        let Node { engine, directory } = self;
+        engine.shutdown().await.unwrap();
+        drop(engine);
+        let engine = Engine::start(Config::new(directory.path(), MEMORY)).await.unwrap();
+        Node { engine, directory }
+    }
+}
+
+/// Starts an engine on a directory that an engine which was just dropped, as in a crash, gives free in a moment.
+pub async fn start_when_free(config: impl Fn() -> Config) -> Arc<Engine> {
+    for _ in 0..1000 {
+        match Engine::start(config()).await {
+            Err(error) if error.message().contains("in use") => {
+                tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+            }
+            result => return result.unwrap(),
+        }
+    }
+    panic!("the directory stays in use");
+}
+
+pub struct Client {
+    pub session: Session,
+}
+
+#[derive(Default)]
+pub struct Rows(pub Vec<Vec<Value>>);
+
+impl RowSink for Rows {
+    fn row(&mut self, row: &dyn Row) -> Result<()> {
+        self.0.push((0..row.len()).map(|i| row.get(i).to_owned()).collect());
+        Ok(())
+    }
+    fn reset(&mut self) {
+        self.0.clear();
+    }
+}
+
+impl Client {
+    /// Runs all statements of a text; answers the rows of the last one.
+    pub async fn run(&mut self, sql: &str) -> Result<Vec<Vec<Value>>> {
+        self.with(sql, &[]).await.map(|(rows, _)| rows)
+    }
+
+    pub async fn with(&mut self, sql: &str, parameters: &[Value]) -> Result<(Vec<Vec<Value>>, Completion)> {
+        let mut rest = sql;
+        loop {
+            let (statement, after) = self.session.prepare(rest).await?;
+            let mut rows = Rows::default();
+            let completion = self.session.execute(&statement, parameters, Scope::Auto, &mut rows).await?;
+            rest = after;
+            if rest.is_empty() {
+                return Ok((rows.0, completion));
+            }
+        }
+    }
+
+    /// The one value that a query answers.
+    pub async fn value(&mut self, sql: &str) -> Value {
+        let rows = self.run(sql).await.unwrap_or_else(|e| panic!("{sql}: {e}"));
+        rows.into_iter().next().and_then(|row| row.into_iter().next()).unwrap_or_else(|| panic!("{sql}: no rows"))
+    }
+
+    pub async fn int(&mut self, sql: &str) -> i64 {
+        match self.value(sql).await {
+            Value::Integer(i) => i,
+            other => panic!("{sql}: {other:?}"),
+        }
+    }
+
+    /// The SQLSTATE that a text fails with.
+    pub async fn state(&mut self, sql: &str) -> &'static str {
+        match self.run(sql).await {
+            Ok(_) => "00000",
+            Err(error) => error.state(),
+        }
+    }
+
+    pub async fn close(mut self) {
+        self.session.close().await;
+    }
+}

@@ -1,0 +1,145 @@
+//! A slow store: statements that wait for pages hold no thread, and nobody else waits with them.
+
+mod common;
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use common::{Client, start_when_free};
+use fulmar_engine::{Config, Engine};
+use fulmar_pages::PartitionId;
+use futures::stream::BoxStream;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::*;
+
+/// Every read takes 50 ms.
+#[derive(Debug)]
+struct Slow {
+    inner: Arc<InMemory>,
+    delay: Duration,
+}
+
+impl std::fmt::Display for Slow {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "slow {}", self.inner)
+    }
+}
+
+#[async_trait::async_trait]
+impl ObjectStore for Slow {
+    async fn put_opts(&self, at: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
+        self.inner.put_opts(at, payload, options).await
+    }
+    async fn put_multipart_opts(&self, at: &Path, options: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
+        self.inner.put_multipart_opts(at, options).await
+    }
+    async fn get_opts(&self, at: &Path, options: GetOptions) -> Result<GetResult> {
+        tokio::time::sleep(self.delay).await;
+        self.inner.get_opts(at, options).await
+    }
+    async fn get_ranges(&self, at: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
+        tokio::time::sleep(self.delay).await;
+        self.inner.get_ranges(at, ranges).await
+    }
+    fn delete_stream(&self, paths: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+        self.inner.delete_stream(paths)
+    }
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.inner.list(prefix)
+    }
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.inner.list_with_delimiter(prefix).await
+    }
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.inner.copy_opts(from, to, options).await
+    }
+}
+
+const STATEMENTS: usize = 2000;
+const DELAY: Duration = Duration::from_millis(50);
+
+fn client(engine: &Arc<Engine>, partition: u64) -> Client {
+    Client { session: engine.session(PartitionId(partition)) }
+}
+
+/// On ONE thread: a statement that blocked it would stop all others, and the time would be the sum.
+#[test]
+fn two_thousand_statements_wait_on_one_thread() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let directory = tempfile::tempdir().unwrap();
+        let memory = Arc::new(InMemory::new());
+        let config = |delay| Config {
+            objects: Some(Arc::new(Slow { inner: memory.clone(), delay })),
+            ..Config::new(directory.path(), 1 << 30)
+        };
+        let engine = start_when_free(|| config(Duration::ZERO)).await;
+        let mut cold = client(&engine, 1);
+        cold.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)").await.unwrap();
+        cold.run("INSERT INTO t WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 6000) SELECT i, zeroblob(1000) FROM n").await.unwrap();
+        cold.close().await;
+        engine.shutdown().await.unwrap();
+        drop(engine);
+
+        let engine = start_when_free(|| config(DELAY)).await;
+        let mut warm = client(&engine, 2);
+        warm.run("CREATE TABLE t(id INTEGER PRIMARY KEY); INSERT INTO t VALUES (1)").await.unwrap();
+        warm.run("SELECT * FROM t").await.unwrap();
+
+        let started = Instant::now();
+        let waiting: Vec<_> = (0..STATEMENTS)
+            .map(|i| {
+                let mut client = client(&engine, 1);
+                tokio::spawn(async move { client.int(&format!("SELECT length(v) FROM t WHERE id = {}", i * 3 + 1)).await })
+            })
+            .collect();
+        // Meanwhile another tenant's statements are answered: many of them in the time of one page.
+        let mut answered_meanwhile = 0;
+        while waiting.iter().any(|task| !task.is_finished()) {
+            warm.run("SELECT * FROM t").await.unwrap();
+            answered_meanwhile += 1;
+            tokio::task::yield_now().await;
+        }
+        for task in waiting {
+            assert_eq!(task.await.unwrap(), 1000);
+        }
+        // Each statement needs at least two cold pages in a row; one after the other they would take 200 s.
+        let one_by_one = DELAY * 2 * STATEMENTS as u32;
+        assert!(started.elapsed() < one_by_one / 10, "{:?}", started.elapsed());
+        assert!(answered_meanwhile > 100, "{answered_meanwhile}");
+    });
+}
+
+#[tokio::test]
+async fn a_cancelled_statement_stops_waiting_for_its_page() {
+    let directory = tempfile::tempdir().unwrap();
+    let memory = Arc::new(InMemory::new());
+    let config = |delay| Config {
+        objects: Some(Arc::new(Slow { inner: memory.clone(), delay })),
+        ..Config::new(directory.path(), 1 << 30)
+    };
+    let engine = start_when_free(|| config(Duration::ZERO)).await;
+    let mut a = client(&engine, 1);
+    a.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB); INSERT INTO t VALUES (1, zeroblob(9000)), (2, zeroblob(9000))").await.unwrap();
+    a.close().await;
+    engine.shutdown().await.unwrap();
+    drop(engine);
+    let engine = start_when_free(|| config(Duration::from_millis(200))).await;
+    let mut a = client(&engine, 1);
+    a.run("PRAGMA user_version").await.unwrap();
+    let canceller = a.session.canceller();
+    let running = tokio::spawn(async move {
+        let started = Instant::now();
+        let state = a.state("SELECT sum(length(v)) FROM t").await;
+        (a, state, started.elapsed())
+    });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    canceller.cancel(fulmar_engine::CancelReason::User);
+    let (mut a, state, elapsed) = running.await.unwrap();
+    assert_eq!(state, fulmar_engine::sqlstate::QUERY_CANCELED);
+    assert!(elapsed < Duration::from_millis(190), "{elapsed:?}");
+    assert_eq!(a.int("SELECT sum(length(v)) FROM t").await, 18000);
+}
