@@ -1,0 +1,81 @@
+//! The cases: their names, what they measure, what they must come to.
+
+use super::result::Bound;
+
+/// Cases that share servers and data, and so are measured together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Group {
+    Reads,
+    Ycsb,
+    Log,
+    Tpcb,
+    Tenants,
+    Idle,
+}
+
+impl Group {
+    pub(super) const ALL: [Group; 6] =
+        [Group::Reads, Group::Ycsb, Group::Tpcb, Group::Tenants, Group::Idle, Group::Log];
+}
+
+/// One row of the table.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Case {
+    pub(super) name: &'static str,
+    pub(super) group: Group,
+    pub(super) what: &'static str,
+    pub(super) unit: &'static str,
+    pub(super) must_be: Bound,
+}
+
+const fn row(
+    name: &'static str,
+    group: Group,
+    what: &'static str,
+    unit: &'static str,
+    must_be: Bound,
+) -> Case {
+    Case { name, group, what, unit, must_be }
+}
+
+use Bound::{AtLeast, AtMost};
+
+/// All cases, in the order of the table.
+#[rustfmt::skip]
+pub(super) const CASES: &[Case] = &[
+    row("read-1", Group::Reads, "point reads, prepared, 1 connection", "reads/s", AtLeast(1.5)),
+    row("read-8", Group::Reads, "point reads, prepared, 8 connections", "reads/s", AtLeast(1.1)),
+    row("read-32", Group::Reads, "point reads, prepared, 32 connections", "reads/s", AtLeast(1.3)),
+    row("cpu-read-8", Group::Reads, "server CPU per point read, 8 connections", "us", AtMost(0.6)),
+    row("ycsb-8", Group::Ycsb, "YCSB transactions, durable, 8 connections", "transactions/s", AtLeast(1.1)),
+    row("ycsb-32", Group::Ycsb, "YCSB transactions, durable, 32 connections", "transactions/s", AtLeast(1.6)),
+    row("tpcb-8", Group::Tpcb, "pgbench's TPC-B at scale 1, 8 connections", "transactions/s", AtLeast(1.5)),
+    row("tpcb-32", Group::Tpcb, "pgbench's TPC-B at scale 1, 32 connections", "transactions/s", AtLeast(2.0)),
+    row("tenants-500-cpu", Group::Tenants, "500 tenants at a fixed rate: server CPU per transaction", "us", AtMost(1.0 / 3.0)),
+    row("tenants-500-memory", Group::Tenants, "500 tenants at a fixed rate: server memory (PSS)", "MiB", AtMost(0.2)),
+    row("idle-tenant-kib", Group::Idle, "memory (PSS) per idle tenant, 10,000 of them", "KiB", AtMost(40.0)),
+    row("restart-ms", Group::Idle, "start to first answer with 10,000 tenants", "ms", AtMost(2000.0)),
+    row("log-bytes-ratio", Group::Log, "log bytes per YCSB transaction over full page images", "ratio", AtMost(0.1)),
+];
+
+/// The case of this name, which one of ours always has.
+pub(super) fn case(name: &str) -> &'static Case {
+    find(name).unwrap_or_else(|| unreachable!("no case is named {name}"))
+}
+
+pub(super) fn find(name: &str) -> Option<&'static Case> {
+    CASES.iter().find(|case| case.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn names_differ_and_every_group_has_a_case() {
+        let names: BTreeSet<_> = CASES.iter().map(|case| case.name).collect();
+        assert_eq!(names.len(), CASES.len());
+        assert!(Group::ALL.iter().all(|group| CASES.iter().any(|case| case.group == *group)));
+    }
+}

@@ -1,0 +1,168 @@
+//! `bench compare node`: a Fulmar node beside a PostgreSQL, case by case.
+//!
+//! ```text
+//!            +--------------+   the same load    +---------------------+
+//!   fulmar   | pgbench,     |  ------ A ------>  | fulmar, PostgreSQL  |   A, B, A, B ...: rounds in turns,
+//!   bench    | YCSB driver  |  ------ B ------>  | (own temp dirs)     |   medians compared
+//!            +--------------+    loopback TCP    +---------------------+
+//! ```
+//! Both servers are started for a group of cases, with the same memory and default durability, on the same disk. Only
+//! the one whose turn it is runs: the other's processes are stopped (SIGSTOP), so that neither pays for the other's
+//! background work, and each pays for its own in its own time. A case that fails (a server gives a client an error, a
+//! rate is not kept) is reported as failed and the others go on. `docs/benchmarks.md` says how each case is made.
+
+mod cases;
+mod idle;
+mod reads;
+mod result;
+mod tenants;
+mod tpcb;
+mod turns;
+mod ycsb;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use tokio::signal::unix::{SignalKind, signal};
+
+use self::cases::{CASES, Case, Group};
+pub use self::result::{Bound, CaseResult, Outcome, text};
+use self::turns::Bench;
+use crate::server::{Fulmar, Postgres};
+
+/// `fulmar bench compare node`: its arguments.
+#[derive(Args, Clone, Debug)]
+pub struct CompareArgs {
+    /// Only this case (read-8, ycsb-32, restart-ms ...)
+    #[arg(long, value_name = "NAME")]
+    pub case: Option<String>,
+    /// Seconds of each measurement
+    #[arg(long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub seconds: u64,
+    /// Measurements of each server, in turns
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub rounds: u32,
+    /// MiB of memory of each server: Fulmar's --memory, PostgreSQL's shared_buffers
+    #[arg(long, default_value_t = 1024, value_name = "N", value_parser = clap::value_parser!(u64).range(64..=1 << 20))]
+    pub memory_mib: u64,
+    /// Results as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl CompareArgs {
+    /// The options of the comparison of this binary.
+    pub fn into_options(self, fulmar_binary: PathBuf) -> CompareOptions {
+        let CompareArgs { case, seconds, rounds, memory_mib, json } = self;
+        CompareOptions { case, seconds, rounds, memory_bytes: memory_mib << 20, json, fulmar_binary }
+    }
+}
+
+/// What to compare, and how long.
+#[derive(Clone, Debug)]
+pub struct CompareOptions {
+    /// One case by name; all if `None`.
+    pub case: Option<String>,
+    /// Seconds of each measurement.
+    pub seconds: u64,
+    /// Measurements of each server.
+    pub rounds: u32,
+    /// Memory of each server.
+    pub memory_bytes: u64,
+    /// Print JSON instead of the table and the lines.
+    pub json: bool,
+    /// The `fulmar` command to start.
+    pub fulmar_binary: PathBuf,
+}
+
+/// How big things are; smaller only in tests.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    /// Of pgbench's accounts in the read cases, in units of 100,000.
+    read_scale: u32,
+    /// Keys of the YCSB cases: three rows of a kilobyte for each.
+    ycsb_records: u32,
+    /// Tenants of the `tenants` cases, and the keys of each.
+    tenants: u32,
+    tenant_records: u32,
+    /// Tenants of the `idle` and `restart` cases.
+    idle_tenants: u32,
+    /// Before each measurement.
+    warm_up: Duration,
+    /// How long idle tenants' memory must have stood still before it is measured.
+    still: Duration,
+}
+
+const FULL_SIZE: Sizes = Sizes {
+    read_scale: 5,
+    ycsb_records: 30_000,
+    tenants: 500,
+    tenant_records: 100,
+    idle_tenants: 10_000,
+    warm_up: Duration::from_secs(2),
+    still: Duration::from_secs(30),
+};
+
+/// Compares, prints the results on stdout and answers them. Ctrl-C and SIGTERM end it, servers included.
+pub async fn node(options: CompareOptions) -> anyhow::Result<Vec<CaseResult>> {
+    let json = options.json;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let results = tokio::select! {
+        results = compare(options) => results?,
+        _ = tokio::signal::ctrl_c() => anyhow::bail!("interrupted; the servers have been ended"),
+        _ = terminate.recv() => anyhow::bail!("told to end; the servers have been ended"),
+    };
+    if json {
+        println!("{}", serde_json::to_string_pretty(&results)?);
+    } else {
+        print!("{}", text(&results));
+    }
+    Ok(results)
+}
+
+async fn compare(options: CompareOptions) -> anyhow::Result<Vec<CaseResult>> {
+    let wanted = wanted(options.case.as_deref())?;
+    let binary = options.fulmar_binary.clone();
+    let fulmar = Box::new(move || Ok(Box::new(Fulmar::at(binary.clone())) as _));
+    let postgres = Box::new(|| Ok(Box::new(Postgres::installed()?) as _));
+    Ok(measure(&Bench::new(&options, FULL_SIZE, fulmar, postgres), &wanted).await)
+}
+
+fn wanted(name: Option<&str>) -> anyhow::Result<Vec<&'static Case>> {
+    let Some(name) = name else { return Ok(CASES.iter().collect()) };
+    let names = || CASES.iter().map(|case| case.name).collect::<Vec<_>>().join(", ");
+    let case = cases::find(name)
+        .ok_or_else(|| anyhow::anyhow!("there is no case {name}; there are: {}", names()))?;
+    Ok(vec![case])
+}
+
+/// Measures the wanted cases; the results come in the order of the table.
+async fn measure(bench: &Bench, wanted: &[&'static Case]) -> Vec<CaseResult> {
+    let mut results = Vec::new();
+    for group in Group::ALL {
+        let cases: Vec<_> = wanted.iter().copied().filter(|case| case.group == group).collect();
+        if cases.is_empty() {
+            continue;
+        }
+        let measured = match group {
+            Group::Reads => reads::measure(bench, &cases).await,
+            Group::Ycsb => ycsb::measure(bench, &cases).await,
+            Group::Log => ycsb::measure_log(bench, &cases).await,
+            Group::Tpcb => tpcb::measure(bench, &cases).await,
+            Group::Tenants => tenants::measure(bench, &cases).await,
+            Group::Idle => idle::measure(bench, &cases).await,
+        };
+        match measured {
+            Ok(measured) => results.extend(measured),
+            Err(error) => {
+                results.extend(cases.iter().map(|case| CaseResult::failed(case, format!("{error:#}"))))
+            }
+        }
+    }
+    results.sort_by_key(|result| CASES.iter().position(|case| case.name == result.name));
+    results
+}
+
+#[cfg(test)]
+mod tests;

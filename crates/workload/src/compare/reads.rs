@@ -1,0 +1,54 @@
+//! Point reads: pgbench's select-only script, prepared, at 1, 8 and 32 connections; and what one costs the server.
+
+use super::cases::{Case, case};
+use super::result::CaseResult;
+use super::turns::Bench;
+use crate::Target;
+use crate::pgbench::{self, Script};
+use crate::server::Server;
+use crate::tenants;
+
+const DATABASE: &str = "reads";
+const MOST_CLIENTS: u32 = 32;
+
+pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::Result<Vec<CaseResult>> {
+    let mut pair = bench.pair(MOST_CLIENTS).await?;
+    pair.each(async |server| {
+        bench.step(&format!("loading {} with pgbench -i", server.name()));
+        let target = database(server).await?;
+        pgbench::initialise(&target, bench.sizes.read_scale).await?;
+        server.settle(DATABASE).await?;
+        // Brings the data into memory.
+        pgbench::run(&target, Script::SelectOnly, 8, bench.sizes.warm_up).await.map(drop)
+    })
+    .await?;
+    let mut results = Vec::new();
+    for (clients, cases) in
+        [(1, &["read-1"][..]), (8, &["read-8", "cpu-read-8"]), (MOST_CLIENTS, &["read-32"])]
+    {
+        if wanted.iter().any(|case| cases.contains(&case.name)) {
+            // Both numbers come out of every run; cpu-read-8 is of the very runs of read-8.
+            let speed_and_cost = [case(cases[0]), case("cpu-read-8")];
+            let measured =
+                bench.in_turns(&mut pair, speed_and_cost, async |server| read(bench, server, clients).await);
+            results.extend(measured.await.into_iter().filter(|result| cases.contains(&result.name)));
+        }
+    }
+    results.retain(|result| wanted.iter().any(|case| case.name == result.name));
+    Ok(results)
+}
+
+async fn database(server: &Server) -> anyhow::Result<Target> {
+    tenants::create(&server.target(), &[DATABASE.to_owned()], |_| ()).await?;
+    Ok(server.target().with_database(DATABASE))
+}
+
+/// Reads per second, and microseconds of server CPU per read (of connecting too, which is too little to matter).
+async fn read(bench: &Bench, server: &Server, clients: u32) -> anyhow::Result<[f64; 2]> {
+    let target = server.target().with_database(DATABASE);
+    let processes = server.processes()?;
+    let before = processes.cpu()?;
+    let outcome = pgbench::run(&target, Script::SelectOnly, clients, bench.time).await?;
+    let cpu = processes.cpu()?.saturating_sub(before);
+    Ok([outcome.throughput_tps, cpu.as_secs_f64() * 1e6 / outcome.transactions.max(1) as f64])
+}

@@ -1,0 +1,233 @@
+//! What a case came to, as a table, as lines and as JSON.
+
+use std::fmt::Write;
+
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use comfy_table::{Cell, CellAlignment, Table};
+use serde::Serialize;
+
+use super::cases::Case;
+use crate::measure::Spread;
+
+/// What a case must come to (the issue that ordered Fulmar says so).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bound {
+    /// The ratio or value must be this or more.
+    AtLeast(f64),
+    /// The ratio or value must be this or less.
+    AtMost(f64),
+}
+
+impl Bound {
+    fn holds(self, value: f64) -> bool {
+        match self {
+            Bound::AtLeast(least) => value >= least,
+            Bound::AtMost(most) => value <= most,
+        }
+    }
+
+    fn text(self) -> String {
+        match self {
+            Bound::AtLeast(least) => format!(">= {}", plain(least)),
+            Bound::AtMost(most) => format!("<= {}", plain(most)),
+        }
+    }
+}
+
+/// What came of a case.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// Both servers were measured.
+    Ratio {
+        /// Fulmar's rounds.
+        fulmar: Spread,
+        /// PostgreSQL's rounds.
+        postgres: Spread,
+        /// Fulmar's median over PostgreSQL's.
+        ratio: f64,
+    },
+    /// Only Fulmar was measured.
+    Value {
+        /// Its rounds.
+        value: Spread,
+    },
+    /// It could not be measured, or a server gave a client an error.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A case and what it came to.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CaseResult {
+    /// Its name in the issue's table.
+    pub name: &'static str,
+    /// What is measured.
+    pub what: &'static str,
+    /// The unit of the measurements (a ratio has none).
+    pub unit: &'static str,
+    /// What it must come to.
+    pub must_be: Bound,
+    /// What it came to.
+    pub outcome: Outcome,
+    /// Whether that is what it must be.
+    pub holds: bool,
+    /// What else was seen.
+    pub notes: Vec<String>,
+}
+
+impl CaseResult {
+    pub(super) fn ratio(case: &Case, fulmar: Vec<f64>, postgres: Vec<f64>) -> CaseResult {
+        let (Some(fulmar), Some(postgres)) = (Spread::of(fulmar), Spread::of(postgres)) else {
+            return CaseResult::failed(case, "nothing was measured");
+        };
+        if postgres.median <= 0.0 {
+            return CaseResult::failed(case, "PostgreSQL was measured as zero");
+        }
+        let ratio = fulmar.median / postgres.median;
+        CaseResult::new(case, Outcome::Ratio { fulmar, postgres, ratio }, case.must_be.holds(ratio))
+    }
+
+    pub(super) fn value(case: &Case, rounds: Vec<f64>) -> CaseResult {
+        let Some(value) = Spread::of(rounds) else { return CaseResult::failed(case, "nothing was measured") };
+        let holds = case.must_be.holds(value.median);
+        CaseResult::new(case, Outcome::Value { value }, holds)
+    }
+
+    pub(super) fn failed(case: &Case, reason: impl Into<String>) -> CaseResult {
+        CaseResult::new(case, Outcome::Failed { reason: reason.into() }, false)
+    }
+
+    fn new(case: &Case, outcome: Outcome, holds: bool) -> CaseResult {
+        let Case { name, what, unit, must_be, .. } = *case;
+        CaseResult { name, what, unit, must_be, outcome, holds, notes: Vec::new() }
+    }
+
+    pub(super) fn with_note(mut self, note: impl Into<String>) -> CaseResult {
+        self.notes.push(note.into());
+        self
+    }
+
+    /// The case could not be measured.
+    pub fn is_failed(&self) -> bool {
+        matches!(self.outcome, Outcome::Failed { .. })
+    }
+
+    /// The line that scripts look for.
+    pub fn line(&self) -> String {
+        let name = self.name;
+        match &self.outcome {
+            Outcome::Ratio { fulmar, postgres, ratio } => {
+                let (fulmar, postgres) = (plain(fulmar.median), plain(postgres.median));
+                format!("case {name} fulmar {fulmar} postgres {postgres} ratio {ratio:.3}")
+            }
+            Outcome::Value { value } => format!("case {name} value {}", plain(value.median)),
+            Outcome::Failed { reason } => format!("case {name} failed {}", reason.replace('\n', " | ")),
+        }
+    }
+}
+
+/// The table, the notes, and a line for each case.
+pub fn text(results: &[CaseResult]) -> String {
+    let mut table = Table::new();
+    table.load_style(UTF8_FULL_CONDENSED);
+    table.set_header(["case", "unit", "fulmar (min-max)", "postgres (min-max)", "ratio", "must be", ""]);
+    for result in results {
+        let (fulmar, postgres, ratio) = match &result.outcome {
+            Outcome::Ratio { fulmar, postgres, ratio } => {
+                (range(fulmar), range(postgres), format!("{ratio:.3}"))
+            }
+            Outcome::Value { value } => (range(value), String::new(), String::new()),
+            Outcome::Failed { .. } => ("failed".to_owned(), String::new(), String::new()),
+        };
+        let verdict = if result.holds { "holds" } else { "MISSED" };
+        let right = |text| Cell::new(text).set_alignment(CellAlignment::Right);
+        table.add_row([
+            Cell::new(result.name),
+            Cell::new(result.unit),
+            right(fulmar),
+            right(postgres),
+            right(ratio),
+            right(result.must_be.text()),
+            Cell::new(verdict),
+        ]);
+    }
+    let mut text = format!("{table}\n");
+    for result in results {
+        for note in &result.notes {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "{}: {note}", result.name);
+        }
+    }
+    for result in results {
+        let _ = writeln!(text, "{}", result.line());
+    }
+    text
+}
+
+fn range(spread: &Spread) -> String {
+    format!("{} ({}-{})", plain(spread.median), plain(spread.min), plain(spread.max))
+}
+
+/// A number with as many decimals as tell something.
+fn plain(value: f64) -> String {
+    let decimals = match value.abs() {
+        size if size >= 100.0 => 0,
+        size if size >= 1.0 => 2,
+        _ => 4,
+    };
+    let text = format!("{value:.decimals$}");
+    match text.contains('.') {
+        true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
+        false => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::cases::case;
+    use super::*;
+
+    #[test]
+    fn a_ratio_is_of_medians() {
+        let result = CaseResult::ratio(case("read-8"), vec![90.0, 120.0, 400.0], vec![100.0, 1.0, 101.0]);
+        assert_eq!(result.line(), "case read-8 fulmar 120 postgres 100 ratio 1.200");
+        assert!(result.holds, "1.2 is at least 1.1");
+        let json = serde_json::to_value(&result).unwrap();
+        assert_eq!(json["outcome"]["ratio"]["fulmar"]["max"], 400.0);
+        assert_eq!(json["must_be"]["at_least"], 1.1);
+    }
+
+    #[test]
+    fn costs_must_be_small() {
+        let result = |fulmar| CaseResult::ratio(case("cpu-read-8"), vec![fulmar], vec![10.0]);
+        assert!(result(6.0).holds && !result(6.1).holds);
+        let value = CaseResult::value(case("restart-ms"), vec![1500.0, 2500.0, 1700.4]);
+        assert_eq!(value.line(), "case restart-ms value 1700");
+        assert!(value.holds);
+    }
+
+    #[test]
+    fn what_cannot_be_measured_has_failed() {
+        for result in [
+            CaseResult::ratio(case("read-1"), vec![1.0], vec![0.0]),
+            CaseResult::ratio(case("read-1"), vec![], vec![1.0]),
+            CaseResult::value(case("restart-ms"), vec![f64::NAN]),
+        ] {
+            assert!(result.is_failed() && !result.holds);
+        }
+        let result = CaseResult::failed(case("tpcb-8"), "pgbench:\n3 transactions failed");
+        assert_eq!(result.line(), "case tpcb-8 failed pgbench: | 3 transactions failed");
+        assert!(text(&[result]).contains("MISSED"));
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        let numbers = [12_345.6, 100.0, 40.0, 1.5, 0.25, 1.0 / 3.0, 0.0, 1200.0];
+        let texts = numbers.map(plain);
+        assert_eq!(texts, ["12346", "100", "40", "1.5", "0.25", "0.3333", "0", "1200"]);
+    }
+}

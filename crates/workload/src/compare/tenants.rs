@@ -1,0 +1,115 @@
+//! Many tenants, each with one connection and little to do: what they cost the server in CPU and memory.
+//!
+//! A transaction is one prepared statement by primary key, nine of ten a read. First PostgreSQL is asked for all that
+//! it can do with all connections busy; then both serve half of that, at random moments, and their CPU time in the
+//! window and their memory at its end are taken.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::Context;
+use futures::stream::{self, StreamExt, TryStreamExt};
+
+use super::cases::{Case, case};
+use super::result::CaseResult;
+use super::turns::{Bench, Pair, Side};
+use crate::server::{ProcessTree, Server};
+use crate::tenants;
+use crate::ycsb::{self, YcsbEvent, YcsbOptions};
+
+/// A server that keeps less than this of the rate has not done the work.
+const LEAST_KEPT: f64 = 0.95;
+
+pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::Result<Vec<CaseResult>> {
+    let databases = tenants::names("tenant_", bench.sizes.tenants);
+    let mut pair = bench.pair(bench.sizes.tenants).await?;
+    pair.each(async |server| {
+        bench.step(&format!("making {} databases in {}", databases.len(), server.name()));
+        tenants::create(&server.target(), &databases, |_| ()).await?;
+        bench.step(&format!("loading them in {}", server.name()));
+        let brief = YcsbOptions { measure: bench.sizes.warm_up, ..options(bench, server, &databases) };
+        ycsb::run(brief).await?;
+        bench.step(&format!("settling {}", server.name()));
+        stream::iter(&databases)
+            .map(|database| server.settle(database))
+            .buffer_unordered(4)
+            .try_collect()
+            .await
+    })
+    .await?;
+    let rate_tps = capacity(bench, &mut pair, &databases).await? / 2.0;
+    let cases = [case("tenants-500-cpu"), case("tenants-500-memory")];
+    let results = bench.in_turns(&mut pair, cases, async |server| {
+        cost(YcsbOptions { rate_tps: Some(rate_tps), ..options(bench, server, &databases) }, server).await
+    });
+    let results = results.await.map(|result| result.with_note(format!("at {rate_tps:.0} transactions/s")));
+    Ok(results.into_iter().filter(|result| wanted.iter().any(|case| case.name == result.name)).collect())
+}
+
+fn options(bench: &Bench, server: &Server, databases: &[String]) -> YcsbOptions {
+    YcsbOptions {
+        databases: databases.to_vec(),
+        connections: 1,
+        records: bench.sizes.tenant_records,
+        operations: 1,
+        warm_up: bench.sizes.warm_up,
+        measure: bench.time,
+        ..YcsbOptions::new(server.target())
+    }
+}
+
+/// Transactions per second of PostgreSQL with every connection busy.
+async fn capacity(bench: &Bench, pair: &mut Pair, databases: &[String]) -> anyhow::Result<f64> {
+    bench.step("measuring the capacity of postgres");
+    pair.alone(Side::Postgres, &mut async |server: &Server| {
+        Ok(ycsb::run(options(bench, server, databases)).await?.throughput_tps)
+    })
+    .await
+}
+
+/// Microseconds of server CPU per transaction, and MiB of server memory.
+async fn cost(mut options: YcsbOptions, server: &Server) -> anyhow::Result<[f64; 2]> {
+    let samples = Arc::new(Mutex::new(Samples::default()));
+    let (taken, processes) = (samples.clone(), server.processes()?);
+    options.watcher = Some(Arc::new(move |event| {
+        if let Ok(mut samples) = taken.lock() {
+            samples.take(event, processes);
+        }
+    }));
+    let offered = options.rate_tps.unwrap_or(0.0);
+    let report = ycsb::run(options).await?;
+    anyhow::ensure!(report.failed == 0, "{} transactions failed: {:?}", report.failed, report.first_error);
+    anyhow::ensure!(
+        report.throughput_tps >= offered * LEAST_KEPT,
+        "served {:.0} of {offered:.0} transactions/s",
+        report.throughput_tps
+    );
+    let samples = samples.lock().map_err(|_| anyhow::anyhow!("the sampler panicked"))?;
+    let (cpu, pss_bytes) = samples.cost().context("the server's processes could not be measured")?;
+    Ok([cpu.as_secs_f64() * 1e6 / report.transactions.max(1) as f64, pss_bytes as f64 / f64::from(1 << 20)])
+}
+
+/// What is taken from `/proc` as the window opens and closes.
+#[derive(Default)]
+struct Samples {
+    opened: Option<Duration>,
+    closed: Option<Duration>,
+    pss_bytes: Option<u64>,
+}
+
+impl Samples {
+    fn take(&mut self, event: &YcsbEvent, processes: ProcessTree) {
+        match event {
+            YcsbEvent::Opens => self.opened = processes.cpu().ok(),
+            YcsbEvent::Closes => {
+                self.closed = processes.cpu().ok();
+                self.pss_bytes = processes.pss_bytes().ok();
+            }
+            _ => {}
+        }
+    }
+
+    fn cost(&self) -> Option<(Duration, u64)> {
+        Some((self.closed?.saturating_sub(self.opened?), self.pss_bytes?))
+    }
+}

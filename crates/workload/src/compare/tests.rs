@@ -1,0 +1,59 @@
+//! The comparison itself, at toy size, with a PostgreSQL on either side: its cases need no Fulmar to be right.
+
+use super::*;
+
+fn bench(rounds: u32) -> Bench {
+    let options = CompareOptions {
+        case: None,
+        seconds: 1,
+        rounds,
+        memory_bytes: 64 << 20,
+        json: false,
+        fulmar_binary: PathBuf::new(),
+    };
+    let sizes = Sizes {
+        read_scale: 1,
+        ycsb_records: 200,
+        tenants: 5,
+        tenant_records: 10,
+        idle_tenants: 3,
+        warm_up: Duration::from_secs(1),
+        still: Duration::from_secs(1),
+    };
+    let postgres = || Box::new(|| Ok(Box::new(Postgres::installed()?) as _));
+    Bench::new(&options, sizes, postgres(), postgres())
+}
+
+/// Every case comes to a ratio of what was measured in as many rounds of either side.
+#[tokio::test]
+async fn both_servers_are_measured_in_turns() {
+    let names = ["cpu-read-8", "ycsb-8", "tpcb-8", "tenants-500-cpu", "tenants-500-memory"];
+    let wanted: Vec<_> = names.iter().map(|name| cases::case(name)).collect();
+    let results = measure(&bench(1), &wanted).await;
+    assert_eq!(results.iter().map(|result| result.name).collect::<Vec<_>>(), names);
+    for result in &results {
+        let Outcome::Ratio { fulmar, postgres, ratio } = &result.outcome else { panic!("{}", result.line()) };
+        assert_eq!((fulmar.rounds.len(), postgres.rounds.len()), (1, 1));
+        assert!(fulmar.min > 0.0 && postgres.min > 0.0, "{}", result.line());
+        assert_eq!(*ratio, fulmar.median / postgres.median);
+    }
+}
+
+#[tokio::test]
+async fn restarts_are_timed_and_a_case_that_fails_spoils_no_other() {
+    let wanted = [cases::case("log-bytes-ratio"), cases::case("restart-ms"), cases::case("idle-tenant-kib")];
+    let results = measure(&bench(1), &wanted).await;
+    let [idle, restart, log] = &results[..] else { panic!("{results:?}") };
+    assert!(matches!(&idle.outcome, Outcome::Value { .. }), "{idle:?}");
+    assert!(matches!(&restart.outcome, Outcome::Value { value } if value.min > 0.0), "{restart:?}");
+    assert!(matches!(&log.outcome, Outcome::Failed { reason } if reason.contains("/metrics")), "{log:?}");
+}
+
+#[tokio::test]
+async fn an_unknown_case_is_named_with_those_that_are_known() {
+    let error = wanted(Some("read-9")).unwrap_err().to_string();
+    assert!(
+        error.contains("read-9") && error.contains("read-8") && error.contains("log-bytes-ratio"),
+        "{error}"
+    );
+}

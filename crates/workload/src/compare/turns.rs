@@ -1,0 +1,169 @@
+//! Rounds in turns: A B A B.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::cases::Case;
+use super::result::CaseResult;
+use super::{CompareOptions, Sizes};
+use crate::server::{Product, Server};
+
+type MakeProduct = Box<dyn Fn() -> anyhow::Result<Box<dyn Product>> + Send + Sync>;
+
+/// What all cases need to know.
+pub(super) struct Bench {
+    pub(super) sizes: Sizes,
+    pub(super) time: Duration,
+    pub(super) rounds: u32,
+    memory_bytes: u64,
+    fulmar: MakeProduct,
+    postgres: MakeProduct,
+    progress: Progress,
+}
+
+impl Bench {
+    pub(super) fn new(
+        options: &CompareOptions,
+        sizes: Sizes,
+        fulmar: MakeProduct,
+        postgres: MakeProduct,
+    ) -> Bench {
+        Bench {
+            sizes,
+            time: Duration::from_secs(options.seconds),
+            rounds: options.rounds,
+            memory_bytes: options.memory_bytes,
+            fulmar,
+            postgres,
+            progress: Progress::new(),
+        }
+    }
+
+    /// Says on stderr what goes on.
+    pub(super) fn step(&self, text: &str) {
+        self.progress.step(text);
+    }
+
+    /// Starts an empty Fulmar.
+    pub(super) async fn fulmar(&self, connections: u32) -> anyhow::Result<Server> {
+        self.step("starting fulmar");
+        Server::start((self.fulmar)()?, self.memory_bytes, connections).await
+    }
+
+    /// Starts an empty Fulmar and an empty PostgreSQL.
+    pub(super) async fn pair(&self, connections: u32) -> anyhow::Result<Pair> {
+        let fulmar = self.fulmar(connections).await?;
+        self.step("starting postgres");
+        let postgres = Server::start((self.postgres)()?, self.memory_bytes, connections).await?;
+        Ok(Pair { fulmar, postgres })
+    }
+
+    /// Measures both servers in turns. A measurement yields a number for each of `cases`; what fails fails them all.
+    pub(super) async fn in_turns<const N: usize>(
+        &self,
+        pair: &mut Pair,
+        cases: [&'static Case; N],
+        mut measurement: impl AsyncFnMut(&Server) -> anyhow::Result<[f64; N]>,
+    ) -> [CaseResult; N] {
+        let names = cases.map(|case| case.name).join(", ");
+        let (mut fulmar, mut postgres) = (Vec::new(), Vec::new());
+        for round in 1..=self.rounds {
+            for (side, measured) in [(Side::Fulmar, &mut fulmar), (Side::Postgres, &mut postgres)] {
+                self.step(&format!("{names}: round {round} of {}, {}", self.rounds, side.name()));
+                match pair.alone(side, &mut measurement).await {
+                    Ok(numbers) => measured.push(numbers),
+                    Err(error) => return cases.map(|case| CaseResult::failed(case, format!("{error:#}"))),
+                }
+            }
+        }
+        let column = |rounds: &[[f64; N]], number: usize| rounds.iter().map(|round| round[number]).collect();
+        std::array::from_fn(|number| {
+            CaseResult::ratio(cases[number], column(&fulmar, number), column(&postgres, number))
+        })
+    }
+}
+
+/// One of the two that are compared.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Side {
+    Fulmar,
+    Postgres,
+}
+
+impl Side {
+    fn name(self) -> &'static str {
+        match self {
+            Side::Fulmar => "fulmar",
+            Side::Postgres => "postgres",
+        }
+    }
+}
+
+/// The two that are compared.
+pub(super) struct Pair {
+    fulmar: Server,
+    postgres: Server,
+}
+
+impl Pair {
+    /// Does the same to both, one after the other.
+    pub(super) async fn each(
+        &mut self,
+        mut work: impl AsyncFnMut(&Server) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        self.alone(Side::Fulmar, &mut work).await?;
+        self.alone(Side::Postgres, &mut work).await
+    }
+
+    /// Runs `work` on one server while the other one stands still.
+    pub(super) async fn alone<T>(
+        &mut self,
+        side: Side,
+        work: &mut impl AsyncFnMut(&Server) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        let (server, idle) = match side {
+            Side::Fulmar => (&self.fulmar, &mut self.postgres),
+            Side::Postgres => (&self.postgres, &mut self.fulmar),
+        };
+        idle.freeze()?;
+        let result = work(server).await;
+        idle.thaw()?;
+        result.map_err(|error| error.context(format!("on {}", side.name())))
+    }
+}
+
+/// A line that changes in place on a terminal; a line for each step elsewhere.
+struct Progress {
+    bar: Option<ProgressBar>,
+}
+
+impl Progress {
+    fn new() -> Progress {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::new_spinner();
+            if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed_precise} {msg}") {
+                bar.set_style(style);
+            }
+            bar.enable_steady_tick(Duration::from_millis(200));
+            bar
+        });
+        Progress { bar }
+    }
+
+    fn step(&self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.set_message(text.to_owned()),
+            None => eprintln!("{text}"),
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

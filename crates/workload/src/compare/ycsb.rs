@@ -1,0 +1,148 @@
+//! YCSB transactions, statement by statement, durable; and how many bytes of log one takes.
+
+use anyhow::Context;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::cases::{Case, case};
+use super::result::CaseResult;
+use super::turns::Bench;
+use crate::server::Server;
+use crate::tenants;
+use crate::ycsb::{self, YcsbOptions, YcsbReport};
+
+const DATABASE: &str = "ycsb";
+const MOST_CLIENTS: u32 = 32;
+
+/// A full image of a page in the log: 4096 bytes and a header.
+const PAGE_IMAGE_BYTES: f64 = 4134.0;
+
+/// The most that is read of a server's metrics.
+const MAX_METRICS_BYTES: u64 = 16 << 20;
+
+pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::Result<Vec<CaseResult>> {
+    let mut pair = bench.pair(MOST_CLIENTS).await?;
+    pair.each(async |server| load(bench, server).await).await?;
+    let mut results = Vec::new();
+    for (connections, name) in [(8, "ycsb-8"), (MOST_CLIENTS, "ycsb-32")] {
+        if wanted.iter().any(|case| case.name == name) {
+            let mut notes = Vec::new();
+            let rounds = bench.in_turns(&mut pair, [case(name)], async |server| {
+                let report = run(bench, server, connections).await?;
+                notes.push((server.name(), report.latency.p50_ms, report.latency.p99_ms, report.retries()));
+                Ok([report.throughput_tps])
+            });
+            let mut results_of_case = rounds.await;
+            for (server, p50_ms, p99_ms, retries) in notes.split_off(notes.len().saturating_sub(2)) {
+                let note = format!(
+                    "last round of {server}: p50 {p50_ms:.2} ms, p99 {p99_ms:.2} ms, {retries} run again"
+                );
+                results_of_case = results_of_case.map(|result| result.with_note(&note));
+            }
+            results.extend(results_of_case);
+        }
+    }
+    Ok(results)
+}
+
+pub(super) async fn measure_log(bench: &Bench, wanted: &[&'static Case]) -> anyhow::Result<Vec<CaseResult>> {
+    let server = bench.fulmar(MOST_CLIENTS).await?;
+    load(bench, &server).await?;
+    let mut rounds = Vec::new();
+    for round in 1..=bench.rounds {
+        bench.step(&format!("log-bytes-ratio: round {round} of {}", bench.rounds));
+        let before = LogCounters::of(&server).await?;
+        run(bench, &server, 8).await?;
+        let after = LogCounters::of(&server).await?;
+        rounds.push((after.bytes - before.bytes) / ((after.pages - before.pages) * PAGE_IMAGE_BYTES));
+    }
+    Ok(wanted.iter().map(|case| CaseResult::value(case, rounds.clone())).collect())
+}
+
+fn options(bench: &Bench, server: &Server, connections: u32) -> YcsbOptions {
+    YcsbOptions {
+        connections: connections as usize,
+        records: bench.sizes.ycsb_records,
+        warm_up: bench.sizes.warm_up,
+        measure: bench.time,
+        ..YcsbOptions::new(server.target().with_database(DATABASE))
+    }
+}
+
+async fn load(bench: &Bench, server: &Server) -> anyhow::Result<()> {
+    bench.step(&format!("loading {} for YCSB", server.name()));
+    tenants::create(&server.target(), &[DATABASE.to_owned()], |_| ()).await?;
+    ycsb::run(YcsbOptions { measure: bench.sizes.warm_up, ..options(bench, server, 8) }).await?;
+    server.settle(DATABASE).await
+}
+
+async fn run(bench: &Bench, server: &Server, connections: u32) -> anyhow::Result<YcsbReport> {
+    let report = ycsb::run(options(bench, server, connections)).await?;
+    let error = report.first_error.as_deref().unwrap_or_default();
+    anyhow::ensure!(report.failed == 0, "{} transactions were given up: {error}", report.failed);
+    anyhow::ensure!(report.transactions > 0, "no transaction committed");
+    Ok(report)
+}
+
+/// What a node has written to its log since it started.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct LogCounters {
+    bytes: f64,
+    /// Changed pages that commit records hold.
+    pages: f64,
+}
+
+impl LogCounters {
+    async fn of(server: &Server) -> anyhow::Result<LogCounters> {
+        let metrics = http_get(server.http_port(), "/metrics").await.context("cannot read /metrics")?;
+        LogCounters::parse(&metrics)
+    }
+
+    fn parse(metrics: &str) -> anyhow::Result<LogCounters> {
+        let counter = |name: &str| {
+            let values = metrics.lines().filter_map(|line| sample(line, name)).collect::<Vec<f64>>();
+            anyhow::ensure!(!values.is_empty(), "/metrics has no {name}");
+            Ok(values.into_iter().sum())
+        };
+        Ok(LogCounters {
+            bytes: counter("fulmar_log_bytes_total")?,
+            pages: counter("fulmar_log_pages_total")?,
+        })
+    }
+}
+
+/// The value of a line `name{labels} value` of the Prometheus text format.
+fn sample(line: &str, name: &str) -> Option<f64> {
+    let rest = line.strip_prefix(name)?;
+    let rest = match rest.strip_prefix('{') {
+        Some(labelled) => labelled.split_once('}')?.1,
+        None => rest,
+    };
+    rest.strip_prefix(' ')?.split(' ').next()?.parse().ok()
+}
+
+async fn http_get(port: u16, path: &str) -> anyhow::Result<String> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
+    stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n").as_bytes()).await?;
+    let mut answer = String::new();
+    stream.take(MAX_METRICS_BYTES).read_to_string(&mut answer).await?;
+    let (head, body) = answer.split_once("\r\n\r\n").context("no HTTP answer")?;
+    let status = head.lines().next().unwrap_or_default();
+    anyhow::ensure!(status.split(' ').nth(1) == Some("200"), "answered {status}");
+    Ok(body.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_read_with_and_without_labels() {
+        let metrics = "# TYPE fulmar_log_bytes_total counter\n\
+            fulmar_log_bytes_total 1200\nfulmar_log_bytes_total_other 5\n\
+            fulmar_log_pages_total{log=\"a\"} 3\nfulmar_log_pages_total{log=\"b\"} 4 1700000000\n";
+        assert_eq!(LogCounters::parse(metrics).unwrap(), LogCounters { bytes: 1200.0, pages: 7.0 });
+        let error = LogCounters::parse("fulmar_log_bytes_total 1\n").unwrap_err();
+        assert_eq!(error.to_string(), "/metrics has no fulmar_log_pages_total");
+    }
+}

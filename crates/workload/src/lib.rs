@@ -1,0 +1,28 @@
+//! The load side: workloads, the driver that runs them, and the benches that start servers and compare them.
+//!
+//! ```text
+//!  compare   cases against PostgreSQL, in turns           fulmar bench compare node
+//!  ycsb      ElasTraS's YCSB: load, run, report           fulmar bench run ycsb, fulmar demo
+//!  pgbench   PostgreSQL's own driver, as a load
+//!  ------------------------------------------------
+//!  server    starts, measures and ends servers            tenants   makes many databases
+//!  driver    a thread and event loop for the load         keys      uniform, Zipfian, hot spot
+//!  client    a lean Postgres client                       measure   histograms, windows, spreads
+//! ```
+//! Nothing here is linked into what serves clients, and nothing here knows more of a server than any client may: the
+//! Postgres protocol, `/metrics`, and what `/proc` says of its processes.
+
+#![forbid(unsafe_code)]
+
+pub mod client;
+pub mod compare;
+mod driver;
+pub mod keys;
+pub mod measure;
+pub mod pgbench;
+pub mod server;
+mod target;
+pub mod tenants;
+pub mod ycsb;
+
+pub use target::{Target, TargetError};

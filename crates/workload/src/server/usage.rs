@@ -1,0 +1,178 @@
+//! What a server costs its machine: CPU time and memory of its whole process tree, from `/proc`.
+//!
+//! PostgreSQL is a tree of processes, most of them short-lived; Fulmar is one. Both are measured the same way:
+//!
+//! - **CPU**: user and system time of the root, of the children it has waited for, and of every living descendant.
+//!   `/proc/PID/stat` counts in ticks of 10 ms, too coarse for the sum of 500 backends that did little each, so the
+//!   scheduler's nanoseconds (`/proc/PID/task/*/schedstat`) are taken where they say more. (They forget threads that
+//!   have ended, which `stat` remembers: both are lower bounds, the greater one is nearer.)
+//! - **Memory**: PSS, in which a page that n processes share counts 1/n for each, so that shared buffers count once.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::time::Duration;
+
+use rustix::process::Pid;
+
+/// All processes of a server.
+#[derive(Clone, Copy, Debug)]
+pub struct ProcessTree {
+    root: Pid,
+}
+
+/// The fields of `/proc/PID/stat` that are used, times in clock ticks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Stat {
+    /// A zombie, or on its way to be one.
+    ended: bool,
+    parent: i32,
+    own_ticks: u64,
+    children_ticks: u64,
+}
+
+impl ProcessTree {
+    /// The tree under (and with) this process.
+    pub fn of(root: Pid) -> ProcessTree {
+        ProcessTree { root }
+    }
+
+    /// The root and its living descendants.
+    pub fn pids(&self) -> io::Result<BTreeSet<i32>> {
+        let mut children: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
+        for entry in fs::read_dir("/proc")? {
+            let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            // A process may be gone between the listing and the reading.
+            if let Ok(stat) = stat(pid) {
+                children.entry(stat.parent).or_default().push(pid);
+            }
+        }
+        let mut tree = BTreeSet::new();
+        let mut open = vec![self.root.as_raw_nonzero().get()];
+        while let Some(pid) = open.pop() {
+            if tree.insert(pid) {
+                open.extend(children.remove(&pid).unwrap_or_default());
+            }
+        }
+        Ok(tree)
+    }
+
+    /// CPU time that the tree has used since it started. Measure a span by the difference.
+    pub fn cpu(&self) -> io::Result<Duration> {
+        let root = self.root.as_raw_nonzero().get();
+        let mut total = Duration::ZERO;
+        for pid in self.pids()? {
+            match stat(pid) {
+                Ok(stat) => total += ticks(stat.own_ticks).max(scheduled(pid)) + ticks(stat.children_ticks),
+                Err(error) if pid == root => return Err(error),
+                Err(_) => {}
+            }
+        }
+        Ok(total)
+    }
+
+    /// Proportional set size of the tree, in bytes.
+    pub fn pss_bytes(&self) -> io::Result<u64> {
+        let root = self.root.as_raw_nonzero().get();
+        let mut total = 0;
+        for pid in self.pids()? {
+            match fs::read_to_string(format!("/proc/{pid}/smaps_rollup")) {
+                Ok(text) => total += parse_pss(&text).unwrap_or(0),
+                Err(error) if pid == root => return Err(error),
+                Err(_) => {}
+            }
+        }
+        Ok(total)
+    }
+}
+
+/// The process is there and has not ended.
+pub(super) fn runs(pid: i32) -> bool {
+    stat(pid).is_ok_and(|stat| !stat.ended)
+}
+
+fn ticks(count: u64) -> Duration {
+    Duration::from_secs_f64(count as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
+fn stat(pid: i32) -> io::Result<Stat> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    parse_stat(&text)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("odd /proc/{pid}/stat")))
+}
+
+/// The process's name, in parentheses, may hold anything; fields are counted behind its last `)`.
+fn parse_stat(text: &str) -> Option<Stat> {
+    let (_, rest) = text.rsplit_once(')')?;
+    let fields: Vec<&str> = rest.split_whitespace().collect();
+    let number = |field: usize| fields.get(field)?.parse::<u64>().ok();
+    Some(Stat {
+        ended: ["Z", "X", "x"].contains(fields.first()?),
+        parent: fields.get(1)?.parse().ok()?,
+        own_ticks: number(11)? + number(12)?,
+        children_ticks: number(13)? + number(14)?,
+    })
+}
+
+/// CPU time of the living threads of a process, as the scheduler counts it.
+fn scheduled(pid: i32) -> Duration {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return Duration::ZERO };
+    let nanoseconds = threads.flatten().filter_map(|thread| {
+        let text = fs::read_to_string(thread.path().join("schedstat")).ok()?;
+        text.split_whitespace().next()?.parse::<u64>().ok()
+    });
+    Duration::from_nanos(nanoseconds.sum())
+}
+
+fn parse_pss(rollup: &str) -> Option<u64> {
+    let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:"))?;
+    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn odd_process_names_do_not_shift_fields() {
+        let text = "42 (a) b (c) S 7 42 42 0 -1 0 1 2 3 4 100 20 30 4 20 0 1 0";
+        assert_eq!(
+            parse_stat(text),
+            Some(Stat { ended: false, parent: 7, own_ticks: 120, children_ticks: 34 })
+        );
+        assert_eq!(parse_stat("42 (a) S 7"), None);
+    }
+
+    #[test]
+    fn pss_is_read_in_bytes() {
+        assert_eq!(
+            parse_pss("x [rollup]\nRss:  1760 kB\nPss:     340 kB\nPss_Dirty: 1 kB\n"),
+            Some(340 * 1024)
+        );
+        assert_eq!(parse_pss("nothing"), None);
+    }
+
+    /// A shell that burns CPU in a child of its own, then tells on stdout and waits for its stdin to close.
+    #[test]
+    fn a_tree_counts_its_children() {
+        let script =
+            "(i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done); sleep 60 & echo done; read x; kill $!";
+        let mut shell = Command::new("sh")
+            .args(["-c", script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("sh runs");
+        let tree = ProcessTree::of(Pid::from_child(&shell));
+        let mut line = String::new();
+        let mut output = io::BufReader::new(shell.stdout.take().expect("piped"));
+        io::BufRead::read_line(&mut output, &mut line).unwrap();
+        let (pids, cpu, pss) = (tree.pids().unwrap(), tree.cpu().unwrap(), tree.pss_bytes().unwrap());
+        drop(shell.stdin.take());
+        shell.wait().unwrap();
+        assert_eq!(pids.len(), 2, "the shell and its sleep");
+        assert!(cpu > Duration::from_millis(20), "the loop of the child that has ended: {cpu:?}");
+        assert!(pss > 10_000, "{pss}");
+    }
+}

@@ -1,0 +1,259 @@
+//! The client and the YCSB workload against a real PostgreSQL, which each test starts for itself.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use fulmar_workload::client::{Client, Parameter, Type};
+use fulmar_workload::keys::Distribution;
+use fulmar_workload::server::{Postgres, Server};
+use fulmar_workload::tenants;
+use fulmar_workload::ycsb::{self, YcsbEvent, YcsbOptions, YcsbReport};
+use tokio::task::JoinHandle;
+
+const MEMORY_BYTES: u64 = 64 << 20;
+
+async fn postgres() -> Server {
+    Server::start(Box::new(Postgres::installed().unwrap()), MEMORY_BYTES, 50).await.unwrap()
+}
+
+#[tokio::test]
+async fn statements_transactions_and_errors() {
+    let server = postgres().await;
+    let mut client = Client::connect(&server.target()).await.unwrap();
+    client.query("CREATE TABLE t (id INTEGER PRIMARY KEY, name VARCHAR(20))").await.unwrap();
+
+    let insert = client.prepare("INSERT INTO t VALUES ($1, $2)", &[Type::Int4, Type::Varchar]).await.unwrap();
+    for (id, name) in [(1, "one"), (-2, "minus two")] {
+        let row = [Parameter::Int4(id), Parameter::Text(name.as_bytes())];
+        assert_eq!(client.execute(&insert, &row).await.unwrap(), 1);
+    }
+    let rows = client.query("SELECT id, name, NULL FROM t ORDER BY id").await.unwrap();
+    let text = |text: &str| Some(text.to_owned());
+    assert_eq!(rows, [[text("-2"), text("minus two"), None], [text("1"), text("one"), None]]);
+
+    let error = client.execute(&insert, &[Parameter::Int4(1), Parameter::Text(b"again")]).await.unwrap_err();
+    assert_eq!(error.sqlstate(), Some("23505"));
+    assert!(!error.is_retryable() && !error.ends_session());
+
+    assert!(!client.in_transaction());
+    client.query("BEGIN").await.unwrap();
+    assert!(client.in_transaction());
+    client.query("SELECT 1 / 0").await.unwrap_err();
+    assert!(client.in_transaction(), "a failed transaction is still one");
+    client.query("ROLLBACK").await.unwrap();
+    assert!(!client.in_transaction());
+
+    let missing = client.prepare("SELECT * FROM nowhere", &[]).await.unwrap_err();
+    assert_eq!(missing.sqlstate(), Some("42P01"));
+    assert_eq!(client.query("SELECT count(*) FROM t").await.unwrap(), [[text("2")]]);
+}
+
+#[tokio::test]
+async fn answers_longer_than_the_buffer() {
+    let server = postgres().await;
+    let mut client = Client::connect(&server.target()).await.unwrap();
+    let rows = client.query("SELECT n, repeat('x', n) FROM generate_series(1, 3000) AS n").await.unwrap();
+    assert_eq!(rows.len(), 3000);
+    assert!(rows.iter().zip(1..).all(|(row, n)| row[1].as_ref().unwrap().len() == n));
+    let all = client.prepare("SELECT repeat('x', n) FROM generate_series(1, 3000) AS n", &[]).await.unwrap();
+    assert_eq!(client.execute(&all, &[]).await.unwrap(), 3000);
+    let copy = client.query("COPY pg_type FROM STDIN").await.unwrap_err();
+    assert!(copy.ends_session(), "{copy}");
+}
+
+#[tokio::test]
+async fn every_authentication() {
+    for method in ["scram-sha-256", "md5", "password"] {
+        let product = Postgres::installed().unwrap().with_password(method, "s3cret words");
+        let server = Server::start(Box::new(product), MEMORY_BYTES, 10).await.unwrap();
+        let mut target = server.target();
+        Client::connect(&target).await.unwrap().query("SELECT 1").await.unwrap();
+
+        target.password = Some("wrong".to_owned());
+        let error = Client::connect(&target).await.err().expect("a wrong password");
+        assert_eq!(error.sqlstate(), Some("28P01"), "{method}");
+        target.password = None;
+        let error = Client::connect(&target).await.err().expect("no password");
+        assert!(error.to_string().contains("password"), "{method}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_goes_is_noticed_and_comes_back_with_its_data() {
+    let mut server = postgres().await;
+    let mut client = Client::connect(&server.target()).await.unwrap();
+    client.query("CREATE TABLE kept AS SELECT 7 AS n").await.unwrap();
+    server.kill().await.unwrap();
+    assert!(client.query("SELECT 1").await.unwrap_err().ends_session());
+    let target = server.target();
+    server.start_until(&target, "SELECT n FROM kept").await.unwrap();
+    server.stop().await.unwrap();
+    server.start_again().await.unwrap();
+    let mut client = Client::connect(&target).await.unwrap();
+    assert_eq!(client.query("SELECT n FROM kept").await.unwrap(), [[Some("7".to_owned())]]);
+    assert!(server.processes().unwrap().cpu().unwrap() > Duration::ZERO);
+}
+
+/// The state of a process as `/proc` has it; `None` when it is gone.
+fn state(pid: i32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(") ")?.1.chars().next()
+}
+
+#[tokio::test]
+async fn a_frozen_server_is_thawed_and_a_dropped_one_leaves_nothing() {
+    let mut server = postgres().await;
+    let tree = server.processes().unwrap();
+    server.freeze().unwrap();
+    let pids = tree.pids().unwrap();
+    assert!(pids.len() > 3, "the postmaster and its workers: {pids:?}");
+    // The signal is delivered when a process next runs. (One that ended in between stays a zombie: its parent, frozen,
+    // cannot take note.) A process that never stops makes the test hang, not pass.
+    while !pids.iter().all(|pid| matches!(state(*pid), None | Some('T' | 'Z'))) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    server.thaw().unwrap();
+    Client::connect(&server.target()).await.unwrap().query("SELECT 1").await.unwrap();
+    server.freeze().unwrap();
+    drop(server);
+    assert!(pids.iter().all(|pid| !matches!(state(*pid), Some('T' | 'R' | 'S' | 'D'))), "all are gone");
+}
+
+fn options(server: &Server) -> YcsbOptions {
+    YcsbOptions {
+        connections: 3,
+        records: 300,
+        warm_up: Duration::from_millis(100),
+        measure: Duration::from_millis(700),
+        tick: Duration::from_millis(100),
+        ..YcsbOptions::new(server.target())
+    }
+}
+
+/// Rows of the three tables that differ from what they were, and rows in all.
+async fn count(client: &mut Client, sql: &str) -> u64 {
+    let rows = client.query(sql).await.unwrap();
+    rows[0][0].as_ref().unwrap().parse().unwrap()
+}
+
+#[tokio::test]
+async fn ycsb_loads_runs_and_changes_what_it_says() {
+    let server = postgres().await;
+    let mut client = Client::connect(&server.target()).await.unwrap();
+    let events = Arc::new(Mutex::new(Vec::new()));
+    let told = events.clone();
+    let mut options = options(&server);
+    options.watcher = Some(Arc::new(move |event| told.lock().unwrap().push(event.clone())));
+
+    // Twice: the second run finds the data and must not write what the first has written.
+    for run in 0..2 {
+        client.query("DROP TABLE IF EXISTS before").await.unwrap();
+        if run == 1 {
+            client.query("CREATE TABLE before AS SELECT * FROM ycsb_primary").await.unwrap();
+        }
+        let report = ycsb::run(options.clone()).await.unwrap();
+        assert!(report.transactions > 0 && report.failed == 0 && report.lost_connections == 0, "{report}");
+        assert_eq!(report.statements, report.transactions * 12, "ten operations, BEGIN, COMMIT");
+        assert!(report.latency.p50_ms > 0.0 && report.latency.p50_ms <= report.latency.max_ms);
+    }
+    for table in ["ycsb_primary", "ycsb_secondary_1", "ycsb_secondary_2"] {
+        let whole = "count(*) FILTER (WHERE length(field0) = 100 AND length(field9) = 100)";
+        assert_eq!(count(&mut client, &format!("SELECT {whole} FROM {table}")).await, 300);
+    }
+    let changed =
+        "SELECT count(*) FROM ycsb_primary a JOIN before b USING (id) WHERE a.* IS DISTINCT FROM b.*";
+    assert!(count(&mut client, changed).await > 0);
+
+    let events = events.lock().unwrap();
+    let place = |wanted: fn(&YcsbEvent) -> bool| events.iter().position(wanted).expect("the event came");
+    let loaded = place(|event| matches!(event, YcsbEvent::Loading { rows: 900, of: 900 }));
+    let opens = place(|event| matches!(event, YcsbEvent::Opens));
+    let ticks = place(|event| matches!(event, YcsbEvent::Tick(tick) if tick.throughput_tps > 0.0));
+    let closes = place(|event| matches!(event, YcsbEvent::Closes));
+    assert!(loaded < opens && opens < closes && loaded < ticks);
+}
+
+#[tokio::test]
+async fn conflicts_are_run_again_and_counted() {
+    let server = postgres().await;
+    let mut client = Client::connect(&server.target()).await.unwrap();
+    client.query("ALTER SYSTEM SET default_transaction_isolation = 'serializable'").await.unwrap();
+    client.query("SELECT pg_reload_conf()").await.unwrap();
+    let mut options = options(&server);
+    options.records = 2;
+    options.connections = 8;
+    options.distribution = Distribution::Uniform;
+    let report = ycsb::run(options).await.unwrap();
+    assert!(report.retries() > 0 && report.transactions > 0, "{report}");
+    assert!(report.errors.keys().eq(["40001"]), "{report}");
+}
+
+#[tokio::test]
+async fn an_open_loop_over_tenants_keeps_its_rate() {
+    let server = postgres().await;
+    let databases = tenants::names("t_", 4);
+    tenants::create(&server.target(), &databases, |_| ()).await.unwrap();
+    tenants::create(&server.target(), &databases, |_| ()).await.expect("existing databases are fine");
+    let mut options = options(&server);
+    options.databases = databases;
+    options.operations = 1;
+    options.records = 20;
+    options.rate_tps = Some(200.0);
+    options.measure = Duration::from_secs(2);
+    let report = ycsb::run(options).await.unwrap();
+    assert_eq!(report.tenants, 4);
+    assert_eq!(report.statements, report.transactions, "one statement each, without BEGIN and COMMIT");
+    // 400 are expected with a standard deviation of 20 (Poisson).
+    assert!((280..=520).contains(&report.transactions), "{report}");
+}
+
+/// Starts a run and comes back when its measured window is open.
+async fn start(mut options: YcsbOptions) -> JoinHandle<anyhow::Result<YcsbReport>> {
+    let (opened, mut opens) = tokio::sync::mpsc::unbounded_channel();
+    options.watcher = Some(Arc::new(move |event| {
+        if matches!(event, YcsbEvent::Opens) {
+            opened.send(()).unwrap();
+        }
+    }));
+    let run = tokio::spawn(ycsb::run(options));
+    opens.recv().await.expect("the window opens");
+    run
+}
+
+#[tokio::test]
+async fn losing_the_server_ends_a_run_without_patience() {
+    let mut server = postgres().await;
+    let mut options = options(&server);
+    options.measure = Duration::from_secs(600);
+    let run = start(options).await;
+    server.kill().await.unwrap();
+    let error = run.await.unwrap().unwrap_err();
+    assert!(
+        error.to_string().contains("lost postgres://") || error.to_string().contains("cannot use"),
+        "{error:#}"
+    );
+}
+
+#[tokio::test]
+async fn a_patient_run_outlives_the_server() {
+    let mut server = postgres().await;
+    let mut options = options(&server);
+    options.measure = Duration::from_secs(5);
+    options.patience = Duration::from_secs(60);
+    let run = start(options).await;
+    server.kill().await.unwrap();
+    server.start_again().await.unwrap();
+    let report = run.await.unwrap().unwrap();
+    assert!(report.lost_connections >= 3, "{report}");
+    assert_eq!(report.failed, report.lost_connections, "each took a transaction of unknown outcome with it");
+}
+
+#[tokio::test]
+async fn tables_of_another_size_are_not_measured() {
+    let server = postgres().await;
+    ycsb::run(options(&server)).await.unwrap();
+    let mut smaller = options(&server);
+    smaller.records = 100;
+    let error = ycsb::run(smaller).await.unwrap_err();
+    assert!(format!("{error:#}").contains("--records 300"), "{error:#}");
+}
