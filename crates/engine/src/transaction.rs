@@ -171,6 +171,8 @@ pub(crate) struct Committed {
 pub(crate) struct Transaction {
     /// The pinned snapshot: from SQLite's SHARED lock until its release.
     pub snapshot: Option<Snapshot>,
+    /// Whether the snapshot is to be the current version: the transaction is about to write. Else the newest durable one.
+    pub current: bool,
     /// Whether reads are noted. Not for a lone read-only statement: it is serializable as it is.
     pub track_reads: bool,
     pub reads: PageSet,
@@ -197,6 +199,7 @@ impl Transaction {
     pub(crate) fn new(area: Arc<SpillArea>) -> Self {
         Transaction {
             snapshot: None,
+            current: true,
             track_reads: true,
             reads: PageSet::default(),
             overlay: Overlay::new(area),

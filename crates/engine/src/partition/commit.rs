@@ -24,7 +24,7 @@
 //!
 //! # Garbage and discards
 //! A replaced version is freed once the version that replaced it is durable (until then a failed log write may need it
-//! back) and no snapshot sees it. [`Commits::recent`] holds, oldest first, the commits for which that is not done.
+//! back, and new readers begin at it) and no snapshot sees it. [`Commits::recent`] holds, oldest first, the commits for which that is not done.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -304,7 +304,7 @@ impl Partition {
         });
         let oldest = {
             let mut snapshots = self.snapshots.lock();
-            snapshots.set_current(snapshot);
+            snapshots.push(snapshot);
             snapshots.oldest()
         };
         self.collect_garbage(&mut commits, oldest);
@@ -428,7 +428,7 @@ impl Partition {
         self.outcomes.discard(durable);
         self.doomed.write().push((last_good.number, commits.last_number));
         self.any_doomed.store(true, Ordering::Release);
-        self.snapshots.lock().set_current(last_good);
+        self.snapshots.lock().fall_back(last_good);
     }
 }
 

@@ -80,6 +80,11 @@ impl Partition {
         self.snapshots.lock().pin()
     }
 
+    /// Pins the newest durable version.
+    pub(crate) fn pin_durable(&self) -> Snapshot {
+        self.snapshots.lock().pin_durable(self.node.log.durable())
+    }
+
     /// Gives a pin back.
     pub(crate) fn unpin(&self, snapshot: Snapshot) {
         self.snapshots.lock().unpin(snapshot.number);

@@ -1,4 +1,7 @@
-//! Which snapshots of a partition are held, and which version is current.
+//! Which snapshots of a partition are held, which version is current, and which is durable.
+//!
+//! Writers begin at the current version. Readers begin at the newest *durable* one: it shows everything that was ever
+//! acknowledged, and their answers need not wait for the disk.
 
 use std::collections::VecDeque;
 
@@ -18,34 +21,64 @@ pub(crate) struct Snapshot {
 /// The current version and the pins on it and on older ones.
 pub(crate) struct Snapshots {
     current: Snapshot,
+    /// The newest version that was seen to be durable.
+    durable: Snapshot,
+    /// Versions after it, oldest first.
+    pending: VecDeque<Snapshot>,
     /// Pinned numbers with their counts, oldest first. Short: one entry for each version that somebody holds.
     pinned: VecDeque<(u64, u32)>,
 }
 
 impl Snapshots {
     pub(crate) fn new(current: Snapshot) -> Self {
-        Snapshots { current, pinned: VecDeque::new() }
+        Snapshots { current, durable: current, pending: VecDeque::new(), pinned: VecDeque::new() }
     }
 
     pub(crate) fn current(&self) -> Snapshot {
         self.current
     }
 
-    pub(crate) fn set_current(&mut self, snapshot: Snapshot) {
+    /// A commit has made a version.
+    pub(crate) fn push(&mut self, snapshot: Snapshot) {
         self.current = snapshot;
+        self.pending.push_back(snapshot);
+    }
+
+    /// The versions after this one were discarded.
+    pub(crate) fn fall_back(&mut self, snapshot: Snapshot) {
+        self.current = snapshot;
+        self.pending.retain(|pending| pending.number <= snapshot.number);
+    }
+
+    /// The newest version that is durable, where the log is durable up to `lsn`.
+    pub(crate) fn durable(&mut self, lsn: Lsn) -> Snapshot {
+        while let Some(next) = self.pending.front().filter(|next| next.lsn <= lsn) {
+            self.durable = *next;
+            self.pending.pop_front();
+        }
+        self.durable
     }
 
     /// Pins the current version.
     pub(crate) fn pin(&mut self) -> Snapshot {
-        match self.pinned.iter_mut().rev().find(|(number, _)| *number == self.current.number) {
+        self.pin_one(self.current)
+    }
+
+    /// Pins the newest durable version.
+    pub(crate) fn pin_durable(&mut self, lsn: Lsn) -> Snapshot {
+        let durable = self.durable(lsn);
+        self.pin_one(durable)
+    }
+
+    fn pin_one(&mut self, snapshot: Snapshot) -> Snapshot {
+        match self.pinned.iter_mut().rev().find(|(number, _)| *number == snapshot.number) {
             Some((_, count)) => *count += 1,
             None => {
-                // Nearly always the newest; after a discard the current number may lie below a doomed pin.
-                let at = self.pinned.iter().rposition(|(number, _)| *number < self.current.number).map_or(0, |i| i + 1);
-                self.pinned.insert(at, (self.current.number, 1));
+                let at = self.pinned.iter().rposition(|(number, _)| *number < snapshot.number).map_or(0, |i| i + 1);
+                self.pinned.insert(at, (snapshot.number, 1));
             }
         }
-        self.current
+        snapshot
     }
 
     /// Gives a pin back.
@@ -85,15 +118,19 @@ mod tests {
         let at = |number| Snapshot { number, lsn: Lsn(number), page_count: 1 };
         let mut snapshots = Snapshots::new(at(5));
         assert_eq!(snapshots.pin().number, 5);
-        snapshots.set_current(at(6));
+        snapshots.push(at(6));
         assert_eq!((snapshots.pin().number, snapshots.pin().number), (6, 6));
         assert_eq!(snapshots.oldest(), 5);
         snapshots.unpin(5);
         assert_eq!(snapshots.oldest(), 6);
-        snapshots.set_current(at(9));
+        snapshots.push(at(9));
         snapshots.unpin(6);
         snapshots.unpin(6);
         assert!(snapshots.is_idle());
+        assert_eq!(snapshots.pin_durable(Lsn(7)).number, 6);
+        assert_eq!(snapshots.oldest(), 6);
+        snapshots.unpin(6);
+        assert_eq!(snapshots.durable(Lsn(9)).number, 9);
         assert_eq!(snapshots.oldest(), 9);
     }
 }

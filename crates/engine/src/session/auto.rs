@@ -34,7 +34,11 @@ impl Session {
         let variables = self.variables();
         let mut connection = self.checkout(variables).await?;
         let end = if statement.read_only {
-            connection.link.transaction.borrow_mut().track_reads = false;
+            {
+                let mut transaction = connection.link.transaction.borrow_mut();
+                transaction.track_reads = false;
+                transaction.current = false;
+            }
             connection.run(|c| run_statement(c, statement, parameters, sink))?.await
         } else {
             self.write_auto(&mut connection, statement, parameters, sink).await?

@@ -68,6 +68,11 @@ impl Session {
             }
         }
         let in_turn = open.turn.is_some();
+        if in_turn && open.connection.as_ref().is_some_and(|connection| connection.link.is_stale()) {
+            // Nobody can overtake now: what is bound to conflict is replayed at once.
+            partition.stats.conflicts.fetch_add(1, Ordering::Relaxed);
+            self.replay_in(open).await?;
+        }
         for attempt in 0..MOST_ATTEMPTS {
             let Some(connection) = &mut open.connection else { return Ok(Outcome::Committed) };
             {

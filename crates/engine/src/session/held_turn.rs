@@ -35,6 +35,13 @@ pub(super) struct HeldTurn {
     patient: bool,
 }
 
+impl Drop for HeldTurn {
+    fn drop(&mut self) {
+        // A timer may still hold the other end.
+        self.inner.lock().turn = None;
+    }
+}
+
 impl HeldTurn {
     pub(super) fn new(turn: Turn, patient: bool) -> Self {
         HeldTurn {

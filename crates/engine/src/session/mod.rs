@@ -9,10 +9,11 @@
 //! | [`held_turn`] | a turn held across client round trips, and its bounds |
 //!
 //! # Answers wait for durability
-//! A commit is visible to others at once; its answer waits until the log is durable. An answer that only shows data
-//! waits until the version it shows is durable, so nobody acts on a commit that a crash could take back. A transaction
-//! that has written (or holds a turn) answers its intermediate statements at once: they are provisional until its
-//! COMMIT, which waits. No thread is held while an answer waits.
+//! A commit is visible to other writers at once; its answer waits until the log is durable. Statements that only read
+//! begin at the newest durable version: it shows everything that was ever acknowledged, and their answers wait for
+//! nothing. A transaction that has written (or holds a turn or a row) sees the current version and answers its
+//! intermediate statements at once: they are provisional until its COMMIT, which waits. So nobody acts on a commit that
+//! a crash could take back. No thread is held while an answer waits.
 
 mod auto;
 mod control;
@@ -210,6 +211,7 @@ impl Session {
         transaction.conflict = None;
         transaction.failure = None;
         transaction.track_reads = true;
+        transaction.current = true;
         drop(transaction);
         Ok(connection)
     }

@@ -103,6 +103,11 @@ impl Open {
         self.failed
     }
 
+    /// Whether what it is answered holds only if it commits: it sees versions that may not be durable.
+    fn is_provisional(&self) -> bool {
+        self.turn.is_some() || !self.rows.locked.is_empty() || self.has_written()
+    }
+
     /// Whether the transaction has changed pages (or is about to: SQLite holds the write lock).
     pub(super) fn has_written(&self) -> bool {
         self.connection.as_ref().is_some_and(|c| c.is_writing())
@@ -143,7 +148,8 @@ impl Session {
         if statement.plan.vacuum {
             return Err(Error::new(sqlstate::ACTIVE_TRANSACTION, "VACUUM cannot run inside a transaction block"));
         }
-        self.begin_in(open).await?;
+        let current = open.is_provisional() || open.immediate || !statement.read_only || statement.plan.for_update;
+        self.begin_in(open, current).await?;
         if open.lost {
             self.replay_in(open).await?;
             open.lost = false;
@@ -163,7 +169,7 @@ impl Session {
         if statement.kind == StatementKind::RollbackTo && matches!(end, End::Done(_)) {
             open.failed = false;
         }
-        if !open.has_written() && open.turn.is_none() {
+        if !open.is_provisional() {
             self.wait_for_what_was_seen(open).await?;
         }
         match end {
@@ -197,10 +203,12 @@ impl Session {
     }
 
     /// With the transaction's first statement: a connection, the turn if it was asked for, BEGIN.
-    async fn begin_in(&mut self, open: &mut Open) -> Result<()> {
-        if open.connection.is_some() {
-            if let (Some(turn), Some(connection)) = (&mut open.turn, &open.connection) {
-                connection.link.transaction.borrow_mut().turn = turn.resume();
+    async fn begin_in(&mut self, open: &mut Open, current: bool) -> Result<()> {
+        if let Some(connection) = &open.connection {
+            let mut transaction = connection.link.transaction.borrow_mut();
+            transaction.current = current;
+            if let Some(turn) = &mut open.turn {
+                transaction.turn = turn.resume();
             }
             return Ok(());
         }
@@ -214,6 +222,7 @@ impl Session {
             self.take_turn(open, &partition, false).await?;
         }
         let Some(connection) = &mut open.connection else { return Err(no_transaction()) };
+        connection.link.transaction.borrow_mut().current = current;
         let (id, sql) = super::journal::BEGIN;
         match connection.run(|c| c.control_here(id, sql))?.await {
             Step::Done(_) => Ok(()),
@@ -301,6 +310,7 @@ impl Session {
         for _ in 0..MOST_ATTEMPTS {
             partition.stats.replays.fetch_add(1, Ordering::Relaxed);
             let Some(connection) = &mut open.connection else { return Err(no_transaction()) };
+            connection.link.transaction.borrow_mut().current = true;
             let before = &open.before;
             connection.restore(&open.variables, before.last_insert_rowid, before.changes, before.total_changes);
             let entries = open.journal.entries();

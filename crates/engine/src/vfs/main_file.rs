@@ -170,9 +170,17 @@ impl Link {
         self.transaction.borrow().reads.len() <= pages
     }
 
-    /// Moves the snapshot to the current version if nothing that the transaction read has changed: SQLite's cached pages
-    /// stay valid, since they are among those. Only between statements. Answers whether the transaction sees a version
-    /// that was current during this call.
+    /// Whether what the transaction read has changed since its snapshot, so that its commit is bound to conflict.
+    pub(crate) fn is_stale(&self) -> bool {
+        let transaction = self.transaction.borrow();
+        let Some(snapshot) = transaction.snapshot else { return false };
+        self.partition.current().number != snapshot.number
+            && transaction.reads.iter().any(|page| page != 1 && !self.partition.unchanged_since(page, &snapshot))
+    }
+
+    /// Moves the snapshot to the current version (or the newest durable one, see [`crate::transaction::Transaction`]) if
+    /// nothing that the transaction read has changed: SQLite's cached pages stay valid, since they are among those. Only
+    /// between statements. Answers whether the transaction sees a version that was the newest during this call.
     pub(crate) fn advance(&self) -> bool {
         let mut transaction = self.transaction.borrow_mut();
         let Some(old) = transaction.snapshot else { return true };
@@ -182,7 +190,14 @@ impl Link {
         if self.partition.is_doomed(&old) {
             return false;
         }
-        let new = self.partition.pin();
+        let new = match transaction.current {
+            true => self.partition.pin(),
+            false => self.partition.pin_durable(),
+        };
+        if new.number <= old.number {
+            self.partition.unpin(new);
+            return true;
+        }
         let unchanged = transaction.reads.iter().all(|page| page == 1 || self.partition.unchanged_since(page, &old))
             && self.partition.same_schema_page(&old, &new)
             && self.partition.same_allocation(&old, &new);
@@ -199,7 +214,10 @@ impl Link {
     fn begin(&self) -> c_int {
         let mut transaction = self.transaction.borrow_mut();
         if transaction.snapshot.is_none() {
-            let snapshot = self.partition.pin();
+            let snapshot = match transaction.current {
+                true => self.partition.pin(),
+                false => self.partition.pin_durable(),
+            };
             transaction.page_count = snapshot.page_count;
             transaction.snapshot = Some(snapshot);
             // By two: a commit raises it by one, and must not meet the next one.
