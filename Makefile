@@ -1,0 +1,47 @@
+# Fulmar: what one types. `make` alone shows this list.
+#
+#   make demo     build Fulmar and show it in a minute
+#   make test     install what the tests need, run everything
+#   make check    the two-minute loop of a contributor: format, lints, unit tests
+#   make fmt      format the code
+#   make clean    remove what was built
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := target/venv
+
+.PHONY: help demo test check fmt clean
+
+help:
+	@sed -n 's/^#   /  /p' Makefile
+
+demo:
+	@scripts/need cc:build-essential pgbench:postgresql-15
+	cargo build --release --package fulmar
+	target/release/fulmar demo
+
+test: $(VENV)/ready
+	@scripts/need cc:build-essential psql:postgresql-client-15 pgbench:postgresql-15 initdb:postgresql-15
+	cargo test --workspace
+	cargo build --package fulmar
+	$(VENV)/bin/python -B tests/psycopg_client.py target/debug/fulmar
+
+check:
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	cargo test --workspace --lib --bins
+
+fmt:
+	cargo fmt --all
+
+clean:
+	cargo clean
+
+# Python only drives tests. Its packages live in the build directory, not in the system.
+$(VENV)/ready: tests/requirements.txt
+	@scripts/need python3:python3 venv:python3-venv
+	python3 -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --requirement tests/requirements.txt
+	touch $@

@@ -1,0 +1,298 @@
+//! What can be asked of `fulmar`, and the help that teaches it.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use fulmar_workload::compare::CompareArgs;
+use fulmar_workload::ycsb::YcsbArgs;
+
+use crate::size::Bytes;
+
+const EXAMPLES: &str = "\
+Try it:
+  fulmar demo                                   one minute: a node, 100 tenants, a crash
+
+Run a node on this machine, without passwords:
+  fulmar start --data ./data --sql 127.0.0.1:5433 --http 127.0.0.1:8080 --insecure
+  fulmar tenant create shop --server postgres://fulmar@127.0.0.1:5433
+  psql postgres://fulmar@127.0.0.1:5433/shop
+
+The protocol is PostgreSQL's, the SQL is SQLite's.";
+
+/// Fulmar: thousands of small SQL databases in one process, over the Postgres protocol.
+#[derive(Debug, Parser)]
+#[command(version, after_help = EXAMPLES, max_term_width = 100)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a node in the foreground
+    Start(StartArgs),
+    /// Create, drop, rename and list tenants
+    Tenant(TenantArgs),
+    /// Show how a node is
+    Status(StatusArgs),
+    /// Run workloads, and compare with PostgreSQL
+    Bench(BenchArgs),
+    /// Show in one minute what Fulmar does
+    Demo(DemoArgs),
+}
+
+const START_EXAMPLES: &str = "\
+On this machine only, without passwords:
+  fulmar start --data ./data --sql 127.0.0.1:5433 --http 127.0.0.1:8080 --insecure
+
+For others, with passwords and TLS:
+  fulmar start --data /var/lib/fulmar --sql 0.0.0.0:5433 --http 127.0.0.1:8080 \\
+      --memory 8GiB --tls-cert server.crt --tls-key server.key
+  psql \"postgres://fulmar@db.example:5433/fulmar?sslmode=require\"
+
+The first start without --insecure makes the superuser `fulmar` and writes its password to
+DIR/superuser-password, which only the owner of that file can read.
+
+When the node takes connections it prints one line on stdout: `fulmar ready: ...`.
+SIGINT and SIGTERM end it cleanly; running statements get a few seconds. Logs go to stderr.";
+
+/// `fulmar start`
+#[derive(Args, Debug)]
+#[command(after_help = START_EXAMPLES)]
+pub struct StartArgs {
+    /// Where everything is kept; made if it is not there. One process at a time
+    #[arg(long, value_name = "DIR")]
+    pub data: PathBuf,
+    /// Where clients of the Postgres protocol connect
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub sql: SocketAddr,
+    /// Where /metrics and /healthz are served
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub http: SocketAddr,
+    /// Memory for data: 256MB, 1GiB, or plain bytes [default: half of this machine's]
+    #[arg(long, value_name = "BYTES")]
+    pub memory: Option<Bytes>,
+    /// Certificate chain, PEM; clients may then use TLS
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// Its private key, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// No passwords: everybody who can connect is superuser. Loopback addresses only
+    #[arg(long)]
+    pub insecure: bool,
+    /// How logs are written
+    #[arg(long, value_enum, default_value_t = LogFormat::Text, value_name = "FORMAT")]
+    pub log_format: LogFormat,
+    /// What is logged: error, warn, info, debug, trace, or as in fulmar_gateway=debug,info
+    #[arg(long, env = "RUST_LOG", default_value = "info", value_name = "LEVEL")]
+    pub log_level: String,
+}
+
+/// How logs are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// Lines for people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+const TENANT_EXAMPLES: &str = "\
+Examples:
+  fulmar tenant create shop --owner ada --server postgres://fulmar@127.0.0.1:5433
+  fulmar tenant create shop-test --template shop      a copy of shop as it is now
+  fulmar tenant rename shop store
+  fulmar tenant list --json
+  fulmar tenant drop store
+
+The server can be given once: export FULMAR_SERVER=postgres://fulmar@127.0.0.1:5433
+The password is taken from --password-file, else from the URL, else from PGPASSWORD.
+
+Every client can do the same in the database `fulmar`: CREATE DATABASE shop WITH OWNER ada;";
+
+/// `fulmar tenant`
+#[derive(Args, Debug)]
+#[command(after_help = TENANT_EXAMPLES)]
+pub struct TenantArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub action: TenantAction,
+    /// The node to ask.
+    #[command(flatten)]
+    pub server: ServerArgs,
+    /// Print the result as JSON
+    #[arg(long, global = true)]
+    pub json: bool,
+}
+
+/// What to do with tenants.
+#[derive(Debug, Subcommand)]
+pub enum TenantAction {
+    /// Make tenants; clients can connect at once
+    Create {
+        /// Their names
+        #[arg(required = true, value_name = "NAME")]
+        names: Vec<String>,
+        /// The user that they belong to [default: the user that asks]
+        #[arg(long, value_name = "USER")]
+        owner: Option<String>,
+        /// Begin with a copy of this tenant instead of an empty database
+        #[arg(long, value_name = "TENANT")]
+        template: Option<String>,
+    },
+    /// Drop tenants and all their data, for good
+    Drop {
+        /// Their names
+        #[arg(required = true, value_name = "NAME")]
+        names: Vec<String>,
+    },
+    /// Give a tenant another name
+    Rename {
+        /// Its name
+        from: String,
+        /// The name it gets
+        to: String,
+    },
+    /// Show all tenants
+    List,
+}
+
+/// Which node to ask, and how.
+#[derive(Args, Debug)]
+pub struct ServerArgs {
+    /// The node: postgres://USER:PASSWORD@HOST:PORT
+    #[arg(long, global = true, env = "FULMAR_SERVER", value_name = "URL", hide_env_values = true)]
+    #[arg(default_value = "postgres://fulmar@127.0.0.1:5433")]
+    pub server: String,
+    /// A file that holds the password
+    #[arg(long, global = true, value_name = "FILE")]
+    pub password_file: Option<PathBuf>,
+}
+
+const STATUS_EXAMPLES: &str = "\
+Examples:
+  fulmar status --http 127.0.0.1:8080
+  fulmar status --json | jq '.metrics[].name'
+
+Exit code 0 if the node is healthy, else 1.";
+
+/// `fulmar status`
+#[derive(Args, Debug)]
+#[command(after_help = STATUS_EXAMPLES)]
+pub struct StatusArgs {
+    /// Where the node serves HTTP
+    #[arg(long, env = "FULMAR_HTTP", default_value = "127.0.0.1:8080", value_name = "ADDR:PORT")]
+    pub http: String,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `fulmar bench`
+#[derive(Args, Debug)]
+pub struct BenchArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub action: BenchAction,
+}
+
+/// What to measure.
+#[derive(Debug, Subcommand)]
+pub enum BenchAction {
+    /// Run a workload against any server that speaks the Postgres protocol
+    #[command(subcommand)]
+    Run(Workload),
+    /// Run cases against PostgreSQL and Fulmar in turns, on this machine
+    #[command(subcommand)]
+    Compare(Comparison),
+}
+
+const YCSB_EXAMPLES: &str = "\
+Examples:
+  fulmar bench run ycsb --target postgres://fulmar@127.0.0.1:5433/shop
+  fulmar bench run ycsb --target postgres://postgres@127.0.0.1:5432/postgres --connections 32
+  fulmar bench run ycsb --target postgres://fulmar@127.0.0.1:5433/fulmar --tenants 100 --connections 1";
+
+/// A workload.
+#[derive(Debug, Subcommand)]
+pub enum Workload {
+    /// YCSB as ElasTraS runs it: transactions of ten operations, nine reads and one update
+    #[command(after_help = YCSB_EXAMPLES)]
+    Ycsb {
+        /// The workload's own arguments.
+        #[command(flatten)]
+        arguments: YcsbArgs,
+        /// Print the result as JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+const COMPARE_EXAMPLES: &str = "\
+Examples:
+  fulmar bench compare node                       all cases
+  fulmar bench compare node --case read-8 --seconds 10 --rounds 5
+
+Starts a PostgreSQL of its own (Debian's postgresql-15, default durability) and a Fulmar node, each in a
+temporary directory with equal memory, and runs each case against both in turns. docs/benchmarks.md tells how
+each case is made.";
+
+/// A comparison.
+#[derive(Debug, Subcommand)]
+pub enum Comparison {
+    /// One node against one PostgreSQL
+    #[command(after_help = COMPARE_EXAMPLES)]
+    Node(CompareArgs),
+}
+
+/// `fulmar demo`
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Needs PostgreSQL's pgbench: on Debian, apt-get install postgresql-15. Leaves nothing behind."
+)]
+pub struct DemoArgs {
+    /// Seconds of load, half of them before the crash and half after
+    #[arg(long, default_value_t = 40, value_name = "N", value_parser = clap::value_parser!(u64).range(4..=3600))]
+    pub seconds: u64,
+    /// Tenants, of which four run pgbench, one keeps a ledger, and the rest run YCSB
+    #[arg(long, default_value_t = 100, value_name = "N", value_parser = clap::value_parser!(u32).range(6..=5000))]
+    pub tenants: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_flags_of_start_are_a_contract() {
+        let line = "fulmar start --data d --sql 127.0.0.1:1 --http [::1]:2 --memory 256MB --tls-cert c --tls-key k \
+                    --insecure";
+        let Command::Start(start) = Cli::parse_from(line.split(' ').filter(|word| !word.is_empty())).command
+        else {
+            panic!("not start");
+        };
+        assert_eq!((start.memory, start.insecure, start.http.port()), (Some(Bytes(256 << 20)), true, 2));
+        let refused =
+            ["fulmar start --data d", "fulmar start --data d --sql 127.0.0.1:1 --http h:1 --tls-cert c"];
+        for line in refused {
+            assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn global_flags_may_come_after_the_action() {
+        let line = "fulmar tenant list --server postgres://a@b --json";
+        let Command::Tenant(tenant) = Cli::parse_from(line.split(' ')).command else { panic!("not tenant") };
+        assert!(tenant.json && tenant.server.server == "postgres://a@b");
+    }
+}

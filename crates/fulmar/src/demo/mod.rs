@@ -1,0 +1,204 @@
+//! `fulmar demo`: what Fulmar does, in one minute, with a crash in the middle.
+//!
+//! ```text
+//!   start a node (this very command, temporary directory, free loopback ports)
+//!   100 tenants ── 4 banks   PostgreSQL's own pgbench, unmodified: -i, then its TPC-B-like script
+//!              ├── 1 ledger  one client that counts what was acknowledged to it
+//!              └── 95 shops  YCSB: ten operations a transaction, at a steady rate
+//!   load ........ kill -9 ── start again ── check ........ load ── check ── summary
+//! ```
+//!
+//! **What is checked after the crash, and again at the end.** The ledger has every row that its client was told
+//! of, and no row that nobody wrote. In every bank accounts, tellers, branches and history add up to the same
+//! sum (pgbench's transaction changes all four), and history has a row for each transaction that pgbench was
+//! told of, and at most one more for each of its connections: those that the crash left unanswered. The shops'
+//! clients connect again and go on by themselves.
+//!
+//! A check that fails ends the demo with an error. However it ends (an error, ctrl-C), every process that it
+//! started ends with it, by its id, and the temporary directory is removed: their guards are dropped.
+
+mod bank;
+mod ledger;
+mod live;
+mod pgbench;
+mod shops;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use fulmar_workload::server::{Fulmar, Server};
+use fulmar_workload::ycsb::YcsbReport;
+use fulmar_workload::{Target, tenants};
+use futures::future::try_join_all;
+use tokio::time::{Instant, sleep_until};
+
+use crate::cli::DemoArgs;
+use crate::{output, size::Bytes};
+use bank::Bank;
+use ledger::Ledger;
+use live::{Live, Screen};
+use shops::Shops;
+
+/// Memory of the node: a fraction of any machine's, and several times what the demo needs.
+const MEMORY: Bytes = Bytes(512 << 20);
+/// Tenants that run pgbench.
+const BANKS: u32 = 4;
+
+/// Runs the demo.
+pub async fn run(arguments: DemoArgs) -> anyhow::Result<()> {
+    pgbench::check_installed().await?;
+    let began = Instant::now();
+    let binary = std::env::current_exe().context("cannot find this very command to start a node")?;
+    let mut node = Server::start(Box::new(Fulmar::at(binary)), MEMORY.0, arguments.tenants * 2).await?;
+    let target = node.target();
+    output::line(&format!(
+        "A node runs at {}:{} with {MEMORY} of memory, in {:.1} s.",
+        target.host,
+        target.port,
+        began.elapsed().as_secs_f64()
+    ))?;
+
+    let names = Names::new(arguments.tenants);
+    create(&target, &names).await?;
+    let live = Arc::new(Live::default());
+    let screen = Screen::new();
+    screen.busy("pgbench -i in four tenants, loading the shops");
+    let banks = names.banks.iter().map(|name| Bank::open(target.with_database(name), live.clone()));
+    let mut banks = try_join_all(banks).await?;
+    let mut ledger = Ledger::open(target.with_database(&names.ledger), live.clone()).await?;
+    let load = Duration::from_secs(arguments.seconds);
+    let shops = Shops::start(&target, &names.shops, load, live.clone()).await?;
+    screen.note("Loaded. Clients of all tenants are at work; in the middle the node will be killed.");
+
+    let opened = Instant::now();
+    work_until_killed(&mut node, &mut banks, &screen, &live, opened + load / 2).await?;
+    screen.note("Killed the node with SIGKILL, in the middle of its work. Starting it again ...");
+    let back_after = node.start_again().await?;
+    check(&banks, &ledger).await?;
+    screen.note(&format!(
+        "It answers again after {} ms. Checked: {} and {} are all there; the books balance.",
+        back_after.as_millis(),
+        plural(ledger.acknowledged(), "ledger row"),
+        plural(banks.iter().map(Bank::acknowledged).sum(), "pgbench transaction"),
+    ));
+
+    let left = (opened + load).saturating_duration_since(Instant::now()).max(Duration::from_secs(2));
+    let working = async { try_join_all(banks.iter_mut().map(|bank| bank.work_for(left))).await.map(drop) };
+    screen.show_while(&live, working).await?;
+    let report = screen.show_while(&live, shops.finish()).await?;
+    ledger.stop().await?;
+    check(&banks, &ledger).await?;
+    screen.clear();
+    node.stop().await?;
+    summary(
+        &Summary { tenants: arguments.tenants, took: began.elapsed(), back_after, report: &report },
+        &banks,
+        &ledger,
+    )
+}
+
+/// Lets the banks work, and kills the node under them at that moment.
+async fn work_until_killed(
+    node: &mut Server,
+    banks: &mut [Bank],
+    screen: &Screen,
+    live: &Live,
+    at: Instant,
+) -> anyhow::Result<()> {
+    let working = try_join_all(banks.iter_mut().map(Bank::work_until_cut_off));
+    tokio::pin!(working);
+    tokio::select! {
+        early = &mut working => {
+            early?;
+            bail!("pgbench ended before the node was killed");
+        }
+        () = screen.show_while(live, sleep_until(at)) => {}
+    }
+    node.kill().await?;
+    working.await?;
+    Ok(())
+}
+
+/// What the tenants are called.
+struct Names {
+    banks: Vec<String>,
+    ledger: String,
+    shops: Vec<String>,
+}
+
+impl Names {
+    fn new(tenants: u32) -> Self {
+        Self {
+            banks: tenants::names("bank_", BANKS),
+            ledger: "ledger".to_owned(),
+            shops: tenants::names("shop_", tenants - BANKS - 1),
+        }
+    }
+}
+
+async fn create(target: &Target, names: &Names) -> anyhow::Result<()> {
+    let began = Instant::now();
+    let all: Vec<String> = names.banks.iter().chain([&names.ledger]).chain(&names.shops).cloned().collect();
+    let bar = output::progress("creating tenants", all.len() as u64);
+    tenants::create(target, &all, |made| bar.set_position(made)).await?;
+    bar.finish_and_clear();
+    output::line(&format!("Created {} tenants in {:.1} s.", all.len(), began.elapsed().as_secs_f64()))
+}
+
+async fn check(banks: &[Bank], ledger: &Ledger) -> anyhow::Result<()> {
+    try_join_all(banks.iter().map(Bank::check)).await?;
+    ledger.check().await
+}
+
+/// What the summary tells beside the tenants themselves.
+struct Summary<'a> {
+    tenants: u32,
+    took: Duration,
+    back_after: Duration,
+    report: &'a YcsbReport,
+}
+
+fn summary(summary: &Summary<'_>, banks: &[Bank], ledger: &Ledger) -> anyhow::Result<()> {
+    let Summary { tenants, took, back_after, report } = summary;
+    let latency = &report.latency;
+    let mut table = output::table(["tenants", "load", "committed", "latency", "after the crash"]);
+    table.add_row([
+        format!("{} shops", report.tenants),
+        "YCSB, 10 operations".to_owned(),
+        format!("{} ({:.0}/s)", report.transactions, report.throughput_tps),
+        format!("p50 {:.1} ms, p99 {:.1} ms", latency.p50_ms, latency.p99_ms),
+        format!("{}, longest wait {:.0} ms", plural(report.lost_connections, "reconnect"), latency.max_ms),
+    ]);
+    let committed: u64 = banks.iter().map(Bank::acknowledged).sum();
+    let latencies: Vec<f64> = banks.iter().filter_map(Bank::latency_ms).collect();
+    let average = latencies.iter().sum::<f64>() / latencies.len().max(1) as f64;
+    table.add_row([
+        format!("{} banks", banks.len()),
+        "pgbench TPC-B-like".to_owned(),
+        committed.to_string(),
+        format!("average {average:.1} ms"),
+        format!("books balance, {} failed", banks.iter().map(Bank::failed).sum::<u64>()),
+    ]);
+    table.add_row([
+        "1 ledger".to_owned(),
+        "one INSERT at a time".to_owned(),
+        ledger.acknowledged().to_string(),
+        String::new(),
+        "every acknowledged row there".to_owned(),
+    ]);
+    output::line(&table.to_string())?;
+    output::line(&format!(
+        "{tenants} tenants, one kill -9, back in {} ms, nothing lost; {:.0} s in all. Everything is cleaned up.\n\n\
+         A node of your own, and psql on it:\n\
+         \x20 fulmar start --data ./data --sql 127.0.0.1:5433 --http 127.0.0.1:8080 --insecure\n\
+         \x20 fulmar tenant create shop\n\
+         \x20 psql postgres://fulmar@127.0.0.1:5433/shop",
+        back_after.as_millis(),
+        took.as_secs_f64(),
+    ))
+}
+
+fn plural(count: u64, thing: &str) -> String {
+    format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
+}

@@ -1,0 +1,205 @@
+//! The command as its users meet it: flags, exit codes, output, signals, the lock, the password file.
+//!
+//! Nodes run in temporary directories on ports that the kernel chooses (`127.0.0.1:0`), and end with their guard.
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+use tokio_postgres::NoTls;
+
+fn fulmar(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fulmar"));
+    command.args(arguments).env_remove("FULMAR_SERVER").env_remove("PGPASSWORD").env_remove("RUST_LOG");
+    command
+}
+
+/// Runs a command that ends by itself.
+fn run(arguments: &[&str]) -> Output {
+    fulmar(arguments).output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    assert!(output.status.success(), "{}: {}", output.status, String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+/// The error text of a command that must fail with this exit code.
+fn refusal(output: &Output, code: i32) -> String {
+    assert_eq!(output.status.code(), Some(code), "{}", String::from_utf8_lossy(&output.stdout));
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// A node that runs; killed when dropped.
+struct Node {
+    process: Child,
+    sql: String,
+    http: String,
+}
+
+impl Node {
+    fn start(data: &Path, flags: &[&str]) -> Self {
+        let data = data.to_str().unwrap();
+        let mut process = fulmar(&["start", "--data", data, "--sql", "127.0.0.1:0", "--http", "127.0.0.1:0"])
+            .args(["--memory", "64MB", "--log-level", "warn"])
+            .args(flags)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(process.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        // fulmar ready: sql 127.0.0.1:1, http 127.0.0.1:2, data DIR
+        let words: Vec<&str> = line.trim_end().splitn(8, ' ').collect();
+        assert_eq!(
+            (words[0], words[1], words[2], words[4], words[6]),
+            ("fulmar", "ready:", "sql", "http", "data")
+        );
+        let address = |word: &str| word.trim_end_matches(',').to_owned();
+        Self { process, sql: address(words[3]), http: address(words[5]) }
+    }
+
+    fn url(&self) -> String {
+        format!("postgres://fulmar@{}", self.sql)
+    }
+
+    /// Ends it with a signal; answers its exit code.
+    fn end(mut self, signal: rustix::process::Signal) -> Option<i32> {
+        rustix::process::kill_process(rustix::process::Pid::from_child(&self.process), signal).unwrap();
+        self.process.wait().unwrap().code()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_with_a_remedy() {
+    let directory = tempfile::tempdir().unwrap();
+    let data = directory.path().join("data");
+    let start = |flags: &[&str]| {
+        let line = [&["start", "--data", data.to_str().unwrap(), "--http", "127.0.0.1:0"], flags].concat();
+        run(&line)
+    };
+    let open = refusal(&start(&["--sql", "0.0.0.0:0", "--insecure"]), 1);
+    assert!(open.contains("leave --insecure out"), "{open}");
+    let memory = refusal(&start(&["--sql", "127.0.0.1:0", "--memory", "12 parsecs"]), 2);
+    assert!(memory.contains("256MB"), "{memory}");
+    let little = refusal(&start(&["--sql", "127.0.0.1:0", "--memory", "1kB"]), 1);
+    assert!(little.contains("at least"), "{little}");
+    let tls =
+        refusal(&start(&["--sql", "127.0.0.1:0", "--tls-cert", "none.pem", "--tls-key", "none.pem"]), 1);
+    assert!(tls.contains("none.pem"), "{tls}");
+    assert!(!data.exists(), "a refused start leaves nothing behind");
+    let nobody = refusal(&run(&["tenant", "list", "--server", "postgres://fulmar@127.0.0.1:1"]), 1);
+    assert!(nobody.contains("is the node running"), "{nobody}");
+    refusal(&run(&["status", "--http", "127.0.0.1:1"]), 1);
+}
+
+#[test]
+fn tenants_from_create_to_drop() {
+    let directory = tempfile::tempdir().unwrap();
+    let node = Node::start(directory.path(), &["--insecure"]);
+    let url = node.url();
+    let tenant = |arguments: &[&str]| run(&[&["tenant", "--server", &url], arguments].concat());
+    assert_eq!(
+        stdout(&tenant(&["create", "shop", "O'Hara \"1st\""])),
+        "created shop\ncreated O'Hara \"1st\"\n"
+    );
+    assert!(refusal(&tenant(&["create", "shop"]), 1).contains("already exists"));
+    assert_eq!(
+        stdout(&tenant(&["rename", "shop", "store", "--json"])),
+        "[{\"tenant\":\"shop\",\"done\":\"renamed\"}]\n"
+    );
+    let listed: serde_json::Value = serde_json::from_str(&stdout(&tenant(&["list", "--json"]))).unwrap();
+    let names: Vec<&str> =
+        listed.as_array().unwrap().iter().map(|row| row["tenant"].as_str().unwrap()).collect();
+    assert_eq!(names, ["O'Hara \"1st\"", "fulmar", "store"]);
+    assert!(listed[0]["owner"].is_string());
+    stdout(&tenant(&["drop", "store", "O'Hara \"1st\""]));
+    assert!(refusal(&tenant(&["drop", "store"]), 1).contains("does not exist"));
+    assert!(stdout(&tenant(&["list"])).contains("fulmar"));
+
+    let status: serde_json::Value =
+        serde_json::from_str(&stdout(&run(&["status", "--json", "--http", &node.http]))).unwrap();
+    assert_eq!(status["healthy"], true);
+    assert!(
+        status["metrics"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|metric| metric["name"].as_str().unwrap().starts_with("fulmar_"))
+    );
+    assert_eq!(node.end(rustix::process::Signal::INT), Some(0));
+}
+
+#[test]
+fn the_first_start_makes_a_superuser_and_the_second_keeps_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let node = Node::start(directory.path(), &[]);
+    let file = directory.path().join("superuser-password");
+    let password = std::fs::read_to_string(&file).unwrap();
+    assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    let (url, file) = (node.url(), file.to_str().unwrap());
+    let list = ["tenant", "list", "--server", &url];
+    assert!(!run(&list).status.success(), "let in without a password");
+    assert!(
+        !fulmar(&list).env("PGPASSWORD", "guess").output().unwrap().status.success(),
+        "let in with a guess"
+    );
+    stdout(&run(&[&list[..], &["--password-file", file]].concat()));
+    stdout(&fulmar(&list).env("PGPASSWORD", password.trim()).output().unwrap());
+    assert_eq!(node.end(rustix::process::Signal::TERM), Some(0));
+
+    std::fs::remove_file(file).unwrap();
+    let node = Node::start(directory.path(), &[]);
+    assert!(!Path::new(file).exists(), "a password that is set is not set again");
+    let url = node.url();
+    let list = ["tenant", "list", "--server", &url];
+    stdout(&fulmar(&list).env("PGPASSWORD", password.trim()).output().unwrap());
+}
+
+#[test]
+fn a_data_directory_has_one_process() {
+    let directory = tempfile::tempdir().unwrap();
+    let data = directory.path().to_str().unwrap();
+    let node = Node::start(directory.path(), &["--insecure"]);
+    let id = node.process.id();
+    let second =
+        run(&["start", "--data", data, "--sql", "127.0.0.1:0", "--http", "127.0.0.1:0", "--insecure"]);
+    assert!(refusal(&second, 1).contains(&format!("process {id}")));
+    // However it ends, the directory is free again.
+    assert_eq!(node.end(rustix::process::Signal::KILL), None);
+    drop(Node::start(directory.path(), &["--insecure"]));
+}
+
+#[tokio::test]
+async fn a_killed_node_comes_back_with_everything() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut node = Node::start(directory.path(), &["--insecure"]);
+    for round in 0..3 {
+        stdout(&run(&["tenant", "create", &format!("t{round}"), "--server", &node.url()]));
+        for tenant in 0..=round {
+            let config = format!("{}/t{tenant}", node.url());
+            let (client, connection) = tokio_postgres::connect(&config, NoTls).await.unwrap();
+            let connection = tokio::spawn(connection);
+            client
+                .batch_execute("CREATE TABLE IF NOT EXISTS seen (round INTEGER PRIMARY KEY)")
+                .await
+                .unwrap();
+            client.batch_execute(&format!("INSERT INTO seen VALUES ({round})")).await.unwrap();
+            let rows = client.query("SELECT round FROM seen ORDER BY round", &[]).await.unwrap();
+            let seen: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
+            assert_eq!(seen, (tenant..=round).collect::<Vec<_>>());
+            drop(client);
+            connection.await.unwrap().unwrap();
+        }
+        assert_eq!(node.end(rustix::process::Signal::KILL), None);
+        node = Node::start(directory.path(), &["--insecure"]);
+    }
+}
