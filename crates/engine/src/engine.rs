@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use fulmar_pages::{PartitionId, SegmentId, record};
 use fulmar_store::PageStore;
-use fulmar_store::{LogFiles, StdFiles};
 use fulmar_store::{CommitLog, LogOptions};
+use fulmar_store::{LogFiles, StdFiles};
 use hashbrown::HashMap;
 use object_store::ObjectStore;
 use parking_lot::Mutex;
@@ -73,6 +73,8 @@ pub struct Engine {
     partitions: Mutex<HashMap<PartitionId, Slot>>,
     /// What the log held of partitions that have not been opened since the start.
     replays: Mutex<HashMap<PartitionId, Arc<Replay>>>,
+    /// Partitions that were dropped since the start; their ids are never used again.
+    dropped: Mutex<HashSet<PartitionId>>,
     tickets: AtomicU64,
     seeds: AtomicU64,
     pub(crate) flusher: flush::Flusher,
@@ -151,6 +153,7 @@ impl Engine {
             node: node.clone(),
             partitions: Mutex::default(),
             replays: Mutex::new(replays),
+            dropped: Mutex::default(),
             tickets: AtomicU64::new(1),
             seeds: AtomicU64::new(seed.wrapping_mul(0x2545_F491_4F6C_DD1D)),
             flusher: flush::Flusher::new(config.manifest_interval, config.idle_after),
@@ -182,6 +185,7 @@ impl Engine {
     /// Forgets a partition: whoever uses it gets 57P04, and its manifests are deleted; segments that nobody else names
     /// are collected later. Calling it again, or for what was never made, does no harm.
     pub async fn drop_partition(&self, id: PartitionId) -> Result<()> {
+        self.dropped.lock().insert(id);
         let slot = self.partitions.lock().remove(&id);
         self.replays.lock().remove(&id);
         if let Some(partition) = slot.as_ref().and_then(|slot| slot.get()) {
@@ -261,6 +265,11 @@ impl Engine {
     pub(crate) async fn partition(&self, id: PartitionId) -> Result<Arc<Partition>> {
         let slot = self.partitions.lock().entry(id).or_default().clone();
         let partition = slot.get_or_try_init(|| self.open_partition(id)).await?.clone();
+        // Asked for after the opening: a drop that came before is seen here, one that comes later finds the partition.
+        if self.dropped.lock().contains(&id) {
+            partition.close();
+            self.partitions.lock().remove(&id);
+        }
         partition.used_ms.store(self.node.clock.monotonic_ms(), Ordering::Relaxed);
         if partition.is_closed() {
             return Err(closed_error());
@@ -289,7 +298,10 @@ impl Engine {
     pub(crate) fn unopened_segments(&self) -> Vec<SegmentId> {
         let replays = self.replays.lock();
         let records = replays.values().flat_map(|replay| replay.records.iter());
-        records.filter_map(|(_, body)| record::decode(body).ok()).flat_map(|r| r.segments().collect::<Vec<_>>()).collect()
+        records
+            .filter_map(|(_, body)| record::decode(body).ok())
+            .flat_map(|r| r.segments().collect::<Vec<_>>())
+            .collect()
     }
 
     /// Closes a partition that nobody uses and that is flushed. Answers whether it is closed.
@@ -298,7 +310,9 @@ impl Engine {
         let Some(slot) = partitions.get(&id) else { return true };
         // Both counts are ours alone: nobody holds the partition, and nobody is about to.
         let unused = Arc::strong_count(slot) == 1
-            && slot.get().is_some_and(|partition| partition.is_unused() && partition.oldest_dirty().is_none());
+            && slot
+                .get()
+                .is_some_and(|partition| partition.is_unused() && partition.oldest_dirty().is_none());
         if !unused {
             return false;
         }

@@ -25,8 +25,8 @@ use std::time::Duration;
 use fulmar_pages::manifest::{Manifest, SegmentRef};
 use fulmar_pages::segment::SegmentBuilder;
 use fulmar_pages::{PartitionId, SegmentId, Version};
-use fulmar_store::failpoint;
 use fulmar_store::Lsn;
+use fulmar_store::failpoint;
 use tokio::sync::Notify;
 
 use crate::partition::{Flush, Partition, store_error};
@@ -124,7 +124,8 @@ async fn round(engine: &Engine) -> Result<()> {
     for partition in engine.open_partitions() {
         partition.sweep();
         let Some((since, dirty_ms)) = partition.oldest_dirty() else { continue };
-        let unused = partition.is_unused() && now.saturating_sub(partition.used_ms.load(Ordering::Relaxed)) > idle;
+        let unused =
+            partition.is_unused() && now.saturating_sub(partition.used_ms.load(Ordering::Relaxed)) > idle;
         if (pressed && since < halfway) || now.saturating_sub(dirty_ms) > interval || unused {
             due.push(partition);
         }
@@ -256,13 +257,18 @@ async fn name_segment(
     }
     let _naming = engine.node().naming.read().await;
     let mut segments = if flush.whole { Vec::new() } else { partition.named_segments() };
-    let new = segment.filter(|_| !flush.pages.is_empty()).map(|id| SegmentRef { id, partition: partition.id });
+    let new =
+        segment.filter(|_| !flush.pages.is_empty()).map(|id| SegmentRef { id, partition: partition.id });
     segments.extend(flush.large.iter().map(|large| large.segment).filter(|_| !flush.whole));
     segments.extend(new);
     let (outcomes_horizon, outcomes) = partition.durable_outcomes();
     let manifest = Manifest {
         partition: partition.id,
-        version: Version { lineage: partition.lineage, epoch: partition.epoch, number: flush.snapshot.number },
+        version: Version {
+            lineage: partition.lineage,
+            epoch: partition.epoch,
+            number: flush.snapshot.number,
+        },
         page_count: flush.snapshot.page_count,
         timestamp: node.clock.tick(),
         segments,

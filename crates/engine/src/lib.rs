@@ -47,6 +47,7 @@ pub use engine::{Config, Engine, EngineStatistics};
 pub use error::{Error, Result, sqlstate};
 pub use session::Session;
 pub use statement::{
-    ColumnInfo, CommandTag, Completion, ParameterInfo, Row, RowSink, Scope, Statement, StatementKind, TransactionStatus,
+    ColumnInfo, CommandTag, Completion, ParameterInfo, Row, RowSink, Scope, Statement, StatementKind,
+    TransactionStatus,
 };
 pub use value::{Value, ValueRef};

@@ -52,7 +52,10 @@ impl MemoryBudget {
     pub(crate) fn exhausted(&self) -> Error {
         Error::new(
             sqlstate::OUT_OF_MEMORY,
-            format!("the data of all databases would exceed the node's memory of {} MiB", self.limit_bytes >> 20),
+            format!(
+                "the data of all databases would exceed the node's memory of {} MiB",
+                self.limit_bytes >> 20
+            ),
         )
         .hint("delete data, or start the node with a larger --memory")
     }

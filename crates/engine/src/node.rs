@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fulmar_store::PageStore;
 use fulmar_store::CommitLog;
+use fulmar_store::PageStore;
 use parking_lot::Mutex;
 use tokio::sync::RwLock;
 

@@ -99,7 +99,9 @@ impl SpillBuffer {
                     }
                 }
             }
-            None if available > 0 => there.copy_from_slice(&self.memory[offset as usize..offset as usize + available]),
+            None if available > 0 => {
+                there.copy_from_slice(&self.memory[offset as usize..offset as usize + available])
+            }
             None => {}
         }
         beyond.fill(0);

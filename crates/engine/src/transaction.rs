@@ -157,8 +157,8 @@ pub(crate) enum Conflict {
     Turn,
     /// The snapshot's version was discarded after a failed log write.
     Discarded,
-    /// The log has no room in memory at the moment.
-    LogBusy,
+    /// The log has no room in memory at the moment, for a record of so many bytes.
+    LogBusy(usize),
 }
 
 /// A commit that is visible to others; durable once the log is durable up to its position.
@@ -233,7 +233,8 @@ mod tests {
         assert!(overlay.read(1, &mut page).unwrap());
         assert_eq!(page[5], 77);
         assert!(!overlay.read(10, &mut page).unwrap());
-        let drained: Vec<(u32, u8)> = overlay.drain().map(|p| p.map(|(no, data)| (no, data[9])).unwrap()).collect();
+        let drained: Vec<(u32, u8)> =
+            overlay.drain().map(|p| p.map(|(no, data)| (no, data[9])).unwrap()).collect();
         assert_eq!(drained, [(1, 77), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6), (7, 7), (8, 8), (9, 78)]);
         assert_eq!(overlay.len(), 0);
     }

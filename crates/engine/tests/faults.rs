@@ -2,8 +2,8 @@
 
 mod common;
 
-use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{Client, start_when_free};
@@ -29,7 +29,11 @@ impl Disk {
         start_when_free(|| Config {
             files: Some(Arc::new(files.clone())),
             objects: Some(self.objects.clone()),
-            log: LogOptions { file_bytes: 1 << 20, retry_delay: Duration::from_millis(1), ..LogOptions::default() },
+            log: LogOptions {
+                file_bytes: 1 << 20,
+                retry_delay: Duration::from_millis(1),
+                ..LogOptions::default()
+            },
             manifest_interval: Duration::from_millis(40),
             idle_after: Duration::from_millis(5),
             ..Config::new(self.directory.path(), 1 << 30)
@@ -50,7 +54,13 @@ struct Told {
 }
 
 /// Inserts rows, each in a transaction that also moves money between two accounts, until told to stop or the disk dies.
-async fn write(mut client: Client, writer: usize, stop: Arc<AtomicBool>, next: Arc<AtomicI64>, told: Arc<Mutex<Told>>) {
+async fn write(
+    mut client: Client,
+    writer: usize,
+    stop: Arc<AtomicBool>,
+    next: Arc<AtomicI64>,
+    told: Arc<Mutex<Told>>,
+) {
     while !stop.load(Ordering::Acquire) {
         let id = next.fetch_add(1, Ordering::Relaxed);
         let (from, to) = (id % 7 + 1, (id * 3 + writer as i64) % 7 + 1);
@@ -100,7 +110,13 @@ async fn check(engine: &Arc<Engine>, tenant: u64, told: &[Told], what: &str) {
     assert_eq!(client.value("PRAGMA integrity_check").await, Value::Text("ok".into()), "{what}");
     assert_eq!(client.int("SELECT sum(balance) FROM account").await, 700, "{what}");
     let rows = client.run("SELECT id FROM ledger").await.unwrap();
-    let there: std::collections::HashSet<i64> = rows.iter().map(|row| match row[0] { Value::Integer(i) => i, _ => -1 }).collect();
+    let there: std::collections::HashSet<i64> = rows
+        .iter()
+        .map(|row| match row[0] {
+            Value::Integer(i) => i,
+            _ => -1,
+        })
+        .collect();
     for told in told {
         for id in &told.yes {
             assert!(there.contains(id), "{what}: tenant {tenant}: acknowledged row {id} is lost");
@@ -125,10 +141,15 @@ async fn a_power_cut_keeps_what_was_acknowledged() {
             set_up(&engine).await;
         }
         for tenant in 1..=TENANTS {
-            let told: Vec<Told> = std::mem::take(&mut all).into_iter().fold(Vec::new(), |mut mine, (t, told)| {
-                if t == tenant { mine.push(told) } else { all.push((t, told)) }
-                mine
-            });
+            let told: Vec<Told> =
+                std::mem::take(&mut all).into_iter().fold(Vec::new(), |mut mine, (t, told)| {
+                    if t == tenant {
+                        mine.push(told)
+                    } else {
+                        all.push((t, told))
+                    }
+                    mine
+                });
             check(&engine, tenant, &told, &format!("round {round}")).await;
             all.extend(told.into_iter().map(|told| (tenant, told)));
         }
@@ -160,7 +181,9 @@ async fn a_failed_log_write_is_answered_truthfully() {
     set_up(&engine).await;
     let mut all: Vec<(u64, Told)> = Vec::new();
     let next = Arc::new(AtomicI64::new(1));
-    for (round, operation) in [Operation::Write, Operation::Sync, Operation::Sync, Operation::Write].into_iter().enumerate() {
+    for (round, operation) in
+        [Operation::Write, Operation::Sync, Operation::Sync, Operation::Write].into_iter().enumerate()
+    {
         let stop = Arc::new(AtomicBool::new(false));
         let writers = spawn_writers(&engine, &stop, &next);
         for nth in 0..8 {
@@ -170,7 +193,10 @@ async fn a_failed_log_write_is_answered_truthfully() {
         tokio::time::sleep(Duration::from_millis(30)).await;
         stop.store(true, Ordering::Release);
         for (tenant, writer, told) in writers {
-            tokio::time::timeout(Duration::from_secs(10), writer).await.expect("a client waits for ever").unwrap();
+            tokio::time::timeout(Duration::from_secs(10), writer)
+                .await
+                .expect("a client waits for ever")
+                .unwrap();
             let told = std::mem::take(&mut *told.lock().unwrap());
             all.push((tenant, told));
         }
@@ -183,7 +209,10 @@ async fn a_failed_log_write_is_answered_truthfully() {
     }
     let refused: usize = all.iter().map(|(_, told)| told.no.len()).sum();
     let acknowledged: usize = all.iter().map(|(_, told)| told.yes.len()).sum();
-    assert!(engine.statistics().log_failures >= 4 && refused > 0 && acknowledged > 100, "{refused} {acknowledged}");
+    assert!(
+        engine.statistics().log_failures >= 4 && refused > 0 && acknowledged > 100,
+        "{refused} {acknowledged}"
+    );
     // And the next process finds the same.
     let after = files.process_kill();
     drop(engine);
@@ -207,14 +236,21 @@ async fn a_full_disk_refuses_commits_and_keeps_answering() {
     let mut refused = None;
     let mut inserted = 0;
     for id in 0..2000 {
-        match a.run(&format!("INSERT INTO ledger VALUES ({id}, 0), ({id} + 100000, length(randomblob(9)))")).await {
+        match a
+            .run(&format!("INSERT INTO ledger VALUES ({id}, 0), ({id} + 100000, length(randomblob(9)))"))
+            .await
+        {
             Ok(_) => inserted += 2,
             Err(error) => {
                 refused = Some(error);
                 break;
             }
         }
-        a.run("CREATE TABLE IF NOT EXISTS big(v); INSERT INTO big VALUES (randomblob(20000)); DELETE FROM big").await.ok();
+        a.run(
+            "CREATE TABLE IF NOT EXISTS big(v); INSERT INTO big VALUES (randomblob(20000)); DELETE FROM big",
+        )
+        .await
+        .ok();
     }
     let refused = refused.expect("a log without new files takes commits for ever");
     assert_eq!(refused.state(), sqlstate::DISK_FULL, "{refused}");

@@ -33,7 +33,11 @@ impl ObjectStore for Slow {
     async fn put_opts(&self, at: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
         self.inner.put_opts(at, payload, options).await
     }
-    async fn put_multipart_opts(&self, at: &Path, options: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
+    async fn put_multipart_opts(
+        &self,
+        at: &Path,
+        options: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
         self.inner.put_multipart_opts(at, options).await
     }
     async fn get_opts(&self, at: &Path, options: GetOptions) -> Result<GetResult> {

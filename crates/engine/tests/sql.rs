@@ -10,7 +10,10 @@ async fn keeps_what_it_was_given() {
     let node = Node::start().await;
     let mut a = node.client(7);
     a.run("CREATE TABLE t(id INTEGER PRIMARY KEY, name TEXT)").await.unwrap();
-    let (_, completion) = a.with("INSERT INTO t(name) VALUES ($1), ($2)", &[Value::Text("x".into()), Value::Null]).await.unwrap();
+    let (_, completion) = a
+        .with("INSERT INTO t(name) VALUES ($1), ($2)", &[Value::Text("x".into()), Value::Null])
+        .await
+        .unwrap();
     assert_eq!(completion.tag, CommandTag::Insert(2));
     assert_eq!(a.int("SELECT count(*) FROM t").await, 2);
     assert_eq!(a.int("SELECT last_insert_rowid()").await, 2);
@@ -34,14 +37,19 @@ async fn keeps_what_it_was_given() {
 async fn transactions_see_their_snapshot_and_their_own_changes() {
     let node = Node::start().await;
     let (mut a, mut b) = (node.client(1), node.client(1));
-    a.run("CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER); INSERT INTO t VALUES (1, 0), (2, 0)").await.unwrap();
+    a.run("CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER); INSERT INTO t VALUES (1, 0), (2, 0)")
+        .await
+        .unwrap();
     a.run("BEGIN; UPDATE t SET n = 5 WHERE id = 1").await.unwrap();
     assert_eq!(a.session.status(), TransactionStatus::InTransaction);
     assert_eq!(a.int("SELECT n FROM t WHERE id = 1").await, 5);
     assert_eq!(b.int("SELECT n FROM t WHERE id = 1").await, 0);
     b.run("UPDATE t SET n = 7 WHERE id = 2").await.unwrap();
     a.run("COMMIT").await.unwrap();
-    assert_eq!(b.run("SELECT n FROM t ORDER BY id").await.unwrap(), [[Value::Integer(5)], [Value::Integer(7)]]);
+    assert_eq!(
+        b.run("SELECT n FROM t ORDER BY id").await.unwrap(),
+        [[Value::Integer(5)], [Value::Integer(7)]]
+    );
 }
 
 #[tokio::test]
@@ -59,7 +67,9 @@ async fn blind_updates_of_one_row_are_replayed_unseen() {
 async fn write_skew_is_refused() {
     let node = Node::start().await;
     let (mut a, mut b) = (node.client(1), node.client(1));
-    a.run("CREATE TABLE d(id INTEGER PRIMARY KEY, on_call INTEGER); INSERT INTO d VALUES (1, 1), (2, 1)").await.unwrap();
+    a.run("CREATE TABLE d(id INTEGER PRIMARY KEY, on_call INTEGER); INSERT INTO d VALUES (1, 1), (2, 1)")
+        .await
+        .unwrap();
     for client in [&mut a, &mut b] {
         client.run("BEGIN").await.unwrap();
         assert_eq!(client.int("SELECT sum(on_call) FROM d").await, 2);
@@ -77,8 +87,12 @@ async fn growing_the_file_side_by_side_is_no_error() {
     let node = Node::start().await;
     let (mut a, mut b) = (node.client(1), node.client(1));
     a.run("CREATE TABLE t(a TEXT); CREATE TABLE u(a TEXT)").await.unwrap();
-    a.run("BEGIN; INSERT INTO t SELECT hex(zeroblob(3000)) FROM json_each('[1,2,3,4,5,6,7,8,9]')").await.unwrap();
-    b.run("BEGIN; INSERT INTO u SELECT hex(zeroblob(3000)) FROM json_each('[1,2,3,4,5,6,7,8,9]')").await.unwrap();
+    a.run("BEGIN; INSERT INTO t SELECT hex(zeroblob(3000)) FROM json_each('[1,2,3,4,5,6,7,8,9]')")
+        .await
+        .unwrap();
+    b.run("BEGIN; INSERT INTO u SELECT hex(zeroblob(3000)) FROM json_each('[1,2,3,4,5,6,7,8,9]')")
+        .await
+        .unwrap();
     a.run("COMMIT").await.unwrap();
     b.run("COMMIT").await.unwrap();
     a.run("BEGIN; DELETE FROM t").await.unwrap();
@@ -117,7 +131,9 @@ async fn errors_fail_the_transaction_and_savepoints_bring_it_back() {
 async fn select_for_update_queues_and_then_sees_what_the_other_wrote() {
     let node = Node::start().await;
     let (mut a, mut b) = (node.client(1), node.client(1));
-    a.run("CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER); INSERT INTO t VALUES (1, 0), (2, 0)").await.unwrap();
+    a.run("CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER); INSERT INTO t VALUES (1, 0), (2, 0)")
+        .await
+        .unwrap();
     a.run("BEGIN").await.unwrap();
     assert_eq!(a.int("SELECT n FROM t WHERE id = 1 FOR UPDATE").await, 0);
     let waiting = tokio::spawn(async move {
@@ -143,7 +159,10 @@ async fn outcomes_can_be_asked_for_and_asking_decides() {
     a.run("BEGIN").await.unwrap();
     let undecided = a.int("SELECT pg_current_xact_id()").await;
     a.run("INSERT INTO t VALUES (2)").await.unwrap();
-    assert_eq!(a.value(&format!("SELECT pg_xact_status({undecided})")).await, Value::Text("in progress".into()));
+    assert_eq!(
+        a.value(&format!("SELECT pg_xact_status({undecided})")).await,
+        Value::Text("in progress".into())
+    );
     assert_eq!(b.value(&format!("SELECT pg_xact_status({undecided})")).await, Value::Text("aborted".into()));
     assert!(a.run("COMMIT").await.is_err());
     assert_eq!(b.int("SELECT count(*) FROM t").await, 1);
@@ -153,19 +172,26 @@ async fn outcomes_can_be_asked_for_and_asking_decides() {
     let mut b = node.client(1);
     assert_eq!(b.value(&format!("SELECT pg_xact_status({id})")).await, Value::Text("committed".into()));
     assert_eq!(b.value(&format!("SELECT pg_xact_status({undecided})")).await, Value::Text("aborted".into()));
-    assert_eq!(b.state("SELECT pg_xact_status(9000000000000000000)").await, sqlstate::INVALID_PARAMETER_VALUE);
+    assert_eq!(
+        b.state("SELECT pg_xact_status(9000000000000000000)").await,
+        sqlstate::INVALID_PARAMETER_VALUE
+    );
 }
 
 #[tokio::test]
 async fn stock_features_work() {
     let node = Node::start().await;
     let mut a = node.client(1);
-    a.run("CREATE VIRTUAL TABLE f USING fts5(body); INSERT INTO f VALUES ('the quick brown fox')").await.unwrap();
+    a.run("CREATE VIRTUAL TABLE f USING fts5(body); INSERT INTO f VALUES ('the quick brown fox')")
+        .await
+        .unwrap();
     assert_eq!(a.int("SELECT count(*) FROM f WHERE f MATCH 'quick'").await, 1);
     a.run("CREATE VIRTUAL TABLE r USING rtree(id, x0, x1); INSERT INTO r VALUES (1, 0, 10)").await.unwrap();
     assert_eq!(a.int("SELECT id FROM r WHERE x0 < 5 AND x1 > 5").await, 1);
     assert_eq!(a.int("SELECT json_extract('{\"a\":[1,2]}', '$.a[1]')").await, 2);
-    a.run("CREATE TABLE p(id INTEGER PRIMARY KEY); CREATE TABLE c(p INTEGER REFERENCES p(id))").await.unwrap();
+    a.run("CREATE TABLE p(id INTEGER PRIMARY KEY); CREATE TABLE c(p INTEGER REFERENCES p(id))")
+        .await
+        .unwrap();
     assert_eq!(a.state("INSERT INTO c VALUES (1)").await, sqlstate::FOREIGN_KEY_VIOLATION);
     a.run("CREATE TABLE log(x); CREATE TRIGGER tr AFTER INSERT ON p BEGIN INSERT INTO log VALUES (new.id); INSERT INTO log VALUES (1); END; INSERT INTO p VALUES (5)").await.unwrap();
     assert_eq!(a.int("SELECT sum(x) FROM log").await, 6);
@@ -186,13 +212,32 @@ async fn a_tenant_has_no_way_out() {
     let mut a = node.client(1);
     a.run("CREATE TABLE t(a)").await.unwrap();
     for attempt in [
-        "ATTACH '/etc/passwd' AS x", "ATTACH '' AS x", "ATTACH ':memory:' AS x", "ATTACH 'file:x?mode=memory' AS x",
-        "DETACH main", "SELECT load_extension('x')", "SELECT readfile('/etc/passwd')", "SELECT writefile('/tmp/x', 'y')",
-        "VACUUM INTO '/tmp/stolen'", "PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL", "PRAGMA locking_mode=EXCLUSIVE",
-        "PRAGMA page_size=512", "PRAGMA auto_vacuum=1", "PRAGMA writable_schema=1", "PRAGMA temp_store_directory='/tmp'",
-        "PRAGMA mmap_size=0", "PRAGMA cache_size=1000000", "PRAGMA hard_heap_limit=1", "PRAGMA wal_checkpoint",
-        "PRAGMA foreign_keys=OFF", "PRAGMA trusted_schema=1", "PRAGMA query_only=1", "PRAGMA cell_size_check=1",
-        "CREATE VIRTUAL TABLE x USING csv(filename='/etc/passwd')", "UPDATE sqlite_schema SET sql = ''",
+        "ATTACH '/etc/passwd' AS x",
+        "ATTACH '' AS x",
+        "ATTACH ':memory:' AS x",
+        "ATTACH 'file:x?mode=memory' AS x",
+        "DETACH main",
+        "SELECT load_extension('x')",
+        "SELECT readfile('/etc/passwd')",
+        "SELECT writefile('/tmp/x', 'y')",
+        "VACUUM INTO '/tmp/stolen'",
+        "PRAGMA journal_mode=WAL",
+        "PRAGMA synchronous=FULL",
+        "PRAGMA locking_mode=EXCLUSIVE",
+        "PRAGMA page_size=512",
+        "PRAGMA auto_vacuum=1",
+        "PRAGMA writable_schema=1",
+        "PRAGMA temp_store_directory='/tmp'",
+        "PRAGMA mmap_size=0",
+        "PRAGMA cache_size=1000000",
+        "PRAGMA hard_heap_limit=1",
+        "PRAGMA wal_checkpoint",
+        "PRAGMA foreign_keys=OFF",
+        "PRAGMA trusted_schema=1",
+        "PRAGMA query_only=1",
+        "PRAGMA cell_size_check=1",
+        "CREATE VIRTUAL TABLE x USING csv(filename='/etc/passwd')",
+        "UPDATE sqlite_schema SET sql = ''",
         "SELECT fts3_tokenizer('simple', x'00')",
     ] {
         let state = a.state(attempt).await;

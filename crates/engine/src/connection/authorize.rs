@@ -12,10 +12,29 @@ use crate::vfs::Link;
 
 /// PRAGMAs that may be read, and given an argument where they take one (a table's name, say).
 const READABLE: [&str; 23] = [
-    "application_id", "collation_list", "compile_options", "data_version", "database_list", "defer_foreign_keys",
-    "encoding", "foreign_key_check", "foreign_key_list", "foreign_keys", "freelist_count", "function_list",
-    "index_info", "index_list", "index_xinfo", "integrity_check", "module_list", "optimize", "page_count",
-    "quick_check", "table_info", "table_list", "table_xinfo",
+    "application_id",
+    "collation_list",
+    "compile_options",
+    "data_version",
+    "database_list",
+    "defer_foreign_keys",
+    "encoding",
+    "foreign_key_check",
+    "foreign_key_list",
+    "foreign_keys",
+    "freelist_count",
+    "function_list",
+    "index_info",
+    "index_list",
+    "index_xinfo",
+    "integrity_check",
+    "module_list",
+    "optimize",
+    "page_count",
+    "quick_check",
+    "table_info",
+    "table_list",
+    "table_xinfo",
 ];
 
 /// PRAGMAs that may be set: they are part of the data, or of the session's own transaction.
@@ -47,7 +66,9 @@ unsafe extern "C" fn authorize(
         ffi::SQLITE_ATTACH => link.vacuuming.get() && first.unwrap_or_default().is_empty(),
         ffi::SQLITE_DETACH => link.vacuuming.get(),
         ffi::SQLITE_PRAGMA => pragma_allowed(link, first.unwrap_or_default(), second),
-        ffi::SQLITE_FUNCTION => !FORBIDDEN_FUNCTIONS.iter().any(|f| second.is_some_and(|s| s.eq_ignore_ascii_case(f))),
+        ffi::SQLITE_FUNCTION => {
+            !FORBIDDEN_FUNCTIONS.iter().any(|f| second.is_some_and(|s| s.eq_ignore_ascii_case(f)))
+        }
         _ => true,
     };
     if allowed { ffi::SQLITE_OK } else { ffi::SQLITE_DENY }

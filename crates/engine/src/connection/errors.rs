@@ -12,8 +12,10 @@ pub(crate) fn sqlite_error(code: c_int, message: String, offset: c_int) -> Error
         ffi::SQLITE_CONSTRAINT_UNIQUE | ffi::SQLITE_CONSTRAINT_PRIMARYKEY | ffi::SQLITE_CONSTRAINT_ROWID => {
             Error::new(sqlstate::UNIQUE_VIOLATION, unique(&message))
         }
-        ffi::SQLITE_CONSTRAINT_FOREIGNKEY => Error::new(sqlstate::FOREIGN_KEY_VIOLATION, "a foreign key is violated")
-            .hint("PRAGMA foreign_key_check lists rows without their parents"),
+        ffi::SQLITE_CONSTRAINT_FOREIGNKEY => {
+            Error::new(sqlstate::FOREIGN_KEY_VIOLATION, "a foreign key is violated")
+                .hint("PRAGMA foreign_key_check lists rows without their parents")
+        }
         ffi::SQLITE_CONSTRAINT_NOTNULL => Error::new(sqlstate::NOT_NULL_VIOLATION, message),
         ffi::SQLITE_CONSTRAINT_CHECK => Error::new(sqlstate::CHECK_VIOLATION, message),
         ffi::SQLITE_CONSTRAINT_DATATYPE => Error::new(sqlstate::DATATYPE_MISMATCH, message),
@@ -38,14 +40,24 @@ fn by_primary_code(code: c_int, message: String) -> Error {
         ffi::SQLITE_CONSTRAINT => Error::new(sqlstate::INTEGRITY_VIOLATION, message),
         ffi::SQLITE_MISMATCH => Error::new(sqlstate::DATATYPE_MISMATCH, message),
         ffi::SQLITE_RANGE => Error::new(sqlstate::PROTOCOL_VIOLATION, message),
-        ffi::SQLITE_TOOBIG => Error::new(sqlstate::PROGRAM_LIMIT, message).hint("a value or row may have up to 256 MiB"),
-        ffi::SQLITE_NOMEM => Error::new(sqlstate::OUT_OF_MEMORY, "out of memory").hint("run a smaller statement"),
-        ffi::SQLITE_FULL => Error::new(sqlstate::DISK_FULL, "a temporary file could not grow: the disk is full")
-            .hint("free space on the disk of the data directory"),
-        ffi::SQLITE_INTERRUPT => Error::new(sqlstate::QUERY_CANCELED, "canceling statement due to user request"),
+        ffi::SQLITE_TOOBIG => {
+            Error::new(sqlstate::PROGRAM_LIMIT, message).hint("a value or row may have up to 256 MiB")
+        }
+        ffi::SQLITE_NOMEM => {
+            Error::new(sqlstate::OUT_OF_MEMORY, "out of memory").hint("run a smaller statement")
+        }
+        ffi::SQLITE_FULL => {
+            Error::new(sqlstate::DISK_FULL, "a temporary file could not grow: the disk is full")
+                .hint("free space on the disk of the data directory")
+        }
+        ffi::SQLITE_INTERRUPT => {
+            Error::new(sqlstate::QUERY_CANCELED, "canceling statement due to user request")
+        }
         ffi::SQLITE_AUTH | ffi::SQLITE_PERM => Error::new(sqlstate::INSUFFICIENT_PRIVILEGE, message)
             .hint("see docs/sql.md for what is permitted inside a tenant"),
-        ffi::SQLITE_READONLY => Error::new(sqlstate::READ_ONLY_TRANSACTION, "cannot write in a read-only transaction"),
+        ffi::SQLITE_READONLY => {
+            Error::new(sqlstate::READ_ONLY_TRANSACTION, "cannot write in a read-only transaction")
+        }
         ffi::SQLITE_CORRUPT | ffi::SQLITE_NOTADB => Error::new(sqlstate::DATA_CORRUPTED, message),
         ffi::SQLITE_IOERR | ffi::SQLITE_CANTOPEN => Error::new(sqlstate::IO_ERROR, message),
         ffi::SQLITE_BUSY | ffi::SQLITE_LOCKED => Error::new(sqlstate::SERIALIZATION_FAILURE, message),
@@ -60,7 +72,9 @@ fn general(message: String) -> Error {
     let state = match message.as_str() {
         m if m.starts_with("no such table") => sqlstate::UNDEFINED_TABLE,
         m if m.starts_with("no such view") || m.starts_with("no such index") => sqlstate::UNDEFINED_TABLE,
-        m if m.starts_with("no such column") || m.contains("has no column named") => sqlstate::UNDEFINED_COLUMN,
+        m if m.starts_with("no such column") || m.contains("has no column named") => {
+            sqlstate::UNDEFINED_COLUMN
+        }
         m if m.starts_with("no such function") || m.starts_with("wrong number of arguments") => {
             sqlstate::UNDEFINED_FUNCTION
         }
@@ -71,17 +85,25 @@ fn general(message: String) -> Error {
         m if m.starts_with("ambiguous column name") => "42702",
         m if m.contains("integer overflow") => sqlstate::NUMERIC_OUT_OF_RANGE,
         m if m.contains("malformed JSON") || m.contains("bad JSON path") => sqlstate::INVALID_TEXT,
-        m if m.starts_with("not authorized") || m.contains("prohibited") || m.contains("may not be modified") => {
+        m if m.starts_with("not authorized")
+            || m.contains("prohibited")
+            || m.contains("may not be modified") =>
+        {
             sqlstate::INSUFFICIENT_PRIVILEGE
         }
-        m if m.contains("too many") || m.contains("too deep") || m.contains("Expression tree is too large") => {
+        m if m.contains("too many")
+            || m.contains("too deep")
+            || m.contains("Expression tree is too large") =>
+        {
             sqlstate::PROGRAM_LIMIT
         }
         _ => sqlstate::SYNTAX_ERROR,
     };
     let error = Error::new(state, message);
     match state {
-        sqlstate::SYNTAX_ERROR | sqlstate::UNDEFINED_FUNCTION => error.hint("the SQL is SQLite's: see docs/sql.md"),
+        sqlstate::SYNTAX_ERROR | sqlstate::UNDEFINED_FUNCTION => {
+            error.hint("the SQL is SQLite's: see docs/sql.md")
+        }
         _ => error,
     }
 }

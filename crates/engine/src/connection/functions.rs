@@ -47,7 +47,10 @@ pub(super) fn register(db: *mut ffi::sqlite3, link: &Link) -> Result<()> {
             )
         };
         if code != ffi::SQLITE_OK {
-            return Err(Error::new(sqlstate::INTERNAL, format!("function {name:?} cannot be registered ({code})")));
+            return Err(Error::new(
+                sqlstate::INTERNAL,
+                format!("function {name:?} cannot be registered ({code})"),
+            ));
         }
     }
     Ok(())
@@ -101,7 +104,12 @@ unsafe extern "C" fn randomblob(
             let words = (length as usize).div_ceil(8);
             let mut blob: Vec<u8> = (0..words).flat_map(|_| variables.next_random().to_le_bytes()).collect();
             blob.truncate(length as usize);
-            ffi::sqlite3_result_blob64(context, blob.as_ptr().cast(), blob.len() as u64, ffi::SQLITE_TRANSIENT());
+            ffi::sqlite3_result_blob64(
+                context,
+                blob.as_ptr().cast(),
+                blob.len() as u64,
+                ffi::SQLITE_TRANSIENT(),
+            );
         });
     }
 }
@@ -117,7 +125,11 @@ unsafe extern "C" fn changes(context: *mut ffi::sqlite3_context, _: c_int, _: *m
     }
 }
 
-unsafe extern "C" fn total_changes(context: *mut ffi::sqlite3_context, _: c_int, _: *mut *mut ffi::sqlite3_value) {
+unsafe extern "C" fn total_changes(
+    context: *mut ffi::sqlite3_context,
+    _: c_int,
+    _: *mut *mut ffi::sqlite3_value,
+) {
     // SAFETY: called by SQLite.
     unsafe {
         answer(context, |link| {
@@ -132,7 +144,12 @@ unsafe extern "C" fn now(context: *mut ffi::sqlite3_context, _: c_int, _: *mut *
     unsafe {
         answer(context, |link| {
             let text = timestamp(link.variables.borrow().clock_ms);
-            ffi::sqlite3_result_text(context, text.as_ptr().cast(), text.len() as c_int, ffi::SQLITE_TRANSIENT());
+            ffi::sqlite3_result_text(
+                context,
+                text.as_ptr().cast(),
+                text.len() as c_int,
+                ffi::SQLITE_TRANSIENT(),
+            );
         });
     }
 }
@@ -180,7 +197,8 @@ unsafe extern "C" fn transaction_status(
         answer(context, |link| {
             let id = ffi::sqlite3_value_int64(*arguments);
             let Ok(id @ 1..) = u64::try_from(id) else {
-                let error = Error::new(sqlstate::INVALID_PARAMETER_VALUE, format!("{id} is not a transaction id"));
+                let error =
+                    Error::new(sqlstate::INVALID_PARAMETER_VALUE, format!("{id} is not a transaction id"));
                 return fail(context, link, error);
             };
             let own = link.variables.borrow().transaction_id;

@@ -98,7 +98,13 @@ impl Connection {
             if code != ffi::SQLITE_OK {
                 return Err(self.error(code));
             }
-            ffi::sqlite3_db_config(self.db, ffi::SQLITE_DBCONFIG_LOOKASIDE, ptr::null_mut::<c_void>(), 128, 96);
+            ffi::sqlite3_db_config(
+                self.db,
+                ffi::SQLITE_DBCONFIG_LOOKASIDE,
+                ptr::null_mut::<c_void>(),
+                128,
+                96,
+            );
             for (option, value) in [
                 (ffi::SQLITE_DBCONFIG_ENABLE_LOAD_EXTENSION, 0),
                 (ffi::SQLITE_DBCONFIG_DEFENSIVE, 1),
@@ -122,7 +128,8 @@ impl Connection {
     /// Runs statements without answers; on the fiber.
     pub(crate) fn execute_here(&mut self, sql: &CStr) -> Result<()> {
         // SAFETY: a valid handle and a C string.
-        let code = unsafe { ffi::sqlite3_exec(self.db, sql.as_ptr(), None, ptr::null_mut(), ptr::null_mut()) };
+        let code =
+            unsafe { ffi::sqlite3_exec(self.db, sql.as_ptr(), None, ptr::null_mut(), ptr::null_mut()) };
         if code == ffi::SQLITE_OK { Ok(()) } else { Err(self.error(code)) }
     }
 
@@ -140,7 +147,13 @@ impl Connection {
 
     /// Puts what functions see back to where the transaction began, for a replay. A transaction id that the client knows
     /// stays. `total_changes` is what the session had counted before.
-    pub(crate) fn restore(&mut self, begun: &Variables, last_insert_rowid: i64, changes: i64, total_changes: i64) {
+    pub(crate) fn restore(
+        &mut self,
+        begun: &Variables,
+        last_insert_rowid: i64,
+        changes: i64,
+        total_changes: i64,
+    ) {
         let (_, total) = self.changes();
         {
             let mut variables = self.link.variables.borrow_mut();

@@ -129,7 +129,8 @@ impl Connection {
         let mut tail = ptr::null();
         let start = sql.as_ptr().cast();
         let length = c_int::try_from(sql.len()).map_err(|_| {
-            Error::new(sqlstate::PROGRAM_LIMIT, "the statement is too long").hint("pass large values as parameters")
+            Error::new(sqlstate::PROGRAM_LIMIT, "the statement is too long")
+                .hint("pass large values as parameters")
         })?;
         // SAFETY: the text is `length` bytes long; SQLite copies it.
         let code = unsafe {
@@ -230,7 +231,12 @@ fn declared_columns(raw: *mut ffi::sqlite3_stmt) -> Columns {
         let text = |pointer: *const std::ffi::c_char| {
             (!pointer.is_null()).then(|| CStr::from_ptr(pointer).to_string_lossy().into_owned())
         };
-        let column = |i| (text(ffi::sqlite3_column_name(raw, i)).unwrap_or_default(), text(ffi::sqlite3_column_decltype(raw, i)));
+        let column = |i| {
+            (
+                text(ffi::sqlite3_column_name(raw, i)).unwrap_or_default(),
+                text(ffi::sqlite3_column_decltype(raw, i)),
+            )
+        };
         (0..ffi::sqlite3_column_count(raw)).map(column).collect()
     }
 }
@@ -269,7 +275,10 @@ fn parameter_numbers(raw: *mut ffi::sqlite3_stmt) -> Result<Box<[u16]>> {
 fn bind(raw: *mut ffi::sqlite3_stmt, numbers: &[u16], parameters: &[Value]) -> Result<()> {
     for (index, number) in (1..).zip(numbers) {
         let Some(value) = parameters.get(*number as usize - 1) else {
-            return Err(Error::new(sqlstate::PROTOCOL_VIOLATION, format!("there is no value for parameter ${number}")));
+            return Err(Error::new(
+                sqlstate::PROTOCOL_VIOLATION,
+                format!("there is no value for parameter ${number}"),
+            ));
         };
         // SAFETY: a valid statement. The values outlive the run (bindings are cleared before it returns), so SQLite
         // need not copy them.
@@ -283,7 +292,9 @@ fn bind(raw: *mut ffi::sqlite3_stmt, numbers: &[u16], parameters: &[Value]) -> R
                     ffi::sqlite3_bind_text64(raw, index, t.as_ptr().cast(), t.len() as u64, None, utf8)
                 }
                 Value::Blob(b) if b.is_empty() => ffi::sqlite3_bind_zeroblob(raw, index, 0),
-                Value::Blob(b) => ffi::sqlite3_bind_blob64(raw, index, b.as_ptr().cast(), b.len() as u64, None),
+                Value::Blob(b) => {
+                    ffi::sqlite3_bind_blob64(raw, index, b.as_ptr().cast(), b.len() as u64, None)
+                }
             }
         };
         if code != ffi::SQLITE_OK {

@@ -61,6 +61,12 @@ pub(crate) mod page_one {
         u32::from_be_bytes([page[24], page[25], page[26], page[27]])
     }
 
+    /// What a change of the schema does: other connections parse it anew.
+    pub(crate) fn raise_schema_cookie(page: &mut Page) {
+        let cookie = u32::from_be_bytes([page[40], page[41], page[42], page[43]]).wrapping_add(1);
+        page[40..44].copy_from_slice(&cookie.to_be_bytes());
+    }
+
     pub(crate) fn same_allocation(a: &Page, b: &Page) -> bool {
         a[ALLOCATION] == b[ALLOCATION]
     }
@@ -186,8 +192,11 @@ impl Partition {
     ) -> Result<Changes, Refused> {
         let broken = |e: std::io::Error| {
             Refused::Failed(
-                Error::new(sqlstate::IO_ERROR, format!("reading back a transaction's spilled pages failed: {e}"))
-                    .hint("check the disk that holds the data directory's tmp folder"),
+                Error::new(
+                    sqlstate::IO_ERROR,
+                    format!("reading back a transaction's spilled pages failed: {e}"),
+                )
+                .hint("check the disk that holds the data directory's tmp folder"),
             )
         };
         let mut record = RecordBuilder::new(self.node.buffers.take());
@@ -212,6 +221,8 @@ impl Partition {
             // SAFETY: the transaction's snapshot is pinned.
             let base = unsafe { self.resident(no, snapshot) };
             if base.is_some_and(|base| *base == *data) {
+                // Nothing to write, but it must stay so: the page may have been taken from the free list unread.
+                transaction.reads.insert(no);
                 continue;
             }
             record.push_page(no, base, &data);
@@ -231,7 +242,8 @@ impl Partition {
         snapshot: &Snapshot,
         changes: Changes,
     ) -> Result<(Committed, u64), Refused> {
-        let Changes { mut record, mut pages, large, mut page_one, changed_allocation, changed_rest } = changes;
+        let Changes { mut record, mut pages, large, mut page_one, changed_allocation, changed_rest } =
+            changes;
         let mut commits = self.commits.lock();
         if self.is_closed() {
             return Err(Refused::Failed(closed_error()));
@@ -248,6 +260,10 @@ impl Partition {
         }
         if transaction.id != 0 && !self.outcomes.may_commit(transaction.id) {
             return Err(Refused::Failed(decided_aborted(transaction.id)));
+        }
+        let frames = large.as_ref().map(|large| large.frames(self)).unwrap_or_default();
+        if let Some((page, _)) = frames.iter().find(|(page, _)| !self.unchanged_since(*page, snapshot)) {
+            return Err(Refused::Conflict(Conflict::PageChanged(*page)));
         }
         let number = commits.last_number + 1;
         let mut page_count = current.page_count;
@@ -269,7 +285,7 @@ impl Partition {
         // At or before the record's beginning: others append too.
         let start = self.node.log.appended();
         let lsn = self.node.log.append(body).map_err(|e| match e {
-            LogError::Busy => Refused::Conflict(Conflict::LogBusy),
+            LogError::Busy => Refused::Conflict(Conflict::LogBusy(body.len())),
             other => Refused::Failed(log_error(other)),
         })?;
         self.node.count_record(body.len(), pages.len());
@@ -287,7 +303,6 @@ impl Partition {
             changed.push(no);
         }
         if let Some(large) = &large {
-            let frames = large.frames(self);
             commits.large.push(large.named(self, number));
             for (no, frame) in frames {
                 self.pages.install(no, number, None, Some(frame));
@@ -302,12 +317,8 @@ impl Partition {
             pages: changed.into_boxed_slice(),
             page_count_before: current.page_count,
         });
-        let oldest = {
-            let mut snapshots = self.snapshots.lock();
-            snapshots.push(snapshot);
-            snapshots.oldest()
-        };
-        self.collect_garbage(&mut commits, oldest);
+        self.snapshots.lock().push(snapshot);
+        self.collect_garbage(&mut commits);
         Ok((Committed { snapshot }, used))
     }
 
@@ -322,7 +333,9 @@ impl Partition {
         }
         match transaction.reads.iter().find(|page| *page != 1 && !self.unchanged_since(*page, snapshot)) {
             Some(page) => Err(Refused::Conflict(Conflict::PageChanged(page))),
-            None if !self.same_schema_page(snapshot, &current) => Err(Refused::Conflict(Conflict::PageChanged(1))),
+            None if !self.same_schema_page(snapshot, &current) => {
+                Err(Refused::Conflict(Conflict::PageChanged(1)))
+            }
             None => Ok(current),
         }
     }
@@ -363,7 +376,8 @@ impl Partition {
         changed_rest: bool,
     ) -> Result<(), Refused> {
         // SAFETY: the snapshot is pinned, and the commit lock is held.
-        let (Some(base), Some(newest)) = (unsafe { (self.resident(1, snapshot), self.resident(1, current)) }) else {
+        let (Some(base), Some(newest)) = (unsafe { (self.resident(1, snapshot), self.resident(1, current)) })
+        else {
             return Ok(()); // The partition was empty at the snapshot, and still is (validated).
         };
         if changed_allocation && !page_one::same_allocation(base, newest) {
@@ -377,8 +391,11 @@ impl Partition {
     }
 
     /// Frees what no snapshot sees and no discard can need.
-    fn collect_garbage(&self, commits: &mut Commits, oldest: u64) {
+    fn collect_garbage(&self, commits: &mut Commits) {
         let durable = self.node.log.durable();
+        // In this order: whoever pins from here on begins at a version that is durable up to there, or above; whoever
+        // has pinned an older one is counted.
+        let oldest = self.snapshots.lock().oldest_from(durable);
         let mut freed = 0;
         while let Some(first) = commits.recent.front() {
             if first.snapshot.number > oldest || first.snapshot.lsn > durable {
@@ -399,11 +416,11 @@ impl Partition {
     /// Garbage collection for a partition that has gone quiet.
     pub(crate) fn sweep(&self) {
         let mut commits = self.commits.lock();
-        let oldest = self.snapshots.lock().oldest();
-        self.collect_garbage(&mut commits, oldest);
+        self.collect_garbage(&mut commits);
         let pinned_above = self.snapshots.lock().pinned_above(commits.settled.number);
         if !commits.graveyard.is_empty() && !pinned_above {
-            let bytes = commits.graveyard.drain(..).filter(|version| version.data().is_some()).count() * PAGE_SIZE;
+            let bytes =
+                commits.graveyard.drain(..).filter(|version| version.data().is_some()).count() * PAGE_SIZE;
             self.pages.released(bytes as u64);
             self.node.memory.release(bytes as u64);
         }
@@ -437,7 +454,10 @@ impl Partition {
     /// aborted. The answer is durable.
     pub(crate) async fn ask(&self, id: u64) -> crate::Result<Option<bool>> {
         if id > self.node.clock.newest_id().saturating_add(1 << 32) {
-            return Err(Error::new(sqlstate::INVALID_PARAMETER_VALUE, format!("transaction id {id} is in the future")));
+            return Err(Error::new(
+                sqlstate::INVALID_PARAMETER_VALUE,
+                format!("transaction id {id} is in the future"),
+            ));
         }
         loop {
             let (committed, lsn) = match self.outcomes.status(id) {
@@ -500,8 +520,11 @@ pub(crate) fn closed_error() -> Error {
 }
 
 fn decided_aborted(id: u64) -> Error {
-    Error::new(sqlstate::SERIALIZATION_FAILURE, format!("transaction {id} was aborted: its outcome was asked for before it committed"))
-        .hint("run the transaction again")
+    Error::new(
+        sqlstate::SERIALIZATION_FAILURE,
+        format!("transaction {id} was aborted: its outcome was asked for before it committed"),
+    )
+    .hint("run the transaction again")
 }
 
 pub(crate) fn log_error(error: LogError) -> Error {

@@ -49,7 +49,12 @@ impl Partition {
         let snapshot = self.pin();
         drop(commits);
         let named = self.named.lock();
-        let whole = write_whole(named.segments.len(), named.pages, changed.len() as u64 + large_pages, snapshot.page_count);
+        let whole = write_whole(
+            named.segments.len(),
+            named.pages,
+            changed.len() as u64 + large_pages,
+            snapshot.page_count,
+        );
         drop(named);
         let mut pages: Vec<PageNo> = match whole {
             true => (1..=snapshot.page_count).collect(),

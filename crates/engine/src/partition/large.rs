@@ -84,8 +84,11 @@ impl Partition {
     ) -> Result<()> {
         for changed in overlay.drain() {
             let (no, data) = changed.map_err(|e| {
-                Error::new(sqlstate::IO_ERROR, format!("reading back a transaction's spilled pages failed: {e}"))
-                    .hint("check the disk that holds the data directory's tmp folder")
+                Error::new(
+                    sqlstate::IO_ERROR,
+                    format!("reading back a transaction's spilled pages failed: {e}"),
+                )
+                .hint("check the disk that holds the data directory's tmp folder")
             })?;
             if no != 1 && no <= page_count {
                 builder.push(self.id, no, &data, writer.buffer());

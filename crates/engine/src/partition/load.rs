@@ -83,7 +83,8 @@ impl Partition {
         }
         let now_ms = node.clock.monotonic_ms();
         commits.dirty_since = dirty_since.filter(|_| recovered.applied).map(|since| (since, now_ms));
-        let known = recovered.outcomes.into_iter().map(|(transaction, committed)| Outcome { transaction, committed });
+        let known =
+            recovered.outcomes.into_iter().map(|(transaction, committed)| Outcome { transaction, committed });
         let outcomes = Outcomes::new(recovered.horizon, known);
         let partition = Arc::new(Partition {
             id,
@@ -104,7 +105,10 @@ impl Partition {
             any_doomed: AtomicBool::new(false),
             loading: Loading::default(),
             used_ms: AtomicU64::new(now_ms),
-            named: Mutex::new(flush::Named::new(manifest.map(|m| m.segments).unwrap_or_default(), recovered.named_pages)),
+            named: Mutex::new(flush::Named::new(
+                manifest.map(|m| m.segments).unwrap_or_default(),
+                recovered.named_pages,
+            )),
             node,
         });
         partition.load_page_one().await?;
@@ -192,7 +196,13 @@ impl Recovered {
 
     /// Applies a record. Numbers may have gaps (a discarded commit's number is not reused), but never go back; what
     /// the manifest covers is passed over.
-    async fn apply(&mut self, node: &Node, segments: &Segments, id: PartitionId, record: &Record<'_>) -> Result<()> {
+    async fn apply(
+        &mut self,
+        node: &Node,
+        segments: &Segments,
+        id: PartitionId,
+        record: &Record<'_>,
+    ) -> Result<()> {
         for outcome in record.outcomes() {
             self.outcomes.insert(outcome.transaction, outcome.committed);
             self.applied = true;
@@ -201,8 +211,12 @@ impl Recovered {
             return Ok(());
         }
         if record.header.version.number <= self.number {
-            let message = format!("partition {id}: the log holds version {} after {}", record.header.version.number, self.number);
-            return Err(Error::new(sqlstate::DATA_CORRUPTED, message).hint("restore the data directory from a backup"));
+            let message = format!(
+                "partition {id}: the log holds version {} after {}",
+                record.header.version.number, self.number
+            );
+            return Err(Error::new(sqlstate::DATA_CORRUPTED, message)
+                .hint("restore the data directory from a backup"));
         }
         self.number = record.header.version.number;
         self.page_count = record.header.page_count;
@@ -233,7 +247,11 @@ impl Recovered {
 }
 
 /// Where each page of a manifest's version lies: later segments override earlier ones.
-async fn read_frames(node: &Node, segments: &Segments, manifest: &Manifest) -> Result<(HashMap<PageNo, Frame>, u64)> {
+async fn read_frames(
+    node: &Node,
+    segments: &Segments,
+    manifest: &Manifest,
+) -> Result<(HashMap<PageNo, Frame>, u64)> {
     let mut frames = HashMap::new();
     let mut pages = 0;
     for part in &manifest.segments {
@@ -257,7 +275,8 @@ async fn read_frame(node: &Node, segments: &Segments, frame: Frame) -> Result<Bo
 }
 
 pub(crate) fn store_error(error: fulmar_store::StoreError) -> Error {
-    Error::new(sqlstate::IO_ERROR, error.to_string()).hint("check the disk that holds the data directory's store folder")
+    Error::new(sqlstate::IO_ERROR, error.to_string())
+        .hint("check the disk that holds the data directory's store folder")
 }
 
 fn corrupt(id: PartitionId, error: FormatError) -> Error {

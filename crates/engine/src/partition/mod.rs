@@ -115,7 +115,11 @@ impl Partition {
     /// Whether the version that a snapshot shows was discarded after a failed log write.
     pub(crate) fn is_doomed(&self, snapshot: &Snapshot) -> bool {
         self.any_doomed.load(Ordering::Acquire)
-            && self.doomed.read().iter().any(|(after, upto)| snapshot.number > *after && snapshot.number <= *upto)
+            && self
+                .doomed
+                .read()
+                .iter()
+                .any(|(after, upto)| snapshot.number > *after && snapshot.number <= *upto)
     }
 
     /// From now on nothing is committed.

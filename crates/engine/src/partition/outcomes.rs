@@ -79,7 +79,10 @@ impl Outcomes {
     pub(super) fn durable(&self, durable: Lsn) -> (u64, Vec<Outcome>) {
         let inner = self.0.lock();
         let known = inner.decided.iter().filter(|(_, (_, lsn))| *lsn <= durable);
-        (inner.horizon, known.map(|(id, (committed, _))| Outcome { transaction: *id, committed: *committed }).collect())
+        (
+            inner.horizon,
+            known.map(|(id, (committed, _))| Outcome { transaction: *id, committed: *committed }).collect(),
+        )
     }
 }
 

@@ -107,7 +107,12 @@ impl RowLocks {
 
 /// Whether the holder of `row` (or whoever it waits for, and so on) waits for `owner`. Each transaction waits for one
 /// row at a time and each row has one holder, so the chain is a line; its length is bounded by the waiters.
-fn closes_circle(locks: &HashMap<RowName, Lock>, waiting: &HashMap<u64, RowName>, row: RowName, owner: u64) -> bool {
+fn closes_circle(
+    locks: &HashMap<RowName, Lock>,
+    waiting: &HashMap<u64, RowName>,
+    row: RowName,
+    owner: u64,
+) -> bool {
     let mut row = row;
     for _ in 0..=waiting.len() {
         let Some(lock) = locks.get(&row) else { return false };

@@ -74,7 +74,11 @@ impl Snapshots {
         match self.pinned.iter_mut().rev().find(|(number, _)| *number == snapshot.number) {
             Some((_, count)) => *count += 1,
             None => {
-                let at = self.pinned.iter().rposition(|(number, _)| *number < snapshot.number).map_or(0, |i| i + 1);
+                let at = self
+                    .pinned
+                    .iter()
+                    .rposition(|(number, _)| *number < snapshot.number)
+                    .map_or(0, |i| i + 1);
                 self.pinned.insert(at, (snapshot.number, 1));
             }
         }
@@ -93,9 +97,10 @@ impl Snapshots {
         }
     }
 
-    /// The oldest version that anybody can still see.
-    pub(crate) fn oldest(&self) -> u64 {
-        self.pinned.front().map_or(self.current.number, |(number, _)| (*number).min(self.current.number))
+    /// The oldest version that anybody can see from now on, where the log is durable up to `lsn`.
+    pub(crate) fn oldest_from(&mut self, lsn: Lsn) -> u64 {
+        let durable = self.durable(lsn).number;
+        self.pinned.front().map_or(durable, |(number, _)| (*number).min(durable))
     }
 
     /// Whether a version above `number` is pinned.
@@ -114,23 +119,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn oldest_is_the_oldest_pin_or_the_current_version() {
+    fn the_oldest_is_the_oldest_pin_or_the_newest_durable_version() {
         let at = |number| Snapshot { number, lsn: Lsn(number), page_count: 1 };
         let mut snapshots = Snapshots::new(at(5));
         assert_eq!(snapshots.pin().number, 5);
         snapshots.push(at(6));
         assert_eq!((snapshots.pin().number, snapshots.pin().number), (6, 6));
-        assert_eq!(snapshots.oldest(), 5);
+        assert_eq!(snapshots.oldest_from(Lsn(6)), 5);
         snapshots.unpin(5);
-        assert_eq!(snapshots.oldest(), 6);
+        assert_eq!(snapshots.oldest_from(Lsn(6)), 6);
         snapshots.push(at(9));
         snapshots.unpin(6);
         snapshots.unpin(6);
         assert!(snapshots.is_idle());
         assert_eq!(snapshots.pin_durable(Lsn(7)).number, 6);
-        assert_eq!(snapshots.oldest(), 6);
+        assert_eq!(snapshots.oldest_from(Lsn(9)), 6);
         snapshots.unpin(6);
         assert_eq!(snapshots.durable(Lsn(9)).number, 9);
-        assert_eq!(snapshots.oldest(), 9);
+        assert_eq!(snapshots.oldest_from(Lsn(9)), 9);
     }
 }

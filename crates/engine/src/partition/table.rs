@@ -56,7 +56,8 @@ impl PageVersion {
     /// Puts in the bytes that were read from the store; answers whether they were the first to arrive.
     pub(crate) fn fill(&self, page: Box<Page>) -> bool {
         let page = Box::into_raw(page);
-        let filled = self.data.compare_exchange(ptr::null_mut(), page, Ordering::AcqRel, Ordering::Acquire).is_ok();
+        let filled =
+            self.data.compare_exchange(ptr::null_mut(), page, Ordering::AcqRel, Ordering::Acquire).is_ok();
         if !filled {
             // SAFETY: it was not published.
             drop(unsafe { Box::from_raw(page) });
@@ -90,7 +91,10 @@ fn locate(page: PageNo) -> (usize, usize) {
 
 impl PageTable {
     pub(crate) fn new() -> Self {
-        PageTable { buckets: [const { AtomicPtr::new(ptr::null_mut()) }; BUCKETS], resident_bytes: AtomicU64::new(0) }
+        PageTable {
+            buckets: [const { AtomicPtr::new(ptr::null_mut()) }; BUCKETS],
+            resident_bytes: AtomicU64::new(0),
+        }
     }
 
     fn slot(&self, page: PageNo) -> Option<&AtomicPtr<PageVersion>> {

@@ -118,7 +118,9 @@ impl Session {
         if !partition.rows.any() {
             return Ok(None);
         }
-        let Some(row) = statement.plan.row.as_ref().and_then(|row| row.name(parameters)) else { return Ok(None) };
+        let Some(row) = statement.plan.row.as_ref().and_then(|row| row.name(parameters)) else {
+            return Ok(None);
+        };
         let owner = self.engine.ticket();
         if !partition.rows.held_by_other(row, owner) {
             return Ok(None);

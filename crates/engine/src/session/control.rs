@@ -7,7 +7,7 @@ use super::journal::{COMMIT, ROLLBACK};
 use super::open::Open;
 use super::{MOST_ATTEMPTS, Session, serialization_failure};
 use crate::connection::Step;
-use crate::partition::Partition;
+use crate::partition::{Partition, RowName};
 use crate::sql::Begin;
 use crate::{CommandTag, Completion, Error, Result, RowSink, Scope, Statement, StatementKind, sqlstate};
 
@@ -25,7 +25,9 @@ impl Session {
                 Vec::new()
             }
             Some(open) if open.has_failed() => return Err(super::open::failed_transaction()),
-            Some(_) => vec![(sqlstate::ACTIVE_TRANSACTION, "there is already a transaction in progress".to_owned())],
+            Some(_) => {
+                vec![(sqlstate::ACTIVE_TRANSACTION, "there is already a transaction in progress".to_owned())]
+            }
             None => {
                 let read_only = begin.read_only.unwrap_or(self.default_read_only);
                 self.open = Some(Open::new(&self.engine, read_only, begin.immediate));
@@ -59,7 +61,9 @@ impl Session {
             return Ok(Outcome::Committed);
         };
         if open.lost {
-            return Ok(Outcome::Failed(serialization_failure("the transaction was rolled back by an earlier error")));
+            return Ok(Outcome::Failed(serialization_failure(
+                "the transaction was rolled back by an earlier error",
+            )));
         }
         if open.has_written() {
             self.wait_for_shown_rows(open, &partition).await?;
@@ -109,11 +113,10 @@ impl Session {
         if !partition.rows.any() {
             return Ok(());
         }
-        for at in 0..open.rows.updated.len() {
-            let row = open.rows.updated[at];
-            if open.rows.is_held_by_other(row) {
-                self.lock_row(open, partition, row).await?;
-            }
+        let shown: Vec<RowName> =
+            open.rows.updated.iter().copied().filter(|row| open.rows.is_held_by_other(*row)).collect();
+        for row in shown {
+            self.lock_row(open, partition, row).await?;
         }
         Ok(())
     }

@@ -58,7 +58,8 @@ impl HeldTurn {
         if let Some(answered) = self.answered.take() {
             let sample = answered.elapsed().as_micros() as u64;
             let old = self.round_trip_us.load(Ordering::Relaxed);
-            self.round_trip_us.store(if old == 0 { sample } else { (3 * old + sample) / 4 }, Ordering::Relaxed);
+            self.round_trip_us
+                .store(if old == 0 { sample } else { (3 * old + sample) / 4 }, Ordering::Relaxed);
         }
         let mut inner = self.inner.lock();
         inner.silence += 1;
@@ -78,7 +79,8 @@ impl HeldTurn {
         let patience = if self.patient {
             30 * LONGEST_HOLD
         } else {
-            Duration::from_micros(4 * self.round_trip_us.load(Ordering::Relaxed)).clamp(SHORTEST_SILENCE, LONGEST_SILENCE)
+            Duration::from_micros(4 * self.round_trip_us.load(Ordering::Relaxed))
+                .clamp(SHORTEST_SILENCE, LONGEST_SILENCE)
         };
         let left = if self.patient { patience } else { LONGEST_HOLD.saturating_sub(self.since.elapsed()) };
         let inner = self.inner.clone();

@@ -51,7 +51,8 @@ impl Journal {
 
     /// Whether one more statement with these parameters would go beyond the bound.
     pub(super) fn would_overflow(&self, parameters: &[Value]) -> bool {
-        !self.overflowed && self.bytes + 64 + parameters.iter().map(value_bytes).sum::<usize>() > LARGEST_BYTES
+        !self.overflowed
+            && self.bytes + 64 + parameters.iter().map(value_bytes).sum::<usize>() > LARGEST_BYTES
     }
 
     pub(super) fn entries(&self) -> &[Entry] {
@@ -91,7 +92,9 @@ impl<'a> HashingSink<'a> {
     pub(super) fn answer(mut self, end: &End) -> u64 {
         match end {
             End::Done(tag) => self.hash.update(format!("T{tag}").as_bytes()),
-            End::Failed(error) => self.hash.update(format!("E{}{}", error.state(), error.message()).as_bytes()),
+            End::Failed(error) => {
+                self.hash.update(format!("E{}{}", error.state(), error.message()).as_bytes())
+            }
             End::Conflict => {}
         }
         self.hash.digest()
@@ -148,6 +151,12 @@ pub(super) fn run_statement(
 ) -> End {
     let run = Run { id: statement.id, sql: &statement.sql, columns: statement.columns.len(), parameters };
     connection.link.vacuuming.set(statement.plan.vacuum);
+    if statement.kind == StatementKind::Utility("ANALYZE") {
+        connection.link.bump_schema.set(true);
+    }
+    if matches!(statement.kind, StatementKind::Insert | StatementKind::Update | StatementKind::Delete) {
+        connection.link.variables.borrow_mut().changed = true;
+    }
     let step = connection.run_here(&run, sink);
     connection.link.vacuuming.set(false);
     connection.tainted |= statement.plan.temporary;
@@ -159,10 +168,7 @@ pub(super) fn run_statement(
 }
 
 fn tag(connection: &mut Connection, kind: StatementKind, rows: u64) -> CommandTag {
-    let changed = || {
-        connection.link.variables.borrow_mut().changed = true;
-        connection.changes().0 as u64
-    };
+    let changed = || connection.changes().0 as u64;
     match kind {
         StatementKind::Query => CommandTag::Select(rows),
         StatementKind::Insert => CommandTag::Insert(changed()),

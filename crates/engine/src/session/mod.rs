@@ -42,9 +42,6 @@ use crate::{
 /// that the partition is being discarded under it again and again.
 const MOST_ATTEMPTS: u32 = 20;
 
-/// Room in the log that a refused commit waits for: what most records need.
-const ROOM_BYTES: usize = 1 << 20;
-
 /// What SQL functions remember of a session between transactions.
 #[derive(Clone, Copy, Debug, Default)]
 struct Remembered {
@@ -68,6 +65,8 @@ pub struct Session {
     /// The last transaction got 40001: the next one takes its turn first.
     turn_first: bool,
     remembered: Remembered,
+    /// A statement has begun and not ended.
+    unsettled: bool,
 }
 
 impl Session {
@@ -83,6 +82,7 @@ impl Session {
             default_read_only: false,
             turn_first: false,
             remembered: Remembered::default(),
+            unsettled: false,
         }
     }
 
@@ -116,6 +116,20 @@ impl Session {
         sink: &mut dyn RowSink,
     ) -> Result<Completion> {
         let _running = self.start();
+        self.settle().await;
+        self.unsettled = true;
+        let result = self.execute_settled(statement, parameters, scope, sink).await;
+        self.unsettled = false;
+        result
+    }
+
+    async fn execute_settled(
+        &mut self,
+        statement: &Arc<Statement>,
+        parameters: &[Value],
+        scope: Scope,
+        sink: &mut dyn RowSink,
+    ) -> Result<Completion> {
         match statement.kind {
             StatementKind::Empty => Ok(Completion { tag: CommandTag::Empty, notices: Vec::new() }),
             StatementKind::Begin => self.begin(statement.plan.begin),
@@ -170,6 +184,15 @@ impl Session {
         self.partition = None;
     }
 
+    /// If the last statement's future was dropped, it may have committed without anybody having waited for it. Whether it
+    /// did must not change between this session's next statements, so they begin when it is durable or lost.
+    async fn settle(&mut self) {
+        if std::mem::take(&mut self.unsettled) {
+            let appended = self.engine.node().log.appended();
+            let _ = self.wait_durable(appended).await;
+        }
+    }
+
     fn start(&self) -> Running {
         self.flag.clear();
         self.running.store(true, Ordering::Release);
@@ -203,6 +226,7 @@ impl Session {
             ..variables
         };
         *link.cancel.borrow_mut() = self.flag.clone();
+        link.bump_schema.set(false);
         let mut transaction = link.transaction.borrow_mut();
         transaction.id = 0;
         transaction.turn = 0;
@@ -261,11 +285,11 @@ impl Session {
 
     /// After a conflict: if it was that the log has no room, waits for it. Then the statement can be run again.
     async fn wait_for_room(&mut self, connection: &mut Connection) -> Result<()> {
-        if connection.link.transaction.borrow().conflict != Some(Conflict::LogBusy) {
+        let Some(Conflict::LogBusy(bytes)) = connection.link.transaction.borrow().conflict else {
             return Ok(());
-        }
+        };
         let node = self.engine.node().clone();
-        self.cancellable(node.log.wait_room(ROOM_BYTES)).await?.map_err(crate::partition::log_error)
+        self.cancellable(node.log.wait_room(bytes)).await?.map_err(crate::partition::log_error)
     }
 
     /// Waits until the log is durable up to `lsn`. Not cancellable: until then nobody knows the answer.

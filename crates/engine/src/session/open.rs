@@ -11,6 +11,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use hashbrown::HashSet;
+
 use super::auto::read_only;
 use super::held_turn::HeldTurn;
 use super::journal::{End, HashingSink, Journal, Replayed, replay, run_statement};
@@ -22,6 +24,9 @@ use crate::{Completion, Engine, Error, Result, RowSink, Statement, StatementKind
 
 /// Read sets larger than this are not looked through before every statement.
 const ADVANCE_AT_MOST: usize = 2000;
+
+/// Rows updated by key that a transaction remembers; one that is not remembered may cost a 40001, no more.
+const MOST_ROWS: usize = 10_000;
 
 /// An open transaction.
 pub(super) struct Open {
@@ -48,7 +53,7 @@ pub(super) struct Rows {
     partition: Option<Arc<Partition>>,
     owner: u64,
     /// Updated by key.
-    pub(super) updated: Vec<RowName>,
+    pub(super) updated: HashSet<RowName>,
     /// Locked (or queued for).
     locked: Vec<RowName>,
 }
@@ -82,7 +87,12 @@ impl Open {
             lost: false,
             variables: Variables::default(),
             before: Remembered::default(),
-            rows: Rows { partition: None, owner: engine.ticket(), updated: Vec::new(), locked: Vec::new() },
+            rows: Rows {
+                partition: None,
+                owner: engine.ticket(),
+                updated: HashSet::new(),
+                locked: Vec::new(),
+            },
         }
     }
 
@@ -146,9 +156,13 @@ impl Session {
             return Err(read_only());
         }
         if statement.plan.vacuum {
-            return Err(Error::new(sqlstate::ACTIVE_TRANSACTION, "VACUUM cannot run inside a transaction block"));
+            return Err(Error::new(
+                sqlstate::ACTIVE_TRANSACTION,
+                "VACUUM cannot run inside a transaction block",
+            ));
         }
-        let current = open.is_provisional() || open.immediate || !statement.read_only || statement.plan.for_update;
+        let current =
+            open.is_provisional() || open.immediate || !statement.read_only || statement.plan.for_update;
         self.begin_in(open, current).await?;
         if open.lost {
             self.replay_in(open).await?;
@@ -231,7 +245,12 @@ impl Session {
         }
     }
 
-    pub(super) async fn take_turn(&mut self, open: &mut Open, partition: &Arc<Partition>, patient: bool) -> Result<()> {
+    pub(super) async fn take_turn(
+        &mut self,
+        open: &mut Open,
+        partition: &Arc<Partition>,
+        patient: bool,
+    ) -> Result<()> {
         if open.turn.as_mut().is_some_and(|turn| turn.resume() != 0) {
             return Ok(());
         }
@@ -255,11 +274,18 @@ impl Session {
     }
 
     /// Waits for rows that others have shown to their clients, and locks those that this transaction shows.
-    async fn apply_row_rules(&mut self, open: &mut Open, statement: &Statement, parameters: &[Value]) -> Result<()> {
+    async fn apply_row_rules(
+        &mut self,
+        open: &mut Open,
+        statement: &Statement,
+        parameters: &[Value],
+    ) -> Result<()> {
         let Some(partition) = open.rows.partition.clone() else { return Ok(()) };
         let name = statement.plan.row.as_ref().and_then(|row| row.name(parameters));
         let fresh = match (statement.kind, name) {
-            (StatementKind::Query, Some(row)) if statement.plan.for_update || open.rows.updated.contains(&row) => {
+            (StatementKind::Query, Some(row))
+                if statement.plan.for_update || open.rows.updated.contains(&row) =>
+            {
                 self.lock_row(open, &partition, row).await?
             }
             // Rows that it does not name one by one: the whole partition is locked, by its turn.
@@ -268,7 +294,9 @@ impl Session {
                 true
             }
             (StatementKind::Update | StatementKind::Delete, Some(row)) => {
-                open.rows.updated.push(row);
+                if open.rows.updated.len() < MOST_ROWS {
+                    open.rows.updated.insert(row);
+                }
                 let held = partition.rows.held_by_other(row, open.rows.owner);
                 held && self.lock_row(open, &partition, row).await?
             }
@@ -288,14 +316,36 @@ impl Session {
     }
 
     /// Locks a row; answers whether it was not locked by this transaction before.
-    pub(super) async fn lock_row(&mut self, open: &mut Open, partition: &Arc<Partition>, row: RowName) -> Result<bool> {
+    pub(super) async fn lock_row(
+        &mut self,
+        open: &mut Open,
+        partition: &Arc<Partition>,
+        row: RowName,
+    ) -> Result<bool> {
         if open.rows.locked.contains(&row) {
             return Ok(false);
         }
+        if partition.rows.held_by_other(row, open.rows.owner) {
+            // The holder may be waiting for the turn. A transaction that cannot do without its turn does without the row:
+            // nobody commits before it, and who was shown the row gets 40001.
+            if open.journal.overflowed {
+                return Ok(false);
+            }
+            open.turn = None;
+            if let Some(connection) = &open.connection {
+                connection.link.transaction.borrow_mut().turn = 0;
+            }
+        }
         open.rows.locked.push(row);
-        match self.cancellable(partition.rows.take(row, open.rows.owner)).await? {
-            Ok(()) => Ok(true),
-            Err(_) => Err(Error::new(sqlstate::DEADLOCK_DETECTED, "deadlock detected")
+        match self.cancellable(partition.rows.take(row, open.rows.owner)).await {
+            Ok(Ok(())) => Ok(true),
+            Err(cancelled) => {
+                // Not waiting any more: others' deadlock checks must not see it.
+                open.rows.locked.pop();
+                partition.rows.release(row, open.rows.owner);
+                Err(cancelled)
+            }
+            Ok(Err(_)) => Err(Error::new(sqlstate::DEADLOCK_DETECTED, "deadlock detected")
                 .detail("this transaction and others wait for rows that the next one has locked")
                 .hint("run the transaction again; lock rows in the same order everywhere")),
         }
@@ -312,14 +362,20 @@ impl Session {
             let Some(connection) = &mut open.connection else { return Err(no_transaction()) };
             connection.link.transaction.borrow_mut().current = true;
             let before = &open.before;
-            connection.restore(&open.variables, before.last_insert_rowid, before.changes, before.total_changes);
+            connection.restore(
+                &open.variables,
+                before.last_insert_rowid,
+                before.changes,
+                before.total_changes,
+            );
             let entries = open.journal.entries();
             match connection.run(|c| replay(c, entries))?.await? {
                 Replayed::Same => return Ok(()),
                 Replayed::Conflict => {}
                 Replayed::Differs(place) => {
                     self.turn_first = true;
-                    let detail = format!("statement {} of the transaction would answer differently now", place + 1);
+                    let detail =
+                        format!("statement {} of the transaction would answer differently now", place + 1);
                     return Err(serialization_failure(&detail));
                 }
             }

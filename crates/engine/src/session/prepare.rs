@@ -31,7 +31,8 @@ fn failed_unless_control(session: &Session, sql: &str) -> Option<crate::Error> {
         return None;
     }
     let first: Vec<Token<'_>> = tokens(sql).take(6).take_while(|t| !t.is_symbol(";")).collect();
-    let control = [StatementKind::Commit, StatementKind::Rollback, StatementKind::RollbackTo, StatementKind::Empty];
+    let control =
+        [StatementKind::Commit, StatementKind::Rollback, StatementKind::RollbackTo, StatementKind::Empty];
     (!control.contains(&classify(&first).0)).then(super::open::failed_transaction)
 }
 
@@ -39,7 +40,8 @@ async fn describe<'a>(session: &mut Session, sql: &'a str) -> Result<(Statement,
     let all: Vec<Token<'a>> = tokens(sql).collect();
     // The body of a trigger has semicolons of its own: there SQLite finds the end.
     let trigger = all.first().is_some_and(|t| t.is("CREATE")) && all.iter().take(4).any(|t| t.is("TRIGGER"));
-    let length = if trigger { all.len() } else { all.iter().position(|t| t.is_symbol(";")).unwrap_or(all.len()) };
+    let length =
+        if trigger { all.len() } else { all.iter().position(|t| t.is_symbol(";")).unwrap_or(all.len()) };
     let first = &all[..length];
     if first.is_empty() && length < all.len() {
         // Only a semicolon: an empty statement, unless more follows.
@@ -91,7 +93,12 @@ async fn describe<'a>(session: &mut Session, sql: &'a str) -> Result<(Statement,
 }
 
 /// Prepares the text on the transaction's connection, or on one that is borrowed for it.
-async fn ask_sqlite(session: &mut Session, id: u64, text: &str, shape: &Shape) -> Result<(Prepared, Vec<Columns>)> {
+async fn ask_sqlite(
+    session: &mut Session,
+    id: u64,
+    text: &str,
+    shape: &Shape,
+) -> Result<(Prepared, Vec<Columns>)> {
     let body = |connection: &mut Connection| {
         let prepared = connection.describe_here(id, text)?;
         let needed = !shape.parameters.is_empty();

@@ -29,12 +29,14 @@ pub(crate) fn classify(tokens: &[Token<'_>]) -> (StatementKind, Begin) {
         "ROLLBACK" | "ABORT" => StatementKind::Rollback,
         "SAVEPOINT" => StatementKind::Savepoint,
         "RELEASE" => StatementKind::Release,
-        "CREATE" => StatementKind::Utility(object(tokens, [
-            "CREATE TABLE", "CREATE INDEX", "CREATE VIEW", "CREATE TRIGGER", "CREATE",
-        ])),
-        "DROP" => StatementKind::Utility(object(tokens, [
-            "DROP TABLE", "DROP INDEX", "DROP VIEW", "DROP TRIGGER", "DROP",
-        ])),
+        "CREATE" => StatementKind::Utility(object(
+            tokens,
+            ["CREATE TABLE", "CREATE INDEX", "CREATE VIEW", "CREATE TRIGGER", "CREATE"],
+        )),
+        "DROP" => StatementKind::Utility(object(
+            tokens,
+            ["DROP TABLE", "DROP INDEX", "DROP VIEW", "DROP TRIGGER", "DROP"],
+        )),
         "ALTER" => StatementKind::Utility("ALTER TABLE"),
         "VACUUM" => StatementKind::Utility("VACUUM"),
         "ANALYZE" => StatementKind::Utility("ANALYZE"),
@@ -46,9 +48,11 @@ pub(crate) fn classify(tokens: &[Token<'_>]) -> (StatementKind, Begin) {
 
 /// The tag of a CREATE or DROP: `tags` are those for tables, indexes, views, triggers and the rest.
 fn object(tokens: &[Token<'_>], tags: [&'static str; 5]) -> &'static str {
-    let named = tokens.iter().skip(1).take(4).find_map(|t| {
-        ["TABLE", "INDEX", "VIEW", "TRIGGER"].iter().position(|object| t.is(object))
-    });
+    let named = tokens
+        .iter()
+        .skip(1)
+        .take(4)
+        .find_map(|t| ["TABLE", "INDEX", "VIEW", "TRIGGER"].iter().position(|object| t.is(object)));
     tags[named.unwrap_or(4)]
 }
 

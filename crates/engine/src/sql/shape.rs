@@ -157,7 +157,9 @@ fn operand(token: &Token<'_>) -> Option<Operand> {
     match token.kind {
         Kind::Parameter => parameter_number(token).map(Operand::Parameter),
         Kind::Number => Some(Operand::Literal(token.text.to_owned())),
-        Kind::Text => token.text.strip_prefix('\'')?.strip_suffix('\'').map(|t| Operand::Literal(t.replace("''", "'"))),
+        Kind::Text => {
+            token.text.strip_prefix('\'')?.strip_suffix('\'').map(|t| Operand::Literal(t.replace("''", "'")))
+        }
         _ => None,
     }
 }
@@ -169,7 +171,9 @@ fn parameter_number(token: &Token<'_>) -> Option<u16> {
 /// `column = $1`, `column < $1`, `SET column = column + $1`, `$1 = column`, `column BETWEEN $1 AND $2`, `IN ($1, $2)`.
 fn compared_parameters(tokens: &[Token<'_>]) -> Vec<ParameterPlace> {
     const COMPARES: [&str; 14] = ["=", "==", "<", ">", "<=", ">=", "<>", "!=", "+", "-", "*", "/", "%", "||"];
-    let compares = |t: &Token<'_>| COMPARES.iter().any(|c| t.is_symbol(c)) || t.is("LIKE") || t.is("IS") || t.is("BETWEEN");
+    let compares = |t: &Token<'_>| {
+        COMPARES.iter().any(|c| t.is_symbol(c)) || t.is("LIKE") || t.is("IS") || t.is("BETWEEN")
+    };
     let mut places = Vec::new();
     let mut between: Option<String> = None;
     let mut within: Option<String> = None;
@@ -210,9 +214,14 @@ fn inserted_parameters(tokens: &[Token<'_>]) -> Vec<ParameterPlace> {
     if values < into {
         return Vec::new();
     }
-    let columns: Option<Vec<String>> = tokens[into..values].iter().position(|t| t.is_symbol("(")).map(|open| {
-        tokens[into + open + 1..values].iter().take_while(|t| !t.is_symbol(")")).filter_map(Token::name).collect()
-    });
+    let columns: Option<Vec<String>> =
+        tokens[into..values].iter().position(|t| t.is_symbol("(")).map(|open| {
+            tokens[into + open + 1..values]
+                .iter()
+                .take_while(|t| !t.is_symbol(")"))
+                .filter_map(Token::name)
+                .collect()
+        });
     let mut places = Vec::new();
     let (mut depth, mut position) = (0, 0);
     for (i, token) in tokens[values + 1..].iter().enumerate() {
@@ -264,8 +273,13 @@ mod tests {
         let parameters = [Value::Text("5".into()), Value::Text("3".into())];
         assert_eq!(two.name(&parameters), swapped.name(&parameters));
         assert_eq!(two.name(&[Value::Null]), None);
-        for none in ["select * from a, b where a.x = 1", "select * from a where x = 1 or y = 2",
-            "select * from a where x > 1", "select * from a where x = (select 1)", "delete from a"] {
+        for none in [
+            "select * from a, b where a.x = 1",
+            "select * from a where x = 1 or y = 2",
+            "select * from a where x > 1",
+            "select * from a where x = (select 1)",
+            "delete from a",
+        ] {
             let shape = of(none);
             assert!(shape.row.is_none() || none.contains("a, b"), "{none}");
         }
@@ -286,12 +300,20 @@ mod tests {
             found.sort();
             found
         };
-        let expect = |list: &[(u16, &str)]| list.iter().map(|(n, c)| (*n, (*c).to_owned())).collect::<Vec<_>>();
-        assert_eq!(place("update t set a = a + $1, b = $2 where c between $3 and $4"),
-            expect(&[(1, "a"), (2, "b"), (3, "c"), (4, "c")]));
-        assert_eq!(place("insert into t (a, \"B\") values ($1, $2), ($3, $4)"),
-            expect(&[(1, "a"), (2, "b"), (3, "a"), (4, "b")]));
+        let expect =
+            |list: &[(u16, &str)]| list.iter().map(|(n, c)| (*n, (*c).to_owned())).collect::<Vec<_>>();
+        assert_eq!(
+            place("update t set a = a + $1, b = $2 where c between $3 and $4"),
+            expect(&[(1, "a"), (2, "b"), (3, "c"), (4, "c")])
+        );
+        assert_eq!(
+            place("insert into t (a, \"B\") values ($1, $2), ($3, $4)"),
+            expect(&[(1, "a"), (2, "b"), (3, "a"), (4, "b")])
+        );
         assert_eq!(place("insert into t values ($2, $1)"), expect(&[(1, "#1"), (2, "#0")]));
-        assert_eq!(place("select * from t where x in ($1, $2) and $3 < y"), expect(&[(1, "x"), (2, "x"), (3, "y")]));
+        assert_eq!(
+            place("select * from t where x in ($1, $2) and $3 < y"),
+            expect(&[(1, "x"), (2, "x"), (3, "y")])
+        );
     }
 }

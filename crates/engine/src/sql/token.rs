@@ -137,15 +137,35 @@ mod tests {
         let sql = "SELECT a.\"b \"\"c\", 'it''s', x'00', 1.5e3 /* no */ FROM t -- end\n WHERE ü=$12 AND b<>?";
         let found: Vec<_> = tokens(sql).map(|t| t.text).collect();
         let expected = [
-            "SELECT", "a", ".", "\"b \"\"c\"", ",", "'it''s'", ",", "x'00'", ",", "1.5e3", "FROM", "t", "WHERE", "ü",
-            "=", "$12", "AND", "b", "<>", "?",
+            "SELECT",
+            "a",
+            ".",
+            "\"b \"\"c\"",
+            ",",
+            "'it''s'",
+            ",",
+            "x'00'",
+            ",",
+            "1.5e3",
+            "FROM",
+            "t",
+            "WHERE",
+            "ü",
+            "=",
+            "$12",
+            "AND",
+            "b",
+            "<>",
+            "?",
         ];
         assert_eq!(found, expected);
     }
 
     #[test]
     fn odd_ends_do_not_panic() {
-        for sql in ["'", "\"", "[", "/*", "--", "x'", "$", ":", "a'b", "''", "\u{1F600}", "1.", ".", "/* *", "`"] {
+        for sql in
+            ["'", "\"", "[", "/*", "--", "x'", "$", ":", "a'b", "''", "\u{1F600}", "1.", ".", "/* *", "`"]
+        {
             tokens(sql).for_each(|t| {
                 t.name();
             });

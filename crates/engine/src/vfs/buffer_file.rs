@@ -43,7 +43,9 @@ static METHODS: ffi::sqlite3_io_methods = ffi::sqlite3_io_methods {
 pub(super) unsafe fn open(file: *mut ffi::sqlite3_file, area: Arc<SpillArea>) {
     let buffer = Box::into_raw(Box::new(SpillBuffer::new(area)));
     // SAFETY: the caller's promise.
-    unsafe { file.cast::<BufferFile>().write(BufferFile { base: ffi::sqlite3_file { pMethods: &METHODS }, buffer }) };
+    unsafe {
+        file.cast::<BufferFile>().write(BufferFile { base: ffi::sqlite3_file { pMethods: &METHODS }, buffer })
+    };
 }
 
 /// # Safety
@@ -69,7 +71,12 @@ unsafe extern "C" fn close(file: *mut ffi::sqlite3_file) -> c_int {
     })
 }
 
-unsafe extern "C" fn read(file: *mut ffi::sqlite3_file, out: *mut c_void, length: c_int, offset: i64) -> c_int {
+unsafe extern "C" fn read(
+    file: *mut ffi::sqlite3_file,
+    out: *mut c_void,
+    length: c_int,
+    offset: i64,
+) -> c_int {
     guarded(|| {
         // SAFETY: SQLite's buffer of `length` bytes.
         let out = unsafe { std::slice::from_raw_parts_mut(out.cast::<u8>(), length as usize) };
@@ -82,7 +89,12 @@ unsafe extern "C" fn read(file: *mut ffi::sqlite3_file, out: *mut c_void, length
     })
 }
 
-unsafe extern "C" fn write(file: *mut ffi::sqlite3_file, data: *const c_void, length: c_int, offset: i64) -> c_int {
+unsafe extern "C" fn write(
+    file: *mut ffi::sqlite3_file,
+    data: *const c_void,
+    length: c_int,
+    offset: i64,
+) -> c_int {
     guarded(|| {
         // SAFETY: SQLite's buffer of `length` bytes.
         let data = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), length as usize) };
@@ -110,6 +122,10 @@ unsafe extern "C" fn file_size(file: *mut ffi::sqlite3_file, out: *mut i64) -> c
     ffi::SQLITE_OK
 }
 
-unsafe extern "C" fn file_control(_file: *mut ffi::sqlite3_file, _op: c_int, _argument: *mut c_void) -> c_int {
+unsafe extern "C" fn file_control(
+    _file: *mut ffi::sqlite3_file,
+    _op: c_int,
+    _argument: *mut c_void,
+) -> c_int {
     ffi::SQLITE_NOTFOUND
 }

@@ -45,7 +45,9 @@ static METHODS: ffi::sqlite3_io_methods = ffi::sqlite3_io_methods {
 /// `file` has room for [`SIZE`] bytes; `link` outlives the connection's handle.
 pub(super) unsafe fn open(file: *mut ffi::sqlite3_file, link: &Link) {
     // SAFETY: the caller's promise.
-    unsafe { file.cast::<MainFile>().write(MainFile { base: ffi::sqlite3_file { pMethods: &METHODS }, link }) };
+    unsafe {
+        file.cast::<MainFile>().write(MainFile { base: ffi::sqlite3_file { pMethods: &METHODS }, link })
+    };
 }
 
 /// # Safety
@@ -59,18 +61,30 @@ unsafe extern "C" fn close(_file: *mut ffi::sqlite3_file) -> c_int {
     ffi::SQLITE_OK
 }
 
-unsafe extern "C" fn read(file: *mut ffi::sqlite3_file, out: *mut c_void, length: c_int, offset: i64) -> c_int {
+unsafe extern "C" fn read(
+    file: *mut ffi::sqlite3_file,
+    out: *mut c_void,
+    length: c_int,
+    offset: i64,
+) -> c_int {
     guarded(|| {
         // SAFETY: SQLite's buffer of `length` bytes, and an open file of ours.
-        let (out, link) = unsafe { (std::slice::from_raw_parts_mut(out.cast::<u8>(), length as usize), link(file)) };
+        let (out, link) =
+            unsafe { (std::slice::from_raw_parts_mut(out.cast::<u8>(), length as usize), link(file)) };
         link.read(offset as u64, out)
     })
 }
 
-unsafe extern "C" fn write(file: *mut ffi::sqlite3_file, data: *const c_void, length: c_int, offset: i64) -> c_int {
+unsafe extern "C" fn write(
+    file: *mut ffi::sqlite3_file,
+    data: *const c_void,
+    length: c_int,
+    offset: i64,
+) -> c_int {
     guarded(|| {
         // SAFETY: SQLite's buffer of `length` bytes, and an open file of ours.
-        let (data, link) = unsafe { (std::slice::from_raw_parts(data.cast::<u8>(), length as usize), link(file)) };
+        let (data, link) =
+            unsafe { (std::slice::from_raw_parts(data.cast::<u8>(), length as usize), link(file)) };
         let Ok(page) = <&Page>::try_from(data) else { return ffi::SQLITE_IOERR_WRITE };
         link.write(page_at(offset as u64), page)
     })
@@ -125,7 +139,11 @@ unsafe extern "C" fn unlock(file: *mut ffi::sqlite3_file, level: c_int) -> c_int
     })
 }
 
-unsafe extern "C" fn file_control(file: *mut ffi::sqlite3_file, operation: c_int, argument: *mut c_void) -> c_int {
+unsafe extern "C" fn file_control(
+    file: *mut ffi::sqlite3_file,
+    operation: c_int,
+    argument: *mut c_void,
+) -> c_int {
     guarded(|| match operation {
         // A super-journal means that several files commit together, which ours cannot.
         ffi::SQLITE_FCNTL_SYNC if !argument.is_null() => ffi::SQLITE_IOERR,
@@ -175,7 +193,10 @@ impl Link {
         let transaction = self.transaction.borrow();
         let Some(snapshot) = transaction.snapshot else { return false };
         self.partition.current().number != snapshot.number
-            && transaction.reads.iter().any(|page| page != 1 && !self.partition.unchanged_since(page, &snapshot))
+            && transaction
+                .reads
+                .iter()
+                .any(|page| page != 1 && !self.partition.unchanged_since(page, &snapshot))
     }
 
     /// Moves the snapshot to the current version (or the newest durable one, see [`crate::transaction::Transaction`]) if
@@ -198,9 +219,10 @@ impl Link {
             self.partition.unpin(new);
             return true;
         }
-        let unchanged = transaction.reads.iter().all(|page| page == 1 || self.partition.unchanged_since(page, &old))
-            && self.partition.same_schema_page(&old, &new)
-            && self.partition.same_allocation(&old, &new);
+        let unchanged =
+            transaction.reads.iter().all(|page| page == 1 || self.partition.unchanged_since(page, &old))
+                && self.partition.same_schema_page(&old, &new)
+                && self.partition.same_allocation(&old, &new);
         if !unchanged {
             self.partition.unpin(new);
             return false;
@@ -234,7 +256,10 @@ impl Link {
         if self.partition.current().number == snapshot.number {
             return ffi::SQLITE_OK;
         }
-        let changed = transaction.reads.iter().find(|page| *page != 1 && !self.partition.unchanged_since(*page, &snapshot));
+        let changed = transaction
+            .reads
+            .iter()
+            .find(|page| *page != 1 && !self.partition.unchanged_since(*page, &snapshot));
         match changed {
             Some(page) => {
                 transaction.conflict = Some(Conflict::PageChanged(page));
@@ -365,8 +390,11 @@ impl Link {
                     _ => sqlstate::IO_ERROR,
                 };
                 transaction.failure = Some(
-                    Error::new(state, format!("a large transaction could not spill to a temporary file: {e}"))
-                        .hint("free space on the disk of the data directory, or make the transaction smaller"),
+                    Error::new(
+                        state,
+                        format!("a large transaction could not spill to a temporary file: {e}"),
+                    )
+                    .hint("free space on the disk of the data directory, or make the transaction smaller"),
                 );
                 ffi::SQLITE_IOERR_WRITE
             }
@@ -381,6 +409,9 @@ impl Link {
             Ok(true) if page_one::counter(&page_one) != transaction.counter => {}
             Ok(_) => return ffi::SQLITE_OK,
             Err(_) => return ffi::SQLITE_IOERR_READ,
+        }
+        if self.bump_schema.get() {
+            page_one::raise_schema_cookie(&mut page_one);
         }
         let mut large = None;
         if transaction.overlay.len() > LARGE_PAGES {

@@ -54,6 +54,9 @@ pub(crate) struct Link {
     pub cancel: RefCell<Arc<CancelFlag>>,
     /// VACUUM attaches a temporary database by itself; nobody else may.
     pub vacuuming: Cell<bool>,
+    /// The transaction has run ANALYZE: its commit raises the schema cookie, so that all connections plan alike (a
+    /// LIMIT may answer other rows under another plan). Reset when a transaction gets the connection.
+    pub bump_schema: Cell<bool>,
     opened: Cell<bool>,
     slice_ends: Cell<Option<Instant>>,
 }
@@ -71,6 +74,7 @@ impl Link {
             variables: RefCell::default(),
             cancel: RefCell::default(),
             vacuuming: Cell::new(false),
+            bump_schema: Cell::new(false),
             opened: Cell::new(false),
             slice_ends: Cell::new(None),
         })

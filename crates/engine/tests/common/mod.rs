@@ -86,7 +86,10 @@ impl Client {
     /// The one value that a query answers.
     pub async fn value(&mut self, sql: &str) -> Value {
         let rows = self.run(sql).await.unwrap_or_else(|e| panic!("{sql}: {e}"));
-        rows.into_iter().next().and_then(|row| row.into_iter().next()).unwrap_or_else(|| panic!("{sql}: no rows"))
+        rows.into_iter()
+            .next()
+            .and_then(|row| row.into_iter().next())
+            .unwrap_or_else(|| panic!("{sql}: no rows"))
     }
 
     pub async fn int(&mut self, sql: &str) -> i64 {

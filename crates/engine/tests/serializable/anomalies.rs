@@ -137,7 +137,10 @@ async fn a_ring_of_three_is_broken() {
     let node = Node::start().await;
     let mut clients = [node.client(1), node.client(1), node.client(1)];
     for table in 0..3 {
-        clients[0].run(&format!("CREATE TABLE t{table}(n INTEGER); INSERT INTO t{table} VALUES (0)")).await.unwrap();
+        clients[0]
+            .run(&format!("CREATE TABLE t{table}(n INTEGER); INSERT INTO t{table} VALUES (0)"))
+            .await
+            .unwrap();
     }
     for (i, client) in clients.iter_mut().enumerate() {
         client.run("BEGIN").await.unwrap();
@@ -193,7 +196,9 @@ async fn a_turn_and_a_row_do_not_wait_for_each_other() {
         committed(&mut turn, "UPDATE accounts SET n = n + 1 WHERE id = 1").await
     });
     tokio::task::yield_now().await;
-    let both = async { (committed(&mut row, "UPDATE accounts SET n = n + 1 WHERE id = 1").await, waiting.await.unwrap()) };
+    let both = async {
+        (committed(&mut row, "UPDATE accounts SET n = n + 1 WHERE id = 1").await, waiting.await.unwrap())
+    };
     let ended = tokio::time::timeout(std::time::Duration::from_secs(10), both).await;
     assert_eq!(ended.expect("they wait for each other"), (true, true));
     assert_eq!(row.int("SELECT n FROM accounts WHERE id = 1").await, 2);
@@ -207,11 +212,16 @@ async fn for_update_of_many_rows_and_of_one_do_not_wait_for_each_other() {
     let (mut one, mut many) = (node.client(1), node.client(1));
     one.run("BEGIN; SELECT n FROM accounts WHERE id = 1 FOR UPDATE").await.unwrap();
     many.run("BEGIN; SELECT n FROM accounts WHERE id > 0 FOR UPDATE").await.unwrap();
-    let waiting = tokio::spawn(async move { committed(&mut many, "UPDATE accounts SET n = n + 1 WHERE id = 1").await });
+    let waiting =
+        tokio::spawn(async move { committed(&mut many, "UPDATE accounts SET n = n + 1 WHERE id = 1").await });
     tokio::task::yield_now().await;
     let both = async {
         let sum = one.run("SELECT sum(n) FROM accounts WHERE id > 0 FOR UPDATE").await;
-        (sum.is_ok(), committed(&mut one, "UPDATE accounts SET n = n + 1 WHERE id = 1").await, waiting.await.unwrap())
+        (
+            sum.is_ok(),
+            committed(&mut one, "UPDATE accounts SET n = n + 1 WHERE id = 1").await,
+            waiting.await.unwrap(),
+        )
     };
     let ended = tokio::time::timeout(std::time::Duration::from_secs(10), both).await;
     let (read, first, second) = ended.expect("they wait for each other");

@@ -40,16 +40,18 @@ impl Graph {
     /// A shortest circle in some strongly connected component, if there is one, in words.
     pub fn circle(&self) -> Option<String> {
         let component = self.component_with_circle()?;
-        component.iter().filter_map(|node| self.circle_through(*node, &component)).min_by_key(Vec::len).map(|circle| {
-            let mut text = String::new();
-            for (node, why) in circle {
-                // Moments only carry the order of time on.
-                if node < self.transactions {
-                    text += &format!("T{node} -{why}-> ");
+        component.iter().filter_map(|node| self.circle_through(*node, &component)).min_by_key(Vec::len).map(
+            |circle| {
+                let mut text = String::new();
+                for (node, why) in circle {
+                    // Moments only carry the order of time on.
+                    if node < self.transactions {
+                        text += &format!("T{node} -{why}-> ");
+                    }
                 }
-            }
-            text + "back"
-        })
+                text + "back"
+            },
+        )
     }
 
     /// Tarjan: the first strongly connected component with more than one node.
@@ -62,7 +64,8 @@ impl Graph {
             stack: Vec::new(),
             count: 0,
         };
-        (0..nodes).find_map(|root| if search.found[root] == 0 { self.search_from(root, &mut search) } else { None })
+        (0..nodes)
+            .find_map(|root| if search.found[root] == 0 { self.search_from(root, &mut search) } else { None })
     }
 
     fn search_from(&self, root: usize, search: &mut Search) -> Option<Vec<usize>> {

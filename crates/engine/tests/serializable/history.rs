@@ -22,10 +22,19 @@ use crate::graph::Graph;
 /// What a transaction did, in order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    Read { key: usize, list: Vec<u32> },
-    Append { key: usize, value: u32 },
+    Read {
+        key: usize,
+        list: Vec<u32>,
+    },
+    Append {
+        key: usize,
+        value: u32,
+    },
     /// Appended after a savepoint, and rolled back to it.
-    Undone { key: usize, value: u32 },
+    Undone {
+        key: usize,
+        value: u32,
+    },
 }
 
 /// One transaction, as its client saw it.
@@ -83,20 +92,29 @@ impl History {
     /// The lists hold what was committed, once, and nothing else.
     fn check_last(&self, writers: &HashMap<u32, (usize, usize)>) -> Result<(), Anomaly> {
         let mut found = HashMap::new();
-        for (key, value) in self.last.iter().enumerate().flat_map(|(key, list)| list.iter().map(move |v| (key, v))) {
+        for (key, value) in
+            self.last.iter().enumerate().flat_map(|(key, list)| list.iter().map(move |v| (key, v)))
+        {
             if found.insert(*value, key).is_some() {
                 return Err(format!("{value} is there twice"));
             }
             match writers.get(value) {
                 Some((at, written)) if self.transactions[*at].committed && *written == key => {}
                 Some((at, written)) => {
-                    return Err(format!("T{at} wrote {value} to key {written}, which is now in key {key}, committed or not"));
+                    return Err(format!(
+                        "T{at} wrote {value} to key {written}, which is now in key {key}, committed or not"
+                    ));
                 }
                 None => return Err(format!("{value} was rolled back, and is in the list of key {key}")),
             }
         }
-        match writers.iter().find(|(value, (at, _))| self.transactions[*at].committed && !found.contains_key(value)) {
-            Some((value, (at, key))) => Err(format!("{value} in key {key}, of T{at}, which committed, is lost")),
+        match writers
+            .iter()
+            .find(|(value, (at, _))| self.transactions[*at].committed && !found.contains_key(value))
+        {
+            Some((value, (at, key))) => {
+                Err(format!("{value} in key {key}, of T{at}, which committed, is lost"))
+            }
             None => Ok(()),
         }
     }
@@ -204,8 +222,13 @@ mod tests {
     fn history(transactions: Vec<(u64, u64, bool, Vec<Event>)>, last: Vec<Vec<u32>>) -> History {
         let transactions = transactions
             .into_iter()
-            .map(|(began, ended, committed, events)| {
-                Transaction { session: 0, kind: String::new(), began, ended, committed, events }
+            .map(|(began, ended, committed, events)| Transaction {
+                session: 0,
+                kind: String::new(),
+                began,
+                ended,
+                committed,
+                events,
             })
             .collect();
         History { transactions, last }
@@ -243,7 +266,9 @@ mod tests {
     fn a_stale_read_is_against_real_time() {
         let write = vec![Append { key: 0, value: 1 }];
         let stale = vec![Read { key: 0, list: vec![] }];
-        let at = |began| history(vec![(1, 2, true, write.clone()), (began, 9, true, stale.clone())], vec![vec![1]]);
+        let at = |began| {
+            history(vec![(1, 2, true, write.clone()), (began, 9, true, stale.clone())], vec![vec![1]])
+        };
         assert!(anomaly(at(3)).contains("rt"));
         at(0).check().unwrap();
     }

@@ -51,7 +51,11 @@ async fn run_on_one_partition(node: &Node, partition: u64, first_seed: u64, tota
     }
 }
 
-async fn run_on_many_partitions(config: impl FnOnce(&tempfile::TempDir) -> Config, partitions: u64, at_once: usize) {
+async fn run_on_many_partitions(
+    config: impl FnOnce(&tempfile::TempDir) -> Config,
+    partitions: u64,
+    at_once: usize,
+) {
     let directory = tempfile::tempdir().unwrap();
     let engine = Engine::start(config(&directory)).await.unwrap();
     let node = Arc::new(Node { engine, directory });

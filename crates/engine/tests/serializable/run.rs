@@ -278,7 +278,9 @@ impl Runner {
         let key_value = integer(key as u32);
         let (sql, parameters) = match KEYS[key] {
             Form::Text => ("UPDATE texts SET v = $2 WHERE k = $1", vec![key_value, text]),
-            Form::Indexed => ("UPDATE indexed SET v = $2, size = $3 WHERE k = $1", vec![key_value, text, size]),
+            Form::Indexed => {
+                ("UPDATE indexed SET v = $2, size = $3 WHERE k = $1", vec![key_value, text, size])
+            }
             Form::Rows => (
                 "INSERT INTO places(k, place, value, pad) VALUES ($1, $3, $2, hex(zeroblob(400)))",
                 vec![key_value, integer(value), size],
@@ -288,7 +290,12 @@ impl Runner {
         Ok(value)
     }
 
-    async fn execute(&mut self, sql: &str, parameters: &[Value], scope: Scope) -> Result<Vec<Vec<Value>>, Error> {
+    async fn execute(
+        &mut self,
+        sql: &str,
+        parameters: &[Value],
+        scope: Scope,
+    ) -> Result<Vec<Vec<Value>>, Error> {
         let (statement, _) = self.client.session.prepare(sql).await?;
         let mut rows = Rows::default();
         self.client.session.execute(&statement, parameters, scope, &mut rows).await?;

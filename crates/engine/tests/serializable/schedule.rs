@@ -58,7 +58,8 @@ pub struct Plan {
 /// What the sessions do, each its transactions one after the other.
 pub fn sessions(random: &mut Random) -> Vec<Vec<Plan>> {
     // Few keys of few forms make for many conflicts.
-    let keys: Vec<usize> = (0..2 + random.below(2)).map(|_| random.below(KEYS.len() as u64) as usize).collect();
+    let keys: Vec<usize> =
+        (0..2 + random.below(2)).map(|_| random.below(KEYS.len() as u64) as usize).collect();
     let sessions = 2 + random.below(4);
     (0..sessions).map(|_| (0..1 + random.below(4)).map(|_| transaction(random, &keys)).collect()).collect()
 }

@@ -1,0 +1,207 @@
+//! Files that grow, shrink and spill while transactions roll back, conflict, are cancelled and are dropped midway.
+//!
+//! This is the test that a wrong commit point does not survive: a rollback that is taken for a commit installs stale
+//! pages, and sooner or later the integrity check says so. Two more things are checked after each round:
+//!
+//! - `stock` holds what the ledgers say: each transaction notes in its ledger how many rows it adds to `stock` and what
+//!   they sum up to, in the same transaction;
+//! - the ledgers hold the transactions whose COMMIT was answered, not one that was refused or rolled back, and of those
+//!   whose COMMIT was dropped midway all or nothing.
+//!
+//! Every row of `stock` says what its padding must look like, so that pages of two transactions mixed up are seen too.
+
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../common/seeds.rs"]
+mod seeds;
+
+mod page_one;
+mod worker;
+
+use std::collections::HashSet;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use common::{Client, MEMORY, Node, start_when_free};
+use fulmar_engine::{CancelReason, Config, Engine, Result, Value, sqlstate};
+use fulmar_pages::PartitionId;
+use seeds::Random;
+use worker::{Account, PAD, Worker, make_tables};
+
+const SESSIONS: u64 = 6;
+const TRANSACTIONS: u64 = 12;
+/// A round has some seventy transactions; one that takes this long hangs.
+const HANGS_AFTER: Duration = Duration::from_secs(60);
+
+/// What must hold whenever nothing runs.
+async fn check(engine: &Arc<Engine>, accounts: &[Account], when: &str) {
+    let mut client = Client { session: engine.session(PartitionId(1)) };
+    assert_eq!(client.value("PRAGMA integrity_check").await, Value::Text("ok".into()), "{when}");
+    assert_eq!(
+        client.int(&format!("SELECT count(*) FROM stock WHERE pad <> {PAD}")).await,
+        0,
+        "{when}: padding"
+    );
+    let union: Vec<String> = (0..SESSIONS).map(|s| format!("SELECT n, count FROM ledger{s}")).collect();
+    let noted =
+        client.run(&format!("SELECT sum(n), sum(count) FROM ({})", union.join(" UNION ALL "))).await.unwrap();
+    let there = client.run("SELECT sum(n), count(*) FROM stock").await.unwrap();
+    let or_zero = |rows: &[Vec<Value>]| {
+        rows[0]
+            .iter()
+            .map(|v| if *v == Value::Null { Value::Integer(0) } else { v.clone() })
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(or_zero(&there), or_zero(&noted), "{when}: stock and ledgers differ");
+    for account in accounts {
+        let session = account.session;
+        let rows = client.run(&format!("SELECT id FROM ledger{session}")).await.unwrap();
+        let present: HashSet<i64> = rows
+            .iter()
+            .map(|row| if let Value::Integer(id) = row[0] { id } else { panic!("{row:?}") })
+            .collect();
+        let lost: Vec<_> = account.committed.difference(&present).collect();
+        assert!(lost.is_empty(), "{when}: {lost:?} of session {session} committed and are lost");
+        let revived: Vec<_> = present
+            .iter()
+            .filter(|id| !account.committed.contains(id) && !account.unknown.contains(id))
+            .collect();
+        assert!(revived.is_empty(), "{when}: {revived:?} of session {session} did not commit and are there");
+    }
+    client
+        .run("INSERT INTO words(words) VALUES ('integrity-check')")
+        .await
+        .unwrap_or_else(|e| panic!("{when}: {e}"));
+    client.close().await;
+}
+
+async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(HANGS_AFTER, future).await {
+        Ok(value) => value,
+        Err(_) => panic!("{what} hangs"),
+    }
+}
+
+/// Flushes while the sessions work, again and again until told to stop.
+fn flush_meanwhile(engine: &Arc<Engine>) -> (Arc<AtomicBool>, tokio::task::JoinHandle<Result<()>>) {
+    let stop = Arc::new(AtomicBool::new(false));
+    let (engine, stopped) = (engine.clone(), stop.clone());
+    let task = tokio::spawn(async move {
+        while !stopped.load(Ordering::Relaxed) {
+            engine.flush().await?;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(())
+    });
+    (stop, task)
+}
+
+/// All sessions at once, each with a part of the seed, while the engine flushes.
+async fn run_round(engine: &Arc<Engine>, accounts: Vec<Account>, seed: u64, when: &str) -> Vec<Account> {
+    let (stop, flushing) = flush_meanwhile(engine);
+    let mut tasks = Vec::new();
+    for account in accounts {
+        let client = Client { session: engine.session(PartitionId(1)) };
+        let random = Random::new(seed.wrapping_mul(100).wrapping_add(account.session));
+        tasks.push(tokio::spawn(Worker { client, random, account }.run(TRANSACTIONS)));
+    }
+    let mut accounts = Vec::new();
+    for task in tasks {
+        accounts.push(task.await.unwrap_or_else(|e| panic!("{when}: {e}")));
+    }
+    stop.store(true, Ordering::Relaxed);
+    flushing.await.unwrap().unwrap();
+    accounts
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn growing_freeing_spilling_and_rolling_back_keeps_the_file_whole() {
+    let directory = tempfile::tempdir().unwrap();
+    let start = || start_when_free(|| Config::new(directory.path(), MEMORY));
+    let mut engine = start().await;
+    let mut client = Client { session: engine.session(PartitionId(1)) };
+    make_tables(&mut client).await;
+    client.close().await;
+    let mut accounts: Vec<Account> = (0..SESSIONS).map(Account::new).collect();
+    for round in 0..seeds::rounds(6) {
+        let seed = seeds::first() + round;
+        let when = format!("FULMAR_TEST_SEED={seed}");
+        accounts = within(&when, run_round(&engine, accounts, seed, &when)).await;
+        check(&engine, &accounts, &when).await;
+        let statistics = engine.statistics();
+        println!(
+            "{when}: {} committed so far, {} conflicts, {} replays, {} temporary files",
+            accounts.iter().map(|account| account.committed.len()).sum::<usize>(),
+            statistics.conflicts,
+            statistics.replays,
+            statistics.temporary_files
+        );
+        // Every other time as after a crash: what is in the log and not in a segment is read from the log.
+        if round % 2 == 0 {
+            within(&when, engine.shutdown()).await.unwrap();
+        }
+        drop(engine);
+        engine = within(&when, start()).await;
+        check(&engine, &accounts, &format!("{when}, after the restart")).await;
+    }
+}
+
+/// Counts to three million: some hundred milliseconds, if nobody stops it.
+const SLOW: &str = "WITH RECURSIVE i(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM i WHERE x < 3000000) \
+    INSERT INTO stock(owner, n) SELECT 0, count(*) FROM i";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_statement_that_is_dropped_midway_leaves_the_partition_usable() {
+    let node = Node::start().await;
+    let (mut a, mut b) = (node.client(1), node.client(1));
+    make_tables(&mut a).await;
+    for round in 0..60u64 {
+        let begin = ["SELECT 1", "BEGIN", "BEGIN IMMEDIATE"][round as usize % 3];
+        a.run(begin).await.unwrap();
+        a.run("INSERT INTO stock(owner, n) SELECT 1, 1 WHERE changes() < 0").await.unwrap();
+        if round % 3 == 1 {
+            a.run("SELECT n FROM stock WHERE id = 1 FOR UPDATE").await.unwrap();
+        }
+        let dropped = tokio::time::timeout(Duration::from_micros(1 << (round % 13)), a.run(SLOW)).await;
+        assert!(dropped.is_err(), "the statement was meant to be slower");
+        // Turn, row lock and connection are free again, for this session and for others.
+        let others =
+            b.run("UPDATE stock SET n = n WHERE id = 1; INSERT INTO ledger0(n, count) VALUES (1, 1)");
+        within("a writer", others).await.unwrap();
+        let own = a.run("ROLLBACK; INSERT INTO ledger0(n, count) VALUES (1, 1)");
+        within("the session itself", own).await.unwrap();
+        assert_eq!(b.int("SELECT count(*) FROM stock").await, 0);
+    }
+    assert_eq!(b.int("SELECT sum(count) FROM ledger0").await, 120);
+    assert_eq!(b.value("PRAGMA integrity_check").await, Value::Text("ok".into()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cancelled_statement_costs_its_transaction_nothing_before_the_savepoint() {
+    let node = Node::start().await;
+    let mut a = node.client(1);
+    make_tables(&mut a).await;
+    for round in 0..10 {
+        a.run("BEGIN; INSERT INTO ledger0(n, count) VALUES (1, 1); SAVEPOINT s").await.unwrap();
+        let canceller = a.session.canceller();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let cancels = tokio::spawn(async move {
+            while !stopped.load(Ordering::Relaxed) {
+                tokio::time::sleep(Duration::from_millis(3)).await;
+                canceller.cancel(CancelReason::User);
+            }
+        });
+        let error = a.run(SLOW).await.expect_err("the statement was meant to be cancelled");
+        assert_eq!(error.state(), sqlstate::QUERY_CANCELED);
+        stop.store(true, Ordering::Relaxed);
+        cancels.await.unwrap();
+        assert_eq!(a.state("SELECT 1").await, sqlstate::IN_FAILED_TRANSACTION);
+        a.run("ROLLBACK TO s; INSERT INTO ledger1(n, count) VALUES (1, 1); COMMIT").await.unwrap();
+        let sql = "SELECT (SELECT count(*) FROM ledger0) + (SELECT count(*) FROM ledger1)";
+        assert_eq!(a.int(sql).await, 2 * (round + 1));
+    }
+    assert_eq!(a.int("SELECT count(*) FROM stock").await, 0);
+}

@@ -1,0 +1,186 @@
+//! Administration: tenants and users, in SQL.
+//!
+//! It is done in the system tenant, by superusers. A tenant is a record in the catalog *and* a partition in the engine,
+//! so making one has three steps, each durable before the next:
+//!
+//! ```text
+//! catalog: creating  -->  engine: the partition exists  -->  catalog: ready, clients can connect
+//! catalog: dropping  -->  engine: the partition is gone  -->  catalog: nothing left
+//! ```
+//!
+//! A crash in between leaves a record that is not ready: nobody sees it, and the next start drops its partition (if it
+//! got that far) and then the record. The record comes first and goes last, so no partition is ever without one. An
+//! error in between is undone in the same way at once; if that fails too, the next start does it.
+
+use std::time::Duration;
+
+use fulmar_engine::{Error, sqlstate};
+use fulmar_meta::{MetaError, SYSTEM_TENANT, Tenant, What};
+
+use crate::Result;
+use crate::dialect::admin::Admin;
+use crate::gateway::Shared;
+use crate::session::Identity;
+
+/// How long the sessions of a dropped tenant may take to end.
+const LAST_SESSIONS: Duration = Duration::from_secs(10);
+
+/// Does what an administrator asks for.
+pub(crate) async fn run(admin: &Admin, shared: &Shared, identity: &Identity) -> Result<()> {
+    check_right(admin, identity)?;
+    let catalog = &shared.catalog;
+    match admin {
+        Admin::CreateDatabase { name, owner, template } => {
+            let owner = owner.as_deref().unwrap_or_else(|| default_owner(shared, identity));
+            create_database(name, owner, template.as_deref(), shared).await
+        }
+        Admin::DropDatabase { name, if_exists, force } => {
+            drop_database(name, *if_exists, *force, shared).await
+        }
+        Admin::RenameDatabase { from, to } => {
+            catalog.rename_tenant(from, to).await.map(|_| ()).map_err(|error| answer(&error))
+        }
+        Admin::CreateUser { name, superuser, password } => {
+            let verifier = password.as_deref().map(crate::scram_verifier);
+            catalog.create_user(name, *superuser, verifier).await.map(|_| ()).map_err(|error| answer(&error))
+        }
+        Admin::AlterPassword { name, password } => {
+            let verifier = password.as_deref().map(crate::scram_verifier);
+            catalog.alter_user_password(name, verifier).await.map(|_| ()).map_err(|error| answer(&error))
+        }
+        Admin::DropUser { names, if_exists } => {
+            for name in names {
+                match catalog.drop_user(name).await {
+                    Err(MetaError::Missing { .. }) if *if_exists => {}
+                    outcome => outcome.map_err(|error| answer(&error))?,
+                }
+            }
+            Ok(())
+        }
+        Admin::Grant { databases, users } => {
+            for (database, user) in pairs(databases, users) {
+                catalog.grant_connect(database, user).await.map_err(|error| answer(&error))?;
+            }
+            Ok(())
+        }
+        Admin::Revoke { databases, users } => {
+            for (database, user) in pairs(databases, users) {
+                catalog.revoke_connect(database, user).await.map_err(|error| answer(&error))?;
+            }
+            Ok(())
+        }
+    }
+}
+
+fn pairs<'a>(databases: &'a [String], users: &'a [String]) -> impl Iterator<Item = (&'a str, &'a str)> {
+    databases
+        .iter()
+        .flat_map(move |database| users.iter().map(move |user| (database.as_str(), user.as_str())))
+}
+
+fn check_right(admin: &Admin, identity: &Identity) -> Result<()> {
+    if identity.tenant.name != SYSTEM_TENANT {
+        let message = format!("{} can be run in the system database only", admin.tag());
+        return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, message)
+            .hint(format!("Connect to the database \"{SYSTEM_TENANT}\" and run it there.")));
+    }
+    if !identity.superuser {
+        let message = format!("permission denied: only superusers can run {}", admin.tag());
+        return Err(Error::new(sqlstate::INSUFFICIENT_PRIVILEGE, message)
+            .hint("Connect as a superuser, \"fulmar\" for example."));
+    }
+    Ok(())
+}
+
+/// Who asks, if it is a user at all: with `--insecure` anybody may connect by any name.
+fn default_owner<'a>(shared: &Shared, identity: &'a Identity) -> &'a str {
+    match shared.catalog.user(&identity.user) {
+        Some(_) => &identity.user,
+        None => fulmar_meta::SYSTEM_USER,
+    }
+}
+
+async fn create_database(name: &str, owner: &str, template: Option<&str>, shared: &Shared) -> Result<()> {
+    let template = match template {
+        None => None,
+        Some(template) => {
+            let missing = || MetaError::Missing { what: What::Tenant, name: template.to_owned() };
+            let found = shared.catalog.tenant(template).ok_or_else(|| answer(&missing()))?;
+            Some(found.partition)
+        }
+    };
+    let tenant = shared.catalog.create_tenant(name, owner).await.map_err(|error| answer(&error))?;
+    if let Err(error) = shared.engine.create_partition(tenant.partition, template).await {
+        undo(&tenant, shared).await;
+        return Err(error);
+    }
+    match shared.catalog.finish_create(&tenant).await {
+        Ok(_) => Ok(()),
+        Err(error) => {
+            undo(&tenant, shared).await;
+            Err(answer(&error))
+        }
+    }
+}
+
+/// Gives up a creation. What this cannot do the next start will.
+async fn undo(tenant: &Tenant, shared: &Shared) {
+    if let Err(error) = shared.engine.drop_partition(tenant.partition).await {
+        tracing::warn!(tenant = tenant.name, %error, "a partition of a tenant that was not created is left until the next start");
+        return;
+    }
+    if let Err(error) = shared.catalog.finish_drop(tenant).await {
+        tracing::warn!(tenant = tenant.name, %error, "the record of a tenant that was not created is left until the next start");
+    }
+}
+
+async fn drop_database(name: &str, if_exists: bool, force: bool, shared: &Shared) -> Result<()> {
+    if let Some(tenant) = shared.catalog.tenant(name).filter(|_| !force) {
+        let sessions = shared.registry.count(tenant.partition);
+        if sessions > 0 {
+            let message = format!("database \"{name}\" is being accessed by other users");
+            return Err(Error::new(sqlstate::OBJECT_IN_USE, message)
+                .detail(format!("There are {sessions} other sessions using the database."))
+                .hint("DROP DATABASE ... WITH (FORCE) ends them."));
+        }
+    }
+    let tenant = match shared.catalog.begin_drop(name).await {
+        Err(MetaError::Missing { .. }) if if_exists => return Ok(()),
+        begun => begun.map_err(|error| answer(&error))?,
+    };
+    shared.registry.kill(tenant.partition);
+    let gone = shared.registry.wait_empty(Some(tenant.partition));
+    if tokio::time::timeout(LAST_SESSIONS, gone).await.is_err() {
+        let message = format!("sessions of database \"{name}\" do not end");
+        return Err(Error::new(sqlstate::OBJECT_IN_USE, message)
+            .hint("Nobody can connect to it any more. Drop it again when they have ended."));
+    }
+    shared.engine.drop_partition(tenant.partition).await?;
+    shared.catalog.finish_drop(&tenant).await.map_err(|error| answer(&error))
+}
+
+/// A metadata error as Postgres clients know it.
+pub(crate) fn answer(error: &MetaError) -> Error {
+    const UNDEFINED_OBJECT: &str = "42704";
+    const INVALID_NAME: &str = "42602";
+    let message = error.to_string();
+    let (state, message) = match error {
+        MetaError::Exists { what: What::Tenant, name } => {
+            (sqlstate::DUPLICATE_DATABASE, format!("database \"{name}\" already exists"))
+        }
+        MetaError::Exists { what: What::User, name } => {
+            (sqlstate::DUPLICATE_OBJECT, format!("role \"{name}\" already exists"))
+        }
+        MetaError::Missing { what: What::Tenant, name } => {
+            (sqlstate::INVALID_CATALOG_NAME, format!("database \"{name}\" does not exist"))
+        }
+        MetaError::Missing { what: What::User, name } => {
+            (UNDEFINED_OBJECT, format!("role \"{name}\" does not exist"))
+        }
+        MetaError::InvalidName { .. } => (INVALID_NAME, message),
+        MetaError::InUse { .. } => (sqlstate::OBJECT_IN_USE, message),
+        MetaError::Unavailable { .. } => (sqlstate::IO_ERROR, message),
+        MetaError::Corrupt { .. } => (sqlstate::DATA_CORRUPTED, message),
+    };
+    Error::new(state, message).hint(error.remedy())
+}

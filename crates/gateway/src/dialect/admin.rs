@@ -1,0 +1,223 @@
+//! Administration of tenants and users: Postgres's statements about databases and roles.
+
+use fulmar_engine::{Error, sqlstate};
+
+use super::token::Cursor;
+use super::{end, unexpected};
+use crate::Result;
+
+/// What an administrator asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Admin {
+    CreateDatabase {
+        name: String,
+        owner: Option<String>,
+        template: Option<String>,
+    },
+    DropDatabase {
+        name: String,
+        if_exists: bool,
+        force: bool,
+    },
+    RenameDatabase {
+        from: String,
+        to: String,
+    },
+    CreateUser {
+        name: String,
+        superuser: bool,
+        password: Option<String>,
+    },
+    /// No password takes it away.
+    AlterPassword {
+        name: String,
+        password: Option<String>,
+    },
+    DropUser {
+        names: Vec<String>,
+        if_exists: bool,
+    },
+    Grant {
+        databases: Vec<String>,
+        users: Vec<String>,
+    },
+    Revoke {
+        databases: Vec<String>,
+        users: Vec<String>,
+    },
+}
+
+impl Admin {
+    /// The command tag that answers it.
+    pub(crate) fn tag(&self) -> &'static str {
+        match self {
+            Admin::CreateDatabase { .. } => "CREATE DATABASE",
+            Admin::DropDatabase { .. } => "DROP DATABASE",
+            Admin::RenameDatabase { .. } => "ALTER DATABASE",
+            Admin::CreateUser { .. } => "CREATE ROLE",
+            Admin::AlterPassword { .. } => "ALTER ROLE",
+            Admin::DropUser { .. } => "DROP ROLE",
+            Admin::Grant { .. } => "GRANT",
+            Admin::Revoke { .. } => "REVOKE",
+        }
+    }
+}
+
+/// Parses a statement; `None` if it is about something else.
+pub(super) fn parse(cursor: &mut Cursor<'_, '_>) -> Result<Option<Admin>> {
+    let user =
+        |cursor: &mut Cursor<'_, '_>, verb| cursor.words(&[verb, "user"]) || cursor.words(&[verb, "role"]);
+    let admin = if cursor.words(&["create", "database"]) {
+        create_database(cursor)?
+    } else if cursor.words(&["drop", "database"]) {
+        drop_database(cursor)?
+    } else if cursor.words(&["alter", "database"]) {
+        rename_database(cursor)?
+    } else if user(cursor, "create") {
+        create_user(cursor)?
+    } else if user(cursor, "alter") {
+        alter_user(cursor)?
+    } else if user(cursor, "drop") {
+        let if_exists = cursor.words(&["if", "exists"]);
+        Admin::DropUser { names: names(cursor)?, if_exists }
+    } else if cursor.word("grant") {
+        let (databases, users) = rights(cursor, "to")?;
+        Admin::Grant { databases, users }
+    } else if cursor.word("revoke") {
+        let (databases, users) = rights(cursor, "from")?;
+        cursor.word("cascade");
+        cursor.word("restrict");
+        Admin::Revoke { databases, users }
+    } else {
+        return Ok(None);
+    };
+    end(cursor)?;
+    Ok(Some(admin))
+}
+
+fn name(cursor: &mut Cursor<'_, '_>) -> Result<String> {
+    cursor.name().ok_or_else(|| unexpected(cursor))
+}
+
+fn names(cursor: &mut Cursor<'_, '_>) -> Result<Vec<String>> {
+    let mut names = vec![name(cursor)?];
+    while cursor.sign(',') {
+        names.push(name(cursor)?);
+    }
+    Ok(names)
+}
+
+fn create_database(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
+    let database = name(cursor)?;
+    let (mut owner, mut template) = (None, None);
+    cursor.word("with");
+    while !cursor.is_end() {
+        let option = name(cursor)?;
+        cursor.sign('=');
+        match option.as_str() {
+            "owner" => owner = Some(name(cursor)?),
+            // Postgres's empty template is what one gets without any.
+            "template" => template = Some(name(cursor)?).filter(|name| name != "template0"),
+            "encoding" => encoding(cursor)?,
+            _ => {
+                return Err(Error::new(
+                    sqlstate::FEATURE_NOT_SUPPORTED,
+                    format!("CREATE DATABASE does not know the option {option}"),
+                )
+                .hint("OWNER and TEMPLATE are supported."));
+            }
+        }
+    }
+    Ok(Admin::CreateDatabase { name: database, owner, template })
+}
+
+fn encoding(cursor: &mut Cursor<'_, '_>) -> Result<()> {
+    let encoding = cursor.string().ok_or_else(|| unexpected(cursor))?;
+    if matches!(encoding.to_lowercase().replace('-', "").as_str(), "utf8" | "unicode") {
+        return Ok(());
+    }
+    Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, format!("encoding \"{encoding}\" is not supported"))
+        .hint("All text is UTF-8."))
+}
+
+fn drop_database(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
+    let if_exists = cursor.words(&["if", "exists"]);
+    let name = name(cursor)?;
+    cursor.word("with");
+    let mut force = false;
+    if cursor.sign('(') {
+        force = cursor.word("force");
+        if !force || !cursor.sign(')') {
+            return Err(unexpected(cursor));
+        }
+    }
+    Ok(Admin::DropDatabase { name, if_exists, force })
+}
+
+fn rename_database(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
+    let from = name(cursor)?;
+    if !cursor.words(&["rename", "to"]) {
+        return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "ALTER DATABASE only knows RENAME TO"));
+    }
+    Ok(Admin::RenameDatabase { from, to: name(cursor)? })
+}
+
+/// `[WITH] [ENCRYPTED] PASSWORD 'text' | PASSWORD NULL`, among other options.
+fn password(cursor: &mut Cursor<'_, '_>) -> Result<Option<Option<String>>> {
+    cursor.word("encrypted");
+    if !cursor.word("password") {
+        return Ok(None);
+    }
+    if cursor.word("null") {
+        return Ok(Some(None));
+    }
+    match cursor.string() {
+        Some(password) => Ok(Some(Some(password))),
+        None => Err(unexpected(cursor)),
+    }
+}
+
+fn create_user(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
+    let name = name(cursor)?;
+    let (mut superuser, mut secret) = (false, None);
+    cursor.word("with");
+    while !cursor.is_end() {
+        if let Some(password) = password(cursor)? {
+            secret = password;
+        } else if cursor.word("superuser") {
+            superuser = true;
+        } else if !cursor.word("nosuperuser") && !cursor.word("login") {
+            return Err(unexpected(cursor).hint("SUPERUSER and PASSWORD are supported."));
+        }
+    }
+    Ok(Admin::CreateUser { name, superuser, password: secret })
+}
+
+fn alter_user(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
+    let name = name(cursor)?;
+    cursor.word("with");
+    let password =
+        password(cursor)?.ok_or_else(|| unexpected(cursor).hint("Only the password can be changed."))?;
+    Ok(Admin::AlterPassword { name, password })
+}
+
+/// `CONNECT ON DATABASE a, b TO|FROM u, v`.
+fn rights(cursor: &mut Cursor<'_, '_>, towards: &str) -> Result<(Vec<String>, Vec<String>)> {
+    let all = cursor.word("all");
+    if all {
+        cursor.word("privileges");
+    }
+    let known = all || cursor.word("connect");
+    if !known || !cursor.words(&["on", "database"]) {
+        return Err(Error::new(
+            sqlstate::FEATURE_NOT_SUPPORTED,
+            "only CONNECT ON DATABASE can be granted and revoked",
+        )
+        .hint("Who may connect to a database may do everything in it."));
+    }
+    let databases = names(cursor)?;
+    if !cursor.word(towards) {
+        return Err(unexpected(cursor));
+    }
+    Ok((databases, names(cursor)?))
+}

@@ -1,0 +1,131 @@
+//! Postgres's functions about the session, and questions about its catalog.
+//!
+//! Clients ask `SELECT version()` and `SELECT current_database()`. The answers are constants of the session, so the
+//! call is replaced by a literal, with the function's name kept as the column's. Statements that mention none of them
+//! (nearly all) are recognised in one pass over their bytes.
+
+use super::token::{Kind, Token, first_statement, quote_name, quote_text};
+use super::{Command, Context, Front};
+use crate::Result;
+use crate::introspect;
+
+/// Functions that are called with an empty pair of parentheses.
+const CALLED: [&str; 5] = ["version", "now", "current_database", "current_schema", "pg_backend_pid"];
+/// Functions that SQL writes without parentheses.
+const BARE: [&str; 5] = ["current_user", "session_user", "current_role", "current_catalog", "current_schema"];
+
+/// Looks at a statement that reads or writes rows.
+pub(super) fn front<'a>(sql: &'a str, context: &Context<'_>) -> Result<Front<'a>> {
+    if !may_concern(sql.as_bytes()) {
+        return Ok(Front::Pass);
+    }
+    let (tokens, rest) = first_statement(sql);
+    if let Some(query) = introspect::recognise(&tokens)? {
+        return Ok(Front::Command(Box::new(Command::Catalog(query)), rest));
+    }
+    Ok(match rewrite(sql, &tokens, context) {
+        Some(text) => Front::Rewritten(text, rest),
+        None => Front::Pass,
+    })
+}
+
+/// Whether one of the names might be in the text: each has one of these in it: `pg_`, `nt_` (current_user), `on_`
+/// (session_user), `on(` (version), `ow(` (now), the last two perhaps with a blank before the parenthesis.
+fn may_concern(sql: &[u8]) -> bool {
+    sql.windows(3).any(|window| match [window[0] | 0x20, window[1] | 0x20, window[2]] {
+        [b'p', b'g', b'_'] | [b'n', b't', b'_'] | [b'o', b'n', b'_' | b'('] | [b'o', b'w', b'('] => true,
+        [b'o', b'n' | b'w', blank] => blank.is_ascii_whitespace(),
+        _ => false,
+    })
+}
+
+fn rewrite(sql: &str, tokens: &[Token<'_>], context: &Context<'_>) -> Option<String> {
+    let mut text = String::new();
+    let mut copied = 0;
+    let mut list = SelectList::default();
+    let mut at = 0;
+    while let Some(token) = tokens.get(at) {
+        let before = at.checked_sub(1).map(|before| &tokens[before]);
+        let Some(call) = call(&tokens[at..], before) else {
+            list.pass(token);
+            at += 1;
+            continue;
+        };
+        let (last, next) = (&tokens[at + call.tokens - 1], tokens.get(at + call.tokens));
+        text.push_str(&sql[copied..token.start]);
+        text.push_str(&literal(&call.name, context));
+        if list.is_item(before, next) {
+            text.push_str(&format!(" AS {}", quote_name(&call.name)));
+        }
+        copied = last.end();
+        at += call.tokens;
+    }
+    if copied == 0 {
+        return None;
+    }
+    text.push_str(&sql[copied..tokens.last()?.end()]);
+    Some(text)
+}
+
+/// Knows whether the tokens that pass are in the list of columns that the statement answers.
+#[derive(Default)]
+struct SelectList {
+    depth: u32,
+    inside: bool,
+}
+
+impl SelectList {
+    fn pass(&mut self, token: &Token<'_>) {
+        if token.is_sign('(') {
+            self.depth += 1;
+        } else if token.is_sign(')') {
+            self.depth = self.depth.saturating_sub(1);
+        } else if self.depth == 0 && token.kind == Kind::Word {
+            let ends = ["from", "where", "group", "order", "limit", "union"];
+            self.inside = token.is("select") || (self.inside && !ends.iter().any(|word| token.is(word)));
+        }
+    }
+
+    /// Whether what stands between the two tokens is a whole item, whose name is the column's.
+    fn is_item(&self, before: Option<&Token<'_>>, after: Option<&Token<'_>>) -> bool {
+        let starts = before.is_some_and(|token| token.is("select") || token.is_sign(','));
+        let ends = after.is_none_or(|token| token.is_sign(',') || token.is("from"));
+        self.depth == 0 && self.inside && starts && ends
+    }
+}
+
+/// A call of one of our functions.
+struct Call {
+    name: String,
+    /// How many tokens it is written with.
+    tokens: usize,
+}
+
+fn call(tokens: &[Token<'_>], before: Option<&Token<'_>>) -> Option<Call> {
+    if before.is_some_and(|token| token.is_sign('.')) {
+        return None; // a column of that name
+    }
+    let qualified = tokens[0].is("pg_catalog") && tokens.get(1).is_some_and(|token| token.is_sign('.'));
+    let skipped = if qualified { 2 } else { 0 };
+    let function = tokens.get(skipped).filter(|token| token.kind == Kind::Word)?;
+    let has = |index: usize, sign| tokens.get(skipped + index).is_some_and(|token| token.is_sign(sign));
+    let named = |names: &[&str]| names.iter().any(|name| function.is(name));
+    if has(1, '(') {
+        let known = named(&CALLED) && has(2, ')');
+        return known.then(|| Call { name: function.text.to_ascii_lowercase(), tokens: skipped + 3 });
+    }
+    let bare = named(&BARE) && !has(1, '.');
+    bare.then(|| Call { name: function.text.to_ascii_lowercase(), tokens: skipped + 1 })
+}
+
+fn literal(name: &str, context: &Context<'_>) -> String {
+    match name {
+        "version" => quote_text(&crate::version_text()),
+        // In SQLite too this is the moment at which the transaction's clock stands.
+        "now" => "CURRENT_TIMESTAMP".to_owned(),
+        "current_database" | "current_catalog" => quote_text(context.database),
+        "current_schema" => "'public'".to_owned(),
+        "pg_backend_pid" => context.pid.to_string(),
+        _ => quote_text(context.user),
+    }
+}

@@ -1,0 +1,133 @@
+//! The dialect's front: what Postgres clients say that SQLite does not understand.
+//!
+//! Fulmar's SQL is SQLite's. But psql, pgbench and drivers say things of their own before and around the SQL of their
+//! users: they set parameters, ask for `version()`, create databases, copy rows. [`front`] looks at the first keyword
+//! of a statement, which is all that most statements pay, and answers one of three:
+//!
+//! ```text
+//! SELECT abalance FROM ...            Pass       SQLite's own: the engine prepares it as it is
+//! CREATE TABLE t (...) WITH (...)     Rewritten  SQLite understands the text that stands here instead
+//! SET statement_timeout = '5s'        Command    the gateway does it itself
+//! ```
+//!
+//! Rewriting replaces whole tokens; it never searches in text.
+
+pub(crate) mod admin;
+pub(crate) mod copy;
+mod functions;
+mod schema;
+mod setting;
+pub(crate) mod token;
+
+use fulmar_engine::{Error, sqlstate};
+
+use crate::Result;
+use crate::introspect::CatalogQuery;
+use admin::Admin;
+use copy::Copy;
+use token::{Cursor, Lexer, first_statement};
+
+/// What the front must know of the session.
+pub(crate) struct Context<'a> {
+    pub(crate) database: &'a str,
+    pub(crate) user: &'a str,
+    pub(crate) pid: i32,
+}
+
+/// A statement that the gateway runs itself.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Command {
+    /// `SET name = value`; no value means the default.
+    Set { name: String, value: Option<String>, local: bool },
+    /// `SET [SESSION CHARACTERISTICS AS] TRANSACTION ...`.
+    SetTransaction { read_only: Option<bool>, session: bool },
+    /// `SHOW name`.
+    Show(String),
+    /// `SHOW ALL`.
+    ShowAll,
+    /// `RESET ALL`.
+    ResetAll,
+    /// `DISCARD ALL`.
+    DiscardAll,
+    /// `DISCARD PLANS` or `DISCARD SEQUENCES`: nothing to do, but the tag.
+    DiscardPlans,
+    /// `DEALLOCATE name`, or all.
+    Deallocate(Option<String>),
+    /// Statements of SQLite that do together what one of Postgres does, and its tag.
+    Batch { statements: Vec<String>, tag: &'static str },
+    /// `COPY t FROM STDIN`.
+    Copy(Copy),
+    /// Administration of tenants and users.
+    Admin(Admin),
+    /// A question about `pg_catalog`.
+    Catalog(CatalogQuery),
+}
+
+/// Who takes care of a statement.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Front<'a> {
+    /// The engine, as it is.
+    Pass,
+    /// The engine, with this text instead; and what follows the statement.
+    Rewritten(String, &'a str),
+    /// The gateway; and what follows the statement.
+    Command(Box<Command>, &'a str),
+}
+
+/// Looks at the first statement of `sql`.
+pub(crate) fn front<'a>(sql: &'a str, context: &Context<'_>) -> Result<Front<'a>> {
+    let Some(first) = Lexer::new(sql).next() else { return Ok(Front::Pass) };
+    let is = |words: &[&str]| words.iter().any(|word| first.is(word));
+    if is(&["select", "insert", "update", "delete", "with", "values"]) {
+        return functions::front(sql, context);
+    }
+    type Parser = fn(&mut Cursor<'_, '_>, &str) -> Result<Option<Answer>>;
+    let parser: Parser = if is(&["create", "drop", "alter", "truncate", "vacuum"]) {
+        |cursor, sql| match admin::parse(cursor)? {
+            Some(admin) => Ok(Some(Answer::Command(Command::Admin(admin)))),
+            None => schema::parse(cursor, sql),
+        }
+    } else if is(&["grant", "revoke"]) {
+        |cursor, _| Ok(admin::parse(cursor)?.map(|admin| Answer::Command(Command::Admin(admin))))
+    } else if is(&["set", "show", "reset", "discard", "deallocate"]) {
+        |cursor, _| setting::parse(cursor).map(|command| Some(Answer::Command(command)))
+    } else if is(&["copy"]) {
+        |cursor, _| copy::parse(cursor).map(|copy| Some(Answer::Command(Command::Copy(copy))))
+    } else {
+        return Ok(Front::Pass);
+    };
+    let (tokens, rest) = first_statement(sql);
+    Ok(match parser(&mut Cursor::new(&tokens), sql)? {
+        None => Front::Pass,
+        Some(Answer::Rewritten(text)) => Front::Rewritten(text, rest),
+        Some(Answer::Command(command)) => Front::Command(Box::new(command), rest),
+    })
+}
+
+/// What a parser makes of a statement.
+enum Answer {
+    Rewritten(String),
+    Command(Command),
+}
+
+/// An error at the token that comes next.
+fn unexpected(cursor: &Cursor<'_, '_>) -> Error {
+    match cursor.peek() {
+        Some(token) => {
+            Error::new(sqlstate::SYNTAX_ERROR, format!("syntax error at or near \"{}\"", shorten(token.text)))
+        }
+        None => Error::new(sqlstate::SYNTAX_ERROR, "syntax error at end of input"),
+    }
+}
+
+fn shorten(text: &str) -> String {
+    text.chars().take(60).collect()
+}
+
+/// All must have been read.
+fn end(cursor: &Cursor<'_, '_>) -> Result<()> {
+    if cursor.is_end() { Ok(()) } else { Err(unexpected(cursor)) }
+}
+
+#[cfg(test)]
+mod tests;

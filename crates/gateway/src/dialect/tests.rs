@@ -1,0 +1,185 @@
+//! What clients say, and what the front makes of it.
+
+use super::*;
+
+const CONTEXT: Context<'_> = Context { database: "shop", user: "o'neill", pid: 7 };
+
+fn command(sql: &str) -> Command {
+    match front(sql, &CONTEXT).unwrap() {
+        Front::Command(command, _) => *command,
+        other => panic!("{sql}: {other:?}"),
+    }
+}
+
+fn rewritten(sql: &str) -> String {
+    match front(sql, &CONTEXT).unwrap() {
+        Front::Rewritten(text, _) => text,
+        other => panic!("{sql}: {other:?}"),
+    }
+}
+
+fn passes(sql: &str) -> bool {
+    front(sql, &CONTEXT).unwrap() == Front::Pass
+}
+
+fn batch(sql: &str) -> (Vec<String>, &'static str) {
+    match command(sql) {
+        Command::Batch { statements, tag } => (statements, tag),
+        other => panic!("{sql}: {other:?}"),
+    }
+}
+
+fn failure(sql: &str) -> &'static str {
+    front(sql, &CONTEXT).unwrap_err().state()
+}
+
+#[test]
+fn sqlite_s_own_passes() {
+    for sql in [
+        "SELECT abalance FROM pgbench_accounts WHERE aid = $1",
+        "select region from t where version = 1",
+        "UPDATE t SET now = 1",
+        "SELECT t.current_user FROM t",
+        "BEGIN",
+        "COMMIT",
+        "CREATE TABLE t (a int)",
+        "create index i on t (a) where a > 1",
+        "CREATE TABLE t (a) WITHOUT ROWID",
+        "DROP TABLE IF EXISTS t",
+        "ALTER TABLE t ADD COLUMN b",
+        "ALTER TABLE t RENAME TO u",
+        "VACUUM",
+        "VACUUM main INTO 'x'",
+        "VACUUM INTO 'x'",
+        "ANALYZE t",
+        "-- nothing",
+        "",
+    ] {
+        assert!(passes(sql), "{sql}");
+    }
+}
+
+#[test]
+fn pgbench_initialises() {
+    let drop = "drop table if exists pgbench_accounts, pgbench_branches";
+    let expected =
+        vec![r#"DROP TABLE IF EXISTS "pgbench_accounts""#, r#"DROP TABLE IF EXISTS "pgbench_branches""#];
+    assert_eq!(batch(drop), (expected.into_iter().map(String::from).collect(), "DROP TABLE"));
+    let create = "create table t(tid int not null,filler char(84)) with (fillfactor=100)";
+    assert_eq!(rewritten(create), "CREATE table t(tid int not null,filler char(84)) ");
+    assert_eq!(rewritten("create unlogged table t(a int)"), "CREATE table t(a int)");
+    assert_eq!(batch("truncate table a, b").0, [r#"DELETE FROM "a""#, r#"DELETE FROM "b""#]);
+    let key = batch("alter table pgbench_tellers add primary key (tid)");
+    let index = r#"CREATE UNIQUE INDEX "pgbench_tellers_pkey" ON "pgbench_tellers" ("tid")"#;
+    assert_eq!(key, (vec![index.to_owned()], "ALTER TABLE"));
+    assert_eq!(batch("vacuum analyze t"), (vec![r#"ANALYZE "t""#.to_owned()], "VACUUM"));
+    assert_eq!(batch("vacuum t"), (vec![], "VACUUM"));
+    let Command::Copy(copy) = command("copy pgbench_accounts from stdin with (freeze on)") else { panic!() };
+    assert_eq!(
+        (copy.table.name.as_str(), copy.delimiter, copy.columns.len()),
+        ("pgbench_accounts", b'\t', 0)
+    );
+}
+
+#[test]
+fn copies() {
+    let Command::Copy(copy) = command("COPY public.t (a, \"B\") FROM STDIN (DELIMITER ',', NULL '', HEADER)")
+    else {
+        panic!()
+    };
+    assert_eq!(copy.table.sql(), r#""main"."t""#);
+    assert_eq!((copy.columns, copy.delimiter), (vec!["a".to_owned(), "B".to_owned()], b','));
+    assert_eq!((copy.null.as_str(), copy.header), ("", true));
+    assert_eq!(failure("COPY t TO STDOUT"), sqlstate::FEATURE_NOT_SUPPORTED);
+    assert_eq!(failure("COPY t FROM '/etc/passwd'"), sqlstate::FEATURE_NOT_SUPPORTED);
+    assert_eq!(failure("COPY t FROM STDIN WITH (FORMAT csv)"), sqlstate::FEATURE_NOT_SUPPORTED);
+    assert_eq!(failure("COPY t FROM STDIN (DELIMITER 'ab')"), sqlstate::INVALID_PARAMETER_VALUE);
+    assert_eq!(failure("COPY t FROM STDIN bogus"), sqlstate::FEATURE_NOT_SUPPORTED);
+    assert_eq!(failure("COPY t FROM STDIN (FREEZE"), sqlstate::SYNTAX_ERROR);
+}
+
+#[test]
+fn functions_of_the_session_become_literals() {
+    assert_eq!(rewritten("SELECT current_database()"), r#"SELECT 'shop' AS "current_database""#);
+    assert_eq!(
+        rewritten("select pg_catalog.version(), current_user; rest"),
+        format!(r#"select '{}' AS "version", 'o''neill' AS "current_user""#, crate::version_text())
+    );
+    assert_eq!(
+        rewritten("INSERT INTO t VALUES (now(), 'now()')"),
+        "INSERT INTO t VALUES (CURRENT_TIMESTAMP, 'now()')"
+    );
+    assert_eq!(rewritten("SELECT abs(pg_backend_pid()), now() + 1"), "SELECT abs(7), CURRENT_TIMESTAMP + 1");
+    assert!(passes("SELECT pg_current_xact_id()"));
+}
+
+#[test]
+fn settings() {
+    let set = |name: &str, value: Option<&str>, local| Command::Set {
+        name: name.into(),
+        value: value.map(String::from),
+        local,
+    };
+    assert_eq!(command("SET statement_timeout = '5s'"), set("statement_timeout", Some("5s"), false));
+    assert_eq!(command("set local Fulmar.Key to -1.5"), set("fulmar.key", Some("-1.5"), true));
+    assert_eq!(command("SET search_path TO a, \"B\""), set("search_path", Some("a, B"), false));
+    assert_eq!(command("SET TIME ZONE 'UTC'"), set("timezone", Some("UTC"), false));
+    assert_eq!(command("SET a TO DEFAULT"), set("a", None, false));
+    assert_eq!(command("RESET a"), set("a", None, false));
+    assert_eq!(command("SHOW transaction isolation level"), Command::Show("transaction_isolation".into()));
+    assert_eq!(
+        command("SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"),
+        Command::SetTransaction { read_only: Some(true), session: true }
+    );
+    assert_eq!(command("DEALLOCATE PREPARE s1"), Command::Deallocate(Some("s1".into())));
+    assert_eq!(failure("SET a"), sqlstate::SYNTAX_ERROR);
+    assert_eq!(failure("SET a = "), sqlstate::SYNTAX_ERROR);
+    assert_eq!(failure("SHOW"), sqlstate::SYNTAX_ERROR);
+    assert_eq!(failure("SET ROLE x"), sqlstate::FEATURE_NOT_SUPPORTED);
+}
+
+#[test]
+fn administration() {
+    let admin = |sql: &str| match command(sql) {
+        Command::Admin(admin) => admin,
+        other => panic!("{sql}: {other:?}"),
+    };
+    assert_eq!(
+        admin("CREATE DATABASE \"Shop\" WITH OWNER = anna TEMPLATE base;"),
+        Admin::CreateDatabase {
+            name: "Shop".into(),
+            owner: Some("anna".into()),
+            template: Some("base".into())
+        }
+    );
+    assert_eq!(
+        admin("drop database if exists Shop with (force)"),
+        Admin::DropDatabase { name: "shop".into(), if_exists: true, force: true }
+    );
+    assert_eq!(
+        admin("ALTER DATABASE a RENAME TO b"),
+        Admin::RenameDatabase { from: "a".into(), to: "b".into() }
+    );
+    assert_eq!(
+        admin("CREATE ROLE anna WITH LOGIN SUPERUSER PASSWORD 'it''s'"),
+        Admin::CreateUser { name: "anna".into(), superuser: true, password: Some("it's".into()) }
+    );
+    assert_eq!(
+        admin("ALTER USER anna PASSWORD NULL"),
+        Admin::AlterPassword { name: "anna".into(), password: None }
+    );
+    assert_eq!(
+        admin("GRANT CONNECT ON DATABASE a, b TO anna"),
+        Admin::Grant { databases: vec!["a".into(), "b".into()], users: vec!["anna".into()] }
+    );
+    assert_eq!(failure("GRANT SELECT ON t TO anna"), sqlstate::FEATURE_NOT_SUPPORTED);
+    assert_eq!(failure("CREATE DATABASE"), sqlstate::SYNTAX_ERROR);
+    assert_eq!(failure("CREATE DATABASE a TABLESPACE x"), sqlstate::FEATURE_NOT_SUPPORTED);
+    assert_eq!(failure("CREATE USER a CREATEDB"), sqlstate::SYNTAX_ERROR);
+}
+
+#[test]
+fn what_follows_is_left() {
+    let Front::Command(_, rest) = front("SET a.b = 1; SELECT 2", &CONTEXT).unwrap() else { panic!() };
+    assert_eq!(rest, " SELECT 2");
+}

@@ -1,0 +1,348 @@
+//! SQL text as tokens, as far as the dialect's front needs to understand it.
+//!
+//! The lexer knows what must not be mistaken for something else: strings (`'it''s'`, `E'\n'`), quoted names,
+//! comments, numbers, parameters. It never fails: an unfinished string or comment reaches to the end of the text, and
+//! SQLite says what is wrong with it.
+
+/// What a token is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A keyword or a bare name.
+    Word,
+    /// `"a name"`.
+    Quoted,
+    /// `'text'`, or `E'text'`.
+    String,
+    /// `12`, `1.5e3`.
+    Number,
+    /// `$1`.
+    Parameter,
+    /// One character of anything else.
+    Sign,
+}
+
+/// A token with its place in the text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Token<'a> {
+    pub(crate) kind: Kind,
+    pub(crate) text: &'a str,
+    /// Byte at which it starts.
+    pub(crate) start: usize,
+}
+
+impl Token<'_> {
+    /// Byte after its last.
+    pub(crate) fn end(&self) -> usize {
+        self.start + self.text.len()
+    }
+
+    /// Whether it is this keyword, in any case.
+    pub(crate) fn is(&self, word: &str) -> bool {
+        self.kind == Kind::Word && self.text.eq_ignore_ascii_case(word)
+    }
+
+    /// Whether it is this sign.
+    pub(crate) fn is_sign(&self, sign: char) -> bool {
+        self.kind == Kind::Sign && self.text.starts_with(sign)
+    }
+
+    /// The name that it stands for: bare names in lower case, as Postgres has it.
+    pub(crate) fn name(&self) -> Option<String> {
+        match self.kind {
+            Kind::Word => Some(self.text.to_lowercase()),
+            Kind::Quoted => Some(unquote(self.text, '"')),
+            _ => None,
+        }
+    }
+
+    /// The text that a string literal stands for.
+    pub(crate) fn string(&self) -> Option<String> {
+        if self.kind != Kind::String {
+            return None;
+        }
+        match self.text.strip_prefix(['E', 'e']) {
+            Some(quoted) => Some(unescape(&unquote(quoted, '\''))),
+            None => Some(unquote(self.text, '\'')),
+        }
+    }
+}
+
+fn unquote(text: &str, quote: char) -> String {
+    let inner = text.strip_prefix(quote).unwrap_or(text);
+    let inner = inner.strip_suffix(quote).unwrap_or(inner);
+    inner.replace(&format!("{quote}{quote}"), &quote.to_string())
+}
+
+fn unescape(text: &str) -> String {
+    let mut result = String::with_capacity(text.len());
+    let mut characters = text.chars();
+    while let Some(character) = characters.next() {
+        if character != '\\' {
+            result.push(character);
+            continue;
+        }
+        match characters.next() {
+            Some('n') => result.push('\n'),
+            Some('t') => result.push('\t'),
+            Some('r') => result.push('\r'),
+            Some('b') => result.push('\u{8}'),
+            Some('f') => result.push('\u{c}'),
+            Some(other) => result.push(other),
+            None => result.push('\\'),
+        }
+    }
+    result
+}
+
+/// A name as SQL text, quoted.
+pub(crate) fn quote_name(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
+/// A text as an SQL literal.
+pub(crate) fn quote_text(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "''"))
+}
+
+/// The tokens of a text, one after the other.
+#[derive(Clone)]
+pub(crate) struct Lexer<'a> {
+    sql: &'a str,
+    at: usize,
+}
+
+impl<'a> Lexer<'a> {
+    /// Starts at the beginning of `sql`.
+    pub(crate) fn new(sql: &'a str) -> Lexer<'a> {
+        Lexer { sql, at: 0 }
+    }
+
+    fn skip_blanks(&mut self) {
+        loop {
+            let rest = &self.sql[self.at..];
+            let trimmed = rest.trim_ascii_start();
+            self.at += rest.len() - trimmed.len();
+            let comment = if trimmed.starts_with("--") {
+                trimmed.find('\n').map_or(trimmed.len(), |end| end + 1)
+            } else if trimmed.starts_with("/*") {
+                trimmed.find("*/").map_or(trimmed.len(), |end| end + 2)
+            } else {
+                return;
+            };
+            self.at += comment;
+        }
+    }
+}
+
+/// Bytes of a quoted text, the quotes included; a doubled quote stands for itself.
+fn quoted_length(text: &str, quote: u8, escapes: bool) -> usize {
+    let bytes = text.as_bytes();
+    let mut at = 1;
+    while at < bytes.len() {
+        match bytes[at] {
+            b'\\' if escapes => at += 2,
+            byte if byte == quote && bytes.get(at + 1) == Some(&quote) => at += 2,
+            byte if byte == quote => return at + 1,
+            _ => at += 1,
+        }
+    }
+    bytes.len()
+}
+
+fn is_word(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || byte == b'_' || byte >= 0x80
+}
+
+fn length_while(text: &str, belongs: impl Fn(u8) -> bool) -> usize {
+    text.bytes().take_while(|byte| belongs(*byte)).count()
+}
+
+fn number_length(text: &str) -> usize {
+    let mut length = length_while(text, |byte| byte.is_ascii_alphanumeric() || byte == b'.');
+    let exponent = text[..length].ends_with(['e', 'E']) && !text.starts_with("0x");
+    if exponent && text[length..].starts_with(['+', '-']) {
+        length += 1 + length_while(&text[length + 1..], |byte| byte.is_ascii_digit());
+    }
+    length
+}
+
+impl<'a> Iterator for Lexer<'a> {
+    type Item = Token<'a>;
+
+    fn next(&mut self) -> Option<Token<'a>> {
+        self.skip_blanks();
+        let rest = &self.sql[self.at..];
+        let first = *rest.as_bytes().first()?;
+        let (kind, length) = match first {
+            b'\'' => (Kind::String, quoted_length(rest, b'\'', false)),
+            b'E' | b'e' if rest.as_bytes().get(1) == Some(&b'\'') => {
+                (Kind::String, 1 + quoted_length(&rest[1..], b'\'', true))
+            }
+            b'"' => (Kind::Quoted, quoted_length(rest, b'"', false)),
+            b'0'..=b'9' => (Kind::Number, number_length(rest)),
+            b'$' => (Kind::Parameter, 1 + length_while(&rest[1..], is_word)),
+            byte if is_word(byte) => (Kind::Word, length_while(rest, |byte| is_word(byte) || byte == b'$')),
+            _ => (Kind::Sign, 1),
+        };
+        // An escape at the very end of the text would count one byte too many.
+        let text = &rest[..length.min(rest.len())];
+        let token = Token { kind, text, start: self.at };
+        self.at += text.len();
+        Some(token)
+    }
+}
+
+/// The tokens of the first statement of `sql`, and what follows its semicolon.
+pub(crate) fn first_statement(sql: &str) -> (Vec<Token<'_>>, &str) {
+    let mut tokens = Vec::new();
+    let mut lexer = Lexer::new(sql);
+    for token in lexer.by_ref() {
+        if token.is_sign(';') {
+            return (tokens, &sql[token.end()..]);
+        }
+        tokens.push(token);
+    }
+    (tokens, "")
+}
+
+/// Reads tokens in order.
+pub(crate) struct Cursor<'a, 't> {
+    tokens: &'t [Token<'a>],
+}
+
+impl<'a, 't> Cursor<'a, 't> {
+    /// Starts at the first token.
+    pub(crate) fn new(tokens: &'t [Token<'a>]) -> Cursor<'a, 't> {
+        Cursor { tokens }
+    }
+
+    /// What has not been read.
+    pub(crate) fn rest(&self) -> &'t [Token<'a>] {
+        self.tokens
+    }
+
+    /// The next token, not yet taken.
+    pub(crate) fn peek(&self) -> Option<&'t Token<'a>> {
+        self.tokens.first()
+    }
+
+    /// Takes a token.
+    pub(crate) fn next(&mut self) -> Option<&'t Token<'a>> {
+        let (token, rest) = self.tokens.split_first()?;
+        self.tokens = rest;
+        Some(token)
+    }
+
+    /// Takes these keywords if they come next, all of them.
+    pub(crate) fn words(&mut self, words: &[&str]) -> bool {
+        let found = self.tokens.len() >= words.len()
+            && words.iter().zip(self.tokens).all(|(word, token)| token.is(word));
+        if found {
+            self.tokens = &self.tokens[words.len()..];
+        }
+        found
+    }
+
+    /// Takes this keyword if it comes next.
+    pub(crate) fn word(&mut self, word: &str) -> bool {
+        self.words(&[word])
+    }
+
+    /// Takes this sign if it comes next.
+    pub(crate) fn sign(&mut self, sign: char) -> bool {
+        let found = self.peek().is_some_and(|token| token.is_sign(sign));
+        if found {
+            self.tokens = &self.tokens[1..];
+        }
+        found
+    }
+
+    /// Takes a name.
+    pub(crate) fn name(&mut self) -> Option<String> {
+        let name = self.peek()?.name()?;
+        self.tokens = &self.tokens[1..];
+        Some(name)
+    }
+
+    /// Takes a string literal.
+    pub(crate) fn string(&mut self) -> Option<String> {
+        let string = self.peek()?.string()?;
+        self.tokens = &self.tokens[1..];
+        Some(string)
+    }
+
+    /// Takes a name that may have a schema before it: all of them as SQL text, each quoted. The only schema that
+    /// Postgres clients name is `public`, which SQLite calls `main`.
+    pub(crate) fn table(&mut self) -> Option<Table> {
+        let first = self.name()?;
+        if !self.sign('.') {
+            return Some(Table { schema: None, name: first });
+        }
+        let name = self.name()?;
+        let schema = if first == "public" { "main".to_owned() } else { first };
+        Some(Table { schema: Some(schema), name })
+    }
+
+    /// Whether all has been read.
+    pub(crate) fn is_end(&self) -> bool {
+        self.tokens.is_empty()
+    }
+}
+
+/// The name of a table, perhaps with its schema.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Table {
+    pub(crate) schema: Option<String>,
+    pub(crate) name: String,
+}
+
+impl Table {
+    /// As SQL text.
+    pub(crate) fn sql(&self) -> String {
+        match &self.schema {
+            Some(schema) => format!("{}.{}", quote_name(schema), quote_name(&self.name)),
+            None => quote_name(&self.name),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn texts(sql: &str) -> Vec<&str> {
+        Lexer::new(sql).map(|token| token.text).collect()
+    }
+
+    #[test]
+    fn tokens() {
+        assert_eq!(
+            texts("SELECT a1,'it''s;' -- ;\n/* ; */\"x\"\"y\""),
+            ["SELECT", "a1", ",", "'it''s;'", "\"x\"\"y\""]
+        );
+        assert_eq!(texts("E'a\\'b' || 1.5e-3+$12"), ["E'a\\'b'", "|", "|", "1.5e-3", "+", "$12"]);
+        assert_eq!(texts("'open"), ["'open"]);
+        assert_eq!(texts("E'\\"), ["E'\\"]);
+        let (tokens, rest) = first_statement("a ';' ; b");
+        assert_eq!((tokens.len(), rest), (2, " b"));
+        assert_eq!(Lexer::new("E'a\\n''b'").next().unwrap().string().unwrap(), "a\n'b");
+        assert_eq!(Lexer::new("\"A\"\"b\"").next().unwrap().name().unwrap(), "A\"b");
+        assert_eq!(Lexer::new("Abc").next().unwrap().name().unwrap(), "abc");
+    }
+
+    proptest! {
+        /// Tokens stand in order, do not overlap, and come to an end.
+        #[test]
+        fn survives_anything(sql in "[ -~\\\\\u{e9}\n]{0,60}") {
+            let mut at = 0;
+            for token in Lexer::new(&sql) {
+                prop_assert!(token.start >= at && !token.text.is_empty());
+                at = token.end();
+                token.name();
+                token.string();
+            }
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! The gateway as a whole: acceptor, workers, shutdown.
+//!
+//! Every worker is a thread with a runtime of its own. The acceptor hands a connection to the worker that has the fewest;
+//! there it stays. So sessions share no locks on their way, and a statement that is ready at once is answered without
+//! leaving the thread that received it.
+//!
+//! A shutdown has three steps: no new connections, and sessions that wait are told to go (57P01); statements that run
+//! get a while to end; what still runs then is cancelled.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use fulmar_engine::Engine;
+use fulmar_meta::Catalog;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::runtime::{Builder, LocalOptions};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::auth::Decoy;
+use crate::metrics::{self, WorkerMetrics};
+use crate::registry::Registry;
+use crate::startup;
+
+/// How long cancelled statements get to end before a shutdown goes on without them.
+const LAST_WAIT: Duration = Duration::from_secs(10);
+
+/// How a gateway is set up.
+#[derive(Clone)]
+pub struct GatewayConfig {
+    /// Where clients connect; port 0 takes a free one.
+    pub sql_address: SocketAddr,
+    /// The certificate, if clients may ask for TLS.
+    pub tls: Option<Arc<rustls::ServerConfig>>,
+    /// Everybody is a superuser and needs no password.
+    pub insecure: bool,
+    /// Threads that serve sessions.
+    pub workers: usize,
+    /// Sessions at once; more are refused (53300).
+    pub max_sessions: usize,
+    /// Where answers go that do not fit in memory; the files are unlinked.
+    pub temporary_directory: PathBuf,
+    /// How long running statements get to end at a shutdown.
+    pub shutdown_grace: Duration,
+}
+
+impl GatewayConfig {
+    /// The usual set-up: a worker for each processor, passwords, no TLS.
+    pub fn new(sql_address: SocketAddr) -> GatewayConfig {
+        GatewayConfig {
+            sql_address,
+            tls: None,
+            insecure: false,
+            workers: std::thread::available_parallelism().map_or(1, usize::from),
+            max_sessions: 20_000,
+            temporary_directory: std::env::temp_dir(),
+            shutdown_grace: Duration::from_secs(5),
+        }
+    }
+}
+
+/// What all sessions share.
+pub(crate) struct Shared {
+    pub(crate) config: GatewayConfig,
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) catalog: Arc<Catalog>,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) decoy: Decoy,
+    /// The gateway shuts down: connections that are no sessions yet end.
+    pub(crate) closing: CancellationToken,
+}
+
+/// A running gateway.
+pub struct Gateway {
+    shared: Arc<Shared>,
+    local_address: SocketAddr,
+    acceptor: tokio::task::JoinHandle<()>,
+    workers: Vec<JoinHandle<()>>,
+    metrics: Arc<MetricsSource>,
+}
+
+/// Where the figures for a scrape come from.
+pub(crate) struct MetricsSource {
+    engine: Arc<Engine>,
+    registry: Arc<Registry>,
+    workers: Vec<Arc<WorkerMetrics>>,
+}
+
+impl MetricsSource {
+    /// All figures, as Prometheus reads them.
+    pub(crate) fn render(&self) -> String {
+        metrics::render(&self.workers, self.registry.len(), &self.engine.statistics())
+    }
+
+    /// Whether commits are accepted.
+    pub(crate) fn is_healthy(&self) -> bool {
+        self.engine.accepts_commits()
+    }
+}
+
+impl Gateway {
+    /// Listens and serves. Must be called inside a tokio runtime, which is to outlive the gateway.
+    pub async fn start(
+        config: GatewayConfig,
+        engine: Arc<Engine>,
+        catalog: Arc<Catalog>,
+    ) -> io::Result<Gateway> {
+        let listener = listen(config.sql_address)?;
+        let local_address = listener.local_addr()?;
+        let registry = Arc::new(Registry::new(config.max_sessions));
+        let count = config.workers.max(1);
+        let shared = Arc::new(Shared {
+            config,
+            engine,
+            catalog,
+            registry,
+            decoy: Decoy::new(),
+            closing: CancellationToken::new(),
+        });
+        let mut workers = Vec::new();
+        let mut threads = Vec::new();
+        for number in 0..count {
+            let (worker, thread) = Worker::start(number, shared.clone())?;
+            workers.push(worker);
+            threads.push(thread);
+        }
+        let metrics = Arc::new(MetricsSource {
+            engine: shared.engine.clone(),
+            registry: shared.registry.clone(),
+            workers: workers.iter().map(|worker| worker.metrics.clone()).collect(),
+        });
+        let acceptor = tokio::spawn(accept(listener, workers));
+        Ok(Gateway { shared, local_address, acceptor, workers: threads, metrics })
+    }
+
+    /// Where clients connect.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_address
+    }
+
+    /// How many sessions there are.
+    pub fn sessions(&self) -> usize {
+        self.shared.registry.len()
+    }
+
+    pub(crate) fn metrics(&self) -> Arc<MetricsSource> {
+        self.metrics.clone()
+    }
+
+    /// Ends all sessions: those that wait at once, those that run a statement when it has ended, or when the grace is
+    /// over.
+    pub async fn shutdown(self) {
+        self.acceptor.abort();
+        let _ = self.acceptor.await; // it was aborted; its listener is closed now
+        let registry = &self.shared.registry;
+        self.shared.closing.cancel();
+        registry.close_all();
+        if tokio::time::timeout(self.shared.config.shutdown_grace, registry.wait_empty(None)).await.is_err() {
+            registry.kill_all();
+            if tokio::time::timeout(LAST_WAIT, registry.wait_empty(None)).await.is_err() {
+                tracing::warn!(sessions = registry.len(), "sessions did not end when they were cancelled");
+                return;
+            }
+        }
+        let threads = self.workers;
+        let joined = tokio::task::spawn_blocking(move || {
+            threads.into_iter().filter_map(|thread| thread.join().err()).count()
+        });
+        if !matches!(joined.await, Ok(0)) {
+            tracing::error!("a worker of the gateway has panicked");
+        }
+    }
+}
+
+/// Accepted connections inherit keep-alive: a client whose machine vanished is noticed within hours, not never.
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.set_reuseaddr(true)?;
+    socket.set_keepalive(true)?;
+    socket.bind(address)?;
+    socket.listen(1024)
+}
+
+/// Hands connections to workers, for ever.
+async fn accept(listener: TcpListener, workers: Vec<Worker>) {
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "a connection could not be accepted");
+                // Out of file descriptors, most likely: it would fail again at once.
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                continue;
+            }
+        };
+        let Some(worker) = workers.iter().min_by_key(|worker| worker.load.load(Ordering::Relaxed)) else {
+            return;
+        };
+        worker.hand(stream).await;
+    }
+}
+
+/// A worker, as the acceptor knows it.
+struct Worker {
+    sockets: mpsc::Sender<std::net::TcpStream>,
+    load: Arc<AtomicUsize>,
+    metrics: Arc<WorkerMetrics>,
+}
+
+/// Counts a connection of a worker while it lives.
+struct Load(Arc<AtomicUsize>);
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Worker {
+    fn start(number: usize, shared: Arc<Shared>) -> io::Result<(Worker, JoinHandle<()>)> {
+        /// Connections that wait for a busy worker; the acceptor waits for it beyond that.
+        const WAITING: usize = 1024;
+        let (sockets, received) = mpsc::channel(WAITING);
+        let (load, metrics) = (Arc::<AtomicUsize>::default(), Arc::<WorkerMetrics>::default());
+        let worker = Worker { sockets, load: load.clone(), metrics: metrics.clone() };
+        let thread = std::thread::Builder::new().name(format!("fulmar-sql-{number}")).spawn(move || {
+            match Builder::new_current_thread().enable_all().build_local(LocalOptions::default()) {
+                Ok(runtime) => runtime.block_on(serve(received, shared, load, metrics)),
+                Err(error) => tracing::error!(%error, "a worker of the gateway could not start"),
+            }
+        })?;
+        Ok((worker, thread))
+    }
+
+    async fn hand(&self, stream: TcpStream) {
+        // From the acceptor's runtime to the worker's.
+        let Ok(stream) = stream.into_std() else { return };
+        self.load.fetch_add(1, Ordering::Relaxed);
+        if self.sockets.send(stream).await.is_err() {
+            self.load.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What a worker does: serves the connections that it is given, until there are no more to come and the last is done.
+async fn serve(
+    mut sockets: mpsc::Receiver<std::net::TcpStream>,
+    shared: Arc<Shared>,
+    load: Arc<AtomicUsize>,
+    metrics: Arc<WorkerMetrics>,
+) {
+    let sessions = TaskTracker::new();
+    while let Some(stream) = sockets.recv().await {
+        let load = Load(load.clone());
+        let Ok(stream) = TcpStream::from_std(stream) else { continue };
+        let (shared, metrics) = (shared.clone(), metrics.clone());
+        sessions.spawn_local(async move {
+            startup::serve(stream, shared, metrics).await;
+            drop(load);
+        });
+    }
+    sessions.close();
+    sessions.wait().await;
+}

@@ -1,0 +1,205 @@
+//! Counters, for Prometheus.
+//!
+//! Each worker counts for itself: only its own thread writes its counters, so a count is a load and a store, without a
+//! locked instruction and without a cache line that others want. A scrape adds them up.
+
+use std::fmt::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use fulmar_engine::EngineStatistics;
+
+/// Upper bounds of the buckets for statement times: 16 us, doubled so often.
+const BUCKETS: usize = 21;
+const FIRST_BUCKET_US: u64 = 16;
+
+/// A counter that one thread writes.
+#[derive(Default)]
+struct Counter(AtomicU64);
+
+impl Counter {
+    fn add(&self, amount: u64) {
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
+    }
+
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// What one worker counts.
+#[derive(Default)]
+pub(crate) struct WorkerMetrics {
+    statements: Counter,
+    statement_us: Counter,
+    buckets: [Counter; BUCKETS + 1],
+    rows: Counter,
+    errors: Counter,
+    received_bytes: Counter,
+    sent_bytes: Counter,
+    sessions: Counter,
+}
+
+impl WorkerMetrics {
+    /// A statement has been run.
+    pub(crate) fn ran(&self, time: Duration, rows: u64) {
+        let time_us = time.as_micros() as u64;
+        self.statements.add(1);
+        self.statement_us.add(time_us);
+        self.buckets[bucket(time_us)].add(1);
+        self.rows.add(rows);
+    }
+
+    /// A client was told of an error.
+    pub(crate) fn failed(&self) {
+        self.errors.add(1);
+    }
+
+    /// Bytes have come from a client.
+    pub(crate) fn received(&self, bytes: usize) {
+        self.received_bytes.add(bytes as u64);
+    }
+
+    /// Bytes go to a client.
+    pub(crate) fn sent(&self, bytes: usize) {
+        self.sent_bytes.add(bytes as u64);
+    }
+
+    /// A client has connected.
+    pub(crate) fn connected(&self) {
+        self.sessions.add(1);
+    }
+}
+
+/// The bucket whose upper bound is the first that is not below `time_us`.
+fn bucket(time_us: u64) -> usize {
+    let units = time_us.div_ceil(FIRST_BUCKET_US).max(1);
+    ((units - 1).checked_ilog2().map_or(0, |log| log + 1) as usize).min(BUCKETS)
+}
+
+/// Writes all figures of a node in the Prometheus text format.
+pub(crate) fn render(
+    workers: &[Arc<WorkerMetrics>],
+    sessions_now: usize,
+    engine: &EngineStatistics,
+) -> String {
+    let mut out = String::new();
+    let sum =
+        |counter: fn(&WorkerMetrics) -> &Counter| workers.iter().map(|worker| counter(worker).get()).sum();
+    gauge(&mut out, "fulmar_sessions", "Sessions that are open.", sessions_now as u64);
+    counter(&mut out, "fulmar_sessions_total", "Sessions since the start.", sum(|worker| &worker.sessions));
+    counter(&mut out, "fulmar_rows_total", "Rows sent to clients.", sum(|worker| &worker.rows));
+    counter(
+        &mut out,
+        "fulmar_errors_total",
+        "Errors that clients were told of.",
+        sum(|worker| &worker.errors),
+    );
+    let (received, sent) = (sum(|worker| &worker.received_bytes), sum(|worker| &worker.sent_bytes));
+    counter(&mut out, "fulmar_received_bytes_total", "Bytes from clients.", received);
+    counter(&mut out, "fulmar_sent_bytes_total", "Bytes to clients.", sent);
+    statement_times(&mut out, workers);
+    engine_figures(&mut out, engine);
+    out
+}
+
+fn statement_times(out: &mut String, workers: &[Arc<WorkerMetrics>]) {
+    const NAME: &str = "fulmar_statement_seconds";
+    header(out, NAME, "How long statements take in the server.", "histogram");
+    let mut total = 0;
+    for index in 0..=BUCKETS {
+        total += workers.iter().map(|worker| worker.buckets[index].get()).sum::<u64>();
+        let bound_us = FIRST_BUCKET_US << index;
+        let bound = if index == BUCKETS { "+Inf".to_owned() } else { (bound_us as f64 / 1e6).to_string() };
+        line(out, format_args!("{NAME}_bucket{{le=\"{bound}\"}} {total}"));
+    }
+    let time_us: u64 = workers.iter().map(|worker| worker.statement_us.get()).sum();
+    let statements: u64 = workers.iter().map(|worker| worker.statements.get()).sum();
+    line(out, format_args!("{NAME}_sum {}", time_us as f64 / 1e6));
+    line(out, format_args!("{NAME}_count {statements}"));
+}
+
+fn engine_figures(out: &mut String, engine: &EngineStatistics) {
+    let totals = [
+        ("fulmar_log_bytes_total", "Bytes written to the commit log.", engine.log_bytes),
+        ("fulmar_log_records_total", "Commit records in the log.", engine.records),
+        ("fulmar_log_record_bytes_total", "Bytes of commit records.", engine.record_bytes),
+        ("fulmar_log_pages_total", "Changed pages in commit records.", engine.record_pages),
+        ("fulmar_log_syncs_total", "Syncs of the commit log.", engine.log_syncs),
+        ("fulmar_log_failures_total", "Failures to write the commit log.", engine.log_failures),
+        ("fulmar_flushes_total", "Flushes of changed pages to the store.", engine.flushes),
+        (
+            "fulmar_temporary_files_total",
+            "Temporary files of large transactions and sorts.",
+            engine.temporary_files,
+        ),
+    ];
+    for (name, help, value) in totals {
+        counter(out, name, help, value);
+    }
+    let now = [
+        ("fulmar_log_size_bytes", "Bytes of the commit log's files.", engine.log_size_bytes),
+        ("fulmar_log_sync_microseconds", "Smoothed time of a sync.", engine.log_sync_us),
+        ("fulmar_memory_bytes", "Bytes of pages in memory.", engine.memory_bytes),
+        ("fulmar_memory_limit_bytes", "The budget for pages in memory.", engine.memory_limit_bytes),
+        ("fulmar_partitions_open", "Partitions that are open.", engine.open_partitions),
+        ("fulmar_commits", "Commits of the partitions that are open.", engine.commits),
+        ("fulmar_conflicts", "Conflicts in the partitions that are open.", engine.conflicts),
+        ("fulmar_replays", "Replays in the partitions that are open.", engine.replays),
+    ];
+    for (name, help, value) in now {
+        gauge(out, name, help, value);
+    }
+}
+
+fn counter(out: &mut String, name: &str, help: &str, value: u64) {
+    header(out, name, help, "counter");
+    line(out, format_args!("{name} {value}"));
+}
+
+fn gauge(out: &mut String, name: &str, help: &str, value: u64) {
+    header(out, name, help, "gauge");
+    line(out, format_args!("{name} {value}"));
+}
+
+fn header(out: &mut String, name: &str, help: &str, kind: &str) {
+    line(out, format_args!("# HELP {name} {help}"));
+    line(out, format_args!("# TYPE {name} {kind}"));
+}
+
+fn line(out: &mut String, line: std::fmt::Arguments<'_>) {
+    let _ = writeln!(out, "{line}"); // a String grows: it does not fail
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_hold_what_their_bound_says() {
+        assert_eq!([0, 1, 16, 17, 32, 33, 64].map(bucket), [0, 0, 0, 1, 1, 2, 2]);
+        assert_eq!(bucket(16 << 20), 20);
+        assert_eq!(bucket((16 << 20) + 1), BUCKETS);
+        assert_eq!(bucket(u64::MAX), BUCKETS);
+    }
+
+    #[test]
+    fn workers_are_added_up() {
+        let workers: Vec<Arc<WorkerMetrics>> = (0..2).map(|_| Arc::default()).collect();
+        workers[0].ran(Duration::from_micros(20), 3);
+        workers[1].ran(Duration::from_secs(60), 4);
+        let text = render(&workers, 5, &EngineStatistics { log_bytes: 7, ..EngineStatistics::default() });
+        for expected in [
+            "fulmar_sessions 5\n",
+            "fulmar_rows_total 7\n",
+            "fulmar_statement_seconds_bucket{le=\"0.000016\"} 0\n",
+            "fulmar_statement_seconds_bucket{le=\"0.000032\"} 1\n",
+            "fulmar_statement_seconds_bucket{le=\"+Inf\"} 2\n",
+            "fulmar_statement_seconds_count 2\n",
+            "fulmar_log_bytes_total 7\n",
+        ] {
+            assert!(text.contains(expected), "{expected} in {text}");
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! What the server sends, written straight into the send buffer.
+//!
+//! Strings that come from elsewhere (names, error texts) may hold zero bytes, which would end them early and
+//! shift everything after: they are written as spaces.
+
+use bytes::{BufMut, BytesMut};
+use fulmar_engine::{CommandTag, Error, TransactionStatus};
+
+use super::{Format, Formats};
+use crate::types::{Column, Type};
+
+/// How bad an error is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Severity {
+    /// The statement failed.
+    Error,
+    /// The connection ends.
+    Fatal,
+}
+
+/// Starts a message; [`finish`] fills in its length.
+fn begin(out: &mut BytesMut, kind: u8) -> usize {
+    out.put_u8(kind);
+    out.put_u32(0);
+    out.len() - 4
+}
+
+/// Ends the message whose length stands at `at`.
+fn finish(out: &mut BytesMut, at: usize) {
+    let length = (out.len() - at) as u32;
+    out[at..at + 4].copy_from_slice(&length.to_be_bytes());
+}
+
+fn put_string(out: &mut BytesMut, string: &str) {
+    if string.as_bytes().contains(&0) {
+        out.extend(string.bytes().map(|byte| if byte == 0 { b' ' } else { byte }));
+    } else {
+        out.put_slice(string.as_bytes());
+    }
+    out.put_u8(0);
+}
+
+pub(crate) fn parse_complete(out: &mut BytesMut) {
+    out.put_slice(b"1\0\0\0\x04");
+}
+
+pub(crate) fn bind_complete(out: &mut BytesMut) {
+    out.put_slice(b"2\0\0\0\x04");
+}
+
+pub(crate) fn close_complete(out: &mut BytesMut) {
+    out.put_slice(b"3\0\0\0\x04");
+}
+
+pub(crate) fn no_data(out: &mut BytesMut) {
+    out.put_slice(b"n\0\0\0\x04");
+}
+
+pub(crate) fn portal_suspended(out: &mut BytesMut) {
+    out.put_slice(b"s\0\0\0\x04");
+}
+
+pub(crate) fn empty_query(out: &mut BytesMut) {
+    out.put_slice(b"I\0\0\0\x04");
+}
+
+pub(crate) fn ready(out: &mut BytesMut, status: TransactionStatus) {
+    out.put_slice(b"Z\0\0\0\x05");
+    out.put_u8(match status {
+        TransactionStatus::Idle => b'I',
+        TransactionStatus::InTransaction => b'T',
+        TransactionStatus::Failed => b'E',
+    });
+}
+
+/// CommandComplete, or EmptyQueryResponse where nothing was run.
+pub(crate) fn command_complete(out: &mut BytesMut, tag: CommandTag) {
+    let (text, count) = match tag {
+        CommandTag::Select(rows) => ("SELECT ", Some(rows)),
+        CommandTag::Insert(rows) => ("INSERT 0 ", Some(rows)),
+        CommandTag::Update(rows) => ("UPDATE ", Some(rows)),
+        CommandTag::Delete(rows) => ("DELETE ", Some(rows)),
+        CommandTag::Plain(tag) => (tag, None),
+        CommandTag::Empty => return empty_query(out),
+    };
+    let at = begin(out, b'C');
+    out.put_slice(text.as_bytes());
+    if let Some(count) = count {
+        crate::types::number::put_u64(out, count);
+    }
+    out.put_u8(0);
+    finish(out, at);
+}
+
+/// CommandComplete of a COPY.
+pub(crate) fn copy_complete(out: &mut BytesMut, rows: u64) {
+    let at = begin(out, b'C');
+    out.put_slice(b"COPY ");
+    crate::types::number::put_u64(out, rows);
+    out.put_u8(0);
+    finish(out, at);
+}
+
+/// CopyInResponse: the client may send text rows of so many columns.
+pub(crate) fn copy_in(out: &mut BytesMut, columns: usize) {
+    let at = begin(out, b'G');
+    out.put_u8(0);
+    out.put_u16(columns as u16);
+    out.put_bytes(0, columns * 2);
+    finish(out, at);
+}
+
+/// The types of a statement's parameters.
+pub(crate) fn parameter_description(out: &mut BytesMut, oids: impl ExactSizeIterator<Item = u32>) {
+    let at = begin(out, b't');
+    out.put_u16(oids.len() as u16);
+    oids.for_each(|oid| out.put_u32(oid));
+    finish(out, at);
+}
+
+/// The columns of an answer. `types` are those that the values will be sent as.
+pub(crate) fn row_description(out: &mut BytesMut, columns: &[Column], types: &[Type], formats: &Formats) {
+    let at = begin(out, b'T');
+    out.put_u16(columns.len() as u16);
+    for (index, (column, kind)) in columns.iter().zip(types).enumerate() {
+        put_string(out, &column.name);
+        out.put_u32(0); // no table
+        out.put_u16(0); // no column of a table
+        out.put_u32(kind.oid());
+        out.put_i16(kind.size());
+        out.put_i32(column.modifier);
+        out.put_u16(matches!(formats.get(index), Some(Format::Binary)).into());
+    }
+    finish(out, at);
+}
+
+/// Starts a DataRow; [`end_row`] ends it.
+pub(crate) fn begin_row(out: &mut BytesMut, columns: usize) -> usize {
+    let at = begin(out, b'D');
+    out.put_u16(columns as u16);
+    at
+}
+
+/// Ends the DataRow that `begin_row` answered.
+pub(crate) fn end_row(out: &mut BytesMut, at: usize) {
+    finish(out, at);
+}
+
+pub(crate) fn parameter_status(out: &mut BytesMut, name: &str, value: &str) {
+    let at = begin(out, b'S');
+    put_string(out, name);
+    put_string(out, value);
+    finish(out, at);
+}
+
+/// ErrorResponse.
+pub(crate) fn error(out: &mut BytesMut, error: &Error, severity: Severity) {
+    let at = begin(out, b'E');
+    let severity = match severity {
+        Severity::Error => "ERROR",
+        Severity::Fatal => "FATAL",
+    };
+    put_fields(out, severity, error.state(), error.message());
+    if let Some(detail) = error.get_detail() {
+        put_field(out, b'D', detail);
+    }
+    if let Some(hint) = error.get_hint() {
+        put_field(out, b'H', hint);
+    }
+    if let Some(position) = error.get_position() {
+        out.put_u8(b'P');
+        crate::types::number::put_u64(out, position as u64);
+        out.put_u8(0);
+    }
+    out.put_u8(0);
+    finish(out, at);
+}
+
+/// NoticeResponse: a warning.
+pub(crate) fn notice(out: &mut BytesMut, state: &str, message: &str) {
+    let at = begin(out, b'N');
+    put_fields(out, if state.starts_with("00") { "NOTICE" } else { "WARNING" }, state, message);
+    out.put_u8(0);
+    finish(out, at);
+}
+
+fn put_fields(out: &mut BytesMut, severity: &str, state: &str, message: &str) {
+    put_field(out, b'S', severity);
+    put_field(out, b'V', severity);
+    put_field(out, b'C', state);
+    put_field(out, b'M', message);
+}
+
+fn put_field(out: &mut BytesMut, field: u8, value: &str) {
+    out.put_u8(field);
+    put_string(out, value);
+}
+
+#[cfg(test)]
+mod tests {
+    use fulmar_engine::sqlstate;
+
+    use super::*;
+
+    #[test]
+    fn tags_as_postgres_writes_them() {
+        let mut out = BytesMut::new();
+        command_complete(&mut out, CommandTag::Insert(12));
+        assert_eq!(&out[..], b"C\0\0\0\x10INSERT 0 12\0");
+        out.clear();
+        command_complete(&mut out, CommandTag::Empty);
+        assert_eq!(&out[..], b"I\0\0\0\x04");
+    }
+
+    #[test]
+    fn errors_carry_their_fields_and_no_stray_zero_byte() {
+        let mut out = BytesMut::new();
+        let failure = Error::new(sqlstate::UNDEFINED_TABLE, "no\0table").hint("make one").position(8);
+        error(&mut out, &failure, Severity::Error);
+        let body = b"SERROR\0VERROR\0C42P01\0Mno table\0Hmake one\0P8\0\0";
+        assert_eq!(out[0], b'E');
+        assert_eq!(out[1..5], (body.len() as u32 + 4).to_be_bytes());
+        assert_eq!(&out[5..], body);
+    }
+}

@@ -1,0 +1,338 @@
+//! What clients send: frames out of the receive buffer, messages out of frames.
+//!
+//! Nothing here allocates or copies: a message borrows the buffer. Every length and count is checked against the
+//! bytes that are there before it is used, so the worst that hostile input gets is [`Malformed`], which ends
+//! the connection with 08P01.
+
+use super::{Format, Formats};
+
+/// Input that breaks the protocol, and where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Malformed(pub(crate) &'static str);
+
+/// One whole message, not yet decoded.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Frame<'a> {
+    /// Which message it is.
+    pub(crate) kind: u8,
+    /// What follows the length.
+    pub(crate) body: &'a [u8],
+    /// Bytes of the whole message.
+    pub(crate) size: usize,
+}
+
+/// The first frame of `input`; `None` if more bytes must come first.
+pub(crate) fn frame(input: &[u8], limit_bytes: usize) -> Result<Option<Frame<'_>>, Malformed> {
+    let Some((&kind, rest)) = input.split_first() else { return Ok(None) };
+    let Some(length) = rest.first_chunk::<4>() else { return Ok(None) };
+    let length = u32::from_be_bytes(*length) as usize;
+    if length < 4 {
+        return Err(Malformed("a message's length is less than 4"));
+    }
+    if length > limit_bytes {
+        return Err(Malformed("a message is longer than the server accepts"));
+    }
+    Ok(rest.get(4..length).map(|body| Frame { kind, body, size: length + 1 }))
+}
+
+/// Whether Describe or Close means a statement or a portal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    Statement,
+    Portal,
+}
+
+/// A message from a client, after start-up.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Message<'a> {
+    Query { sql: &'a [u8] },
+    Parse { name: &'a str, sql: &'a [u8], types: Oids<'a> },
+    Bind(Bind<'a>),
+    Describe { target: Target, name: &'a str },
+    Execute { portal: &'a str, limit_rows: u32 },
+    Close { target: Target, name: &'a str },
+    Flush,
+    Sync,
+    Terminate,
+    CopyData(&'a [u8]),
+    CopyDone,
+    CopyFail { reason: &'a [u8] },
+}
+
+/// Binds parameters to a statement, making a portal.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Bind<'a> {
+    pub(crate) portal: &'a str,
+    pub(crate) statement: &'a str,
+    pub(crate) formats: Formats,
+    pub(crate) values: Values<'a>,
+    pub(crate) result_formats: Formats,
+}
+
+/// The parameter types that a Parse names.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Oids<'a>(&'a [u8]);
+
+impl<'a> Oids<'a> {
+    /// The types in order; 0 leaves one to the server.
+    pub(crate) fn iter(self) -> impl ExactSizeIterator<Item = u32> + 'a {
+        self.0.chunks_exact(4).map(|oid| u32::from_be_bytes([oid[0], oid[1], oid[2], oid[3]]))
+    }
+
+    /// The bytes as they came, to compare two lists.
+    pub(crate) fn bytes(self) -> &'a [u8] {
+        self.0
+    }
+}
+
+/// The parameter values of a Bind; they have been checked to be whole.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Values<'a> {
+    count: usize,
+    bytes: &'a [u8],
+}
+
+impl<'a> Values<'a> {
+    /// How many values there are.
+    pub(crate) fn len(self) -> usize {
+        self.count
+    }
+
+    /// The values in order; `None` is NULL.
+    pub(crate) fn iter(self) -> impl Iterator<Item = Option<&'a [u8]>> {
+        let mut reader = Reader(self.bytes);
+        (0..self.count).map_while(move |_| reader.value().ok())
+    }
+}
+
+/// Decodes a frame.
+pub(crate) fn message<'a>(frame: &Frame<'a>) -> Result<Message<'a>, Malformed> {
+    let mut reader = Reader(frame.body);
+    let message = match frame.kind {
+        b'Q' => Message::Query { sql: reader.string()? },
+        b'P' => parse(&mut reader)?,
+        b'B' => Message::Bind(bind(&mut reader)?),
+        b'D' => Message::Describe { target: reader.target()?, name: reader.name()? },
+        b'E' => Message::Execute { portal: reader.name()?, limit_rows: reader.u32()? },
+        b'C' => Message::Close { target: reader.target()?, name: reader.name()? },
+        b'H' => Message::Flush,
+        b'S' => Message::Sync,
+        b'X' => Message::Terminate,
+        b'd' => Message::CopyData(std::mem::take(&mut reader.0)),
+        b'c' => Message::CopyDone,
+        b'f' => Message::CopyFail { reason: reader.string()? },
+        b'F' => return Err(Malformed("function calls are not supported; use SELECT")),
+        _ => return Err(Malformed("unknown message kind")),
+    };
+    if !reader.0.is_empty() {
+        return Err(Malformed("a message has bytes left over"));
+    }
+    Ok(message)
+}
+
+fn parse<'a>(reader: &mut Reader<'a>) -> Result<Message<'a>, Malformed> {
+    let name = reader.name()?;
+    let sql = reader.string()?;
+    let count = usize::from(reader.u16()?);
+    Ok(Message::Parse { name, sql, types: Oids(reader.bytes(count * 4)?) })
+}
+
+fn bind<'a>(reader: &mut Reader<'a>) -> Result<Bind<'a>, Malformed> {
+    let portal = reader.name()?;
+    let statement = reader.name()?;
+    let formats = reader.formats()?;
+    let count = usize::from(reader.u16()?);
+    let values = reader.0;
+    for _ in 0..count {
+        reader.value()?;
+    }
+    let values = Values { count, bytes: &values[..values.len() - reader.0.len()] };
+    if !formats.fits(count) {
+        return Err(Malformed("Bind gives a number of formats that differs from its number of parameters"));
+    }
+    Ok(Bind { portal, statement, formats, values, result_formats: reader.formats()? })
+}
+
+/// Takes fields off the front of a body.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn bytes(&mut self, count: usize) -> Result<&'a [u8], Malformed> {
+        let (bytes, rest) = self.0.split_at_checked(count).ok_or(Malformed("a message ends too early"))?;
+        self.0 = rest;
+        Ok(bytes)
+    }
+
+    fn chunk<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+        let (chunk, rest) = self.0.split_first_chunk().ok_or(Malformed("a message ends too early"))?;
+        self.0 = rest;
+        Ok(*chunk)
+    }
+
+    fn u16(&mut self) -> Result<u16, Malformed> {
+        Ok(u16::from_be_bytes(self.chunk()?))
+    }
+
+    fn u32(&mut self) -> Result<u32, Malformed> {
+        Ok(u32::from_be_bytes(self.chunk()?))
+    }
+
+    fn string(&mut self) -> Result<&'a [u8], Malformed> {
+        let end = self.0.iter().position(|&byte| byte == 0).ok_or(Malformed("a string has no end"))?;
+        let string = &self.0[..end];
+        self.0 = &self.0[end + 1..];
+        Ok(string)
+    }
+
+    fn name(&mut self) -> Result<&'a str, Malformed> {
+        std::str::from_utf8(self.string()?).map_err(|_| Malformed("a name is not UTF-8"))
+    }
+
+    fn target(&mut self) -> Result<Target, Malformed> {
+        match self.chunk()? {
+            [b'S'] => Ok(Target::Statement),
+            [b'P'] => Ok(Target::Portal),
+            _ => Err(Malformed("neither a statement nor a portal")),
+        }
+    }
+
+    /// A value with its length before it; a length of -1 is NULL.
+    fn value(&mut self) -> Result<Option<&'a [u8]>, Malformed> {
+        match self.u32()? {
+            u32::MAX => Ok(None),
+            length => self.bytes(length as usize).map(Some),
+        }
+    }
+
+    fn formats(&mut self) -> Result<Formats, Malformed> {
+        let count = usize::from(self.u16()?);
+        let codes = self.bytes(count * 2)?;
+        let mut formats = codes.chunks_exact(2).map(|code| match code {
+            [0, 0] => Ok(Format::Text),
+            [0, 1] => Ok(Format::Binary),
+            _ => Err(Malformed("a format is neither text nor binary")),
+        });
+        match count {
+            0 => Ok(Formats::All(Format::Text)),
+            1 => formats.next().unwrap_or(Ok(Format::Text)).map(Formats::All),
+            _ => formats.collect::<Result<_, _>>().map(Formats::Each),
+        }
+    }
+}
+
+/// Whether the message that follows in `input` is a Sync, perhaps after closing statements and portals: then an
+/// Execute before it is alone in its transaction.
+pub(crate) fn sync_follows(mut input: &[u8]) -> bool {
+    while let Ok(Some(frame)) = frame(input, usize::MAX) {
+        match frame.kind {
+            b'S' => return true,
+            b'C' => input = &input[frame.size..],
+            _ => return false,
+        }
+    }
+    false
+}
+
+/// Whether the message that follows in `input` executes the portal `name`.
+pub(crate) fn execute_follows(input: &[u8], name: &str) -> bool {
+    match frame(input, usize::MAX) {
+        Ok(Some(next)) => {
+            matches!(message(&next), Ok(Message::Execute { portal, .. }) if portal == name)
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::BytesMut;
+    use postgres_protocol::IsNull;
+    use postgres_protocol::message::frontend as client;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn first(input: &[u8]) -> Message<'_> {
+        message(&frame(input, 1 << 20).unwrap().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn reads_what_a_client_library_writes() {
+        let mut buffer = BytesMut::new();
+        client::parse("s1", "SELECT $1", [23, 0], &mut buffer).unwrap();
+        let Message::Parse { name, sql, types } = first(&buffer) else { panic!() };
+        assert_eq!((name, sql), ("s1", &b"SELECT $1"[..]));
+        assert_eq!(types.iter().collect::<Vec<_>>(), [23, 0]);
+
+        buffer.clear();
+        let values = [Some(&b"\0\0\0\x07"[..]), None, Some(&b"x"[..])];
+        let write = |value: Option<&[u8]>, out: &mut BytesMut| match value {
+            Some(bytes) => {
+                out.extend_from_slice(bytes);
+                Ok(IsNull::No)
+            }
+            None => Ok(IsNull::Yes),
+        };
+        if client::bind("p", "s1", [1, 0, 0], values, write, [1], &mut buffer).is_err() {
+            panic!("the client library refused to write");
+        }
+        let Message::Bind(bind) = first(&buffer) else { panic!() };
+        assert_eq!((bind.portal, bind.statement), ("p", "s1"));
+        assert_eq!(bind.formats.get(0), Some(Format::Binary));
+        assert_eq!(bind.formats.get(1), Some(Format::Text));
+        assert_eq!(bind.values.iter().collect::<Vec<_>>(), values);
+        assert_eq!(bind.result_formats, Formats::All(Format::Binary));
+
+        buffer.clear();
+        client::execute("p", 7, &mut buffer).unwrap();
+        assert_eq!(first(&buffer), Message::Execute { portal: "p", limit_rows: 7 });
+    }
+
+    #[test]
+    fn an_execute_is_alone_when_only_closes_stand_before_the_sync() {
+        let mut buffer = BytesMut::new();
+        client::close(b'P', "p", &mut buffer).unwrap();
+        assert!(!sync_follows(&buffer));
+        client::sync(&mut buffer);
+        assert!(sync_follows(&buffer));
+        assert!(!sync_follows(&buffer[..buffer.len() - 1]));
+
+        buffer.clear();
+        client::flush(&mut buffer);
+        client::sync(&mut buffer);
+        assert!(!sync_follows(&buffer));
+    }
+
+    #[test]
+    fn says_what_is_wrong() {
+        assert!(frame(&[b'Q', 0, 0, 0, 3], 100).is_err());
+        assert!(frame(&[b'Q', 0xff, 0xff, 0xff, 0xff], 100).is_err());
+        assert!(frame(&[b'Q', 0, 0, 0, 9, 0], 100).unwrap().is_none());
+        let no_end = Frame { kind: b'Q', body: b"SELECT 1", size: 13 };
+        assert_eq!(message(&no_end), Err(Malformed("a string has no end")));
+        let left_over = Frame { kind: b'S', body: b"x", size: 6 };
+        assert_eq!(message(&left_over), Err(Malformed("a message has bytes left over")));
+        // One parameter of 2^31 bytes.
+        let short = Frame { kind: b'B', body: b"\0\0\0\0\0\x01\x7f\xff\xff\xff\0\0", size: 17 };
+        assert_eq!(message(&short), Err(Malformed("a message ends too early")));
+    }
+
+    proptest! {
+        /// Whatever comes, decoding answers, and what it lends lies within what came.
+        #[test]
+        fn survives_anything(kind in any::<u8>(), body in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let decoded = message(&Frame { kind, body: &body, size: body.len() + 5 });
+            if let Ok(Message::Bind(bind)) = decoded {
+                prop_assert_eq!(bind.values.iter().count(), bind.values.len());
+            }
+            let mut input = vec![kind];
+            input.extend_from_slice(&body);
+            if let Ok(Some(frame)) = frame(&input, 1000) {
+                prop_assert!(frame.size <= input.len());
+                prop_assert_eq!(frame.body.len() + 5, frame.size);
+            }
+            sync_follows(&input);
+            execute_follows(&input, "");
+        }
+    }
+}

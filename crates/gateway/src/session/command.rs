@@ -1,0 +1,190 @@
+//! Statements that the gateway runs itself.
+
+use bytes::BytesMut;
+use fulmar_engine::{CommandTag, Error, RowSink, Scope, TransactionStatus, Value, sqlstate};
+
+use super::rows::{Collector, Layout, RowWriter, ValueRow};
+use super::{Fault, Ran, Session};
+use crate::Result;
+use crate::dialect::Command;
+use crate::dialect::token::quote_name;
+use crate::introspect::{self, Viewer};
+use crate::protocol::backend;
+
+impl Session {
+    /// Runs a command; its rows go to `output`.
+    pub(super) async fn command(
+        &mut self,
+        command: &Command,
+        layout: Layout<'_>,
+        output: &mut BytesMut,
+    ) -> Result<Ran, Fault> {
+        self.link.check_not_failed()?;
+        let tag = match command {
+            Command::Set { name, value, local } => {
+                self.set(name, value.as_deref(), *local, output)?;
+                if value.is_some() || *local { "SET" } else { "RESET" }
+            }
+            Command::SetTransaction { read_only, session } => {
+                self.set_transaction(*read_only, *session)?;
+                "SET"
+            }
+            Command::Show(name) => {
+                let value = self.settings.get(name)?.to_owned();
+                return self.answer(
+                    vec![vec![Value::Text(value)]],
+                    CommandTag::Plain("SHOW"),
+                    layout,
+                    output,
+                );
+            }
+            Command::ShowAll => {
+                let row = |row: [&str; 3]| row.map(|text| Value::Text(text.to_owned())).to_vec();
+                let rows = self.settings.all().into_iter().map(row).collect();
+                return self.answer(rows, CommandTag::Plain("SHOW"), layout, output);
+            }
+            Command::ResetAll => {
+                self.settings.reset_all();
+                self.apply_settings();
+                "RESET"
+            }
+            Command::DiscardAll => {
+                self.discard_all().await?;
+                "DISCARD ALL"
+            }
+            Command::DiscardPlans => "DISCARD PLANS",
+            Command::Deallocate(name) => self.deallocate(name.as_deref())?,
+            Command::Batch { statements, tag } => {
+                self.batch(statements, output).await?;
+                tag
+            }
+            Command::Copy(copy) => {
+                self.begin_copy(copy, output).await?;
+                return Ok(Ran::Copying);
+            }
+            Command::Admin(admin) => {
+                self.outside_transaction(admin.tag())?;
+                crate::admin::run(admin, &self.shared, &self.identity).await?;
+                admin.tag()
+            }
+            Command::Catalog(query) => {
+                let viewer = Viewer {
+                    catalog: &self.shared.catalog,
+                    user: &self.identity.user,
+                    superuser: self.identity.superuser,
+                    owner: &self.identity.tenant.owner,
+                };
+                let rows = introspect::answer(query, &viewer, &mut self.link).await?;
+                let count = rows.len() as u64;
+                return self.answer(rows, CommandTag::Select(count), layout, output);
+            }
+        };
+        Ok(Ran::Done { tag: CommandTag::Plain(tag), rows: 0, spill: None })
+    }
+
+    /// Writes rows that the gateway made.
+    fn answer(
+        &self,
+        rows: Vec<Vec<Value>>,
+        tag: CommandTag,
+        layout: Layout<'_>,
+        output: &mut BytesMut,
+    ) -> Result<Ran, Fault> {
+        let mut writer = RowWriter::new(output, layout, &self.shared.config.temporary_directory);
+        for row in &rows {
+            if let Err(error) = writer.row(&ValueRow(row)) {
+                writer.reset();
+                return Err(error.into());
+            }
+        }
+        let (rows, spill) = writer.finish();
+        Ok(Ran::Done { tag, rows, spill })
+    }
+
+    fn set(&mut self, name: &str, value: Option<&str>, local: bool, output: &mut BytesMut) -> Result<()> {
+        let in_transaction = self.link.status() != TransactionStatus::Idle;
+        if local && !in_transaction {
+            backend::notice(
+                output,
+                sqlstate::NO_ACTIVE_TRANSACTION,
+                "SET LOCAL can only be used in transaction blocks",
+            );
+            return Ok(());
+        }
+        if in_transaction {
+            self.settings.set_in_transaction(name, value, local)?;
+        } else {
+            self.settings.set(name, value)?;
+        }
+        self.apply_settings();
+        Ok(())
+    }
+
+    fn set_transaction(&mut self, read_only: Option<bool>, session: bool) -> Result<()> {
+        if session {
+            let Some(read_only) = read_only else { return Ok(()) };
+            self.settings.set("default_transaction_read_only", Some(if read_only { "on" } else { "off" }))?;
+            self.apply_settings();
+            return Ok(());
+        }
+        if read_only == Some(true) {
+            return Err(Error::new(
+                sqlstate::FEATURE_NOT_SUPPORTED,
+                "a transaction cannot become read-only after it has begun",
+            )
+            .hint("Begin it with BEGIN READ ONLY."));
+        }
+        Ok(())
+    }
+
+    fn deallocate(&mut self, name: Option<&str>) -> Result<&'static str> {
+        match name {
+            None => {
+                self.statements.close_statements();
+                Ok("DEALLOCATE ALL")
+            }
+            Some(name) if self.statements.close_statement(name) => Ok("DEALLOCATE"),
+            Some(name) => {
+                let message = format!("prepared statement \"{name}\" does not exist");
+                Err(Error::new(sqlstate::INVALID_STATEMENT_NAME, message))
+            }
+        }
+    }
+
+    async fn discard_all(&mut self) -> Result<()> {
+        self.outside_transaction("DISCARD ALL")?;
+        let tables = "SELECT name FROM sqlite_temp_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'";
+        for row in self.link.collect(tables, &[]).await? {
+            if let Some(Value::Text(name)) = row.first() {
+                self.link.collect(&format!("DROP TABLE temp.{}", quote_name(name)), &[]).await?;
+            }
+        }
+        self.statements.close_statements();
+        self.settings.reset_all();
+        self.apply_settings();
+        Ok(())
+    }
+
+    async fn batch(&mut self, statements: &[String], output: &mut BytesMut) -> Result<()> {
+        for sql in statements {
+            let (statement, _) = self.link.prepare(sql).await?;
+            let mut nothing = Collector::default();
+            let completion =
+                self.link.execute(&statement, &[], batch_scope(statements), &mut nothing).await?;
+            self.completed(&completion, output);
+        }
+        Ok(())
+    }
+
+    fn outside_transaction(&self, tag: &str) -> Result<()> {
+        if self.link.status() == TransactionStatus::Idle && !self.link.implicit {
+            return Ok(());
+        }
+        Err(Error::new(sqlstate::ACTIVE_TRANSACTION, format!("{tag} cannot run inside a transaction block")))
+    }
+}
+
+/// Statements that belong together share a transaction; one alone (it may be a VACUUM) joins none.
+fn batch_scope(statements: &[String]) -> Scope {
+    if statements.len() == 1 { Scope::Auto } else { Scope::Implicit }
+}

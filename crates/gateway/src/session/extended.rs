@@ -1,0 +1,297 @@
+//! The extended query protocol: Parse, Bind, Describe, Execute, Close, Sync.
+
+use std::sync::Arc;
+
+use bytes::BytesMut;
+use fulmar_engine::{CommandTag, Error, Scope, Statement, StatementKind, sqlstate};
+
+use super::rows::Layout;
+use super::statements::{self, Answer, Plan, Portal, Prepared, Progress};
+use super::{Fault, Ran, Session};
+use crate::Result;
+use crate::dialect::{self, Front};
+use crate::protocol::frontend::{self, Bind, Message, Oids, Target};
+use crate::protocol::{Format, backend};
+use crate::types::infer::Inference;
+use crate::types::{Column, decode};
+
+impl Session {
+    /// Handles a message of the extended protocol. `next` is what follows it in the receive buffer.
+    pub(super) async fn extended(&mut self, message: Message<'_>, next: &[u8]) -> Result<(), Fault> {
+        match message {
+            Message::Parse { name, sql, types } => self.parse(name, sql, types).await,
+            Message::Bind(bind) => Ok(self.bind(&bind)?),
+            Message::Describe { target, name } => Ok(self.describe(target, name, next)?),
+            Message::Execute { portal, limit_rows } => self.execute(portal, limit_rows, next).await,
+            Message::Close { target, name } => {
+                match target {
+                    Target::Statement => drop(self.statements.close_statement(name)),
+                    Target::Portal => self.statements.close_portal(name),
+                }
+                backend::close_complete(&mut self.output);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// After an error nothing is done until Sync.
+    pub(super) fn extended_failed(&mut self, error: &Error) {
+        self.report(error);
+        self.skipping = true;
+        self.link.engine.fail();
+    }
+
+    /// Ends the implicit transaction and what an error left to be skipped.
+    pub(super) async fn sync(&mut self) -> Result<(), Fault> {
+        self.skipping = false;
+        match self.link.finish().await.map_err(Fault::from) {
+            Ok(()) => {}
+            Err(Fault::Statement(error)) => self.report(&error),
+            Err(end) => return Err(end),
+        }
+        self.end_of_transaction(true);
+        self.ready().await
+    }
+
+    async fn parse(&mut self, name: &str, sql: &[u8], types: Oids<'_>) -> Result<(), Fault> {
+        self.statements.check_free(name)?;
+        let (plan, rest) = self.plan(decode::utf8(sql)?).await?;
+        if !super::simple::is_blank(rest) {
+            let message = "cannot insert multiple commands into a prepared statement";
+            return Err(Error::new(sqlstate::SYNTAX_ERROR, message).into());
+        }
+        let prepared = match plan {
+            Plan::Engine(statement) => self.describe_statement(statement, types).await,
+            command => Arc::new(Prepared::new(command, types)),
+        };
+        self.statements.insert(name, prepared);
+        backend::parse_complete(&mut self.output);
+        Ok(())
+    }
+
+    async fn describe_statement(&mut self, statement: Arc<Statement>, types: Oids<'_>) -> Arc<Prepared> {
+        if let Some(known) = self.statements.described(&statement, types) {
+            return known;
+        }
+        let mut prepared = Prepared::new(Plan::Engine(statement.clone()), types);
+        if prepared.is_open() {
+            self.infer_types(&statement, &mut prepared.columns).await;
+        }
+        let prepared = Arc::new(prepared);
+        self.statements.remember(prepared.clone(), types);
+        prepared
+    }
+
+    /// Gives expressions the types that their text tells.
+    async fn infer_types(&mut self, statement: &Statement, columns: &mut [Column]) {
+        let inference = Inference::of(&statement.sql);
+        if inference.guesses.len() != columns.len() {
+            return;
+        }
+        let mut probed = Vec::new();
+        // A probe that SQLite does not understand was no good guess.
+        if let Some(probe) = inference.probe()
+            && let Ok((probe, _)) = self.link.prepare(&probe).await
+        {
+            probed = statements::columns(&Plan::Engine(probe)).iter().map(|column| column.kind).collect();
+        }
+        for (column, guess) in columns.iter_mut().zip(&inference.guesses) {
+            column.kind = column.kind.or_else(|| guess.resolve(&probed));
+        }
+    }
+
+    /// Finds out how to run the first statement of `sql`; answers what follows it too.
+    pub(super) async fn plan<'a>(&mut self, sql: &'a str) -> Result<(Plan, &'a str)> {
+        let context = dialect::Context {
+            database: &self.identity.tenant.name,
+            user: &self.identity.user,
+            pid: self.link.handle.pid,
+        };
+        match dialect::front(sql, &context)? {
+            Front::Pass => {
+                let (statement, rest) = self.link.prepare(sql).await?;
+                Ok((Plan::Engine(statement), rest))
+            }
+            Front::Rewritten(text, rest) => {
+                let (statement, _) = self.link.prepare(&text).await?;
+                Ok((Plan::Engine(statement), rest))
+            }
+            Front::Command(command, rest) => {
+                self.link.check_not_failed()?;
+                Ok((Plan::Command(Arc::from(command)), rest))
+            }
+        }
+    }
+
+    fn bind(&mut self, bind: &Bind<'_>) -> Result<()> {
+        let prepared = self.statements.statement(bind.statement)?.clone();
+        let (given, wanted) = (bind.values.len(), prepared.parameters.len());
+        if given != wanted {
+            let message = format!(
+                "bind message supplies {given} parameters, but prepared statement \"{}\" requires {wanted}",
+                bind.statement
+            );
+            return Err(Error::new(sqlstate::PROTOCOL_VIOLATION, message));
+        }
+        if !bind.result_formats.fits(prepared.columns.len()) {
+            let columns = prepared.columns.len();
+            let message = format!(
+                "bind message has another number of result formats than the query's {columns} columns"
+            );
+            return Err(Error::new(sqlstate::PROTOCOL_VIOLATION, message));
+        }
+        let portal = self.statements.new_portal(bind.portal)?;
+        if let Err(error) = bind_values(portal, bind, &prepared) {
+            self.statements.close_portal(bind.portal);
+            return Err(error);
+        }
+        portal.formats = Some(bind.result_formats.clone());
+        portal.prepared = Some(prepared);
+        backend::bind_complete(&mut self.output);
+        Ok(())
+    }
+
+    fn describe(&mut self, target: Target, name: &str, next: &[u8]) -> Result<()> {
+        if target == Target::Statement {
+            let prepared = self.statements.statement(name)?;
+            backend::parameter_description(
+                &mut self.output,
+                prepared.parameters.iter().map(|parameter| parameter.oid),
+            );
+            let text = crate::protocol::Formats::All(Format::Text);
+            statements::describe(&mut self.output, prepared, &text);
+            return Ok(());
+        }
+        let mut portal = self.statements.take_portal(name)?;
+        if let Some(prepared) = &portal.prepared {
+            // Where the first row is to name types, and is about to come, the description waits for it.
+            portal.describe = prepared.is_open() && frontend::execute_follows(next, name);
+            if !portal.describe {
+                statements::describe(&mut self.output, prepared, portal.formats());
+            }
+        }
+        self.statements.put_portal(name, portal);
+        Ok(())
+    }
+
+    async fn execute(&mut self, name: &str, limit_rows: u32, next: &[u8]) -> Result<(), Fault> {
+        let mut portal = self.statements.take_portal(name)?;
+        let outcome = match portal.prepared.clone() {
+            Some(prepared) => self.run_portal(&prepared, &mut portal, limit_rows, next).await,
+            None => Ok(()),
+        };
+        self.statements.put_portal(name, portal);
+        outcome?;
+        Ok(self.flush_if_large().await?)
+    }
+
+    async fn run_portal(
+        &mut self,
+        prepared: &Prepared,
+        portal: &mut Portal,
+        limit_rows: u32,
+        next: &[u8],
+    ) -> Result<(), Fault> {
+        match std::mem::replace(&mut portal.progress, Progress::Done) {
+            Progress::Bound => {}
+            Progress::Suspended(answer) => return self.send_portion(answer, portal, limit_rows).await,
+            Progress::Done if prepared.columns.is_empty() => {
+                const OBJECT_NOT_IN_STATE: &str = "55000";
+                return Err(Error::new(OBJECT_NOT_IN_STATE, "the portal has been run already").into());
+            }
+            Progress::Done => {
+                backend::command_complete(&mut self.output, CommandTag::Select(0));
+                return Ok(());
+            }
+        }
+        let alone = !self.link.implicit && frontend::sync_follows(next);
+        let scope = if alone { Scope::Auto } else { Scope::Implicit };
+        let layout =
+            Layout { columns: &prepared.columns, formats: portal.formats(), describe: portal.describe };
+        let values = &portal.values[..statement_parameters(&prepared.plan).min(portal.values.len())];
+        if limit_rows == 0 || prepared.columns.is_empty() {
+            let mut output = std::mem::take(&mut self.output);
+            let ran = self.run_plan(&prepared.plan, values, scope, layout, &mut output).await;
+            self.output = output;
+            if let Ran::Done { tag, spill, .. } = ran? {
+                self.send_spilled(spill).await?;
+                backend::command_complete(&mut self.output, tag);
+            }
+            return Ok(());
+        }
+        let mut bytes = BytesMut::new();
+        let ran = self.run_plan(&prepared.plan, values, scope, layout, &mut bytes).await?;
+        let Ran::Done { tag, spill, .. } = ran else { return Ok(()) };
+        let answer = Answer::new(bytes, spill.map(|(_, spill)| spill), tag);
+        self.send_portion(Box::new(answer), portal, limit_rows).await
+    }
+
+    /// Sends the next rows of an answer. As in Postgres, the tag counts the rows of the last portion.
+    async fn send_portion(
+        &mut self,
+        mut answer: Box<Answer>,
+        portal: &mut Portal,
+        limit_rows: u32,
+    ) -> Result<(), Fault> {
+        let mut sent = 0;
+        loop {
+            /// Rows that gather before they are sent.
+            const PORTION_ROWS: u32 = 1000;
+            let left =
+                if limit_rows == 0 { PORTION_ROWS } else { (limit_rows - sent as u32).min(PORTION_ROWS) };
+            let (rows, end) = answer.take_rows(left, &mut self.output)?;
+            sent += rows;
+            if end {
+                let tag = match answer.tag {
+                    CommandTag::Select(_) => CommandTag::Select(sent),
+                    other => other,
+                };
+                backend::command_complete(&mut self.output, tag);
+                return Ok(());
+            }
+            if limit_rows > 0 && sent >= u64::from(limit_rows) {
+                portal.progress = Progress::Suspended(answer);
+                backend::portal_suspended(&mut self.output);
+                return Ok(());
+            }
+            self.flush_if_large().await?;
+        }
+    }
+}
+
+/// How many parameters the engine wants: a client may have given types for more.
+fn statement_parameters(plan: &Plan) -> usize {
+    match plan {
+        Plan::Engine(statement) => statement.parameters.len(),
+        Plan::Command(_) => 0,
+    }
+}
+
+fn bind_values(portal: &mut Portal, bind: &Bind<'_>, prepared: &Prepared) -> Result<()> {
+    for (index, (bytes, parameter)) in bind.values.iter().zip(&prepared.parameters).enumerate() {
+        let format = bind.formats.get(index).unwrap_or(Format::Text);
+        let value = match (bytes, parameter.kind, format) {
+            (None, ..) => fulmar_engine::Value::Null,
+            (Some(bytes), Some(kind), format) => decode::value(bytes, kind, format)
+                .map_err(|error| error.detail(format!("parameter ${}", index + 1)))?,
+            (Some(bytes), None, Format::Text) => fulmar_engine::Value::Text(decode::utf8(bytes)?.to_owned()),
+            (Some(_), None, Format::Binary) => {
+                let message = format!(
+                    "parameter ${} is of a type (oid {}) that is not supported in binary",
+                    index + 1,
+                    parameter.oid
+                );
+                return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, message)
+                    .hint("Send it as text, or as one of the types that docs/sql.md lists."));
+            }
+        };
+        portal.values.push(value);
+    }
+    Ok(())
+}
+
+/// Whether a statement is only white space and comments.
+pub(super) fn is_empty(statement: &Statement) -> bool {
+    statement.kind == StatementKind::Empty
+}

@@ -1,0 +1,136 @@
+//! A session's two ends: the client's connection and the engine's session, and running one while watching the other.
+//!
+//! A future of the engine is always run to its end: it holds a coroutine of SQLite that nobody else can finish. Whoever
+//! wants it to end sooner (the client has gone, the time is up, the server stops) *cancels*, and then waits like
+//! everybody else:
+//!
+//! ```text
+//! poll the statement --ready--> answer
+//!        `-- pending: look at the connection and the clock; gone or late: cancel (once), go on polling
+//! ```
+//!
+//! Nearly all statements are ready at the first poll and never get to the second line.
+
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use fulmar_engine::{
+    CancelReason, Completion, Error, RowSink, Scope, Statement, TransactionStatus, Value, sqlstate,
+};
+use tokio::time::{Sleep, sleep};
+
+use super::rows::Collector;
+use crate::Result;
+use crate::registry::Handle;
+use crate::wire::Wire;
+
+/// The client's connection and the engine's session.
+pub(crate) struct Link {
+    pub(crate) engine: fulmar_engine::Session,
+    pub(crate) wire: Wire,
+    pub(crate) handle: Arc<Handle>,
+    /// `statement_timeout`; `None` if there is none.
+    pub(crate) timeout: Option<Duration>,
+    /// Whether an implicit transaction may be open.
+    pub(crate) implicit: bool,
+}
+
+impl Link {
+    /// Prepares the first statement of `sql`; answers the rest too.
+    pub(crate) async fn prepare<'a>(&mut self, sql: &'a str) -> Result<(Arc<Statement>, &'a str)> {
+        let Link { engine, wire, handle, timeout, .. } = self;
+        drive(engine.prepare(sql), wire, handle, *timeout).await
+    }
+
+    /// Runs a statement to its end.
+    pub(crate) async fn execute(
+        &mut self,
+        statement: &Arc<Statement>,
+        values: &[Value],
+        scope: Scope,
+        sink: &mut dyn RowSink,
+    ) -> Result<Completion> {
+        self.implicit |= scope == Scope::Implicit;
+        let Link { engine, wire, handle, timeout, .. } = self;
+        drive(engine.execute(statement, values, scope, sink), wire, handle, *timeout).await
+    }
+
+    /// Runs a query of the gateway's own in the client's transaction.
+    pub(crate) async fn collect(&mut self, sql: &str, values: &[Value]) -> Result<Vec<Vec<Value>>> {
+        let (statement, _) = self.prepare(sql).await?;
+        let mut collector = Collector::default();
+        self.execute(&statement, values, Scope::Implicit, &mut collector).await?;
+        Ok(collector.rows)
+    }
+
+    /// Ends the implicit transaction, if there is one: commits it, or rolls it back if it has failed.
+    pub(crate) async fn finish(&mut self) -> Result<()> {
+        if !std::mem::take(&mut self.implicit) {
+            return Ok(());
+        }
+        let Link { engine, wire, handle, timeout, .. } = self;
+        drive(engine.finish_implicit(), wire, handle, *timeout).await
+    }
+
+    /// Whether the client has begun a transaction.
+    pub(crate) fn status(&self) -> TransactionStatus {
+        self.engine.status()
+    }
+
+    /// What Postgres answers to nearly everything in a failed transaction.
+    pub(crate) fn check_not_failed(&self) -> Result<()> {
+        if self.status() != TransactionStatus::Failed {
+            return Ok(());
+        }
+        Err(Error::new(
+            sqlstate::IN_FAILED_TRANSACTION,
+            "current transaction is aborted, commands ignored until end of transaction block",
+        ))
+    }
+}
+
+/// Runs a future of the engine to its end.
+async fn drive<F: Future>(
+    future: F,
+    wire: &mut Wire,
+    handle: &Handle,
+    timeout: Option<Duration>,
+) -> F::Output {
+    let mut future = pin!(future);
+    let mut watch = Watch { wire, handle, timeout, sleep: None, gone: false };
+    poll_fn(|cx| {
+        let polled = future.as_mut().poll(cx);
+        if polled.is_pending() {
+            watch.poll(cx);
+        }
+        polled
+    })
+    .await
+}
+
+/// What may end a statement early.
+struct Watch<'a> {
+    wire: &'a mut Wire,
+    handle: &'a Handle,
+    timeout: Option<Duration>,
+    sleep: Option<Pin<Box<Sleep>>>,
+    gone: bool,
+}
+
+impl Watch<'_> {
+    fn poll(&mut self, cx: &mut Context<'_>) {
+        if !self.gone && self.wire.watch(cx).is_ready() {
+            self.gone = true;
+            self.handle.canceller().cancel(CancelReason::User);
+        }
+        let Some(timeout) = self.timeout else { return };
+        let timer = self.sleep.get_or_insert_with(|| Box::pin(sleep(timeout)));
+        if let Poll::Ready(()) = timer.as_mut().poll(cx) {
+            (self.timeout, self.sleep) = (None, None);
+            self.handle.canceller().cancel(CancelReason::Timeout);
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! A client's session: messages in, answers out.
+//!
+//! One loop per session ([`Session::run`]), on the worker that it was given to and never on another:
+//!
+//! ```text
+//!      +--> read: one recv; idle sessions wait here and hold no buffer
+//!      |       v
+//!      |    every whole message in the buffer, in order:
+//!      |       Query                     -> simple      several statements, one implicit transaction
+//!      |       Parse Bind Describe Execute Close -> extended   answers gather in `output`
+//!      |       CopyData CopyDone CopyFail -> copy
+//!      |       v
+//!      +--- Sync, end of a Query, Flush: one send
+//! ```
+//!
+//! A statement of the extended protocol that is directly followed by Sync is alone in its transaction and runs in
+//! [`Scope::Auto`]; otherwise it joins the implicit transaction that Sync ends.
+//!
+//! After an error in the extended protocol, messages are skipped until Sync.
+
+mod command;
+mod copy;
+mod extended;
+mod link;
+pub(crate) mod rows;
+mod settings;
+mod simple;
+mod statements;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::BytesMut;
+use fulmar_engine::{CommandTag, Completion, Error, Scope, TransactionStatus, Value, sqlstate};
+use fulmar_meta::Tenant;
+
+pub(crate) use link::Link;
+pub(crate) use settings::Settings;
+
+use crate::gateway::Shared;
+use crate::metrics::WorkerMetrics;
+use crate::protocol::backend::{self, Severity};
+use crate::protocol::frontend::{self, Malformed, Message};
+use crate::wire::{Closed, give_buffer, take_buffer};
+use copy::CopyIn;
+use rows::{Layout, RowWriter, Spill};
+use statements::{Plan, Statements};
+
+/// Bytes of one message. A client that sends more is cut off: the whole message must be in memory.
+pub(crate) const MESSAGE_BYTES: usize = 64 * 1024 * 1024;
+/// Answers of a pipeline are sent before its end when there is so much of them.
+const OUTPUT_BYTES: usize = 64 * 1024;
+
+/// Who the client is.
+pub(crate) struct Identity {
+    pub(crate) user: String,
+    pub(crate) superuser: bool,
+    pub(crate) tenant: Arc<Tenant>,
+}
+
+/// Why a session ends.
+#[derive(Debug)]
+pub(crate) enum End {
+    /// The client said goodbye, or is gone.
+    Client,
+    /// The server closes.
+    Server,
+    /// The client broke the protocol.
+    Malformed(Malformed),
+    /// An error after which there is nothing to go on with.
+    Fatal(Error),
+}
+
+impl From<Closed> for End {
+    fn from(closed: Closed) -> End {
+        match closed {
+            Closed::Client => End::Client,
+            Closed::Server => End::Server,
+        }
+    }
+}
+
+/// What stops a message from being handled.
+#[derive(Debug)]
+enum Fault {
+    /// An error for the client; the session goes on.
+    Statement(Error),
+    End(End),
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Fault {
+        match error.state() {
+            sqlstate::ADMIN_SHUTDOWN | sqlstate::DATABASE_DROPPED => Fault::End(End::Fatal(error)),
+            _ => Fault::Statement(error),
+        }
+    }
+}
+
+impl From<End> for Fault {
+    fn from(end: End) -> Fault {
+        Fault::End(end)
+    }
+}
+
+impl From<Closed> for Fault {
+    fn from(closed: Closed) -> Fault {
+        Fault::End(closed.into())
+    }
+}
+
+/// A client's session.
+pub(crate) struct Session {
+    link: Link,
+    /// Answers that have not been sent.
+    output: BytesMut,
+    shared: Arc<Shared>,
+    metrics: Arc<WorkerMetrics>,
+    identity: Identity,
+    settings: Settings,
+    statements: Statements,
+    /// After an error: nothing is done until Sync.
+    skipping: bool,
+    copy: Option<Box<CopyIn>>,
+}
+
+/// What came of running a plan.
+enum Ran {
+    /// All rows stand in the output.
+    Done {
+        tag: CommandTag,
+        rows: u64,
+        /// What does not fit in memory, and where in the output it belongs.
+        spill: Option<(usize, Spill)>,
+    },
+    /// The client is to send the rows of a COPY now.
+    Copying,
+}
+
+impl Session {
+    /// A session that has been authenticated.
+    pub(crate) fn new(
+        link: Link,
+        shared: Arc<Shared>,
+        metrics: Arc<WorkerMetrics>,
+        identity: Identity,
+        settings: Settings,
+    ) -> Session {
+        let mut session = Session {
+            link,
+            output: BytesMut::new(),
+            shared,
+            metrics,
+            identity,
+            settings,
+            statements: Statements::default(),
+            skipping: false,
+            copy: None,
+        };
+        session.apply_settings();
+        session
+    }
+
+    /// Serves the client until it goes, then gives back what the session held.
+    pub(crate) async fn run(mut self) {
+        let end = self.serve().await;
+        self.say_goodbye(end).await;
+        self.link.engine.close().await;
+        self.link.wire.shutdown().await;
+    }
+
+    async fn serve(&mut self) -> End {
+        loop {
+            match self.handle_input().await {
+                Ok(true) => continue,
+                Ok(false) => {}
+                Err(end) => return end,
+            }
+            match self.link.wire.read(&self.link.handle).await {
+                Ok(count) => self.metrics.received(count),
+                Err(closed) => return closed.into(),
+            }
+        }
+    }
+
+    /// Tells the client why the session ends, where there is something to tell.
+    async fn say_goodbye(&mut self, end: End) {
+        let error = match end {
+            End::Client => return,
+            End::Server => {
+                Error::new(sqlstate::ADMIN_SHUTDOWN, "terminating connection due to administrator command")
+            }
+            End::Malformed(Malformed(what)) => Error::new(sqlstate::PROTOCOL_VIOLATION, what),
+            End::Fatal(error) => error,
+        };
+        backend::error(&mut self.output, &error, Severity::Fatal);
+        let _ = self.link.wire.send(&mut self.output, &self.link.handle).await; // it may be gone already
+    }
+
+    /// Handles all whole messages that have been received. Answers whether more came meanwhile.
+    async fn handle_input(&mut self) -> Result<bool, End> {
+        if self.output.capacity() == 0 {
+            self.output = take_buffer();
+        }
+        let mut input = std::mem::take(&mut self.link.wire.input);
+        let mut used = 0;
+        let outcome = loop {
+            match frontend::frame(&input[used..], MESSAGE_BYTES) {
+                Ok(None) => break Ok(()),
+                Err(malformed) => break Err(End::Malformed(malformed)),
+                Ok(Some(frame)) => {
+                    used += frame.size;
+                    let outcome = match frontend::message(&frame) {
+                        Ok(message) => self.handle(message, &input[used..]).await,
+                        Err(malformed) => Err(End::Malformed(malformed)),
+                    };
+                    if outcome.is_err() {
+                        break outcome;
+                    }
+                }
+            }
+        };
+        keep_rest(&mut input, used);
+        // What came while statements ran belongs behind what has not been used.
+        let ahead = std::mem::replace(&mut self.link.wire.input, input);
+        let more = !ahead.is_empty();
+        self.link.wire.input.extend_from_slice(&ahead);
+        give_buffer(ahead);
+        if self.output.is_empty() {
+            give_buffer(std::mem::take(&mut self.output));
+        }
+        outcome.map(|()| more)
+    }
+
+    async fn handle(&mut self, message: Message<'_>, next: &[u8]) -> Result<(), End> {
+        let fault = match message {
+            Message::Terminate => return Err(End::Client),
+            Message::CopyData(bytes) => self.copy_data(bytes).await,
+            Message::CopyDone => self.copy_done().await,
+            Message::CopyFail { reason } => self.copy_failed(reason).await,
+            Message::Flush | Message::Sync if self.copy.is_some() => Ok(()),
+            _ if self.copy.is_some() => self.copy_interrupted().await,
+            Message::Sync => self.sync().await,
+            _ if self.skipping => Ok(()),
+            Message::Query { sql } => self.query(sql).await,
+            Message::Flush => self.flush().await.map_err(Fault::from),
+            extended => match self.extended(extended, next).await {
+                Err(Fault::Statement(error)) => {
+                    self.extended_failed(&error);
+                    Ok(())
+                }
+                other => other,
+            },
+        };
+        match fault {
+            Ok(()) => Ok(()),
+            Err(Fault::End(end)) => Err(end),
+            Err(Fault::Statement(error)) => {
+                self.report(&error);
+                Ok(())
+            }
+        }
+    }
+
+    /// Tells the client of an error.
+    fn report(&mut self, error: &Error) {
+        self.metrics.failed();
+        backend::error(&mut self.output, error, Severity::Error);
+    }
+
+    /// Sends what has gathered.
+    async fn flush(&mut self) -> Result<(), Closed> {
+        self.metrics.sent(self.output.len());
+        self.link.wire.send(&mut self.output, &self.link.handle).await
+    }
+
+    /// Sends what has gathered if it is much.
+    async fn flush_if_large(&mut self) -> Result<(), Closed> {
+        if self.output.len() > OUTPUT_BYTES { self.flush().await } else { Ok(()) }
+    }
+
+    /// Sends the part of an answer that was spilled, and what stands before it.
+    async fn send_spilled(&mut self, spill: Option<(usize, Spill)>) -> Result<(), Closed> {
+        let Some((mark, spill)) = spill else { return Ok(()) };
+        let mut before = self.output.split_to(mark);
+        self.link.wire.send(&mut before, &self.link.handle).await?;
+        spill.send(&mut self.link.wire, &self.link.handle).await
+    }
+
+    /// Ends a round of messages: ReadyForQuery.
+    async fn ready(&mut self) -> Result<(), Fault> {
+        for name in self.settings.take_reports() {
+            backend::parameter_status(&mut self.output, name, self.settings.get(name).unwrap_or_default());
+        }
+        let status = self.link.status();
+        if status == TransactionStatus::Idle {
+            self.statements.close_portals();
+        }
+        backend::ready(&mut self.output, status);
+        Ok(self.flush().await?)
+    }
+
+    /// Runs a plan; its rows go to `output`.
+    async fn run_plan(
+        &mut self,
+        plan: &Plan,
+        values: &[Value],
+        scope: Scope,
+        layout: Layout<'_>,
+        output: &mut BytesMut,
+    ) -> Result<Ran, Fault> {
+        let started = Instant::now();
+        let ran = match plan {
+            Plan::Engine(statement) => {
+                let mut writer = RowWriter::new(output, layout, &self.shared.config.temporary_directory);
+                let outcome = self.link.execute(statement, values, scope, &mut writer).await;
+                match outcome {
+                    Ok(completion) => {
+                        let (rows, spill) = writer.finish();
+                        self.completed(&completion, output);
+                        Ok(Ran::Done { tag: completion.tag, rows, spill })
+                    }
+                    Err(error) => {
+                        fulmar_engine::RowSink::reset(&mut writer);
+                        self.end_of_transaction(false);
+                        Err(error.into())
+                    }
+                }
+            }
+            Plan::Command(command) => self.command(command, layout, output).await,
+        };
+        self.metrics.ran(started.elapsed(), if let Ok(Ran::Done { rows, .. }) = &ran { *rows } else { 0 });
+        ran
+    }
+
+    /// A statement has been run: what else changes with it.
+    fn completed(&mut self, completion: &Completion, output: &mut BytesMut) {
+        for (state, message) in &completion.notices {
+            backend::notice(output, state, message);
+        }
+        self.end_of_transaction(completion.tag == CommandTag::Plain("COMMIT"));
+    }
+
+    /// If the transaction has ended, what it set is kept or taken back.
+    fn end_of_transaction(&mut self, committed: bool) {
+        if self.settings.is_changed() && self.link.status() == TransactionStatus::Idle {
+            self.settings.end_transaction(committed);
+            self.apply_settings();
+        }
+    }
+
+    /// Settings that something hangs on.
+    fn apply_settings(&mut self) {
+        self.link.timeout = self.settings.statement_timeout();
+        self.link.engine.set_default_read_only(self.settings.is_read_only());
+    }
+}
+
+/// Drops what has been used. A buffer of which all has been used keeps its whole capacity.
+fn keep_rest(input: &mut BytesMut, used: usize) {
+    if used == input.len() {
+        input.clear();
+    } else {
+        let _ = input.split_to(used);
+    }
+}

@@ -1,0 +1,299 @@
+//! An answer on its way: rows from the engine into bytes for the client.
+//!
+//! A row is encoded where it will be sent from, behind what is already in the send buffer. It may have to be taken
+//! back (the statement fails, or the engine runs it again), so nothing leaves before the statement has ended, and
+//! what does not fit in memory goes to an unlinked temporary file:
+//!
+//! ```text
+//! send buffer:  [ earlier answers | RowDescription? | DataRow DataRow DataRow ... ]
+//!                                 ^ mark: reset cuts here       > 8 MiB: moved to the file, in order
+//! ```
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::Path;
+
+use bytes::BytesMut;
+use fulmar_engine::{Error, Row, RowSink, sqlstate};
+use smallvec::SmallVec;
+
+use crate::Result;
+use crate::protocol::{Format, Formats, backend};
+use crate::registry::Handle;
+use crate::types::{Column, Type, encode};
+use crate::wire::{Closed, Wire};
+
+/// Bytes of an answer that are kept in memory.
+const MEMORY_BYTES: usize = 8 * 1024 * 1024;
+/// Bytes of an answer in all.
+pub(crate) const ANSWER_BYTES: u64 = 8 * 1024 * 1024 * 1024;
+/// Bytes that are read back at once.
+const READ_BYTES: usize = 256 * 1024;
+
+/// The bytes of an answer that do not fit in memory.
+pub(crate) struct Spill {
+    file: File,
+    bytes: u64,
+}
+
+impl Spill {
+    fn create(directory: &Path) -> Result<Spill> {
+        let file = tempfile::tempfile_in(directory).map_err(spill_error)?;
+        Ok(Spill { file, bytes: 0 })
+    }
+
+    /// Appends. This is a copy into the page cache: the engine calls from inside a statement and cannot wait.
+    fn append(&mut self, bytes: &[u8]) -> Result<()> {
+        self.bytes += bytes.len() as u64;
+        if self.bytes > ANSWER_BYTES {
+            let message = format!("the answer is larger than {} GiB", ANSWER_BYTES >> 30);
+            return Err(
+                Error::new(sqlstate::PROGRAM_LIMIT, message).hint("Ask for fewer rows or columns at once.")
+            );
+        }
+        self.file.write_all(bytes).map_err(spill_error)
+    }
+
+    /// Sends everything to the client, a piece at a time.
+    pub(crate) async fn send(mut self, wire: &mut Wire, handle: &Handle) -> Result<(), Closed> {
+        let mut piece = vec![0; READ_BYTES];
+        self.file.seek(SeekFrom::Start(0)).map_err(|_| Closed::Server)?;
+        loop {
+            match self.file.read(&mut piece).map_err(|_| Closed::Server)? {
+                0 => return Ok(()),
+                count => wire.send_bytes(&piece[..count], handle).await?,
+            }
+        }
+    }
+
+    /// The bytes from `from` on that one read brings.
+    pub(crate) fn read_at(&mut self, from: u64, out: &mut BytesMut) -> Result<usize> {
+        let mut piece = vec![0; READ_BYTES];
+        self.file.seek(SeekFrom::Start(from)).map_err(spill_error)?;
+        let count = self.file.read(&mut piece).map_err(spill_error)?;
+        out.extend_from_slice(&piece[..count]);
+        Ok(count)
+    }
+}
+
+fn spill_error(cause: std::io::Error) -> Error {
+    let full = matches!(cause.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded);
+    let state = if full { sqlstate::DISK_FULL } else { sqlstate::IO_ERROR };
+    Error::new(state, format!("a large answer cannot be kept in a temporary file: {cause}"))
+        .hint("Make room in the server's temporary directory, or ask for fewer rows at once.")
+}
+
+/// How rows are to be sent.
+pub(crate) struct Layout<'a> {
+    pub(crate) columns: &'a [Column],
+    pub(crate) formats: &'a Formats,
+    /// Whether a RowDescription comes before the first row. Then columns without a type take that of their first
+    /// value; else they have been announced as text.
+    pub(crate) describe: bool,
+}
+
+/// Writes an answer's rows behind what `output` holds.
+pub(crate) struct RowWriter<'a> {
+    output: &'a mut BytesMut,
+    mark: usize,
+    layout: Layout<'a>,
+    types: SmallVec<[Type; 16]>,
+    described: bool,
+    rows: u64,
+    spill: Option<Spill>,
+    directory: &'a Path,
+}
+
+impl<'a> RowWriter<'a> {
+    /// A writer that spills into `directory`.
+    pub(crate) fn new(output: &'a mut BytesMut, layout: Layout<'a>, directory: &'a Path) -> RowWriter<'a> {
+        let types = layout.columns.iter().map(|column| column.kind.unwrap_or(Type::Text)).collect();
+        RowWriter {
+            mark: output.len(),
+            output,
+            layout,
+            types,
+            described: false,
+            rows: 0,
+            spill: None,
+            directory,
+        }
+    }
+
+    /// The rows are complete: how many there are, and what did not fit in memory, which belongs at `mark`.
+    pub(crate) fn finish(mut self) -> (u64, Option<(usize, Spill)>) {
+        self.describe();
+        (self.rows, self.spill.take().map(|spill| (self.mark, spill)))
+    }
+
+    fn describe(&mut self) {
+        if self.layout.describe && !self.described && !self.layout.columns.is_empty() {
+            backend::row_description(self.output, self.layout.columns, &self.types, self.layout.formats);
+        }
+        self.described = true;
+    }
+
+    fn first_row(&mut self, row: &dyn Row) {
+        if self.layout.describe {
+            for (index, column) in self.layout.columns.iter().enumerate() {
+                if column.kind.is_none() {
+                    self.types[index] = Type::of_value(row.get(index));
+                }
+            }
+        }
+        self.describe();
+    }
+}
+
+impl RowSink for RowWriter<'_> {
+    fn row(&mut self, row: &dyn Row) -> Result<()> {
+        if row.len() != self.types.len() {
+            return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, STALE_PLAN)
+                .hint("The schema has changed. Prepare the statement again."));
+        }
+        if !self.described {
+            self.first_row(row);
+        }
+        let at = backend::begin_row(self.output, self.types.len());
+        for (index, kind) in self.types.iter().enumerate() {
+            let format = self.layout.formats.get(index).unwrap_or(Format::Text);
+            encode::put_value(self.output, row.get(index), *kind, format)?;
+        }
+        backend::end_row(self.output, at);
+        self.rows += 1;
+        if self.output.len() - self.mark > MEMORY_BYTES {
+            let spill = match &mut self.spill {
+                Some(spill) => spill,
+                empty => empty.insert(Spill::create(self.directory)?),
+            };
+            spill.append(&self.output[self.mark..])?;
+            self.output.truncate(self.mark);
+        }
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.output.truncate(self.mark);
+        self.spill = None;
+        self.described = false;
+        self.rows = 0;
+        for (kind, column) in self.types.iter_mut().zip(self.layout.columns) {
+            *kind = column.kind.unwrap_or(Type::Text);
+        }
+    }
+}
+
+/// What Postgres says when a prepared statement would answer other columns than it announced.
+pub(crate) const STALE_PLAN: &str = "cached plan must not change result type";
+
+/// Keeps rows as values, for answers that the gateway makes out of the engine's.
+#[derive(Default)]
+pub(crate) struct Collector {
+    pub(crate) rows: Vec<Vec<fulmar_engine::Value>>,
+}
+
+/// Rows that a collector takes: a catalog answer beyond that is no help to anybody.
+const COLLECT_ROWS: usize = 1_000_000;
+
+impl RowSink for Collector {
+    fn row(&mut self, row: &dyn Row) -> Result<()> {
+        if self.rows.len() == COLLECT_ROWS {
+            return Err(Error::new(sqlstate::PROGRAM_LIMIT, "the schema has more entries than can be shown"));
+        }
+        self.rows.push((0..row.len()).map(|column| row.get(column).to_owned()).collect());
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.rows.clear();
+    }
+}
+
+/// A row that the gateway made.
+pub(crate) struct ValueRow<'a>(pub(crate) &'a [fulmar_engine::Value]);
+
+impl Row for ValueRow<'_> {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn get(&self, column: usize) -> fulmar_engine::ValueRef<'_> {
+        use fulmar_engine::{Value, ValueRef};
+        match &self.0[column] {
+            Value::Null => ValueRef::Null,
+            Value::Integer(value) => ValueRef::Integer(*value),
+            Value::Real(value) => ValueRef::Real(*value),
+            Value::Text(value) => ValueRef::Text(value.as_bytes()),
+            Value::Blob(value) => ValueRef::Blob(value),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fulmar_engine::Value;
+
+    use super::*;
+
+    fn columns(kind: Option<Type>) -> Vec<Column> {
+        vec![Column { name: "a".into(), kind, modifier: -1 }]
+    }
+
+    fn layout<'a>(columns: &'a [Column], formats: &'a Formats, describe: bool) -> Layout<'a> {
+        Layout { columns, formats, describe }
+    }
+
+    #[test]
+    fn the_first_row_names_the_type_and_reset_forgets_it() {
+        let (columns, formats) = (columns(None), Formats::All(Format::Text));
+        let mut output = BytesMut::from(&b"earlier"[..]);
+        let directory = std::env::temp_dir();
+        let mut writer = RowWriter::new(&mut output, layout(&columns, &formats, true), &directory);
+        writer.row(&ValueRow(&[Value::Integer(1)])).unwrap();
+        writer.reset();
+        writer.row(&ValueRow(&[Value::Text("x".into())])).unwrap();
+        assert_eq!(writer.finish().0, 1);
+        let mut expected = BytesMut::from(&b"earlier"[..]);
+        backend::row_description(&mut expected, &columns, &[Type::Text], &formats);
+        expected.extend_from_slice(b"D\0\0\0\x0b\0\x01\0\0\0\x01x");
+        assert_eq!(output, expected);
+    }
+
+    #[test]
+    fn an_empty_answer_is_described_too() {
+        let (columns, formats) = (columns(Some(Type::Int8)), Formats::All(Format::Text));
+        let mut output = BytesMut::new();
+        let directory = std::env::temp_dir();
+        RowWriter::new(&mut output, layout(&columns, &formats, true), &directory).finish();
+        assert_eq!(output[0], b'T');
+    }
+
+    #[test]
+    fn a_large_answer_spills_in_order() {
+        let (columns, formats) = (columns(Some(Type::Text)), Formats::All(Format::Text));
+        let mut output = BytesMut::from(&b"earlier"[..]);
+        let directory = std::env::temp_dir();
+        let mut writer = RowWriter::new(&mut output, layout(&columns, &formats, false), &directory);
+        for letter in ["a", "b", "c"] {
+            writer.row(&ValueRow(&[Value::Text(letter.repeat(5 << 20))])).unwrap();
+        }
+        let (rows, spilled) = writer.finish();
+        let (mark, mut spill) = spilled.unwrap();
+        assert_eq!((rows, mark), (3, 7));
+        let mut all = BytesMut::new();
+        while spill.read_at(all.len() as u64, &mut all).unwrap() > 0 {}
+        all.extend_from_slice(&output[mark..]);
+        let starts: Vec<u8> = all.chunks(11 + (5 << 20)).map(|row| row[11]).collect();
+        assert_eq!(starts, b"abc");
+    }
+
+    #[test]
+    fn a_row_of_another_width_is_refused() {
+        let (columns, formats) = (columns(None), Formats::All(Format::Text));
+        let mut output = BytesMut::new();
+        let directory = std::env::temp_dir();
+        let mut writer = RowWriter::new(&mut output, layout(&columns, &formats, false), &directory);
+        let failure = writer.row(&ValueRow(&[Value::Null, Value::Null])).unwrap_err();
+        assert_eq!(failure.message(), STALE_PLAN);
+    }
+}

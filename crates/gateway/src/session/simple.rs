@@ -1,0 +1,114 @@
+//! The simple query protocol: a text with any number of statements.
+//!
+//! All of them share one implicit transaction, unless they begin and commit their own; the first error ends the text.
+//! A statement that is alone in its text is a transaction by itself. The last statement's CommandComplete is written
+//! when the implicit transaction has been committed, so that a failed commit is seen as the failure of the statement.
+
+use fulmar_engine::{Error, Scope};
+
+use super::rows::Layout;
+use super::statements::{Plan, columns};
+use super::{Fault, Ran, Session};
+use crate::dialect::token::Lexer;
+use crate::protocol::{Format, Formats, backend};
+use crate::types::decode;
+
+/// What was left of a text when a COPY began.
+#[derive(Debug, Default)]
+pub(super) struct Rest(pub(super) String);
+
+/// Whether there is no statement in a text.
+pub(super) fn is_blank(text: &str) -> bool {
+    text.trim_ascii().is_empty() || Lexer::new(text).all(|token| token.is_sign(';'))
+}
+
+impl Session {
+    /// Handles a Query message.
+    pub(super) async fn query(&mut self, sql: &[u8]) -> Result<(), Fault> {
+        let outcome = match decode::utf8(sql) {
+            Ok(text) if is_blank(text) => {
+                backend::empty_query(&mut self.output);
+                Ok(())
+            }
+            Ok(text) => self.run_text(text).await,
+            Err(error) => Err(error.into()),
+        };
+        self.end_of_text(outcome).await
+    }
+
+    /// Ends a Query, unless a COPY goes on.
+    pub(super) async fn end_of_text(&mut self, outcome: Result<(), Fault>) -> Result<(), Fault> {
+        match outcome {
+            Ok(()) if self.copy.is_some() => return Ok(()),
+            Ok(()) => {}
+            Err(Fault::Statement(error)) => self.text_failed(&error),
+            Err(end) => return Err(end),
+        }
+        // What is left is a text that failed, or whose last statement was answered before its end.
+        match self.link.finish().await.map_err(Fault::from) {
+            Ok(()) => {}
+            Err(Fault::Statement(error)) => self.report(&error),
+            Err(end) => return Err(end),
+        }
+        self.ready().await
+    }
+
+    fn text_failed(&mut self, error: &Error) {
+        self.report(error);
+        self.copy = None;
+        self.link.engine.fail();
+        self.end_of_transaction(false);
+    }
+
+    /// Runs the statements of a text.
+    pub(super) async fn run_text(&mut self, text: &str) -> Result<(), Fault> {
+        let mut rest = text;
+        while !is_blank(rest) {
+            let (plan, after) = self.plan(rest).await?;
+            rest = after;
+            let last = is_blank(rest);
+            if !self.run_one(&plan, last).await? {
+                if let Some(copy) = &mut self.copy {
+                    copy.rest = Some(Rest(rest.to_owned()));
+                }
+                return Ok(self.flush().await?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs one statement; `false` if it is a COPY whose rows are to come.
+    async fn run_one(&mut self, plan: &Plan, last: bool) -> Result<bool, Fault> {
+        if matches!(plan, Plan::Engine(statement) if super::extended::is_empty(statement)) {
+            return Ok(true);
+        }
+        let scope = if last && !self.link.implicit { Scope::Auto } else { Scope::Implicit };
+        let columns = columns(plan);
+        let layout = Layout { columns: &columns, formats: &Formats::All(Format::Text), describe: true };
+        let mut output = std::mem::take(&mut self.output);
+        let ran = self.run_plan(plan, &[], scope, layout, &mut output).await;
+        self.output = output;
+        let Ran::Done { tag, spill, .. } = ran? else { return Ok(false) };
+        self.send_spilled(spill).await?;
+        if last {
+            self.link.finish().await?;
+            self.end_of_transaction(true);
+        }
+        backend::command_complete(&mut self.output, tag);
+        self.flush_if_large().await?;
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blanks() {
+        for text in ["", " \n", ";", " ; -- comment\n /* x */ ;"] {
+            assert!(is_blank(text), "{text}");
+        }
+        assert!(!is_blank("; SELECT 1"));
+    }
+}

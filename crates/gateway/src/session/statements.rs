@@ -1,0 +1,396 @@
+//! Prepared statements and portals.
+//!
+//! ```text
+//! Parse  text, types --> Prepared (named, or the unnamed one; a small cache behind both)
+//! Bind   values      --> Portal   (named, or the unnamed one)
+//! Execute            --> rows, all of them or a few at a time
+//! ```
+//!
+//! Portals end with their transaction, statements with the session.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use fulmar_engine::{ColumnInfo, CommandTag, Error, Statement, Value, sqlstate};
+
+use super::rows::Spill;
+use crate::Result;
+use crate::dialect::Command;
+use crate::protocol::frontend::Oids;
+use crate::protocol::{Format, Formats, backend, frontend};
+use crate::types::{self, Column, Type};
+use bytes::BytesMut;
+
+/// Statements and portals that a session may name.
+const NAMES: usize = 10_000;
+/// Statements whose descriptions are kept beyond their names.
+const CACHED: usize = 16;
+
+/// How a statement is run.
+#[derive(Clone, Debug)]
+pub(crate) enum Plan {
+    Engine(Arc<Statement>),
+    Command(Arc<Command>),
+}
+
+/// A parameter of a statement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Parameter {
+    /// The number of its type, as the client or we said.
+    pub(crate) oid: u32,
+    /// `None`: a type that Fulmar does not speak, which can come as text only.
+    pub(crate) kind: Option<Type>,
+}
+
+/// A statement that has been parsed.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    pub(crate) plan: Plan,
+    pub(crate) parameters: Vec<Parameter>,
+    pub(crate) columns: Vec<Column>,
+}
+
+impl Prepared {
+    /// Describes a plan; `oids` are the types that the client gave its parameters.
+    pub(crate) fn new(plan: Plan, oids: Oids<'_>) -> Prepared {
+        let parameters = match &plan {
+            Plan::Engine(statement) => parameters(statement, oids),
+            Plan::Command(_) => Vec::new(),
+        };
+        let columns = columns(&plan);
+        Prepared { plan, parameters, columns }
+    }
+
+    /// Whether a column has no type before its first value.
+    pub(crate) fn is_open(&self) -> bool {
+        self.columns.iter().any(|column| column.kind.is_none())
+    }
+}
+
+/// The columns that a plan answers.
+pub(crate) fn columns(plan: &Plan) -> Vec<Column> {
+    match plan {
+        Plan::Engine(statement) => statement.columns.iter().map(column).collect(),
+        Plan::Command(command) => match &**command {
+            Command::Show(name) => vec![Column::new(name.as_str(), Type::Text)],
+            Command::ShowAll => {
+                ["name", "setting", "description"].map(|name| Column::new(name, Type::Text)).to_vec()
+            }
+            Command::Catalog(query) => query.columns(),
+            _ => Vec::new(),
+        },
+    }
+}
+
+fn column(info: &ColumnInfo) -> Column {
+    let declared = info.declared_type.as_deref().and_then(types::declared);
+    Column {
+        name: info.name.clone(),
+        kind: declared.map(|declared| declared.kind),
+        modifier: declared.map_or(-1, |declared| declared.modifier),
+    }
+}
+
+/// The client's type, else that of the column it belongs to, else text.
+fn parameters(statement: &Statement, oids: Oids<'_>) -> Vec<Parameter> {
+    let mut given = oids.iter();
+    let count = statement.parameters.len().max(given.len());
+    (0..count)
+        .map(|index| match given.next() {
+            Some(oid) if oid != 0 && oid != Type::Unknown.oid() => {
+                Parameter { oid, kind: Type::from_oid(oid) }
+            }
+            _ => {
+                let info = statement.parameters.get(index);
+                let declared = info.and_then(|info| info.declared_type.as_deref()).and_then(types::declared);
+                let kind = declared.map_or(Type::Text, |declared| declared.kind);
+                Parameter { oid: kind.oid(), kind: Some(kind) }
+            }
+        })
+        .collect()
+}
+
+/// Values that are bound to a statement, and how far it has been run.
+#[derive(Default)]
+pub(crate) struct Portal {
+    /// `None`: there is no such portal (the unnamed one keeps its place, and its memory).
+    pub(crate) prepared: Option<Arc<Prepared>>,
+    pub(crate) values: Vec<Value>,
+    pub(crate) formats: Option<Formats>,
+    /// Its description was asked for and waits for the first row.
+    pub(crate) describe: bool,
+    pub(crate) progress: Progress,
+}
+
+/// How far a portal has been run.
+#[derive(Default)]
+pub(crate) enum Progress {
+    #[default]
+    Bound,
+    /// It has been run, and rows are left.
+    Suspended(Box<Answer>),
+    Done,
+}
+
+impl Portal {
+    /// The formats of its columns.
+    pub(crate) fn formats(&self) -> &Formats {
+        const TEXT: Formats = Formats::All(Format::Text);
+        self.formats.as_ref().unwrap_or(&TEXT)
+    }
+
+    /// Forgets everything but the memory.
+    fn clear(&mut self) {
+        self.prepared = None;
+        self.values.clear();
+        self.formats = None;
+        self.describe = false;
+        self.progress = Progress::Bound;
+    }
+}
+
+/// A complete answer of which a part has been sent.
+pub(crate) struct Answer {
+    /// Messages that come next; the last may be cut.
+    loaded: BytesMut,
+    /// What comes after `loaded`, and how much of it has been read.
+    spill: Option<(Spill, u64)>,
+    /// What comes after the spilled part.
+    tail: BytesMut,
+    pub(crate) tag: CommandTag,
+}
+
+impl Answer {
+    /// An answer whose beginning may have been spilled.
+    pub(crate) fn new(bytes: BytesMut, spill: Option<Spill>, tag: CommandTag) -> Answer {
+        match spill {
+            None => Answer { loaded: bytes, spill: None, tail: BytesMut::new(), tag },
+            Some(spill) => Answer { loaded: BytesMut::new(), spill: Some((spill, 0)), tail: bytes, tag },
+        }
+    }
+
+    /// Moves at most `limit` rows to `out`; answers how many, and whether that was all.
+    pub(crate) fn take_rows(&mut self, limit: u32, out: &mut BytesMut) -> Result<(u64, bool)> {
+        let mut rows = 0;
+        loop {
+            let moved = self.take_loaded(limit, &mut rows, out);
+            if rows == u64::from(limit) {
+                return Ok((rows, false));
+            }
+            if !moved && !self.load()? {
+                return Ok((rows, true));
+            }
+        }
+    }
+
+    /// Moves whole messages that are in memory; `false` if there is none.
+    fn take_loaded(&mut self, limit: u32, rows: &mut u64, out: &mut BytesMut) -> bool {
+        let mut end = 0;
+        while *rows < u64::from(limit) {
+            let Ok(Some(frame)) = frontend::frame(&self.loaded[end..], usize::MAX) else { break };
+            *rows += u64::from(frame.kind == b'D');
+            end += frame.size;
+        }
+        out.extend_from_slice(&self.loaded.split_to(end));
+        end > 0
+    }
+
+    /// Brings more into memory; `false` if there is no more.
+    fn load(&mut self) -> Result<bool> {
+        let Some((spill, read)) = &mut self.spill else { return Ok(false) };
+        let count = spill.read_at(*read, &mut self.loaded)?;
+        *read += count as u64;
+        if count == 0 {
+            self.loaded.unsplit(std::mem::take(&mut self.tail));
+            self.spill = None;
+        }
+        Ok(true)
+    }
+}
+
+/// A session's statements and portals.
+#[derive(Default)]
+pub(crate) struct Statements {
+    named: HashMap<Box<str>, Arc<Prepared>>,
+    unnamed: Option<Arc<Prepared>>,
+    portals: HashMap<Box<str>, Portal>,
+    unnamed_portal: Portal,
+    cache: Cache,
+}
+
+impl Statements {
+    /// The statement of that name.
+    pub(crate) fn statement(&self, name: &str) -> Result<&Arc<Prepared>> {
+        let found = if name.is_empty() { self.unnamed.as_ref() } else { self.named.get(name) };
+        found.ok_or_else(|| {
+            let message = match name {
+                "" => "unnamed prepared statement does not exist".to_owned(),
+                name => format!("prepared statement \"{name}\" does not exist"),
+            };
+            Error::new(sqlstate::INVALID_STATEMENT_NAME, message)
+        })
+    }
+
+    /// Checks that a new statement can have that name. The unnamed one is replaced.
+    pub(crate) fn check_free(&mut self, name: &str) -> Result<()> {
+        if name.is_empty() {
+            self.unnamed = None;
+            return Ok(());
+        }
+        if self.named.contains_key(name) {
+            let message = format!("prepared statement \"{name}\" already exists");
+            return Err(Error::new(sqlstate::DUPLICATE_PREPARED, message));
+        }
+        room(self.named.len(), "prepared statements")
+    }
+
+    /// Names a statement.
+    pub(crate) fn insert(&mut self, name: &str, prepared: Arc<Prepared>) {
+        if name.is_empty() {
+            self.unnamed = Some(prepared);
+        } else {
+            self.named.insert(name.into(), prepared);
+        }
+    }
+
+    /// Forgets a statement; it is no error if there is none.
+    pub(crate) fn close_statement(&mut self, name: &str) -> bool {
+        match name {
+            "" => self.unnamed.take().is_some(),
+            name => self.named.remove(name).is_some(),
+        }
+    }
+
+    /// Forgets all statements.
+    pub(crate) fn close_statements(&mut self) {
+        self.named.clear();
+        self.unnamed = None;
+    }
+
+    /// The description of a statement that the engine answered before.
+    pub(crate) fn described(&mut self, statement: &Arc<Statement>, oids: Oids<'_>) -> Option<Arc<Prepared>> {
+        self.cache.get(statement, oids)
+    }
+
+    /// Keeps a description.
+    pub(crate) fn remember(&mut self, prepared: Arc<Prepared>, oids: Oids<'_>) {
+        self.cache.put(prepared, oids);
+    }
+
+    /// Takes a portal out, to be run. It must be put back.
+    pub(crate) fn take_portal(&mut self, name: &str) -> Result<Portal> {
+        let portal = if name.is_empty() {
+            Some(std::mem::take(&mut self.unnamed_portal))
+        } else {
+            self.portals.get_mut(name).map(std::mem::take)
+        };
+        portal.filter(|portal| portal.prepared.is_some()).ok_or_else(|| {
+            Error::new(sqlstate::INVALID_CURSOR_NAME, format!("portal \"{name}\" does not exist"))
+        })
+    }
+
+    /// Puts back what was taken.
+    pub(crate) fn put_portal(&mut self, name: &str, portal: Portal) {
+        if name.is_empty() {
+            self.unnamed_portal = portal;
+        } else if let Some(place) = self.portals.get_mut(name) {
+            *place = portal;
+        }
+    }
+
+    /// An empty portal to bind, of that name.
+    pub(crate) fn new_portal(&mut self, name: &str) -> Result<&mut Portal> {
+        if name.is_empty() {
+            self.unnamed_portal.clear();
+            return Ok(&mut self.unnamed_portal);
+        }
+        if self.portals.contains_key(name) {
+            const DUPLICATE_CURSOR: &str = "42P03";
+            return Err(Error::new(DUPLICATE_CURSOR, format!("portal \"{name}\" already exists")));
+        }
+        room(self.portals.len(), "portals")?;
+        Ok(self.portals.entry(name.into()).or_default())
+    }
+
+    /// Forgets a portal; it is no error if there is none.
+    pub(crate) fn close_portal(&mut self, name: &str) {
+        if name.is_empty() {
+            self.unnamed_portal.clear();
+        } else {
+            self.portals.remove(name);
+        }
+    }
+
+    /// Forgets all portals: their transaction has ended.
+    pub(crate) fn close_portals(&mut self) {
+        self.unnamed_portal.clear();
+        if !self.portals.is_empty() {
+            self.portals.clear();
+        }
+    }
+}
+
+fn room(count: usize, what: &str) -> Result<()> {
+    if count < NAMES {
+        return Ok(());
+    }
+    Err(Error::new(sqlstate::PROGRAM_LIMIT, format!("a session can have {NAMES} {what} at most"))
+        .hint("Close those that you no longer need."))
+}
+
+/// The statements that were parsed last: drivers parse the same ones again and again. The engine keeps statements by
+/// their text and answers another one when the schema has changed, so the same statement has the same description.
+#[derive(Default)]
+struct Cache {
+    /// The newest last.
+    entries: Vec<(Box<[u8]>, Arc<Prepared>)>,
+}
+
+impl Cache {
+    fn get(&mut self, statement: &Arc<Statement>, oids: Oids<'_>) -> Option<Arc<Prepared>> {
+        let found = self.entries.iter().rposition(|(types, prepared)| {
+            let same = matches!(&prepared.plan, Plan::Engine(known) if Arc::ptr_eq(known, statement));
+            same && **types == *oids.bytes()
+        })?;
+        self.entries[found..].rotate_left(1);
+        self.entries.last().map(|entry| entry.1.clone())
+    }
+
+    fn put(&mut self, prepared: Arc<Prepared>, oids: Oids<'_>) {
+        if self.entries.len() == CACHED {
+            self.entries.remove(0);
+        }
+        self.entries.push((oids.bytes().into(), prepared));
+    }
+}
+
+/// A description of a portal's columns with the types that are known before it runs.
+pub(crate) fn describe(out: &mut BytesMut, prepared: &Prepared, formats: &Formats) {
+    if prepared.columns.is_empty() {
+        return backend::no_data(out);
+    }
+    let types: smallvec::SmallVec<[Type; 16]> =
+        prepared.columns.iter().map(|column| column.kind.unwrap_or(Type::Text)).collect();
+    backend::row_description(out, &prepared.columns, &types, formats);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(letter: u8) -> Vec<u8> {
+        vec![b'D', 0, 0, 0, 11, 0, 1, 0, 0, 0, 1, letter]
+    }
+
+    #[test]
+    fn an_answer_goes_out_in_portions() {
+        let bytes: Vec<u8> = [b"T\0\0\0\x04".to_vec(), row(b'a'), row(b'b'), row(b'c')].concat();
+        let mut answer = Answer::new(BytesMut::from(&bytes[..]), None, CommandTag::Select(3));
+        let mut out = BytesMut::new();
+        assert_eq!(answer.take_rows(2, &mut out).unwrap(), (2, false));
+        assert_eq!(out.len(), 5 + 24);
+        assert_eq!(answer.take_rows(2, &mut out).unwrap(), (1, true));
+        assert_eq!(answer.take_rows(2, &mut out).unwrap(), (0, true));
+        assert_eq!(&out[..], bytes);
+    }
+}

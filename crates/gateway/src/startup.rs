@@ -1,0 +1,421 @@
+//! From a fresh connection to a session: TLS, who it is, which tenant.
+//!
+//! ```text
+//! SSLRequest?  -> 'S' and a TLS handshake, or 'N'
+//! CancelRequest -> cancel, and that is all
+//! Startup: user, database, parameters -> SCRAM -> does the tenant exist, may the user connect -> session
+//! ```
+//!
+//! Until a client has proved who it is it gets little: packets of 10,000 bytes, one minute in all.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Buf, BufMut, BytesMut};
+use fulmar_engine::{Error, TransactionStatus, sqlstate};
+use fulmar_meta::{SYSTEM_TENANT, Tenant};
+use pgwire::messages::cancel::CancelRequest;
+use pgwire::messages::startup::{
+    Authentication, BackendKeyData, GssEncRequest, SecretKey, SslRequest, Startup,
+};
+use pgwire::messages::{DecodeContext, Message, ProtocolVersion};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsAcceptor;
+
+use crate::Result;
+use crate::auth::{self, Exchange, Step};
+use crate::gateway::Shared;
+use crate::metrics::WorkerMetrics;
+use crate::protocol::backend::{self, Severity};
+use crate::protocol::frontend;
+use crate::registry::{Entry, Full};
+use crate::session::{Identity, Link, Session, Settings};
+use crate::wire::{Stream, Wire};
+
+/// Bytes of a packet before the client is known.
+const PACKET_BYTES: usize = 10_000;
+/// How long a client may take to become a session.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Serves a connection from its first byte to its last.
+pub(crate) async fn serve(stream: TcpStream, shared: Arc<Shared>, metrics: Arc<WorkerMetrics>) {
+    // Small answers must not wait for the acknowledgement of earlier ones. Without it all still works, slower.
+    let _ = stream.set_nodelay(true);
+    let closing = shared.closing.clone();
+    let greeted = tokio::time::timeout(PATIENCE, greet(stream, shared, metrics.clone()));
+    if let Some(Ok(Some((session, _entry)))) = closing.run_until_cancelled(greeted).await {
+        metrics.connected();
+        session.run().await;
+    }
+}
+
+/// A connection before it is a session.
+struct Greeting {
+    stream: Stream,
+    input: BytesMut,
+    output: BytesMut,
+}
+
+/// Why a connection does not become a session.
+enum Refusal {
+    /// It is gone, or was only a cancel request.
+    Silent,
+    /// The client is told.
+    Error(Error),
+}
+
+impl From<io::Error> for Refusal {
+    fn from(_: io::Error) -> Refusal {
+        Refusal::Silent
+    }
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Refusal {
+        Refusal::Error(error)
+    }
+}
+
+fn violation(what: impl Into<String>) -> Refusal {
+    Refusal::Error(Error::new(sqlstate::PROTOCOL_VIOLATION, what))
+}
+
+async fn greet(
+    stream: TcpStream,
+    shared: Arc<Shared>,
+    metrics: Arc<WorkerMetrics>,
+) -> Option<(Session, Entry)> {
+    let (input, output) = (BytesMut::new(), BytesMut::new());
+    let greeting = Greeting { stream: Stream::Plain(stream), input, output };
+    let (mut greeting, packet) = greeting.first_packet(&shared).await?;
+    match greeting.log_in(&packet, &shared).await {
+        Ok((identity, settings)) => greeting.into_session(identity, settings, shared, metrics).await,
+        Err(Refusal::Silent) => None,
+        Err(Refusal::Error(error)) => {
+            greeting.refuse(&error).await;
+            None
+        }
+    }
+}
+
+impl Greeting {
+    /// Negotiates TLS and takes cancel requests; answers the start-up packet.
+    async fn first_packet(mut self, shared: &Shared) -> Option<(Greeting, BytesMut)> {
+        loop {
+            let mut packet = self.read_packet().await.ok()?;
+            if CancelRequest::is_cancel_request_packet(&packet) {
+                cancel(&mut packet, shared);
+                return None;
+            }
+            let wants_tls = SslRequest::is_ssl_request_packet(&packet);
+            if !wants_tls && !GssEncRequest::is_gss_enc_request_packet(&packet) {
+                return Some((self, packet));
+            }
+            self = self.negotiate(wants_tls, shared).await?;
+        }
+    }
+
+    async fn negotiate(self, wants_tls: bool, shared: &Shared) -> Option<Greeting> {
+        // Bytes that came with the request were not encrypted: to take them for the client's would let a stranger in
+        // between put words into its mouth.
+        if !self.input.is_empty() {
+            return None;
+        }
+        let Greeting { stream, input, output } = self;
+        let stream = match (stream, &shared.config.tls) {
+            (Stream::Plain(mut stream), Some(tls)) if wants_tls => {
+                stream.write_all(b"S").await.ok()?;
+                Stream::Tls(Box::new(TlsAcceptor::from(tls.clone()).accept(stream).await.ok()?))
+            }
+            (mut stream, _) => {
+                stream.write_all(b"N").await.ok()?;
+                stream
+            }
+        };
+        Some(Greeting { stream, input, output })
+    }
+
+    /// Reads a packet that has a length but no kind.
+    async fn read_packet(&mut self) -> io::Result<BytesMut> {
+        self.fill(8).await?;
+        let length = (&self.input[..4]).get_u32() as usize;
+        if !(8..=PACKET_BYTES).contains(&length) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        self.fill(length).await?;
+        Ok(self.input.split_to(length))
+    }
+
+    async fn fill(&mut self, bytes: usize) -> io::Result<()> {
+        while self.input.len() < bytes {
+            if self.stream.read_buf(&mut self.input).await? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        Ok(())
+    }
+
+    async fn send(&mut self) -> io::Result<()> {
+        self.stream.write_all(&self.output).await?;
+        self.stream.flush().await?;
+        self.output.clear();
+        Ok(())
+    }
+
+    async fn refuse(&mut self, error: &Error) {
+        backend::error(&mut self.output, error, Severity::Fatal);
+        if self.send().await.is_ok() {
+            let _ = self.stream.shutdown().await; // the client may be gone already
+        }
+    }
+
+    /// From the start-up packet to who the client is.
+    async fn log_in(&mut self, packet: &BytesMut, shared: &Shared) -> Result<(Identity, Settings), Refusal> {
+        let startup = Startup::decode(&mut packet.clone(), &DecodeContext::new(ProtocolVersion::PROTOCOL3_0))
+            .ok()
+            .flatten()
+            .ok_or_else(|| violation("unsupported frontend protocol, or a malformed start-up packet"))?;
+        self.negotiate_version(&startup);
+        let parameters = startup.parameters;
+        let user = parameters.get("user").filter(|user| !user.is_empty());
+        let user = user.ok_or_else(|| {
+            Error::new(sqlstate::INVALID_AUTHORIZATION, "no PostgreSQL user name specified in startup packet")
+        })?;
+        let superuser = self.authenticate(user, shared).await?;
+        let database = parameters.get("database").filter(|name| !name.is_empty()).unwrap_or(user);
+        let tenant = tenant(database, user, shared)?;
+        let settings = settings(&parameters, user, superuser)?;
+        Ok((Identity { user: user.clone(), superuser, tenant }, settings))
+    }
+
+    /// A client that wants a newer protocol, or options of one, is told that it gets 3.0.
+    fn negotiate_version(&mut self, startup: &Startup) {
+        let unknown: Vec<&String> =
+            startup.parameters.keys().filter(|name| name.starts_with("_pq_.")).collect();
+        if startup.protocol_number_minor == 0 && unknown.is_empty() {
+            return;
+        }
+        let length = 12 + unknown.iter().map(|name| name.len() + 1).sum::<usize>();
+        self.output.put_u8(b'v');
+        self.output.put_u32(length as u32);
+        self.output.put_u32(0); // the newest minor version that we speak
+        self.output.put_u32(unknown.len() as u32);
+        for name in unknown {
+            self.output.put_slice(name.as_bytes());
+            self.output.put_u8(0);
+        }
+    }
+
+    /// Lets the client prove who it is; answers whether it is a superuser.
+    async fn authenticate(&mut self, name: &str, shared: &Shared) -> Result<bool, Refusal> {
+        if shared.config.insecure {
+            auth::put(&mut self.output, &Authentication::Ok)?;
+            return Ok(true);
+        }
+        let user = shared.catalog.user(name);
+        let mut exchange = Exchange::begin(name, user.as_deref(), &shared.decoy, &mut self.output)?;
+        loop {
+            self.send().await?;
+            let body = self.read_password().await?;
+            if exchange.step(&body, &mut self.output)? == Step::Authenticated {
+                return Ok(user.is_some_and(|user| user.superuser));
+            }
+        }
+    }
+
+    /// Reads a message of kind `p`.
+    async fn read_password(&mut self) -> Result<BytesMut, Refusal> {
+        loop {
+            match frontend::frame(&self.input, PACKET_BYTES).map_err(|malformed| violation(malformed.0))? {
+                Some(frame) if frame.kind == b'p' => {
+                    let size = frame.size;
+                    let mut message = self.input.split_to(size);
+                    return Ok(message.split_off(5));
+                }
+                Some(_) => return Err(violation("expected an answer to the password request")),
+                None => self.fill(self.input.len() + 1).await?,
+            }
+        }
+    }
+
+    /// Makes the session and tells the client what it needs to know.
+    async fn into_session(
+        mut self,
+        identity: Identity,
+        mut settings: Settings,
+        shared: Arc<Shared>,
+        metrics: Arc<WorkerMetrics>,
+    ) -> Option<(Session, Entry)> {
+        let mut engine = shared.engine.session(identity.tenant.partition);
+        let entered = shared.registry.enter(identity.tenant.partition, engine.canceller());
+        let entry = match entered
+            .map_err(no_room)
+            .and_then(|entry| still_there(&identity, &shared).map(|()| entry))
+        {
+            Ok(entry) => entry,
+            Err(error) => {
+                engine.close().await;
+                self.refuse(&error).await;
+                return None;
+            }
+        };
+        settings.take_reports();
+        for (name, value) in settings.reported() {
+            backend::parameter_status(&mut self.output, name, value);
+        }
+        let handle = entry.handle.clone();
+        let key = BackendKeyData::new(handle.pid, SecretKey::I32(handle.secret()));
+        let told = key.encode(&mut self.output).is_ok();
+        backend::ready(&mut self.output, TransactionStatus::Idle);
+        if !told || self.send().await.is_err() {
+            engine.close().await;
+            return None;
+        }
+        let wire = Wire::new(self.stream, self.input);
+        let link = Link { engine, wire, handle, timeout: None, implicit: false };
+        Some((Session::new(link, shared, metrics, identity, settings), entry))
+    }
+}
+
+fn cancel(packet: &mut BytesMut, shared: &Shared) {
+    let context = DecodeContext::new(ProtocolVersion::PROTOCOL3_0);
+    // Such a packet has exactly 16 bytes in the protocol that we speak.
+    if packet.len() == 16
+        && let Ok(Some(request)) = CancelRequest::decode(packet, &context)
+        && let Some(secret) = request.secret_key.as_i32()
+    {
+        shared.registry.cancel(request.pid, secret);
+    }
+}
+
+fn no_room(full: Full) -> Error {
+    match full {
+        Full::TooMany => Error::new(sqlstate::TOO_MANY_CONNECTIONS, "sorry, too many clients already")
+            .hint("Use fewer connections, or a pool of them."),
+        Full::Closed => Error::new(sqlstate::CANNOT_CONNECT_NOW, "the database system is shutting down"),
+    }
+}
+
+/// A tenant that was dropped after it was looked up, and before the session was there to be ended.
+fn still_there(identity: &Identity, shared: &Shared) -> Result<()> {
+    let now = shared.catalog.tenant(&identity.tenant.name);
+    if now.is_some_and(|tenant| tenant.partition == identity.tenant.partition) {
+        return Ok(());
+    }
+    let message = format!("database \"{}\" has been dropped or renamed", identity.tenant.name);
+    Err(Error::new(sqlstate::INVALID_CATALOG_NAME, message))
+}
+
+/// The tenant that a client wants, if it may.
+fn tenant(database: &str, user: &str, shared: &Shared) -> Result<Arc<Tenant>> {
+    let tenant = shared.catalog.tenant(database).ok_or_else(|| {
+        Error::new(sqlstate::INVALID_CATALOG_NAME, format!("database \"{database}\" does not exist"))
+            .hint(format!("Create it with CREATE DATABASE in the database \"{SYSTEM_TENANT}\"."))
+    })?;
+    if shared.config.insecure
+        || shared.catalog.user(user).is_some_and(|user| shared.catalog.may_connect(&user, &tenant))
+    {
+        return Ok(tenant);
+    }
+    let message = format!("permission denied for database \"{database}\"");
+    Err(Error::new(sqlstate::INSUFFICIENT_PRIVILEGE, message)
+        .detail("The user does not have the CONNECT privilege.")
+        .hint(format!("A superuser can GRANT CONNECT ON DATABASE \"{database}\" TO the user.")))
+}
+
+/// The parameters that the client sets when it connects.
+fn settings(parameters: &BTreeMap<String, String>, user: &str, superuser: bool) -> Result<Settings> {
+    let mut settings = Settings::default();
+    settings.set_fixed("is_superuser", if superuser { "on" } else { "off" });
+    settings.set_fixed("session_authorization", user);
+    for (name, value) in parameters {
+        match name.as_str() {
+            "user" | "database" => {}
+            "replication" if matches!(value.as_str(), "false" | "off" | "no" | "0") => {}
+            "replication" => {
+                return Err(Error::new(
+                    sqlstate::FEATURE_NOT_SUPPORTED,
+                    "replication connections are not supported",
+                ));
+            }
+            "options" => {
+                for (name, value) in options(value)? {
+                    settings.set(&name, Some(&value))?;
+                }
+            }
+            name if name.starts_with("_pq_.") => {}
+            name => settings.set(name, Some(value))?,
+        }
+    }
+    Ok(settings)
+}
+
+/// `-c name=value --name=value`; a backslash keeps a blank.
+fn options(text: &str) -> Result<Vec<(String, String)>> {
+    let mut words: Vec<String> = Vec::new();
+    let mut word = String::new();
+    let mut characters = text.chars();
+    while let Some(character) = characters.next() {
+        match character {
+            '\\' => word.extend(characters.next()),
+            ' ' | '\t' | '\n' => words.push(std::mem::take(&mut word)),
+            other => word.push(other),
+        }
+    }
+    words.push(word);
+    words.retain(|word| !word.is_empty());
+    let mut options = Vec::new();
+    let mut words = words.into_iter();
+    while let Some(word) = words.next() {
+        let setting =
+            match word.strip_prefix("--").or_else(|| word.strip_prefix("-c").filter(|rest| !rest.is_empty()))
+            {
+                Some(setting) => Some(setting.to_owned()),
+                None if word == "-c" => words.next(),
+                None => None,
+            };
+        let setting = setting.as_deref().and_then(|setting| setting.split_once('='));
+        let (name, value) = setting.ok_or_else(|| {
+            Error::new(sqlstate::INVALID_PARAMETER_VALUE, format!("invalid command-line argument: {word}"))
+                .hint("options takes -c name=value.")
+        })?;
+        options.push((name.replace('-', "_"), value.to_owned()));
+    }
+    Ok(options)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_as_libpq_passes_them() {
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let parsed = options("-c statement_timeout=5s  -capp.a=x\\ y --extra-float-digits=3").unwrap();
+        let expected =
+            [pair("statement_timeout", "5s"), pair("app.a", "x y"), pair("extra_float_digits", "3")];
+        assert_eq!(parsed, expected);
+        assert!(options("-c").is_err());
+        assert!(options("-B 5").is_err());
+    }
+
+    #[test]
+    fn parameters_of_a_client() {
+        let map = |pairs: &[(&str, &str)]| {
+            pairs
+                .iter()
+                .map(|(name, value)| (name.to_string(), value.to_string()))
+                .collect::<BTreeMap<_, _>>()
+        };
+        let parameters = map(&[("user", "anna"), ("application_name", "psql"), ("client_encoding", "UTF8")]);
+        let settings = settings(&parameters, "anna", true).unwrap();
+        assert_eq!(settings.get("application_name").unwrap(), "psql");
+        assert_eq!(settings.get("is_superuser").unwrap(), "on");
+        let refused = super::settings(&map(&[("nonsense", "1")]), "anna", false);
+        assert_eq!(refused.err().map(|error| error.state()), Some("42704"));
+        assert!(super::settings(&map(&[("replication", "database")]), "anna", false).is_err());
+    }
+}

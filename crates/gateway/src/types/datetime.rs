@@ -1,0 +1,250 @@
+//! Dates and times: text as SQLite keeps it, numbers as Postgres's binary formats have it.
+//!
+//! SQLite has no date type; its functions work on text such as `2026-11-20 23:05:00.25`, and so do we. Postgres
+//! counts days or microseconds from the start of 2000. A timestamp with time zone is stored in UTC and without a
+//! suffix, so that it compares with `CURRENT_TIMESTAMP`; the wire gets `+00` after it.
+
+use bytes::{BufMut, BytesMut};
+
+use super::number;
+
+/// Microseconds in a day.
+pub(crate) const DAY_US: i64 = 86_400_000_000;
+/// Days from 1970-01-01 to 2000-01-01.
+const EPOCH_DAYS: i64 = 10_957;
+/// 0001-01-01 and 10000-01-01, in days since 2000: what the text form can say.
+const DAYS: std::ops::Range<i64> = -730_119..2_921_940;
+
+/// A date in days since 2000-01-01.
+pub(crate) fn parse_date(text: &[u8]) -> Option<i64> {
+    let mut scanner = Scanner(text);
+    let days = scanner.date()?;
+    scanner.0.is_empty().then_some(days)
+}
+
+/// A time of day in microseconds since midnight.
+pub(crate) fn parse_time(text: &[u8]) -> Option<i64> {
+    let mut scanner = Scanner(text);
+    let time_us = scanner.time()?;
+    scanner.0.is_empty().then_some(time_us)
+}
+
+/// A moment in microseconds since 2000-01-01 00:00. A zone is applied if there is one; a date alone is its midnight.
+pub(crate) fn parse_timestamp(text: &[u8]) -> Option<i64> {
+    let mut scanner = Scanner(text);
+    let mut moment_us = scanner.date()? * DAY_US;
+    if !scanner.0.is_empty() {
+        if !scanner.take(b' ') && !scanner.take(b'T') {
+            return None;
+        }
+        moment_us += scanner.time()?;
+        moment_us -= scanner.zone()?;
+    }
+    scanner.0.is_empty().then_some(moment_us)
+}
+
+/// Writes `YYYY-MM-DD`; `false` if the year has no four digits.
+pub(crate) fn put_date(out: &mut BytesMut, days: i64) -> bool {
+    if !DAYS.contains(&days) {
+        return false;
+    }
+    let (year, month, day) = civil(days + EPOCH_DAYS);
+    put_padded(out, year, 4);
+    out.put_u8(b'-');
+    put_padded(out, month, 2);
+    out.put_u8(b'-');
+    put_padded(out, day, 2);
+    true
+}
+
+/// Writes `HH:MM:SS`, with as many digits of a fraction as it has; `false` if it is no time of a day.
+pub(crate) fn put_time(out: &mut BytesMut, time_us: i64) -> bool {
+    if !(0..=DAY_US).contains(&time_us) {
+        return false;
+    }
+    let seconds = time_us / 1_000_000;
+    put_padded(out, seconds / 3600, 2);
+    out.put_u8(b':');
+    put_padded(out, seconds / 60 % 60, 2);
+    out.put_u8(b':');
+    put_padded(out, seconds % 60, 2);
+    let (mut fraction, mut width) = (time_us % 1_000_000, 6);
+    if fraction > 0 {
+        while fraction % 10 == 0 {
+            fraction /= 10;
+            width -= 1;
+        }
+        out.put_u8(b'.');
+        put_padded(out, fraction, width);
+    }
+    true
+}
+
+/// Writes `YYYY-MM-DD HH:MM:SS[.ffffff]`; `false` if the year has no four digits.
+pub(crate) fn put_timestamp(out: &mut BytesMut, moment_us: i64) -> bool {
+    if !put_date(out, moment_us.div_euclid(DAY_US)) {
+        return false;
+    }
+    out.put_u8(b' ');
+    put_time(out, moment_us.rem_euclid(DAY_US))
+}
+
+fn put_padded(out: &mut BytesMut, value: i64, width: u32) {
+    for position in 1..width {
+        if value < 10i64.pow(width - position) {
+            out.put_u8(b'0');
+        }
+    }
+    number::put_i64(out, value);
+}
+
+/// Days since 1970-01-01 of a date in the Gregorian calendar (Howard Hinnant's algorithm).
+fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
+    let year = if month <= 2 { year - 1 } else { year };
+    let era = year.div_euclid(400);
+    let year_of_era = year.rem_euclid(400);
+    let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
+    let day_of_era = year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year;
+    era * 146_097 + day_of_era - 719_468
+}
+
+/// The inverse of [`days_from_civil`]: year, month, day.
+fn civil(days: i64) -> (i64, i64, i64) {
+    let days = days + 719_468;
+    let era = days.div_euclid(146_097);
+    let day_of_era = days.rem_euclid(146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
+    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    (era * 400 + year_of_era + i64::from(month <= 2), month, day)
+}
+
+/// Takes fields off the front of a text.
+struct Scanner<'a>(&'a [u8]);
+
+impl Scanner<'_> {
+    fn take(&mut self, byte: u8) -> bool {
+        let found = self.0.first() == Some(&byte);
+        if found {
+            self.0 = &self.0[1..];
+        }
+        found
+    }
+
+    fn digits(&mut self, count: usize) -> Option<i64> {
+        let (digits, rest) = self.0.split_at_checked(count)?;
+        self.0 = rest;
+        digits
+            .iter()
+            .try_fold(0, |value, digit| digit.is_ascii_digit().then(|| value * 10 + i64::from(digit - b'0')))
+    }
+
+    fn date(&mut self) -> Option<i64> {
+        let year = self.digits(4)?;
+        let month = self.take(b'-').then(|| self.digits(2))??;
+        let day = self.take(b'-').then(|| self.digits(2))??;
+        let days = days_from_civil(year, month, day);
+        // Also refuses the thirty-first of February: it does not come back as itself.
+        (year >= 1 && (1..=12).contains(&month) && civil(days) == (year, month, day))
+            .then(|| days - EPOCH_DAYS)
+    }
+
+    fn time(&mut self) -> Option<i64> {
+        let hour = self.digits(2)?;
+        let minute = self.take(b':').then(|| self.digits(2))??;
+        let second = if self.take(b':') { self.digits(2)? } else { 0 };
+        let fraction_us = if self.take(b'.') { self.fraction()? } else { 0 };
+        let time_us = (hour * 3600 + minute * 60 + second) * 1_000_000 + fraction_us;
+        (minute < 60 && second <= 60 && time_us <= DAY_US).then_some(time_us)
+    }
+
+    /// The digits after the point, in microseconds; what is finer is cut off.
+    fn fraction(&mut self) -> Option<i64> {
+        let count = self.0.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        if count == 0 {
+            return None;
+        }
+        let (digits, rest) = self.0.split_at(count);
+        self.0 = rest;
+        let digits = digits.iter().map(|digit| i64::from(digit - b'0'));
+        Some(digits.chain(std::iter::repeat(0)).take(6).fold(0, |value, digit| value * 10 + digit))
+    }
+
+    /// `Z`, `+HH`, `+HH:MM`, `+HHMM` or nothing, in microseconds east of Greenwich.
+    fn zone(&mut self) -> Option<i64> {
+        if self.0.is_empty() || (self.0.len() == 1 && self.take(b'Z')) {
+            return Some(0);
+        }
+        let sign = if self.take(b'+') {
+            1
+        } else if self.take(b'-') {
+            -1
+        } else {
+            return None;
+        };
+        let hours = self.digits(2)?;
+        self.take(b':');
+        let minutes = if self.0.is_empty() { 0 } else { self.digits(2)? };
+        (hours <= 15 && minutes < 60).then_some(sign * (hours * 60 + minutes) * 60_000_000)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn written(moment_us: i64) -> String {
+        let mut out = BytesMut::new();
+        assert!(put_timestamp(&mut out, moment_us));
+        String::from_utf8(out.to_vec()).unwrap()
+    }
+
+    #[test]
+    fn known_moments() {
+        assert_eq!(parse_timestamp(b"2000-01-01 00:00:00"), Some(0));
+        assert_eq!(parse_timestamp(b"1999-12-31T23:59:59.5Z"), Some(-500_000));
+        assert_eq!(parse_timestamp(b"2000-01-01 02:00:00+02"), Some(0));
+        assert_eq!(parse_timestamp(b"2000-01-01 02:30+02:30"), Some(0));
+        assert_eq!(parse_timestamp(b"2000-01-02"), Some(DAY_US));
+        assert_eq!(parse_date(b"2024-02-29"), Some(8825));
+        assert_eq!(parse_time(b"23:05"), Some((23 * 60 + 5) * 60_000_000));
+        assert_eq!(written(-500_000), "1999-12-31 23:59:59.5");
+        assert_eq!(written(250_000 * 86_400_000_000), "2684-06-23 00:00:00");
+    }
+
+    #[test]
+    fn refuses_what_is_none() {
+        for text in ["", "2023-02-29", "2023-13-01", "0000-01-01", "2023-1-1", "2023-01-01x", "20x3-01-01"] {
+            assert_eq!(parse_date(text.as_bytes()), None, "{text}");
+        }
+        for text in [
+            "2023-01-01 ",
+            "2023-01-01 25:00",
+            "2023-01-01 10:60",
+            "2023-01-01 10:00+99",
+            "2023-01-01 10:00:00.",
+        ] {
+            assert_eq!(parse_timestamp(text.as_bytes()), None, "{text}");
+        }
+        assert!(!put_date(&mut BytesMut::new(), i64::MAX));
+        assert!(!put_timestamp(&mut BytesMut::new(), i64::MIN));
+        assert!(!put_time(&mut BytesMut::new(), -1));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_reads_back(moment_us in DAYS.start * DAY_US..DAYS.end * DAY_US) {
+            prop_assert_eq!(parse_timestamp(written(moment_us).as_bytes()), Some(moment_us));
+        }
+
+        #[test]
+        fn survives_anything(text in proptest::collection::vec(any::<u8>(), 0..40)) {
+            parse_timestamp(&text);
+            parse_time(&text);
+        }
+    }
+}

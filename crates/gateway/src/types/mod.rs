@@ -1,0 +1,280 @@
+//! Types: what a column or parameter is called on the wire, and how values travel.
+//!
+//! SQLite gives each *value* a type (integer, real, text, blob); Postgres clients want one for each *column*. The
+//! bridge is the declared type of the column, which SQLite keeps as text and mostly ignores:
+//!
+//! ```text
+//! CREATE TABLE t (price NUMERIC(10,2), ...)      SQLite stores 9.5 as a REAL
+//!    announced as: numeric, modifier (10,2)      sent as the text "9.5", or in the binary form of numeric
+//! ```
+//!
+//! A column without a declared type (an expression) is announced by the values of the first row, since all rows of an
+//! answer are there before the first one leaves; where a client wants to know sooner, by what [`infer`] makes of it. `docs/sql.md` has the whole table for users.
+//!
+//! [`encode`] turns values into bytes, [`decode`] parameters into values.
+
+pub(crate) mod datetime;
+pub(crate) mod decode;
+pub(crate) mod encode;
+pub(crate) mod infer;
+pub(crate) mod number;
+pub(crate) mod numeric;
+
+use fulmar_engine::ValueRef;
+
+/// A type that Fulmar speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Type {
+    Bool,
+    Bytea,
+    Name,
+    Int8,
+    Int2,
+    Int4,
+    Text,
+    Oid,
+    Json,
+    Float4,
+    Float8,
+    Unknown,
+    Bpchar,
+    Varchar,
+    Date,
+    Time,
+    Timestamp,
+    Timestamptz,
+    Numeric,
+    Uuid,
+    Jsonb,
+}
+
+/// Every type with its number in Postgres's `pg_type` and its size in bytes (-1: varies).
+const TYPES: [(Type, u32, i16); 21] = [
+    (Type::Bool, 16, 1),
+    (Type::Bytea, 17, -1),
+    (Type::Name, 19, 64),
+    (Type::Int8, 20, 8),
+    (Type::Int2, 21, 2),
+    (Type::Int4, 23, 4),
+    (Type::Text, 25, -1),
+    (Type::Oid, 26, 4),
+    (Type::Json, 114, -1),
+    (Type::Float4, 700, 4),
+    (Type::Float8, 701, 8),
+    (Type::Unknown, 705, -2),
+    (Type::Bpchar, 1042, -1),
+    (Type::Varchar, 1043, -1),
+    (Type::Date, 1082, 4),
+    (Type::Time, 1083, 8),
+    (Type::Timestamp, 1114, 8),
+    (Type::Timestamptz, 1184, 8),
+    (Type::Numeric, 1700, -1),
+    (Type::Uuid, 2950, 16),
+    (Type::Jsonb, 3802, -1),
+];
+
+impl Type {
+    /// Its number in Postgres's `pg_type`.
+    pub(crate) fn oid(self) -> u32 {
+        TYPES[self as usize].1
+    }
+
+    /// Its size in bytes as `pg_type` has it; negative if it varies.
+    pub(crate) fn size(self) -> i16 {
+        TYPES[self as usize].2
+    }
+
+    /// The type with this number, if Fulmar speaks it.
+    pub(crate) fn from_oid(oid: u32) -> Option<Type> {
+        TYPES.iter().find(|entry| entry.1 == oid).map(|entry| entry.0)
+    }
+
+    /// Whether its binary form is its text.
+    pub(crate) fn is_textual(self) -> bool {
+        use Type::{Bpchar, Json, Name, Text, Unknown, Varchar};
+        matches!(self, Text | Varchar | Bpchar | Name | Unknown | Json)
+    }
+
+    /// What Postgres calls it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Type::Bool => "boolean",
+            Type::Bytea => "bytea",
+            Type::Name => "name",
+            Type::Int8 => "bigint",
+            Type::Int2 => "smallint",
+            Type::Int4 => "integer",
+            Type::Text => "text",
+            Type::Oid => "oid",
+            Type::Json => "json",
+            Type::Float4 => "real",
+            Type::Float8 => "double precision",
+            Type::Unknown => "unknown",
+            Type::Bpchar => "character",
+            Type::Varchar => "character varying",
+            Type::Date => "date",
+            Type::Time => "time without time zone",
+            Type::Timestamp => "timestamp without time zone",
+            Type::Timestamptz => "timestamp with time zone",
+            Type::Numeric => "numeric",
+            Type::Uuid => "uuid",
+            Type::Jsonb => "jsonb",
+        }
+    }
+
+    /// The type that fits a value whose column says nothing.
+    pub(crate) fn of_value(value: ValueRef<'_>) -> Type {
+        match value {
+            ValueRef::Integer(_) => Type::Int8,
+            ValueRef::Real(_) => Type::Float8,
+            ValueRef::Blob(_) => Type::Bytea,
+            ValueRef::Null | ValueRef::Text(_) => Type::Text,
+        }
+    }
+}
+
+/// A declared type, as a column announces it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Declared {
+    pub(crate) kind: Type,
+    /// `atttypmod`: length or precision, in Postgres's packing; -1 for none.
+    pub(crate) modifier: i32,
+}
+
+/// A column of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Column {
+    pub(crate) name: String,
+    /// `None`: announced by its first value.
+    pub(crate) kind: Option<Type>,
+    pub(crate) modifier: i32,
+}
+
+impl Column {
+    /// A column of an answer that the gateway makes itself.
+    pub(crate) fn new(name: impl Into<String>, kind: Type) -> Column {
+        Column { name: name.into(), kind: Some(kind), modifier: -1 }
+    }
+}
+
+/// The type for the text of a declaration (`VARCHAR(20)`), by name, else by SQLite's affinity rules.
+/// `None` if the declaration is empty.
+pub(crate) fn declared(declaration: &str) -> Option<Declared> {
+    let (name, arguments) = match declaration.split_once('(') {
+        Some((name, rest)) => (name, rest.split(')').next().unwrap_or("")),
+        None => (declaration, ""),
+    };
+    let name = name.trim();
+    if name.is_empty() {
+        return None;
+    }
+    let tail = declaration.rsplit_once(')').map_or("", |(_, tail)| tail.trim());
+    let kind = if tail.eq_ignore_ascii_case("with time zone") && name.eq_ignore_ascii_case("timestamp") {
+        Type::Timestamptz
+    } else {
+        by_name(name).unwrap_or_else(|| by_affinity(name))
+    };
+    Some(Declared { kind, modifier: modifier(kind, arguments) })
+}
+
+fn by_name(name: &str) -> Option<Type> {
+    const NAMES: [(&str, Type); 35] = [
+        ("INTEGER", Type::Int8),
+        ("INT", Type::Int8),
+        ("BIGINT", Type::Int8),
+        ("INT8", Type::Int8),
+        ("INT4", Type::Int4),
+        ("SMALLINT", Type::Int2),
+        ("INT2", Type::Int2),
+        ("REAL", Type::Float8),
+        ("DOUBLE", Type::Float8),
+        ("DOUBLE PRECISION", Type::Float8),
+        ("FLOAT", Type::Float8),
+        ("FLOAT8", Type::Float8),
+        ("FLOAT4", Type::Float4),
+        ("TEXT", Type::Text),
+        ("VARCHAR", Type::Varchar),
+        ("CHARACTER VARYING", Type::Varchar),
+        ("CHAR", Type::Bpchar),
+        ("CHARACTER", Type::Bpchar),
+        ("NAME", Type::Name),
+        ("BLOB", Type::Bytea),
+        ("BYTEA", Type::Bytea),
+        ("BOOLEAN", Type::Bool),
+        ("BOOL", Type::Bool),
+        ("DATE", Type::Date),
+        ("TIME", Type::Time),
+        ("TIMESTAMP", Type::Timestamp),
+        ("TIMESTAMP WITHOUT TIME ZONE", Type::Timestamp),
+        ("DATETIME", Type::Timestamp),
+        ("TIMESTAMPTZ", Type::Timestamptz),
+        ("TIMESTAMP WITH TIME ZONE", Type::Timestamptz),
+        ("NUMERIC", Type::Numeric),
+        ("DECIMAL", Type::Numeric),
+        ("UUID", Type::Uuid),
+        ("JSON", Type::Json),
+        ("JSONB", Type::Jsonb),
+    ];
+    NAMES.iter().find(|entry| entry.0.eq_ignore_ascii_case(name)).map(|entry| entry.1)
+}
+
+/// SQLite's own rules, in their order: https://sqlite.org/datatype3.html, section 3.1.
+fn by_affinity(name: &str) -> Type {
+    let name = name.to_ascii_uppercase();
+    let has = |part: &str| name.contains(part);
+    if has("INT") {
+        Type::Int8
+    } else if has("CHAR") || has("CLOB") || has("TEXT") {
+        Type::Text
+    } else if has("BLOB") {
+        Type::Bytea
+    } else if has("REAL") || has("FLOA") || has("DOUB") {
+        Type::Float8
+    } else {
+        Type::Numeric
+    }
+}
+
+fn modifier(kind: Type, arguments: &str) -> i32 {
+    let mut numbers = arguments.split(',').map(|number| number.trim().parse::<i32>());
+    let (Some(Ok(first)), second) = (numbers.next(), numbers.next()) else { return -1 };
+    match kind {
+        Type::Varchar | Type::Bpchar if (1..10_485_760).contains(&first) => first + 4,
+        Type::Numeric if (1..=1000).contains(&first) => {
+            let scale = second.and_then(Result::ok).unwrap_or(0).clamp(0, first);
+            ((first << 16) | scale) + 4
+        }
+        _ => -1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_in_the_order_of_the_enumeration() {
+        for (index, (kind, oid, _)) in TYPES.into_iter().enumerate() {
+            assert_eq!(kind as usize, index);
+            assert_eq!(Type::from_oid(oid), Some(kind));
+        }
+        assert_eq!(Type::from_oid(0), None);
+    }
+
+    #[test]
+    fn declarations() {
+        let kind = |text| declared(text).map(|declared| declared.kind);
+        assert_eq!(kind("integer"), Some(Type::Int8));
+        assert_eq!(kind("int"), Some(Type::Int8));
+        assert_eq!(kind("double precision"), Some(Type::Float8));
+        assert_eq!(kind("Timestamp(3) with time zone"), Some(Type::Timestamptz));
+        assert_eq!(kind("UNSIGNED BIG INT"), Some(Type::Int8));
+        assert_eq!(kind("NATIVE CHARACTER(70)"), Some(Type::Text));
+        assert_eq!(kind("MONEY"), Some(Type::Numeric));
+        assert_eq!(kind(""), None);
+        assert_eq!(declared("char(84)"), Some(Declared { kind: Type::Bpchar, modifier: 88 }));
+        let money = Declared { kind: Type::Numeric, modifier: ((10 << 16) | 2) + 4 };
+        assert_eq!(declared("numeric(10, 2)"), Some(money));
+        assert_eq!(declared("varchar(").map(|declared| declared.modifier), Some(-1));
+    }
+}

@@ -1,0 +1,107 @@
+//! Numbers as text, as Postgres writes them.
+
+use std::fmt::{Display, LowerExp, Write};
+
+use bytes::{BufMut, BytesMut};
+
+/// Writes an unsigned integer in decimal.
+pub(crate) fn put_u64(out: &mut BytesMut, mut value: u64) {
+    let mut digits = [0u8; 20];
+    let mut at = digits.len();
+    loop {
+        at -= 1;
+        digits[at] = b'0' + (value % 10) as u8;
+        value /= 10;
+        if value == 0 {
+            break;
+        }
+    }
+    out.put_slice(&digits[at..]);
+}
+
+/// Writes an integer in decimal.
+pub(crate) fn put_i64(out: &mut BytesMut, value: i64) {
+    if value < 0 {
+        out.put_u8(b'-');
+    }
+    put_u64(out, value.unsigned_abs());
+}
+
+/// Writes a float with the fewest digits that read back as the same float; very large and very small ones with an
+/// exponent, as Postgres does (`1e+15`, `1e-05`).
+pub(crate) fn put_f64(out: &mut BytesMut, value: f64) {
+    put_float(out, value, value, 1e15);
+}
+
+/// As [`put_f64`], for a single-precision float.
+pub(crate) fn put_f32(out: &mut BytesMut, value: f32) {
+    put_float(out, value, value.into(), 1e6);
+}
+
+/// `value` writes itself with the fewest digits of its own precision; `wide` is the same number, to compare.
+fn put_float(out: &mut BytesMut, value: impl Display + LowerExp, wide: f64, largest: f64) {
+    if wide.is_nan() {
+        out.put_slice(b"NaN");
+    } else if wide.is_infinite() {
+        out.put_slice(if wide > 0.0 { b"Infinity" } else { b"-Infinity" });
+    } else if wide == 0.0 || (1e-4..largest).contains(&wide.abs()) {
+        let _ = write!(out, "{value}"); // a BytesMut grows: it does not fail
+    } else {
+        let text = format!("{value:e}");
+        let (mantissa, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+        let (sign, digits) = exponent.strip_prefix('-').map_or(('+', exponent), |digits| ('-', digits));
+        let _ = write!(out, "{mantissa}e{sign}{digits:0>2}");
+    }
+}
+
+/// Writes a float that is no float8 column's, so that it still reads as one: `1.0`, as SQLite shows it.
+pub(crate) fn put_real(out: &mut BytesMut, value: f64) {
+    let start = out.len();
+    put_f64(out, value);
+    if out[start..].iter().all(|byte| byte.is_ascii_digit() || *byte == b'-') {
+        out.put_slice(b".0");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(write: impl FnOnce(&mut BytesMut)) -> String {
+        let mut out = BytesMut::new();
+        write(&mut out);
+        String::from_utf8(out.to_vec()).unwrap()
+    }
+
+    #[test]
+    fn integers() {
+        for value in [0, 7, -1, 1234567890, i64::MAX, i64::MIN] {
+            assert_eq!(written(|out| put_i64(out, value)), value.to_string());
+        }
+    }
+
+    /// What PostgreSQL 15 answers for the same values.
+    #[test]
+    fn floats_as_postgres_writes_them() {
+        let cases = [
+            (0.0, "0"),
+            (-0.0, "-0"),
+            (1.0, "1"),
+            (0.1, "0.1"),
+            (0.0001, "0.0001"),
+            (0.00001, "1e-05"),
+            (123456789012345.0, "123456789012345"),
+            (1e15, "1e+15"),
+            (1.5e300, "1.5e+300"),
+            (-2.5e-310, "-2.5e-310"),
+            (f64::NAN, "NaN"),
+            (f64::NEG_INFINITY, "-Infinity"),
+        ];
+        for (value, text) in cases {
+            assert_eq!(written(|out| put_f64(out, value)), text);
+        }
+        assert_eq!(written(|out| put_f32(out, 0.1)), "0.1");
+        assert_eq!(written(|out| put_f32(out, 1e6)), "1e+06");
+        assert_eq!(written(|out| put_real(out, 1.0)), "1.0");
+    }
+}

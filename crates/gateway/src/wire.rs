@@ -1,0 +1,196 @@
+//! A client's connection: bytes in, bytes out, with or without TLS.
+//!
+//! Buffers belong to the worker, not to the connection. A session takes one when there is something to read or to
+//! say and gives it back when it waits, so that a thousand idle sessions hold none and the busy ones share a few
+//! that are warm in the cache:
+//!
+//! ```text
+//! wait for bytes ----> take buffer, one recv ----> run statements, fill output ----> one send, give back
+//! ```
+//!
+//! While a statement runs, [`Wire::watch`] keeps an eye on the connection: bytes that come early are kept (up to a
+//! bound), and a client that goes away is noticed.
+
+use std::cell::RefCell;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, ready};
+
+use bytes::BytesMut;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::server::TlsStream;
+
+use crate::registry::Handle;
+
+/// Bytes of a fresh buffer, and room that a read is given at least.
+const BUFFER_BYTES: usize = 16 * 1024;
+/// A buffer that has grown beyond this is not kept.
+const KEEP_BYTES: usize = 64 * 1024;
+/// Buffers that a worker keeps at most.
+const KEEP_BUFFERS: usize = 16;
+/// What a client may send ahead while a statement of its runs; the rest waits in the kernel.
+const AHEAD_BYTES: usize = 64 * 1024;
+
+thread_local! {
+    static BUFFERS: RefCell<Vec<BytesMut>> = const { RefCell::new(Vec::new()) };
+}
+
+/// An empty buffer of this worker.
+pub(crate) fn take_buffer() -> BytesMut {
+    BUFFERS.with_borrow_mut(Vec::pop).unwrap_or_else(|| BytesMut::with_capacity(BUFFER_BYTES))
+}
+
+/// Gives a buffer back; its content is forgotten.
+pub(crate) fn give_buffer(mut buffer: BytesMut) {
+    buffer.clear();
+    BUFFERS.with_borrow_mut(|buffers| {
+        if (BUFFER_BYTES / 2..=KEEP_BYTES).contains(&buffer.capacity()) && buffers.len() < KEEP_BUFFERS {
+            buffers.push(buffer);
+        }
+    });
+}
+
+/// Why nothing more can be read or written.
+#[derive(Debug)]
+pub(crate) enum Closed {
+    /// The client has gone, or the network between.
+    Client,
+    /// The server closes the session.
+    Server,
+}
+
+/// The bytes' way to the client.
+pub(crate) enum Stream {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Stream::Plain(stream) => Pin::new(stream).poll_read(cx, buffer),
+            Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_read(cx, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Stream::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_write(cx, bytes),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Stream::Plain(_) => Poll::Ready(Ok(())),
+            Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Stream::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+            Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_shutdown(cx),
+        }
+    }
+}
+
+/// A connection with what has been received and not yet used.
+pub(crate) struct Wire {
+    stream: Stream,
+    /// Received and not yet used.
+    pub(crate) input: BytesMut,
+    gone: bool,
+}
+
+impl Wire {
+    /// A connection, of which `input` has been read already.
+    pub(crate) fn new(stream: Stream, input: BytesMut) -> Wire {
+        Wire { stream, input, gone: false }
+    }
+
+    /// Waits for more bytes in `input`. Holds no buffer while it waits, unless part of a message is there.
+    pub(crate) async fn read(&mut self, handle: &Handle) -> Result<usize, Closed> {
+        poll_fn(|cx| {
+            handle.register(cx.waker());
+            if handle.is_closing() {
+                return Poll::Ready(Err(Closed::Server));
+            }
+            self.poll_read(cx)
+        })
+        .await
+    }
+
+    fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<Result<usize, Closed>> {
+        if self.gone {
+            return Poll::Ready(Err(Closed::Client));
+        }
+        if self.input.capacity() == 0 {
+            self.input = take_buffer();
+        }
+        self.input.reserve(BUFFER_BYTES / 4);
+        let polled = pin!(self.stream.read_buf(&mut self.input)).poll(cx);
+        if polled.is_pending() && self.input.is_empty() {
+            give_buffer(std::mem::take(&mut self.input));
+        }
+        Poll::Ready(match ready!(polled) {
+            Ok(0) | Err(_) => {
+                self.gone = true;
+                Err(Closed::Client)
+            }
+            Ok(count) => Ok(count),
+        })
+    }
+
+    /// To be polled while a statement runs: keeps what comes early, and is ready when the client has gone.
+    pub(crate) fn watch(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        while self.input.len() < AHEAD_BYTES {
+            if ready!(self.poll_read(cx)).is_err() {
+                return Poll::Ready(());
+            }
+        }
+        Poll::Pending
+    }
+
+    /// Sends all of `output` and empties it.
+    pub(crate) async fn send(&mut self, output: &mut BytesMut, handle: &Handle) -> Result<(), Closed> {
+        self.send_bytes(output, handle).await?;
+        output.clear();
+        Ok(())
+    }
+
+    /// Sends `bytes`, waiting for the client to take them.
+    pub(crate) async fn send_bytes(&mut self, bytes: &[u8], handle: &Handle) -> Result<(), Closed> {
+        let mut sent = 0;
+        poll_fn(|cx| {
+            while sent < bytes.len() {
+                let polled = Pin::new(&mut self.stream).poll_write(cx, &bytes[sent..]);
+                if polled.is_pending() {
+                    handle.register(cx.waker());
+                    if handle.is_killed() {
+                        return Poll::Ready(Err(Closed::Server));
+                    }
+                }
+                match ready!(polled) {
+                    Ok(0) | Err(_) => return Poll::Ready(Err(Closed::Client)),
+                    Ok(count) => sent += count,
+                }
+            }
+            Pin::new(&mut self.stream).poll_flush(cx).map_err(|_| Closed::Client)
+        })
+        .await
+    }
+
+    /// Says goodbye to the other side; nothing can be done if it does not hear.
+    pub(crate) async fn shutdown(&mut self) {
+        let _ = poll_fn(|cx| Pin::new(&mut self.stream).poll_shutdown(cx)).await;
+    }
+}

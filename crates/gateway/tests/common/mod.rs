@@ -1,0 +1,115 @@
+//! A whole node in this process, and clients of it.
+
+#![allow(dead_code, reason = "every test file takes what it needs")]
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::sync::Arc;
+
+use fulmar_engine::{Config, Engine};
+use fulmar_gateway::http::{self, HttpServer};
+use fulmar_gateway::{Gateway, GatewayConfig};
+use fulmar_meta::{Catalog, Embedded};
+use tokio_postgres::{Client, NoTls};
+
+/// A node on loopback, in a directory of its own.
+pub struct Node {
+    pub engine: Arc<Engine>,
+    pub catalog: Arc<Catalog>,
+    pub gateway: Gateway,
+    pub http: HttpServer,
+    pub directory: tempfile::TempDir,
+}
+
+impl Node {
+    /// A node where everybody is a superuser.
+    pub async fn insecure() -> Node {
+        Node::start(|config| config.insecure = true).await
+    }
+
+    /// A node that asks for passwords, unless `change` says otherwise.
+    pub async fn start(change: impl FnOnce(&mut GatewayConfig)) -> Node {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Embedded::open(&directory.path().join("meta.db")).unwrap();
+        let catalog = Catalog::open(Arc::new(store)).await.unwrap();
+        let engine = Engine::start(Config::new(directory.path(), 256 << 20)).await.unwrap();
+        let mut config = GatewayConfig::new(SocketAddr::from(([127, 0, 0, 1], 0)));
+        config.workers = 2;
+        config.temporary_directory = directory.path().to_owned();
+        change(&mut config);
+        let gateway = Gateway::start(config, engine.clone(), catalog.clone()).await.unwrap();
+        let http = http::serve(SocketAddr::from(([127, 0, 0, 1], 0)), &gateway).await.unwrap();
+        Node { engine, catalog, gateway, http, directory }
+    }
+
+    /// The port that clients connect to.
+    pub fn port(&self) -> u16 {
+        self.gateway.local_addr().port()
+    }
+
+    /// How to connect.
+    pub fn config(&self, database: &str, user: &str) -> tokio_postgres::Config {
+        let mut config = tokio_postgres::Config::new();
+        config.host("127.0.0.1").port(self.port()).dbname(database).user(user);
+        config
+    }
+
+    /// A client of a database; the connection ends with it.
+    pub async fn client(&self, database: &str) -> Client {
+        connect(&self.config(database, "anna")).await.unwrap()
+    }
+
+    /// A new database and a client of it.
+    pub async fn database(&self, name: &str) -> Client {
+        let admin = self.client("fulmar").await;
+        admin.batch_execute(&format!("CREATE DATABASE {name}")).await.unwrap();
+        self.client(name).await
+    }
+
+    /// Runs a program of PostgreSQL's against a database.
+    pub async fn run(&self, program: &str, database: &str, arguments: &[&str]) -> Output {
+        let mut command = Command::new(program);
+        command
+            .args(arguments)
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+            .env("HOME", self.directory.path())
+            .env("PGHOST", "127.0.0.1")
+            .env("PGPORT", self.port().to_string())
+            .env("PGUSER", "anna")
+            .env("PGDATABASE", database)
+            .env("PSQLRC", PathBuf::from("/dev/null"))
+            .env("PGCONNECT_TIMEOUT", "10");
+        let name = program.to_owned();
+        tokio::task::spawn_blocking(move || command.output())
+            .await
+            .unwrap()
+            .unwrap_or_else(|error| panic!("{name} cannot be run ({error}): apt-get install postgresql-15"))
+    }
+
+    /// Stops everything; the engine has to be able to close its log.
+    pub async fn stop(self) {
+        self.gateway.shutdown().await;
+        self.http.shutdown().await.unwrap();
+        self.engine.shutdown().await.unwrap();
+    }
+}
+
+/// Connects, with the connection's task in the background.
+pub async fn connect(config: &tokio_postgres::Config) -> Result<Client, tokio_postgres::Error> {
+    let (client, connection) = config.connect(NoTls).await?;
+    tokio::spawn(connection);
+    Ok(client)
+}
+
+/// The SQLSTATE of a failure.
+pub fn state<T>(outcome: Result<T, tokio_postgres::Error>) -> String {
+    match outcome {
+        Ok(_) => panic!("it should have failed"),
+        Err(error) => match error.code() {
+            Some(code) => code.code().to_owned(),
+            None => panic!("no SQLSTATE: {error}"),
+        },
+    }
+}
