@@ -36,6 +36,8 @@ use crate::{Engine, Result};
 const PERIOD: Duration = Duration::from_millis(500);
 /// Beyond this much log, what holds its oldest records is flushed at once.
 const LOG_BYTES: u64 = 128 << 20;
+/// Beyond this much space of all log files (half of what they may take), everything that is dirty is flushed.
+const LOG_FILES_BYTES: u64 = 512 << 20;
 /// Pages that are flushed together into one segment, at most (about: a partition is not cut).
 const BATCH_PAGES: usize = 8192;
 /// Bytes of segments written between two collections.
@@ -111,11 +113,12 @@ async fn round(engine: &Engine) -> Result<()> {
     let interval = engine.flusher.manifest_interval.as_millis() as u64;
     let idle = engine.flusher.idle_after.as_millis() as u64;
     let pressed = node.log.appended().0.saturating_sub(node.log.oldest().0) > LOG_BYTES;
+    let crowded = node.log.size_bytes() > LOG_FILES_BYTES;
     let halfway = Lsn(node.log.oldest().0 + LOG_BYTES / 2);
 
-    if pressed || now > interval {
+    if crowded || pressed || now > interval {
         for (id, since) in engine.unopened() {
-            if since < halfway || now > interval {
+            if crowded || since < halfway || now > interval {
                 engine.partition(id).await?;
             }
         }
@@ -126,7 +129,7 @@ async fn round(engine: &Engine) -> Result<()> {
         let Some((since, dirty_ms)) = partition.oldest_dirty() else { continue };
         let unused =
             partition.is_unused() && now.saturating_sub(partition.used_ms.load(Ordering::Relaxed)) > idle;
-        if (pressed && since < halfway) || now.saturating_sub(dirty_ms) > interval || unused {
+        if crowded || (pressed && since < halfway) || now.saturating_sub(dirty_ms) > interval || unused {
             due.push(partition);
         }
     }
@@ -276,11 +279,6 @@ async fn name_segment(
         outcomes_horizon,
     };
     let before = node.store.list_manifests(Some(partition.id)).await.map_err(store_error)?;
-    let name = fulmar_store::ManifestName::of(&manifest);
-    if before.contains(&name) {
-        // Only outcomes have changed since the last flush: they stay in the log until the next commit is flushed.
-        return Ok(());
-    }
     node.store.put_manifest(&manifest).await.map_err(store_error)?;
     failpoint::hit("flush-after-manifest");
     partition.set_named_segments(manifest.segments, flush);

@@ -101,6 +101,8 @@ pub(crate) struct Commits {
     /// Where in the log the first commit since the last flush begins.
     /// ... and when it was made (monotonic milliseconds).
     pub(super) dirty_since: Option<(Lsn, u64)>,
+    /// The same of what a flush is writing: until its manifest is durable the log is still needed from there.
+    pub(super) flushing_since: Option<(Lsn, u64)>,
     /// Versions that were discarded while somebody may still look at them.
     graveyard: Vec<Box<PageVersion>>,
 }
@@ -122,6 +124,7 @@ impl Commits {
             dirty: HashSet::new(),
             large: Vec::new(),
             dirty_since: None,
+            flushing_since: None,
             graveyard: Vec::new(),
         }
     }
@@ -480,7 +483,8 @@ impl Partition {
         self.node.log.wait_durable(lsn).await.map_err(log_error)
     }
 
-    /// Writes an outcome into the log, unless there is one already. Answers the one that counts.
+    /// Writes an outcome into the log, unless there is one already. Answers the one that counts. It makes a version of its
+    /// own, without pages, so that the next manifest covers it like any other.
     fn decide_in_log(&self, id: u64, committed: bool) -> crate::Result<(bool, Lsn)> {
         let mut commits = self.commits.lock();
         if let Status::Decided(committed, lsn) = self.outcomes.status(id) {
@@ -490,11 +494,12 @@ impl Partition {
             return Err(closed_error());
         }
         let current = self.current();
+        let number = commits.last_number + 1;
         let mut record = RecordBuilder::new(self.node.buffers.take());
         record.begin(&RecordHeader {
             kind: RecordKind::Decide,
             partition: self.id,
-            version: Version { lineage: self.lineage, epoch: self.epoch, number: current.number },
+            version: Version { lineage: self.lineage, epoch: self.epoch, number },
             transaction: id,
             timestamp: self.node.clock.tick(),
             page_count: current.page_count,
@@ -503,8 +508,16 @@ impl Partition {
         let start = self.node.log.appended();
         let lsn = self.node.log.append(record.finish()).map_err(log_error)?;
         self.node.buffers.give(record.into_buffer());
+        let snapshot = Snapshot { number, lsn, page_count: current.page_count };
         commits.dirty_since.get_or_insert_with(|| (start, self.node.clock.monotonic_ms()));
+        commits.last_number = number;
+        commits.recent.push_back(Recent {
+            snapshot,
+            pages: Box::default(),
+            page_count_before: current.page_count,
+        });
         self.outcomes.decided(id, committed, lsn);
+        self.snapshots.lock().push(snapshot);
         Ok((committed, lsn))
     }
 }

@@ -30,19 +30,21 @@ pub(crate) struct Flush {
     pub whole: bool,
     /// Segments of large commits since the last flush, which the manifest names as they are.
     pub large: Vec<LargeSegment>,
-    since: Option<(Lsn, u64)>,
 }
 
 impl Partition {
     /// Where in the log the first unflushed commit begins, and when it was made (monotonic milliseconds).
+    /// A flush that is under way counts as not done.
     pub(crate) fn oldest_dirty(&self) -> Option<(Lsn, u64)> {
-        self.commits.lock().dirty_since
+        let commits = self.commits.lock();
+        commits.flushing_since.or(commits.dirty_since)
     }
 
     /// Takes over what has changed since the last flush; `None` if nothing has.
     pub(crate) fn begin_flush(&self) -> Option<Flush> {
         let mut commits = self.commits.lock();
         let since = commits.dirty_since.take()?;
+        commits.flushing_since = Some(since);
         let changed = std::mem::take(&mut commits.dirty);
         let large = std::mem::take(&mut commits.large);
         let large_pages: u64 = large.iter().map(|large| large.pages).sum();
@@ -61,20 +63,20 @@ impl Partition {
             false => changed.into_iter().filter(|page| *page <= snapshot.page_count).collect(),
         };
         pages.sort_unstable();
-        Some(Flush { snapshot, pages, whole, large, since: Some(since) })
+        Some(Flush { snapshot, pages, whole, large })
     }
 
     /// Gives the snapshot back; after a failure what was to be flushed stays due.
     pub(crate) fn end_flush(&self, flush: Flush, done: bool) {
+        let mut commits = self.commits.lock();
+        let since = commits.flushing_since.take();
         if !done {
-            let mut commits = self.commits.lock();
             commits.dirty.extend(flush.pages);
             let later = std::mem::take(&mut commits.large);
             commits.large = flush.large.into_iter().chain(later).collect();
-            if let Some(since) = flush.since {
-                commits.dirty_since = Some(commits.dirty_since.map_or(since, |later| later.min(since)));
-            }
+            commits.dirty_since = since.or(commits.dirty_since);
         }
+        drop(commits);
         self.unpin(flush.snapshot);
     }
 

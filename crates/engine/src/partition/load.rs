@@ -203,11 +203,8 @@ impl Recovered {
         id: PartitionId,
         record: &Record<'_>,
     ) -> Result<()> {
-        for outcome in record.outcomes() {
-            self.outcomes.insert(outcome.transaction, outcome.committed);
-            self.applied = true;
-        }
-        if record.header.kind != RecordKind::Commit || record.header.version.number <= self.base_number {
+        let kept = matches!(record.header.kind, RecordKind::Commit | RecordKind::Decide);
+        if !kept || record.header.version.number <= self.base_number {
             return Ok(());
         }
         if record.header.version.number <= self.number {
@@ -221,6 +218,9 @@ impl Recovered {
         self.number = record.header.version.number;
         self.page_count = record.header.page_count;
         self.applied = true;
+        for outcome in record.outcomes() {
+            self.outcomes.insert(outcome.transaction, outcome.committed);
+        }
         for segment in record.segments() {
             let index = node.store.segment_index(segment).await.map_err(store_error)?;
             let segment = segments.index_of(segment);

@@ -34,6 +34,8 @@ use node::Node;
 
 /// Runs a node until it is asked to end.
 pub async fn run(arguments: StartArgs) -> anyhow::Result<()> {
+    // For crash tests: nothing happens unless the environment names failpoints.
+    fulmar_store::failpoint::arm_from_environment()?;
     check_insecure(&arguments)?;
     let tls = tls::load(arguments.tls_cert.as_deref(), arguments.tls_key.as_deref())?;
     let memory = memory::budget(arguments.memory)?;

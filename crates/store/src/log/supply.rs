@@ -186,11 +186,16 @@ fn next_job(core: &Core, delay: Option<Duration>) -> Option<Job> {
         core.supply.wait_for(&mut state, delay);
     }
     loop {
-        if state.stop != Stop::No {
+        // A clean stop still gives back what the last flush has freed, unless the disk refuses.
+        let refused = delay.is_some() && state.stop != Stop::No;
+        if state.stop == Stop::Abandon || refused {
             return None;
         }
         if let Some(file) = state.retired.front() {
             return Some(Job::Retire(file.clone()));
+        }
+        if state.stop != Stop::No {
+            return None;
         }
         let needed = state.wanted.max(core.options.file_bytes);
         if state.ready.as_ref().is_none_or(|file| file.bytes < state.wanted) {
