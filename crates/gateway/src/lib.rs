@@ -27,6 +27,7 @@ mod introspect;
 mod metrics;
 mod protocol;
 mod registry;
+mod rhythm;
 mod session;
 mod startup;
 mod types;

@@ -16,6 +16,7 @@ use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
+use std::time::Instant;
 
 use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
@@ -23,6 +24,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
 use crate::registry::Handle;
+use crate::rhythm::Rhythm;
 
 /// Bytes of a fresh buffer, and room that a read is given at least.
 const BUFFER_BYTES: usize = 16 * 1024;
@@ -109,24 +111,44 @@ pub(crate) struct Wire {
     /// Received and not yet used.
     pub(crate) input: BytesMut,
     gone: bool,
+    rhythm: Rhythm,
 }
 
 impl Wire {
     /// A connection, of which `input` has been read already.
     pub(crate) fn new(stream: Stream, input: BytesMut) -> Wire {
-        Wire { stream, input, gone: false }
+        Wire { stream, input, gone: false, rhythm: Rhythm::new() }
     }
 
     /// Waits for more bytes in `input`. Holds no buffer while it waits, unless part of a message is there.
     pub(crate) async fn read(&mut self, handle: &Handle) -> Result<usize, Closed> {
-        poll_fn(|cx| {
-            handle.register(cx.waker());
-            if handle.is_closing() {
-                return Poll::Ready(Err(Closed::Server));
+        let answered = Instant::now();
+        let read = self.next(handle).await;
+        self.rhythm.heard(answered.elapsed());
+        read
+    }
+
+    async fn next(&mut self, handle: &Handle) -> Result<usize, Closed> {
+        let patience = self.rhythm.patience();
+        let mut polls = patience.is_some();
+        while polls {
+            if let Poll::Ready(read) = poll_fn(|cx| Poll::Ready(self.poll_next(cx, handle))).await {
+                return read;
             }
-            self.poll_read(cx)
-        })
-        .await
+            // Lets the runtime look at all connections.
+            tokio::task::yield_now().await;
+            polls = patience.as_ref().is_some_and(|patience| !patience.is_over());
+        }
+        drop(patience);
+        poll_fn(|cx| self.poll_next(cx, handle)).await
+    }
+
+    fn poll_next(&mut self, cx: &mut Context<'_>, handle: &Handle) -> Poll<Result<usize, Closed>> {
+        handle.register(cx.waker());
+        if handle.is_closing() {
+            return Poll::Ready(Err(Closed::Server));
+        }
+        self.poll_read(cx)
     }
 
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<Result<usize, Closed>> {
