@@ -27,6 +27,7 @@ use fulmar_pages::segment::SegmentBuilder;
 use fulmar_pages::{PartitionId, SegmentId, Version};
 use fulmar_store::Lsn;
 use fulmar_store::failpoint;
+use futures::stream::{self, StreamExt};
 use tokio::sync::Notify;
 
 use crate::partition::{Flush, Partition, store_error};
@@ -40,6 +41,10 @@ const LOG_BYTES: u64 = 128 << 20;
 const LOG_FILES_BYTES: u64 = 512 << 20;
 /// Pages that are flushed together into one segment, at most (about: a partition is not cut).
 const BATCH_PAGES: usize = 8192;
+/// Manifests that are written at the same time.
+const MANIFESTS_AT_ONCE: usize = 16;
+/// Partitions closed in one round from which on freed memory is given back to the system.
+const TRIM_AFTER: usize = 64;
 /// Bytes of segments written between two collections.
 const COLLECT_AFTER_BYTES: u64 = 256 << 20;
 /// Segments that a manifest may name.
@@ -126,21 +131,30 @@ async fn round(engine: &Engine) -> Result<()> {
     let mut due = Vec::new();
     for partition in engine.open_partitions() {
         partition.sweep();
-        let Some((since, dirty_ms)) = partition.oldest_dirty() else { continue };
         let unused =
             partition.is_unused() && now.saturating_sub(partition.used_ms.load(Ordering::Relaxed)) > idle;
+        if unused {
+            // Most of what an unused partition holds; the rest waits for its flush.
+            partition.pool.clear();
+        }
+        let Some((since, dirty_ms)) = partition.oldest_dirty() else { continue };
         if crowded || (pressed && since < halfway) || now.saturating_sub(dirty_ms) > interval || unused {
             due.push(partition);
         }
     }
     flush(engine, due).await?;
+    let mut closed = 0;
     for partition in engine.open_partitions() {
         let id = partition.id;
         let used_ms = partition.used_ms.load(Ordering::Relaxed);
         drop(partition);
-        if now.saturating_sub(used_ms) > idle {
-            engine.close_if_unused(id);
+        if now.saturating_sub(used_ms) > idle && engine.close_if_unused(id) {
+            closed += 1;
         }
+    }
+    if closed >= TRIM_AFTER {
+        // SAFETY: no arguments that could be wrong; the allocator gives free pages back.
+        unsafe { libc::malloc_trim(0) };
     }
     truncate(engine);
     if engine.flusher.written_bytes.load(Ordering::Relaxed) > COLLECT_AFTER_BYTES {
@@ -200,20 +214,22 @@ async fn flush(engine: &Engine, partitions: Vec<Arc<Partition>>) -> Result<()> {
 
 async fn flush_batch(engine: &Engine, batch: Vec<(Arc<Partition>, Flush)>) -> Result<()> {
     let written = write_segment(engine, &batch).await;
-    let mut first_error = None;
-    for (partition, flush) in batch {
-        let result = match &written {
-            Ok(segment) => name_segment(engine, &partition, &flush, *segment).await,
-            Err(error) => Err(error.clone()),
-        };
-        // What was not flushed stays due.
-        partition.end_flush(flush, result.is_ok());
-        if let Err(error) = result {
-            first_error.get_or_insert(error);
+    // Each manifest is a few syncs of small files: the disk takes many at once.
+    let naming = batch.into_iter().map(|(partition, flush)| {
+        let segment = written.clone();
+        async move {
+            let result = match segment {
+                Ok(segment) => name_segment(engine, &partition, &flush, segment).await,
+                Err(error) => Err(error),
+            };
+            // What was not flushed stays due.
+            partition.end_flush(flush, result.is_ok());
+            result
         }
-    }
+    });
+    let results: Vec<Result<()>> = stream::iter(naming).buffer_unordered(MANIFESTS_AT_ONCE).collect().await;
     engine.flusher.flushes.fetch_add(1, Ordering::Relaxed);
-    first_error.map_or(Ok(()), Err)
+    results.into_iter().find(Result::is_err).unwrap_or(Ok(()))
 }
 
 /// Writes the changed pages of all partitions of a batch into one segment.
