@@ -7,6 +7,7 @@
 mod authorize;
 mod errors;
 mod functions;
+mod integrity;
 mod statements;
 
 use std::ffi::{CStr, c_int, c_void};
@@ -228,6 +229,7 @@ unsafe extern "C" fn progress(link: *mut c_void) -> c_int {
 
 /// Connections of a partition that wait for a session.
 #[derive(Default)]
+#[expect(clippy::vec_box, reason = "a connection changes hands for every statement: its pointer does, not its bytes")]
 pub(crate) struct Pool(Mutex<Vec<Box<Connection>>>);
 
 /// Connections that a partition keeps open at most; more may be in use.

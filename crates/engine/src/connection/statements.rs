@@ -15,11 +15,17 @@ use crate::{Error, Result, sqlstate};
 const KEPT: usize = 64;
 
 /// A statement of SQLite's, and how its parameters are numbered.
-struct Handle {
-    raw: *mut ffi::sqlite3_stmt,
+pub(super) struct Handle {
+    pub(super) raw: *mut ffi::sqlite3_stmt,
     /// For each of SQLite's parameters, the client's number (from 1). SQLite numbers `$2, $1` by appearance.
     numbers: Box<[u16]>,
     used: u64,
+}
+
+impl Handle {
+    pub(super) fn without_parameters(raw: *mut ffi::sqlite3_stmt) -> Self {
+        Handle { raw, numbers: Box::default(), used: 0 }
+    }
 }
 
 impl Drop for Handle {
@@ -118,13 +124,13 @@ impl Connection {
             let sql = format!("SELECT * FROM \"{}\" LIMIT 0", table.replace('"', "\"\""));
             // Names of common table expressions are no tables; they tell nothing.
             let Ok((raw, _)) = self.prepare_raw(&sql) else { continue };
-            let handle = Handle { raw, numbers: Box::default(), used: 0 };
+            let handle = Handle::without_parameters(raw);
             columns.push(declared_columns(handle.raw));
         }
         columns
     }
 
-    fn prepare_raw(&mut self, sql: &str) -> Result<(*mut ffi::sqlite3_stmt, usize)> {
+    pub(super) fn prepare_raw(&mut self, sql: &str) -> Result<(*mut ffi::sqlite3_stmt, usize)> {
         let mut raw = ptr::null_mut();
         let mut tail = ptr::null();
         let start = sql.as_ptr().cast();

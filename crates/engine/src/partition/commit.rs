@@ -104,6 +104,7 @@ pub(crate) struct Commits {
     /// The same of what a flush is writing: until its manifest is durable the log is still needed from there.
     pub(super) flushing_since: Option<(Lsn, u64)>,
     /// Versions that were discarded while somebody may still look at them.
+    #[expect(clippy::vec_box, reason = "readers may hold pointers to the versions")]
     graveyard: Vec<Box<PageVersion>>,
 }
 
@@ -313,6 +314,9 @@ impl Partition {
                 changed.push(no);
             }
         }
+        for no in page_count + 1..=current.page_count {
+            self.pages.end(no, number);
+        }
         commits.dirty_since.get_or_insert_with(|| (start, self.node.clock.monotonic_ms()));
         commits.last_number = number;
         commits.recent.push_back(Recent {
@@ -442,6 +446,9 @@ impl Partition {
         let mut graveyard = std::mem::take(&mut commits.graveyard);
         for page in lost.iter().flat_map(|commit| commit.pages.iter()) {
             self.pages.discard_above(*page, last_good.number, &mut graveyard);
+        }
+        for page in lost.iter().flat_map(|commit| commit.snapshot.page_count + 1..=commit.page_count_before) {
+            self.pages.discard_above(page, last_good.number, &mut graveyard);
         }
         commits.graveyard = graveyard;
         commits.large.retain(|large| large.number <= last_good.number);

@@ -3,6 +3,7 @@
 use fulmar_pages::manifest::SegmentRef;
 use fulmar_pages::{Outcome, PageNo, SegmentId};
 use fulmar_store::Lsn;
+use hashbrown::HashSet;
 
 use super::large::LargeSegment;
 use super::{Partition, Snapshot};
@@ -30,6 +31,8 @@ pub(crate) struct Flush {
     pub whole: bool,
     /// Segments of large commits since the last flush, which the manifest names as they are.
     pub large: Vec<LargeSegment>,
+    /// All that had changed, those pages included that were cut off: a failed log write may bring them back.
+    changed: HashSet<PageNo>,
 }
 
 impl Partition {
@@ -60,10 +63,10 @@ impl Partition {
         drop(named);
         let mut pages: Vec<PageNo> = match whole {
             true => (1..=snapshot.page_count).collect(),
-            false => changed.into_iter().filter(|page| *page <= snapshot.page_count).collect(),
+            false => changed.iter().copied().filter(|page| *page <= snapshot.page_count).collect(),
         };
         pages.sort_unstable();
-        Some(Flush { snapshot, pages, whole, large })
+        Some(Flush { snapshot, pages, whole, large, changed })
     }
 
     /// Gives the snapshot back; after a failure what was to be flushed stays due.
@@ -71,7 +74,7 @@ impl Partition {
         let mut commits = self.commits.lock();
         let since = commits.flushing_since.take();
         if !done {
-            commits.dirty.extend(flush.pages);
+            commits.dirty.extend(flush.changed);
             let later = std::mem::take(&mut commits.large);
             commits.large = flush.large.into_iter().chain(later).collect();
             commits.dirty_since = since.or(commits.dirty_since);

@@ -194,6 +194,14 @@ impl Recovered {
         self
     }
 
+    /// Forgets what lies beyond the end: a page that comes back there has no base to differ from.
+    fn cut(&mut self) {
+        let end = self.page_count;
+        self.pages.retain(|no, _| *no <= end);
+        self.frames.retain(|no, _| *no <= end);
+        self.from_log.retain(|no| *no <= end);
+    }
+
     /// Applies a record. Numbers may have gaps (a discarded commit's number is not reused), but never go back; what
     /// the manifest covers is passed over.
     async fn apply(
@@ -216,7 +224,7 @@ impl Recovered {
                 .hint("restore the data directory from a backup"));
         }
         self.number = record.header.version.number;
-        self.page_count = record.header.page_count;
+        let before = std::mem::replace(&mut self.page_count, record.header.page_count);
         self.applied = true;
         for outcome in record.outcomes() {
             self.outcomes.insert(outcome.transaction, outcome.committed);
@@ -241,6 +249,9 @@ impl Recovered {
             if let Some(page) = self.pages.get_mut(&entry.no) {
                 diff::apply(entry.diff, page).map_err(|e| corrupt(id, e))?;
             }
+        }
+        if self.page_count < before {
+            self.cut();
         }
         Ok(())
     }

@@ -14,6 +14,7 @@
 //! - Slots live in buckets of doubling size that never move.
 //!
 //! A version may be *absent*: its bytes lie in a segment of the store ([`Frame`]) and are read on first touch.
+//! One with neither bytes nor frame is an *end*: the page was cut off, and does not exist until a newer version.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -41,6 +42,11 @@ impl PageVersion {
     pub(crate) fn data(&self) -> Option<&Page> {
         // SAFETY: once set, the pointer stays valid as long as the version does.
         unsafe { self.data.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// Whether the page was cut off the partition's end: from here on it does not exist, until a newer version.
+    fn is_end(&self) -> bool {
+        self.frame.is_none() && self.data.load(Ordering::Acquire).is_null()
     }
 
     /// Where the bytes are in the store, if they are there.
@@ -128,7 +134,7 @@ impl PageTable {
             // SAFETY: the module's argument: nothing at or before the first visible version is freed under a pin.
             let found = unsafe { version.as_ref() }?;
             if found.number <= snapshot {
-                return Some(found);
+                return (!found.is_end()).then_some(found);
             }
             version = found.older.load(Ordering::Acquire);
         }
@@ -154,6 +160,15 @@ impl PageTable {
             frame,
         };
         slot.store(Box::into_raw(Box::new(version)), Ordering::Release);
+    }
+
+    /// Ends the chain of a page that is cut off the partition's end. Else the page would show its old bytes once the
+    /// partition has grown again over it, until somebody writes it (SQLite does not write a page that is allocated and
+    /// freed by one transaction). Callers hold the commit lock.
+    pub(crate) fn end(&self, page: PageNo, number: u64) {
+        if self.newest_number(page) != 0 {
+            self.install(page, number, None, None);
+        }
     }
 
     /// Notes that an absent version's bytes have come to memory.
@@ -188,6 +203,7 @@ impl PageTable {
 
     /// Takes the versions above `number` off a page's chain: their commits have been discarded. They are handed to
     /// the caller, who keeps them until no reader can hold them. Callers hold the commit lock.
+    #[expect(clippy::vec_box, reason = "readers may hold pointers to the versions")]
     pub(crate) fn discard_above(&self, page: PageNo, number: u64, graveyard: &mut Vec<Box<PageVersion>>) {
         let Some(slot) = self.slot(page) else { return };
         let mut version = slot.load(Ordering::Acquire);

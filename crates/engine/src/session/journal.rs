@@ -157,7 +157,11 @@ pub(super) fn run_statement(
     if matches!(statement.kind, StatementKind::Insert | StatementKind::Update | StatementKind::Delete) {
         connection.link.variables.borrow_mut().changed = true;
     }
-    let step = connection.run_here(&run, sink);
+    // What is read-only, since it may be rolled back: a column may have such a name too.
+    let step = match statement.plan.checks_integrity && statement.read_only {
+        true => connection.check_integrity_here(&run, sink),
+        false => connection.run_here(&run, sink),
+    };
     connection.link.vacuuming.set(false);
     connection.tainted |= statement.plan.temporary;
     match step {

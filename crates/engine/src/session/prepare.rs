@@ -58,6 +58,7 @@ async fn describe<'a>(session: &mut Session, sql: &'a str) -> Result<(Statement,
         row: shape.row.take(),
         for_update: shape.for_update.is_some(),
         vacuum: kind == StatementKind::Utility("VACUUM"),
+        checks_integrity: checks_integrity(first),
         temporary: is_temporary(first),
     };
     let id = session.engine.ticket();
@@ -143,6 +144,14 @@ fn complete(statement: &mut Statement, prepared: Prepared, shape: &Shape, tables
     }
     let columns = prepared.columns.into_iter();
     statement.columns = columns.map(|(name, declared_type)| ColumnInfo { name, declared_type }).collect();
+}
+
+/// The PRAGMAs, or the table-valued functions of the same names.
+fn checks_integrity(tokens: &[Token<'_>]) -> bool {
+    tokens.iter().filter_map(Token::name).any(|name| {
+        let name = name.strip_prefix("pragma_").unwrap_or(&name);
+        name == "integrity_check" || name == "quick_check"
+    })
 }
 
 fn is_temporary(tokens: &[Token<'_>]) -> bool {

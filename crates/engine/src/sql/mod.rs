@@ -26,6 +26,8 @@ pub(crate) struct Plan {
     pub for_update: bool,
     /// VACUUM: it attaches a temporary database and wants the partition for itself.
     pub vacuum: bool,
+    /// `PRAGMA integrity_check` and its like: FTS5 tables need a fresh look first.
+    pub checks_integrity: bool,
     /// Makes or drops temporary tables: the connection stays with the session.
     pub temporary: bool,
 }
