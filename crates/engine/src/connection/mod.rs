@@ -229,7 +229,10 @@ unsafe extern "C" fn progress(link: *mut c_void) -> c_int {
 
 /// Connections of a partition that wait for a session.
 #[derive(Default)]
-#[expect(clippy::vec_box, reason = "a connection changes hands for every statement: its pointer does, not its bytes")]
+#[expect(
+    clippy::vec_box,
+    reason = "a connection changes hands for every statement: its pointer does, not its bytes"
+)]
 pub(crate) struct Pool(Mutex<Vec<Box<Connection>>>);
 
 /// Connections that a partition keeps open at most; more may be in use.
