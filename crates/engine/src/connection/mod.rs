@@ -235,8 +235,9 @@ unsafe extern "C" fn progress(link: *mut c_void) -> c_int {
 )]
 pub(crate) struct Pool(Mutex<Vec<Box<Connection>>>);
 
-/// Connections that a partition keeps open at most; more may be in use.
-const KEPT_CONNECTIONS: usize = 8;
+/// Connections that a partition keeps open at most (some 50 KiB each, for as long as it is used); more may be in use. As
+/// many are in use as transactions are open at once, and opening one costs as much as a dozen statements.
+const KEPT_CONNECTIONS: usize = 64;
 
 impl Pool {
     /// The connection that was used last, so that few stay warm.
