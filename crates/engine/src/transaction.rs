@@ -181,6 +181,9 @@ pub(crate) struct Transaction {
     pub page_count: u32,
     /// The change counter that SQLite was last told; a new one each time, so that it drops its cache.
     pub counter: u32,
+    /// The version that SQLite's cache holds pages of, if nothing has been written since: a statement that only reads, at
+    /// the same version, is told the same counter and keeps them.
+    pub cached: Option<u64>,
     /// The turn that the session holds; 0 if none.
     pub turn: u64,
     /// The id that the client may ask about; 0 if it never asked for it.
@@ -205,6 +208,7 @@ impl Transaction {
             overlay: Overlay::new(area),
             page_count: 0,
             counter: 0,
+            cached: None,
             turn: 0,
             id: 0,
             seen: None,

@@ -229,6 +229,7 @@ impl Link {
         }
         self.partition.unpin(old);
         transaction.snapshot = Some(new);
+        transaction.cached = None;
         true
     }
 
@@ -242,8 +243,12 @@ impl Link {
             };
             transaction.page_count = snapshot.page_count;
             transaction.snapshot = Some(snapshot);
-            // By two: a commit raises it by one, and must not meet the next one.
-            transaction.counter = transaction.counter.wrapping_add(2);
+            // Where reads are noted SQLite must make them all, so its cache must go; a lone reader may keep it.
+            if transaction.track_reads || transaction.cached != Some(snapshot.number) {
+                // By two: a commit raises it by one, and must not meet the next one.
+                transaction.counter = transaction.counter.wrapping_add(2);
+            }
+            transaction.cached = Some(snapshot.number);
             transaction.committed = None;
         }
         ffi::SQLITE_OK
@@ -252,6 +257,7 @@ impl Link {
     /// RESERVED: the transaction is about to write. If its snapshot is stale already, it had better know now.
     fn reserve(&self) -> c_int {
         let mut transaction = self.transaction.borrow_mut();
+        transaction.cached = None;
         let Some(snapshot) = transaction.snapshot else { return ffi::SQLITE_OK };
         if self.partition.current().number == snapshot.number {
             return ffi::SQLITE_OK;
@@ -316,8 +322,8 @@ impl Link {
             if transaction.track_reads {
                 transaction.reads.insert(page);
             }
-            let mut own = [0; PAGE_SIZE];
             if transaction.overlay.contains(page) {
+                let mut own = [0; PAGE_SIZE];
                 match transaction.overlay.read(page, &mut own) {
                     Ok(_) => {
                         out.copy_from_slice(&own[within..within + out.len()]);

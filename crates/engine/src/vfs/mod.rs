@@ -14,7 +14,8 @@
 //!
 //! A commit is told from a rollback (which syncs too) by the change counter of page 1: each SHARED lock hands out a new
 //! one, a commit raises it, a rollback restores it. The new counter also makes SQLite drop the pages that it cached,
-//! so that every page a transaction reads passes through here and is noted.
+//! so that every page a transaction reads passes through here and is noted. (A statement that only reads notes nothing:
+//! at the version that the cache is of, it is handed the old counter, and SQLite keeps its cache.)
 //!
 //! All `unsafe` that talks to SQLite lives in this module and in [`crate::connection`]. A panic in a callback is caught
 //! and becomes an I/O error: it must not unwind through C.
