@@ -23,7 +23,7 @@ demo:
 	target/release/fulmar demo
 
 test: $(VENV)/ready
-	@scripts/need cc:build-essential psql:postgresql-client-15 pgbench:postgresql-15 initdb:postgresql-15
+	@scripts/need cc:build-essential psql:postgresql-client-15 pgbench:postgresql-15 initdb:postgresql-15 openssl:openssl
 	cargo test --workspace
 	cargo build --package fulmar
 	$(VENV)/bin/python -B tests/psycopg_client.py target/debug/fulmar

@@ -202,6 +202,11 @@ impl Connection {
         sqlite_error(code, message, offset)
     }
 
+    /// Gives back memory that the next transaction most likely has no use for.
+    pub(crate) fn trim(&mut self) {
+        self.statements.trim();
+    }
+
     fn close_here(&mut self) {
         self.statements.clear();
         // SAFETY: all statements are finalized; the handle is not used again.

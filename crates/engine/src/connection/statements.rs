@@ -14,6 +14,9 @@ use crate::{Error, Result, sqlstate};
 /// Statements that one connection keeps.
 const KEPT: usize = 64;
 
+/// A statement that takes more memory (an INSERT of many rows, say) is kept within a transaction, not beyond.
+const BULKY_BYTES: c_int = 48 << 10;
+
 /// A statement of SQLite's, and how its parameters are numbered.
 pub(super) struct Handle {
     pub(super) raw: *mut ffi::sqlite3_stmt,
@@ -25,6 +28,17 @@ pub(super) struct Handle {
 impl Handle {
     pub(super) fn without_parameters(raw: *mut ffi::sqlite3_stmt) -> Self {
         Handle { raw, numbers: Box::default(), used: 0 }
+    }
+}
+
+impl Handle {
+    /// Memory that SQLite takes for the statement.
+    fn bytes(&self) -> c_int {
+        if self.raw.is_null() {
+            return 0;
+        }
+        // SAFETY: a valid statement.
+        unsafe { ffi::sqlite3_stmt_status(self.raw, ffi::SQLITE_STMTSTATUS_MEMUSED, 0) }
     }
 }
 
@@ -40,6 +54,7 @@ impl Drop for Handle {
 pub(super) struct Cache {
     handles: HashMap<u64, Handle>,
     clock: u64,
+    bulky: bool,
 }
 
 impl Cache {
@@ -53,7 +68,15 @@ impl Cache {
         {
             self.handles.remove(&oldest);
         }
+        self.bulky |= handle.bytes() > BULKY_BYTES;
         self.handles.insert(id, handle);
+    }
+
+    /// Forgets statements that take much memory.
+    pub(super) fn trim(&mut self) {
+        if std::mem::take(&mut self.bulky) {
+            self.handles.retain(|_, handle| handle.bytes() <= BULKY_BYTES);
+        }
     }
 }
 

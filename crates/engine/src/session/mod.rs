@@ -241,8 +241,9 @@ impl Session {
     }
 
     /// Gives a connection back after its transaction.
-    fn give_back(&mut self, connection: Box<Connection>) {
+    fn give_back(&mut self, mut connection: Box<Connection>) {
         self.remember(&connection);
+        connection.trim();
         if connection.tainted {
             self.own = Some(connection);
         } else if let Some(partition) = &self.partition {
