@@ -264,7 +264,11 @@ impl Engine {
     /// A partition, opened if it is not.
     pub(crate) async fn partition(&self, id: PartitionId) -> Result<Arc<Partition>> {
         let slot = self.partitions.lock().entry(id).or_default().clone();
-        let partition = slot.get_or_try_init(|| self.open_partition(id)).await?.clone();
+        let partition = match slot.get() {
+            Some(partition) => partition.clone(),
+            // Boxed: opening has kilobytes of state, which every session's future would have to have room for.
+            None => Box::pin(slot.get_or_try_init(|| self.open_partition(id))).await?.clone(),
+        };
         // Asked for after the opening: a drop that came before is seen here, one that comes later finds the partition.
         if self.dropped.lock().contains(&id) {
             partition.close();

@@ -43,8 +43,6 @@ const LOG_FILES_BYTES: u64 = 512 << 20;
 const BATCH_PAGES: usize = 8192;
 /// Manifests that are written at the same time.
 const MANIFESTS_AT_ONCE: usize = 16;
-/// Partitions closed in one round from which on freed memory is given back to the system.
-const TRIM_AFTER: usize = 64;
 /// Bytes of segments written between two collections.
 const COLLECT_AFTER_BYTES: u64 = 256 << 20;
 /// Segments that a manifest may name.
@@ -143,18 +141,13 @@ async fn round(engine: &Engine) -> Result<()> {
         }
     }
     flush(engine, due).await?;
-    let mut closed = 0;
     for partition in engine.open_partitions() {
         let id = partition.id;
         let used_ms = partition.used_ms.load(Ordering::Relaxed);
         drop(partition);
-        if now.saturating_sub(used_ms) > idle && engine.close_if_unused(id) {
-            closed += 1;
+        if now.saturating_sub(used_ms) > idle {
+            engine.close_if_unused(id);
         }
-    }
-    if closed >= TRIM_AFTER {
-        // SAFETY: no arguments that could be wrong; the allocator gives free pages back.
-        unsafe { libc::malloc_trim(0) };
     }
     truncate(engine);
     if engine.flusher.written_bytes.load(Ordering::Relaxed) > COLLECT_AFTER_BYTES {

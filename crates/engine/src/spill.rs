@@ -3,6 +3,7 @@
 //! SQLite's journals, temporary files and a transaction's changed pages go through here, so that a transaction of a
 //! gigabyte holds a few megabytes of memory. The file has no name: whatever happens, nothing is left behind.
 
+use std::cell::RefCell;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -41,6 +42,34 @@ impl SpillArea {
     }
 }
 
+/// Buffers kept for reuse by each thread, and the bytes of each at most: those of a small transaction's journal.
+const POOLED_BUFFERS: usize = 16;
+const POOLED_BYTES: usize = 64 << 10;
+
+thread_local! {
+    /// A journal is filled and emptied by every transaction; thousands of connections share a few warm buffers.
+    static POOL: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// An empty buffer, with room if there is one in the pool.
+fn take_buffer() -> Vec<u8> {
+    POOL.with_borrow_mut(Vec::pop).unwrap_or_default()
+}
+
+fn give_buffer(mut buffer: Vec<u8>) {
+    if buffer.capacity() == 0 || buffer.capacity() > POOLED_BYTES {
+        return;
+    }
+    buffer.clear();
+    // `try_with`: a connection may be closed while its thread is being torn down.
+    let _ = POOL.try_with(|pool| {
+        let mut pool = pool.borrow_mut();
+        if pool.len() < POOLED_BUFFERS {
+            pool.push(buffer);
+        }
+    });
+}
+
 /// A file's worth of bytes.
 #[derive(Debug)]
 pub(crate) struct SpillBuffer {
@@ -66,19 +95,26 @@ impl SpillBuffer {
             let file = self.area.file()?;
             file.write_all_at(&self.memory, 0)?;
             self.file = Some(file);
-            self.memory = Vec::new();
+            give_buffer(std::mem::take(&mut self.memory));
         }
         match &self.file {
             Some(file) => file.write_all_at(bytes, offset)?,
-            None => {
-                if self.memory.len() < end as usize {
-                    self.memory.resize(end as usize, 0);
-                }
-                self.memory[offset as usize..end as usize].copy_from_slice(bytes);
-            }
+            None => self.write_in_memory(offset as usize, bytes),
         }
         self.length = self.length.max(end);
         Ok(())
+    }
+
+    fn write_in_memory(&mut self, offset: usize, bytes: &[u8]) {
+        if self.memory.capacity() == 0 {
+            self.memory = take_buffer();
+        }
+        if self.memory.len() < offset {
+            self.memory.resize(offset, 0);
+        }
+        let (over, beyond) = bytes.split_at(bytes.len().min(self.memory.len() - offset));
+        self.memory[offset..offset + over.len()].copy_from_slice(over);
+        self.memory.extend_from_slice(beyond);
     }
 
     /// Fills `bytes` from `offset`; answers how many were there, the rest is zeros.
@@ -114,9 +150,7 @@ impl SpillBuffer {
         }
         if length == 0 {
             self.file = None;
-            // A journal is filled and emptied by every transaction: its small buffer is kept.
-            self.memory.clear();
-            self.memory.shrink_to(64 << 10);
+            give_buffer(std::mem::take(&mut self.memory));
         } else if let Some(file) = &self.file {
             file.set_len(length)?;
         } else {
@@ -137,6 +171,8 @@ mod tests {
         for threshold in [1 << 20, 16] {
             let area = SpillArea::new(directory.path(), threshold);
             let mut buffer = SpillBuffer::new(area.clone());
+            buffer.write_at(0, b"HELLO, HELLO").unwrap();
+            buffer.truncate(0).unwrap();
             buffer.write_at(0, b"hello").unwrap();
             buffer.write_at(10, b"world, this is long").unwrap();
             let mut read = [9; 40];

@@ -18,11 +18,12 @@ use crate::spill::SpillArea;
 pub(crate) struct PageSet {
     pages: Vec<PageNo>,
     compact_at: usize,
+    everything: bool,
 }
 
 impl PageSet {
     pub(crate) fn insert(&mut self, page: PageNo) {
-        if self.pages.last() == Some(&page) {
+        if self.everything || self.pages.last() == Some(&page) {
             return;
         }
         if self.pages.len() >= self.compact_at {
@@ -33,6 +34,22 @@ impl PageSet {
         self.pages.push(page);
     }
 
+    /// All pages there are.
+    pub(crate) fn insert_everything(&mut self) {
+        self.everything = true;
+    }
+
+    /// A page of the set that has changed, if any has. `changed` is asked of each; where the set is everything, page 1
+    /// stands for it: the caller knows that some page has.
+    pub(crate) fn find_changed(&self, mut changed: impl FnMut(PageNo) -> bool) -> Option<PageNo> {
+        match self.everything {
+            true => Some(1),
+            // Counters and allocation on page 1 change with every commit; the rest of it is compared apart.
+            false => self.pages.iter().copied().find(|page| *page != 1 && changed(*page)),
+        }
+    }
+
+    #[cfg(test)]
     pub(crate) fn iter(&self) -> impl Iterator<Item = PageNo> + '_ {
         self.pages.iter().copied()
     }
@@ -45,6 +62,7 @@ impl PageSet {
         self.pages.clear();
         self.pages.shrink_to(1024);
         self.compact_at = 0;
+        self.everything = false;
     }
 }
 
@@ -115,6 +133,15 @@ impl Overlay {
         }
     }
 
+    /// A copy of a changed page, if it is one.
+    pub(crate) fn copy(&self, page: PageNo) -> io::Result<Option<Box<Page>>> {
+        if let Some(Changed::Memory(data)) = self.pages.get(&page) {
+            return Ok(Some(data.clone()));
+        }
+        let mut data = Box::new([0; PAGE_SIZE]);
+        Ok(self.read(page, &mut data)?.then_some(data))
+    }
+
     /// Forgets what lies beyond the first `page_count` pages.
     pub(crate) fn truncate(&mut self, page_count: u32) {
         self.pages.retain(|page, _| *page <= page_count);
@@ -181,9 +208,14 @@ pub(crate) struct Transaction {
     pub page_count: u32,
     /// The change counter that SQLite was last told; a new one each time, so that it drops its cache.
     pub counter: u32,
-    /// The version that SQLite's cache holds pages of, if nothing has been written since: a statement that only reads, at
-    /// the same version, is told the same counter and keeps them.
+    /// The transaction is one statement. Then SQLite may keep its cache, if that is of the snapshot's version: what is read
+    /// from there cannot be noted, but then everything counts as read, and nobody else's commit comes between.
+    pub lone: bool,
+    /// The version that SQLite's cache holds pages of. At the same version a lone statement is told the same counter and
+    /// keeps them.
     pub cached: Option<u64>,
+    /// SQLite's cache may hold pages that were changed; cleared by who looks after the cache.
+    pub wrote: bool,
     /// The turn that the session holds; 0 if none.
     pub turn: u64,
     /// The id that the client may ask about; 0 if it never asked for it.
@@ -208,7 +240,9 @@ impl Transaction {
             overlay: Overlay::new(area),
             page_count: 0,
             counter: 0,
+            lone: false,
             cached: None,
+            wrote: false,
             turn: 0,
             id: 0,
             seen: None,

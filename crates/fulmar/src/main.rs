@@ -34,6 +34,10 @@ use clap::Parser;
 use cli::{Cli, Command};
 use interrupt::Interrupted;
 
+/// For SQLite too: see docs/decisions/0006.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     match run(cli.command) {

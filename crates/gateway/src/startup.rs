@@ -45,8 +45,10 @@ pub(crate) async fn serve(stream: TcpStream, shared: Arc<Shared>, metrics: Arc<W
     // Small answers must not wait for the acknowledgement of earlier ones. Without it all still works, slower.
     let _ = stream.set_nodelay(true);
     let closing = shared.closing.clone();
+    // Boxed: what only the beginning needs is not to be held for as long as the session lasts.
     let greeted = tokio::time::timeout(PATIENCE, greet(stream, shared, metrics.clone()));
-    if let Some(Ok(Some((session, _entry)))) = closing.run_until_cancelled(greeted).await {
+    let greeted = Box::pin(closing.run_until_cancelled(greeted));
+    if let Some(Ok(Some((session, _entry)))) = greeted.await {
         metrics.connected();
         session.run().await;
     }

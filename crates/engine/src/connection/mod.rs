@@ -59,6 +59,10 @@ const LIMITS: [(c_int, c_int); 7] = [
     (ffi::SQLITE_LIMIT_WORKER_THREADS, 0),
 ];
 
+/// Changed pages that SQLite's cache keeps between transactions. They would be read anew all the same if another
+/// connection wrote meanwhile.
+const KEPT_CACHE_BYTES: c_int = 48 << 10;
+
 impl Connection {
     /// Opens a connection on a partition.
     pub(crate) async fn open(partition: Arc<Partition>) -> Result<Box<Connection>> {
@@ -205,6 +209,21 @@ impl Connection {
     /// Gives back memory that the next transaction most likely has no use for.
     pub(crate) fn trim(&mut self) {
         self.statements.trim();
+        let wrote = std::mem::take(&mut self.link.transaction.borrow_mut().wrote);
+        if wrote && self.cached_bytes() > KEPT_CACHE_BYTES {
+            // SAFETY: a valid handle, used by nobody else now.
+            unsafe { ffi::sqlite3_db_release_memory(self.db) };
+        }
+    }
+
+    /// What SQLite's page cache holds: copies of the pages that were written.
+    fn cached_bytes(&self) -> c_int {
+        let (mut now, mut most) = (0, 0);
+        // SAFETY: a valid handle, and out parameters.
+        unsafe {
+            ffi::sqlite3_db_status(self.db, ffi::SQLITE_DBSTATUS_CACHE_USED, &mut now, &mut most, 0);
+        }
+        now
     }
 
     fn close_here(&mut self) {

@@ -338,7 +338,7 @@ impl Partition {
         if current.number == snapshot.number {
             return Ok(current);
         }
-        match transaction.reads.iter().find(|page| *page != 1 && !self.unchanged_since(*page, snapshot)) {
+        match transaction.reads.find_changed(|page| !self.unchanged_since(page, snapshot)) {
             Some(page) => Err(Refused::Conflict(Conflict::PageChanged(page))),
             None if !self.same_schema_page(snapshot, &current) => {
                 Err(Refused::Conflict(Conflict::PageChanged(1)))

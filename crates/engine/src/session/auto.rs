@@ -33,6 +33,7 @@ impl Session {
         }
         let variables = self.variables();
         let mut connection = self.checkout(variables).await?;
+        connection.link.transaction.borrow_mut().lone = true;
         let end = if statement.read_only {
             {
                 let mut transaction = connection.link.transaction.borrow_mut();

@@ -214,7 +214,7 @@ impl Session {
         let partition = self.partition().await?;
         let mut connection = match self.own.take().or_else(|| partition.pool.take()) {
             Some(connection) => connection,
-            None => Connection::open(partition).await?,
+            None => Box::pin(Connection::open(partition)).await?,
         };
         connection.set_last_insert_rowid(self.remembered.last_insert_rowid);
         let (_, total) = connection.changes();
@@ -235,6 +235,7 @@ impl Session {
         transaction.conflict = None;
         transaction.failure = None;
         transaction.track_reads = true;
+        transaction.lone = false;
         transaction.current = true;
         drop(transaction);
         Ok(connection)

@@ -111,7 +111,11 @@ async fn ask_sqlite(
     }
     let variables = session.variables();
     let mut connection = session.checkout(variables).await?;
-    connection.link.transaction.borrow_mut().track_reads = false;
+    {
+        let mut transaction = connection.link.transaction.borrow_mut();
+        transaction.track_reads = false;
+        transaction.lone = true;
+    }
     let described = connection.run(body)?.await;
     session.give_back(connection);
     described

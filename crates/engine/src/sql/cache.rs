@@ -10,8 +10,9 @@ use crate::Statement;
 /// Texts kept for a partition.
 const KEPT: usize = 500;
 
-/// Longer texts (a bulk INSERT, say) hardly come twice.
+/// Longer texts, or more parameters (a bulk INSERT, say), hardly come twice.
 const LONGEST_BYTES: usize = 8 << 10;
+const MOST_PARAMETERS: usize = 100;
 
 #[derive(Default)]
 struct Inner {
@@ -34,7 +35,7 @@ impl StatementCache {
     }
 
     pub(crate) fn put(&self, text: &str, schema: u32, statement: &Arc<Statement>) {
-        if text.len() > LONGEST_BYTES {
+        if text.len() > LONGEST_BYTES || statement.parameters.len() > MOST_PARAMETERS {
             return;
         }
         let mut inner = self.0.lock();

@@ -7,7 +7,7 @@ use libsqlite3_sys as ffi;
 
 use super::{Link, guarded};
 use crate::partition::{LARGE_PAGES, PageVersion, Snapshot, page_one};
-use crate::transaction::Conflict;
+use crate::transaction::{Conflict, Transaction};
 use crate::{Error, sqlstate};
 
 #[repr(C)]
@@ -195,8 +195,8 @@ impl Link {
         self.partition.current().number != snapshot.number
             && transaction
                 .reads
-                .iter()
-                .any(|page| page != 1 && !self.partition.unchanged_since(page, &snapshot))
+                .find_changed(|page| !self.partition.unchanged_since(page, &snapshot))
+                .is_some()
     }
 
     /// Moves the snapshot to the current version (or the newest durable one, see [`crate::transaction::Transaction`]) if
@@ -219,10 +219,10 @@ impl Link {
             self.partition.unpin(new);
             return true;
         }
-        let unchanged =
-            transaction.reads.iter().all(|page| page == 1 || self.partition.unchanged_since(page, &old))
-                && self.partition.same_schema_page(&old, &new)
-                && self.partition.same_allocation(&old, &new);
+        let changed = transaction.reads.find_changed(|page| !self.partition.unchanged_since(page, &old));
+        let unchanged = changed.is_none()
+            && self.partition.same_schema_page(&old, &new)
+            && self.partition.same_allocation(&old, &new);
         if !unchanged {
             self.partition.unpin(new);
             return false;
@@ -243,10 +243,11 @@ impl Link {
             };
             transaction.page_count = snapshot.page_count;
             transaction.snapshot = Some(snapshot);
-            // Where reads are noted SQLite must make them all, so its cache must go; a lone reader may keep it.
-            if transaction.track_reads || transaction.cached != Some(snapshot.number) {
-                // By two: a commit raises it by one, and must not meet the next one.
+            if !transaction.lone || transaction.cached != Some(snapshot.number) {
+                // The cache goes. By two: a commit raises it by one, and must not meet the next one.
                 transaction.counter = transaction.counter.wrapping_add(2);
+            } else if transaction.track_reads {
+                transaction.reads.insert_everything();
             }
             transaction.cached = Some(snapshot.number);
             transaction.committed = None;
@@ -258,14 +259,12 @@ impl Link {
     fn reserve(&self) -> c_int {
         let mut transaction = self.transaction.borrow_mut();
         transaction.cached = None;
+        transaction.wrote = true;
         let Some(snapshot) = transaction.snapshot else { return ffi::SQLITE_OK };
         if self.partition.current().number == snapshot.number {
             return ffi::SQLITE_OK;
         }
-        let changed = transaction
-            .reads
-            .iter()
-            .find(|page| *page != 1 && !self.partition.unchanged_since(*page, &snapshot));
+        let changed = transaction.reads.find_changed(|page| !self.partition.unchanged_since(page, &snapshot));
         match changed {
             Some(page) => {
                 transaction.conflict = Some(Conflict::PageChanged(page));
@@ -383,6 +382,13 @@ impl Link {
         Ok(self.page(page, &snapshot)?.map_or(std::ptr::null(), |data| data.as_ptr()))
     }
 
+    /// The version that SQLite's cache is of after a commit: its own, if nobody else's came between.
+    fn version_of_cache(&self, transaction: &Transaction) -> Option<u64> {
+        let before = transaction.snapshot?.number;
+        let after = transaction.committed.map_or(before, |committed| committed.snapshot.number);
+        (after <= before + 1 && !self.bump_schema.get()).then_some(after)
+    }
+
     fn write(&self, page: PageNo, data: &Page) -> c_int {
         let mut transaction = self.transaction.borrow_mut();
         match transaction.overlay.write(page, data) {
@@ -410,12 +416,11 @@ impl Link {
     /// The commit, unless this is the sync of a rollback.
     fn sync(&self) -> c_int {
         let mut transaction = self.transaction.borrow_mut();
-        let mut page_one = Box::new([0; PAGE_SIZE]);
-        match transaction.overlay.read(1, &mut page_one) {
-            Ok(true) if page_one::counter(&page_one) != transaction.counter => {}
+        let mut page_one = match transaction.overlay.copy(1) {
+            Ok(Some(page)) if page_one::counter(&page) != transaction.counter => page,
             Ok(_) => return ffi::SQLITE_OK,
             Err(_) => return ffi::SQLITE_IOERR_READ,
-        }
+        };
         if self.bump_schema.get() {
             page_one::raise_schema_cookie(&mut page_one);
         }
@@ -434,6 +439,9 @@ impl Link {
         match self.partition.commit(&mut transaction, page_one, large) {
             Ok(committed) => {
                 transaction.committed = committed;
+                transaction.cached = self.version_of_cache(&transaction);
+                // As SQLite has just written it into its own page 1.
+                transaction.counter = transaction.counter.wrapping_add(1);
                 ffi::SQLITE_OK
             }
             Err(crate::partition::Refused::Conflict(conflict)) => {

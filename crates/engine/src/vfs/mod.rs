@@ -31,7 +31,6 @@ use std::sync::Once;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use fulmar_pages::PAGE_SIZE;
 use libsqlite3_sys as ffi;
 
 use crate::cancel::CancelFlag;
@@ -266,8 +265,9 @@ unsafe extern "C" fn current_time(vfs: *mut ffi::sqlite3_vfs, out: *mut f64) -> 
     ffi::SQLITE_OK
 }
 
+/// The smallest that SQLite takes: a journal begins with a sector of header, which is of no use to us.
 unsafe extern "C" fn sector_size(_file: *mut ffi::sqlite3_file) -> c_int {
-    PAGE_SIZE as c_int
+    512
 }
 
 unsafe extern "C" fn device_characteristics(_file: *mut ffi::sqlite3_file) -> c_int {

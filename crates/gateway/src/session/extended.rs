@@ -19,7 +19,7 @@ impl Session {
     /// Handles a message of the extended protocol. `next` is what follows it in the receive buffer.
     pub(super) async fn extended(&mut self, message: Message<'_>, next: &[u8]) -> Result<(), Fault> {
         match message {
-            Message::Parse { name, sql, types } => self.parse(name, sql, types).await,
+            Message::Parse { name, sql, types } => Box::pin(self.parse(name, sql, types)).await,
             Message::Bind(bind) => Ok(self.bind(&bind)?),
             Message::Describe { target, name } => Ok(self.describe(target, name, next)?),
             Message::Execute { portal, limit_rows } => self.execute(portal, limit_rows, next).await,

@@ -42,7 +42,7 @@ impl Link {
     /// Prepares the first statement of `sql`; answers the rest too.
     pub(crate) async fn prepare<'a>(&mut self, sql: &'a str) -> Result<(Arc<Statement>, &'a str)> {
         let Link { engine, wire, handle, timeout, .. } = self;
-        drive(engine.prepare(sql), wire, handle, *timeout).await
+        drive(pin!(engine.prepare(sql)), wire, handle, *timeout).await
     }
 
     /// Runs a statement to its end.
@@ -55,7 +55,7 @@ impl Link {
     ) -> Result<Completion> {
         self.implicit |= scope == Scope::Implicit;
         let Link { engine, wire, handle, timeout, .. } = self;
-        drive(engine.execute(statement, values, scope, sink), wire, handle, *timeout).await
+        drive(pin!(engine.execute(statement, values, scope, sink)), wire, handle, *timeout).await
     }
 
     /// Runs a query of the gateway's own in the client's transaction.
@@ -72,7 +72,7 @@ impl Link {
             return Ok(());
         }
         let Link { engine, wire, handle, timeout, .. } = self;
-        drive(engine.finish_implicit(), wire, handle, *timeout).await
+        drive(pin!(engine.finish_implicit()), wire, handle, *timeout).await
     }
 
     /// Whether the client has begun a transaction.
@@ -92,14 +92,14 @@ impl Link {
     }
 }
 
-/// Runs a future of the engine to its end.
+/// Runs a future of the engine to its end. It is pinned where it was made: the engine's futures have kilobytes of state,
+/// and handing one over by value would copy them for every statement.
 async fn drive<F: Future>(
-    future: F,
+    mut future: Pin<&mut F>,
     wire: &mut Wire,
     handle: &Handle,
     timeout: Option<Duration>,
 ) -> F::Output {
-    let mut future = pin!(future);
     let mut watch = Watch { wire, handle, timeout, sleep: None, gone: false };
     poll_fn(|cx| {
         let polled = future.as_mut().poll(cx);

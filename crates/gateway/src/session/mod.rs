@@ -171,6 +171,8 @@ impl Session {
 
     async fn serve(&mut self) -> End {
         loop {
+            // Boxed: its state is large, and lies in memory that this worker has just used for another session. While a
+            // session waits it has none of it.
             match self.handle_input().await {
                 Ok(true) => continue,
                 Ok(false) => {}
@@ -235,14 +237,14 @@ impl Session {
     async fn handle(&mut self, message: Message<'_>, next: &[u8]) -> Result<(), End> {
         let fault = match message {
             Message::Terminate => return Err(End::Client),
-            Message::CopyData(bytes) => self.copy_data(bytes).await,
-            Message::CopyDone => self.copy_done().await,
+            Message::CopyData(bytes) => Box::pin(self.copy_data(bytes)).await,
+            Message::CopyDone => Box::pin(self.copy_done()).await,
             Message::CopyFail { reason } => self.copy_failed(reason).await,
             Message::Flush | Message::Sync if self.copy.is_some() => Ok(()),
             _ if self.copy.is_some() => self.copy_interrupted().await,
             Message::Sync => self.sync().await,
             _ if self.skipping => Ok(()),
-            Message::Query { sql } => self.query(sql).await,
+            Message::Query { sql } => Box::pin(self.query(sql)).await,
             Message::Flush => self.flush().await.map_err(Fault::from),
             extended => match self.extended(extended, next).await {
                 Err(Fault::Statement(error)) => {
@@ -327,7 +329,8 @@ impl Session {
                     }
                 }
             }
-            Plan::Command(command) => self.command(command, layout, output).await,
+            // Boxed, as all that is rare: else every session's future would have room for it.
+            Plan::Command(command) => Box::pin(self.command(command, layout, output)).await,
         };
         self.metrics.ran(started.elapsed(), if let Ok(Ran::Done { rows, .. }) = &ran { *rows } else { 0 });
         ran
