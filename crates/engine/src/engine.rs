@@ -19,6 +19,7 @@ use crate::clock::{Clock, SystemTime, TimeSource};
 use crate::flush;
 use crate::memory::MemoryBudget;
 use crate::node::{Buffers, Node, NodeStats};
+use crate::partition::SnapshotBounds;
 use crate::partition::{Partition, Replay, closed_error, store_error};
 use crate::spill::SpillArea;
 use crate::{Error, Result, Session, sqlstate};
@@ -40,6 +41,8 @@ pub struct Config {
     pub manifest_interval: Duration,
     /// How long a partition that nobody uses stays open.
     pub idle_after: Duration,
+    /// How long snapshots are held.
+    pub snapshots: SnapshotBounds,
     /// Clocks.
     pub time: Arc<dyn TimeSource>,
     /// The log's files, if they shall not lie in `data`.
@@ -58,6 +61,7 @@ impl Config {
             log: LogOptions::default(),
             manifest_interval: Duration::from_secs(60),
             idle_after: Duration::from_secs(20),
+            snapshots: SnapshotBounds::default(),
             time: Arc::new(SystemTime::default()),
             files: None,
             objects: None,
@@ -156,7 +160,7 @@ impl Engine {
             dropped: Mutex::default(),
             tickets: AtomicU64::new(1),
             seeds: AtomicU64::new(seed.wrapping_mul(0x2545_F491_4F6C_DD1D)),
-            flusher: flush::Flusher::new(config.manifest_interval, config.idle_after),
+            flusher: flush::Flusher::new(config.manifest_interval, config.idle_after, config.snapshots),
         });
         let weak = Arc::downgrade(&engine);
         node.log.on_discard(Box::new(move |durable, _appended| {

@@ -30,7 +30,7 @@ use fulmar_store::failpoint;
 use futures::stream::{self, StreamExt};
 use tokio::sync::Notify;
 
-use crate::partition::{Flush, Partition, store_error};
+use crate::partition::{Flush, Partition, SnapshotBounds, store_error};
 use crate::{Engine, Result};
 
 /// How often the flusher looks around.
@@ -52,6 +52,7 @@ const MOST_SEGMENTS: usize = 12;
 pub(crate) struct Flusher {
     manifest_interval: Duration,
     idle_after: Duration,
+    snapshots: SnapshotBounds,
     stopping: AtomicBool,
     stop: Notify,
     stopped: Notify,
@@ -62,10 +63,11 @@ pub(crate) struct Flusher {
 }
 
 impl Flusher {
-    pub(crate) fn new(manifest_interval: Duration, idle_after: Duration) -> Self {
+    pub(crate) fn new(manifest_interval: Duration, idle_after: Duration, snapshots: SnapshotBounds) -> Self {
         Flusher {
             manifest_interval,
             idle_after,
+            snapshots,
             stopping: AtomicBool::new(false),
             stop: Notify::new(),
             stopped: Notify::new(),
@@ -109,7 +111,7 @@ pub(crate) fn spawn(engine: &Arc<Engine>) {
     });
 }
 
-/// One look around: sweep, flush what is due, close what is idle, collect.
+/// One look around: sweep, bound snapshots, flush what is due, close what is idle, collect.
 async fn round(engine: &Engine) -> Result<()> {
     let node = engine.node();
     let now = node.clock.monotonic_ms();
@@ -129,6 +131,7 @@ async fn round(engine: &Engine) -> Result<()> {
     let mut due = Vec::new();
     for partition in engine.open_partitions() {
         partition.sweep();
+        partition.bound_snapshots(now, &engine.flusher.snapshots);
         let unused =
             partition.is_unused() && now.saturating_sub(partition.used_ms.load(Ordering::Relaxed)) > idle;
         if unused {

@@ -45,6 +45,7 @@ pub use cancel::{CancelReason, Canceller};
 pub use clock::{SystemTime, TimeSource};
 pub use engine::{Config, Engine, EngineStatistics};
 pub use error::{Error, Result, sqlstate};
+pub use partition::SnapshotBounds;
 pub use session::Session;
 pub use statement::{
     ColumnInfo, CommandTag, Completion, ParameterInfo, Row, RowSink, Scope, Statement, StatementKind,

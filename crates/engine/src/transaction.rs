@@ -184,6 +184,8 @@ pub(crate) enum Conflict {
     Turn,
     /// The snapshot's version was discarded after a failed log write.
     Discarded,
+    /// The snapshot was held for too long, by a statement that runs.
+    Expired,
     /// The log has no room in memory at the moment, for a record of so many bytes.
     LogBusy(usize),
 }

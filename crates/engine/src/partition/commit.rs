@@ -420,6 +420,14 @@ impl Partition {
         self.node.memory.release(freed);
     }
 
+    /// Bytes of pages that commits have replaced and that snapshots keep from being freed.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        let durable = self.node.log.durable();
+        let commits = self.commits.lock();
+        let settled = commits.recent.iter().take_while(|commit| commit.snapshot.lsn <= durable);
+        settled.map(|commit| (commit.pages.len() * PAGE_SIZE) as u64).sum()
+    }
+
     /// Garbage collection for a partition that has gone quiet.
     pub(crate) fn sweep(&self) {
         let mut commits = self.commits.lock();

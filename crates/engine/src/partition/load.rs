@@ -14,7 +14,7 @@ use fulmar_pages::{FormatError, Outcome, PAGE_SIZE, Page, PageNo, PartitionId, d
 use fulmar_store::Lsn;
 use hashbrown::{HashMap, HashSet};
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::OnceCell;
+use tokio::sync::{Notify, OnceCell};
 
 use super::{Outcomes, PageVersion, Partition, RowLocks, Snapshot, Turns, commit, flush, snapshots, table};
 use crate::connection::Pool;
@@ -104,6 +104,8 @@ impl Partition {
             doomed: RwLock::default(),
             any_doomed: AtomicBool::new(false),
             loading: Loading::default(),
+            expired: AtomicU64::new(0),
+            expiry: Notify::new(),
             used_ms: AtomicU64::new(now_ms),
             named: Mutex::new(flush::Named::new(
                 manifest.map(|m| m.segments).unwrap_or_default(),

@@ -20,9 +20,11 @@ mod turns;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use fulmar_pages::{Page, PageNo, PartitionId};
 use parking_lot::{Mutex, RwLock};
+use tokio::sync::Notify;
 
 pub(crate) use commit::{Refused, closed_error, log_error, page_one};
 pub(crate) use flush::Flush;
@@ -45,6 +47,23 @@ pub(crate) struct PartitionStats {
     pub commits: AtomicU64,
     pub conflicts: AtomicU64,
     pub replays: AtomicU64,
+}
+
+/// How long snapshots are held, and how much of what was replaced since.
+#[derive(Clone, Copy, Debug)]
+pub struct SnapshotBounds {
+    /// Bytes of replaced pages that the old snapshots of a partition may hold back.
+    pub bytes: u64,
+    /// A snapshot that is older is let go of.
+    pub age: Duration,
+    /// The same while more than `bytes` are held back.
+    pub age_if_large: Duration,
+}
+
+impl Default for SnapshotBounds {
+    fn default() -> Self {
+        SnapshotBounds { bytes: 32 << 20, age: Duration::from_secs(60), age_if_large: Duration::from_secs(1) }
+    }
 }
 
 /// One partition, open on this node.
@@ -70,6 +89,9 @@ pub(crate) struct Partition {
     any_doomed: AtomicBool,
     loading: load::Loading,
     named: Mutex<flush::Named>,
+    /// Snapshots below this version are to be let go of; `expiry` tells who waits.
+    expired: AtomicU64,
+    expiry: Notify,
     /// Milliseconds on the node's clock when it was last used.
     pub(crate) used_ms: AtomicU64,
 }
@@ -88,6 +110,39 @@ impl Partition {
     /// Gives a pin back.
     pub(crate) fn unpin(&self, snapshot: Snapshot) {
         self.snapshots.lock().unpin(snapshot.number);
+    }
+
+    /// Asks holders of old snapshots to let go, if what commits have replaced since takes too much memory or they are too
+    /// old. Called now and then.
+    pub(crate) fn bound_snapshots(&self, now_ms: u64, bounds: &SnapshotBounds) {
+        let held_bytes = self.held_bytes();
+        if held_bytes == 0 {
+            return;
+        }
+        let age = if held_bytes > bounds.bytes { bounds.age_if_large } else { bounds.age };
+        let old = self.snapshots.lock().older_than(now_ms, age.as_millis() as u64);
+        if let Some(number) = old {
+            self.expired.fetch_max(number + 1, Ordering::AcqRel);
+            self.expiry.notify_waiters();
+        }
+    }
+
+    /// Whether the holder of this snapshot is asked to let go of it.
+    pub(crate) fn is_expired(&self, snapshot: &Snapshot) -> bool {
+        snapshot.number < self.expired.load(Ordering::Acquire)
+    }
+
+    /// Waits until the holder of this snapshot is asked to let go of it.
+    pub(crate) async fn expired(&self, snapshot: Snapshot) {
+        loop {
+            let mut notified = std::pin::pin!(self.expiry.notified());
+            // Before the look, so that no notice falls between.
+            notified.as_mut().enable();
+            if self.is_expired(&snapshot) {
+                return;
+            }
+            notified.await;
+        }
     }
 
     /// The current version, not pinned.

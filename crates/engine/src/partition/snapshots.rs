@@ -2,6 +2,12 @@
 //!
 //! Writers begin at the current version. Readers begin at the newest *durable* one: it shows everything that was ever
 //! acknowledged, and their answers need not wait for the disk.
+//!
+//! # Bounds
+//! A snapshot keeps in memory what commits have replaced since. [`Snapshots::older_than`] finds those that were held for
+//! too long; their holders are asked to let go ([`super::Partition::bound_snapshots`]). They do it themselves: SQLite may have
+//! pointers into the pages, so nobody can take a snapshot away from outside. Ages are counted from the first look at a
+//! pin, so that pinning needs no clock.
 
 use std::collections::VecDeque;
 
@@ -25,8 +31,16 @@ pub(crate) struct Snapshots {
     durable: Snapshot,
     /// Versions after it, oldest first.
     pending: VecDeque<Snapshot>,
-    /// Pinned numbers with their counts, oldest first. Short: one entry for each version that somebody holds.
-    pinned: VecDeque<(u64, u32)>,
+    /// Oldest first. Short: one entry for each version that somebody holds.
+    pinned: VecDeque<Pin>,
+}
+
+/// A version that is held.
+struct Pin {
+    number: u64,
+    count: u32,
+    /// When it was first looked at by who bounds snapshots (monotonic milliseconds).
+    seen_ms: Option<u64>,
 }
 
 impl Snapshots {
@@ -71,15 +85,12 @@ impl Snapshots {
     }
 
     fn pin_one(&mut self, snapshot: Snapshot) -> Snapshot {
-        match self.pinned.iter_mut().rev().find(|(number, _)| *number == snapshot.number) {
-            Some((_, count)) => *count += 1,
+        match self.pinned.iter_mut().rev().find(|pin| pin.number == snapshot.number) {
+            Some(pin) => pin.count += 1,
             None => {
-                let at = self
-                    .pinned
-                    .iter()
-                    .rposition(|(number, _)| *number < snapshot.number)
-                    .map_or(0, |i| i + 1);
-                self.pinned.insert(at, (snapshot.number, 1));
+                let at =
+                    self.pinned.iter().rposition(|pin| pin.number < snapshot.number).map_or(0, |i| i + 1);
+                self.pinned.insert(at, Pin { number: snapshot.number, count: 1, seen_ms: None });
             }
         }
         snapshot
@@ -87,12 +98,12 @@ impl Snapshots {
 
     /// Gives a pin back.
     pub(crate) fn unpin(&mut self, number: u64) {
-        let Some(at) = self.pinned.iter().rposition(|(pinned, _)| *pinned == number) else {
+        let Some(at) = self.pinned.iter().rposition(|pin| pin.number == number) else {
             debug_assert!(false, "unpinned a snapshot that was not pinned");
             return;
         };
-        self.pinned[at].1 -= 1;
-        if self.pinned[at].1 == 0 {
+        self.pinned[at].count -= 1;
+        if self.pinned[at].count == 0 {
             self.pinned.remove(at);
         }
     }
@@ -100,12 +111,20 @@ impl Snapshots {
     /// The oldest version that anybody can see from now on, where the log is durable up to `lsn`.
     pub(crate) fn oldest_from(&mut self, lsn: Lsn) -> u64 {
         let durable = self.durable(lsn).number;
-        self.pinned.front().map_or(durable, |(number, _)| (*number).min(durable))
+        self.pinned.front().map_or(durable, |pin| pin.number.min(durable))
     }
 
     /// Whether a version above `number` is pinned.
     pub(crate) fn pinned_above(&self, number: u64) -> bool {
-        self.pinned.back().is_some_and(|(pinned, _)| *pinned > number)
+        self.pinned.back().is_some_and(|pin| pin.number > number)
+    }
+
+    /// The newest version, older than the current one, that has been held for `age_ms` at least.
+    pub(crate) fn older_than(&mut self, now_ms: u64, age_ms: u64) -> Option<u64> {
+        let current = self.current.number;
+        let held = |pin: &mut Pin| now_ms.saturating_sub(*pin.seen_ms.get_or_insert(now_ms)) >= age_ms;
+        let old = self.pinned.iter_mut().map(|pin| (pin.number, held(pin)));
+        old.filter(|(number, held)| *held && *number < current).map(|(number, _)| number).max()
     }
 
     /// Whether nothing is pinned.
@@ -137,5 +156,22 @@ mod tests {
         snapshots.unpin(6);
         assert_eq!(snapshots.durable(Lsn(9)).number, 9);
         assert_eq!(snapshots.oldest_from(Lsn(9)), 9);
+    }
+
+    #[test]
+    fn only_what_is_held_for_long_and_is_not_current_is_old() {
+        let at = |number| Snapshot { number, lsn: Lsn(number), page_count: 1 };
+        let mut snapshots = Snapshots::new(at(5));
+        snapshots.pin();
+        assert_eq!(snapshots.older_than(1_000, 0), None, "it is current");
+        snapshots.push(at(6));
+        snapshots.pin();
+        snapshots.push(at(7));
+        assert_eq!(snapshots.older_than(1_400, 400), Some(5));
+        assert_eq!(snapshots.older_than(1_799, 400), Some(5));
+        assert_eq!(snapshots.older_than(1_800, 400), Some(6));
+        snapshots.unpin(5);
+        snapshots.unpin(6);
+        assert_eq!(snapshots.older_than(9_999, 0), None);
     }
 }

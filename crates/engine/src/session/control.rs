@@ -65,6 +65,12 @@ impl Session {
                 "the transaction was rolled back by an earlier error",
             )));
         }
+        if let Some(retired) = open.retired.take() {
+            if !retired.wrote {
+                return Ok(Outcome::Committed);
+            }
+            self.replay_in(open).await?;
+        }
         if open.has_written() {
             self.wait_for_shown_rows(open, &partition).await?;
             if partition.turns.contended() || partition.turns.holder() != 0 {

@@ -18,7 +18,8 @@ use super::held_turn::HeldTurn;
 use super::journal::{End, HashingSink, Journal, Replayed, replay, run_statement};
 use super::{MOST_ATTEMPTS, Remembered, Session, serialization_failure};
 use crate::connection::{Connection, Step};
-use crate::partition::{Partition, RowName};
+use crate::partition::{Partition, RowName, Snapshot};
+use crate::transaction::Conflict;
 use crate::variables::Variables;
 use crate::{Completion, Engine, Error, Result, RowSink, Statement, StatementKind, Value, sqlstate};
 
@@ -41,11 +42,19 @@ pub(super) struct Open {
     pub(super) turn: Option<HeldTurn>,
     /// SQLite has rolled the transaction back by itself; it must be rebuilt before it goes on.
     pub(super) lost: bool,
+    /// The transaction was rolled back to let go of its snapshot; it is rebuilt on a fresh one before it goes on.
+    pub(super) retired: Option<Retired>,
     /// What functions saw at the beginning: a replay starts from there.
     pub(super) variables: Variables,
     /// What the session remembered before.
     pub(super) before: Remembered,
     pub(super) rows: Rows,
+}
+
+/// A transaction without its snapshot.
+pub(super) struct Retired {
+    /// Whether it had changed something: if not, there is nothing to commit.
+    pub(super) wrote: bool,
 }
 
 /// The rows that a transaction has named.
@@ -85,6 +94,7 @@ impl Open {
             journal: Journal::default(),
             turn: None,
             lost: false,
+            retired: None,
             variables: Variables::default(),
             before: Remembered::default(),
             rows: Rows {
@@ -164,7 +174,7 @@ impl Session {
         let current =
             open.is_provisional() || open.immediate || !statement.read_only || statement.plan.for_update;
         self.begin_in(open, current).await?;
-        if open.lost {
+        if open.lost || open.retired.take().is_some() {
             self.replay_in(open).await?;
             open.lost = false;
         }
@@ -206,6 +216,9 @@ impl Session {
             connection.link.transaction.borrow_mut().conflict = None;
             let mut hashing = HashingSink::new(Some(sink));
             let end = connection.run(|c| run_statement(c, statement, parameters, &mut hashing))?.await;
+            if connection.link.transaction.borrow().conflict == Some(Conflict::Expired) {
+                return Err(snapshot_too_old());
+            }
             if !matches!(end, End::Conflict) {
                 let answer = hashing.answer(&end);
                 return Ok((end, answer));
@@ -214,6 +227,45 @@ impl Session {
             self.replay_in(open).await?;
         }
         Ok((End::Conflict, 0))
+    }
+
+    /// Whether an open transaction holds a snapshot between its statements.
+    pub fn holds_snapshot(&self) -> bool {
+        self.held_snapshot().is_some()
+    }
+
+    fn held_snapshot(&self) -> Option<(&Arc<Partition>, Snapshot)> {
+        let connection = self.open.as_ref()?.connection.as_ref()?;
+        let snapshot = connection.link.transaction.borrow().snapshot?;
+        Some((&connection.link.partition, snapshot))
+    }
+
+    /// Waits until the open transaction is asked to let go of its snapshot, since it has been held for too long. For ever
+    /// if there is none.
+    pub async fn snapshot_expired(&self) {
+        match self.held_snapshot() {
+            Some((partition, snapshot)) => partition.expired(snapshot).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Lets go of the open transaction's snapshot. Its next statement runs it again on a fresh one, unseen if the answers
+    /// are the same; else that statement fails with 40001. SQLite rolls back first, while the pages that its cursors point
+    /// to are still there.
+    pub async fn let_snapshot_go(&mut self) -> Result<()> {
+        let Some(open) = &mut self.open else { return Ok(()) };
+        let wrote = open.has_written();
+        let Some(connection) = &mut open.connection else { return Ok(()) };
+        if connection.is_autocommit() {
+            return Ok(());
+        }
+        let (id, sql) = super::journal::ROLLBACK;
+        let step = connection.run(|c| c.control_here(id, sql))?.await;
+        open.retired = Some(Retired { wrote });
+        match step {
+            Step::Failed(error) => Err(error),
+            Step::Done(_) | Step::Conflict => Ok(()),
+        }
     }
 
     /// With the transaction's first statement: a connection, the turn if it was asked for, BEGIN.
@@ -403,6 +455,11 @@ impl Session {
 /// transaction now sees the current version (or one that was current a moment ago).
 fn advance(open: &Open) -> bool {
     open.connection.as_ref().is_none_or(|connection| connection.link.advance())
+}
+
+/// The error of a statement that ran for so long that its snapshot held back too much.
+pub(super) fn snapshot_too_old() -> Error {
+    serialization_failure("its snapshot was too old: what others have replaced since takes too much memory")
 }
 
 pub(super) fn failed_transaction() -> Error {

@@ -36,7 +36,7 @@ use libsqlite3_sys as ffi;
 use crate::cancel::CancelFlag;
 use crate::fiber::{self, Suspender};
 use crate::partition::Partition;
-use crate::transaction::Transaction;
+use crate::transaction::{Conflict, Transaction};
 use crate::variables::Variables;
 
 /// The name under which the VFS is registered.
@@ -97,7 +97,7 @@ impl Link {
 
     /// Called now and then by a statement that computes; answers whether it shall end.
     pub(crate) fn checkpoint(&self) -> bool {
-        if self.cancel.borrow().is_set() {
+        if self.cancel.borrow().is_set() || self.is_expired() {
             return true;
         }
         let now = Instant::now();
@@ -110,6 +110,16 @@ impl Link {
             }
         }
         false
+    }
+
+    /// Whether the transaction is asked to let go of its snapshot; notes it as its conflict.
+    fn is_expired(&self) -> bool {
+        let mut transaction = self.transaction.borrow_mut();
+        let expired = transaction.snapshot.is_some_and(|snapshot| self.partition.is_expired(&snapshot));
+        if expired {
+            transaction.conflict = Some(Conflict::Expired);
+        }
+        expired
     }
 
     /// A statement begins: its slice too.

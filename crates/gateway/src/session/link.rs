@@ -25,7 +25,7 @@ use tokio::time::{Sleep, sleep};
 use super::rows::Collector;
 use crate::Result;
 use crate::registry::Handle;
-use crate::wire::Wire;
+use crate::wire::{Closed, Wire};
 
 /// The client's connection and the engine's session.
 pub(crate) struct Link {
@@ -73,6 +73,27 @@ impl Link {
         }
         let Link { engine, wire, handle, timeout, .. } = self;
         drive(pin!(engine.finish_implicit()), wire, handle, *timeout).await
+    }
+
+    /// Waits for bytes of the client. A transaction that is open meanwhile lets go of its snapshot if it is asked to.
+    pub(crate) async fn read(&mut self) -> Result<usize, Closed> {
+        if self.engine.holds_snapshot() {
+            let read = {
+                let mut read = pin!(self.wire.read(&self.handle));
+                let mut expired = pin!(self.engine.snapshot_expired());
+                poll_fn(|cx| match read.as_mut().poll(cx) {
+                    Poll::Ready(read) => Poll::Ready(Some(read)),
+                    Poll::Pending => expired.as_mut().poll(cx).map(|()| None),
+                })
+                .await
+            };
+            match read {
+                Some(read) => return read,
+                // What goes wrong here goes wrong again with the next statement, which tells the client.
+                None => drop(self.engine.let_snapshot_go().await),
+            }
+        }
+        self.wire.read(&self.handle).await
     }
 
     /// Whether the client has begun a transaction.

@@ -178,7 +178,7 @@ impl Session {
                 Ok(false) => {}
                 Err(end) => return end,
             }
-            match self.link.wire.read(&self.link.handle).await {
+            match self.link.read().await {
                 Ok(count) => self.metrics.received(count),
                 Err(closed) => return closed.into(),
             }

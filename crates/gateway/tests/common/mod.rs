@@ -30,10 +30,20 @@ impl Node {
 
     /// A node that asks for passwords, unless `change` says otherwise.
     pub async fn start(change: impl FnOnce(&mut GatewayConfig)) -> Node {
+        Node::on_engine(change, |_| ()).await
+    }
+
+    /// The same, with changes of the engine's configuration too.
+    pub async fn on_engine(
+        change: impl FnOnce(&mut GatewayConfig),
+        change_engine: impl FnOnce(&mut Config),
+    ) -> Node {
         let directory = tempfile::tempdir().unwrap();
         let store = Embedded::open(&directory.path().join("meta.db")).unwrap();
         let catalog = Catalog::open(Arc::new(store)).await.unwrap();
-        let engine = Engine::start(Config::new(directory.path(), 256 << 20)).await.unwrap();
+        let mut engine = Config::new(directory.path(), 256 << 20);
+        change_engine(&mut engine);
+        let engine = Engine::start(engine).await.unwrap();
         let mut config = GatewayConfig::new(SocketAddr::from(([127, 0, 0, 1], 0)));
         config.workers = 2;
         config.temporary_directory = directory.path().to_owned();
