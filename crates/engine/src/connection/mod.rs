@@ -61,7 +61,7 @@ const LIMITS: [(c_int, c_int); 7] = [
 
 /// Changed pages that SQLite's cache keeps between transactions. They would be read anew all the same if another
 /// connection wrote meanwhile.
-const KEPT_CACHE_BYTES: c_int = 48 << 10;
+const KEPT_CACHE_BYTES: c_int = 24 << 10;
 
 impl Connection {
     /// Opens a connection on a partition.
@@ -108,7 +108,7 @@ impl Connection {
                 ffi::SQLITE_DBCONFIG_LOOKASIDE,
                 ptr::null_mut::<c_void>(),
                 128,
-                96,
+                48,
             );
             for (option, value) in [
                 (ffi::SQLITE_DBCONFIG_ENABLE_LOAD_EXTENSION, 0),
