@@ -136,3 +136,69 @@ async fn a_statement_that_runs_for_too_long_gets_40001() {
         assert_eq!(error.state(), sqlstate::SERIALIZATION_FAILURE);
     }
 }
+
+/// A replay that differs stops in the middle: nobody may go on from there, by whatever name a savepoint has.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn half_a_replay_is_not_revived_by_a_savepoint() {
+    let mut case = case().await;
+    case.holder.run("BEGIN; SAVEPOINT s").await.unwrap();
+    assert_eq!(case.holder.run("SELECT n FROM t WHERE k = 2").await.unwrap(), integers(&[20]));
+    case.holder.run("UPDATE t SET n = n + 1 WHERE k = 1; SAVEPOINT s").await.unwrap();
+    case.expire().await;
+    for sql in ["SELECT 1", "ROLLBACK TO s"] {
+        let error = case.holder.run(sql).await.unwrap_err();
+        assert_eq!(error.state(), sqlstate::SERIALIZATION_FAILURE, "{sql}");
+    }
+    let (_, completion) = case.holder.with("COMMIT", &[]).await.unwrap();
+    assert_eq!(completion.tag, CommandTag::Plain("ROLLBACK"));
+    assert_eq!(case.numbers().await, integers(&[10, 109]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn temporary_tables_are_made_again() {
+    let mut case = case().await;
+    case.holder.run("BEGIN; CREATE TEMP TABLE c AS SELECT n FROM t WHERE k = 1").await.unwrap();
+    case.expire().await;
+    case.holder.run("COMMIT").await.unwrap();
+    assert_eq!(case.holder.run("SELECT n FROM c").await.unwrap(), integers(&[10]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_prepared_next_knows_the_tables_that_the_transaction_made() {
+    let mut case = case().await;
+    case.holder.run("BEGIN; CREATE TABLE x(n); SELECT n FROM t WHERE k = 1").await.unwrap();
+    case.expire().await;
+    case.holder.run("INSERT INTO x VALUES (7)").await.unwrap();
+    case.expire().await;
+    case.holder.run("COMMIT").await.unwrap();
+    assert_eq!(case.writer.run("SELECT n FROM x").await.unwrap(), integers(&[7]));
+}
+
+/// A row may be held for as long as its holder's client likes; the snapshots of those who wait for it are not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_for_a_row_lets_go_too() {
+    let mut case = case().await;
+    case.holder
+        .run("BEGIN; SELECT n FROM t WHERE k = 1 FOR UPDATE; UPDATE t SET n = 50 WHERE k = 1")
+        .await
+        .unwrap();
+    let mut waiter = Client { session: case.engine.session(PartitionId(7)) };
+    waiter.run("BEGIN; SELECT 1 FROM t WHERE k = 3").await.unwrap();
+    let waiting = tokio::spawn(async move {
+        let rows = waiter.run("SELECT n FROM t WHERE k = 1 FOR UPDATE").await.unwrap();
+        waiter.run("UPDATE t SET n = n + 1 WHERE k = 1; COMMIT").await.unwrap();
+        rows
+    });
+    let before = case.engine.statistics().memory_bytes;
+    case.expire().await;
+    let freed = async {
+        while case.engine.statistics().memory_bytes > before + 4 * 4096 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, freed).await.expect("memory is still held");
+    assert!(!waiting.is_finished());
+    case.holder.run("COMMIT").await.unwrap();
+    assert_eq!(waiting.await.unwrap(), integers(&[50]));
+    assert_eq!(case.numbers().await, integers(&[51, 109]));
+}

@@ -150,6 +150,12 @@ impl Connection {
         unsafe { ffi::sqlite3_txn_state(self.db, c"main".as_ptr()) == ffi::SQLITE_TXN_WRITE }
     }
 
+    /// Whether the open transaction has changed anything, temporary tables included.
+    pub(crate) fn has_changes(&self) -> bool {
+        // SAFETY: a valid handle; no name means all of its databases.
+        unsafe { ffi::sqlite3_txn_state(self.db, ptr::null()) == ffi::SQLITE_TXN_WRITE }
+    }
+
     /// Puts what functions see back to where the transaction began, for a replay. A transaction id that the client knows
     /// stays. `total_changes` is what the session had counted before.
     pub(crate) fn restore(
@@ -193,6 +199,9 @@ impl Connection {
     pub(crate) fn error(&self, code: c_int) -> Error {
         if let Some(failure) = self.link.transaction.borrow_mut().failure.take() {
             return failure;
+        }
+        if self.link.has_expired() {
+            return crate::session::snapshot_too_old();
         }
         let cancel = self.link.cancel.borrow();
         if cancel.is_set() {

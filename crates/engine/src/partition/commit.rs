@@ -85,6 +85,8 @@ struct Recent {
     pages: Box<[PageNo]>,
     /// Pages that the partition had before; more than now if it shrank.
     page_count_before: u32,
+    /// Bytes of older versions that are kept until this commit is collected.
+    replaced_bytes: u64,
 }
 
 /// What the commit lock protects, besides the page chains.
@@ -92,6 +94,8 @@ pub(crate) struct Commits {
     /// The last number given; never reused, not even after a discard.
     last_number: u64,
     recent: VecDeque<Recent>,
+    /// The sum over `recent`.
+    replaced_bytes: u64,
     /// The newest version that is durable and below all of `recent`.
     settled: Snapshot,
     /// Pages changed since the last flush.
@@ -121,6 +125,7 @@ impl Commits {
         Commits {
             last_number: current.number,
             recent: VecDeque::new(),
+            replaced_bytes: 0,
             settled: current,
             dirty: HashSet::new(),
             large: Vec::new(),
@@ -128,6 +133,16 @@ impl Commits {
             flushing_since: None,
             graveyard: Vec::new(),
         }
+    }
+
+    /// Bytes of pages that commits have replaced and that are not freed, since a snapshot or a discard may need them.
+    pub(super) fn held_bytes(&self) -> u64 {
+        self.replaced_bytes
+    }
+
+    fn push_recent(&mut self, recent: Recent) {
+        self.replaced_bytes += recent.replaced_bytes;
+        self.recent.push_back(recent);
     }
 }
 
@@ -301,15 +316,16 @@ impl Partition {
         let snapshot = Snapshot { number, lsn, page_count };
         let used = (pages.len() * PAGE_SIZE) as u64;
         let mut changed = Vec::with_capacity(pages.len());
+        let mut replaced = 0;
         for (no, data) in pages {
-            self.pages.install(no, number, Some(data), None);
+            replaced += u64::from(self.pages.install(no, number, Some(data), None));
             commits.dirty.insert(no);
             changed.push(no);
         }
         if let Some(large) = &large {
             commits.large.push(large.named(self, number));
             for (no, frame) in frames {
-                self.pages.install(no, number, None, Some(frame));
+                replaced += u64::from(self.pages.install(no, number, None, Some(frame)));
                 commits.dirty.remove(&no);
                 changed.push(no);
             }
@@ -319,10 +335,11 @@ impl Partition {
         }
         commits.dirty_since.get_or_insert_with(|| (start, self.node.clock.monotonic_ms()));
         commits.last_number = number;
-        commits.recent.push_back(Recent {
+        commits.push_recent(Recent {
             snapshot,
             pages: changed.into_boxed_slice(),
             page_count_before: current.page_count,
+            replaced_bytes: replaced * PAGE_SIZE as u64,
         });
         self.snapshots.lock().push(snapshot);
         self.collect_garbage(&mut commits);
@@ -415,17 +432,10 @@ impl Partition {
                 freed += self.pages.remove(page, first.snapshot.number);
             }
             commits.settled = first.snapshot;
+            commits.replaced_bytes -= first.replaced_bytes;
             commits.recent.pop_front();
         }
         self.node.memory.release(freed);
-    }
-
-    /// Bytes of pages that commits have replaced and that snapshots keep from being freed.
-    pub(crate) fn held_bytes(&self) -> u64 {
-        let durable = self.node.log.durable();
-        let commits = self.commits.lock();
-        let settled = commits.recent.iter().take_while(|commit| commit.snapshot.lsn <= durable);
-        settled.map(|commit| (commit.pages.len() * PAGE_SIZE) as u64).sum()
     }
 
     /// Garbage collection for a partition that has gone quiet.
@@ -447,6 +457,7 @@ impl Partition {
         let mut commits = self.commits.lock();
         let keep = commits.recent.partition_point(|commit| commit.snapshot.lsn <= durable);
         let lost: Vec<Recent> = commits.recent.split_off(keep).into();
+        commits.replaced_bytes -= lost.iter().map(|commit| commit.replaced_bytes).sum::<u64>();
         if lost.is_empty() {
             return;
         }
@@ -526,10 +537,11 @@ impl Partition {
         let snapshot = Snapshot { number, lsn, page_count: current.page_count };
         commits.dirty_since.get_or_insert_with(|| (start, self.node.clock.monotonic_ms()));
         commits.last_number = number;
-        commits.recent.push_back(Recent {
+        commits.push_recent(Recent {
             snapshot,
             pages: Box::default(),
             page_count_before: current.page_count,
+            replaced_bytes: 0,
         });
         self.outcomes.decided(id, committed, lsn);
         self.snapshots.lock().push(snapshot);

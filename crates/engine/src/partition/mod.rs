@@ -115,12 +115,12 @@ impl Partition {
     /// Asks holders of old snapshots to let go, if what commits have replaced since takes too much memory or they are too
     /// old. Called now and then.
     pub(crate) fn bound_snapshots(&self, now_ms: u64, bounds: &SnapshotBounds) {
-        let held_bytes = self.held_bytes();
+        let held_bytes = self.commits.lock().held_bytes();
         if held_bytes == 0 {
             return;
         }
         let age = if held_bytes > bounds.bytes { bounds.age_if_large } else { bounds.age };
-        let old = self.snapshots.lock().older_than(now_ms, age.as_millis() as u64);
+        let old = self.snapshots.lock().older_than(self.node.log.durable(), now_ms, age.as_millis() as u64);
         if let Some(number) = old {
             self.expired.fetch_max(number + 1, Ordering::AcqRel);
             self.expiry.notify_waiters();

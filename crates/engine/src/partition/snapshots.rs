@@ -7,7 +7,7 @@
 //! A snapshot keeps in memory what commits have replaced since. [`Snapshots::older_than`] finds those that were held for
 //! too long; their holders are asked to let go ([`super::Partition::bound_snapshots`]). They do it themselves: SQLite may have
 //! pointers into the pages, so nobody can take a snapshot away from outside. Ages are counted from the first look at a
-//! pin, so that pinning needs no clock.
+//! pin on a version that is not the newest any more, so that pinning needs no clock.
 
 use std::collections::VecDeque;
 
@@ -39,7 +39,7 @@ pub(crate) struct Snapshots {
 struct Pin {
     number: u64,
     count: u32,
-    /// When it was first looked at by who bounds snapshots (monotonic milliseconds).
+    /// When who bounds snapshots first saw it to be old (monotonic milliseconds).
     seen_ms: Option<u64>,
 }
 
@@ -119,12 +119,16 @@ impl Snapshots {
         self.pinned.back().is_some_and(|pin| pin.number > number)
     }
 
-    /// The newest version, older than the current one, that has been held for `age_ms` at least.
-    pub(crate) fn older_than(&mut self, now_ms: u64, age_ms: u64) -> Option<u64> {
-        let current = self.current.number;
-        let held = |pin: &mut Pin| now_ms.saturating_sub(*pin.seen_ms.get_or_insert(now_ms)) >= age_ms;
-        let old = self.pinned.iter_mut().map(|pin| (pin.number, held(pin)));
-        old.filter(|(number, held)| *held && *number < current).map(|(number, _)| number).max()
+    /// The newest version that has been held for `age_ms` at least since it was seen to be old: older than the newest
+    /// durable one, where the log is durable up to `lsn`. So nobody who begins from now on can be asked to let go.
+    pub(crate) fn older_than(&mut self, lsn: Lsn, now_ms: u64, age_ms: u64) -> Option<u64> {
+        let durable = self.durable(lsn).number;
+        let old = self.pinned.iter_mut().take_while(|pin| pin.number < durable);
+        old.filter_map(|pin| {
+            let age = now_ms.saturating_sub(*pin.seen_ms.get_or_insert(now_ms));
+            (age >= age_ms).then_some(pin.number)
+        })
+        .max()
     }
 
     /// Whether nothing is pinned.
@@ -163,15 +167,17 @@ mod tests {
         let at = |number| Snapshot { number, lsn: Lsn(number), page_count: 1 };
         let mut snapshots = Snapshots::new(at(5));
         snapshots.pin();
-        assert_eq!(snapshots.older_than(1_000, 0), None, "it is current");
+        assert_eq!(snapshots.older_than(Lsn(5), 1_000, 0), None, "it is current");
         snapshots.push(at(6));
+        assert_eq!(snapshots.older_than(Lsn(5), 1_100, 0), None, "what came after it is not durable");
+        assert_eq!(snapshots.older_than(Lsn(6), 1_200, 400), None);
         snapshots.pin();
         snapshots.push(at(7));
-        assert_eq!(snapshots.older_than(1_400, 400), Some(5));
-        assert_eq!(snapshots.older_than(1_799, 400), Some(5));
-        assert_eq!(snapshots.older_than(1_800, 400), Some(6));
+        assert_eq!(snapshots.older_than(Lsn(7), 1_600, 400), Some(5));
+        assert_eq!(snapshots.older_than(Lsn(7), 1_999, 400), Some(5));
+        assert_eq!(snapshots.older_than(Lsn(7), 2_000, 400), Some(6));
         snapshots.unpin(5);
         snapshots.unpin(6);
-        assert_eq!(snapshots.older_than(9_999, 0), None);
+        assert_eq!(snapshots.older_than(Lsn(7), 9_999, 0), None);
     }
 }

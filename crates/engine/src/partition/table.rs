@@ -147,19 +147,29 @@ impl PageTable {
         unsafe { slot.load(Ordering::Acquire).as_ref() }.map_or(0, |version| version.number)
     }
 
-    /// Puts a version in front. Callers hold the commit lock.
-    pub(crate) fn install(&self, page: PageNo, number: u64, data: Option<Box<Page>>, frame: Option<Frame>) {
+    /// Puts a version in front. Callers hold the commit lock. Answers whether it covers one whose bytes are in memory.
+    pub(crate) fn install(
+        &self,
+        page: PageNo,
+        number: u64,
+        data: Option<Box<Page>>,
+        frame: Option<Frame>,
+    ) -> bool {
         let slot = self.slot_or_new(page);
         if data.is_some() {
             self.resident_bytes.fetch_add(PAGE_SIZE as u64, Ordering::Relaxed);
         }
+        let older = slot.load(Ordering::Relaxed);
+        // SAFETY: the newest version is not freed while the commit lock is held.
+        let covers = unsafe { older.as_ref() }.is_some_and(|older| older.data().is_some());
         let version = PageVersion {
             number,
-            older: AtomicPtr::new(slot.load(Ordering::Relaxed)),
+            older: AtomicPtr::new(older),
             data: AtomicPtr::new(data.map_or(ptr::null_mut(), Box::into_raw)),
             frame,
         };
         slot.store(Box::into_raw(Box::new(version)), Ordering::Release);
+        covers
     }
 
     /// Ends the chain of a page that is cut off the partition's end. Else the page would show its old bytes once the

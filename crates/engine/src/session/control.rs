@@ -73,6 +73,9 @@ impl Session {
         }
         if open.has_written() {
             self.wait_for_shown_rows(open, &partition).await?;
+            if open.retired.take().is_some() {
+                self.replay_in(open).await?;
+            }
             if partition.turns.contended() || partition.turns.holder() != 0 {
                 self.take_turn(open, &partition, false).await?;
             }

@@ -22,6 +22,8 @@ mod journal;
 mod open;
 mod prepare;
 
+pub(crate) use open::snapshot_too_old;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -11,6 +11,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use futures::future::{Either, select};
 use hashbrown::HashSet;
 
 use super::auto::read_only;
@@ -19,7 +20,6 @@ use super::journal::{End, HashingSink, Journal, Replayed, replay, run_statement}
 use super::{MOST_ATTEMPTS, Remembered, Session, serialization_failure};
 use crate::connection::{Connection, Step};
 use crate::partition::{Partition, RowName, Snapshot};
-use crate::transaction::Conflict;
 use crate::variables::Variables;
 use crate::{Completion, Engine, Error, Result, RowSink, Statement, StatementKind, Value, sqlstate};
 
@@ -128,6 +128,43 @@ impl Open {
         self.turn.is_some() || !self.rows.locked.is_empty() || self.has_written()
     }
 
+    /// Rolls back in SQLite, while the pages that its cursors point to are still there, and with that gives the snapshot up.
+    async fn retire(&mut self) -> Result<()> {
+        let Some(connection) = &mut self.connection else { return Ok(()) };
+        if connection.is_autocommit() {
+            return Ok(());
+        }
+        let wrote = connection.has_changes();
+        let (id, sql) = super::journal::ROLLBACK;
+        let step = connection.run(|c| c.control_here(id, sql))?.await;
+        match connection.is_autocommit() {
+            true => self.retired = Some(Retired { wrote }),
+            false => self.lost = true,
+        }
+        match step {
+            Step::Failed(error) => Err(error),
+            Step::Done(_) | Step::Conflict => Ok(()),
+        }
+    }
+
+    /// The snapshot that it holds between its statements.
+    fn held_snapshot(&self) -> Option<(Arc<Partition>, Snapshot)> {
+        let connection = self.connection.as_ref()?;
+        let snapshot = connection.link.transaction.borrow().snapshot?;
+        Some((connection.link.partition.clone(), snapshot))
+    }
+
+    /// Waits until it is asked to let its snapshot go; for ever if it holds none.
+    fn expired(&self) -> impl Future<Output = ()> + use<> {
+        let held = self.held_snapshot();
+        async {
+            match held {
+                Some((partition, snapshot)) => partition.expired(snapshot).await,
+                None => std::future::pending().await,
+            }
+        }
+    }
+
     /// Whether the transaction has changed pages (or is about to: SQLite holds the write lock).
     pub(super) fn has_written(&self) -> bool {
         self.connection.as_ref().is_some_and(|c| c.is_writing())
@@ -174,9 +211,9 @@ impl Session {
         let current =
             open.is_provisional() || open.immediate || !statement.read_only || statement.plan.for_update;
         self.begin_in(open, current).await?;
-        if open.lost || open.retired.take().is_some() {
+        let retired = open.retired.take().is_some();
+        if open.lost || retired {
             self.replay_in(open).await?;
-            open.lost = false;
         }
         if open.journal.would_overflow(parameters) {
             self.settle_in_turn(open).await?;
@@ -216,7 +253,8 @@ impl Session {
             connection.link.transaction.borrow_mut().conflict = None;
             let mut hashing = HashingSink::new(Some(sink));
             let end = connection.run(|c| run_statement(c, statement, parameters, &mut hashing))?.await;
-            if connection.link.transaction.borrow().conflict == Some(Conflict::Expired) {
+            if connection.link.has_expired() {
+                (open.lost, self.turn_first) = (true, true);
                 return Err(snapshot_too_old());
             }
             if !matches!(end, End::Conflict) {
@@ -231,40 +269,24 @@ impl Session {
 
     /// Whether an open transaction holds a snapshot between its statements.
     pub fn holds_snapshot(&self) -> bool {
-        self.held_snapshot().is_some()
-    }
-
-    fn held_snapshot(&self) -> Option<(&Arc<Partition>, Snapshot)> {
-        let connection = self.open.as_ref()?.connection.as_ref()?;
-        let snapshot = connection.link.transaction.borrow().snapshot?;
-        Some((&connection.link.partition, snapshot))
+        self.open.as_ref().is_some_and(|open| open.held_snapshot().is_some())
     }
 
     /// Waits until the open transaction is asked to let go of its snapshot, since it has been held for too long. For ever
     /// if there is none.
     pub async fn snapshot_expired(&self) {
-        match self.held_snapshot() {
-            Some((partition, snapshot)) => partition.expired(snapshot).await,
+        match &self.open {
+            Some(open) => open.expired().await,
             None => std::future::pending().await,
         }
     }
 
     /// Lets go of the open transaction's snapshot. Its next statement runs it again on a fresh one, unseen if the answers
-    /// are the same; else that statement fails with 40001. SQLite rolls back first, while the pages that its cursors point
-    /// to are still there.
+    /// are the same; else that statement fails with 40001.
     pub async fn let_snapshot_go(&mut self) -> Result<()> {
-        let Some(open) = &mut self.open else { return Ok(()) };
-        let wrote = open.has_written();
-        let Some(connection) = &mut open.connection else { return Ok(()) };
-        if connection.is_autocommit() {
-            return Ok(());
-        }
-        let (id, sql) = super::journal::ROLLBACK;
-        let step = connection.run(|c| c.control_here(id, sql))?.await;
-        open.retired = Some(Retired { wrote });
-        match step {
-            Step::Failed(error) => Err(error),
-            Step::Done(_) | Step::Conflict => Ok(()),
+        match &mut self.open {
+            Some(open) => open.retire().await,
+            None => Ok(()),
         }
     }
 
@@ -361,7 +383,8 @@ impl Session {
             }
             return Ok(());
         }
-        if !advance(open) {
+        let retired = open.retired.take().is_some();
+        if retired || !advance(open) {
             self.replay_in(open).await?;
         }
         Ok(())
@@ -389,7 +412,20 @@ impl Session {
             }
         }
         open.rows.locked.push(row);
-        match self.cancellable(partition.rows.take(row, open.rows.owner)).await {
+        let owner = open.rows.owner;
+        let mut taking = std::pin::pin!(partition.rows.take(row, owner));
+        let taken = loop {
+            // The row may be held for as long as its holder's client likes; the snapshot is not.
+            let expired = std::pin::pin!(open.expired());
+            let first = self.cancellable(select(taking.as_mut(), expired)).await;
+            match first {
+                Ok(Either::Left((taken, _))) => break Ok(taken),
+                Ok(Either::Right(_)) => {}
+                Err(cancelled) => break Err(cancelled),
+            }
+            open.retire().await?;
+        };
+        match taken {
             Ok(Ok(())) => Ok(true),
             Err(cancelled) => {
                 // Not waiting any more: others' deadlock checks must not see it.
@@ -403,8 +439,30 @@ impl Session {
         }
     }
 
-    /// Runs the transaction so far again on a fresh snapshot.
+    /// Rebuilds a transaction that let its snapshot go, before something is prepared that may depend on its own schema
+    /// changes.
+    pub(super) async fn rebuild(&mut self) -> Result<()> {
+        let Some(mut open) = self.open.take_if(|open| open.retired.is_some() && !open.failed) else {
+            return Ok(());
+        };
+        open.retired = None;
+        let result = match self.begin_in(&mut open, true).await {
+            Ok(()) => self.replay_in(&mut open).await,
+            Err(error) => Err(error),
+        };
+        open.failed |= result.is_err();
+        open.lost |= result.is_err();
+        if let Some(turn) = &mut open.turn {
+            turn.pause();
+        }
+        self.open = Some(open);
+        result
+    }
+
+    /// Runs the transaction so far again on a fresh snapshot. Until that has been done to its end the transaction counts as
+    /// lost: what stands in SQLite is a part of it, which nobody may go on from.
     pub(super) async fn replay_in(&mut self, open: &mut Open) -> Result<()> {
+        open.lost = true;
         let Some(partition) = open.rows.partition.clone() else { return Ok(()) };
         if open.journal.overflowed {
             return Err(serialization_failure("the transaction is too large to be replayed"));
@@ -421,8 +479,17 @@ impl Session {
                 before.total_changes,
             );
             let entries = open.journal.entries();
-            match connection.run(|c| replay(c, entries))?.await? {
-                Replayed::Same => return Ok(()),
+            let replayed = connection.run(|c| replay(c, entries))?.await?;
+            let expired = connection.link.has_expired();
+            match replayed {
+                Replayed::Same => {
+                    open.lost = false;
+                    return Ok(());
+                }
+                Replayed::Conflict if expired => {
+                    // Others replace so much that the replay is too slow for them: it goes first.
+                    self.take_turn(open, &partition, false).await?;
+                }
                 Replayed::Conflict => {}
                 Replayed::Differs(place) => {
                     self.turn_first = true;
@@ -432,6 +499,7 @@ impl Session {
                 }
             }
         }
+        self.turn_first = true;
         Err(serialization_failure("the partition changed at every attempt"))
     }
 
@@ -458,7 +526,7 @@ fn advance(open: &Open) -> bool {
 }
 
 /// The error of a statement that ran for so long that its snapshot held back too much.
-pub(super) fn snapshot_too_old() -> Error {
+pub(crate) fn snapshot_too_old() -> Error {
     serialization_failure("its snapshot was too old: what others have replaced since takes too much memory")
 }
 

@@ -11,6 +11,9 @@ pub(super) async fn prepare<'a>(session: &mut Session, sql: &'a str) -> Result<(
     if let Some(failed) = failed_unless_control(session, sql) {
         return Err(failed);
     }
+    if !is_control(sql) {
+        session.rebuild().await?;
+    }
     let writing = session.open.as_ref().is_some_and(|open| open.has_written());
     let partition = session.partition().await?;
     let schema = partition.schema_cookie();
@@ -34,6 +37,13 @@ fn failed_unless_control(session: &Session, sql: &str) -> Option<crate::Error> {
     let control =
         [StatementKind::Commit, StatementKind::Rollback, StatementKind::RollbackTo, StatementKind::Empty];
     (!control.contains(&classify(&first).0)).then(super::open::failed_transaction)
+}
+
+/// Whether the first statement is transaction control, which needs no schema.
+fn is_control(sql: &str) -> bool {
+    use StatementKind::{Begin, Commit, Empty, Release, Rollback, RollbackTo, Savepoint};
+    let first: Vec<Token<'_>> = tokens(sql).take(6).take_while(|t| !t.is_symbol(";")).collect();
+    matches!(classify(&first).0, Begin | Commit | Empty | Release | Rollback | RollbackTo | Savepoint)
 }
 
 async fn describe<'a>(session: &mut Session, sql: &'a str) -> Result<(Statement, &'a str)> {

@@ -416,6 +416,10 @@ impl Link {
     /// The commit, unless this is the sync of a rollback.
     fn sync(&self) -> c_int {
         let mut transaction = self.transaction.borrow_mut();
+        if transaction.committed.is_some() {
+            // SQLite takes back what it cannot: a temporary table's part of the commit failed after ours.
+            return ffi::SQLITE_OK;
+        }
         let mut page_one = match transaction.overlay.copy(1) {
             Ok(Some(page)) if page_one::counter(&page) != transaction.counter => page,
             Ok(_) => return ffi::SQLITE_OK,

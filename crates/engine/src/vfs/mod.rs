@@ -122,6 +122,11 @@ impl Link {
         expired
     }
 
+    /// Whether the last statement was ended since its snapshot had been held for too long.
+    pub(crate) fn has_expired(&self) -> bool {
+        self.transaction.borrow().conflict == Some(Conflict::Expired)
+    }
+
     /// A statement begins: its slice too.
     pub(crate) fn begin_slice(&self) {
         self.slice_ends.set(None);
