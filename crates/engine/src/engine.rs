@@ -19,8 +19,7 @@ use crate::clock::{Clock, SystemTime, TimeSource};
 use crate::flush;
 use crate::memory::MemoryBudget;
 use crate::node::{Buffers, Node, NodeStats};
-use crate::partition::SnapshotBounds;
-use crate::partition::{Partition, Replay, closed_error, store_error};
+use crate::partition::{Partition, Replay, SnapshotBounds, closed_error, store_error};
 use crate::spill::SpillArea;
 use crate::{Error, Result, Session, sqlstate};
 

@@ -29,9 +29,7 @@ impl Handle {
     pub(super) fn without_parameters(raw: *mut ffi::sqlite3_stmt) -> Self {
         Handle { raw, numbers: Box::default(), used: 0 }
     }
-}
 
-impl Handle {
     /// Memory that SQLite takes for the statement.
     fn bytes(&self) -> c_int {
         if self.raw.is_null() {

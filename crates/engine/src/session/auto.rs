@@ -62,7 +62,7 @@ impl Session {
         match end {
             End::Done(tag) => Ok(Completion { tag, notices: Vec::new() }),
             End::Failed(error) => Err(error),
-            End::Conflict if statement.read_only => Err(super::open::snapshot_too_old()),
+            End::Conflict if statement.read_only => Err(super::snapshot_too_old()),
             End::Conflict => {
                 self.turn_first = true;
                 Err(serialization_failure("the partition changed at every attempt"))

@@ -6,6 +6,7 @@
 //! | [`open`] | statements inside BEGIN ... COMMIT, or inside a pipeline |
 //! | [`control`] | BEGIN, COMMIT, ROLLBACK, savepoints |
 //! | [`journal`] | what an open transaction has answered, and its replay |
+//! | [`let_go`] | snapshots that have been held for too long |
 //! | [`held_turn`] | a turn held across client round trips, and its bounds |
 //!
 //! # Answers wait for durability
@@ -19,10 +20,11 @@ mod auto;
 mod control;
 mod held_turn;
 mod journal;
+mod let_go;
 mod open;
 mod prepare;
 
-pub(crate) use open::snapshot_too_old;
+pub(crate) use let_go::snapshot_too_old;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

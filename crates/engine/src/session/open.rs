@@ -17,9 +17,10 @@ use hashbrown::HashSet;
 use super::auto::read_only;
 use super::held_turn::HeldTurn;
 use super::journal::{End, HashingSink, Journal, Replayed, replay, run_statement};
+use super::let_go::{Retired, snapshot_too_old};
 use super::{MOST_ATTEMPTS, Remembered, Session, serialization_failure};
 use crate::connection::{Connection, Step};
-use crate::partition::{Partition, RowName, Snapshot};
+use crate::partition::{Partition, RowName};
 use crate::variables::Variables;
 use crate::{Completion, Engine, Error, Result, RowSink, Statement, StatementKind, Value, sqlstate};
 
@@ -49,12 +50,6 @@ pub(super) struct Open {
     /// What the session remembered before.
     pub(super) before: Remembered,
     pub(super) rows: Rows,
-}
-
-/// A transaction without its snapshot.
-pub(super) struct Retired {
-    /// Whether it had changed something: if not, there is nothing to commit.
-    pub(super) wrote: bool,
 }
 
 /// The rows that a transaction has named.
@@ -126,43 +121,6 @@ impl Open {
     /// Whether what it is answered holds only if it commits: it sees versions that may not be durable.
     fn is_provisional(&self) -> bool {
         self.turn.is_some() || !self.rows.locked.is_empty() || self.has_written()
-    }
-
-    /// Rolls back in SQLite, while the pages that its cursors point to are still there, and with that gives the snapshot up.
-    async fn retire(&mut self) -> Result<()> {
-        let Some(connection) = &mut self.connection else { return Ok(()) };
-        if connection.is_autocommit() {
-            return Ok(());
-        }
-        let wrote = connection.has_changes();
-        let (id, sql) = super::journal::ROLLBACK;
-        let step = connection.run(|c| c.control_here(id, sql))?.await;
-        match connection.is_autocommit() {
-            true => self.retired = Some(Retired { wrote }),
-            false => self.lost = true,
-        }
-        match step {
-            Step::Failed(error) => Err(error),
-            Step::Done(_) | Step::Conflict => Ok(()),
-        }
-    }
-
-    /// The snapshot that it holds between its statements.
-    fn held_snapshot(&self) -> Option<(Arc<Partition>, Snapshot)> {
-        let connection = self.connection.as_ref()?;
-        let snapshot = connection.link.transaction.borrow().snapshot?;
-        Some((connection.link.partition.clone(), snapshot))
-    }
-
-    /// Waits until it is asked to let its snapshot go; for ever if it holds none.
-    fn expired(&self) -> impl Future<Output = ()> + use<> {
-        let held = self.held_snapshot();
-        async {
-            match held {
-                Some((partition, snapshot)) => partition.expired(snapshot).await,
-                None => std::future::pending().await,
-            }
-        }
     }
 
     /// Whether the transaction has changed pages (or is about to: SQLite holds the write lock).
@@ -267,31 +225,8 @@ impl Session {
         Ok((End::Conflict, 0))
     }
 
-    /// Whether an open transaction holds a snapshot between its statements.
-    pub fn holds_snapshot(&self) -> bool {
-        self.open.as_ref().is_some_and(|open| open.held_snapshot().is_some())
-    }
-
-    /// Waits until the open transaction is asked to let go of its snapshot, since it has been held for too long. For ever
-    /// if there is none.
-    pub async fn snapshot_expired(&self) {
-        match &self.open {
-            Some(open) => open.expired().await,
-            None => std::future::pending().await,
-        }
-    }
-
-    /// Lets go of the open transaction's snapshot. Its next statement runs it again on a fresh one, unseen if the answers
-    /// are the same; else that statement fails with 40001.
-    pub async fn let_snapshot_go(&mut self) -> Result<()> {
-        match &mut self.open {
-            Some(open) => open.retire().await,
-            None => Ok(()),
-        }
-    }
-
     /// With the transaction's first statement: a connection, the turn if it was asked for, BEGIN.
-    async fn begin_in(&mut self, open: &mut Open, current: bool) -> Result<()> {
+    pub(super) async fn begin_in(&mut self, open: &mut Open, current: bool) -> Result<()> {
         if let Some(connection) = &open.connection {
             let mut transaction = connection.link.transaction.borrow_mut();
             transaction.current = current;
@@ -439,31 +374,11 @@ impl Session {
         }
     }
 
-    /// Rebuilds a transaction that let its snapshot go, before something is prepared that may depend on its own schema
-    /// changes.
-    pub(super) async fn rebuild(&mut self) -> Result<()> {
-        let Some(mut open) = self.open.take_if(|open| open.retired.is_some() && !open.failed) else {
-            return Ok(());
-        };
-        open.retired = None;
-        let result = match self.begin_in(&mut open, true).await {
-            Ok(()) => self.replay_in(&mut open).await,
-            Err(error) => Err(error),
-        };
-        open.failed |= result.is_err();
-        open.lost |= result.is_err();
-        if let Some(turn) = &mut open.turn {
-            turn.pause();
-        }
-        self.open = Some(open);
-        result
-    }
-
     /// Runs the transaction so far again on a fresh snapshot. Until that has been done to its end the transaction counts as
     /// lost: what stands in SQLite is a part of it, which nobody may go on from.
     pub(super) async fn replay_in(&mut self, open: &mut Open) -> Result<()> {
-        open.lost = true;
         let Some(partition) = open.rows.partition.clone() else { return Ok(()) };
+        open.lost = true;
         if open.journal.overflowed {
             return Err(serialization_failure("the transaction is too large to be replayed"));
         }
@@ -523,11 +438,6 @@ impl Session {
 /// transaction now sees the current version (or one that was current a moment ago).
 fn advance(open: &Open) -> bool {
     open.connection.as_ref().is_none_or(|connection| connection.link.advance())
-}
-
-/// The error of a statement that ran for so long that its snapshot held back too much.
-pub(crate) fn snapshot_too_old() -> Error {
-    serialization_failure("its snapshot was too old: what others have replaced since takes too much memory")
 }
 
 pub(super) fn failed_transaction() -> Error {

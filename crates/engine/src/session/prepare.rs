@@ -11,7 +11,7 @@ pub(super) async fn prepare<'a>(session: &mut Session, sql: &'a str) -> Result<(
     if let Some(failed) = failed_unless_control(session, sql) {
         return Err(failed);
     }
-    if !is_control(sql) {
+    if session.has_let_go() && !is_control(sql) {
         session.rebuild().await?;
     }
     let writing = session.open.as_ref().is_some_and(|open| open.has_written());
@@ -29,21 +29,25 @@ pub(super) async fn prepare<'a>(session: &mut Session, sql: &'a str) -> Result<(
     Ok((statement, rest))
 }
 
+/// In a failed transaction only its end is accepted.
 fn failed_unless_control(session: &Session, sql: &str) -> Option<crate::Error> {
     if !session.open.as_ref().is_some_and(|open| open.has_failed()) {
         return None;
     }
-    let first: Vec<Token<'_>> = tokens(sql).take(6).take_while(|t| !t.is_symbol(";")).collect();
-    let control =
-        [StatementKind::Commit, StatementKind::Rollback, StatementKind::RollbackTo, StatementKind::Empty];
-    (!control.contains(&classify(&first).0)).then(super::open::failed_transaction)
+    use StatementKind::{Commit, Empty, Rollback, RollbackTo};
+    let accepted = matches!(first_kind(sql), Commit | Empty | Rollback | RollbackTo);
+    (!accepted).then(super::open::failed_transaction)
 }
 
 /// Whether the first statement is transaction control, which needs no schema.
 fn is_control(sql: &str) -> bool {
     use StatementKind::{Begin, Commit, Empty, Release, Rollback, RollbackTo, Savepoint};
+    matches!(first_kind(sql), Begin | Commit | Empty | Release | Rollback | RollbackTo | Savepoint)
+}
+
+fn first_kind(sql: &str) -> StatementKind {
     let first: Vec<Token<'_>> = tokens(sql).take(6).take_while(|t| !t.is_symbol(";")).collect();
-    matches!(classify(&first).0, Begin | Commit | Empty | Release | Rollback | RollbackTo | Savepoint)
+    classify(&first).0
 }
 
 async fn describe<'a>(session: &mut Session, sql: &'a str) -> Result<(Statement, &'a str)> {

@@ -14,8 +14,13 @@
 //!
 //! A commit is told from a rollback (which syncs too) by the change counter of page 1: each SHARED lock hands out a new
 //! one, a commit raises it, a rollback restores it. The new counter also makes SQLite drop the pages that it cached,
-//! so that every page a transaction reads passes through here and is noted. (A statement that only reads notes nothing:
-//! at the version that the cache is of, it is handed the old counter, and SQLite keeps its cache.)
+//! so that every page a transaction reads passes through here and is noted.
+//!
+//! A lone statement (one that is a transaction) whose snapshot is of the version that the cache is of is handed the old
+//! counter, and SQLite keeps its cache. What is read from there is not noted. If it only reads, nothing needs to be: it is
+//! serializable at its snapshot. If it writes, everything counts as read: any commit of others in between is a conflict.
+//! After a commit the cache is of the new version, unless somebody else's came between; after anything else that had
+//! begun to write (an error, a conflict, a rollback) it is of none.
 //!
 //! All `unsafe` that talks to SQLite lives in this module and in [`crate::connection`]. A panic in a callback is caught
 //! and becomes an I/O error: it must not unwind through C.
