@@ -13,10 +13,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 
-use bytes::BytesMut;
 use fulmar_engine::{Error, sqlstate};
-
-use crate::Result;
 use fulmar_meta::{ScramVerifier, User};
 use pgwire::api::auth::sasl::SCRAM_SHA_256_METHOD;
 use pgwire::api::auth::sasl::scram::{
@@ -24,6 +21,8 @@ use pgwire::api::auth::sasl::scram::{
 };
 use pgwire::messages::Message;
 use pgwire::messages::startup::Authentication;
+
+use crate::Result;
 
 /// What a server keeps of a password.
 pub fn scram_verifier(password: &str) -> ScramVerifier {
@@ -90,7 +89,7 @@ impl Exchange {
         name: &str,
         user: Option<&User>,
         decoy: &Decoy,
-        output: &mut BytesMut,
+        output: &mut Vec<u8>,
     ) -> Result<Exchange> {
         let secret = match user.and_then(|user| user.verifier.as_ref()) {
             Some(verifier) => ScramSecret::Verifier {
@@ -106,7 +105,7 @@ impl Exchange {
     }
 
     /// Goes on with what the client has sent: the body of a message of kind `p`.
-    pub(crate) fn step(&mut self, body: &[u8], output: &mut BytesMut) -> Result<Step> {
+    pub(crate) fn step(&mut self, body: &[u8], output: &mut Vec<u8>) -> Result<Step> {
         match std::mem::replace(&mut self.state, State::Ended) {
             State::Begun(secret) => {
                 let first = initial_response(body)?;
@@ -133,9 +132,12 @@ impl Exchange {
     }
 }
 
-/// Writes an authentication message.
-pub(crate) fn put(output: &mut BytesMut, message: &Authentication) -> Result<()> {
-    message.encode(output).map_err(|cause| Error::new(sqlstate::INTERNAL, cause.to_string()))
+/// Writes a message of the codec's: those around logging in.
+pub(crate) fn put(output: &mut Vec<u8>, message: &impl Message) -> Result<()> {
+    let mut bytes = bytes::BytesMut::new();
+    message.encode(&mut bytes).map_err(|cause| Error::new(sqlstate::INTERNAL, cause.to_string()))?;
+    output.extend_from_slice(&bytes);
+    Ok(())
 }
 
 fn malformed(what: &str) -> Error {
@@ -164,7 +166,7 @@ mod tests {
     use super::*;
 
     fn exchange(verifier: Option<&ScramVerifier>) -> Exchange {
-        let mut exchange = Exchange::begin("anna", None, &Decoy::new(), &mut BytesMut::new()).unwrap();
+        let mut exchange = Exchange::begin("anna", None, &Decoy::new(), &mut Vec::new()).unwrap();
         if let Some(verifier) = verifier.cloned() {
             exchange.state = State::Begun(ScramSecret::Verifier {
                 salt: verifier.salt,
@@ -184,7 +186,7 @@ mod tests {
     fn log_in(verifier: Option<&ScramVerifier>, password: &str) -> Result<()> {
         let mut exchange = exchange(verifier);
         let mut client = ScramSha256::new(password.as_bytes(), ChannelBinding::unsupported());
-        let mut output = BytesMut::new();
+        let mut output = Vec::new();
         assert_eq!(exchange.step(&initial(client.message()), &mut output)?, Step::Challenge);
         client.update(&output[9..]).unwrap();
         output.clear();
@@ -218,7 +220,7 @@ mod tests {
         #[test]
         fn survives_anything(first in "[ -~]{0,60}", last in "[ -~]{0,60}", raw in proptest::collection::vec(any::<u8>(), 0..60)) {
             let verifier = ScramVerifier { salt: vec![1; 16], iterations: 4096, stored_key: vec![2; 32], server_key: vec![3; 32] };
-            let mut output = BytesMut::new();
+            let mut output = Vec::new();
             prop_assert!(exchange(Some(&verifier)).step(&raw, &mut output).is_err());
             let mut begun = exchange(Some(&verifier));
             let first = format!("n,,{first}");

@@ -57,8 +57,8 @@ pub(crate) async fn serve(stream: TcpStream, shared: Arc<Shared>, metrics: Arc<W
 /// A connection before it is a session.
 struct Greeting {
     stream: Stream,
-    input: BytesMut,
-    output: BytesMut,
+    input: Vec<u8>,
+    output: Vec<u8>,
 }
 
 /// Why a connection does not become a session.
@@ -90,7 +90,7 @@ async fn greet(
     shared: Arc<Shared>,
     metrics: Arc<WorkerMetrics>,
 ) -> Option<(Session, Entry)> {
-    let (input, output) = (BytesMut::new(), BytesMut::new());
+    let (input, output) = (Vec::new(), Vec::new());
     let greeting = Greeting { stream: Stream::Plain(stream), input, output };
     let (mut greeting, packet) = greeting.first_packet(&shared).await?;
     match greeting.log_in(&packet, &shared).await {
@@ -105,11 +105,11 @@ async fn greet(
 
 impl Greeting {
     /// Negotiates TLS and takes cancel requests; answers the start-up packet.
-    async fn first_packet(mut self, shared: &Shared) -> Option<(Greeting, BytesMut)> {
+    async fn first_packet(mut self, shared: &Shared) -> Option<(Greeting, Vec<u8>)> {
         loop {
-            let mut packet = self.read_packet().await.ok()?;
+            let packet = self.read_packet().await.ok()?;
             if CancelRequest::is_cancel_request_packet(&packet) {
-                cancel(&mut packet, shared);
+                cancel(&packet, shared);
                 return None;
             }
             let wants_tls = SslRequest::is_ssl_request_packet(&packet);
@@ -141,14 +141,14 @@ impl Greeting {
     }
 
     /// Reads a packet that has a length but no kind.
-    async fn read_packet(&mut self) -> io::Result<BytesMut> {
+    async fn read_packet(&mut self) -> io::Result<Vec<u8>> {
         self.fill(8).await?;
         let length = (&self.input[..4]).get_u32() as usize;
         if !(8..=PACKET_BYTES).contains(&length) {
             return Err(io::ErrorKind::InvalidData.into());
         }
         self.fill(length).await?;
-        Ok(self.input.split_to(length))
+        Ok(self.input.drain(..length).collect())
     }
 
     async fn fill(&mut self, bytes: usize) -> io::Result<()> {
@@ -175,11 +175,12 @@ impl Greeting {
     }
 
     /// From the start-up packet to who the client is.
-    async fn log_in(&mut self, packet: &BytesMut, shared: &Shared) -> Result<(Identity, Settings), Refusal> {
-        let startup = Startup::decode(&mut packet.clone(), &DecodeContext::new(ProtocolVersion::PROTOCOL3_0))
-            .ok()
-            .flatten()
-            .ok_or_else(|| violation("unsupported frontend protocol, or a malformed start-up packet"))?;
+    async fn log_in(&mut self, packet: &[u8], shared: &Shared) -> Result<(Identity, Settings), Refusal> {
+        let startup =
+            Startup::decode(&mut BytesMut::from(packet), &DecodeContext::new(ProtocolVersion::PROTOCOL3_0))
+                .ok()
+                .flatten()
+                .ok_or_else(|| violation("unsupported frontend protocol, or a malformed start-up packet"))?;
         self.negotiate_version(&startup);
         let parameters = startup.parameters;
         let user = parameters.get("user").filter(|user| !user.is_empty());
@@ -229,13 +230,13 @@ impl Greeting {
     }
 
     /// Reads a message of kind `p`.
-    async fn read_password(&mut self) -> Result<BytesMut, Refusal> {
+    async fn read_password(&mut self) -> Result<Vec<u8>, Refusal> {
         loop {
             match frontend::frame(&self.input, PACKET_BYTES).map_err(|malformed| violation(malformed.0))? {
                 Some(frame) if frame.kind == b'p' => {
-                    let size = frame.size;
-                    let mut message = self.input.split_to(size);
-                    return Ok(message.split_off(5));
+                    let (body, size) = (frame.body.to_vec(), frame.size);
+                    self.input.drain(..size);
+                    return Ok(body);
                 }
                 Some(_) => return Err(violation("expected an answer to the password request")),
                 None => self.fill(self.input.len() + 1).await?,
@@ -270,7 +271,7 @@ impl Greeting {
         }
         let handle = entry.handle.clone();
         let key = BackendKeyData::new(handle.pid, SecretKey::I32(handle.secret()));
-        let told = key.encode(&mut self.output).is_ok();
+        let told = auth::put(&mut self.output, &key).is_ok();
         backend::ready(&mut self.output, TransactionStatus::Idle);
         if !told || self.send().await.is_err() {
             engine.close().await;
@@ -282,11 +283,11 @@ impl Greeting {
     }
 }
 
-fn cancel(packet: &mut BytesMut, shared: &Shared) {
+fn cancel(packet: &[u8], shared: &Shared) {
     let context = DecodeContext::new(ProtocolVersion::PROTOCOL3_0);
     // Such a packet has exactly 16 bytes in the protocol that we speak.
     if packet.len() == 16
-        && let Ok(Some(request)) = CancelRequest::decode(packet, &context)
+        && let Ok(Some(request)) = CancelRequest::decode(&mut BytesMut::from(packet), &context)
         && let Some(secret) = request.secret_key.as_i32()
     {
         shared.registry.cancel(request.pid, secret);

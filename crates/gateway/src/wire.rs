@@ -18,7 +18,6 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
-use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
@@ -36,16 +35,16 @@ const KEEP_BUFFERS: usize = 16;
 const AHEAD_BYTES: usize = 64 * 1024;
 
 thread_local! {
-    static BUFFERS: RefCell<Vec<BytesMut>> = const { RefCell::new(Vec::new()) };
+    static BUFFERS: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// An empty buffer of this worker.
-pub(crate) fn take_buffer() -> BytesMut {
-    BUFFERS.with_borrow_mut(Vec::pop).unwrap_or_else(|| BytesMut::with_capacity(BUFFER_BYTES))
+pub(crate) fn take_buffer() -> Vec<u8> {
+    BUFFERS.with_borrow_mut(Vec::pop).unwrap_or_else(|| Vec::with_capacity(BUFFER_BYTES))
 }
 
 /// Gives a buffer back; its content is forgotten.
-pub(crate) fn give_buffer(mut buffer: BytesMut) {
+pub(crate) fn give_buffer(mut buffer: Vec<u8>) {
     buffer.clear();
     BUFFERS.with_borrow_mut(|buffers| {
         if (BUFFER_BYTES / 2..=KEEP_BYTES).contains(&buffer.capacity()) && buffers.len() < KEEP_BUFFERS {
@@ -109,14 +108,14 @@ impl AsyncWrite for Stream {
 pub(crate) struct Wire {
     stream: Stream,
     /// Received and not yet used.
-    pub(crate) input: BytesMut,
+    pub(crate) input: Vec<u8>,
     gone: bool,
     rhythm: Rhythm,
 }
 
 impl Wire {
     /// A connection, of which `input` has been read already.
-    pub(crate) fn new(stream: Stream, input: BytesMut) -> Wire {
+    pub(crate) fn new(stream: Stream, input: Vec<u8>) -> Wire {
         Wire { stream, input, gone: false, rhythm: Rhythm::new() }
     }
 
@@ -183,7 +182,7 @@ impl Wire {
     }
 
     /// Sends all of `output` and empties it.
-    pub(crate) async fn send(&mut self, output: &mut BytesMut, handle: &Handle) -> Result<(), Closed> {
+    pub(crate) async fn send(&mut self, output: &mut Vec<u8>, handle: &Handle) -> Result<(), Closed> {
         self.send_bytes(output, handle).await?;
         output.clear();
         Ok(())

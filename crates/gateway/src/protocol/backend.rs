@@ -3,7 +3,7 @@
 //! Strings that come from elsewhere (names, error texts) may hold zero bytes, which would end them early and
 //! shift everything after: they are written as spaces.
 
-use bytes::{BufMut, BytesMut};
+use bytes::BufMut;
 use fulmar_engine::{CommandTag, Error, TransactionStatus};
 
 use super::{Format, Formats};
@@ -19,19 +19,19 @@ pub(crate) enum Severity {
 }
 
 /// Starts a message; [`finish`] fills in its length.
-fn begin(out: &mut BytesMut, kind: u8) -> usize {
+fn begin(out: &mut Vec<u8>, kind: u8) -> usize {
     out.put_u8(kind);
     out.put_u32(0);
     out.len() - 4
 }
 
 /// Ends the message whose length stands at `at`.
-fn finish(out: &mut BytesMut, at: usize) {
+fn finish(out: &mut [u8], at: usize) {
     let length = (out.len() - at) as u32;
     out[at..at + 4].copy_from_slice(&length.to_be_bytes());
 }
 
-fn put_string(out: &mut BytesMut, string: &str) {
+fn put_string(out: &mut Vec<u8>, string: &str) {
     if string.as_bytes().contains(&0) {
         out.extend(string.bytes().map(|byte| if byte == 0 { b' ' } else { byte }));
     } else {
@@ -40,31 +40,31 @@ fn put_string(out: &mut BytesMut, string: &str) {
     out.put_u8(0);
 }
 
-pub(crate) fn parse_complete(out: &mut BytesMut) {
+pub(crate) fn parse_complete(out: &mut Vec<u8>) {
     out.put_slice(b"1\0\0\0\x04");
 }
 
-pub(crate) fn bind_complete(out: &mut BytesMut) {
+pub(crate) fn bind_complete(out: &mut Vec<u8>) {
     out.put_slice(b"2\0\0\0\x04");
 }
 
-pub(crate) fn close_complete(out: &mut BytesMut) {
+pub(crate) fn close_complete(out: &mut Vec<u8>) {
     out.put_slice(b"3\0\0\0\x04");
 }
 
-pub(crate) fn no_data(out: &mut BytesMut) {
+pub(crate) fn no_data(out: &mut Vec<u8>) {
     out.put_slice(b"n\0\0\0\x04");
 }
 
-pub(crate) fn portal_suspended(out: &mut BytesMut) {
+pub(crate) fn portal_suspended(out: &mut Vec<u8>) {
     out.put_slice(b"s\0\0\0\x04");
 }
 
-pub(crate) fn empty_query(out: &mut BytesMut) {
+pub(crate) fn empty_query(out: &mut Vec<u8>) {
     out.put_slice(b"I\0\0\0\x04");
 }
 
-pub(crate) fn ready(out: &mut BytesMut, status: TransactionStatus) {
+pub(crate) fn ready(out: &mut Vec<u8>, status: TransactionStatus) {
     out.put_slice(b"Z\0\0\0\x05");
     out.put_u8(match status {
         TransactionStatus::Idle => b'I',
@@ -74,7 +74,7 @@ pub(crate) fn ready(out: &mut BytesMut, status: TransactionStatus) {
 }
 
 /// CommandComplete, or EmptyQueryResponse where nothing was run.
-pub(crate) fn command_complete(out: &mut BytesMut, tag: CommandTag) {
+pub(crate) fn command_complete(out: &mut Vec<u8>, tag: CommandTag) {
     let (text, count) = match tag {
         CommandTag::Select(rows) => ("SELECT ", Some(rows)),
         CommandTag::Insert(rows) => ("INSERT 0 ", Some(rows)),
@@ -93,7 +93,7 @@ pub(crate) fn command_complete(out: &mut BytesMut, tag: CommandTag) {
 }
 
 /// CommandComplete of a COPY.
-pub(crate) fn copy_complete(out: &mut BytesMut, rows: u64) {
+pub(crate) fn copy_complete(out: &mut Vec<u8>, rows: u64) {
     let at = begin(out, b'C');
     out.put_slice(b"COPY ");
     crate::types::number::put_u64(out, rows);
@@ -102,7 +102,7 @@ pub(crate) fn copy_complete(out: &mut BytesMut, rows: u64) {
 }
 
 /// CopyInResponse: the client may send text rows of so many columns.
-pub(crate) fn copy_in(out: &mut BytesMut, columns: usize) {
+pub(crate) fn copy_in(out: &mut Vec<u8>, columns: usize) {
     let at = begin(out, b'G');
     out.put_u8(0);
     out.put_u16(columns as u16);
@@ -111,7 +111,7 @@ pub(crate) fn copy_in(out: &mut BytesMut, columns: usize) {
 }
 
 /// The types of a statement's parameters.
-pub(crate) fn parameter_description(out: &mut BytesMut, oids: impl ExactSizeIterator<Item = u32>) {
+pub(crate) fn parameter_description(out: &mut Vec<u8>, oids: impl ExactSizeIterator<Item = u32>) {
     let at = begin(out, b't');
     out.put_u16(oids.len() as u16);
     oids.for_each(|oid| out.put_u32(oid));
@@ -119,7 +119,7 @@ pub(crate) fn parameter_description(out: &mut BytesMut, oids: impl ExactSizeIter
 }
 
 /// The columns of an answer. `types` are those that the values will be sent as.
-pub(crate) fn row_description(out: &mut BytesMut, columns: &[Column], types: &[Type], formats: &Formats) {
+pub(crate) fn row_description(out: &mut Vec<u8>, columns: &[Column], types: &[Type], formats: &Formats) {
     let at = begin(out, b'T');
     out.put_u16(columns.len() as u16);
     for (index, (column, kind)) in columns.iter().zip(types).enumerate() {
@@ -135,18 +135,18 @@ pub(crate) fn row_description(out: &mut BytesMut, columns: &[Column], types: &[T
 }
 
 /// Starts a DataRow; [`end_row`] ends it.
-pub(crate) fn begin_row(out: &mut BytesMut, columns: usize) -> usize {
+pub(crate) fn begin_row(out: &mut Vec<u8>, columns: usize) -> usize {
     let at = begin(out, b'D');
     out.put_u16(columns as u16);
     at
 }
 
 /// Ends the DataRow that `begin_row` answered.
-pub(crate) fn end_row(out: &mut BytesMut, at: usize) {
+pub(crate) fn end_row(out: &mut [u8], at: usize) {
     finish(out, at);
 }
 
-pub(crate) fn parameter_status(out: &mut BytesMut, name: &str, value: &str) {
+pub(crate) fn parameter_status(out: &mut Vec<u8>, name: &str, value: &str) {
     let at = begin(out, b'S');
     put_string(out, name);
     put_string(out, value);
@@ -154,7 +154,7 @@ pub(crate) fn parameter_status(out: &mut BytesMut, name: &str, value: &str) {
 }
 
 /// ErrorResponse.
-pub(crate) fn error(out: &mut BytesMut, error: &Error, severity: Severity) {
+pub(crate) fn error(out: &mut Vec<u8>, error: &Error, severity: Severity) {
     let at = begin(out, b'E');
     let severity = match severity {
         Severity::Error => "ERROR",
@@ -177,21 +177,21 @@ pub(crate) fn error(out: &mut BytesMut, error: &Error, severity: Severity) {
 }
 
 /// NoticeResponse: a warning.
-pub(crate) fn notice(out: &mut BytesMut, state: &str, message: &str) {
+pub(crate) fn notice(out: &mut Vec<u8>, state: &str, message: &str) {
     let at = begin(out, b'N');
     put_fields(out, if state.starts_with("00") { "NOTICE" } else { "WARNING" }, state, message);
     out.put_u8(0);
     finish(out, at);
 }
 
-fn put_fields(out: &mut BytesMut, severity: &str, state: &str, message: &str) {
+fn put_fields(out: &mut Vec<u8>, severity: &str, state: &str, message: &str) {
     put_field(out, b'S', severity);
     put_field(out, b'V', severity);
     put_field(out, b'C', state);
     put_field(out, b'M', message);
 }
 
-fn put_field(out: &mut BytesMut, field: u8, value: &str) {
+fn put_field(out: &mut Vec<u8>, field: u8, value: &str) {
     out.put_u8(field);
     put_string(out, value);
 }
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn tags_as_postgres_writes_them() {
-        let mut out = BytesMut::new();
+        let mut out = Vec::new();
         command_complete(&mut out, CommandTag::Insert(12));
         assert_eq!(&out[..], b"C\0\0\0\x10INSERT 0 12\0");
         out.clear();
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn errors_carry_their_fields_and_no_stray_zero_byte() {
-        let mut out = BytesMut::new();
+        let mut out = Vec::new();
         let failure = Error::new(sqlstate::UNDEFINED_TABLE, "no\0table").hint("make one").position(8);
         error(&mut out, &failure, Severity::Error);
         let body = b"SERROR\0VERROR\0C42P01\0Mno table\0Hmake one\0P8\0\0";

@@ -1,6 +1,5 @@
 //! Statements that the gateway runs itself.
 
-use bytes::BytesMut;
 use fulmar_engine::{CommandTag, Error, RowSink, Scope, TransactionStatus, Value, sqlstate};
 
 use super::rows::{Collector, Layout, RowWriter, ValueRow};
@@ -17,7 +16,7 @@ impl Session {
         &mut self,
         command: &Command,
         layout: Layout<'_>,
-        output: &mut BytesMut,
+        output: &mut Vec<u8>,
     ) -> Result<Ran, Fault> {
         self.link.check_not_failed()?;
         let tag = match command {
@@ -88,7 +87,7 @@ impl Session {
         rows: Vec<Vec<Value>>,
         tag: CommandTag,
         layout: Layout<'_>,
-        output: &mut BytesMut,
+        output: &mut Vec<u8>,
     ) -> Result<Ran, Fault> {
         let mut writer = RowWriter::new(output, layout, &self.shared.config.temporary_directory);
         for row in &rows {
@@ -101,7 +100,7 @@ impl Session {
         Ok(Ran::Done { tag, rows, spill })
     }
 
-    fn set(&mut self, name: &str, value: Option<&str>, local: bool, output: &mut BytesMut) -> Result<()> {
+    fn set(&mut self, name: &str, value: Option<&str>, local: bool, output: &mut Vec<u8>) -> Result<()> {
         let in_transaction = self.link.status() != TransactionStatus::Idle;
         if local && !in_transaction {
             backend::notice(
@@ -165,7 +164,7 @@ impl Session {
         Ok(())
     }
 
-    async fn batch(&mut self, statements: &[String], output: &mut BytesMut) -> Result<()> {
+    async fn batch(&mut self, statements: &[String], output: &mut Vec<u8>) -> Result<()> {
         for sql in statements {
             let (statement, _) = self.link.prepare(sql).await?;
             let mut nothing = Collector::default();

@@ -12,7 +12,6 @@
 
 use std::sync::Arc;
 
-use bytes::BytesMut;
 use fulmar_engine::{Error, ParameterInfo, Scope, Statement, Value, sqlstate};
 
 use super::rows::Collector;
@@ -51,7 +50,7 @@ pub(super) struct CopyIn {
 
 impl Session {
     /// Prepares the INSERTs and asks for the rows.
-    pub(super) async fn begin_copy(&mut self, copy: &Copy, output: &mut BytesMut) -> Result<()> {
+    pub(super) async fn begin_copy(&mut self, copy: &Copy, output: &mut Vec<u8>) -> Result<()> {
         let columns = match copy.columns.len() {
             0 => self.table_columns(copy).await?,
             _ => copy.columns.clone(),

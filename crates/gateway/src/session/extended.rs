@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use bytes::BytesMut;
 use fulmar_engine::{CommandTag, Error, Scope, Statement, StatementKind, sqlstate};
 
 use super::rows::Layout;
@@ -63,7 +62,10 @@ impl Session {
         }
         let prepared = match plan {
             Plan::Engine(statement) => self.describe_statement(statement, types).await,
-            command => Arc::new(Prepared::new(command, types)),
+            command => {
+                let columns = statements::columns(&command);
+                Arc::new(Prepared::new(command, types, columns))
+            }
         };
         self.statements.insert(name, prepared);
         backend::parse_complete(&mut self.output);
@@ -74,11 +76,12 @@ impl Session {
         if let Some(known) = self.statements.described(&statement, types) {
             return known;
         }
-        let mut prepared = Prepared::new(Plan::Engine(statement.clone()), types);
-        if prepared.is_open() {
-            self.infer_types(&statement, &mut prepared.columns).await;
+        let plan = Plan::Engine(statement.clone());
+        let mut columns = statements::columns(&plan);
+        if statements::is_open(&columns) {
+            self.infer_types(&statement, &mut columns).await;
         }
-        let prepared = Arc::new(prepared);
+        let prepared = Arc::new(Prepared::new(plan, types, columns));
         self.statements.remember(prepared.clone(), types);
         prepared
     }
@@ -159,8 +162,7 @@ impl Session {
                 &mut self.output,
                 prepared.parameters.iter().map(|parameter| parameter.oid),
             );
-            let text = crate::protocol::Formats::All(Format::Text);
-            statements::describe(&mut self.output, prepared, &text);
+            prepared.describe(&mut self.output, &statements::TEXT);
             return Ok(());
         }
         let mut portal = self.statements.take_portal(name)?;
@@ -168,7 +170,7 @@ impl Session {
             // Where the first row is to name types, and is about to come, the description waits for it.
             portal.describe = prepared.is_open() && frontend::execute_follows(next, name);
             if !portal.describe {
-                statements::describe(&mut self.output, prepared, portal.formats());
+                prepared.describe(&mut self.output, portal.formats());
             }
         }
         self.statements.put_portal(name, portal);
@@ -220,7 +222,7 @@ impl Session {
             }
             return Ok(());
         }
-        let mut bytes = BytesMut::new();
+        let mut bytes = Vec::new();
         let ran = self.run_plan(&prepared.plan, values, scope, layout, &mut bytes).await?;
         let Ran::Done { tag, spill, .. } = ran else { return Ok(()) };
         let answer = Answer::new(bytes, spill.map(|(_, spill)| spill), tag);

@@ -30,7 +30,6 @@ mod statements;
 use std::sync::Arc;
 use std::time::Instant;
 
-use bytes::BytesMut;
 use fulmar_engine::{CommandTag, Completion, Error, Scope, TransactionStatus, Value, sqlstate};
 use fulmar_meta::Tenant;
 
@@ -113,7 +112,7 @@ impl From<Closed> for Fault {
 pub(crate) struct Session {
     link: Link,
     /// Answers that have not been sent.
-    output: BytesMut,
+    output: Vec<u8>,
     shared: Arc<Shared>,
     metrics: Arc<WorkerMetrics>,
     identity: Identity,
@@ -148,7 +147,7 @@ impl Session {
     ) -> Session {
         let mut session = Session {
             link,
-            output: BytesMut::new(),
+            output: Vec::new(),
             shared,
             metrics,
             identity,
@@ -222,7 +221,7 @@ impl Session {
                 }
             }
         };
-        keep_rest(&mut input, used);
+        input.drain(..used); // what is left is part of a message
         // What came while statements ran belongs behind what has not been used.
         let ahead = std::mem::replace(&mut self.link.wire.input, input);
         let more = !ahead.is_empty();
@@ -284,8 +283,8 @@ impl Session {
     /// Sends the part of an answer that was spilled, and what stands before it.
     async fn send_spilled(&mut self, spill: Option<(usize, Spill)>) -> Result<(), Closed> {
         let Some((mark, spill)) = spill else { return Ok(()) };
-        let mut before = self.output.split_to(mark);
-        self.link.wire.send(&mut before, &self.link.handle).await?;
+        self.link.wire.send_bytes(&self.output[..mark], &self.link.handle).await?;
+        self.output.drain(..mark);
         spill.send(&mut self.link.wire, &self.link.handle).await
     }
 
@@ -309,7 +308,7 @@ impl Session {
         values: &[Value],
         scope: Scope,
         layout: Layout<'_>,
-        output: &mut BytesMut,
+        output: &mut Vec<u8>,
     ) -> Result<Ran, Fault> {
         let started = Instant::now();
         let ran = match plan {
@@ -337,7 +336,7 @@ impl Session {
     }
 
     /// A statement has been run: what else changes with it.
-    fn completed(&mut self, completion: &Completion, output: &mut BytesMut) {
+    fn completed(&mut self, completion: &Completion, output: &mut Vec<u8>) {
         for (state, message) in &completion.notices {
             backend::notice(output, state, message);
         }
@@ -356,14 +355,5 @@ impl Session {
     fn apply_settings(&mut self) {
         self.link.timeout = self.settings.statement_timeout();
         self.link.engine.set_default_read_only(self.settings.is_read_only());
-    }
-}
-
-/// Drops what has been used. A buffer of which all has been used keeps its whole capacity.
-fn keep_rest(input: &mut BytesMut, used: usize) {
-    if used == input.len() {
-        input.clear();
-    } else {
-        let _ = input.split_to(used);
     }
 }

@@ -13,7 +13,6 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
-use bytes::BytesMut;
 use fulmar_engine::{Error, Row, RowSink, sqlstate};
 use smallvec::SmallVec;
 
@@ -67,7 +66,7 @@ impl Spill {
     }
 
     /// The bytes from `from` on that one read brings.
-    pub(crate) fn read_at(&mut self, from: u64, out: &mut BytesMut) -> Result<usize> {
+    pub(crate) fn read_at(&mut self, from: u64, out: &mut Vec<u8>) -> Result<usize> {
         let mut piece = vec![0; READ_BYTES];
         self.file.seek(SeekFrom::Start(from)).map_err(spill_error)?;
         let count = self.file.read(&mut piece).map_err(spill_error)?;
@@ -94,7 +93,7 @@ pub(crate) struct Layout<'a> {
 
 /// Writes an answer's rows behind what `output` holds.
 pub(crate) struct RowWriter<'a> {
-    output: &'a mut BytesMut,
+    output: &'a mut Vec<u8>,
     mark: usize,
     layout: Layout<'a>,
     types: SmallVec<[Type; 16]>,
@@ -106,7 +105,7 @@ pub(crate) struct RowWriter<'a> {
 
 impl<'a> RowWriter<'a> {
     /// A writer that spills into `directory`.
-    pub(crate) fn new(output: &'a mut BytesMut, layout: Layout<'a>, directory: &'a Path) -> RowWriter<'a> {
+    pub(crate) fn new(output: &'a mut Vec<u8>, layout: Layout<'a>, directory: &'a Path) -> RowWriter<'a> {
         let types = layout.columns.iter().map(|column| column.kind.unwrap_or(Type::Text)).collect();
         RowWriter {
             mark: output.len(),
@@ -246,14 +245,14 @@ mod tests {
     #[test]
     fn the_first_row_names_the_type_and_reset_forgets_it() {
         let (columns, formats) = (columns(None), Formats::All(Format::Text));
-        let mut output = BytesMut::from(&b"earlier"[..]);
+        let mut output = b"earlier".to_vec();
         let directory = std::env::temp_dir();
         let mut writer = RowWriter::new(&mut output, layout(&columns, &formats, true), &directory);
         writer.row(&ValueRow(&[Value::Integer(1)])).unwrap();
         writer.reset();
         writer.row(&ValueRow(&[Value::Text("x".into())])).unwrap();
         assert_eq!(writer.finish().0, 1);
-        let mut expected = BytesMut::from(&b"earlier"[..]);
+        let mut expected = b"earlier".to_vec();
         backend::row_description(&mut expected, &columns, &[Type::Text], &formats);
         expected.extend_from_slice(b"D\0\0\0\x0b\0\x01\0\0\0\x01x");
         assert_eq!(output, expected);
@@ -262,7 +261,7 @@ mod tests {
     #[test]
     fn an_empty_answer_is_described_too() {
         let (columns, formats) = (columns(Some(Type::Int8)), Formats::All(Format::Text));
-        let mut output = BytesMut::new();
+        let mut output = Vec::new();
         let directory = std::env::temp_dir();
         RowWriter::new(&mut output, layout(&columns, &formats, true), &directory).finish();
         assert_eq!(output[0], b'T');
@@ -271,7 +270,7 @@ mod tests {
     #[test]
     fn a_large_answer_spills_in_order() {
         let (columns, formats) = (columns(Some(Type::Text)), Formats::All(Format::Text));
-        let mut output = BytesMut::from(&b"earlier"[..]);
+        let mut output = b"earlier".to_vec();
         let directory = std::env::temp_dir();
         let mut writer = RowWriter::new(&mut output, layout(&columns, &formats, false), &directory);
         for letter in ["a", "b", "c"] {
@@ -280,7 +279,7 @@ mod tests {
         let (rows, spilled) = writer.finish();
         let (mark, mut spill) = spilled.unwrap();
         assert_eq!((rows, mark), (3, 7));
-        let mut all = BytesMut::new();
+        let mut all = Vec::new();
         while spill.read_at(all.len() as u64, &mut all).unwrap() > 0 {}
         all.extend_from_slice(&output[mark..]);
         let starts: Vec<u8> = all.chunks(11 + (5 << 20)).map(|row| row[11]).collect();
@@ -290,7 +289,7 @@ mod tests {
     #[test]
     fn a_row_of_another_width_is_refused() {
         let (columns, formats) = (columns(None), Formats::All(Format::Text));
-        let mut output = BytesMut::new();
+        let mut output = Vec::new();
         let directory = std::env::temp_dir();
         let mut writer = RowWriter::new(&mut output, layout(&columns, &formats, false), &directory);
         let failure = writer.row(&ValueRow(&[Value::Null, Value::Null])).unwrap_err();

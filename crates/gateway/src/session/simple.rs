@@ -7,10 +7,10 @@
 use fulmar_engine::{Error, Scope};
 
 use super::rows::Layout;
-use super::statements::{Plan, columns};
+use super::statements::{Plan, TEXT, columns};
 use super::{Fault, Ran, Session};
 use crate::dialect::token::Lexer;
-use crate::protocol::{Format, Formats, backend};
+use crate::protocol::backend;
 use crate::types::decode;
 
 /// What was left of a text when a COPY began.
@@ -84,7 +84,7 @@ impl Session {
         }
         let scope = if last && !self.link.implicit { Scope::Auto } else { Scope::Implicit };
         let columns = columns(plan);
-        let layout = Layout { columns: &columns, formats: &Formats::All(Format::Text), describe: true };
+        let layout = Layout { columns: &columns, formats: &TEXT, describe: true };
         let mut output = std::mem::take(&mut self.output);
         let ran = self.run_plan(plan, &[], scope, layout, &mut output).await;
         self.output = output;

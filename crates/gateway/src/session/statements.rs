@@ -12,6 +12,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use fulmar_engine::{ColumnInfo, CommandTag, Error, Statement, Value, sqlstate};
+use smallvec::SmallVec;
 
 use super::rows::Spill;
 use crate::Result;
@@ -19,8 +20,9 @@ use crate::dialect::Command;
 use crate::protocol::frontend::Oids;
 use crate::protocol::{Format, Formats, backend, frontend};
 use crate::types::{self, Column, Type};
-use bytes::BytesMut;
 
+/// What is meant where a client names no formats.
+pub(crate) const TEXT: Formats = Formats::All(Format::Text);
 /// Statements and portals that a session may name.
 const NAMES: usize = 10_000;
 /// Statements whose descriptions are kept beyond their names.
@@ -48,23 +50,48 @@ pub(crate) struct Prepared {
     pub(crate) plan: Plan,
     pub(crate) parameters: Vec<Parameter>,
     pub(crate) columns: Vec<Column>,
+    /// The message that describes the columns, as text: most clients ask for it each time.
+    description: Box<[u8]>,
 }
 
 impl Prepared {
-    /// Describes a plan; `oids` are the types that the client gave its parameters.
-    pub(crate) fn new(plan: Plan, oids: Oids<'_>) -> Prepared {
+    /// Describes a plan with these columns; `oids` are the types that the client gave its parameters.
+    pub(crate) fn new(plan: Plan, oids: Oids<'_>, columns: Vec<Column>) -> Prepared {
         let parameters = match &plan {
             Plan::Engine(statement) => parameters(statement, oids),
             Plan::Command(_) => Vec::new(),
         };
-        let columns = columns(&plan);
-        Prepared { plan, parameters, columns }
+        let mut description = Vec::new();
+        describe_columns(&mut description, &columns, &TEXT);
+        Prepared { plan, parameters, columns, description: description.into() }
     }
 
     /// Whether a column has no type before its first value.
     pub(crate) fn is_open(&self) -> bool {
-        self.columns.iter().any(|column| column.kind.is_none())
+        is_open(&self.columns)
     }
+
+    /// Describes the columns with the types that are known before the first row.
+    pub(crate) fn describe(&self, out: &mut Vec<u8>, formats: &Formats) {
+        match formats {
+            Formats::All(Format::Text) => out.extend_from_slice(&self.description),
+            formats => describe_columns(out, &self.columns, formats),
+        }
+    }
+}
+
+/// Whether a column has no type before its first value.
+pub(crate) fn is_open(columns: &[Column]) -> bool {
+    columns.iter().any(|column| column.kind.is_none())
+}
+
+fn describe_columns(out: &mut Vec<u8>, columns: &[Column], formats: &Formats) {
+    if columns.is_empty() {
+        return backend::no_data(out);
+    }
+    let types: SmallVec<[Type; 16]> =
+        columns.iter().map(|column| column.kind.unwrap_or(Type::Text)).collect();
+    backend::row_description(out, columns, &types, formats);
 }
 
 /// The columns that a plan answers.
@@ -135,7 +162,6 @@ pub(crate) enum Progress {
 impl Portal {
     /// The formats of its columns.
     pub(crate) fn formats(&self) -> &Formats {
-        const TEXT: Formats = Formats::All(Format::Text);
         self.formats.as_ref().unwrap_or(&TEXT)
     }
 
@@ -151,26 +177,27 @@ impl Portal {
 
 /// A complete answer of which a part has been sent.
 pub(crate) struct Answer {
-    /// Messages that come next; the last may be cut.
-    loaded: BytesMut,
+    /// Messages, of which `taken` bytes have been moved out; the last may be cut.
+    loaded: Vec<u8>,
+    taken: usize,
     /// What comes after `loaded`, and how much of it has been read.
     spill: Option<(Spill, u64)>,
     /// What comes after the spilled part.
-    tail: BytesMut,
+    tail: Vec<u8>,
     pub(crate) tag: CommandTag,
 }
 
 impl Answer {
     /// An answer whose beginning may have been spilled.
-    pub(crate) fn new(bytes: BytesMut, spill: Option<Spill>, tag: CommandTag) -> Answer {
+    pub(crate) fn new(bytes: Vec<u8>, spill: Option<Spill>, tag: CommandTag) -> Answer {
         match spill {
-            None => Answer { loaded: bytes, spill: None, tail: BytesMut::new(), tag },
-            Some(spill) => Answer { loaded: BytesMut::new(), spill: Some((spill, 0)), tail: bytes, tag },
+            None => Answer { loaded: bytes, taken: 0, spill: None, tail: Vec::new(), tag },
+            Some(spill) => Answer { loaded: Vec::new(), taken: 0, spill: Some((spill, 0)), tail: bytes, tag },
         }
     }
 
     /// Moves at most `limit` rows to `out`; answers how many, and whether that was all.
-    pub(crate) fn take_rows(&mut self, limit: u32, out: &mut BytesMut) -> Result<(u64, bool)> {
+    pub(crate) fn take_rows(&mut self, limit: u32, out: &mut Vec<u8>) -> Result<(u64, bool)> {
         let mut rows = 0;
         loop {
             let moved = self.take_loaded(limit, &mut rows, out);
@@ -184,24 +211,25 @@ impl Answer {
     }
 
     /// Moves whole messages that are in memory; `false` if there is none.
-    fn take_loaded(&mut self, limit: u32, rows: &mut u64, out: &mut BytesMut) -> bool {
-        let mut end = 0;
+    fn take_loaded(&mut self, limit: u32, rows: &mut u64, out: &mut Vec<u8>) -> bool {
+        let begin = self.taken;
         while *rows < u64::from(limit) {
-            let Ok(Some(frame)) = frontend::frame(&self.loaded[end..], usize::MAX) else { break };
+            let Ok(Some(frame)) = frontend::frame(&self.loaded[self.taken..], usize::MAX) else { break };
             *rows += u64::from(frame.kind == b'D');
-            end += frame.size;
+            self.taken += frame.size;
         }
-        out.extend_from_slice(&self.loaded.split_to(end));
-        end > 0
+        out.extend_from_slice(&self.loaded[begin..self.taken]);
+        self.taken > begin
     }
 
     /// Brings more into memory; `false` if there is no more.
     fn load(&mut self) -> Result<bool> {
         let Some((spill, read)) = &mut self.spill else { return Ok(false) };
+        self.loaded.drain(..std::mem::take(&mut self.taken)); // what is left is part of a message
         let count = spill.read_at(*read, &mut self.loaded)?;
         *read += count as u64;
         if count == 0 {
-            self.loaded.unsplit(std::mem::take(&mut self.tail));
+            self.loaded.append(&mut self.tail);
             self.spill = None;
         }
         Ok(true)
@@ -364,16 +392,6 @@ impl Cache {
     }
 }
 
-/// A description of a portal's columns with the types that are known before it runs.
-pub(crate) fn describe(out: &mut BytesMut, prepared: &Prepared, formats: &Formats) {
-    if prepared.columns.is_empty() {
-        return backend::no_data(out);
-    }
-    let types: smallvec::SmallVec<[Type; 16]> =
-        prepared.columns.iter().map(|column| column.kind.unwrap_or(Type::Text)).collect();
-    backend::row_description(out, &prepared.columns, &types, formats);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -385,8 +403,8 @@ mod tests {
     #[test]
     fn an_answer_goes_out_in_portions() {
         let bytes: Vec<u8> = [b"T\0\0\0\x04".to_vec(), row(b'a'), row(b'b'), row(b'c')].concat();
-        let mut answer = Answer::new(BytesMut::from(&bytes[..]), None, CommandTag::Select(3));
-        let mut out = BytesMut::new();
+        let mut answer = Answer::new(bytes.clone(), None, CommandTag::Select(3));
+        let mut out = Vec::new();
         assert_eq!(answer.take_rows(2, &mut out).unwrap(), (2, false));
         assert_eq!(out.len(), 5 + 24);
         assert_eq!(answer.take_rows(2, &mut out).unwrap(), (1, true));

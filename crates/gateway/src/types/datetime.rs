@@ -4,7 +4,7 @@
 //! counts days or microseconds from the start of 2000. A timestamp with time zone is stored in UTC and without a
 //! suffix, so that it compares with `CURRENT_TIMESTAMP`; the wire gets `+00` after it.
 
-use bytes::{BufMut, BytesMut};
+use bytes::BufMut;
 
 use super::number;
 
@@ -44,7 +44,7 @@ pub(crate) fn parse_timestamp(text: &[u8]) -> Option<i64> {
 }
 
 /// Writes `YYYY-MM-DD`; `false` if the year has no four digits.
-pub(crate) fn put_date(out: &mut BytesMut, days: i64) -> bool {
+pub(crate) fn put_date(out: &mut Vec<u8>, days: i64) -> bool {
     if !DAYS.contains(&days) {
         return false;
     }
@@ -58,7 +58,7 @@ pub(crate) fn put_date(out: &mut BytesMut, days: i64) -> bool {
 }
 
 /// Writes `HH:MM:SS`, with as many digits of a fraction as it has; `false` if it is no time of a day.
-pub(crate) fn put_time(out: &mut BytesMut, time_us: i64) -> bool {
+pub(crate) fn put_time(out: &mut Vec<u8>, time_us: i64) -> bool {
     if !(0..=DAY_US).contains(&time_us) {
         return false;
     }
@@ -81,7 +81,7 @@ pub(crate) fn put_time(out: &mut BytesMut, time_us: i64) -> bool {
 }
 
 /// Writes `YYYY-MM-DD HH:MM:SS[.ffffff]`; `false` if the year has no four digits.
-pub(crate) fn put_timestamp(out: &mut BytesMut, moment_us: i64) -> bool {
+pub(crate) fn put_timestamp(out: &mut Vec<u8>, moment_us: i64) -> bool {
     if !put_date(out, moment_us.div_euclid(DAY_US)) {
         return false;
     }
@@ -89,7 +89,7 @@ pub(crate) fn put_timestamp(out: &mut BytesMut, moment_us: i64) -> bool {
     put_time(out, moment_us.rem_euclid(DAY_US))
 }
 
-fn put_padded(out: &mut BytesMut, value: i64, width: u32) {
+fn put_padded(out: &mut Vec<u8>, value: i64, width: u32) {
     for position in 1..width {
         if value < 10i64.pow(width - position) {
             out.put_u8(b'0');
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     fn written(moment_us: i64) -> String {
-        let mut out = BytesMut::new();
+        let mut out = Vec::new();
         assert!(put_timestamp(&mut out, moment_us));
         String::from_utf8(out.to_vec()).unwrap()
     }
@@ -230,9 +230,9 @@ mod tests {
         ] {
             assert_eq!(parse_timestamp(text.as_bytes()), None, "{text}");
         }
-        assert!(!put_date(&mut BytesMut::new(), i64::MAX));
-        assert!(!put_timestamp(&mut BytesMut::new(), i64::MIN));
-        assert!(!put_time(&mut BytesMut::new(), -1));
+        assert!(!put_date(&mut Vec::new(), i64::MAX));
+        assert!(!put_timestamp(&mut Vec::new(), i64::MIN));
+        assert!(!put_time(&mut Vec::new(), -1));
     }
 
     proptest! {

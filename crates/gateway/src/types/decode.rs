@@ -3,7 +3,6 @@
 //! A parameter comes as text or in the binary form of its type and becomes what SQLite would have stored: booleans
 //! are 0 and 1, dates and times canonical text (so that they sort), numerics numbers where that is exact.
 
-use bytes::BytesMut;
 use fulmar_engine::{Error, Value, sqlstate};
 
 use super::{Type, datetime, numeric};
@@ -113,12 +112,12 @@ fn timestamp(moment_us: i64) -> Option<Value> {
     written(|out| datetime::put_timestamp(out, moment_us))
 }
 
-fn written(write: impl FnOnce(&mut BytesMut) -> bool) -> Option<Value> {
-    let mut out = BytesMut::new();
+fn written(write: impl FnOnce(&mut Vec<u8>) -> bool) -> Option<Value> {
+    let mut out = Vec::new();
     if !write(&mut out) {
         return None;
     }
-    String::from_utf8(out.into()).ok().map(Value::Text)
+    String::from_utf8(out).ok().map(Value::Text)
 }
 
 /// Rust reads `inf` and `NaN` in many spellings, Postgres's among them.
@@ -144,7 +143,7 @@ fn number(text: &str) -> Option<Value> {
     if let Ok(integer) = text.parse() {
         return Some(Value::Integer(integer));
     }
-    if !numeric::put(&mut BytesMut::new(), text) {
+    if !numeric::put(&mut Vec::new(), text) {
         return None;
     }
     let mantissa = text.split(['e', 'E']).next().unwrap_or(text);
@@ -277,7 +276,7 @@ mod tests {
         ];
         for (kind, bytes) in cases {
             let stored = value(bytes, kind, Format::Binary).unwrap();
-            let mut out = BytesMut::new();
+            let mut out = Vec::new();
             let lent = match &stored {
                 Value::Integer(value) => ValueRef::Integer(*value),
                 Value::Real(value) => ValueRef::Real(*value),

@@ -4,7 +4,7 @@
 //! has a shape per type: a value is converted where that loses nothing (an integer in a float column, digits in a
 //! text), and what does not fit its announced type is a clear error rather than bytes that the client misreads.
 
-use bytes::{BufMut, BytesMut};
+use bytes::BufMut;
 use fulmar_engine::{Error, ValueRef, sqlstate};
 
 use super::{Type, datetime, number, numeric};
@@ -12,7 +12,7 @@ use crate::Result;
 use crate::protocol::Format;
 
 /// Writes a value with its length before it.
-pub(crate) fn put_value(out: &mut BytesMut, value: ValueRef<'_>, kind: Type, format: Format) -> Result<()> {
+pub(crate) fn put_value(out: &mut Vec<u8>, value: ValueRef<'_>, kind: Type, format: Format) -> Result<()> {
     if value == ValueRef::Null {
         out.put_i32(-1);
         return Ok(());
@@ -45,7 +45,7 @@ fn misfit(value: ValueRef<'_>, kind: Type) -> Error {
         .hint("SQLite keeps any value in any column. CAST it in the query, or ask for the text format.")
 }
 
-fn put_text(out: &mut BytesMut, value: ValueRef<'_>, kind: Type) {
+fn put_text(out: &mut Vec<u8>, value: ValueRef<'_>, kind: Type) {
     match (kind, value) {
         (_, ValueRef::Null) => {}
         (Type::Bool, ValueRef::Integer(value)) => out.put_u8(if value == 0 { b'f' } else { b't' }),
@@ -68,7 +68,7 @@ fn put_text(out: &mut BytesMut, value: ValueRef<'_>, kind: Type) {
 }
 
 /// The binary form, or `None` where the value has none in this type.
-fn put_binary(out: &mut BytesMut, value: ValueRef<'_>, kind: Type) -> Option<()> {
+fn put_binary(out: &mut Vec<u8>, value: ValueRef<'_>, kind: Type) -> Option<()> {
     match kind {
         Type::Bool => out.put_u8((integer(value)? != 0).into()),
         Type::Int2 => out.put_i16(integer(value)?.try_into().ok()?),
@@ -128,8 +128,8 @@ fn bytes(value: ValueRef<'_>) -> Option<&[u8]> {
     }
 }
 
-fn put_numeric(out: &mut BytesMut, value: ValueRef<'_>) -> Option<()> {
-    let mut text = BytesMut::new();
+fn put_numeric(out: &mut Vec<u8>, value: ValueRef<'_>) -> Option<()> {
+    let mut text = Vec::new();
     match value {
         ValueRef::Integer(value) => number::put_i64(&mut text, value),
         ValueRef::Real(value) => number::put_f64(&mut text, value),
@@ -139,7 +139,7 @@ fn put_numeric(out: &mut BytesMut, value: ValueRef<'_>) -> Option<()> {
     numeric::put(out, std::str::from_utf8(&text).ok()?).then_some(())
 }
 
-fn put_uuid(out: &mut BytesMut, value: ValueRef<'_>) -> Option<()> {
+fn put_uuid(out: &mut Vec<u8>, value: ValueRef<'_>) -> Option<()> {
     match value {
         ValueRef::Blob(bytes) if bytes.len() == 16 => out.put_slice(bytes),
         ValueRef::Text(text) => out.put_slice(&super::decode::uuid(text)?),
@@ -149,14 +149,14 @@ fn put_uuid(out: &mut BytesMut, value: ValueRef<'_>) -> Option<()> {
 }
 
 /// Text is sent as UTF-8; SQLite does not promise it, so what is not is replaced.
-fn put_utf8(out: &mut BytesMut, text: &[u8]) {
+fn put_utf8(out: &mut Vec<u8>, text: &[u8]) {
     match std::str::from_utf8(text) {
         Ok(_) => out.put_slice(text),
         Err(_) => out.put_slice(String::from_utf8_lossy(text).as_bytes()),
     }
 }
 
-fn put_hex(out: &mut BytesMut, bytes: &[u8]) {
+fn put_hex(out: &mut Vec<u8>, bytes: &[u8]) {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     out.reserve(2 + bytes.len() * 2);
     out.put_slice(b"\\x");
@@ -166,9 +166,9 @@ fn put_hex(out: &mut BytesMut, bytes: &[u8]) {
 }
 
 /// A number without an exponent, as `numeric` is written.
-fn put_plain(out: &mut BytesMut, value: f64) {
-    use std::fmt::Write;
-    let _ = write!(out, "{value}"); // a BytesMut grows: it does not fail
+fn put_plain(out: &mut Vec<u8>, value: f64) {
+    use std::io::Write;
+    let _ = write!(out, "{value}"); // memory takes it
 }
 
 #[cfg(test)]
@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     fn sent(value: ValueRef<'_>, kind: Type, format: Format) -> Result<Vec<u8>> {
-        let mut out = BytesMut::new();
+        let mut out = Vec::new();
         put_value(&mut out, value, kind, format)?;
         Ok(out[4..].to_vec())
     }
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn null_has_no_bytes() {
-        let mut out = BytesMut::new();
+        let mut out = Vec::new();
         put_value(&mut out, ValueRef::Null, Type::Int8, Format::Binary).unwrap();
         assert_eq!(&out[..], [255; 4]);
     }

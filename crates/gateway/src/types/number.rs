@@ -1,11 +1,12 @@
 //! Numbers as text, as Postgres writes them.
 
-use std::fmt::{Display, LowerExp, Write};
+use std::fmt::{Display, LowerExp};
+use std::io::Write;
 
-use bytes::{BufMut, BytesMut};
+use bytes::BufMut;
 
 /// Writes an unsigned integer in decimal.
-pub(crate) fn put_u64(out: &mut BytesMut, mut value: u64) {
+pub(crate) fn put_u64(out: &mut Vec<u8>, mut value: u64) {
     let mut digits = [0u8; 20];
     let mut at = digits.len();
     loop {
@@ -20,7 +21,7 @@ pub(crate) fn put_u64(out: &mut BytesMut, mut value: u64) {
 }
 
 /// Writes an integer in decimal.
-pub(crate) fn put_i64(out: &mut BytesMut, value: i64) {
+pub(crate) fn put_i64(out: &mut Vec<u8>, value: i64) {
     if value < 0 {
         out.put_u8(b'-');
     }
@@ -29,23 +30,23 @@ pub(crate) fn put_i64(out: &mut BytesMut, value: i64) {
 
 /// Writes a float with the fewest digits that read back as the same float; very large and very small ones with an
 /// exponent, as Postgres does (`1e+15`, `1e-05`).
-pub(crate) fn put_f64(out: &mut BytesMut, value: f64) {
+pub(crate) fn put_f64(out: &mut Vec<u8>, value: f64) {
     put_float(out, value, value, 1e15);
 }
 
 /// As [`put_f64`], for a single-precision float.
-pub(crate) fn put_f32(out: &mut BytesMut, value: f32) {
+pub(crate) fn put_f32(out: &mut Vec<u8>, value: f32) {
     put_float(out, value, value.into(), 1e6);
 }
 
 /// `value` writes itself with the fewest digits of its own precision; `wide` is the same number, to compare.
-fn put_float(out: &mut BytesMut, value: impl Display + LowerExp, wide: f64, largest: f64) {
+fn put_float(out: &mut Vec<u8>, value: impl Display + LowerExp, wide: f64, largest: f64) {
     if wide.is_nan() {
         out.put_slice(b"NaN");
     } else if wide.is_infinite() {
         out.put_slice(if wide > 0.0 { b"Infinity" } else { b"-Infinity" });
     } else if wide == 0.0 || (1e-4..largest).contains(&wide.abs()) {
-        let _ = write!(out, "{value}"); // a BytesMut grows: it does not fail
+        let _ = write!(out, "{value}"); // memory takes it
     } else {
         let text = format!("{value:e}");
         let (mantissa, exponent) = text.split_once('e').unwrap_or((&text, "0"));
@@ -55,7 +56,7 @@ fn put_float(out: &mut BytesMut, value: impl Display + LowerExp, wide: f64, larg
 }
 
 /// Writes a float that is no float8 column's, so that it still reads as one: `1.0`, as SQLite shows it.
-pub(crate) fn put_real(out: &mut BytesMut, value: f64) {
+pub(crate) fn put_real(out: &mut Vec<u8>, value: f64) {
     let start = out.len();
     put_f64(out, value);
     if out[start..].iter().all(|byte| byte.is_ascii_digit() || *byte == b'-') {
@@ -67,8 +68,8 @@ pub(crate) fn put_real(out: &mut BytesMut, value: f64) {
 mod tests {
     use super::*;
 
-    fn written(write: impl FnOnce(&mut BytesMut)) -> String {
-        let mut out = BytesMut::new();
+    fn written(write: impl FnOnce(&mut Vec<u8>)) -> String {
+        let mut out = Vec::new();
         write(&mut out);
         String::from_utf8(out.to_vec()).unwrap()
     }
