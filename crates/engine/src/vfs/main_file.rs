@@ -16,6 +16,9 @@ struct MainFile {
     link: *const Link,
 }
 
+#[cfg(target_arch = "x86_64")]
+const CACHE_LINE_BYTES: usize = 64;
+
 pub(super) const SIZE: c_int = size_of::<MainFile>() as c_int;
 
 static METHODS: ffi::sqlite3_io_methods = ffi::sqlite3_io_methods {
@@ -379,7 +382,10 @@ impl Link {
             }
             snapshot
         };
-        Ok(self.page(page, &snapshot)?.map_or(std::ptr::null(), |data| data.as_ptr()))
+        Ok(self.page(page, &snapshot)?.map_or(std::ptr::null(), |data| {
+            prefetch(data);
+            data.as_ptr()
+        }))
     }
 
     /// The version that SQLite's cache is of after a commit: its own, if nobody else's came between.
@@ -470,4 +476,17 @@ fn hand_out_counter(counter: u32, within: usize, out: &mut [u8]) {
             }
         }
     }
+}
+
+/// Asks for a page's bytes before SQLite's binary search in it, which would wait for them one after another: in a
+/// partition that is larger than the processor's caches that is most of the time of a point read.
+fn prefetch(page: &Page) {
+    #[cfg(target_arch = "x86_64")]
+    for line in page.chunks(CACHE_LINE_BYTES) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: the bytes are there; nothing is read.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = page; // no stable way to ask for it
 }
