@@ -2,65 +2,14 @@
 
 mod common;
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
+use common::objects::Objects;
 use common::{Client, start_when_free};
 use fulmar_engine::{Config, Engine};
 use fulmar_pages::PartitionId;
-use futures::stream::BoxStream;
 use object_store::memory::InMemory;
-use object_store::path::Path;
-use object_store::*;
-
-/// Every read takes 50 ms.
-#[derive(Debug)]
-struct Slow {
-    inner: Arc<InMemory>,
-    delay: Duration,
-}
-
-impl std::fmt::Display for Slow {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "slow {}", self.inner)
-    }
-}
-
-#[async_trait::async_trait]
-impl ObjectStore for Slow {
-    async fn put_opts(&self, at: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
-        self.inner.put_opts(at, payload, options).await
-    }
-    async fn put_multipart_opts(
-        &self,
-        at: &Path,
-        options: PutMultipartOptions,
-    ) -> Result<Box<dyn MultipartUpload>> {
-        self.inner.put_multipart_opts(at, options).await
-    }
-    async fn get_opts(&self, at: &Path, options: GetOptions) -> Result<GetResult> {
-        tokio::time::sleep(self.delay).await;
-        self.inner.get_opts(at, options).await
-    }
-    async fn get_ranges(&self, at: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
-        tokio::time::sleep(self.delay).await;
-        self.inner.get_ranges(at, ranges).await
-    }
-    fn delete_stream(&self, paths: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
-        self.inner.delete_stream(paths)
-    }
-    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        self.inner.list(prefix)
-    }
-    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        self.inner.list_with_delimiter(prefix).await
-    }
-    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
-        self.inner.copy_opts(from, to, options).await
-    }
-}
 
 const STATEMENTS: usize = 2000;
 const DELAY: Duration = Duration::from_millis(50);
@@ -77,7 +26,7 @@ fn two_thousand_statements_wait_on_one_thread() {
         let directory = tempfile::tempdir().unwrap();
         let memory = Arc::new(InMemory::new());
         let config = |delay| Config {
-            objects: Some(Arc::new(Slow { inner: memory.clone(), delay })),
+            objects: Some(Arc::new(Objects::new(memory.clone()).reads_take(delay))),
             ..Config::new(directory.path(), 1 << 30)
         };
         let engine = start_when_free(|| config(Duration::ZERO)).await;
@@ -122,7 +71,7 @@ async fn a_cancelled_statement_stops_waiting_for_its_page() {
     let directory = tempfile::tempdir().unwrap();
     let memory = Arc::new(InMemory::new());
     let config = |delay| Config {
-        objects: Some(Arc::new(Slow { inner: memory.clone(), delay })),
+        objects: Some(Arc::new(Objects::new(memory.clone()).reads_take(delay))),
         ..Config::new(directory.path(), 1 << 30)
     };
     let engine = start_when_free(|| config(Duration::ZERO)).await;
