@@ -30,6 +30,19 @@ pub enum ValueRef<'a> {
     Blob(&'a [u8]),
 }
 
+impl Value {
+    /// The value, borrowed.
+    pub fn as_ref(&self) -> ValueRef<'_> {
+        match self {
+            Value::Null => ValueRef::Null,
+            Value::Integer(value) => ValueRef::Integer(*value),
+            Value::Real(value) => ValueRef::Real(*value),
+            Value::Text(value) => ValueRef::Text(value.as_bytes()),
+            Value::Blob(value) => ValueRef::Blob(value),
+        }
+    }
+}
+
 impl ValueRef<'_> {
     /// A copy that outlives the row. Invalid UTF-8 is replaced.
     pub fn to_owned(self) -> Value {

@@ -181,15 +181,8 @@ impl Wire {
         Poll::Pending
     }
 
-    /// Sends all of `output` and empties it.
-    pub(crate) async fn send(&mut self, output: &mut Vec<u8>, handle: &Handle) -> Result<(), Closed> {
-        self.send_bytes(output, handle).await?;
-        output.clear();
-        Ok(())
-    }
-
     /// Sends `bytes`, waiting for the client to take them.
-    pub(crate) async fn send_bytes(&mut self, bytes: &[u8], handle: &Handle) -> Result<(), Closed> {
+    pub(crate) async fn send(&mut self, bytes: &[u8], handle: &Handle) -> Result<(), Closed> {
         let mut sent = 0;
         poll_fn(|cx| {
             while sent < bytes.len() {

@@ -77,11 +77,10 @@ impl Session {
             rest: None,
         }));
         backend::copy_in(output, columns.len());
-        self.link
-            .wire
-            .send(output, &self.link.handle)
-            .await
-            .map_err(|_| Error::new(sqlstate::CONNECTION_FAILURE, "the connection was lost when COPY began"))
+        let lost = || Error::new(sqlstate::CONNECTION_FAILURE, "the connection was lost when COPY began");
+        self.link.send(output).await.map_err(|_| lost())?;
+        output.clear();
+        Ok(())
     }
 
     async fn table_columns(&mut self, copy: &Copy) -> Result<Vec<String>> {

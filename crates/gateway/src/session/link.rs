@@ -75,25 +75,16 @@ impl Link {
         drive(pin!(engine.finish_implicit()), wire, handle, *timeout).await
     }
 
-    /// Waits for bytes of the client. A transaction that is open meanwhile lets go of its snapshot if it is asked to.
+    /// Waits for bytes of the client.
     pub(crate) async fn read(&mut self) -> Result<usize, Closed> {
-        if self.engine.holds_snapshot() {
-            let read = {
-                let mut read = pin!(self.wire.read(&self.handle));
-                let mut expired = pin!(self.engine.snapshot_expired());
-                poll_fn(|cx| match read.as_mut().poll(cx) {
-                    Poll::Ready(read) => Poll::Ready(Some(read)),
-                    Poll::Pending => expired.as_mut().poll(cx).map(|()| None),
-                })
-                .await
-            };
-            match read {
-                Some(read) => return read,
-                // What goes wrong here goes wrong again with the next statement, which tells the client.
-                None => drop(self.engine.let_snapshot_go().await),
-            }
-        }
-        self.wire.read(&self.handle).await
+        let Link { engine, wire, handle, .. } = self;
+        wait_for_client(pin!(wire.read(handle)), engine).await
+    }
+
+    /// Sends `bytes`, waiting for the client to take them.
+    pub(crate) async fn send(&mut self, bytes: &[u8]) -> Result<(), Closed> {
+        let Link { engine, wire, handle, .. } = self;
+        wait_for_client(pin!(wire.send(bytes, handle)), engine).await
     }
 
     /// Whether the client has begun a transaction.
@@ -111,6 +102,30 @@ impl Link {
             "current transaction is aborted, commands ignored until end of transaction block",
         ))
     }
+}
+
+/// Waits for the client, which may never come. A transaction that is open meanwhile lets go of its snapshot if it is asked
+/// to.
+async fn wait_for_client<F: Future>(
+    mut waiting: Pin<&mut F>,
+    engine: &mut fulmar_engine::Session,
+) -> F::Output {
+    if engine.holds_snapshot() {
+        let done = {
+            let mut expired = pin!(engine.snapshot_expired());
+            poll_fn(|cx| match waiting.as_mut().poll(cx) {
+                Poll::Ready(done) => Poll::Ready(Some(done)),
+                Poll::Pending => expired.as_mut().poll(cx).map(|()| None),
+            })
+            .await
+        };
+        match done {
+            Some(done) => return done,
+            // What goes wrong here goes wrong again with the next statement, which tells the client.
+            None => drop(engine.let_snapshot_go().await),
+        }
+    }
+    waiting.await
 }
 
 /// Runs a future of the engine to its end. It is pinned where it was made: the engine's futures have kilobytes of state,

@@ -195,7 +195,7 @@ impl Session {
             End::Fatal(error) => error,
         };
         backend::error(&mut self.output, &error, Severity::Fatal);
-        let _ = self.link.wire.send(&mut self.output, &self.link.handle).await; // it may be gone already
+        let _ = self.link.send(&self.output).await; // it may be gone already
     }
 
     /// Handles all whole messages that have been received. Answers whether more came meanwhile.
@@ -272,7 +272,9 @@ impl Session {
     /// Sends what has gathered.
     async fn flush(&mut self) -> Result<(), Closed> {
         self.metrics.sent(self.output.len());
-        self.link.wire.send(&mut self.output, &self.link.handle).await
+        self.link.send(&self.output).await?;
+        self.output.clear();
+        Ok(())
     }
 
     /// Sends what has gathered if it is much.
@@ -283,9 +285,15 @@ impl Session {
     /// Sends the part of an answer that was spilled, and what stands before it.
     async fn send_spilled(&mut self, spill: Option<(usize, Spill)>) -> Result<(), Closed> {
         let Some((mark, spill)) = spill else { return Ok(()) };
-        self.link.wire.send_bytes(&self.output[..mark], &self.link.handle).await?;
+        self.link.send(&self.output[..mark]).await?;
         self.output.drain(..mark);
-        spill.send(&mut self.link.wire, &self.link.handle).await
+        let (mut piece, mut sent) = (Vec::new(), 0);
+        while spill.read_at(sent, &mut piece).map_err(|_| Closed::Server)? > 0 {
+            self.link.send(&piece).await?;
+            sent += piece.len() as u64;
+            piece.clear();
+        }
+        Ok(())
     }
 
     /// Ends a round of messages: ReadyForQuery.

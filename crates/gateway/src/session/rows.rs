@@ -10,7 +10,8 @@
 //! ```
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use fulmar_engine::{Error, Row, RowSink, sqlstate};
@@ -18,9 +19,7 @@ use smallvec::SmallVec;
 
 use crate::Result;
 use crate::protocol::{Format, Formats, backend};
-use crate::registry::Handle;
 use crate::types::{Column, Type, encode};
-use crate::wire::{Closed, Wire};
 
 /// Bytes of an answer that are kept in memory.
 const MEMORY_BYTES: usize = 8 * 1024 * 1024;
@@ -53,24 +52,12 @@ impl Spill {
         self.file.write_all(bytes).map_err(spill_error)
     }
 
-    /// Sends everything to the client, a piece at a time.
-    pub(crate) async fn send(mut self, wire: &mut Wire, handle: &Handle) -> Result<(), Closed> {
-        let mut piece = vec![0; READ_BYTES];
-        self.file.seek(SeekFrom::Start(0)).map_err(|_| Closed::Server)?;
-        loop {
-            match self.file.read(&mut piece).map_err(|_| Closed::Server)? {
-                0 => return Ok(()),
-                count => wire.send_bytes(&piece[..count], handle).await?,
-            }
-        }
-    }
-
     /// The bytes from `from` on that one read brings.
-    pub(crate) fn read_at(&mut self, from: u64, out: &mut Vec<u8>) -> Result<usize> {
-        let mut piece = vec![0; READ_BYTES];
-        self.file.seek(SeekFrom::Start(from)).map_err(spill_error)?;
-        let count = self.file.read(&mut piece).map_err(spill_error)?;
-        out.extend_from_slice(&piece[..count]);
+    pub(crate) fn read_at(&self, from: u64, out: &mut Vec<u8>) -> Result<usize> {
+        let before = out.len();
+        out.resize(before + READ_BYTES, 0);
+        let count = self.file.read_at(&mut out[before..], from).map_err(spill_error)?;
+        out.truncate(before + count);
         Ok(count)
     }
 }
@@ -217,14 +204,7 @@ impl Row for ValueRow<'_> {
     }
 
     fn get(&self, column: usize) -> fulmar_engine::ValueRef<'_> {
-        use fulmar_engine::{Value, ValueRef};
-        match &self.0[column] {
-            Value::Null => ValueRef::Null,
-            Value::Integer(value) => ValueRef::Integer(*value),
-            Value::Real(value) => ValueRef::Real(*value),
-            Value::Text(value) => ValueRef::Text(value.as_bytes()),
-            Value::Blob(value) => ValueRef::Blob(value),
-        }
+        self.0[column].as_ref()
     }
 }
 
@@ -277,7 +257,7 @@ mod tests {
             writer.row(&ValueRow(&[Value::Text(letter.repeat(5 << 20))])).unwrap();
         }
         let (rows, spilled) = writer.finish();
-        let (mark, mut spill) = spilled.unwrap();
+        let (mark, spill) = spilled.unwrap();
         assert_eq!((rows, mark), (3, 7));
         let mut all = Vec::new();
         while spill.read_at(all.len() as u64, &mut all).unwrap() > 0 {}
