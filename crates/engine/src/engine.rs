@@ -148,6 +148,7 @@ impl Engine {
             memory: MemoryBudget::new(config.memory_bytes),
             clock,
             buffers: Buffers::default(),
+            machines: Arc::default(),
             stats: NodeStats::default(),
             naming: Arc::default(),
         });

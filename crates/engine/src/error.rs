@@ -98,6 +98,12 @@ impl Error {
         self
     }
 
+    /// The same error where the client cannot see the SQL text: in a procedure.
+    pub(crate) fn without_position(mut self) -> Self {
+        self.0.position = None;
+        self
+    }
+
     /// The SQLSTATE, five characters.
     pub fn state(&self) -> &'static str {
         self.0.state

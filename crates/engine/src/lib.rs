@@ -31,6 +31,7 @@ mod flush;
 mod memory;
 mod node;
 mod partition;
+mod procedure;
 mod session;
 mod spill;
 mod sql;
@@ -46,6 +47,7 @@ pub use clock::{SystemTime, TimeSource};
 pub use engine::{Config, Engine, EngineStatistics};
 pub use error::{Error, Result, sqlstate};
 pub use partition::SnapshotBounds;
+pub use procedure::{CREATE_TABLE as CREATE_PROCEDURES, Definition, TABLE as PROCEDURES};
 pub use session::Session;
 pub use statement::{
     ColumnInfo, CommandTag, Completion, ParameterInfo, Row, RowSink, Scope, Statement, StatementKind,

@@ -20,6 +20,8 @@ pub(crate) struct Node {
     pub memory: MemoryBudget,
     pub clock: Clock,
     pub buffers: Buffers,
+    /// Lua for procedures.
+    pub machines: Arc<crate::procedure::Machines>,
     pub stats: NodeStats,
     /// Held to write while segments are marked and swept; to read by whoever has a segment that nothing names yet.
     pub naming: Arc<RwLock<()>>,

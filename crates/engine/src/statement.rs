@@ -29,6 +29,8 @@ pub enum StatementKind {
     Release,
     /// ROLLBACK TO.
     RollbackTo,
+    /// CALL of a procedure.
+    Call,
     /// CREATE, DROP, ALTER, VACUUM, ... with the tag that PostgreSQL would answer.
     Utility(&'static str),
 }

@@ -186,8 +186,6 @@ pub(crate) enum Conflict {
     Discarded,
     /// The snapshot was held for too long, by a statement that runs.
     Expired,
-    /// The log has no room in memory at the moment, for a record of so many bytes.
-    LogBusy(usize),
 }
 
 /// A commit that is visible to others; durable once the log is durable up to its position.

@@ -84,3 +84,27 @@ async fn a_rolled_back_large_transaction_leaves_nothing() {
     assert_eq!(a.int("SELECT count(*) FROM t").await, 0);
     assert_eq!(a.int("PRAGMA page_count").await, 2);
 }
+
+/// Transactions that are too large to be replayed wait for a log that is busy with others: that is no conflict.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_busy_log_costs_large_transactions_no_error() {
+    const TENANTS: u64 = 8;
+    let node = Node::start().await;
+    let tenants = (1..=TENANTS).map(|partition| {
+        let mut client = node.client(partition);
+        tokio::spawn(async move {
+            client.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v TEXT)").await.unwrap();
+            let value = Value::Text("x".repeat(60_000));
+            for _ in 0..4 {
+                client.run("BEGIN").await.unwrap();
+                for _ in 0..40 {
+                    client.with("INSERT INTO t(v) VALUES ($1)", std::slice::from_ref(&value)).await.unwrap();
+                }
+                client.run("COMMIT").await.unwrap();
+            }
+            assert_eq!(client.int("SELECT count(*) FROM t").await, 160);
+            client.close().await;
+        })
+    });
+    futures::future::try_join_all(tenants).await.unwrap();
+}

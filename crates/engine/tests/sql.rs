@@ -233,6 +233,7 @@ async fn a_tenant_has_no_way_out() {
         "PRAGMA hard_heap_limit=1",
         "PRAGMA wal_checkpoint",
         "PRAGMA foreign_keys=OFF",
+        "PRAGMA encoding='UTF-16'",
         "PRAGMA trusted_schema=1",
         "PRAGMA query_only=1",
         "PRAGMA cell_size_check=1",

@@ -199,6 +199,17 @@ impl RecordBuilder {
         &mut self.buffer
     }
 
+    /// How long the record is so far, bytes.
+    #[expect(clippy::len_without_is_empty, reason = "a record has a head, so it is never empty")]
+    pub fn len(&self) -> usize {
+        self.buffer.len()
+    }
+
+    /// Takes back what was pushed since the record had this length.
+    pub fn truncate(&mut self, bytes: usize) {
+        self.buffer.truncate(bytes);
+    }
+
     /// The buffer, to be used elsewhere.
     pub fn into_buffer(self) -> Vec<u8> {
         self.buffer

@@ -78,8 +78,10 @@ fn pragma_allowed(link: &Link, name: &str, argument: Option<&str>) -> bool {
     let listed = |list: &[&str]| list.iter().any(|known| known.eq_ignore_ascii_case(name));
     match argument {
         None => listed(&READABLE) || listed(&["page_size", "schema_version", "user_version"]),
-        // Settings of the connection would outlive the session in the pool.
-        Some(_) if name.eq_ignore_ascii_case("foreign_keys") => false,
+        // Settings of the connection would outlive the session in the pool; and text is UTF-8.
+        Some(_) if name.eq_ignore_ascii_case("foreign_keys") || name.eq_ignore_ascii_case("encoding") => {
+            false
+        }
         Some(_) => listed(&SETTABLE) || listed(&READABLE) || link.vacuuming.get(),
     }
 }

@@ -30,7 +30,7 @@ const ROLLBACK: (u64, &str) = (u64::MAX - 4, "ROLLBACK");
 const TEXT_TABLES: Run<'static> = Run {
     id: u64::MAX - 5,
     sql: "SELECT name FROM main.sqlite_schema WHERE type = 'table' AND rootpage = 0 AND sql LIKE '%fts5%'",
-    columns: 1,
+    columns: Some(1),
     parameters: &[],
 };
 

@@ -18,7 +18,7 @@ use libsqlite3_sys as ffi;
 use parking_lot::Mutex;
 
 pub(crate) use errors::sqlite_error;
-pub(crate) use statements::{Columns, Prepared, Run, Step};
+pub(crate) use statements::{BEGIN, COMMIT, Columns, Prepared, ROLLBACK, Run, Step};
 
 use crate::fiber::Fiber;
 use crate::partition::Partition;
@@ -103,13 +103,9 @@ impl Connection {
             if code != ffi::SQLITE_OK {
                 return Err(self.error(code));
             }
-            ffi::sqlite3_db_config(
-                self.db,
-                ffi::SQLITE_DBCONFIG_LOOKASIDE,
-                ptr::null_mut::<c_void>(),
-                128,
-                48,
-            );
+            // SQLite's small pool of every connection would be cold whenever the connection is used; the allocator's is warm.
+            let no_pool = ptr::null_mut::<c_void>();
+            ffi::sqlite3_db_config(self.db, ffi::SQLITE_DBCONFIG_LOOKASIDE, no_pool, 0, 0);
             for (option, value) in [
                 (ffi::SQLITE_DBCONFIG_ENABLE_LOAD_EXTENSION, 0),
                 (ffi::SQLITE_DBCONFIG_DEFENSIVE, 1),

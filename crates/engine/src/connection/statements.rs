@@ -53,6 +53,8 @@ pub(super) struct Cache {
     handles: HashMap<u64, Handle>,
     clock: u64,
     bulky: bool,
+    /// Ids of texts that have no [`crate::Statement`].
+    texts: HashMap<Box<str>, u64>,
 }
 
 impl Cache {
@@ -106,11 +108,21 @@ pub(crate) enum Step {
     Failed(Error),
 }
 
-/// A statement to be run: its id, its text, and how many columns the client was told of.
+/// The engine's own texts, with the ids that they are kept under.
+pub(crate) const BEGIN: (u64, &str) = (u64::MAX, "BEGIN");
+pub(crate) const COMMIT: (u64, &str) = (u64::MAX - 1, "COMMIT");
+pub(crate) const ROLLBACK: (u64, &str) = (u64::MAX - 2, "ROLLBACK");
+
+/// Ids of texts that procedures run: above those that the engine gives to statements, below its own texts.
+const TEXT_IDS: u64 = 1 << 63;
+/// Texts of procedures that a connection knows.
+const KNOWN_TEXTS: usize = 256;
+
+/// A statement to be run: its id, its text, and how many columns the client was told of, if it was.
 pub(crate) struct Run<'a> {
     pub id: u64,
     pub sql: &'a str,
-    pub columns: usize,
+    pub columns: Option<usize>,
     pub parameters: &'a [Value],
 }
 
@@ -212,7 +224,7 @@ impl Connection {
                 ffi::SQLITE_ROW => {
                     let row = StatementRow::of(raw);
                     // SQLite prepares anew when the schema changes; the client was told of other columns.
-                    if row.columns as usize != run.columns {
+                    if run.columns.is_some_and(|columns| row.columns as usize != columns) {
                         return Step::Failed(plan_changed());
                     }
                     rows += 1;
@@ -238,6 +250,35 @@ impl Connection {
         }
     }
 
+    /// The id of a text that procedures run, if it has one.
+    pub(crate) fn known_text(&self, sql: &str) -> Option<u64> {
+        self.statements.texts.get(sql).copied()
+    }
+
+    /// Gives a text an id.
+    pub(crate) fn know_text(&mut self, sql: &str) -> u64 {
+        let cache = &mut self.statements;
+        if cache.texts.len() >= KNOWN_TEXTS {
+            cache.texts.clear();
+        }
+        cache.clock += 1;
+        let id = TEXT_IDS + cache.clock;
+        cache.texts.insert(sql.into(), id);
+        id
+    }
+
+    /// Tells the names of a statement's columns, as of its last run; on the fiber.
+    pub(crate) fn column_names_here(&self, id: u64, mut tell: impl FnMut(&[u8])) {
+        let Some(handle) = self.statements.handles.get(&id) else { return };
+        // SAFETY: a valid statement; a name lives until the next call about that column.
+        unsafe {
+            for column in 0..ffi::sqlite3_column_count(handle.raw) {
+                let name = ffi::sqlite3_column_name(handle.raw, column);
+                tell(if name.is_null() { b"" } else { CStr::from_ptr(name).to_bytes() });
+            }
+        }
+    }
+
     /// Runs a text of the engine's own (BEGIN, COMMIT ...), kept prepared under `id`; on the fiber.
     pub(crate) fn control_here(&mut self, id: u64, sql: &str) -> Step {
         struct Nowhere;
@@ -247,7 +288,7 @@ impl Connection {
             }
             fn reset(&mut self) {}
         }
-        self.run_here(&Run { id, sql, columns: 0, parameters: &[] }, &mut Nowhere)
+        self.run_here(&Run { id, sql, columns: Some(0), parameters: &[] }, &mut Nowhere)
     }
 }
 
@@ -359,8 +400,9 @@ impl Row for StatementRow {
                 ffi::SQLITE_INTEGER => ValueRef::Integer(ffi::sqlite3_column_int64(self.raw, column)),
                 ffi::SQLITE_FLOAT => ValueRef::Real(ffi::sqlite3_column_double(self.raw, column)),
                 ffi::SQLITE_TEXT => {
-                    let text = ffi::sqlite3_column_text(self.raw, column);
-                    ValueRef::Text(bytes(text, ffi::sqlite3_column_bytes(self.raw, column)))
+                    // As a blob: a text would be copied out of its page to be ended with a zero. Partitions are UTF-8.
+                    let text = ffi::sqlite3_column_blob(self.raw, column);
+                    ValueRef::Text(bytes(text.cast(), ffi::sqlite3_column_bytes(self.raw, column)))
                 }
                 ffi::SQLITE_BLOB => {
                     let blob = ffi::sqlite3_column_blob(self.raw, column);

@@ -4,8 +4,8 @@
 //! 1. Outside the lock: changed pages are compared with what the transaction's snapshot shows; unchanged ones are
 //!    dropped, the others' differences are encoded into a log record.
 //! 2. In the lock: every page that the transaction read must still be the newest (page 1 by field, below); the record
-//!    gets its number and goes into the log's buffer (space is reserved: a commit that the log cannot take is refused
-//!    before anybody has seen it); the pages are put in front of their chains; the version becomes current.
+//!    gets its number and goes into the log's buffer (space is reserved: a commit that the log cannot take at the moment
+//!    waits outside the lock before anybody has seen it, and tries again); the pages are put in front of their chains; the version becomes current.
 //! 3. Outside again: whoever waits for the answer waits for the log to be durable up to the record.
 //!
 //! The order of records in the log is the order of versions of the partition, since both are given in the lock.
@@ -120,6 +120,19 @@ pub(crate) enum Refused {
     Failed(Error),
 }
 
+/// Why changes were not installed.
+enum Stopped {
+    Refused(Refused),
+    /// The log has no room for a record of so many bytes at the moment. The changes are as they were.
+    LogBusy(usize),
+}
+
+impl From<Refused> for Stopped {
+    fn from(refused: Refused) -> Stopped {
+        Stopped::Refused(refused)
+    }
+}
+
 impl Commits {
     pub(super) fn new(current: Snapshot) -> Self {
         Commits {
@@ -160,17 +173,19 @@ struct Changes {
 
 impl Partition {
     /// Makes the transaction's changes the next version. `page_one` is page 1 as SQLite wrote it; `large` holds the
-    /// other pages if they have gone to the store. Answers `None` if nothing has changed.
+    /// other pages if they have gone to the store. `wait_room` waits until the log has room for a record of so many bytes:
+    /// that others were faster is no conflict. Answers `None` if nothing has changed.
     pub(crate) fn commit(
         &self,
         transaction: &mut Transaction,
         page_one: Box<Page>,
         large: Option<Large>,
+        wait_room: impl Fn(usize) -> Result<(), Error>,
     ) -> Result<Option<Committed>, Refused> {
         let Some(snapshot) = transaction.snapshot else {
             return Err(Refused::Failed(Error::new(sqlstate::INTERNAL, "a commit without a snapshot")));
         };
-        let changes = self.collect_changes(transaction, &snapshot, page_one, large)?;
+        let mut changes = self.collect_changes(transaction, &snapshot, page_one, large)?;
         let same_pages = changes.pages.is_empty() && changes.large.is_none();
         if same_pages && !changes.changed_allocation && !changes.changed_rest && transaction.id == 0 {
             return Ok(None);
@@ -189,7 +204,17 @@ impl Partition {
         if !reserved {
             return Err(Refused::Failed(self.node.memory.exhausted()));
         }
-        let result = self.install(transaction, &snapshot, changes);
+        let result = loop {
+            match self.install(transaction, &snapshot, &mut changes) {
+                Ok(installed) => break Ok(installed),
+                Err(Stopped::Refused(refused)) => break Err(refused),
+                Err(Stopped::LogBusy(bytes)) => {
+                    if let Err(error) = wait_room(bytes) {
+                        break Err(Refused::Failed(error));
+                    }
+                }
+            }
+        };
         match &result {
             Ok((committed, used)) => {
                 self.node.memory.release(bytes - used);
@@ -259,41 +284,44 @@ impl Partition {
         &self,
         transaction: &mut Transaction,
         snapshot: &Snapshot,
-        changes: Changes,
-    ) -> Result<(Committed, u64), Refused> {
-        let Changes { mut record, mut pages, large, mut page_one, changed_allocation, changed_rest } =
-            changes;
+        changes: &mut Changes,
+    ) -> Result<(Committed, u64), Stopped> {
+        let Changes { record, pages, large, page_one, .. } = changes;
+        let (changed_allocation, changed_rest) = (changes.changed_allocation, changes.changed_rest);
         let mut commits = self.commits.lock();
         if self.is_closed() {
-            return Err(Refused::Failed(closed_error()));
+            return Err(Refused::Failed(closed_error()).into());
         }
         let holder = self.turns.holder();
         if holder != 0 && holder != transaction.turn {
-            return Err(Refused::Conflict(Conflict::Turn));
+            return Err(Refused::Conflict(Conflict::Turn).into());
         }
         let current = self.validate(transaction, snapshot)?;
         // A page written without having been read (taken from the free list) is covered by the allocation fields of
         // page 1; but its difference was taken from the snapshot's version, so make sure of it.
         if let Some((page, _)) = pages.iter().find(|(page, _)| !self.unchanged_since(*page, snapshot)) {
-            return Err(Refused::Conflict(Conflict::PageChanged(*page)));
+            return Err(Refused::Conflict(Conflict::PageChanged(*page)).into());
         }
         if transaction.id != 0 && !self.outcomes.may_commit(transaction.id) {
-            return Err(Refused::Failed(decided_aborted(transaction.id)));
+            return Err(Refused::Failed(decided_aborted(transaction.id)).into());
         }
         let frames = large.as_ref().map(|large| large.frames(self)).unwrap_or_default();
         if let Some((page, _)) = frames.iter().find(|(page, _)| !self.unchanged_since(*page, snapshot)) {
-            return Err(Refused::Conflict(Conflict::PageChanged(*page)));
+            return Err(Refused::Conflict(Conflict::PageChanged(*page)).into());
         }
         let number = commits.last_number + 1;
+        let unmerged_bytes = record.len();
         let mut page_count = current.page_count;
+        let mut merged = None;
         if changed_allocation || changed_rest {
-            self.merge_page_one(snapshot, &current, &mut page_one, changed_allocation, changed_rest)?;
-            page_count = page_one::page_count(&page_one);
-            stamp_page_one(&mut page_one, number);
+            let mut page = page_one.clone();
+            self.merge_page_one(snapshot, &current, &mut page, changed_allocation, changed_rest)?;
+            page_count = page_one::page_count(&page);
+            stamp_page_one(&mut page, number);
             // SAFETY: the commit lock is held: nothing that is current is freed.
             let newest = unsafe { self.resident(1, &current) };
-            record.push_page(1, newest, &page_one);
-            pages.push((1, page_one));
+            record.push_page(1, newest, &page);
+            merged = Some((1, page));
         }
         if transaction.id != 0 {
             record.push_outcome(Outcome { transaction: transaction.id, committed: true });
@@ -303,12 +331,19 @@ impl Partition {
         record::patch_page_count(body, page_count);
         // At or before the record's beginning: others append too.
         let start = self.node.log.appended();
-        let lsn = self.node.log.append(body).map_err(|e| match e {
-            LogError::Busy => Refused::Conflict(Conflict::LogBusy(body.len())),
-            other => Refused::Failed(log_error(other)),
-        })?;
-        self.node.count_record(body.len(), pages.len());
-        self.node.buffers.give(record.into_buffer());
+        let body_bytes = body.len();
+        let lsn = match self.node.log.append(body) {
+            Ok(lsn) => lsn,
+            Err(LogError::Busy) => {
+                record.truncate(unmerged_bytes);
+                return Err(Stopped::LogBusy(body_bytes));
+            }
+            Err(other) => return Err(Refused::Failed(log_error(other)).into()),
+        };
+        let mut pages = std::mem::take(pages);
+        pages.extend(merged);
+        self.node.count_record(body_bytes, pages.len());
+        self.node.buffers.give(std::mem::replace(record, RecordBuilder::new(Vec::new())).into_buffer());
 
         if transaction.id != 0 {
             self.outcomes.decided(transaction.id, true, lsn);
@@ -322,7 +357,7 @@ impl Partition {
             commits.dirty.insert(no);
             changed.push(no);
         }
-        if let Some(large) = &large {
+        if let Some(large) = large {
             commits.large.push(large.named(self, number));
             for (no, frame) in frames {
                 replaced += u64::from(self.pages.install(no, number, None, Some(frame)));

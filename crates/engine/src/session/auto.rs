@@ -33,7 +33,8 @@ impl Session {
         }
         let variables = self.variables();
         let mut connection = self.checkout(variables).await?;
-        connection.link.transaction.borrow_mut().lone = true;
+        // A procedure reads and writes more than once: what it has read is noted page by page.
+        connection.link.transaction.borrow_mut().lone = statement.plan.call.is_none();
         let end = if statement.read_only {
             {
                 let mut transaction = connection.link.transaction.borrow_mut();
@@ -102,7 +103,6 @@ impl Session {
             }
             partition.stats.replays.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             sink.reset();
-            self.wait_for_room(connection).await?;
             if turn.is_none() {
                 turn = Some(self.cancellable(partition.turns.take()).await?);
             }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::journal::{COMMIT, ROLLBACK};
 use super::open::Open;
 use super::{MOST_ATTEMPTS, Session, serialization_failure};
 use crate::connection::Step;
+use crate::connection::{COMMIT, ROLLBACK};
 use crate::partition::{Partition, RowName};
 use crate::sql::Begin;
 use crate::{CommandTag, Completion, Error, Result, RowSink, Scope, Statement, StatementKind, sqlstate};
@@ -108,7 +108,6 @@ impl Session {
                 Step::Failed(error) => return Ok(Outcome::Failed(error)),
                 Step::Conflict => {
                     partition.stats.conflicts.fetch_add(1, Ordering::Relaxed);
-                    self.wait_for_room(connection).await?;
                     self.take_turn(open, &partition, false).await?;
                     self.replay_in(open).await?;
                 }

@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::connection::{Connection, Run, Step};
+use crate::connection::{BEGIN, Connection, ROLLBACK, Run, Step};
+use crate::procedure::call_here;
 use crate::statement::{CommandTag, Row, RowSink, StatementKind};
 use crate::value::ValueRef;
 use crate::{Error, Result, Statement, Value};
@@ -149,7 +150,8 @@ pub(super) fn run_statement(
     parameters: &[Value],
     sink: &mut dyn RowSink,
 ) -> End {
-    let run = Run { id: statement.id, sql: &statement.sql, columns: statement.columns.len(), parameters };
+    let run =
+        Run { id: statement.id, sql: &statement.sql, columns: Some(statement.columns.len()), parameters };
     connection.link.vacuuming.set(statement.plan.vacuum);
     if statement.kind == StatementKind::Utility("ANALYZE") {
         connection.link.bump_schema.set(true);
@@ -158,9 +160,12 @@ pub(super) fn run_statement(
         connection.link.variables.borrow_mut().changed = true;
     }
     // What is read-only, since it may be rolled back: a column may have such a name too.
-    let step = match statement.plan.checks_integrity && statement.read_only {
-        true => connection.check_integrity_here(&run, sink),
-        false => connection.run_here(&run, sink),
+    let step = match &statement.plan.call {
+        Some(call) => call_here(connection, call, parameters, statement.columns.len(), sink),
+        None if statement.plan.checks_integrity && statement.read_only => {
+            connection.check_integrity_here(&run, sink)
+        }
+        None => connection.run_here(&run, sink),
     };
     connection.link.vacuuming.set(false);
     connection.tainted |= statement.plan.temporary;
@@ -185,6 +190,7 @@ fn tag(connection: &mut Connection, kind: StatementKind, rows: u64) -> CommandTa
         StatementKind::Begin => CommandTag::Plain("BEGIN"),
         StatementKind::Commit => CommandTag::Plain("COMMIT"),
         StatementKind::Rollback => CommandTag::Plain("ROLLBACK"),
+        StatementKind::Call => CommandTag::Plain("CALL"),
         StatementKind::Empty => CommandTag::Empty,
     }
 }
@@ -196,11 +202,6 @@ pub(super) enum Replayed {
     Differs(usize),
     Conflict,
 }
-
-/// Statement ids of the engine's own texts.
-pub(super) const BEGIN: (u64, &str) = (u64::MAX, "BEGIN");
-pub(super) const COMMIT: (u64, &str) = (u64::MAX - 1, "COMMIT");
-pub(super) const ROLLBACK: (u64, &str) = (u64::MAX - 2, "ROLLBACK");
 
 /// Rolls back and runs the journal again on a fresh snapshot; on the fiber.
 pub(super) fn replay(connection: &mut Connection, entries: &[Entry]) -> Result<Replayed> {

@@ -38,7 +38,7 @@ impl Open {
             return Ok(());
         }
         let wrote = connection.has_changes();
-        let (id, sql) = super::journal::ROLLBACK;
+        let (id, sql) = crate::connection::ROLLBACK;
         let step = connection.run(|c| c.control_here(id, sql))?.await;
         match connection.is_autocommit() {
             true => self.retired = Some(Retired { wrote }),

@@ -2,6 +2,7 @@
 //!
 //! | module | what it does |
 //! | --- | --- |
+//! | [`call`] | preparing a CALL |
 //! | [`auto`] | a statement that is a transaction of its own |
 //! | [`open`] | statements inside BEGIN ... COMMIT, or inside a pipeline |
 //! | [`control`] | BEGIN, COMMIT, ROLLBACK, savepoints |
@@ -17,6 +18,7 @@
 //! a crash could take back. No thread is held while an answer waits.
 
 mod auto;
+mod call;
 mod control;
 mod held_turn;
 mod journal;
@@ -35,7 +37,6 @@ use fulmar_store::{LogError, Lsn};
 use crate::cancel::CancelFlag;
 use crate::connection::Connection;
 use crate::partition::Partition;
-use crate::transaction::Conflict;
 use crate::variables::Variables;
 use crate::{
     Canceller, CommandTag, Completion, Engine, Error, Result, RowSink, Scope, Statement, StatementKind,
@@ -287,15 +288,6 @@ impl Session {
             future.as_mut().poll(cx).map(Ok)
         })
         .await
-    }
-
-    /// After a conflict: if it was that the log has no room, waits for it. Then the statement can be run again.
-    async fn wait_for_room(&mut self, connection: &mut Connection) -> Result<()> {
-        let Some(Conflict::LogBusy(bytes)) = connection.link.transaction.borrow().conflict else {
-            return Ok(());
-        };
-        let node = self.engine.node().clone();
-        self.cancellable(node.log.wait_room(bytes)).await?.map_err(crate::partition::log_error)
     }
 
     /// Waits until the log is durable up to `lsn`. Not cancellable: until then nobody knows the answer.

@@ -246,7 +246,7 @@ impl Session {
         }
         let Some(connection) = &mut open.connection else { return Err(no_transaction()) };
         connection.link.transaction.borrow_mut().current = current;
-        let (id, sql) = super::journal::BEGIN;
+        let (id, sql) = crate::connection::BEGIN;
         match connection.run(|c| c.control_here(id, sql))?.await {
             Step::Done(_) => Ok(()),
             Step::Failed(error) => Err(error),

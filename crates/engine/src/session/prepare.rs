@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::Session;
+use super::{Session, call};
 use crate::connection::{Columns, Connection, Prepared};
 use crate::sql::{Plan, Shape, Token, classify, shape, tokens};
 use crate::{ColumnInfo, ParameterInfo, Result, Statement, StatementKind};
@@ -74,6 +74,7 @@ async fn describe<'a>(session: &mut Session, sql: &'a str) -> Result<(Statement,
         vacuum: kind == StatementKind::Utility("VACUUM"),
         checks_integrity: checks_integrity(first),
         temporary: is_temporary(first),
+        call: None,
     };
     let id = session.engine.ticket();
     let mut statement = Statement {
@@ -101,25 +102,36 @@ async fn describe<'a>(session: &mut Session, sql: &'a str) -> Result<(Statement,
         }
         complete(&mut statement, prepared, &shape, &tables);
     }
+    if kind == StatementKind::Call {
+        call::describe(session, &mut statement, first, sql).await?;
+    }
     if tokens(rest).all(|t| t.is_symbol(";")) {
         rest = "";
     }
     Ok((statement, rest))
 }
 
-/// Prepares the text on the transaction's connection, or on one that is borrowed for it.
+/// Prepares the text and looks at the tables that it names.
 async fn ask_sqlite(
     session: &mut Session,
     id: u64,
     text: &str,
     shape: &Shape,
 ) -> Result<(Prepared, Vec<Columns>)> {
-    let body = |connection: &mut Connection| {
+    ask(session, |connection| {
         let prepared = connection.describe_here(id, text)?;
         let needed = !shape.parameters.is_empty();
         let tables = if needed { connection.columns_here(&shape.tables) } else { Vec::new() };
         Ok((prepared, tables))
-    };
+    })
+    .await
+}
+
+/// Runs `body` on the transaction's connection, or on one that is borrowed for it.
+pub(super) async fn ask<T>(
+    session: &mut Session,
+    body: impl FnOnce(&mut Connection) -> Result<T>,
+) -> Result<T> {
     if let Some(connection) = session.open.as_mut().and_then(|open| open.connection.as_mut()) {
         return connection.run(body)?.await;
     }
@@ -130,9 +142,9 @@ async fn ask_sqlite(
         transaction.track_reads = false;
         transaction.lone = true;
     }
-    let described = connection.run(body)?.await;
+    let answer = connection.run(body)?.await;
     session.give_back(connection);
-    described
+    answer
 }
 
 /// The declared type of a column of these tables; `#2` is the third one of the first.

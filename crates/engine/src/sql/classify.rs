@@ -40,6 +40,7 @@ pub(crate) fn classify(tokens: &[Token<'_>]) -> (StatementKind, Begin) {
         "ALTER" => StatementKind::Utility("ALTER TABLE"),
         "VACUUM" => StatementKind::Utility("VACUUM"),
         "ANALYZE" => StatementKind::Utility("ANALYZE"),
+        "CALL" => StatementKind::Call,
         "REINDEX" => StatementKind::Utility("REINDEX"),
         _ => StatementKind::Utility("OK"),
     };

@@ -30,4 +30,6 @@ pub(crate) struct Plan {
     pub checks_integrity: bool,
     /// Makes or drops temporary tables: the connection stays with the session.
     pub temporary: bool,
+    /// CALL: what it calls.
+    pub call: Option<crate::procedure::Call>,
 }

@@ -6,7 +6,7 @@ use fulmar_pages::{PAGE_SIZE, Page, PageNo};
 use libsqlite3_sys as ffi;
 
 use super::{Link, guarded};
-use crate::partition::{LARGE_PAGES, PageVersion, Snapshot, page_one};
+use crate::partition::{LARGE_PAGES, PageVersion, Snapshot, log_error, page_one};
 use crate::transaction::{Conflict, Transaction};
 use crate::{Error, sqlstate};
 
@@ -446,7 +446,11 @@ impl Link {
                 Err(super::Interrupted) => return ffi::SQLITE_INTERRUPT,
             }
         }
-        match self.partition.commit(&mut transaction, page_one, large) {
+        let wait_room = |bytes| match self.wait(self.partition.node.log.wait_room(bytes)) {
+            Ok(room) => room.map_err(log_error),
+            Err(super::Interrupted) => Err(self.cancel.borrow().error()),
+        };
+        match self.partition.commit(&mut transaction, page_one, large, wait_room) {
             Ok(committed) => {
                 transaction.committed = committed;
                 transaction.cached = self.version_of_cache(&transaction);

@@ -147,6 +147,12 @@ unsafe fn current<'a>() -> Option<&'a Link> {
     unsafe { fiber::current().cast::<Link>().as_ref() }
 }
 
+/// [`Link::checkpoint`] of the connection that runs on this thread's fiber; for code that SQLite does not call.
+pub(crate) fn checkpoint_here() -> bool {
+    // SAFETY: the answer is not kept.
+    unsafe { current() }.is_some_and(Link::checkpoint)
+}
+
 /// Registers the VFS, once a process.
 pub(crate) fn register() {
     static REGISTERED: Once = Once::new();

@@ -15,6 +15,7 @@
 pub(crate) mod admin;
 pub(crate) mod copy;
 mod functions;
+pub(crate) mod procedure;
 mod schema;
 mod setting;
 pub(crate) mod token;
@@ -25,6 +26,7 @@ use crate::Result;
 use crate::introspect::CatalogQuery;
 use admin::Admin;
 use copy::Copy;
+use procedure::Procedure;
 use token::{Cursor, Lexer, first_statement};
 
 /// What the front must know of the session.
@@ -57,6 +59,8 @@ pub(crate) enum Command {
     Batch { statements: Vec<String>, tag: &'static str },
     /// `COPY t FROM STDIN`.
     Copy(Copy),
+    /// `CREATE PROCEDURE`, `DROP PROCEDURE`.
+    Procedure(Procedure),
     /// Administration of tenants and users.
     Admin(Admin),
     /// A question about `pg_catalog`.
@@ -85,7 +89,10 @@ pub(crate) fn front<'a>(sql: &'a str, context: &Context<'_>) -> Result<Front<'a>
     let parser: Parser = if is(&["create", "drop", "alter", "truncate", "vacuum"]) {
         |cursor, sql| match admin::parse(cursor)? {
             Some(admin) => Ok(Some(Answer::Command(Command::Admin(admin)))),
-            None => schema::parse(cursor, sql),
+            None => match procedure::parse(cursor)? {
+                Some(procedure) => Ok(Some(Answer::Command(Command::Procedure(procedure)))),
+                None => schema::parse(cursor, sql),
+            },
         }
     } else if is(&["grant", "revoke"]) {
         |cursor, _| Ok(admin::parse(cursor)?.map(|admin| Answer::Command(Command::Admin(admin))))

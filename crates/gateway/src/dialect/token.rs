@@ -11,7 +11,7 @@ pub(crate) enum Kind {
     Word,
     /// `"a name"`.
     Quoted,
-    /// `'text'`, or `E'text'`.
+    /// `'text'`, `E'text'`, or `$tag$text$tag$`.
     String,
     /// `12`, `1.5e3`.
     Number,
@@ -59,6 +59,11 @@ impl Token<'_> {
     pub(crate) fn string(&self) -> Option<String> {
         if self.kind != Kind::String {
             return None;
+        }
+        if self.text.starts_with('$') {
+            let tag = dollar_tag(self.text)?;
+            let inner = &self.text[tag.len()..];
+            return Some(inner.strip_suffix(tag).unwrap_or(inner).to_owned());
         }
         match self.text.strip_prefix(['E', 'e']) {
             Some(quoted) => Some(unescape(&unquote(quoted, '\''))),
@@ -149,6 +154,18 @@ fn quoted_length(text: &str, quote: u8, escapes: bool) -> usize {
     bytes.len()
 }
 
+/// The opening `$tag$` of a dollar-quoted text; a tag is no number, which would be a parameter.
+fn dollar_tag(text: &str) -> Option<&str> {
+    let tag = length_while(text.strip_prefix('$')?, is_word);
+    let digit = text.as_bytes().get(1).is_some_and(u8::is_ascii_digit);
+    (!digit && text.as_bytes().get(1 + tag) == Some(&b'$')).then(|| &text[..tag + 2])
+}
+
+/// Bytes of a dollar-quoted text, its tags included.
+fn dollar_length(text: &str, tag: &str) -> usize {
+    text[tag.len()..].find(tag).map_or(text.len(), |end| end + 2 * tag.len())
+}
+
 fn is_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'_' || byte >= 0x80
 }
@@ -180,7 +197,10 @@ impl<'a> Iterator for Lexer<'a> {
             }
             b'"' => (Kind::Quoted, quoted_length(rest, b'"', false)),
             b'0'..=b'9' => (Kind::Number, number_length(rest)),
-            b'$' => (Kind::Parameter, 1 + length_while(&rest[1..], is_word)),
+            b'$' => match dollar_tag(rest) {
+                Some(tag) => (Kind::String, dollar_length(rest, tag)),
+                None => (Kind::Parameter, 1 + length_while(&rest[1..], is_word)),
+            },
             byte if is_word(byte) => (Kind::Word, length_while(rest, |byte| is_word(byte) || byte == b'$')),
             _ => (Kind::Sign, 1),
         };
@@ -325,6 +345,9 @@ mod tests {
         assert_eq!(texts("E'a\\'b' || 1.5e-3+$12"), ["E'a\\'b'", "|", "|", "1.5e-3", "+", "$12"]);
         assert_eq!(texts("'open"), ["'open"]);
         assert_eq!(texts("E'\\"), ["E'\\"]);
+        assert_eq!(texts("$$ a; '$1 $$ $a$ $$ $a$ $1"), ["$$ a; '$1 $$", "$a$ $$ $a$", "$1"]);
+        assert_eq!(Lexer::new("$a$ $$ $a$").next().unwrap().string().unwrap(), " $$ ");
+        assert_eq!(texts("$$open"), ["$$open"]);
         let (tokens, rest) = first_statement("a ';' ; b");
         assert_eq!((tokens.len(), rest), (2, " b"));
         assert_eq!(Lexer::new("E'a\\n''b'").next().unwrap().string().unwrap(), "a\n'b");

@@ -1,11 +1,14 @@
 //! Statements that the gateway runs itself.
 
-use fulmar_engine::{CommandTag, Error, RowSink, Scope, TransactionStatus, Value, sqlstate};
+use fulmar_engine::{
+    CREATE_PROCEDURES, CommandTag, Error, PROCEDURES, RowSink, Scope, TransactionStatus, Value, sqlstate,
+};
 
 use super::rows::{Collector, Layout, RowWriter, ValueRow};
 use super::{Fault, Ran, Session};
 use crate::Result;
 use crate::dialect::Command;
+use crate::dialect::procedure::Procedure;
 use crate::dialect::token::quote_name;
 use crate::introspect::{self, Viewer};
 use crate::protocol::backend;
@@ -60,6 +63,10 @@ impl Session {
             Command::Copy(copy) => {
                 self.begin_copy(copy, output).await?;
                 return Ok(Ran::Copying);
+            }
+            Command::Procedure(procedure) => {
+                self.procedure(procedure, output).await?;
+                procedure.tag()
             }
             Command::Admin(admin) => {
                 self.outside_transaction(admin.tag())?;
@@ -173,6 +180,48 @@ impl Session {
             self.completed(&completion, output);
         }
         Ok(())
+    }
+
+    /// Keeps or forgets a procedure, in the client's transaction.
+    async fn procedure(&mut self, procedure: &Procedure, output: &mut Vec<u8>) -> Result<()> {
+        let name = match procedure {
+            Procedure::Create { definition, .. } => &definition.name,
+            Procedure::Drop { name, .. } => name,
+        };
+        if let Procedure::Create { definition, .. } = procedure {
+            definition.check()?;
+            self.link.collect(CREATE_PROCEDURES, &[]).await?;
+        }
+        let known = "SELECT 1 FROM main.sqlite_schema WHERE name = $1 AND type = 'table'";
+        let mut exists = !self.link.collect(known, &[Value::Text(PROCEDURES.to_owned())]).await?.is_empty();
+        if exists {
+            let sql = format!("SELECT 1 FROM {PROCEDURES} WHERE name = $1");
+            exists = !self.link.collect(&sql, &[Value::Text(name.clone())]).await?.is_empty();
+        }
+        match procedure {
+            Procedure::Create { replace: false, .. } if exists => {
+                const DUPLICATE_FUNCTION: &str = "42723";
+                let message = format!("procedure \"{name}\" already exists");
+                Err(Error::new(DUPLICATE_FUNCTION, message).hint("CREATE OR REPLACE PROCEDURE replaces it."))
+            }
+            Procedure::Create { definition, .. } => {
+                let sql = format!("INSERT OR REPLACE INTO {PROCEDURES} VALUES ($1, $2, $3, $4)");
+                self.link.collect(&sql, &definition.values()).await.map(drop)
+            }
+            Procedure::Drop { .. } if exists => {
+                let sql = format!("DELETE FROM {PROCEDURES} WHERE name = $1");
+                self.link.collect(&sql, &[Value::Text(name.clone())]).await.map(drop)
+            }
+            Procedure::Drop { if_exists: true, .. } => {
+                let message = format!("procedure \"{name}\" does not exist, skipping");
+                backend::notice(output, sqlstate::SUCCESSFUL_COMPLETION, &message);
+                Ok(())
+            }
+            Procedure::Drop { .. } => {
+                let message = format!("procedure \"{name}\" does not exist");
+                Err(Error::new(sqlstate::UNDEFINED_FUNCTION, message))
+            }
+        }
     }
 
     fn outside_transaction(&self, tag: &str) -> Result<()> {

@@ -11,7 +11,7 @@ pub enum Error {
     Server {
         /// The five characters of the SQLSTATE.
         sqlstate: String,
-        /// The server's primary message.
+        /// The server's primary message, with the detail if it gives one.
         message: String,
     },
     /// The network, or the server's end of it, failed.

@@ -40,6 +40,8 @@ impl<'a> Frame<'a> {
             match field.split_first() {
                 Some((b'C', code)) => sqlstate = std::str::from_utf8(code).unwrap_or(sqlstate),
                 Some((b'M', text)) => message = String::from_utf8_lossy(text).into_owned(),
+                // It comes after the message.
+                Some((b'D', text)) => message.extend([" (", &String::from_utf8_lossy(text), ")"]),
                 _ => {}
             }
         }

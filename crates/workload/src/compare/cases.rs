@@ -49,6 +49,8 @@ pub(super) const CASES: &[Case] = &[
     row("cpu-read-8", Group::Reads, "server CPU per point read, 8 connections", "us", AtMost(0.6)),
     row("ycsb-8", Group::Ycsb, "YCSB transactions, durable, 8 connections", "transactions/s", AtLeast(1.1)),
     row("ycsb-32", Group::Ycsb, "YCSB transactions, durable, 32 connections", "transactions/s", AtLeast(1.6)),
+    row("proc-8", Group::Ycsb, "YCSB transactions as one procedure call, durable, 8 connections", "transactions/s", AtLeast(1.5)),
+    row("proc-32", Group::Ycsb, "YCSB transactions as one procedure call, durable, 32 connections", "transactions/s", AtLeast(2.0)),
     row("tpcb-8", Group::Tpcb, "pgbench's TPC-B at scale 1, 8 connections", "transactions/s", AtLeast(1.5)),
     row("tpcb-32", Group::Tpcb, "pgbench's TPC-B at scale 1, 32 connections", "transactions/s", AtLeast(2.0)),
     row("tenants-500-cpu", Group::Tenants, "500 tenants at a fixed rate: server CPU per transaction", "us", AtMost(1.0 / 3.0)),

@@ -1,4 +1,4 @@
-//! YCSB transactions, statement by statement, durable; and how many bytes of log one takes.
+//! YCSB transactions, durable, statement by statement and as one call; and how many bytes of log one takes.
 
 use anyhow::Context;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -24,11 +24,17 @@ pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::
     let mut pair = bench.pair(MOST_CLIENTS).await?;
     pair.each(async |server| load(bench, server).await).await?;
     let mut results = Vec::new();
-    for (connections, name) in [(8, "ycsb-8"), (MOST_CLIENTS, "ycsb-32")] {
+    let runs = [
+        (8, false, "ycsb-8"),
+        (MOST_CLIENTS, false, "ycsb-32"),
+        (8, true, "proc-8"),
+        (MOST_CLIENTS, true, "proc-32"),
+    ];
+    for (connections, procedure, name) in runs {
         if wanted.iter().any(|case| case.name == name) {
             let mut notes = Vec::new();
             let rounds = bench.in_turns(&mut pair, [case(name)], async |server| {
-                let report = run(bench, server, connections).await?;
+                let report = run(bench, server, connections, procedure).await?;
                 notes.push((server.name(), report.latency.p50_ms, report.latency.p99_ms, report.retries()));
                 Ok([report.throughput_tps])
             });
@@ -52,7 +58,7 @@ pub(super) async fn measure_log(bench: &Bench, wanted: &[&'static Case]) -> anyh
     for round in 1..=bench.rounds {
         bench.step(&format!("log-bytes-ratio: round {round} of {}", bench.rounds));
         let before = LogCounters::of(&server).await?;
-        run(bench, &server, 8).await?;
+        run(bench, &server, 8, false).await?;
         let after = LogCounters::of(&server).await?;
         rounds.push((after.bytes - before.bytes) / ((after.pages - before.pages) * PAGE_IMAGE_BYTES));
     }
@@ -76,8 +82,13 @@ async fn load(bench: &Bench, server: &Server) -> anyhow::Result<()> {
     server.settle(DATABASE).await
 }
 
-async fn run(bench: &Bench, server: &Server, connections: u32) -> anyhow::Result<YcsbReport> {
-    let report = ycsb::run(options(bench, server, connections)).await?;
+async fn run(
+    bench: &Bench,
+    server: &Server,
+    connections: u32,
+    procedure: bool,
+) -> anyhow::Result<YcsbReport> {
+    let report = ycsb::run(YcsbOptions { procedure, ..options(bench, server, connections) }).await?;
     let error = report.first_error.as_deref().unwrap_or_default();
     anyhow::ensure!(report.failed == 0, "{} transactions were given up: {error}", report.failed);
     anyhow::ensure!(report.transactions > 0, "no transaction committed");

@@ -32,6 +32,9 @@ pub struct YcsbArgs {
     /// Per cent of the operations that read; the others update
     #[arg(long, default_value_t = 90.0, value_name = "PERCENT")]
     pub reads: f64,
+    /// Run each transaction as one call of a stored procedure
+    #[arg(long)]
+    pub procedure: bool,
     /// Transactions a second over all instances, at random moments (open loop); without it, as many as go (closed loop)
     #[arg(long, value_name = "TPS")]
     pub rate: Option<f64>,
@@ -64,6 +67,7 @@ impl YcsbArgs {
             distribution: self.distribution,
             operations: self.operations,
             read_percent: self.reads,
+            procedure: self.procedure,
             warm_up: Duration::from_secs(self.warm_up),
             measure: Duration::from_secs(self.seconds),
             rate_tps: self.rate,

@@ -13,6 +13,7 @@
 //! that they were due, so that a stall is not hidden by the load that it stopped. (Timers are good to a millisecond.)
 
 mod arguments;
+mod procedure;
 mod report;
 mod run;
 mod schema;
@@ -43,6 +44,8 @@ pub struct YcsbOptions {
     pub operations: u32,
     /// Per cent of the operations that read; the others update one field.
     pub read_percent: f64,
+    /// A transaction is one call of a procedure (Lua at Fulmar, PL/pgSQL at PostgreSQL).
+    pub procedure: bool,
     /// Before the measured window.
     pub warm_up: Duration,
     /// The measured window.
@@ -70,6 +73,7 @@ impl YcsbOptions {
             distribution: Distribution::HOT_90_20,
             operations: 10,
             read_percent: 90.0,
+            procedure: false,
             warm_up: Duration::from_secs(2),
             measure: Duration::from_secs(10),
             rate_tps: None,

@@ -10,6 +10,7 @@ use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt, SeedableRng};
 use tokio::task::JoinSet;
 
+use super::procedure;
 use super::schema::{TABLES, load};
 use super::transaction::{Mix, Session};
 use super::{YcsbEvent, YcsbOptions, YcsbReport, YcsbTick};
@@ -27,6 +28,11 @@ const CONCURRENT_CONNECTS: usize = 32;
 const GRACE: Duration = Duration::from_secs(60);
 
 pub(super) async fn run(options: YcsbOptions) -> anyhow::Result<YcsbReport> {
+    anyhow::ensure!(
+        !options.procedure || options.operations == procedure::OPERATIONS && options.read_percent == 90.0,
+        "the procedure has {} operations, one of which updates: leave --operations and --reads as they are",
+        procedure::OPERATIONS
+    );
     let options = Rc::new(options);
     let targets = targets(&options);
     load_all(&options, &targets).await?;
@@ -64,6 +70,9 @@ async fn load_all(options: &YcsbOptions, targets: &[Target]) -> anyhow::Result<(
             load(&mut client, options.records, &mut random, loaded)
                 .await
                 .with_context(|| format!("cannot load {target}"))?;
+            if options.procedure {
+                procedure::create(&mut client).await.context("cannot make the procedure")?;
+            }
             anyhow::Ok(client.close().await?)
         })
         .buffer_unordered(CONCURRENT_LOADS)
@@ -97,6 +106,7 @@ async fn connect_all(
         keys: Keys::new(options.distribution, options.records),
         operations: options.operations,
         updates: f64::from(options.operations) * (1.0 - options.read_percent / 100.0),
+        procedure: options.procedure,
         patience: options.patience,
     });
     let meter = Rc::new(RefCell::new(Meter::new(Clock::starting_now(options).window)));

@@ -46,12 +46,18 @@ pub(super) struct Statements {
     pub(super) read: Vec<Statement>,
     /// By table.
     pub(super) update: Vec<Statement>,
+    /// The whole transaction as one call, if it is to be that.
+    pub(super) call: Option<Statement>,
 }
 
 impl Statements {
     /// Prepares what a connection needs. It updates one field of its own, so that two statements per table do:
     /// a backend that kept one for every field would be measured by its plan cache.
-    pub(super) async fn prepare(client: &mut Client, field: usize) -> Result<Statements, Error> {
+    pub(super) async fn prepare(
+        client: &mut Client,
+        field: usize,
+        procedure: bool,
+    ) -> Result<Statements, Error> {
         let (mut read, mut update) = (Vec::new(), Vec::new());
         for table in TABLES {
             let sql = format!("SELECT {} FROM {table} WHERE id = $1", fields(", "));
@@ -65,6 +71,7 @@ impl Statements {
             rollback: client.prepare("ROLLBACK", &[]).await?,
             read,
             update,
+            call: if procedure { Some(super::procedure::prepare(client).await?) } else { None },
         })
     }
 }
@@ -120,7 +127,7 @@ async fn count(client: &mut Client, table: &str) -> anyhow::Result<u32> {
 }
 
 /// `field0<separator>field1<separator>...field9`
-fn fields(separator: &str) -> String {
+pub(super) fn fields(separator: &str) -> String {
     (0..FIELDS).map(|field| format!("field{field}")).collect::<Vec<_>>().join(separator)
 }
 

@@ -6,7 +6,8 @@
 //! UPDATE t SET field3 = $1 WHERE id = $2    one of these, at a random place among them
 //! COMMIT
 //! ```
-//! A transaction of one operation is that statement alone.
+//! A transaction of one operation is that statement alone; with a procedure the whole of it is one call
+//! ([`super::procedure`]).
 //!
 //! Two generators: keys and the order of operations come from a seed, so that a run can be repeated; what is written
 //! comes from the operating system's randomness, since a second run with the same seed would otherwise write what is
@@ -38,6 +39,8 @@ pub(super) struct Mix {
     pub(super) operations: u32,
     /// Updates per transaction; the fraction is the chance of one more.
     pub(super) updates: f64,
+    /// A transaction is one call.
+    pub(super) procedure: bool,
     /// How long a session tries to reach a server that is away; zero: losing the server ends the run.
     pub(super) patience: Duration,
 }
@@ -113,7 +116,7 @@ impl Session {
 
     async fn try_connect(&self) -> Result<(Client, Statements), Error> {
         let mut client = Client::connect(&self.target).await?;
-        let statements = Statements::prepare(&mut client, self.number).await?;
+        let statements = Statements::prepare(&mut client, self.number, self.mix.procedure).await?;
         Ok((client, statements))
     }
 
@@ -179,6 +182,16 @@ impl Session {
     /// One try; answers how many statements it took.
     async fn attempt(&mut self) -> Result<u64, Failure> {
         let (client, statements) = self.connection.as_mut().ok_or(Error::Closed)?;
+        if let Some(call) = &statements.call {
+            fill(&mut self.field, &mut self.values);
+            let tables: Vec<u8> = self.plan.iter().map(|operation| b'0' + operation.table as u8).collect();
+            let place = self.plan.iter().position(|operation| operation.update).map_or(0, |at| at as i32 + 1);
+            let mut parameters =
+                vec![Parameter::Text(&tables), Parameter::Int4(place), Parameter::Text(&self.field)];
+            parameters.extend(self.plan.iter().map(|operation| Parameter::Int4(operation.key)));
+            client.execute(call, &parameters).await?;
+            return Ok(1);
+        }
         let bracketed = self.plan.len() > 1;
         if bracketed {
             client.execute(&statements.begin, &[]).await?;
@@ -235,7 +248,7 @@ mod tests {
         let now = Instant::now();
         let meter = Meter::new(Window { opens: now, closes: now });
         let keys = Keys::new(Distribution::Uniform, 100);
-        let mix = Mix { keys, operations, updates, patience: Duration::ZERO };
+        let mix = Mix { keys, operations, updates, procedure: false, patience: Duration::ZERO };
         let target = "postgres://nobody@127.0.0.1:1/none".parse().unwrap();
         Session::new(target, Rc::new(mix), Rc::new(RefCell::new(meter)), 42, 0)
     }

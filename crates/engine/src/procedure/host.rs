@@ -1,0 +1,187 @@
+//! What a procedure can ask of the database: `db.query`, `db.exec`, `db.abort`.
+//!
+//! Each runs one statement on the transaction's connection. What goes wrong with a statement is an error of Lua's, which
+//! a procedure may catch; what ends the whole transaction is remembered here as well ([`Host::end`]), and no catching
+//! undoes it.
+
+use mlua::{Lua, Table, Variadic};
+
+use super::MEMORY_BYTES;
+use super::values::{to_lua, to_sql};
+use crate::connection::{Connection, Run, Step};
+use crate::sql::{classify, tokens};
+use crate::statement::{Row, RowSink};
+use crate::{Error, Result, StatementKind, Value, sqlstate};
+
+/// The side of the database.
+pub(super) struct Host<'c> {
+    connection: &'c mut Connection,
+    /// The transaction cannot go on: how it ends.
+    end: Option<Step>,
+}
+
+type Arguments = Variadic<mlua::Value>;
+
+impl<'c> Host<'c> {
+    pub(super) fn new(connection: &'c mut Connection) -> Self {
+        Host { connection, end: None }
+    }
+
+    /// Runs a statement and answers its rows: a list of tables with a field for each column.
+    pub(super) fn query(&mut self, lua: &Lua, sql: &str, arguments: &Arguments) -> mlua::Result<Table> {
+        let _trusted = Trusted::new(lua)?;
+        let mut rows = LuaRows { lua: Confined(lua), values: Confined(Vec::new()) };
+        let (id, count) = self.run(sql, arguments, &mut rows)?;
+        let mut names = Vec::new();
+        self.connection.column_names_here(id, |name| names.push(lua.create_string(name)));
+        let names = names.into_iter().collect::<mlua::Result<Vec<_>>>()?;
+        let table = lua.create_table_with_capacity(count as usize, 0)?;
+        let mut values = rows.values.0.into_iter();
+        for _ in 0..count {
+            let row = lua.create_table_with_capacity(0, names.len())?;
+            for (name, value) in names.iter().zip(&mut values) {
+                row.raw_set(name, value)?;
+            }
+            table.raw_push(row)?;
+        }
+        Ok(table)
+    }
+
+    /// Runs a statement and answers how many rows it has changed.
+    pub(super) fn exec(&mut self, sql: &str, arguments: &Arguments) -> mlua::Result<i64> {
+        struct Nowhere;
+        impl RowSink for Nowhere {
+            fn row(&mut self, _: &dyn Row) -> Result<()> {
+                Ok(())
+            }
+            fn reset(&mut self) {}
+        }
+        self.run(sql, arguments, &mut Nowhere)?;
+        Ok(self.connection.changes().0)
+    }
+
+    /// Ends the procedure and its transaction with an error of its own.
+    pub(super) fn abort(&mut self, message: &str) -> mlua::Error {
+        const RAISED: &str = "P0001";
+        self.finish(Step::Failed(Error::new(RAISED, message)))
+    }
+
+    fn finish(&mut self, end: Step) -> mlua::Error {
+        self.end.get_or_insert(end);
+        mlua::Error::runtime("the transaction has ended")
+    }
+
+    fn run(&mut self, sql: &str, arguments: &Arguments, sink: &mut dyn RowSink) -> mlua::Result<(u64, u64)> {
+        if self.end.is_some() {
+            return Err(mlua::Error::runtime("the transaction has ended"));
+        }
+        let id = match self.connection.known_text(sql) {
+            Some(id) => id,
+            None => {
+                check(sql).map_err(mlua::Error::external)?;
+                self.connection.know_text(sql)
+            }
+        };
+        let parameters = arguments.iter().enumerate();
+        let parameters: Result<Vec<Value>> =
+            parameters.map(|(index, value)| to_sql(value, &format!("argument ${}", index + 1))).collect();
+        let parameters = parameters.map_err(mlua::Error::external)?;
+        let run = Run { id, sql, columns: None, parameters: &parameters };
+        self.connection.link.variables.borrow_mut().changed = true;
+        match self.connection.run_here(&run, sink) {
+            Step::Done(rows) => Ok((id, rows)),
+            Step::Conflict => Err(self.finish(Step::Conflict)),
+            // SQLite has rolled everything back, or the client wants no more.
+            Step::Failed(error) if self.connection.is_autocommit() || self.is_cancelled() => {
+                Err(self.finish(Step::Failed(error)))
+            }
+            Step::Failed(error) => Err(mlua::Error::external(error)),
+        }
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.connection.link.cancel.borrow().is_set()
+    }
+
+    /// How the CALL ends, after Lua has ended with `outcome`.
+    pub(super) fn settle(self, outcome: Result<u64>) -> Step {
+        if let Some(end) = self.end {
+            return end;
+        }
+        match outcome {
+            Ok(rows) => Step::Done(rows),
+            Err(_) if self.is_cancelled() => Step::Failed(self.connection.link.cancel.borrow().error()),
+            Err(_) if self.connection.link.transaction.borrow().conflict.is_some() => Step::Conflict,
+            Err(error) => Step::Failed(error),
+        }
+    }
+}
+
+/// Only statements that read and change data: a procedure has no say in transactions, schema and settings.
+fn check(sql: &str) -> Result<()> {
+    let all: Vec<_> = tokens(sql).collect();
+    let end = all.iter().position(|token| token.is_symbol(";")).unwrap_or(all.len());
+    if all[end..].iter().any(|token| !token.is_symbol(";")) {
+        return Err(Error::new(sqlstate::SYNTAX_ERROR, "a procedure runs one statement at a time"));
+    }
+    let first = &all[..end];
+    use StatementKind::{Delete, Insert, Query, Update};
+    let (kind, _) = classify(first);
+    if matches!(kind, Query | Insert | Update | Delete) && !first.first().is_some_and(|t| t.is("PRAGMA")) {
+        return Ok(());
+    }
+    Err(Error::new(
+        sqlstate::FEATURE_NOT_SUPPORTED,
+        "a procedure can run SELECT, INSERT, UPDATE and DELETE only",
+    ))
+}
+
+/// Values of rows, one after the other.
+struct LuaRows<'l> {
+    lua: Confined<&'l Lua>,
+    values: Confined<Vec<mlua::Value>>,
+}
+
+impl RowSink for LuaRows<'_> {
+    fn row(&mut self, row: &dyn Row) -> Result<()> {
+        if self.lua.0.used_memory() > MEMORY_BYTES {
+            return Err(Error::new(
+                sqlstate::OUT_OF_MEMORY,
+                "the rows take too much of the procedure's memory",
+            )
+            .hint("let SQL do the work on many rows"));
+        }
+        for column in 0..row.len() {
+            self.values.0.push(to_lua(self.lua.0, row.get(column))?);
+        }
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.values.0.clear();
+    }
+}
+
+/// While it lives, Lua's memory is not limited: with a limit each string and field that we make is made in a protected
+/// call, which costs more than the query. What we make is counted in [`LuaRows`].
+pub(super) struct Trusted<'l>(&'l Lua);
+
+impl<'l> Trusted<'l> {
+    pub(super) fn new(lua: &'l Lua) -> mlua::Result<Self> {
+        lua.set_memory_limit(0)?;
+        Ok(Trusted(lua))
+    }
+}
+
+impl Drop for Trusted<'_> {
+    fn drop(&mut self) {
+        // It cannot fail: the machine's memory is ours, and was limited before.
+        let _ = self.0.set_memory_limit(MEMORY_BYTES);
+    }
+}
+
+/// What stays with its machine.
+struct Confined<T>(T);
+
+// SAFETY: rows are made and used on the fiber that runs the machine, which moves between threads as a whole.
+unsafe impl<T> Send for Confined<T> {}

@@ -1,0 +1,162 @@
+//! Procedures: a transaction in one round trip, written in Lua (Luau), run beside the data.
+//!
+//! ```text
+//! CREATE PROCEDURE transfer(source INTEGER, target INTEGER, amount INTEGER) LANGUAGE lua AS $$
+//!     local rows = db.query("SELECT balance FROM account WHERE id = $1", source)
+//!     if #rows == 0 then db.abort("no such account: " .. source) end
+//!     db.exec("UPDATE account SET balance = balance - $2 WHERE id = $1", source, amount)
+//!     db.exec("UPDATE account SET balance = balance + $2 WHERE id = $1", target, amount)
+//! $$
+//! ```
+//!
+//! A definition is a row of the ordinary table [`TABLE`] in the tenant's own database, so it commits, replays, moves and
+//! is copied like all data. CALL is a statement like any other ([`call_here`]): it runs on the statement's fiber, its
+//! queries run on the transaction's connection, and after a conflict it is run again as a whole.
+//!
+//! | module | what it does |
+//! | --- | --- |
+//! | [`definition`] | what is kept of a procedure |
+//! | [`host`] | `db.query`, `db.exec`, `db.abort` |
+//! | [`values`] | SQL's values as Lua's, and back |
+//! | [`vm`] | the machines: sandbox, limits, what they keep |
+//!
+//! # What a procedure can do
+//! Compute, and use `db`. It has no files, clock, randomness, coroutines or globals of its own; SQL's `now()` and
+//! `random()` are the transaction's. It may use 64 MiB and [`vm::MOST_STEPS`]; `statement_timeout` and a
+//! cancel end it like any statement. An error of SQL's can be caught with `pcall` (the statement that failed has changed
+//! nothing); an abort, a conflict or a cancel cannot: `db` answers nothing else from then on.
+
+mod definition;
+mod host;
+mod values;
+mod vm;
+
+pub(crate) use definition::describe_here;
+pub use definition::{CREATE_TABLE, Definition, TABLE};
+pub(crate) use vm::{Machines, check};
+
+use definition::Loaded;
+use host::Host;
+use vm::MEMORY_BYTES;
+
+use crate::connection::{BEGIN, COMMIT, Connection, ROLLBACK, Run, Step};
+use crate::statement::{Row, RowSink};
+use crate::{Error, Result, Value, sqlstate};
+
+/// What a CALL says.
+#[derive(Debug)]
+pub(crate) struct Call {
+    pub name: String,
+    /// Names the query for the arguments in connections' caches.
+    pub arguments_id: u64,
+    /// `SELECT` and the arguments, as they were written; `None` if there are none.
+    pub arguments: Option<String>,
+}
+
+/// Runs a CALL; on the fiber. Outside a transaction it is one of its own: what it did is committed, or nothing is.
+pub(crate) fn call_here(
+    connection: &mut Connection,
+    call: &Call,
+    parameters: &[Value],
+    columns: usize,
+    sink: &mut dyn RowSink,
+) -> Step {
+    if !connection.is_autocommit() {
+        return run(connection, call, parameters, columns, sink);
+    }
+    match connection.control_here(BEGIN.0, BEGIN.1) {
+        Step::Done(_) => {}
+        other => return other,
+    }
+    let mut end = run(connection, call, parameters, columns, sink);
+    if let Step::Done(rows) = end {
+        end = match connection.control_here(COMMIT.0, COMMIT.1) {
+            Step::Done(_) => Step::Done(rows),
+            other => other,
+        };
+    }
+    if !connection.is_autocommit() {
+        connection.control_here(ROLLBACK.0, ROLLBACK.1);
+    }
+    end
+}
+
+fn run(
+    connection: &mut Connection,
+    call: &Call,
+    parameters: &[Value],
+    columns: usize,
+    sink: &mut dyn RowSink,
+) -> Step {
+    match prepare(connection, call, parameters) {
+        Ok(Ok((loaded, arguments))) => {
+            if loaded.returns().len() != columns {
+                let message = "cached plan must not change result type";
+                return Step::Failed(
+                    Error::new(sqlstate::FEATURE_NOT_SUPPORTED, message)
+                        .hint("the procedure was replaced since the CALL was prepared: prepare it again"),
+                );
+            }
+            execute(connection, call, &loaded, arguments, sink)
+        }
+        Ok(Err(step)) => step,
+        Err(error) => Step::Failed(error),
+    }
+}
+
+/// The definition, and the values of the arguments.
+type Ready = (Loaded, Vec<Value>);
+
+fn prepare(
+    connection: &mut Connection,
+    call: &Call,
+    parameters: &[Value],
+) -> Result<std::result::Result<Ready, Step>> {
+    let loaded = match Loaded::find(connection, &call.name) {
+        Ok(Some(loaded)) => loaded,
+        Ok(None) => return Err(definition::unknown(&call.name)),
+        Err(step) => return Ok(Err(step)),
+    };
+    let mut arguments = FirstRow(Vec::new());
+    if let Some(sql) = &call.arguments {
+        let run = Run { id: call.arguments_id, sql, columns: None, parameters };
+        match connection.run_here(&run, &mut arguments) {
+            Step::Done(_) => {}
+            other => return Ok(Err(other)),
+        }
+    }
+    definition::check_count(&call.name, loaded.parameters().len(), arguments.0.len())?;
+    Ok(Ok((loaded, arguments.0)))
+}
+
+fn execute(
+    connection: &mut Connection,
+    call: &Call,
+    loaded: &Loaded,
+    arguments: Vec<Value>,
+    sink: &mut dyn RowSink,
+) -> Step {
+    let machines = connection.link.partition.node.machines.clone();
+    let outcome = machines.take().map(|mut machine| {
+        let mut host = Host::new(connection);
+        let outcome = machine.run(&call.name, loaded, &arguments, &mut host, sink);
+        let outcome = host.settle(outcome);
+        machines.give(machine);
+        outcome
+    });
+    outcome.unwrap_or_else(Step::Failed)
+}
+
+/// Keeps the one row of a query.
+struct FirstRow(Vec<Value>);
+
+impl RowSink for FirstRow {
+    fn row(&mut self, row: &dyn Row) -> Result<()> {
+        self.0 = (0..row.len()).map(|column| row.get(column).to_owned()).collect();
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.0.clear();
+    }
+}

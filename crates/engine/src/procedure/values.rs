@@ -1,0 +1,62 @@
+//! SQL's values as Lua's, and back.
+//!
+//! | SQL | Lua |
+//! | --- | --- |
+//! | NULL | `nil` (in a row: no such field) |
+//! | INTEGER, REAL | a number, which is a double: integers beyond 2^53 are refused, not rounded |
+//! | TEXT | a string |
+//! | BLOB | a buffer |
+//! | (1, 0) | `true`, `false`: only on their way to SQL |
+
+use mlua::Lua;
+
+use crate::value::ValueRef;
+use crate::{Error, Result, Value, sqlstate};
+
+/// Up to here every integer is a double.
+const EXACT: i64 = 1 << 53;
+
+/// A value of SQL's for Lua.
+pub(super) fn to_lua(lua: &Lua, value: ValueRef<'_>) -> Result<mlua::Value> {
+    Ok(match value {
+        ValueRef::Null => mlua::Value::Nil,
+        ValueRef::Integer(i) if (-EXACT..=EXACT).contains(&i) => mlua::Value::Number(i as f64),
+        ValueRef::Integer(i) => {
+            let message = format!("the integer {i} does not fit a number of Lua's");
+            return Err(Error::new(sqlstate::NUMERIC_OUT_OF_RANGE, message)
+                .hint("numbers of Lua's are exact up to 2^53; CAST(... AS TEXT) keeps all digits"));
+        }
+        ValueRef::Real(r) => mlua::Value::Number(r),
+        ValueRef::Text(text) => mlua::Value::String(lua.create_string(text).map_err(no_memory)?),
+        ValueRef::Blob(blob) => mlua::Value::Buffer(lua.create_buffer(blob).map_err(no_memory)?),
+    })
+}
+
+fn no_memory(cause: mlua::Error) -> Error {
+    Error::new(sqlstate::OUT_OF_MEMORY, format!("a procedure's memory is full: {cause}"))
+}
+
+/// A value of Lua's for SQL; `what` names it in the error.
+pub(super) fn to_sql(value: &mlua::Value, what: &str) -> Result<Value> {
+    let refused = |kind: &str| {
+        Error::new(sqlstate::DATATYPE_MISMATCH, format!("{what} is a {kind}, which SQL has no value for"))
+            .hint("nil, booleans, numbers, strings and buffers are values")
+    };
+    Ok(match value {
+        mlua::Value::Nil => Value::Null,
+        mlua::Value::Boolean(b) => Value::Integer((*b).into()),
+        mlua::Value::Integer(i) => Value::Integer(*i),
+        mlua::Value::Number(n) if n.fract() == 0.0 && n.abs() <= EXACT as f64 => Value::Integer(*n as i64),
+        mlua::Value::Number(n) => Value::Real(*n),
+        mlua::Value::String(text) => match text.to_str() {
+            Ok(text) => Value::Text(text.to_owned()),
+            Err(_) => {
+                let message = format!("{what} is a string that is not UTF-8");
+                return Err(Error::new(sqlstate::INVALID_TEXT, message)
+                    .hint("bytes that are no text are buffers: buffer.fromstring(...)"));
+            }
+        },
+        mlua::Value::Buffer(bytes) => Value::Blob(bytes.to_vec()),
+        other => return Err(refused(other.type_name())),
+    })
+}

@@ -1,0 +1,309 @@
+//! Machines that run Lua: made once, sandboxed, used for one call at a time by whoever calls.
+//!
+//! A machine belongs to no tenant. Nothing of a call outlives it but what Lua compiled: libraries and globals are
+//! read-only, a chunk is called anew each time, and a machine that holds much memory after a call is thrown away.
+//!
+//! Lua runs on a stack of its own: it nests calls into C up to 200 deep, which is more than the stack of a fiber holds.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use corosensei::on_stack;
+use corosensei::stack::DefaultStack;
+use hashbrown::HashMap;
+use mlua::{Function, Lua, LuaOptions, MultiValue, StdLib, Table, Variadic, VmState};
+use parking_lot::Mutex;
+
+use super::definition::Loaded;
+use super::host::{Host, Trusted};
+use super::values::{to_lua, to_sql};
+use crate::statement::{Row, RowSink};
+use crate::value::ValueRef;
+use crate::{Error, Result, Value, sqlstate};
+
+/// Memory that a call may use, bytes.
+pub(super) const MEMORY_BYTES: usize = 64 << 20;
+/// Turns of loops and calls of functions that a call may make.
+pub(super) const MOST_STEPS: u64 = 20_000_000;
+/// Steps between two looks at the clock and at the cancel flag.
+const STEPS_PER_CHECKPOINT: u64 = 1000;
+/// Machines that wait for a call.
+const KEPT: usize = 16;
+/// A machine that holds more after a call is not kept.
+const KEPT_BYTES: usize = 2 << 20;
+/// Chunks that a machine keeps compiled.
+const KEPT_CHUNKS: usize = 64;
+/// Of the stack that Lua runs on. Only what is touched takes memory.
+const STACK_BYTES: usize = 8 << 20;
+
+/// What is left of Lua's globals. Not here: anything that reads a clock, randomness, files or the machine itself.
+const GLOBALS: [&str; 26] = [
+    "assert",
+    "bit32",
+    "buffer",
+    "error",
+    "getmetatable",
+    "ipairs",
+    "math",
+    "next",
+    "pairs",
+    "pcall",
+    "rawequal",
+    "rawget",
+    "rawlen",
+    "rawset",
+    "select",
+    "setmetatable",
+    "string",
+    "table",
+    "tonumber",
+    "tostring",
+    "type",
+    "typeof",
+    "unpack",
+    "utf8",
+    "xpcall",
+    "_VERSION",
+];
+
+/// The machines of a node.
+#[derive(Default)]
+pub(crate) struct Machines(Mutex<Vec<Machine>>);
+
+impl Machines {
+    pub(super) fn take(&self) -> Result<Machine> {
+        let kept = self.0.lock().pop();
+        kept.map_or_else(Machine::new, Ok)
+    }
+
+    pub(super) fn give(&self, machine: Machine) {
+        if machine.lua.used_memory() > KEPT_BYTES {
+            return;
+        }
+        let mut kept = self.0.lock();
+        if kept.len() < KEPT {
+            kept.push(machine);
+        }
+    }
+}
+
+/// Compiles a chunk; tells what is wrong with it.
+pub(crate) fn check(name: &str, chunk: &str) -> Result<()> {
+    let mut machine = Machine::new()?;
+    let Machine { lua, stack, .. } = &mut machine;
+    on_stack(stack, || load(lua, name, chunk)).map(drop).map_err(|cause| failure(name, &cause))
+}
+
+/// One of them.
+pub(super) struct Machine {
+    /// Before `lua`: they belong to it.
+    chunks: HashMap<u128, Function>,
+    lua: Lua,
+    stack: DefaultStack,
+    limits: Rc<Limits>,
+}
+
+/// What a call has used, and whether it was told to end. Lua may catch the error that tells it.
+#[derive(Default)]
+struct Limits {
+    steps: Cell<u64>,
+    ended: Cell<bool>,
+}
+
+// SAFETY: all that refers to the machine is in it, or on the fiber that runs it and moves between threads with it; Lua
+// keeps nothing of its thread.
+unsafe impl Send for Machine {}
+
+impl Machine {
+    fn new() -> Result<Machine> {
+        let stack = DefaultStack::new(STACK_BYTES).map_err(|cause| {
+            Error::new(sqlstate::OUT_OF_MEMORY, format!("no stack for a procedure: {cause}"))
+                .hint("too many procedures run at once; run fewer, or raise vm.max_map_count")
+        })?;
+        let limits = Rc::new(Limits::default());
+        let lua = sandbox(&limits)
+            .map_err(|cause| Error::new(sqlstate::INTERNAL, format!("Lua cannot be started: {cause}")))?;
+        Ok(Machine { chunks: HashMap::new(), lua, stack, limits })
+    }
+
+    /// Calls a procedure; its rows go to `sink`. Answers how many.
+    pub(super) fn run(
+        &mut self,
+        name: &str,
+        loaded: &Loaded,
+        arguments: &[Value],
+        host: &mut Host<'_>,
+        sink: &mut dyn RowSink,
+    ) -> Result<u64> {
+        let Machine { chunks, lua, stack, limits } = self;
+        limits.steps.set(0);
+        limits.ended.set(false);
+        let called = on_stack(stack, || {
+            let hash = loaded.hash();
+            if !chunks.contains_key(&hash) {
+                if chunks.len() >= KEPT_CHUNKS {
+                    chunks.clear();
+                }
+                chunks.insert(hash, load(lua, name, &loaded.chunk())?);
+            }
+            call(lua, &chunks[&hash], &loaded.returns(), arguments, host, sink)
+        });
+        if limits.steps.get() > MOST_STEPS {
+            let message = format!("procedure \"{name}\" takes more than {MOST_STEPS} steps");
+            return Err(Error::new(sqlstate::PROGRAM_LIMIT, message).hint("let SQL do the work on many rows"));
+        }
+        if limits.ended.get() {
+            return Err(Error::new(sqlstate::QUERY_CANCELED, "the procedure was ended"));
+        }
+        called.map_err(|cause| failure(name, &cause))
+    }
+}
+
+fn sandbox(limits: &Rc<Limits>) -> mlua::Result<Lua> {
+    let libraries =
+        StdLib::BIT | StdLib::BUFFER | StdLib::MATH | StdLib::STRING | StdLib::TABLE | StdLib::UTF8;
+    let lua = Lua::new_with(libraries, LuaOptions::new())?;
+    lua.set_memory_limit(MEMORY_BYTES)?;
+    let globals = lua.globals();
+    for pair in globals.pairs::<mlua::Value, mlua::Value>() {
+        let name = pair?.0;
+        let kept = name
+            .as_string()
+            .and_then(|name| name.to_str().ok())
+            .is_some_and(|name| GLOBALS.contains(&&*name));
+        if !kept {
+            globals.raw_set(name, mlua::Value::Nil)?;
+        }
+    }
+    let math: Table = globals.raw_get("math")?;
+    for name in ["random", "randomseed", "noise"] {
+        math.raw_set(name, mlua::Value::Nil)?;
+    }
+    lua.sandbox(true)?;
+    // Without this a procedure's globals would stay for the next call, which may be another tenant's.
+    lua.globals().set_readonly(true);
+    let limits = limits.clone();
+    lua.set_interrupt(move |_| {
+        let taken = limits.steps.get() + 1;
+        limits.steps.set(taken);
+        if taken > MOST_STEPS || taken.is_multiple_of(STEPS_PER_CHECKPOINT) && crate::vfs::checkpoint_here() {
+            limits.ended.set(true);
+            return Err(mlua::Error::runtime("the procedure was ended"));
+        }
+        Ok(VmState::Continue)
+    });
+    Ok(lua)
+}
+
+fn load(lua: &Lua, name: &str, chunk: &str) -> mlua::Result<Function> {
+    // Text only: bytecode is trusted by Lua, and must not come from a tenant.
+    lua.load(chunk).set_mode(mlua::chunk::ChunkMode::Text).set_name(format!("={name}")).into_function()
+}
+
+fn call(
+    lua: &Lua,
+    function: &Function,
+    returns: &[&str],
+    arguments: &[Value],
+    host: &mut Host<'_>,
+    sink: &mut dyn RowSink,
+) -> mlua::Result<u64> {
+    let host = RefCell::new(host);
+    lua.scope(|scope| {
+        let trusted = Trusted::new(lua)?;
+        type Question = (mlua::LuaString, Variadic<mlua::Value>);
+        let db = lua.create_table_with_capacity(0, 3)?;
+        let query =
+            |lua: &Lua, (sql, arguments): Question| host.borrow_mut().query(lua, &sql.to_str()?, &arguments);
+        db.raw_set("query", scope.create_function(query)?)?;
+        let exec = |_: &Lua, (sql, arguments): Question| host.borrow_mut().exec(&sql.to_str()?, &arguments);
+        db.raw_set("exec", scope.create_function(exec)?)?;
+        let abort = |_: &Lua, message: mlua::LuaString| -> mlua::Result<()> {
+            Err(host.borrow_mut().abort(&message.to_string_lossy()))
+        };
+        db.raw_set("abort", scope.create_function(abort)?)?;
+        db.set_readonly(true);
+        let mut given = MultiValue::with_capacity(arguments.len() + 1);
+        given.push_back(mlua::Value::Table(db));
+        for argument in arguments {
+            given.push_back(to_lua(lua, argument.as_ref()).map_err(mlua::Error::external)?);
+        }
+        drop(trusted);
+        let answer: mlua::Value = function.call(given)?;
+        if returns.is_empty() { Ok(0) } else { answer_rows(&answer, returns, sink) }
+    })
+}
+
+/// Sends what a procedure has returned: a list of rows, or one row; a row is a table with fields or values in order.
+fn answer_rows(answer: &mlua::Value, returns: &[&str], sink: &mut dyn RowSink) -> mlua::Result<u64> {
+    let table = match answer {
+        mlua::Value::Nil => return Ok(0),
+        mlua::Value::Table(table) => table,
+        other => {
+            let message = format!("a procedure returns a table of rows, not a {}", other.type_name());
+            return Err(mlua::Error::external(Error::new(sqlstate::DATATYPE_MISMATCH, message)));
+        }
+    };
+    let mut send = |row: &Table| -> mlua::Result<()> {
+        let mut values = Vec::with_capacity(returns.len());
+        for (index, name) in returns.iter().enumerate() {
+            let value: mlua::Value = match row.raw_get(*name)? {
+                mlua::Value::Nil => row.raw_get(index + 1)?,
+                named => named,
+            };
+            values.push(to_sql(&value, &format!("column \"{name}\"")).map_err(mlua::Error::external)?);
+        }
+        sink.row(&Values(values)).map_err(mlua::Error::external)
+    };
+    let count = table.raw_len();
+    let one = count == 0 && !table.is_empty() || count > 0 && !table.raw_get::<mlua::Value>(1)?.is_table();
+    if one {
+        send(table)?;
+        return Ok(1);
+    }
+    for index in 1..=count {
+        send(&table.raw_get(index)?)?;
+    }
+    Ok(count as u64)
+}
+
+struct Values(Vec<Value>);
+
+impl Row for Values {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn get(&self, column: usize) -> ValueRef<'_> {
+        self.0[column].as_ref()
+    }
+}
+
+/// An error of Lua's for the client. One of ours that Lua handed on is what it was.
+fn failure(name: &str, cause: &mlua::Error) -> Error {
+    const EXTERNAL_ROUTINE: &str = "38000";
+    match cause {
+        mlua::Error::CallbackError { cause, traceback } => {
+            let failed = failure(name, cause);
+            let line = traceback.lines().map(str::trim).find(|line| line.starts_with(&format!("{name}:")));
+            match line {
+                Some(line) if failed.get_detail().is_none() => failed.detail(format!("in procedure {line}")),
+                _ => failed,
+            }
+        }
+        mlua::Error::ExternalError(ours) => match ours.downcast_ref::<Error>() {
+            Some(ours) => ours.clone().without_position(),
+            None => Error::new(EXTERNAL_ROUTINE, ours.to_string()),
+        },
+        mlua::Error::MemoryError(_) => {
+            let message = format!("procedure \"{name}\" uses more than {} MiB", MEMORY_BYTES >> 20);
+            Error::new(sqlstate::OUT_OF_MEMORY, message).hint("let SQL do the work on many rows")
+        }
+        mlua::Error::SyntaxError { message, .. } => Error::new(sqlstate::SYNTAX_ERROR, message.clone()),
+        mlua::Error::RuntimeError(message) => match message.split_once("\nstack traceback:\n") {
+            Some((message, traceback)) => Error::new(EXTERNAL_ROUTINE, message).detail(traceback.trim()),
+            None => Error::new(EXTERNAL_ROUTINE, message.clone()),
+        },
+        other => Error::new(EXTERNAL_ROUTINE, other.to_string()),
+    }
+}

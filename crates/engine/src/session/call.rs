@@ -1,0 +1,52 @@
+//! Preparing a CALL: what it calls, and what it takes and answers.
+
+use super::Session;
+use super::prepare::ask;
+use crate::procedure::{Call, describe_here};
+use crate::sql::Token;
+use crate::{Error, ParameterInfo, Result, Statement, sqlstate};
+
+/// `CALL name(arguments)`: the arguments are a query of their own.
+pub(super) async fn describe(
+    session: &mut Session,
+    statement: &mut Statement,
+    words: &[Token<'_>],
+    sql: &str,
+) -> Result<()> {
+    let malformed = || Error::new(sqlstate::SYNTAX_ERROR, "malformed CALL").hint("CALL name(argument, ...)");
+    let [_, name, open, between @ .., close] = words else { return Err(malformed()) };
+    let name = name.name().ok_or_else(malformed)?;
+    if !open.is_symbol("(") || !close.is_symbol(")") {
+        return Err(malformed());
+    }
+    let arguments = (!between.is_empty()).then(|| format!("SELECT {}", sql[open.end()..close.start].trim()));
+    let arguments_id = session.engine.ticket();
+    let described = {
+        let (name, arguments) = (name.clone(), arguments.clone());
+        ask(session, |connection| {
+            let (parameters, columns) = describe_here(connection, &name)?;
+            let count = match &arguments {
+                Some(arguments) => connection.describe_here(arguments_id, arguments)?.parameters,
+                None => 0,
+            };
+            Ok((parameters, columns, count))
+        })
+        .await
+    };
+    let (parameters, columns, count) = described?;
+    statement.parameters = vec![ParameterInfo::default(); count];
+    // An argument that is a parameter has the type of the procedure's.
+    for (argument, info) in between.split(|token| token.is_symbol(",")).zip(parameters) {
+        if let [parameter] = argument
+            && let Some(number) =
+                parameter.text.strip_prefix('$').and_then(|digits| digits.parse::<usize>().ok())
+            && let Some(place) = number.checked_sub(1).and_then(|place| statement.parameters.get_mut(place))
+        {
+            *place = info;
+        }
+    }
+    statement.columns = columns;
+    statement.read_only = false;
+    statement.plan.call = Some(Call { name, arguments_id, arguments });
+    Ok(())
+}

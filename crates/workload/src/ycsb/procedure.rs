@@ -1,0 +1,87 @@
+//! The YCSB transaction as one call: a procedure in Lua at Fulmar, a function in PL/pgSQL at PostgreSQL.
+//!
+//! Both are given the tables (a digit for each operation), the place of the update, the value that it writes and ten
+//! keys, and do the same: read whole rows, update one field, fail if a row is not there.
+
+use super::schema::{TABLES, fields};
+use crate::client::{Client, Error, Statement, Type};
+
+/// Operations of a call: the paper's.
+pub(super) const OPERATIONS: u32 = 10;
+
+/// Makes the procedure, or replaces it; which one the server wants is told by what it says of itself.
+pub(super) async fn create(client: &mut Client) -> Result<(), Error> {
+    let text = if is_fulmar(client).await? { lua() } else { plpgsql() };
+    client.query(&text).await.map(drop)
+}
+
+/// Prepares the call: tables, place, value, keys.
+pub(super) async fn prepare(client: &mut Client) -> Result<Statement, Error> {
+    let verb = if is_fulmar(client).await? { "CALL" } else { "SELECT" };
+    let mut types = vec![Type::Varchar, Type::Int4, Type::Varchar];
+    types.resize(types.len() + OPERATIONS as usize, Type::Int4);
+    let parameters = (1..=types.len()).map(|n| format!("${n}")).collect::<Vec<_>>().join(", ");
+    client.prepare(&format!("{verb} ycsb_transaction({parameters})"), &types).await
+}
+
+async fn is_fulmar(client: &mut Client) -> Result<bool, Error> {
+    let version = client.query("SELECT version()").await?;
+    Ok(version.into_iter().flatten().flatten().any(|text| text.contains("Fulmar")))
+}
+
+fn keys(with: &str) -> String {
+    (1..=OPERATIONS).map(|n| format!("k{n}{with}")).collect::<Vec<_>>().join(", ")
+}
+
+fn lua() -> String {
+    let fields = fields(", ");
+    let list = |text: &dyn Fn(&str) -> String| TABLES.map(|table| format!("\"{}\"", text(table))).join(", ");
+    let read = list(&|table| format!("SELECT {fields} FROM {table} WHERE id = $1"));
+    let update = list(&|table| format!("UPDATE {table} SET field0 = $1 WHERE id = $2"));
+    format!(
+        "CREATE OR REPLACE PROCEDURE ycsb_transaction(tables TEXT, place INTEGER, value TEXT, {}) LANGUAGE lua AS $$
+             local keys = {{{}}}
+             local read = {{{read}}}
+             local update = {{{update}}}
+             for i = 1, {OPERATIONS} do
+                 local t, found = string.byte(tables, i) - 47, 0
+                 if i == place then
+                     found = db.exec(update[t], value, keys[i])
+                 else
+                     found = #db.query(read[t], keys[i])
+                 end
+                 if found ~= 1 then db.abort('a row is not there') end
+             end
+         $$",
+        keys(" INTEGER"),
+        keys(""),
+    )
+}
+
+fn plpgsql() -> String {
+    let fields = fields(", ");
+    let branches = |statement: &dyn Fn(&str) -> String| {
+        let cases = TABLES.iter().enumerate();
+        cases.map(|(digit, table)| format!("WHEN '{digit}' THEN {};\n", statement(table))).collect::<String>()
+    };
+    let read = branches(&|table| format!("SELECT {fields} INTO STRICT line FROM {table} WHERE id = keys[i]"));
+    let update = branches(&|table| format!("UPDATE {table} SET field0 = value WHERE id = keys[i]"));
+    format!(
+        "CREATE OR REPLACE FUNCTION ycsb_transaction(tables TEXT, place INTEGER, value TEXT, {}) RETURNS void
+         LANGUAGE plpgsql AS $$
+         DECLARE
+             keys INTEGER[] := ARRAY[{}];
+             line RECORD;
+         BEGIN
+             FOR i IN 1..{OPERATIONS} LOOP
+                 IF i = place THEN
+                     CASE substr(tables, i, 1) {update} END CASE;
+                 ELSE
+                     CASE substr(tables, i, 1) {read} END CASE;
+                 END IF;
+             END LOOP;
+         END $$",
+        keys(" INTEGER"),
+        keys(""),
+    )
+}
