@@ -163,6 +163,8 @@ async fn definitions_come_and_go_with_their_transactions() {
     assert_eq!(balances(&client).await, [-1, -1]);
     client.batch_execute("CREATE OR REPLACE PROCEDURE transfer(a INTEGER, b INTEGER, c INTEGER) RETURNS TABLE (x INTEGER) LANGUAGE lua AS 'return {{1}}'").await.unwrap();
     assert_eq!(state(client.execute(&call, &[]).await), "0A000");
+    let again = client.query("CALL transfer(1, 2, 1)", &[]).await.unwrap();
+    assert_eq!(again[0].get::<_, i64>(0), 1);
     client.batch_execute("DROP PROCEDURE transfer").await.unwrap();
     assert_eq!(state(client.execute(&call, &[]).await), "42883");
     assert_eq!(state(client.batch_execute("DROP PROCEDURE transfer").await), "42883");
@@ -236,6 +238,7 @@ async fn a_timeout_ends_a_procedure() {
         db.query('WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100000) SELECT count(*) FROM n')
     end";
     assert_eq!(state(run(&client, slow).await), "57014");
+    assert_eq!(state(run(&client, "for i = 1, 1e7 do db.query('SELECT 1') end").await), "57014");
     assert_eq!(state(run(&client, "pcall(function() while true do local x = 1 end end)").await), "57014");
     client.batch_execute("CALL transfer(1, 2, 1)").await.unwrap();
     node.stop().await;

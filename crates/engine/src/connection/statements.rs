@@ -190,7 +190,6 @@ impl Connection {
             Ok(raw) => raw,
             Err(error) => return self.failed(error),
         };
-        self.link.begin_slice();
         let step = match bind(raw, &self.statements.handles[&run.id].numbers, run.parameters) {
             Ok(()) => self.step_to_end(raw, run, sink),
             Err(error) => Step::Failed(error),

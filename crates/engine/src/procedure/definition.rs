@@ -1,7 +1,5 @@
 //! What is kept of a procedure, and finding it.
 
-use xxhash_rust::xxh3::xxh3_128;
-
 use crate::connection::{Connection, Run, Step};
 use crate::statement::{Row, RowSink};
 use crate::value::ValueRef;
@@ -11,7 +9,7 @@ use crate::{ColumnInfo, Error, ParameterInfo, Result, Value, sqlstate};
 pub const TABLE: &str = "fulmar_procedures";
 
 /// Makes it. Parameters and columns are lines, each a name and a declared type.
-pub const CREATE_TABLE: &str = "CREATE TABLE IF NOT EXISTS fulmar_procedures(\
+pub const CREATE_TABLE: &str = "CREATE TABLE IF NOT EXISTS main.fulmar_procedures(\
     name TEXT PRIMARY KEY, parameters TEXT NOT NULL, returns TEXT NOT NULL, source TEXT NOT NULL) WITHOUT ROWID";
 
 const FIND: (u64, &str) =
@@ -120,11 +118,6 @@ impl Loaded {
 
     pub(super) fn returns(&self) -> Vec<&str> {
         columns(&self.returns).map(|(name, _)| name).collect()
-    }
-
-    /// Names what [`Loaded::chunk`] answers.
-    pub(super) fn hash(&self) -> u128 {
-        xxh3_128(self.source.as_bytes()) ^ xxh3_128(self.parameters.as_bytes()).rotate_left(1)
     }
 
     pub(super) fn chunk(&self) -> String {

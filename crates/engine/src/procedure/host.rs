@@ -75,6 +75,12 @@ impl<'c> Host<'c> {
         if self.end.is_some() {
             return Err(mlua::Error::runtime("the transaction has ended"));
         }
+        // Many short statements take as long as a long one.
+        if self.connection.link.checkpoint() {
+            let conflict = self.connection.link.transaction.borrow().conflict.is_some();
+            let cancelled = self.connection.link.cancel.borrow().error();
+            return Err(self.finish(if conflict { Step::Conflict } else { Step::Failed(cancelled) }));
+        }
         let id = match self.connection.known_text(sql) {
             Some(id) => id,
             None => {

@@ -97,7 +97,7 @@ pub(crate) fn check(name: &str, chunk: &str) -> Result<()> {
 /// One of them.
 pub(super) struct Machine {
     /// Before `lua`: they belong to it.
-    chunks: HashMap<u128, Function>,
+    chunks: HashMap<Box<str>, Function>,
     lua: Lua,
     stack: DefaultStack,
     limits: Rc<Limits>,
@@ -139,14 +139,20 @@ impl Machine {
         limits.steps.set(0);
         limits.ended.set(false);
         let called = on_stack(stack, || {
-            let hash = loaded.hash();
-            if !chunks.contains_key(&hash) {
-                if chunks.len() >= KEPT_CHUNKS {
-                    chunks.clear();
+            // By the whole text: a hash could be made to collide, and machines are shared by tenants.
+            let chunk = loaded.chunk();
+            let function = match chunks.get(chunk.as_str()) {
+                Some(function) => function.clone(),
+                None => {
+                    if chunks.len() >= KEPT_CHUNKS {
+                        chunks.clear();
+                    }
+                    let function = load(lua, name, &chunk)?;
+                    chunks.insert(chunk.into(), function.clone());
+                    function
                 }
-                chunks.insert(hash, load(lua, name, &loaded.chunk())?);
-            }
-            call(lua, &chunks[&hash], &loaded.returns(), arguments, host, sink)
+            };
+            call(lua, &function, &loaded.returns(), arguments, host, sink)
         });
         if limits.steps.get() > MOST_STEPS {
             let message = format!("procedure \"{name}\" takes more than {MOST_STEPS} steps");

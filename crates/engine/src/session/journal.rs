@@ -152,6 +152,7 @@ pub(super) fn run_statement(
 ) -> End {
     let run =
         Run { id: statement.id, sql: &statement.sql, columns: Some(statement.columns.len()), parameters };
+    connection.link.begin_slice();
     connection.link.vacuuming.set(statement.plan.vacuum);
     if statement.kind == StatementKind::Utility("ANALYZE") {
         connection.link.bump_schema.set(true);

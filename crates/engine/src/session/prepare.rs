@@ -23,7 +23,9 @@ pub(super) async fn prepare<'a>(session: &mut Session, sql: &'a str) -> Result<(
     let (statement, rest) = describe(session, sql).await?;
     let statement = Arc::new(statement);
     // A description made under the transaction's own schema changes is nobody else's.
-    if !writing && rest.is_empty() && !statement.plan.temporary && session.own.is_none() {
+    // A procedure may be replaced without a change of the schema.
+    let lasts = !statement.plan.temporary && statement.plan.call.is_none();
+    if !writing && rest.is_empty() && lasts && session.own.is_none() {
         partition.statements.put(sql, schema, &statement);
     }
     Ok((statement, rest))

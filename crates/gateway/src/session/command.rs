@@ -195,7 +195,7 @@ impl Session {
         let known = "SELECT 1 FROM main.sqlite_schema WHERE name = $1 AND type = 'table'";
         let mut exists = !self.link.collect(known, &[Value::Text(PROCEDURES.to_owned())]).await?.is_empty();
         if exists {
-            let sql = format!("SELECT 1 FROM {PROCEDURES} WHERE name = $1");
+            let sql = format!("SELECT 1 FROM main.{PROCEDURES} WHERE name = $1");
             exists = !self.link.collect(&sql, &[Value::Text(name.clone())]).await?.is_empty();
         }
         match procedure {
@@ -205,11 +205,11 @@ impl Session {
                 Err(Error::new(DUPLICATE_FUNCTION, message).hint("CREATE OR REPLACE PROCEDURE replaces it."))
             }
             Procedure::Create { definition, .. } => {
-                let sql = format!("INSERT OR REPLACE INTO {PROCEDURES} VALUES ($1, $2, $3, $4)");
+                let sql = format!("INSERT OR REPLACE INTO main.{PROCEDURES} VALUES ($1, $2, $3, $4)");
                 self.link.collect(&sql, &definition.values()).await.map(drop)
             }
             Procedure::Drop { .. } if exists => {
-                let sql = format!("DELETE FROM {PROCEDURES} WHERE name = $1");
+                let sql = format!("DELETE FROM main.{PROCEDURES} WHERE name = $1");
                 self.link.collect(&sql, &[Value::Text(name.clone())]).await.map(drop)
             }
             Procedure::Drop { if_exists: true, .. } => {
