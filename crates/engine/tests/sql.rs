@@ -3,7 +3,7 @@
 mod common;
 
 use common::Node;
-use fulmar_engine::{CommandTag, Config, TransactionStatus, Value, sqlstate};
+use fulmar_engine::{CommandTag, Config, Error, Row, RowSink, Scope, TransactionStatus, Value, sqlstate};
 
 #[tokio::test]
 async fn keeps_what_it_was_given() {
@@ -298,4 +298,36 @@ async fn a_page_that_was_cut_off_and_comes_back_has_no_past() {
     let mut a = common::Client { session: engine.session(fulmar_pages::PartitionId(1)) };
     assert_eq!(a.value("PRAGMA integrity_check").await, Value::Text("ok".into()));
     assert_eq!(a.int("SELECT count(*) FROM t WHERE pad = printf('%03000d', id)").await, 100);
+}
+
+/// A sink that refuses every row: as when a value does not fit what the client was told of.
+struct Refuses;
+
+impl RowSink for Refuses {
+    fn row(&mut self, _: &dyn Row) -> fulmar_engine::Result<()> {
+        Err(Error::new(sqlstate::DATATYPE_MISMATCH, "not that"))
+    }
+
+    fn reset(&mut self) {}
+}
+
+#[tokio::test]
+async fn a_statement_whose_answer_is_refused_has_changed_nothing() {
+    let node = Node::start().await;
+    let mut a = node.client(1);
+    a.run("CREATE TABLE t(n INTEGER); INSERT INTO t VALUES (1)").await.unwrap();
+    let sql = "INSERT INTO t VALUES (2), (3) RETURNING n";
+    let (insert, _) = a.session.prepare(sql).await.unwrap();
+    let refused = a.session.execute(&insert, &[], Scope::Auto, &mut Refuses).await.unwrap_err();
+    assert_eq!(refused.state(), sqlstate::DATATYPE_MISMATCH);
+    assert_eq!(a.int("SELECT count(*) FROM t").await, 1);
+
+    a.run("BEGIN; INSERT INTO t VALUES (4)").await.unwrap();
+    let refused = a.session.execute(&insert, &[], Scope::Auto, &mut Refuses).await.unwrap_err();
+    assert_eq!(refused.state(), sqlstate::DATATYPE_MISMATCH);
+    assert_eq!(a.session.status(), TransactionStatus::Failed);
+    a.run("COMMIT").await.unwrap();
+    assert_eq!(a.int("SELECT count(*) FROM t").await, 1);
+    a.run(sql).await.unwrap();
+    assert_eq!(a.int("SELECT count(*) FROM t").await, 3);
 }

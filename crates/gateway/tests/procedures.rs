@@ -123,7 +123,19 @@ async fn values_and_rows() {
     assert_eq!(state(run(&client, "db.query('SELECT 9007199254740993')").await), "22003");
     assert_eq!(state(run(&client, "db.query('SELECT $1', '\\255')").await), "22P02");
     assert_eq!(state(run(&client, "db.query('SELECT $1', {})").await), "42804");
+    // A call's argument keeps its type behind another with commas of its own.
+    let rows = client
+        .query("CALL answer(replace('xyz', $1, ''), $2, $3, $4)", &[&"z", &1.0f64, &&[1u8][..], &None::<i64>])
+        .await
+        .unwrap();
+    assert_eq!((rows[0].get::<_, String>(0), rows[0].get::<_, f64>(1)), ("xy!".to_owned(), 0.5));
     assert_eq!(state(client.batch_execute("CALL answer(1)").await), "42883");
+    let two_rows = "CALL answer('a', 1, NULL, id FROM account)";
+    assert_eq!(state(client.batch_execute(two_rows).await), "42601");
+    // A statement that changes nothing says so, whatever the one before has changed.
+    let counts = "db.exec('UPDATE account SET note = note')
+                  assert(db.exec('SELECT 1') == 0 and db.exec('DELETE FROM account WHERE id = 9') == 0)";
+    run(&client, counts).await.unwrap();
     assert_eq!(state(client.batch_execute("CALL nobody()").await), "42883");
     assert_eq!(state(client.batch_execute("CALL answer").await), "42601");
     node.stop().await;
@@ -217,11 +229,36 @@ async fn the_sandbox_holds() {
         ("local function f() return f() + 1 end; f()", "38000"),
         ("local function f(s) return (string.gsub(s, '.', f)) end; f('x')", "38000"),
         ("('a'):rep(30):find(('a?'):rep(30) .. ('.*'):rep(30) .. 'b')", "54000"),
+        // What C does in one step takes no time without end.
+        ("(('a'):rep(2^24)):find(('a'):rep(2^22) .. 'b', 1, true)", "38000"),
+        ("(('a'):rep(2^24)):split(('a'):rep(2^22) .. 'b')", "38000"),
+        (
+            "local s, t = ('a'):rep(2^23), {}; for i = 1, 1e5 do t[i] = s .. (i % 2) end; table.sort(t)",
+            "53200",
+        ),
+        // Values of SQL's have their bounds, although Lua does not count them.
+        (
+            "local s = ('x'):rep(2^23); db.query('SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9', s, s, s, s, s, s, s, s, s)",
+            "53200",
+        ),
+        (
+            "db.query('WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n')",
+            "53200",
+        ),
+        ("db.query('SELECT zeroblob(70000000)')", "53200"),
+        ("db.query('SELECT ' .. ('1 +'):rep(500000) .. '1')", "54000"),
     ] {
         let outcome = run(&client, escape).await;
         let text = format!("{escape}: {outcome:?}");
         assert_eq!(state(outcome), expected, "{text}");
     }
+    // Nothing shows where something lies in memory.
+    let blind = "local meta = setmetatable({}, { __tostring = function() return 'mine' end })
+        assert(tostring({}) == 'table' and `{string.rep}` == 'function' and `{meta}{nil}{1}` == 'minenil1')
+        assert(string.format('%s %d %s', {}, 7, 'x') == 'table 7 x')
+        local list = {3, 1, 2}; table.sort(list); assert(table.concat(list) == '123')
+        assert(('a.b'):find('.', 1, true) == 2 and #('a,b'):split(',') == 2)";
+    run(&client, blind).await.unwrap();
     // Deep nesting is refused when the procedure is made, and does not overflow a stack.
     let deep = format!("return {}1{}", "(".repeat(100_000), ")".repeat(100_000));
     assert_eq!(state(run(&client, &deep).await), "42601");

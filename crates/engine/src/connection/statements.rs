@@ -55,6 +55,7 @@ pub(super) struct Cache {
     bulky: bool,
     /// Ids of texts that have no [`crate::Statement`].
     texts: HashMap<Box<str>, u64>,
+    text_bytes: usize,
 }
 
 impl Cache {
@@ -115,8 +116,8 @@ pub(crate) const ROLLBACK: (u64, &str) = (u64::MAX - 2, "ROLLBACK");
 
 /// Ids of texts that procedures run: above those that the engine gives to statements, below its own texts.
 const TEXT_IDS: u64 = 1 << 63;
-/// Texts of procedures that a connection knows.
-const KNOWN_TEXTS: usize = 256;
+/// Bytes of the texts of procedures that a connection knows; a longer one is prepared each time that it is run.
+const KNOWN_TEXT_BYTES: usize = 64 << 10;
 
 /// A statement to be run: its id, its text, and how many columns the client was told of, if it was.
 pub(crate) struct Run<'a> {
@@ -223,20 +224,38 @@ impl Connection {
                 ffi::SQLITE_ROW => {
                     let row = StatementRow::of(raw);
                     // SQLite prepares anew when the schema changes; the client was told of other columns.
-                    if run.columns.is_some_and(|columns| row.columns as usize != columns) {
-                        return Step::Failed(plan_changed());
-                    }
+                    let refused = match run.columns {
+                        Some(columns) if row.columns as usize != columns => Err(plan_changed()),
+                        _ => sink.row(&row),
+                    };
                     rows += 1;
-                    if let Err(error) = sink.row(&row) {
+                    if let Err(error) = refused {
+                        self.take_back(raw);
                         return Step::Failed(error);
                     }
                 }
                 ffi::SQLITE_DONE => return Step::Done(rows),
+                // It looks at the clock once more when all is done, and takes a cancel then for a failure.
+                _ if self.is_autocommit() && self.link.transaction.borrow().committed.is_some() => {
+                    return Step::Done(rows);
+                }
                 code => {
                     // SAFETY: as above; the message must be taken before the reset.
                     let error = self.error(code);
                     return self.failed(error);
                 }
+            }
+        }
+    }
+
+    /// Ends a statement whose rows nobody takes. One that writes has made all its changes by its first row, and would keep
+    /// them: it is interrupted, with which SQLite takes back the transaction that it is in.
+    fn take_back(&mut self, raw: *mut ffi::sqlite3_stmt) {
+        // SAFETY: a valid statement that has just answered a row.
+        unsafe {
+            if ffi::sqlite3_stmt_readonly(raw) == 0 {
+                ffi::sqlite3_interrupt(self.db);
+                ffi::sqlite3_step(raw);
             }
         }
     }
@@ -257,12 +276,16 @@ impl Connection {
     /// Gives a text an id.
     pub(crate) fn know_text(&mut self, sql: &str) -> u64 {
         let cache = &mut self.statements;
-        if cache.texts.len() >= KNOWN_TEXTS {
-            cache.texts.clear();
-        }
         cache.clock += 1;
         let id = TEXT_IDS + cache.clock;
-        cache.texts.insert(sql.into(), id);
+        if sql.len() <= KNOWN_TEXT_BYTES {
+            cache.text_bytes += sql.len();
+            if cache.text_bytes > KNOWN_TEXT_BYTES {
+                cache.texts.clear();
+                cache.text_bytes = sql.len();
+            }
+            cache.texts.insert(sql.into(), id);
+        }
         id
     }
 

@@ -15,6 +15,9 @@ pub const CREATE_TABLE: &str = "CREATE TABLE IF NOT EXISTS main.fulmar_procedure
 const FIND: (u64, &str) =
     (u64::MAX - 16, "SELECT parameters, returns, source FROM main.fulmar_procedures WHERE name = $1");
 
+/// Length of a procedure's source, and of the lists of its parameters and columns.
+const LONGEST_BYTES: usize = 1 << 20;
+
 /// A procedure as CREATE PROCEDURE says it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Definition {
@@ -37,6 +40,9 @@ impl Definition {
                 return Err(Error::new(sqlstate::SYNTAX_ERROR, message)
                     .hint("letters, digits and underscores, and no word of Lua's own"));
             }
+        }
+        if self.source.len() > LONGEST_BYTES {
+            return Err(too_long(&self.name));
         }
         if let Some((name, _)) = self.returns.iter().find(|(name, _)| name.contains(char::is_whitespace)) {
             let message = format!("a column of a procedure's answer cannot be named \"{name}\"");
@@ -101,11 +107,11 @@ pub(super) struct Loaded {
 impl Loaded {
     /// Reads the definition of that name; an error if the transaction cannot go on.
     pub(super) fn find(connection: &mut Connection, name: &str) -> std::result::Result<Option<Loaded>, Step> {
-        let mut found = Found(None);
+        let mut found = Found { name, loaded: None };
         let parameters = [Value::Text(name.to_owned())];
         let run = Run { id: FIND.0, sql: FIND.1, columns: None, parameters: &parameters };
         match connection.run_here(&run, &mut found) {
-            Step::Done(_) => Ok(found.0),
+            Step::Done(_) => Ok(found.loaded),
             // Nobody has made a procedure yet.
             Step::Failed(error) if error.state() == sqlstate::UNDEFINED_TABLE => Ok(None),
             other => Err(other),
@@ -125,20 +131,25 @@ impl Loaded {
     }
 }
 
-struct Found(Option<Loaded>);
+struct Found<'a> {
+    name: &'a str,
+    loaded: Option<Loaded>,
+}
 
-impl RowSink for Found {
+impl RowSink for Found<'_> {
     fn row(&mut self, row: &dyn Row) -> Result<()> {
+        // An ordinary table: anything may be in it.
         let text = |column| match row.get(column) {
-            ValueRef::Text(text) => String::from_utf8_lossy(text).into_owned(),
-            _ => String::new(),
+            ValueRef::Text(text) if text.len() > LONGEST_BYTES => Err(too_long(self.name)),
+            ValueRef::Text(text) => Ok(String::from_utf8_lossy(text).into_owned()),
+            _ => Ok(String::new()),
         };
-        self.0 = Some(Loaded { parameters: text(0), returns: text(1), source: text(2) });
+        self.loaded = Some(Loaded { parameters: text(0)?, returns: text(1)?, source: text(2)? });
         Ok(())
     }
 
     fn reset(&mut self) {
-        self.0 = None;
+        self.loaded = None;
     }
 }
 
@@ -164,6 +175,11 @@ pub(crate) fn describe_here(
             Err(Error::new(sqlstate::SERIALIZATION_FAILURE, "the procedure changed while it was looked up"))
         }
     }
+}
+
+fn too_long(name: &str) -> Error {
+    let message = format!("procedure \"{name}\" has more than {} KiB", LONGEST_BYTES >> 10);
+    Error::new(sqlstate::PROGRAM_LIMIT, message).hint("data belongs into tables")
 }
 
 pub(super) fn unknown(name: &str) -> Error {

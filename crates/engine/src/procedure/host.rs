@@ -7,11 +7,17 @@
 use mlua::{Lua, Table, Variadic};
 
 use super::MEMORY_BYTES;
-use super::values::{to_lua, to_sql};
+use super::values::{Room, to_lua, to_sql, too_much};
 use crate::connection::{Connection, Run, Step};
 use crate::sql::{classify, tokens};
 use crate::statement::{Row, RowSink};
+use crate::value::ValueRef;
 use crate::{Error, Result, StatementKind, Value, sqlstate};
+
+/// Length of a statement's text.
+const LONGEST_TEXT_BYTES: usize = 1 << 20;
+/// What a field takes in a table of Lua's.
+const LUA_FIELD_BYTES: usize = 32;
 
 /// The side of the database.
 pub(super) struct Host<'c> {
@@ -56,8 +62,11 @@ impl<'c> Host<'c> {
             }
             fn reset(&mut self) {}
         }
+        let (_, before) = self.connection.changes();
         self.run(sql, arguments, &mut Nowhere)?;
-        Ok(self.connection.changes().0)
+        let (changed, after) = self.connection.changes();
+        // A statement that changes nothing leaves the count of the one before.
+        Ok(if after == before { 0 } else { changed })
     }
 
     /// Ends the procedure and its transaction with an error of its own.
@@ -88,17 +97,21 @@ impl<'c> Host<'c> {
                 self.connection.know_text(sql)
             }
         };
-        let parameters = arguments.iter().enumerate();
-        let parameters: Result<Vec<Value>> =
-            parameters.map(|(index, value)| to_sql(value, &format!("argument ${}", index + 1))).collect();
+        let mut room = Room::new();
+        let parameters: Result<Vec<Value>> = (1..)
+            .zip(arguments.iter())
+            .map(|(number, value)| to_sql(value, &mut room, || format!("argument ${number}")))
+            .collect();
         let parameters = parameters.map_err(mlua::Error::external)?;
         let run = Run { id, sql, columns: None, parameters: &parameters };
         self.connection.link.variables.borrow_mut().changed = true;
         match self.connection.run_here(&run, sink) {
             Step::Done(rows) => Ok((id, rows)),
             Step::Conflict => Err(self.finish(Step::Conflict)),
-            // SQLite has rolled everything back, or the client wants no more.
-            Step::Failed(error) if self.connection.is_autocommit() || self.is_cancelled() => {
+            // SQLite has rolled everything back, or nobody wants to go on.
+            Step::Failed(error)
+                if self.connection.is_autocommit() || error.state() == sqlstate::QUERY_CANCELED =>
+            {
                 Err(self.finish(Step::Failed(error)))
             }
             Step::Failed(error) => Err(mlua::Error::external(error)),
@@ -125,6 +138,10 @@ impl<'c> Host<'c> {
 
 /// Only statements that read and change data: a procedure has no say in transactions, schema and settings.
 fn check(sql: &str) -> Result<()> {
+    if sql.len() > LONGEST_TEXT_BYTES {
+        let message = format!("a statement of a procedure has at most {} KiB", LONGEST_TEXT_BYTES >> 10);
+        return Err(Error::new(sqlstate::PROGRAM_LIMIT, message).hint("pass values as parameters"));
+    }
     let all: Vec<_> = tokens(sql).collect();
     let end = all.iter().position(|token| token.is_symbol(";")).unwrap_or(all.len());
     if all[end..].iter().any(|token| !token.is_symbol(";")) {
@@ -150,15 +167,18 @@ struct LuaRows<'l> {
 
 impl RowSink for LuaRows<'_> {
     fn row(&mut self, row: &dyn Row) -> Result<()> {
-        if self.lua.0.used_memory() > MEMORY_BYTES {
-            return Err(Error::new(
-                sqlstate::OUT_OF_MEMORY,
-                "the rows take too much of the procedure's memory",
-            )
-            .hint("let SQL do the work on many rows"));
-        }
         for column in 0..row.len() {
-            self.values.0.push(to_lua(self.lua.0, row.get(column))?);
+            let value = row.get(column);
+            let made = match value {
+                ValueRef::Text(bytes) | ValueRef::Blob(bytes) => bytes.len(),
+                _ => 0,
+            };
+            // The values, and the tables that they will be in.
+            let held = (self.values.0.len() + 1) * (size_of::<mlua::Value>() + LUA_FIELD_BYTES);
+            if self.lua.0.used_memory() + made + held > MEMORY_BYTES {
+                return Err(too_much());
+            }
+            self.values.0.push(to_lua(self.lua.0, value)?);
         }
         Ok(())
     }

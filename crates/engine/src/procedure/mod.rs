@@ -117,7 +117,7 @@ fn prepare(
         Ok(None) => return Err(definition::unknown(&call.name)),
         Err(step) => return Ok(Err(step)),
     };
-    let mut arguments = FirstRow(Vec::new());
+    let mut arguments = OneRow(None);
     if let Some(sql) = &call.arguments {
         let run = Run { id: call.arguments_id, sql, columns: None, parameters };
         match connection.run_here(&run, &mut arguments) {
@@ -125,8 +125,9 @@ fn prepare(
             other => return Ok(Err(other)),
         }
     }
-    definition::check_count(&call.name, loaded.parameters().len(), arguments.0.len())?;
-    Ok(Ok((loaded, arguments.0)))
+    let arguments = arguments.0.unwrap_or_default();
+    definition::check_count(&call.name, loaded.parameters().len(), arguments.len())?;
+    Ok(Ok((loaded, arguments)))
 }
 
 fn execute(
@@ -147,16 +148,19 @@ fn execute(
     outcome.unwrap_or_else(Step::Failed)
 }
 
-/// Keeps the one row of a query.
-struct FirstRow(Vec<Value>);
+/// Keeps the one row that the arguments are.
+struct OneRow(Option<Vec<Value>>);
 
-impl RowSink for FirstRow {
+impl RowSink for OneRow {
     fn row(&mut self, row: &dyn Row) -> Result<()> {
-        self.0 = (0..row.len()).map(|column| row.get(column).to_owned()).collect();
+        if self.0.is_some() {
+            return Err(Error::new(sqlstate::SYNTAX_ERROR, "the arguments of a CALL are one row"));
+        }
+        self.0 = Some((0..row.len()).map(|column| row.get(column).to_owned()).collect());
         Ok(())
     }
 
     fn reset(&mut self) {
-        self.0.clear();
+        self.0 = None;
     }
 }

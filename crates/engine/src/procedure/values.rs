@@ -10,11 +10,31 @@
 
 use mlua::Lua;
 
+use super::MEMORY_BYTES;
 use crate::value::ValueRef;
 use crate::{Error, Result, Value, sqlstate};
 
 /// Up to here every integer is a double.
 const EXACT: i64 = 1 << 53;
+
+/// What values may still take, bytes: they are ours, outside of the memory that Lua counts.
+pub(super) struct Room(usize);
+
+impl Room {
+    pub(super) fn new() -> Self {
+        Room(MEMORY_BYTES)
+    }
+
+    fn take(&mut self, bytes: usize) -> Result<()> {
+        self.0 = self.0.checked_sub(bytes + size_of::<Value>()).ok_or_else(too_much)?;
+        Ok(())
+    }
+}
+
+pub(super) fn too_much() -> Error {
+    let message = format!("the values take more than the {} MiB of a procedure", MEMORY_BYTES >> 20);
+    Error::new(sqlstate::OUT_OF_MEMORY, message).hint("let SQL do the work on many rows")
+}
 
 /// A value of SQL's for Lua.
 pub(super) fn to_lua(lua: &Lua, value: ValueRef<'_>) -> Result<mlua::Value> {
@@ -37,11 +57,12 @@ fn no_memory(cause: mlua::Error) -> Error {
 }
 
 /// A value of Lua's for SQL; `what` names it in the error.
-pub(super) fn to_sql(value: &mlua::Value, what: &str) -> Result<Value> {
-    let refused = |kind: &str| {
-        Error::new(sqlstate::DATATYPE_MISMATCH, format!("{what} is a {kind}, which SQL has no value for"))
-            .hint("nil, booleans, numbers, strings and buffers are values")
-    };
+pub(super) fn to_sql(value: &mlua::Value, room: &mut Room, what: impl Fn() -> String) -> Result<Value> {
+    room.take(match value {
+        mlua::Value::String(text) => text.as_bytes().len(),
+        mlua::Value::Buffer(bytes) => bytes.len(),
+        _ => 0,
+    })?;
     Ok(match value {
         mlua::Value::Nil => Value::Null,
         mlua::Value::Boolean(b) => Value::Integer((*b).into()),
@@ -51,12 +72,16 @@ pub(super) fn to_sql(value: &mlua::Value, what: &str) -> Result<Value> {
         mlua::Value::String(text) => match text.to_str() {
             Ok(text) => Value::Text(text.to_owned()),
             Err(_) => {
-                let message = format!("{what} is a string that is not UTF-8");
+                let message = format!("{} is a string that is not UTF-8", what());
                 return Err(Error::new(sqlstate::INVALID_TEXT, message)
                     .hint("bytes that are no text are buffers: buffer.fromstring(...)"));
             }
         },
         mlua::Value::Buffer(bytes) => Value::Blob(bytes.to_vec()),
-        other => return Err(refused(other.type_name())),
+        other => {
+            let message = format!("{} is a {}, which SQL has no value for", what(), other.type_name());
+            return Err(Error::new(sqlstate::DATATYPE_MISMATCH, message)
+                .hint("nil, booleans, numbers, strings and buffers are values"));
+        }
     })
 }

@@ -7,6 +7,9 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 
 use corosensei::on_stack;
 use corosensei::stack::DefaultStack;
@@ -16,17 +19,19 @@ use parking_lot::Mutex;
 
 use super::definition::Loaded;
 use super::host::{Host, Trusted};
-use super::values::{to_lua, to_sql};
+use super::values::{Room, to_lua, to_sql};
 use crate::statement::{Row, RowSink};
 use crate::value::ValueRef;
 use crate::{Error, Result, Value, sqlstate};
 
 /// Memory that a call may use, bytes.
 pub(super) const MEMORY_BYTES: usize = 64 << 20;
+/// Memory that all calls of a node may use together, bytes.
+const NODE_BYTES: usize = 1 << 30;
 /// Turns of loops and calls of functions that a call may make.
 pub(super) const MOST_STEPS: u64 = 20_000_000;
-/// Steps between two looks at the clock and at the cancel flag.
-const STEPS_PER_CHECKPOINT: u64 = 1000;
+/// Steps between two looks at the clock, at the cancel flag and at the memory of all.
+const STEPS_PER_CHECKPOINT: u64 = 32;
 /// Machines that wait for a call.
 const KEPT: usize = 16;
 /// A machine that holds more after a call is not kept.
@@ -66,21 +71,32 @@ const GLOBALS: [&str; 26] = [
     "_VERSION",
 ];
 
+/// Functions of Lua's that must be other than they are.
+///
+/// A call into Lua's library cannot be ended, so none may take long: `find` and `split` compare a long text with a long
+/// needle at every place, and `sort` without an order compares whole strings. `tostring` shows where a table lies in
+/// memory, which is nobody's business and another place when the procedure is run again.
+const PRELUDE: &str = include_str!("prelude.lua");
+
 /// The machines of a node.
 #[derive(Default)]
-pub(crate) struct Machines(Mutex<Vec<Machine>>);
+pub(crate) struct Machines {
+    kept: Mutex<Vec<Machine>>,
+    /// What those at work hold, as of their last looks.
+    held_bytes: Arc<AtomicUsize>,
+}
 
 impl Machines {
     pub(super) fn take(&self) -> Result<Machine> {
-        let kept = self.0.lock().pop();
-        kept.map_or_else(Machine::new, Ok)
+        let kept = self.kept.lock().pop();
+        kept.map_or_else(|| Machine::new(&self.held_bytes), Ok)
     }
 
     pub(super) fn give(&self, machine: Machine) {
         if machine.lua.used_memory() > KEPT_BYTES {
             return;
         }
-        let mut kept = self.0.lock();
+        let mut kept = self.kept.lock();
         if kept.len() < KEPT {
             kept.push(machine);
         }
@@ -89,7 +105,7 @@ impl Machines {
 
 /// Compiles a chunk; tells what is wrong with it.
 pub(crate) fn check(name: &str, chunk: &str) -> Result<()> {
-    let mut machine = Machine::new()?;
+    let mut machine = Machine::new(&Arc::default())?;
     let Machine { lua, stack, .. } = &mut machine;
     on_stack(stack, || load(lua, name, chunk)).map(drop).map_err(|cause| failure(name, &cause))
 }
@@ -104,10 +120,61 @@ pub(super) struct Machine {
 }
 
 /// What a call has used, and whether it was told to end. Lua may catch the error that tells it.
-#[derive(Default)]
 struct Limits {
     steps: Cell<u64>,
     ended: Cell<bool>,
+    /// Of `of_all`, bytes.
+    held: Cell<usize>,
+    of_all: Arc<AtomicUsize>,
+    /// It was told to end since all together hold too much.
+    crowded: Cell<bool>,
+}
+
+impl Limits {
+    fn new(of_all: &Arc<AtomicUsize>) -> Self {
+        let of_all = of_all.clone();
+        Limits {
+            steps: Cell::new(0),
+            ended: Cell::new(false),
+            held: Cell::new(0),
+            of_all,
+            crowded: Cell::new(false),
+        }
+    }
+
+    fn begin(&self) {
+        self.steps.set(0);
+        self.ended.set(false);
+        self.crowded.set(false);
+    }
+
+    /// Counts a step. Answers whether the call must end.
+    fn step(&self, lua: &Lua) -> bool {
+        let taken = self.steps.get() + 1;
+        self.steps.set(taken);
+        if taken.is_multiple_of(STEPS_PER_CHECKPOINT) {
+            self.crowded.set(self.hold(lua.used_memory()));
+            self.ended.set(self.ended.get() || self.crowded.get() || crate::vfs::checkpoint_here());
+        }
+        taken > MOST_STEPS || self.ended.get()
+    }
+
+    /// Notes what the machine holds. Answers whether all together hold too much, and this one a good part of it.
+    fn hold(&self, bytes: usize) -> bool {
+        let before = self.held.replace(bytes);
+        let all = if bytes >= before {
+            self.of_all.fetch_add(bytes - before, Relaxed) + (bytes - before)
+        } else {
+            self.of_all.fetch_sub(before - bytes, Relaxed) - (before - bytes)
+        };
+        all > NODE_BYTES && bytes > KEPT_BYTES
+    }
+}
+
+impl Drop for Limits {
+    fn drop(&mut self) {
+        self.hold(0);
+    }
 }
 
 // SAFETY: all that refers to the machine is in it, or on the fiber that runs it and moves between threads with it; Lua
@@ -115,12 +182,12 @@ struct Limits {
 unsafe impl Send for Machine {}
 
 impl Machine {
-    fn new() -> Result<Machine> {
+    fn new(of_all: &Arc<AtomicUsize>) -> Result<Machine> {
         let stack = DefaultStack::new(STACK_BYTES).map_err(|cause| {
             Error::new(sqlstate::OUT_OF_MEMORY, format!("no stack for a procedure: {cause}"))
                 .hint("too many procedures run at once; run fewer, or raise vm.max_map_count")
         })?;
-        let limits = Rc::new(Limits::default());
+        let limits = Rc::new(Limits::new(of_all));
         let lua = sandbox(&limits)
             .map_err(|cause| Error::new(sqlstate::INTERNAL, format!("Lua cannot be started: {cause}")))?;
         Ok(Machine { chunks: HashMap::new(), lua, stack, limits })
@@ -136,8 +203,7 @@ impl Machine {
         sink: &mut dyn RowSink,
     ) -> Result<u64> {
         let Machine { chunks, lua, stack, limits } = self;
-        limits.steps.set(0);
-        limits.ended.set(false);
+        limits.begin();
         let called = on_stack(stack, || {
             // By the whole text: a hash could be made to collide, and machines are shared by tenants.
             let chunk = loaded.chunk();
@@ -157,6 +223,11 @@ impl Machine {
         if limits.steps.get() > MOST_STEPS {
             let message = format!("procedure \"{name}\" takes more than {MOST_STEPS} steps");
             return Err(Error::new(sqlstate::PROGRAM_LIMIT, message).hint("let SQL do the work on many rows"));
+        }
+        limits.hold(0);
+        if limits.crowded.get() {
+            let message = format!("all procedures together use more than {} MiB", NODE_BYTES >> 20);
+            return Err(Error::new(sqlstate::OUT_OF_MEMORY, message).hint("try again when fewer of them run"));
         }
         if limits.ended.get() {
             return Err(Error::new(sqlstate::QUERY_CANCELED, "the procedure was ended"));
@@ -185,20 +256,18 @@ fn sandbox(limits: &Rc<Limits>) -> mlua::Result<Lua> {
     for name in ["random", "randomseed", "noise"] {
         math.raw_set(name, mlua::Value::Nil)?;
     }
+    lua.load(PRELUDE).set_name("=prelude").exec()?;
     lua.sandbox(true)?;
     // Without this a procedure's globals would stay for the next call, which may be another tenant's.
     lua.globals().set_readonly(true);
     let limits = limits.clone();
-    lua.set_interrupt(move |_| {
-        let taken = limits.steps.get() + 1;
-        limits.steps.set(taken);
-        if taken > MOST_STEPS || taken.is_multiple_of(STEPS_PER_CHECKPOINT) && crate::vfs::checkpoint_here() {
-            limits.ended.set(true);
-            return Err(mlua::Error::runtime("the procedure was ended"));
-        }
-        Ok(VmState::Continue)
-    });
+    lua.set_interrupt(move |lua| if limits.step(lua) { Err(ended()) } else { Ok(VmState::Continue) });
     Ok(lua)
+}
+
+/// What Lua is told when a limit, a cancel or a conflict ends it; the client is told the reason.
+fn ended() -> mlua::Error {
+    mlua::Error::runtime("the procedure was ended")
 }
 
 fn load(lua: &Lua, name: &str, chunk: &str) -> mlua::Result<Function> {
@@ -251,13 +320,18 @@ fn answer_rows(answer: &mlua::Value, returns: &[&str], sink: &mut dyn RowSink) -
         }
     };
     let mut send = |row: &Table| -> mlua::Result<()> {
+        if crate::vfs::checkpoint_here() {
+            return Err(ended());
+        }
+        let mut room = Room::new();
         let mut values = Vec::with_capacity(returns.len());
         for (index, name) in returns.iter().enumerate() {
             let value: mlua::Value = match row.raw_get(*name)? {
                 mlua::Value::Nil => row.raw_get(index + 1)?,
                 named => named,
             };
-            values.push(to_sql(&value, &format!("column \"{name}\"")).map_err(mlua::Error::external)?);
+            let value = to_sql(&value, &mut room, || format!("column \"{name}\""));
+            values.push(value.map_err(mlua::Error::external)?);
         }
         sink.row(&Values(values)).map_err(mlua::Error::external)
     };

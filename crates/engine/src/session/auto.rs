@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::journal::{End, run_statement};
-use super::{MOST_ATTEMPTS, Session, serialization_failure};
+use super::{MOST_ATTEMPTS, Remembered, Session, serialization_failure};
 use crate::connection::Connection;
 use crate::partition::{Partition, RowName, Turn};
 use crate::{Completion, Error, Result, RowSink, Statement, Value, sqlstate};
@@ -86,7 +86,12 @@ impl Session {
             turn = Some(self.cancellable(partition.turns.take()).await?);
         }
         self.turn_first = false;
-        for _ in 0..MOST_ATTEMPTS {
+        let begun = connection.link.variables.borrow().clone();
+        for attempt in 0..MOST_ATTEMPTS {
+            if attempt > 0 {
+                let Remembered { last_insert_rowid, changes, total_changes } = self.remembered;
+                connection.restore(&begun, last_insert_rowid, changes, total_changes);
+            }
             {
                 let mut transaction = connection.link.transaction.borrow_mut();
                 transaction.conflict = None;

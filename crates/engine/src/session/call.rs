@@ -36,7 +36,12 @@ pub(super) async fn describe(
     let (parameters, columns, count) = described?;
     statement.parameters = vec![ParameterInfo::default(); count];
     // An argument that is a parameter has the type of the procedure's.
-    for (argument, info) in between.split(|token| token.is_symbol(",")).zip(parameters) {
+    let mut depth = 0_usize;
+    let separates = |token: &Token<'_>| {
+        depth = (depth + usize::from(token.is_symbol("("))).saturating_sub(token.is_symbol(")").into());
+        depth == 0 && token.is_symbol(",")
+    };
+    for (argument, info) in between.split(separates).zip(parameters) {
         if let [parameter] = argument
             && let Some(number) =
                 parameter.text.strip_prefix('$').and_then(|digits| digits.parse::<usize>().ok())
