@@ -22,6 +22,7 @@ pub(crate) use statements::{BEGIN, COMMIT, Columns, Prepared, ROLLBACK, Run, Ste
 
 use crate::fiber::Fiber;
 use crate::partition::Partition;
+use crate::procedure::Known;
 use crate::variables::Variables;
 use crate::vfs::{self, Link};
 use crate::{Error, Result, sqlstate};
@@ -34,6 +35,7 @@ pub(crate) struct Connection {
     db: *mut ffi::sqlite3,
     pub(crate) link: Box<Link>,
     statements: statements::Cache,
+    pub(crate) procedures: Known,
     /// The session has left something in this connection that others must not see (temporary tables, settings).
     pub(crate) tainted: bool,
 }
@@ -71,6 +73,7 @@ impl Connection {
             db: ptr::null_mut(),
             link: Link::new(partition),
             statements: statements::Cache::default(),
+            procedures: Known::default(),
             tainted: false,
         });
         connection.run(Connection::open_here)?.await?;

@@ -1,5 +1,9 @@
 //! What is kept of a procedure, and finding it.
 
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
 use crate::connection::{Connection, Run, Step};
 use crate::statement::{Row, RowSink};
 use crate::value::ValueRef;
@@ -92,48 +96,94 @@ fn lines(columns: &[(String, String)]) -> String {
 }
 
 /// Names and declared types out of lines.
-fn columns(lines: &str) -> impl Iterator<Item = (&str, &str)> {
-    lines.lines().map(|line| line.split_once(' ').unwrap_or((line, "")))
+fn columns(lines: &str) -> Vec<(String, String)> {
+    let split = |line: &str| {
+        let (name, declared) = line.split_once(' ').unwrap_or((line, ""));
+        (name.to_owned(), declared.to_owned())
+    };
+    lines.lines().map(split).collect()
 }
 
 /// A definition that was read in a transaction.
-#[derive(Default)]
 pub(super) struct Loaded {
-    parameters: String,
-    returns: String,
-    source: String,
+    /// As they were read: parameters, returns, source.
+    texts: [Box<[u8]>; 3],
+    /// Names and declared types.
+    parameters: Vec<(String, String)>,
+    returns: Vec<(String, String)>,
+    /// What Lua is given.
+    pub(super) chunk: String,
 }
 
 impl Loaded {
     /// Reads the definition of that name; an error if the transaction cannot go on.
-    pub(super) fn find(connection: &mut Connection, name: &str) -> std::result::Result<Option<Loaded>, Step> {
-        let mut found = Found { name, loaded: None };
+    pub(super) fn find(
+        connection: &mut Connection,
+        name: &str,
+    ) -> std::result::Result<Option<Arc<Loaded>>, Step> {
+        let known = connection.procedures.0.get(name).cloned();
+        let mut found = Found { name, known, loaded: None };
         let parameters = [Value::Text(name.to_owned())];
         let run = Run { id: FIND.0, sql: FIND.1, columns: None, parameters: &parameters };
         match connection.run_here(&run, &mut found) {
-            Step::Done(_) => Ok(found.loaded),
+            Step::Done(_) => {}
             // Nobody has made a procedure yet.
-            Step::Failed(error) if error.state() == sqlstate::UNDEFINED_TABLE => Ok(None),
-            other => Err(other),
+            Step::Failed(error) if error.state() == sqlstate::UNDEFINED_TABLE => return Ok(None),
+            other => return Err(other),
+        }
+        if let (None, Some(loaded)) = (&found.known, &found.loaded) {
+            connection.procedures.keep(name, loaded);
+        }
+        Ok(found.loaded)
+    }
+
+    fn new(texts: [&[u8]; 3]) -> Loaded {
+        let [parameters, returns, source] = texts.map(String::from_utf8_lossy);
+        let parameters = columns(&parameters);
+        Loaded {
+            texts: texts.map(Box::from),
+            returns: columns(&returns),
+            chunk: chunk(parameters.iter().map(|(name, _)| name.as_str()), &source),
+            parameters,
         }
     }
 
-    pub(super) fn parameters(&self) -> Vec<&str> {
-        columns(&self.parameters).map(|(name, _)| name).collect()
+    /// How many parameters it has.
+    pub(super) fn parameter_count(&self) -> usize {
+        self.parameters.len()
     }
 
-    pub(super) fn returns(&self) -> Vec<&str> {
-        columns(&self.returns).map(|(name, _)| name).collect()
+    /// The columns of its answer, with their declared types.
+    pub(super) fn returns(&self) -> &[(String, String)] {
+        &self.returns
     }
+}
 
-    pub(super) fn chunk(&self) -> String {
-        chunk(columns(&self.parameters).map(|(name, _)| name), &self.source)
+/// The definitions that a connection has read of late. They are read anew for each call, in its transaction; what is
+/// spared is making the same of the same texts.
+#[derive(Default)]
+pub(crate) struct Known(HashMap<Box<str>, Arc<Loaded>>);
+
+impl Known {
+    const MOST: usize = 16;
+    /// A longer one is made anew for each call.
+    const LONGEST_BYTES: usize = 16 << 10;
+
+    fn keep(&mut self, name: &str, loaded: &Arc<Loaded>) {
+        if self.0.len() >= Known::MOST {
+            self.0.clear();
+        }
+        if loaded.chunk.len() <= Known::LONGEST_BYTES {
+            self.0.insert(name.into(), loaded.clone());
+        }
     }
 }
 
 struct Found<'a> {
     name: &'a str,
-    loaded: Option<Loaded>,
+    /// What was read the last time; `None` when it is not that any more.
+    known: Option<Arc<Loaded>>,
+    loaded: Option<Arc<Loaded>>,
 }
 
 impl RowSink for Found<'_> {
@@ -141,10 +191,12 @@ impl RowSink for Found<'_> {
         // An ordinary table: anything may be in it.
         let text = |column| match row.get(column) {
             ValueRef::Text(text) if text.len() > LONGEST_BYTES => Err(too_long(self.name)),
-            ValueRef::Text(text) => Ok(String::from_utf8_lossy(text).into_owned()),
-            _ => Ok(String::new()),
+            ValueRef::Text(text) => Ok(text),
+            _ => Ok(&[][..]),
         };
-        self.loaded = Some(Loaded { parameters: text(0)?, returns: text(1)?, source: text(2)? });
+        let texts = [text(0)?, text(1)?, text(2)?];
+        self.known.take_if(|known| known.texts.each_ref().map(|text| &**text) != texts);
+        self.loaded = Some(self.known.clone().unwrap_or_else(|| Arc::new(Loaded::new(texts))));
         Ok(())
     }
 
@@ -160,12 +212,13 @@ pub(crate) fn describe_here(
 ) -> Result<(Vec<ParameterInfo>, Vec<ColumnInfo>)> {
     match Loaded::find(connection, name) {
         Ok(Some(loaded)) => {
-            let typed = |declared: &str| (!declared.is_empty()).then(|| declared.to_owned());
-            let parameters = columns(&loaded.parameters)
-                .map(|(_, declared)| ParameterInfo { declared_type: typed(declared) })
-                .collect();
-            let returns = columns(&loaded.returns)
-                .map(|(name, declared)| ColumnInfo { name: name.to_owned(), declared_type: typed(declared) })
+            let typed = |declared: &String| (!declared.is_empty()).then(|| declared.clone());
+            let parameters = loaded.parameters.iter();
+            let parameters =
+                parameters.map(|(_, declared)| ParameterInfo { declared_type: typed(declared) }).collect();
+            let returns = loaded.returns.iter();
+            let returns = returns
+                .map(|(name, declared)| ColumnInfo { name: name.clone(), declared_type: typed(declared) })
                 .collect();
             Ok((parameters, returns))
         }

@@ -4,53 +4,52 @@
 //! a procedure may catch; what ends the whole transaction is remembered here as well ([`Host::end`]), and no catching
 //! undoes it.
 
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::ptr::NonNull;
+use std::rc::Rc;
+
 use mlua::{Lua, Table, Variadic};
 
 use super::MEMORY_BYTES;
-use super::values::{Room, to_lua, to_sql, too_much};
+use super::rows::Rows;
+use super::values::{Room, to_sql};
 use crate::connection::{Connection, Run, Step};
 use crate::sql::{classify, tokens};
 use crate::statement::{Row, RowSink};
-use crate::value::ValueRef;
 use crate::{Error, Result, StatementKind, Value, sqlstate};
 
 /// Length of a statement's text.
 const LONGEST_TEXT_BYTES: usize = 1 << 20;
-/// What a field takes in a table of Lua's.
-const LUA_FIELD_BYTES: usize = 32;
 
 /// The side of the database.
 pub(super) struct Host<'c> {
     connection: &'c mut Connection,
     /// The transaction cannot go on: how it ends.
     end: Option<Step>,
+    /// Of the last query.
+    rows: Rows,
 }
 
 type Arguments = Variadic<mlua::Value>;
 
 impl<'c> Host<'c> {
     pub(super) fn new(connection: &'c mut Connection) -> Self {
-        Host { connection, end: None }
+        Host { connection, end: None, rows: Rows::default() }
     }
 
     /// Runs a statement and answers its rows: a list of tables with a field for each column.
     pub(super) fn query(&mut self, lua: &Lua, sql: &str, arguments: &Arguments) -> mlua::Result<Table> {
-        let _trusted = Trusted::new(lua)?;
-        let mut rows = LuaRows { lua: Confined(lua), values: Confined(Vec::new()) };
-        let (id, count) = self.run(sql, arguments, &mut rows)?;
-        let mut names = Vec::new();
-        self.connection.column_names_here(id, |name| names.push(lua.create_string(name)));
-        let names = names.into_iter().collect::<mlua::Result<Vec<_>>>()?;
-        let table = lua.create_table_with_capacity(count as usize, 0)?;
-        let mut values = rows.values.0.into_iter();
-        for _ in 0..count {
-            let row = lua.create_table_with_capacity(0, names.len())?;
-            for (name, value) in names.iter().zip(&mut values) {
-                row.raw_set(name, value)?;
-            }
-            table.raw_push(row)?;
-        }
-        Ok(table)
+        let mut rows = std::mem::take(&mut self.rows);
+        rows.begin(lua.used_memory());
+        let ran = self.run(sql, arguments, &mut rows);
+        let tables = ran.and_then(|id| {
+            self.connection.column_names_here(id, |name| rows.name(name));
+            let _trusted = Trusted::new(lua)?;
+            rows.tables(lua)
+        });
+        self.rows = rows;
+        tables
     }
 
     /// Runs a statement and answers how many rows it has changed.
@@ -80,7 +79,8 @@ impl<'c> Host<'c> {
         mlua::Error::runtime("the transaction has ended")
     }
 
-    fn run(&mut self, sql: &str, arguments: &Arguments, sink: &mut dyn RowSink) -> mlua::Result<(u64, u64)> {
+    /// Answers the id of the statement.
+    fn run(&mut self, sql: &str, arguments: &Arguments, sink: &mut dyn RowSink) -> mlua::Result<u64> {
         if self.end.is_some() {
             return Err(mlua::Error::runtime("the transaction has ended"));
         }
@@ -106,7 +106,7 @@ impl<'c> Host<'c> {
         let run = Run { id, sql, columns: None, parameters: &parameters };
         self.connection.link.variables.borrow_mut().changed = true;
         match self.connection.run_here(&run, sink) {
-            Step::Done(rows) => Ok((id, rows)),
+            Step::Done(_) => Ok(id),
             Step::Conflict => Err(self.finish(Step::Conflict)),
             // SQLite has rolled everything back, or nobody wants to go on.
             Step::Failed(error)
@@ -136,6 +136,58 @@ impl<'c> Host<'c> {
     }
 }
 
+/// The `db` that procedures are given: one for all calls of a machine.
+pub(super) fn database(lua: &Lua, lent: &Rc<Lent>) -> mlua::Result<Table> {
+    type Question = (mlua::LuaString, Arguments);
+    let db = lua.create_table()?;
+    let host = lent.clone();
+    let query = move |lua: &Lua, (sql, arguments): Question| {
+        host.with(|host| host.query(lua, &sql.to_str()?, &arguments))
+    };
+    db.raw_set("query", lua.create_function(query)?)?;
+    let host = lent.clone();
+    let exec =
+        move |_: &Lua, (sql, arguments): Question| host.with(|host| host.exec(&sql.to_str()?, &arguments));
+    db.raw_set("exec", lua.create_function(exec)?)?;
+    let host = lent.clone();
+    let abort = move |_: &Lua, message: mlua::LuaString| -> mlua::Result<()> {
+        host.with(|host| Err(host.abort(&message.to_string_lossy())))
+    };
+    db.raw_set("abort", lua.create_function(abort)?)?;
+    db.set_readonly(true);
+    Ok(db)
+}
+
+/// The host of the call that a machine runs, while it runs; the functions of `db` outlive calls.
+#[derive(Default)]
+pub(super) struct Lent(Cell<Option<NonNull<c_void>>>);
+
+impl Lent {
+    /// Lends `host` to the functions of `db` for the time of `call`.
+    pub(super) fn lend<R>(&self, host: &mut Host<'_>, call: impl FnOnce() -> R) -> R {
+        struct Back<'a>(&'a Lent);
+        impl Drop for Back<'_> {
+            fn drop(&mut self) {
+                self.0.0.set(None);
+            }
+        }
+        self.0.set(Some(NonNull::from(host).cast()));
+        let _back = Back(self);
+        call()
+    }
+
+    fn with<R>(&self, ask: impl FnOnce(&mut Host<'_>) -> mlua::Result<R>) -> mlua::Result<R> {
+        let Some(host) = self.0.take() else {
+            return Err(mlua::Error::runtime("the database is not to be had here"));
+        };
+        // SAFETY: it was lent by a call that still runs, which does not touch it meanwhile; whoever uses it has taken
+        // it, so there is one at a time.
+        let answer = ask(unsafe { host.cast::<Host<'_>>().as_mut() });
+        self.0.set(Some(host));
+        answer
+    }
+}
+
 /// Only statements that read and change data: a procedure has no say in transactions, schema and settings.
 fn check(sql: &str) -> Result<()> {
     if sql.len() > LONGEST_TEXT_BYTES {
@@ -159,37 +211,8 @@ fn check(sql: &str) -> Result<()> {
     ))
 }
 
-/// Values of rows, one after the other.
-struct LuaRows<'l> {
-    lua: Confined<&'l Lua>,
-    values: Confined<Vec<mlua::Value>>,
-}
-
-impl RowSink for LuaRows<'_> {
-    fn row(&mut self, row: &dyn Row) -> Result<()> {
-        for column in 0..row.len() {
-            let value = row.get(column);
-            let made = match value {
-                ValueRef::Text(bytes) | ValueRef::Blob(bytes) => bytes.len(),
-                _ => 0,
-            };
-            // The values, and the tables that they will be in.
-            let held = (self.values.0.len() + 1) * (size_of::<mlua::Value>() + LUA_FIELD_BYTES);
-            if self.lua.0.used_memory() + made + held > MEMORY_BYTES {
-                return Err(too_much());
-            }
-            self.values.0.push(to_lua(self.lua.0, value)?);
-        }
-        Ok(())
-    }
-
-    fn reset(&mut self) {
-        self.values.0.clear();
-    }
-}
-
 /// While it lives, Lua's memory is not limited: with a limit each string and field that we make is made in a protected
-/// call, which costs more than the query. What we make is counted in [`LuaRows`].
+/// call, which costs more than the query. What we make is counted in [`Rows`].
 pub(super) struct Trusted<'l>(&'l Lua);
 
 impl<'l> Trusted<'l> {
@@ -205,9 +228,3 @@ impl Drop for Trusted<'_> {
         let _ = self.0.set_memory_limit(MEMORY_BYTES);
     }
 }
-
-/// What stays with its machine.
-struct Confined<T>(T);
-
-// SAFETY: rows are made and used on the fiber that runs the machine, which moves between threads as a whole.
-unsafe impl<T> Send for Confined<T> {}

@@ -17,6 +17,7 @@
 //! | --- | --- |
 //! | [`definition`] | what is kept of a procedure |
 //! | [`host`] | `db.query`, `db.exec`, `db.abort` |
+//! | [`rows`] | the rows of a query as tables of Lua's |
 //! | [`values`] | SQL's values as Lua's, and back |
 //! | [`vm`] | the machines: sandbox, limits, what they keep |
 //!
@@ -28,12 +29,15 @@
 
 mod definition;
 mod host;
+mod rows;
 mod values;
 mod vm;
 
-pub(crate) use definition::describe_here;
 pub use definition::{CREATE_TABLE, Definition, TABLE};
+pub(crate) use definition::{Known, describe_here};
 pub(crate) use vm::{Machines, check};
+
+use std::sync::Arc;
 
 use definition::Loaded;
 use host::Host;
@@ -105,7 +109,7 @@ fn run(
 }
 
 /// The definition, and the values of the arguments.
-type Ready = (Loaded, Vec<Value>);
+type Ready = (Arc<Loaded>, Vec<Value>);
 
 fn prepare(
     connection: &mut Connection,
@@ -126,7 +130,7 @@ fn prepare(
         }
     }
     let arguments = arguments.0.unwrap_or_default();
-    definition::check_count(&call.name, loaded.parameters().len(), arguments.len())?;
+    definition::check_count(&call.name, loaded.parameter_count(), arguments.len())?;
     Ok(Ok((loaded, arguments)))
 }
 

@@ -39,17 +39,24 @@ pub(super) fn too_much() -> Error {
 /// A value of SQL's for Lua.
 pub(super) fn to_lua(lua: &Lua, value: ValueRef<'_>) -> Result<mlua::Value> {
     Ok(match value {
-        ValueRef::Null => mlua::Value::Nil,
-        ValueRef::Integer(i) if (-EXACT..=EXACT).contains(&i) => mlua::Value::Number(i as f64),
-        ValueRef::Integer(i) => {
-            let message = format!("the integer {i} does not fit a number of Lua's");
-            return Err(Error::new(sqlstate::NUMERIC_OUT_OF_RANGE, message)
-                .hint("numbers of Lua's are exact up to 2^53; CAST(... AS TEXT) keeps all digits"));
-        }
-        ValueRef::Real(r) => mlua::Value::Number(r),
         ValueRef::Text(text) => mlua::Value::String(lua.create_string(text).map_err(no_memory)?),
         ValueRef::Blob(blob) => mlua::Value::Buffer(lua.create_buffer(blob).map_err(no_memory)?),
+        number => number_of(number)?.map_or(mlua::Value::Nil, mlua::Value::Number),
     })
+}
+
+/// A number of SQL's as Lua has it; `None` if it is no number.
+pub(super) fn number_of(value: ValueRef<'_>) -> Result<Option<f64>> {
+    match value {
+        ValueRef::Integer(i) if (-EXACT..=EXACT).contains(&i) => Ok(Some(i as f64)),
+        ValueRef::Integer(i) => {
+            let message = format!("the integer {i} does not fit a number of Lua's");
+            Err(Error::new(sqlstate::NUMERIC_OUT_OF_RANGE, message)
+                .hint("numbers of Lua's are exact up to 2^53; CAST(... AS TEXT) keeps all digits"))
+        }
+        ValueRef::Real(r) => Ok(Some(r)),
+        ValueRef::Null | ValueRef::Text(_) | ValueRef::Blob(_) => Ok(None),
+    }
 }
 
 fn no_memory(cause: mlua::Error) -> Error {

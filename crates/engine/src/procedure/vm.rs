@@ -5,7 +5,7 @@
 //!
 //! Lua runs on a stack of its own: it nests calls into C up to 200 deep, which is more than the stack of a fiber holds.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -14,11 +14,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use corosensei::on_stack;
 use corosensei::stack::DefaultStack;
 use hashbrown::HashMap;
-use mlua::{Function, Lua, LuaOptions, MultiValue, StdLib, Table, Variadic, VmState};
+use mlua::{Function, Lua, LuaOptions, MultiValue, StdLib, Table, VmState};
 use parking_lot::Mutex;
 
 use super::definition::Loaded;
-use super::host::{Host, Trusted};
+use super::host::{Host, Lent, Trusted, database};
 use super::values::{Room, to_lua, to_sql};
 use crate::statement::{Row, RowSink};
 use crate::value::ValueRef;
@@ -114,6 +114,9 @@ pub(crate) fn check(name: &str, chunk: &str) -> Result<()> {
 pub(super) struct Machine {
     /// Before `lua`: they belong to it.
     chunks: HashMap<Box<str>, Function>,
+    /// Likewise: the functions of a procedure's `db`, which are for whom it is lent to.
+    db: Table,
+    lent: Rc<Lent>,
     lua: Lua,
     stack: DefaultStack,
     limits: Rc<Limits>,
@@ -188,9 +191,11 @@ impl Machine {
                 .hint("too many procedures run at once; run fewer, or raise vm.max_map_count")
         })?;
         let limits = Rc::new(Limits::new(of_all));
-        let lua = sandbox(&limits)
+        let lent = Rc::new(Lent::default());
+        let (lua, db) = sandbox(&limits)
+            .and_then(|lua| database(&lua, &lent).map(|db| (lua, db)))
             .map_err(|cause| Error::new(sqlstate::INTERNAL, format!("Lua cannot be started: {cause}")))?;
-        Ok(Machine { chunks: HashMap::new(), lua, stack, limits })
+        Ok(Machine { chunks: HashMap::new(), db, lent, lua, stack, limits })
     }
 
     /// Calls a procedure; its rows go to `sink`. Answers how many.
@@ -202,23 +207,19 @@ impl Machine {
         host: &mut Host<'_>,
         sink: &mut dyn RowSink,
     ) -> Result<u64> {
-        let Machine { chunks, lua, stack, limits } = self;
+        let Machine { chunks, db, lent, lua, stack, limits } = self;
         limits.begin();
         let called = on_stack(stack, || {
             // By the whole text: a hash could be made to collide, and machines are shared by tenants.
-            let chunk = loaded.chunk();
-            let function = match chunks.get(chunk.as_str()) {
-                Some(function) => function.clone(),
-                None => {
-                    if chunks.len() >= KEPT_CHUNKS {
-                        chunks.clear();
-                    }
-                    let function = load(lua, name, &chunk)?;
-                    chunks.insert(chunk.into(), function.clone());
-                    function
+            let chunk = loaded.chunk.as_str();
+            if !chunks.contains_key(chunk) {
+                if chunks.len() >= KEPT_CHUNKS {
+                    chunks.clear();
                 }
-            };
-            call(lua, &function, &loaded.returns(), arguments, host, sink)
+                chunks.insert(chunk.into(), load(lua, name, chunk)?);
+            }
+            let answer = lent.lend(host, || chunks[chunk].call(given(lua, db, arguments)?))?;
+            if loaded.returns().is_empty() { Ok(0) } else { answer_rows(&answer, loaded.returns(), sink) }
         });
         if limits.steps.get() > MOST_STEPS {
             let message = format!("procedure \"{name}\" takes more than {MOST_STEPS} steps");
@@ -275,42 +276,23 @@ fn load(lua: &Lua, name: &str, chunk: &str) -> mlua::Result<Function> {
     lua.load(chunk).set_mode(mlua::chunk::ChunkMode::Text).set_name(format!("={name}")).into_function()
 }
 
-fn call(
-    lua: &Lua,
-    function: &Function,
-    returns: &[&str],
-    arguments: &[Value],
-    host: &mut Host<'_>,
-    sink: &mut dyn RowSink,
-) -> mlua::Result<u64> {
-    let host = RefCell::new(host);
-    lua.scope(|scope| {
-        let trusted = Trusted::new(lua)?;
-        type Question = (mlua::LuaString, Variadic<mlua::Value>);
-        let db = lua.create_table_with_capacity(0, 3)?;
-        let query =
-            |lua: &Lua, (sql, arguments): Question| host.borrow_mut().query(lua, &sql.to_str()?, &arguments);
-        db.raw_set("query", scope.create_function(query)?)?;
-        let exec = |_: &Lua, (sql, arguments): Question| host.borrow_mut().exec(&sql.to_str()?, &arguments);
-        db.raw_set("exec", scope.create_function(exec)?)?;
-        let abort = |_: &Lua, message: mlua::LuaString| -> mlua::Result<()> {
-            Err(host.borrow_mut().abort(&message.to_string_lossy()))
-        };
-        db.raw_set("abort", scope.create_function(abort)?)?;
-        db.set_readonly(true);
-        let mut given = MultiValue::with_capacity(arguments.len() + 1);
-        given.push_back(mlua::Value::Table(db));
-        for argument in arguments {
-            given.push_back(to_lua(lua, argument.as_ref()).map_err(mlua::Error::external)?);
-        }
-        drop(trusted);
-        let answer: mlua::Value = function.call(given)?;
-        if returns.is_empty() { Ok(0) } else { answer_rows(&answer, returns, sink) }
-    })
+/// What a chunk is called with: `db`, then the arguments.
+fn given(lua: &Lua, db: &Table, arguments: &[Value]) -> mlua::Result<MultiValue> {
+    let _trusted = Trusted::new(lua)?;
+    let mut given = MultiValue::with_capacity(arguments.len() + 1);
+    given.push_back(mlua::Value::Table(db.clone()));
+    for argument in arguments {
+        given.push_back(to_lua(lua, argument.as_ref()).map_err(mlua::Error::external)?);
+    }
+    Ok(given)
 }
 
 /// Sends what a procedure has returned: a list of rows, or one row; a row is a table with fields or values in order.
-fn answer_rows(answer: &mlua::Value, returns: &[&str], sink: &mut dyn RowSink) -> mlua::Result<u64> {
+fn answer_rows(
+    answer: &mlua::Value,
+    returns: &[(String, String)],
+    sink: &mut dyn RowSink,
+) -> mlua::Result<u64> {
     let table = match answer {
         mlua::Value::Nil => return Ok(0),
         mlua::Value::Table(table) => table,
@@ -325,8 +307,8 @@ fn answer_rows(answer: &mlua::Value, returns: &[&str], sink: &mut dyn RowSink) -
         }
         let mut room = Room::new();
         let mut values = Vec::with_capacity(returns.len());
-        for (index, name) in returns.iter().enumerate() {
-            let value: mlua::Value = match row.raw_get(*name)? {
+        for (index, (name, _)) in returns.iter().enumerate() {
+            let value: mlua::Value = match row.raw_get(name.as_str())? {
                 mlua::Value::Nil => row.raw_get(index + 1)?,
                 named => named,
             };

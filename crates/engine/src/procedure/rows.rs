@@ -1,0 +1,171 @@
+//! Rows of a query on their way into Lua.
+//!
+//! While SQLite runs they are noted in one buffer; then Lua's tables are made of it in one go, without a handle and a
+//! protected call for each value: a row has many values, and a procedure many rows.
+
+use std::ffi::c_int;
+
+use mlua::{Lua, Table, ffi};
+
+use super::MEMORY_BYTES;
+use super::values::{number_of, too_much};
+use crate::Result;
+use crate::statement::{Row, RowSink};
+use crate::value::ValueRef;
+
+/// What a field takes in a table of Lua's, its value's head included.
+const FIELD_BYTES: usize = 64;
+/// Slots of Lua's stack beside the columns' names: the list, a row, a name and a value.
+const SLOTS: usize = 8;
+/// A buffer that is kept for the next query.
+const KEPT_BYTES: usize = 64 << 10;
+
+/// Rows as they were read: for each value a tag, then a number, or a length and bytes.
+#[derive(Default)]
+pub(super) struct Rows {
+    bytes: Vec<u8>,
+    count: c_int,
+    /// The columns' names, each behind its length.
+    names: Vec<u8>,
+    columns: usize,
+    /// What the tables may take.
+    room: usize,
+}
+
+const NULL: u8 = 0;
+const NUMBER: u8 = 1;
+const TEXT: u8 = 2;
+const BLOB: u8 = 3;
+
+impl Rows {
+    /// Forgets the rows of the query before; Lua holds `used` bytes now.
+    pub(super) fn begin(&mut self, used: usize) {
+        self.reset();
+        if self.bytes.capacity() > KEPT_BYTES {
+            self.bytes = Vec::new();
+        }
+        self.room = MEMORY_BYTES.saturating_sub(used);
+    }
+
+    fn note(&mut self, value: ValueRef<'_>) -> Result<()> {
+        let mut sized = |tag, bytes: &[u8]| -> Result<()> {
+            self.room = self.room.checked_sub(bytes.len()).ok_or_else(too_much)?;
+            self.bytes.push(tag);
+            // Values have at most 256 MiB.
+            self.bytes.extend_from_slice(&(bytes.len() as u32).to_ne_bytes());
+            self.bytes.extend_from_slice(bytes);
+            Ok(())
+        };
+        match value {
+            ValueRef::Text(text) => return sized(TEXT, text),
+            ValueRef::Blob(blob) => return sized(BLOB, blob),
+            _ => {}
+        }
+        match number_of(value)? {
+            None => self.bytes.push(NULL),
+            Some(number) => {
+                self.bytes.push(NUMBER);
+                self.bytes.extend_from_slice(&number.to_ne_bytes());
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes the name of the next column.
+    pub(super) fn name(&mut self, name: &[u8]) {
+        self.names.extend_from_slice(&(name.len() as u32).to_ne_bytes());
+        self.names.extend_from_slice(name);
+        self.columns += 1;
+    }
+
+    /// A list of tables with a field for each value that is not NULL. Lua's memory must not be limited meanwhile.
+    pub(super) fn tables(&self, lua: &Lua) -> mlua::Result<Table> {
+        // SAFETY: what is called fails only for want of memory, which is not limited here, or of stack, which is
+        // checked first.
+        unsafe {
+            lua.exec_raw((), |state| {
+                if ffi::lua_checkstack(state, (self.columns + SLOTS) as c_int) != 0 {
+                    self.push(state);
+                }
+            })
+        }
+    }
+
+    /// Pushes the list.
+    ///
+    /// # Safety
+    /// The stack has room for the names and [`SLOTS`] more.
+    unsafe fn push(&self, state: *mut ffi::lua_State) {
+        let (mut names, mut rest) = (&self.names[..], &self.bytes[..]);
+        // SAFETY: every index is one that was pushed here.
+        unsafe {
+            ffi::lua_createtable(state, self.count, 0);
+            let list = ffi::lua_gettop(state);
+            for _ in 0..self.columns {
+                push_value(state, TEXT, &mut names);
+            }
+            for number in 1..=self.count {
+                ffi::lua_createtable(state, 0, self.columns as c_int);
+                for name in (list + 1..).take(self.columns) {
+                    let [tag] = take(&mut rest);
+                    if tag == NULL {
+                        continue;
+                    }
+                    ffi::lua_pushvalue(state, name);
+                    push_value(state, tag, &mut rest);
+                    ffi::lua_rawset(state, -3);
+                }
+                ffi::lua_rawseti_(state, list, number);
+            }
+            ffi::lua_settop(state, list);
+        }
+    }
+}
+
+/// Takes so many bytes off the front.
+fn take_slice<'a>(rest: &mut &'a [u8], bytes: usize) -> &'a [u8] {
+    let (taken, behind) = rest.split_at(bytes);
+    *rest = behind;
+    taken
+}
+
+fn take<const N: usize>(rest: &mut &[u8]) -> [u8; N] {
+    let mut bytes = [0; N];
+    bytes.copy_from_slice(take_slice(rest, N));
+    bytes
+}
+
+/// # Safety
+/// The stack has room for one value.
+unsafe fn push_value(state: *mut ffi::lua_State, tag: u8, rest: &mut &[u8]) {
+    // SAFETY: the caller's promise; a buffer has as many bytes as were asked for.
+    unsafe {
+        if tag == NUMBER {
+            return ffi::lua_pushnumber(state, f64::from_ne_bytes(take(rest)));
+        }
+        let length = u32::from_ne_bytes(take(rest)) as usize;
+        let bytes = take_slice(rest, length);
+        match tag {
+            TEXT => ffi::lua_pushlstring_(state, bytes.as_ptr().cast(), length),
+            _ => {
+                let buffer = ffi::lua_newbuffer(state, length).cast::<u8>();
+                bytes.as_ptr().copy_to_nonoverlapping(buffer, length);
+            }
+        }
+    }
+}
+
+impl RowSink for Rows {
+    fn row(&mut self, row: &dyn Row) -> Result<()> {
+        let taken = (row.len() + 1) * FIELD_BYTES;
+        self.room = self.room.checked_sub(taken).ok_or_else(too_much)?;
+        self.count += 1;
+        (0..row.len()).try_for_each(|column| self.note(row.get(column)))
+    }
+
+    fn reset(&mut self) {
+        self.bytes.clear();
+        self.names.clear();
+        (self.count, self.columns) = (0, 0);
+    }
+}
