@@ -111,6 +111,8 @@ pub enum CommandTag {
     Update(u64),
     /// `DELETE n`
     Delete(u64),
+    /// `COPY n`
+    Copy(u64),
     /// A tag without a count.
     Plain(&'static str),
     /// Nothing was there to run.
@@ -124,6 +126,7 @@ impl std::fmt::Display for CommandTag {
             CommandTag::Insert(n) => write!(f, "INSERT 0 {n}"),
             CommandTag::Update(n) => write!(f, "UPDATE {n}"),
             CommandTag::Delete(n) => write!(f, "DELETE {n}"),
+            CommandTag::Copy(n) => write!(f, "COPY {n}"),
             CommandTag::Plain(tag) => f.write_str(tag),
             CommandTag::Empty => Ok(()),
         }

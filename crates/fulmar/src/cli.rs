@@ -34,7 +34,7 @@ pub struct Cli {
 pub enum Command {
     /// Run a node in the foreground
     Start(StartArgs),
-    /// Create, drop, rename and list tenants
+    /// Create, drop, rename and list tenants; load tables
     Tenant(TenantArgs),
     /// Show how a node is
     Status(StatusArgs),
@@ -107,6 +107,7 @@ Examples:
   fulmar tenant create shop-test --template shop      a copy of shop as it is now
   fulmar tenant rename shop store
   fulmar tenant list --json
+  fulmar tenant load shop orders orders.csv --header
   fulmar tenant drop store
 
 The server can be given once: export FULMAR_SERVER=postgres://fulmar@127.0.0.1:5433
@@ -159,6 +160,35 @@ pub enum TenantAction {
     },
     /// Show all tenants
     List,
+    /// Load a file into a table of a tenant: all of its rows, or none
+    Load(LoadArgs),
+}
+
+/// `fulmar tenant load`
+#[derive(Args, Debug)]
+pub struct LoadArgs {
+    /// The tenant
+    pub name: String,
+    /// The table; it must be there
+    pub table: String,
+    /// The file; - is the standard input. NAME.csv is CSV, all others PostgreSQL's text format
+    #[arg(default_value = "-")]
+    pub file: PathBuf,
+    /// The columns that the file has, in its order [default: those of the table]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub columns: Vec<String>,
+    /// The file is CSV, whatever its name
+    #[arg(long)]
+    pub csv: bool,
+    /// The first line names the columns
+    #[arg(long)]
+    pub header: bool,
+    /// What stands between two columns [default: a comma in CSV, else a tab]
+    #[arg(long, value_name = "CHAR")]
+    pub delimiter: Option<String>,
+    /// How NULL is written [default: nothing in CSV, else \\N]
+    #[arg(long, value_name = "TEXT")]
+    pub null: Option<String>,
 }
 
 /// Which node to ask, and how.

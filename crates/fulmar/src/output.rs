@@ -31,9 +31,20 @@ pub fn line(text: &str) -> anyhow::Result<()> {
 
 /// A bar on stderr for `total` steps; it hides when stderr is no terminal.
 pub fn progress(what: &'static str, total: u64) -> ProgressBar {
-    let style = ProgressStyle::with_template("{msg} [{bar:30}] {pos}/{len} {eta}");
-    let bar = ProgressBar::new(total).with_message(what);
-    // The template is a constant; if it were wrong, indicatif's own style would do.
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar
+    styled(ProgressBar::new(total), what, "{msg} [{bar:30}] {pos}/{len} {eta}")
+}
+
+/// The same for bytes, of which there may be any number.
+pub fn byte_progress(what: &'static str, total: Option<u64>) -> ProgressBar {
+    let template = match total {
+        Some(_) => "{msg} [{bar:30}] {bytes}/{total_bytes} {binary_bytes_per_sec} {eta}",
+        None => "{msg} {bytes} {binary_bytes_per_sec}",
+    };
+    styled(total.map_or_else(ProgressBar::new_spinner, ProgressBar::new), what, template)
+}
+
+fn styled(bar: ProgressBar, what: &'static str, template: &'static str) -> ProgressBar {
+    // The templates are constants; if one were wrong, indicatif's own style would do.
+    bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.with_message(what)
 }

@@ -138,6 +138,36 @@ fn tenants_from_create_to_drop() {
     assert_eq!(node.end(rustix::process::Signal::INT), Some(0));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_is_loaded_whole_or_not_at_all() {
+    let directory = tempfile::tempdir().unwrap();
+    let node = Node::start(&directory.path().join("data"), &["--insecure"]);
+    let url = node.url();
+    let load =
+        |arguments: &[&str]| run(&[&["tenant", "--server", &url, "load", "fulmar"], arguments].concat());
+    let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client.batch_execute("CREATE TABLE t(id INTEGER PRIMARY KEY, s TEXT)").await.unwrap();
+    let file = directory.path().join("rows.csv");
+    let path = file.to_str().unwrap();
+    let rows: String = (1..=50_000).map(|id| format!("{id},\"row, {id}\"\n")).collect();
+    std::fs::write(&file, format!("id,s\n{rows}")).unwrap();
+    assert!(stdout(&load(&["t", path, "--header"])).starts_with("loaded 50000 rows into t of fulmar"));
+    // Some new rows, then one that is there.
+    std::fs::write(&file, "0,zero\n1,again\n").unwrap();
+    let refused = refusal(&load(&["t", path]), 1);
+    assert!(refused.contains("nothing was loaded") && refused.contains("23505"), "{refused}");
+    std::fs::write(&file, "only s\n").unwrap();
+    let loaded = stdout(&load(&["t", path, "--columns", "s", "--json"]));
+    let loaded: serde_json::Value = serde_json::from_str(&loaded).unwrap();
+    assert_eq!((&loaded["rows"], &loaded["bytes"]), (&1.into(), &7.into()));
+    let count: i64 = client.query_one("SELECT count(*) FROM t", &[]).await.unwrap().get(0);
+    assert_eq!(count, 50_001);
+    assert!(refusal(&load(&["nowhere", path]), 1).contains("does not exist"));
+    assert!(refusal(&load(&["t", "/nowhere"]), 1).contains("cannot open /nowhere"));
+    assert_eq!(node.end(rustix::process::Signal::INT), Some(0));
+}
+
 #[test]
 fn the_first_start_makes_a_superuser_and_the_second_keeps_it() {
     let directory = tempfile::tempdir().unwrap();

@@ -20,6 +20,7 @@
 
 mod admin;
 mod auth;
+mod copy;
 mod dialect;
 mod gateway;
 pub mod http;

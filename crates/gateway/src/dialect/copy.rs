@@ -1,46 +1,33 @@
-//! `COPY table FROM STDIN`.
+//! `COPY table FROM STDIN`, `COPY table TO STDOUT`, `COPY (query) TO STDOUT`.
 
 use fulmar_engine::{Error, sqlstate};
 
-use super::token::{Cursor, Table};
+use super::token::{Cursor, Table, quote_name};
 use super::{end, unexpected};
 use crate::Result;
+use crate::copy::{Columns, Format, Header};
 
-/// What to copy, and how the rows are written.
+/// What to copy, whither, and how the rows are written.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Copy {
-    pub(crate) table: Table,
-    /// Empty: all columns of the table.
-    pub(crate) columns: Vec<String>,
-    /// What stands between two columns.
-    pub(crate) delimiter: u8,
-    /// How NULL is written.
-    pub(crate) null: String,
-    /// The first line names the columns.
-    pub(crate) header: bool,
+pub(crate) enum Copy {
+    /// `COPY t FROM STDIN`
+    In { table: Table, columns: Vec<String>, format: Format },
+    /// `COPY t TO STDOUT`, `COPY (SELECT ...) TO STDOUT`: the rows of a query.
+    Out { query: String, format: Format },
 }
 
-/// Parses a COPY.
-pub(super) fn parse(cursor: &mut Cursor<'_, '_>) -> Result<Copy> {
+/// Parses a COPY, which is in `sql`.
+pub(super) fn parse(cursor: &mut Cursor<'_, '_>, sql: &str) -> Result<Copy> {
     cursor.word("copy");
-    if cursor.peek().is_some_and(|token| token.is_sign('(')) {
-        return Err(copy_out());
+    if let Some(query) = query(cursor, sql)? {
+        return out(cursor, query);
     }
     let table = cursor.table().ok_or_else(|| unexpected(cursor))?;
-    let mut copy = Copy { table, columns: Vec::new(), delimiter: b'\t', null: "\\N".into(), header: false };
-    if cursor.sign('(') {
-        loop {
-            copy.columns.push(cursor.name().ok_or_else(|| unexpected(cursor))?);
-            if !cursor.sign(',') {
-                break;
-            }
-        }
-        if !cursor.sign(')') {
-            return Err(unexpected(cursor));
-        }
-    }
-    if cursor.word("to") {
-        return Err(copy_out());
+    let columns = if cursor.sign('(') { names(cursor)? } else { Vec::new() };
+    if cursor.peek().is_some_and(|token| token.is("to")) {
+        let quoted: Vec<String> = columns.iter().map(|column| quote_name(column)).collect();
+        let wanted = if quoted.is_empty() { "*".to_owned() } else { quoted.join(", ") };
+        return out(cursor, format!("SELECT {wanted} FROM {}", table.sql()));
     }
     if !cursor.word("from") {
         return Err(unexpected(cursor));
@@ -49,37 +36,102 @@ pub(super) fn parse(cursor: &mut Cursor<'_, '_>) -> Result<Copy> {
         return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "COPY reads from STDIN only")
             .hint("psql's \\copy reads a file of yours."));
     }
-    options(cursor, &mut copy)?;
+    let format = options(cursor)?;
+    if format.force_quote != Columns::None {
+        return Err(not_here("force_quote", "TO"));
+    }
     end(cursor)?;
-    Ok(copy)
+    Ok(Copy::In { table, columns, format })
 }
 
-fn copy_out() -> Error {
-    Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "COPY TO is not supported").hint("SELECT the rows.")
+/// The text of a query in parentheses.
+fn query(cursor: &mut Cursor<'_, '_>, sql: &str) -> Result<Option<String>> {
+    let Some(open) = cursor.peek().filter(|token| token.is_sign('(')) else { return Ok(None) };
+    let start = open.end();
+    let mut depth = 0;
+    while let Some(token) = cursor.next() {
+        depth += i32::from(token.is_sign('(')) - i32::from(token.is_sign(')'));
+        if depth == 0 {
+            return Ok(Some(sql[start..token.start].trim().to_owned()));
+        }
+    }
+    Err(unexpected(cursor))
 }
 
-fn options(cursor: &mut Cursor<'_, '_>, copy: &mut Copy) -> Result<()> {
+/// What comes behind the query or the table.
+fn out(cursor: &mut Cursor<'_, '_>, query: String) -> Result<Copy> {
+    if !cursor.word("to") {
+        return Err(unexpected(cursor));
+    }
+    if !cursor.word("stdout") {
+        return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "COPY writes to STDOUT only")
+            .hint("psql's \\copy writes a file of yours."));
+    }
+    let format = options(cursor)?;
+    if format.force_null != Columns::None || format.force_not_null != Columns::None {
+        return Err(not_here("force_null", "FROM"));
+    }
+    if format.header == Header::Match {
+        return Err(not_here("header match", "FROM"));
+    }
+    end(cursor)?;
+    Ok(Copy::Out { query, format })
+}
+
+fn not_here(option: &str, wanted: &str) -> Error {
+    let message = format!("COPY knows \"{option}\" with {wanted} only");
+    Error::new(sqlstate::FEATURE_NOT_SUPPORTED, message)
+}
+
+/// Names up to the closing parenthesis; the opening one is behind.
+fn names(cursor: &mut Cursor<'_, '_>) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    loop {
+        names.push(cursor.name().ok_or_else(|| unexpected(cursor))?);
+        if cursor.sign(')') {
+            return Ok(names);
+        }
+        if !cursor.sign(',') {
+            return Err(unexpected(cursor));
+        }
+    }
+}
+
+/// Options of today (`WITH (FORMAT csv, HEADER)`) and of old (`CSV HEADER`).
+fn options(cursor: &mut Cursor<'_, '_>) -> Result<Format> {
     cursor.word("with");
     let in_parentheses = cursor.sign('(');
+    let csv = cursor.rest().windows(2).any(|two| two[0].is("format") && two[1].is("csv"))
+        || !in_parentheses && cursor.rest().iter().any(|token| token.is("csv"));
+    let mut format = if csv { Format::csv() } else { Format::text() };
+    let mut escape = None;
     while let Some(option) = cursor.name() {
         match option.as_str() {
-            "format" if cursor.word("text") => {}
+            "format" if cursor.word("text") || cursor.word("csv") => {}
+            "csv" if !in_parentheses => {}
             "format" | "csv" | "binary" => {
-                return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "COPY knows the text format only"));
+                return Err(Error::new(
+                    sqlstate::FEATURE_NOT_SUPPORTED,
+                    "COPY knows the formats text and csv",
+                ));
             }
             // How Postgres stores the rows; here rows are rows.
             "freeze" => {
                 switch(cursor)?;
             }
-            "header" => copy.header = switch(cursor)?,
-            "delimiter" | "delimiters" => copy.delimiter = delimiter(&argument(cursor)?)?,
-            "null" => copy.null = argument(cursor)?,
+            "header" if cursor.word("match") => format.header = Header::Match,
+            "header" => format.header = if switch(cursor)? { Header::Names } else { Header::None },
+            "delimiter" | "delimiters" => format.delimiter = delimiter(&argument(cursor)?, csv)?,
+            "null" => format.null = argument(cursor)?,
+            "quote" if csv => format.quote = one_byte("quote", &argument(cursor)?)?,
+            "escape" if csv => escape = Some(one_byte("escape", &argument(cursor)?)?),
+            "force_quote" if csv => format.force_quote = columns(cursor)?,
+            "force_null" if csv => format.force_null = columns(cursor)?,
+            "force_not_null" if csv => format.force_not_null = columns(cursor)?,
             "encoding" => encoding(&argument(cursor)?)?,
             _ => {
-                return Err(Error::new(
-                    sqlstate::FEATURE_NOT_SUPPORTED,
-                    format!("COPY does not know \"{option}\""),
-                ));
+                let message = format!("COPY does not know \"{option}\" here");
+                return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, message));
             }
         }
         cursor.sign(',');
@@ -87,7 +139,34 @@ fn options(cursor: &mut Cursor<'_, '_>, copy: &mut Copy) -> Result<()> {
     if in_parentheses && !cursor.sign(')') {
         return Err(unexpected(cursor));
     }
+    format.escape = escape.unwrap_or(format.quote);
+    check(&format)?;
+    Ok(format)
+}
+
+/// Options that would make the rows ambiguous.
+fn check(format: &Format) -> Result<()> {
+    let refused = |message: &str| Err(Error::new(sqlstate::INVALID_PARAMETER_VALUE, message));
+    if format.null.bytes().any(|byte| matches!(byte, b'\r' | b'\n') || byte == format.delimiter) {
+        return refused("COPY's NULL cannot contain the delimiter or an end of line");
+    }
+    if format.csv
+        && (format.quote == format.delimiter || format.null.bytes().any(|byte| byte == format.quote))
+    {
+        return refused("COPY's quote must be neither the delimiter nor in its NULL");
+    }
     Ok(())
+}
+
+/// `(a, b)` or `*`.
+fn columns(cursor: &mut Cursor<'_, '_>) -> Result<Columns> {
+    if cursor.sign('*') {
+        return Ok(Columns::All);
+    }
+    if !cursor.sign('(') {
+        return Err(unexpected(cursor));
+    }
+    names(cursor).map(Columns::Named)
 }
 
 fn argument(cursor: &mut Cursor<'_, '_>) -> Result<String> {
@@ -97,25 +176,36 @@ fn argument(cursor: &mut Cursor<'_, '_>) -> Result<String> {
 
 /// ON or OFF, with nothing meaning ON.
 fn switch(cursor: &mut Cursor<'_, '_>) -> Result<bool> {
-    let Some(token) = cursor.peek().filter(|token| !token.is_sign(',') && !token.is_sign(')')) else {
-        return Ok(true);
-    };
+    let Some(token) = cursor.peek() else { return Ok(true) };
     let text = token.string().unwrap_or_else(|| token.text.to_owned());
     let on = match text.to_lowercase().as_str() {
         "on" | "true" | "1" => true,
         "off" | "false" | "0" => false,
+        // The next option, or what is none.
+        _ if token.string().is_none() => return Ok(true),
         _ => return Err(unexpected(cursor)),
     };
     cursor.next();
     Ok(on)
 }
 
-fn delimiter(text: &str) -> Result<u8> {
+fn delimiter(text: &str, csv: bool) -> Result<u8> {
+    let byte = one_byte("delimiter", text)?;
+    if !csv && (byte.is_ascii_alphanumeric() || matches!(byte, b'\\' | b'.')) {
+        let message = format!("COPY delimiter cannot be \"{text}\"");
+        return Err(Error::new(sqlstate::INVALID_PARAMETER_VALUE, message)
+            .hint("A delimiter of the text format is no letter, digit, backslash or point."));
+    }
+    Ok(byte)
+}
+
+fn one_byte(option: &str, text: &str) -> Result<u8> {
     match text.as_bytes() {
-        [byte] if !byte.is_ascii_alphanumeric() && !matches!(byte, b'\\' | b'\r' | b'\n' | b'.') => Ok(*byte),
+        [byte] if !matches!(byte, b'\r' | b'\n') => Ok(*byte),
         _ => {
-            Err(Error::new(sqlstate::INVALID_PARAMETER_VALUE, format!("COPY delimiter cannot be \"{text}\""))
-                .hint("A delimiter is one character: no letter, digit, backslash, point or end of line."))
+            let message = format!("COPY {option} cannot be \"{text}\"");
+            Err(Error::new(sqlstate::INVALID_PARAMETER_VALUE, message)
+                .hint("It is one character of ASCII, and no end of line."))
         }
     }
 }

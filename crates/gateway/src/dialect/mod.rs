@@ -57,7 +57,7 @@ pub(crate) enum Command {
     Deallocate(Option<String>),
     /// Statements of SQLite that do together what one of Postgres does, and its tag.
     Batch { statements: Vec<String>, tag: &'static str },
-    /// `COPY t FROM STDIN`.
+    /// `COPY t FROM STDIN`, `COPY t TO STDOUT`.
     Copy(Copy),
     /// `CREATE PROCEDURE`, `DROP PROCEDURE`.
     Procedure(Procedure),
@@ -99,7 +99,7 @@ pub(crate) fn front<'a>(sql: &'a str, context: &Context<'_>) -> Result<Front<'a>
     } else if is(&["set", "show", "reset", "discard", "deallocate"]) {
         |cursor, _| setting::parse(cursor).map(|command| Some(Answer::Command(command)))
     } else if is(&["copy"]) {
-        |cursor, _| copy::parse(cursor).map(|copy| Some(Answer::Command(Command::Copy(copy))))
+        |cursor, sql| copy::parse(cursor, sql).map(|copy| Some(Answer::Command(Command::Copy(copy))))
     } else {
         return Ok(Front::Pass);
     };

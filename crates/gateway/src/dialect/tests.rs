@@ -1,6 +1,7 @@
 //! What clients say, and what the front makes of it.
 
 use super::*;
+use crate::copy::{Columns, Format, Header};
 
 const CONTEXT: Context<'_> = Context { database: "shop", user: "o'neill", pid: 7 };
 
@@ -74,25 +75,55 @@ fn pgbench_initialises() {
     assert_eq!(key, (vec![index.to_owned()], "ALTER TABLE"));
     assert_eq!(batch("vacuum analyze t"), (vec![r#"ANALYZE "t""#.to_owned()], "VACUUM"));
     assert_eq!(batch("vacuum t"), (vec![], "VACUUM"));
-    let Command::Copy(copy) = command("copy pgbench_accounts from stdin with (freeze on)") else { panic!() };
-    assert_eq!(
-        (copy.table.name.as_str(), copy.delimiter, copy.columns.len()),
-        ("pgbench_accounts", b'\t', 0)
-    );
+    let Command::Copy(Copy::In { table, columns, format }) =
+        command("copy pgbench_accounts from stdin with (freeze on)")
+    else {
+        panic!()
+    };
+    assert_eq!((table.name.as_str(), columns.len()), ("pgbench_accounts", 0));
+    assert_eq!(format, Format::text());
 }
 
 #[test]
 fn copies() {
-    let Command::Copy(copy) = command("COPY public.t (a, \"B\") FROM STDIN (DELIMITER ',', NULL '', HEADER)")
+    let copy = |sql: &str| match command(sql) {
+        Command::Copy(copy) => copy,
+        other => panic!("{other:?}"),
+    };
+    let Copy::In { table, columns, format } =
+        copy("COPY public.t (a, \"B\") FROM STDIN (DELIMITER ',', NULL '', HEADER)")
     else {
         panic!()
     };
-    assert_eq!(copy.table.sql(), r#""main"."t""#);
-    assert_eq!((copy.columns, copy.delimiter), (vec!["a".to_owned(), "B".to_owned()], b','));
-    assert_eq!((copy.null.as_str(), copy.header), ("", true));
-    assert_eq!(failure("COPY t TO STDOUT"), sqlstate::FEATURE_NOT_SUPPORTED);
+    assert_eq!((table.sql(), columns), (r#""main"."t""#.to_owned(), vec!["a".to_owned(), "B".to_owned()]));
+    let expected = Format { delimiter: b',', null: String::new(), header: Header::Names, ..Format::text() };
+    assert_eq!(format, expected);
+    let out = |sql: &str| match copy(sql) {
+        Copy::Out { query, format } => (query, format),
+        other => panic!("{other:?}"),
+    };
+    let of_today = out("COPY t (a) TO STDOUT WITH (FORMAT csv, FORCE_QUOTE (a, b), ESCAPE '!', HEADER true)");
+    let force_quote = Columns::Named(vec!["a".into(), "b".into()]);
+    let format = Format { header: Header::Names, escape: b'!', force_quote, ..Format::csv() };
+    assert_eq!(of_today, (r#"SELECT "a" FROM "t""#.to_owned(), format));
+    let of_old = out("copy ( SELECT (1), ')' ) to stdout csv header quote as '''' force_quote *");
+    let format = Format {
+        header: Header::Names,
+        quote: b'\'',
+        escape: b'\'',
+        force_quote: Columns::All,
+        ..Format::csv()
+    };
+    assert_eq!(of_old, ("SELECT (1), ')'".to_owned(), format));
+    for unclear in ["DELIMITER '\"'", "QUOTE ','", "NULL 'a,b'", "QUOTE 'ab'"] {
+        let sql = format!("COPY t FROM STDIN (FORMAT csv, {unclear})");
+        assert_eq!(failure(&sql), sqlstate::INVALID_PARAMETER_VALUE, "{sql}");
+    }
+    assert_eq!(failure("COPY t TO STDOUT (HEADER MATCH)"), sqlstate::FEATURE_NOT_SUPPORTED);
+    assert_eq!(failure("COPY t TO '/tmp/x'"), sqlstate::FEATURE_NOT_SUPPORTED);
+    assert_eq!(failure("COPY (SELECT 1 TO STDOUT"), sqlstate::SYNTAX_ERROR);
     assert_eq!(failure("COPY t FROM '/etc/passwd'"), sqlstate::FEATURE_NOT_SUPPORTED);
-    assert_eq!(failure("COPY t FROM STDIN WITH (FORMAT csv)"), sqlstate::FEATURE_NOT_SUPPORTED);
+    assert_eq!(failure("COPY t FROM STDIN WITH (FORMAT binary)"), sqlstate::FEATURE_NOT_SUPPORTED);
     assert_eq!(failure("COPY t FROM STDIN (DELIMITER 'ab')"), sqlstate::INVALID_PARAMETER_VALUE);
     assert_eq!(failure("COPY t FROM STDIN bogus"), sqlstate::FEATURE_NOT_SUPPORTED);
     assert_eq!(failure("COPY t FROM STDIN (FREEZE"), sqlstate::SYNTAX_ERROR);

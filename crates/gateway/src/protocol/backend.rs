@@ -80,6 +80,7 @@ pub(crate) fn command_complete(out: &mut Vec<u8>, tag: CommandTag) {
         CommandTag::Insert(rows) => ("INSERT 0 ", Some(rows)),
         CommandTag::Update(rows) => ("UPDATE ", Some(rows)),
         CommandTag::Delete(rows) => ("DELETE ", Some(rows)),
+        CommandTag::Copy(rows) => ("COPY ", Some(rows)),
         CommandTag::Plain(tag) => (tag, None),
         CommandTag::Empty => return empty_query(out),
     };
@@ -92,18 +93,32 @@ pub(crate) fn command_complete(out: &mut Vec<u8>, tag: CommandTag) {
     finish(out, at);
 }
 
-/// CommandComplete of a COPY.
-pub(crate) fn copy_complete(out: &mut Vec<u8>, rows: u64) {
-    let at = begin(out, b'C');
-    out.put_slice(b"COPY ");
-    crate::types::number::put_u64(out, rows);
-    out.put_u8(0);
+/// CopyInResponse: the client may send text rows of so many columns.
+pub(crate) fn copy_in(out: &mut Vec<u8>, columns: usize) {
+    copy_response(out, b'G', columns);
+}
+
+/// CopyOutResponse: text rows of so many columns follow.
+pub(crate) fn copy_out(out: &mut Vec<u8>, columns: usize) {
+    copy_response(out, b'H', columns);
+}
+
+/// CopyData: `write` puts a row's line.
+pub(crate) fn copy_data<R>(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>) -> R) -> R {
+    let at = begin(out, b'd');
+    let written = write(out);
+    finish(out, at);
+    written
+}
+
+/// CopyDone: all rows have been sent.
+pub(crate) fn copy_done(out: &mut Vec<u8>) {
+    let at = begin(out, b'c');
     finish(out, at);
 }
 
-/// CopyInResponse: the client may send text rows of so many columns.
-pub(crate) fn copy_in(out: &mut Vec<u8>, columns: usize) {
-    let at = begin(out, b'G');
+fn copy_response(out: &mut Vec<u8>, tag: u8, columns: usize) {
+    let at = begin(out, tag);
     out.put_u8(0);
     out.put_u16(columns as u16);
     out.put_bytes(0, columns * 2);

@@ -8,6 +8,7 @@ use super::rows::{Collector, Layout, RowWriter, ValueRow};
 use super::{Fault, Ran, Session};
 use crate::Result;
 use crate::dialect::Command;
+use crate::dialect::copy::Copy;
 use crate::dialect::procedure::Procedure;
 use crate::dialect::token::quote_name;
 use crate::introspect::{self, Viewer};
@@ -60,10 +61,11 @@ impl Session {
                 self.batch(statements, output).await?;
                 tag
             }
-            Command::Copy(copy) => {
-                self.begin_copy(copy, output).await?;
+            Command::Copy(Copy::In { table, columns, format }) => {
+                self.begin_copy(table, columns, format, output).await?;
                 return Ok(Ran::Copying);
             }
+            Command::Copy(Copy::Out { query, format }) => return self.copy_out(query, format, output).await,
             Command::Procedure(procedure) => {
                 self.procedure(procedure, output).await?;
                 procedure.tag()

@@ -20,6 +20,7 @@
 
 mod command;
 mod copy;
+mod copy_out;
 mod extended;
 mod link;
 pub(crate) mod rows;

@@ -78,43 +78,76 @@ pub(crate) struct Layout<'a> {
     pub(crate) describe: bool,
 }
 
+/// An answer's bytes, behind what `bytes` held before.
+pub(crate) struct Buffer<'a> {
+    pub(crate) bytes: &'a mut Vec<u8>,
+    mark: usize,
+    spill: Option<Spill>,
+    directory: &'a Path,
+}
+
+impl<'a> Buffer<'a> {
+    /// A buffer that spills into `directory`.
+    pub(crate) fn new(bytes: &'a mut Vec<u8>, directory: &'a Path) -> Buffer<'a> {
+        Buffer { mark: bytes.len(), bytes, spill: None, directory }
+    }
+
+    /// Moves what has been written into the file if it is much.
+    pub(crate) fn spill_if_large(&mut self) -> Result<()> {
+        if self.bytes.len() - self.mark <= MEMORY_BYTES {
+            return Ok(());
+        }
+        let spill = match &mut self.spill {
+            Some(spill) => spill,
+            empty => empty.insert(Spill::create(self.directory)?),
+        };
+        spill.append(&self.bytes[self.mark..])?;
+        self.bytes.truncate(self.mark);
+        Ok(())
+    }
+
+    /// Forgets what has been written.
+    pub(crate) fn reset(&mut self) {
+        self.bytes.truncate(self.mark);
+        self.spill = None;
+    }
+
+    /// What did not fit in memory, and where among the bytes it belongs.
+    pub(crate) fn finish(self) -> Option<(usize, Spill)> {
+        self.spill.map(|spill| (self.mark, spill))
+    }
+}
+
 /// Writes an answer's rows behind what `output` holds.
 pub(crate) struct RowWriter<'a> {
-    output: &'a mut Vec<u8>,
-    mark: usize,
+    output: Buffer<'a>,
     layout: Layout<'a>,
     types: SmallVec<[Type; 16]>,
     described: bool,
     rows: u64,
-    spill: Option<Spill>,
-    directory: &'a Path,
 }
 
 impl<'a> RowWriter<'a> {
     /// A writer that spills into `directory`.
     pub(crate) fn new(output: &'a mut Vec<u8>, layout: Layout<'a>, directory: &'a Path) -> RowWriter<'a> {
         let types = layout.columns.iter().map(|column| column.kind.unwrap_or(Type::Text)).collect();
-        RowWriter {
-            mark: output.len(),
-            output,
-            layout,
-            types,
-            described: false,
-            rows: 0,
-            spill: None,
-            directory,
-        }
+        RowWriter { output: Buffer::new(output, directory), layout, types, described: false, rows: 0 }
     }
 
     /// The rows are complete: how many there are, and what did not fit in memory, which belongs at `mark`.
     pub(crate) fn finish(mut self) -> (u64, Option<(usize, Spill)>) {
         self.describe();
-        (self.rows, self.spill.take().map(|spill| (self.mark, spill)))
+        (self.rows, self.output.finish())
     }
 
     fn describe(&mut self) {
         if self.layout.describe && !self.described && !self.layout.columns.is_empty() {
-            backend::row_description(self.output, self.layout.columns, &self.types, self.layout.formats);
+            backend::row_description(
+                self.output.bytes,
+                self.layout.columns,
+                &self.types,
+                self.layout.formats,
+            );
         }
         self.described = true;
     }
@@ -140,27 +173,18 @@ impl RowSink for RowWriter<'_> {
         if !self.described {
             self.first_row(row);
         }
-        let at = backend::begin_row(self.output, self.types.len());
+        let at = backend::begin_row(self.output.bytes, self.types.len());
         for (index, kind) in self.types.iter().enumerate() {
             let format = self.layout.formats.get(index).unwrap_or(Format::Text);
-            encode::put_value(self.output, row.get(index), *kind, format)?;
+            encode::put_value(self.output.bytes, row.get(index), *kind, format)?;
         }
-        backend::end_row(self.output, at);
+        backend::end_row(self.output.bytes, at);
         self.rows += 1;
-        if self.output.len() - self.mark > MEMORY_BYTES {
-            let spill = match &mut self.spill {
-                Some(spill) => spill,
-                empty => empty.insert(Spill::create(self.directory)?),
-            };
-            spill.append(&self.output[self.mark..])?;
-            self.output.truncate(self.mark);
-        }
-        Ok(())
+        self.output.spill_if_large()
     }
 
     fn reset(&mut self) {
-        self.output.truncate(self.mark);
-        self.spill = None;
+        self.output.reset();
         self.described = false;
         self.rows = 0;
         for (kind, column) in self.types.iter_mut().zip(self.layout.columns) {

@@ -1,7 +1,9 @@
 //! `fulmar tenant`: the administration statements, for those who would rather not write SQL.
 //!
-//! It connects as any client would, to the database `fulmar` of the server, so it needs no more rights and no
-//! other port than psql does.
+//! It connects as any client would, to the database `fulmar` of the server (`load`: to the tenant's), so it needs no
+//! more rights and no other port than psql does.
+
+mod load;
 
 use std::path::Path;
 
@@ -36,7 +38,11 @@ struct Listed {
 
 /// Runs `fulmar tenant`.
 pub async fn run(arguments: TenantArgs) -> anyhow::Result<()> {
-    let client = connect(&arguments.server).await?;
+    let database = match &arguments.action {
+        TenantAction::Load(load) => &load.name,
+        _ => SYSTEM_DATABASE,
+    };
+    let client = connect(&arguments.server, database).await?;
     let json = arguments.json;
     match arguments.action {
         TenantAction::Create { names, owner, template } => {
@@ -52,6 +58,7 @@ pub async fn run(arguments: TenantArgs) -> anyhow::Result<()> {
             for_each(&client, std::slice::from_ref(&from), statement, "renamed", json).await
         }
         TenantAction::List => list(&client, json).await,
+        TenantAction::Load(arguments) => load::run(&client, &arguments, json).await,
     }
 }
 
@@ -106,10 +113,10 @@ async fn list(client: &Client, json: bool) -> anyhow::Result<()> {
     output::line(&table.to_string())
 }
 
-async fn connect(arguments: &ServerArgs) -> anyhow::Result<Client> {
+async fn connect(arguments: &ServerArgs, database: &str) -> anyhow::Result<Client> {
     let mut config: Config =
         arguments.server.parse().context("cannot read --server; write postgres://USER:PASSWORD@HOST:PORT")?;
-    config.dbname(SYSTEM_DATABASE).application_name("fulmar tenant");
+    config.dbname(database).application_name("fulmar tenant");
     if let Some(password) = password(&config, arguments.password_file.as_deref())? {
         config.password(password);
     }

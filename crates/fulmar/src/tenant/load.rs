@@ -1,0 +1,123 @@
+//! `fulmar tenant load`: a file into a table, by COPY, with a bar that shows how far it is.
+
+use std::io::IsTerminal;
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::Context;
+use bytes::{Bytes, BytesMut};
+use futures::{SinkExt, pin_mut};
+use serde::Serialize;
+use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio_postgres::Client;
+
+use super::{quoted, server_error};
+use crate::cli::LoadArgs;
+use crate::output;
+
+/// Bytes that are sent at once.
+const PIECE_BYTES: usize = 256 << 10;
+
+/// What was loaded, for scripts.
+#[derive(Serialize)]
+struct Loaded<'a> {
+    tenant: &'a str,
+    table: &'a str,
+    rows: u64,
+    bytes: u64,
+    seconds: f64,
+}
+
+/// Copies the file; all of its rows or none.
+pub async fn run(client: &Client, arguments: &LoadArgs, json: bool) -> anyhow::Result<()> {
+    let began = Instant::now();
+    let LoadArgs { name, table, file, .. } = arguments;
+    let (mut input, length) = open(file).await?;
+    let sink = client
+        .copy_in::<_, Bytes>(&statement(arguments))
+        .await
+        .map_err(|error| server_error(&error))
+        .with_context(|| format!("nothing was loaded into {table} of {name}"))?;
+    pin_mut!(sink);
+    let bar = output::byte_progress("loading", length);
+    let mut bytes = 0;
+    let copied = loop {
+        let mut piece = BytesMut::with_capacity(PIECE_BYTES);
+        match input.read_buf(&mut piece).await {
+            Ok(0) => break Ok(()),
+            Ok(count) => bytes += count as u64,
+            // The sink is dropped: the server hears that the client gives up, and keeps nothing.
+            Err(cause) => break Err(anyhow::anyhow!("cannot read {}: {cause}", file.display())),
+        }
+        if let Err(error) = sink.send(piece.freeze()).await {
+            break Err(server_error(&error));
+        }
+        bar.set_position(bytes);
+    };
+    let rows = match copied {
+        Ok(()) => sink.finish().await.map_err(|error| server_error(&error)),
+        Err(error) => Err(error),
+    };
+    bar.finish_and_clear();
+    let rows = rows.with_context(|| format!("nothing was loaded into {table} of {name}"))?;
+    let seconds = began.elapsed().as_secs_f64();
+    if json {
+        return output::json(&Loaded { tenant: name, table, rows, bytes, seconds });
+    }
+    let rate = bytes as f64 / seconds / 1e6;
+    output::line(&format!("loaded {rows} rows into {table} of {name}: {seconds:.1} s, {rate:.0} MB/s"))
+}
+
+/// The file, and how many bytes it has if that is known; `-` is the standard input.
+async fn open(file: &Path) -> anyhow::Result<(Box<dyn AsyncRead + Unpin>, Option<u64>)> {
+    if file == Path::new("-") {
+        anyhow::ensure!(!std::io::stdin().is_terminal(), "the rows are to come from the standard input");
+        return Ok((Box::new(tokio::io::stdin()), None));
+    }
+    let opened = tokio::fs::File::open(file).await;
+    let opened = opened.with_context(|| format!("cannot open {}", file.display()))?;
+    let data = opened.metadata().await?;
+    Ok((Box::new(opened), data.is_file().then_some(data.len())))
+}
+
+fn statement(arguments: &LoadArgs) -> String {
+    let LoadArgs { table, file, columns, csv, header, delimiter, null, .. } = arguments;
+    let columns: Vec<String> = columns.iter().map(|column| quoted(column)).collect();
+    let columns = if columns.is_empty() { String::new() } else { format!(" ({})", columns.join(", ")) };
+    let csv = *csv || file.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv"));
+    let mut options = vec![if csv { "FORMAT csv".to_owned() } else { "FORMAT text".to_owned() }];
+    if *header {
+        options.push("HEADER".to_owned());
+    }
+    let text = |text: &str| format!("'{}'", text.replace('\'', "''"));
+    options.extend(delimiter.as_deref().map(|delimiter| format!("DELIMITER {}", text(delimiter))));
+    options.extend(null.as_deref().map(|null| format!("NULL {}", text(null))));
+    format!("COPY {}{columns} FROM STDIN ({})", quoted(table), options.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_names_the_format() {
+        let arguments = |file: &str| LoadArgs {
+            name: "shop".into(),
+            table: "t\"x".into(),
+            file: file.into(),
+            columns: Vec::new(),
+            csv: false,
+            header: false,
+            delimiter: None,
+            null: None,
+        };
+        assert_eq!(statement(&arguments("rows.txt")), r#"COPY "t""x" FROM STDIN (FORMAT text)"#);
+        let columns = vec!["a".to_owned(), "B".to_owned()];
+        let (delimiter, null) = (Some("'".to_owned()), Some(String::new()));
+        let all = LoadArgs { columns, header: true, delimiter, null, ..arguments("rows.CSV") };
+        assert_eq!(
+            statement(&all),
+            r#"COPY "t""x" ("a", "B") FROM STDIN (FORMAT csv, HEADER, DELIMITER '''', NULL '')"#
+        );
+    }
+}

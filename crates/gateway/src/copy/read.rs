@@ -1,0 +1,433 @@
+//! Lines as rows.
+//!
+//! Bytes come in pieces of any size. [`Reader::take`] gives back whole rows as they are complete; what is left waits for
+//! the next piece, with how far it has been searched, so that no byte is looked at twice however small the pieces are.
+
+use fulmar_engine::{Error, Value, sqlstate};
+
+use super::{Format, Header};
+use crate::Result;
+use crate::protocol;
+use crate::types::{Type, decode};
+
+/// Bytes of one row's text.
+const LONGEST_BYTES: usize = crate::session::MESSAGE_BYTES;
+
+/// Reads rows of a format.
+pub(crate) struct Reader {
+    format: Format,
+    names: Vec<String>,
+    /// What the columns are declared as.
+    kinds: Vec<Type>,
+    force_null: Vec<bool>,
+    force_not_null: Vec<bool>,
+    /// The start of a row whose end has not come.
+    partial: Vec<u8>,
+    scan: Scan,
+    /// Lines of rows that were read.
+    pub(crate) lines: u64,
+    /// The header is behind.
+    begun: bool,
+    /// After `\.`: the rest is ignored.
+    ended: bool,
+    /// A field of CSV without its quotes.
+    field: Vec<u8>,
+}
+
+/// How far a row has been searched for its end.
+#[derive(Default)]
+struct Scan {
+    at: usize,
+    quoted: bool,
+    line_ends: u64,
+}
+
+impl Reader {
+    pub(crate) fn new(format: &Format, names: Vec<String>, kinds: Vec<Type>) -> Reader {
+        Reader {
+            force_null: format.force_null.of(&names),
+            force_not_null: format.force_not_null.of(&names),
+            format: format.clone(),
+            names,
+            kinds,
+            partial: Vec::new(),
+            scan: Scan::default(),
+            lines: 0,
+            begun: false,
+            ended: false,
+            field: Vec::new(),
+        }
+    }
+
+    /// Reads the next whole row of `bytes`, which are shortened by it, and puts its values behind `values`. `false`: the
+    /// end of the next row has not come; `bytes` are empty then.
+    pub(crate) fn take(&mut self, bytes: &mut &[u8], values: &mut Vec<Value>) -> Result<bool> {
+        loop {
+            if self.partial.is_empty() {
+                let Some(end) = self.scan.find(bytes, &self.format) else {
+                    self.partial.extend_from_slice(bytes);
+                    *bytes = &[];
+                    return Ok(false);
+                };
+                let (row, rest) = bytes.split_at(end);
+                *bytes = rest;
+                if self.row(row, values)? {
+                    return Ok(true);
+                }
+                continue;
+            }
+            let before = self.partial.len();
+            self.partial.extend_from_slice(bytes);
+            let Some(end) = self.scan.find(&self.partial, &self.format) else {
+                *bytes = &[];
+                if self.partial.len() > LONGEST_BYTES {
+                    let message = format!("a row has more than {} MiB", LONGEST_BYTES >> 20);
+                    return Err(Error::new(sqlstate::PROGRAM_LIMIT, message)
+                        .hint("a quote that is never closed makes one row of all that follows"));
+                }
+                return Ok(false);
+            };
+            *bytes = &bytes[end - before..];
+            let mut row = std::mem::take(&mut self.partial);
+            row.truncate(end);
+            let is_row = self.row(&row, values);
+            row.clear();
+            self.partial = row;
+            if is_row? {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// All bytes have come: the last row may have no end of line.
+    pub(crate) fn finish(&mut self, values: &mut Vec<Value>) -> Result<bool> {
+        let row = std::mem::take(&mut self.partial);
+        if self.scan.quoted && !self.ended {
+            self.lines += 1;
+            return Err(bad("unterminated CSV quoted field"));
+        }
+        Ok(!row.is_empty() && self.row(&row, values)?)
+    }
+
+    /// `false` if it is no row: a header, or the end of rows.
+    fn row(&mut self, row: &[u8], values: &mut Vec<Value>) -> Result<bool> {
+        self.lines += 1 + std::mem::take(&mut self.scan).line_ends;
+        let row = row.strip_suffix(b"\n").unwrap_or(row);
+        let row = row.strip_suffix(b"\r").unwrap_or(row);
+        self.ended |= row == b"\\.";
+        if self.ended {
+            return Ok(false);
+        }
+        if !std::mem::replace(&mut self.begun, true) && self.format.header != Header::None {
+            self.check_header(row)?;
+            return Ok(false);
+        }
+        let before = values.len();
+        let wanted = self.names.len();
+        if self.format.csv { self.split_csv(row, values) } else { self.split_text(row, values) }?;
+        let found = values.len() - before;
+        if found != wanted {
+            let what = if found < wanted { "missing data" } else { "extra data" };
+            return Err(bad(&format!("{what}: a row has {found} columns, COPY wants {wanted}")));
+        }
+        Ok(true)
+    }
+
+    fn check_header(&mut self, row: &[u8]) -> Result<()> {
+        if self.format.header != Header::Match {
+            return Ok(());
+        }
+        let mut found = Vec::new();
+        let kinds = std::mem::replace(&mut self.kinds, vec![Type::Text; self.names.len()]);
+        let split =
+            if self.format.csv { self.split_csv(row, &mut found) } else { self.split_text(row, &mut found) };
+        self.kinds = kinds;
+        split?;
+        let same = |(value, name): (&Value, &String)| matches!(value, Value::Text(text) if text == name);
+        if found.len() == self.names.len() && found.iter().zip(&self.names).all(same) {
+            return Ok(());
+        }
+        Err(bad("the header does not name the columns that are copied").hint(format!(
+            "the first line has to be: {}",
+            self.names.join(&char::from(self.format.delimiter).to_string())
+        )))
+    }
+
+    fn kind(&self, index: usize) -> Type {
+        self.kinds.get(index).copied().unwrap_or(Type::Text)
+    }
+
+    /// Cuts a row at its delimiters and undoes what the text format escapes.
+    fn split_text(&self, row: &[u8], values: &mut Vec<Value>) -> Result<()> {
+        let delimiter = self.format.delimiter;
+        let (mut start, mut at, mut escaped, mut index) = (0, 0, false, 0);
+        loop {
+            match row.get(at) {
+                Some(b'\\') => {
+                    escaped = true;
+                    at += 2;
+                }
+                Some(&byte) if byte != delimiter => at += 1,
+                end => {
+                    let field = &row[start..at.min(row.len())];
+                    values.push(if field == self.format.null.as_bytes() {
+                        Value::Null
+                    } else if escaped {
+                        decode::value(&unescape(field), self.kind(index), protocol::Format::Text)?
+                    } else {
+                        decode::value(field, self.kind(index), protocol::Format::Text)?
+                    });
+                    if end.is_none() {
+                        return Ok(());
+                    }
+                    at += 1;
+                    (start, escaped, index) = (at, false, index + 1);
+                }
+            }
+        }
+    }
+
+    /// Cuts a row of CSV. Quotes may begin and end anywhere in a field.
+    fn split_csv(&mut self, row: &[u8], values: &mut Vec<Value>) -> Result<()> {
+        let Format { delimiter, quote, escape, .. } = self.format;
+        let mut field = std::mem::take(&mut self.field);
+        let (mut at, mut index) = (0, 0);
+        loop {
+            field.clear();
+            let (mut inside, mut quoted) = (false, false);
+            let ended = loop {
+                let Some(&byte) = row.get(at) else { break true };
+                at += 1;
+                let next = row.get(at).copied();
+                if inside && byte == escape && next.is_some_and(|next| next == quote || next == escape) {
+                    field.extend(next);
+                    at += 1;
+                } else if byte == quote {
+                    inside = !inside;
+                    quoted = true;
+                } else if !inside && byte == delimiter {
+                    break false;
+                } else {
+                    field.push(byte);
+                }
+            };
+            let is = |columns: &[bool]| columns.get(index).is_some_and(|column| *column);
+            let may_be_null = (!quoted || is(&self.force_null)) && !is(&self.force_not_null);
+            values.push(match may_be_null && field == self.format.null.as_bytes() {
+                true => Value::Null,
+                false => decode::value(&field, self.kind(index), protocol::Format::Text)?,
+            });
+            if ended {
+                self.field = field;
+                return Ok(());
+            }
+            index += 1;
+        }
+    }
+}
+
+impl Scan {
+    /// Where the row ends that `bytes` begin with: behind its end of line.
+    fn find(&mut self, bytes: &[u8], format: &Format) -> Option<usize> {
+        while let Some(&byte) = bytes.get(self.at) {
+            self.at += 1;
+            if !format.csv {
+                match byte {
+                    b'\n' => return Some(self.at),
+                    // Whatever it is, it is no end of line. It may not have come yet.
+                    b'\\' if bytes.get(self.at).is_none() => {
+                        self.at -= 1;
+                        return None;
+                    }
+                    // The end of all rows, and of this line.
+                    b'\\' if bytes[self.at] == b'.' => {}
+                    b'\\' => self.at += 1,
+                    _ => {}
+                }
+                continue;
+            }
+            if self.quoted && byte == format.escape && format.escape != format.quote {
+                if bytes.get(self.at).is_none() {
+                    self.at -= 1;
+                    return None;
+                }
+                if [format.quote, format.escape].contains(&bytes[self.at]) {
+                    self.at += 1;
+                }
+            } else if byte == format.quote {
+                // A doubled quote ends and begins again: no difference here.
+                self.quoted = !self.quoted;
+            } else if byte == b'\n' {
+                if !self.quoted {
+                    return Some(self.at);
+                }
+                self.line_ends += 1;
+            }
+        }
+        None
+    }
+}
+
+fn bad(message: &str) -> Error {
+    Error::new(sqlstate::BAD_COPY_FILE, message)
+}
+
+fn unescape(field: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field.iter().copied().peekable();
+    while let Some(byte) = rest.next() {
+        if byte != b'\\' {
+            bytes.push(byte);
+            continue;
+        }
+        match rest.next() {
+            Some(b'b') => bytes.push(8),
+            Some(b'f') => bytes.push(12),
+            Some(b'n') => bytes.push(b'\n'),
+            Some(b'r') => bytes.push(b'\r'),
+            Some(b't') => bytes.push(b'\t'),
+            Some(b'v') => bytes.push(11),
+            Some(digit @ b'0'..=b'7') => {
+                let mut code = u32::from(digit - b'0');
+                for _ in 0..2 {
+                    if let Some(digit) = rest.next_if(|byte| (b'0'..=b'7').contains(byte)) {
+                        code = code * 8 + u32::from(digit - b'0');
+                    }
+                }
+                bytes.push(code as u8);
+            }
+            Some(b'x') => {
+                let digit = |byte: u8| char::from(byte).to_digit(16);
+                let mut code = None;
+                for _ in 0..2 {
+                    if let Some(value) = rest.peek().copied().and_then(digit) {
+                        rest.next();
+                        code = Some(code.unwrap_or(0) * 16 + value);
+                    }
+                }
+                bytes.push(code.map_or(b'x', |code| code as u8));
+            }
+            Some(other) => bytes.push(other),
+            None => bytes.push(b'\\'),
+        }
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::Columns;
+    use super::*;
+
+    fn reader(format: Format, kinds: &[Type]) -> Reader {
+        let names = (0..kinds.len()).map(|index| format!("c{index}")).collect();
+        Reader::new(&format, names, kinds.to_vec())
+    }
+
+    /// All rows, given in pieces of so many bytes.
+    fn rows(format: Format, kinds: &[Type], text: &[u8], piece: usize) -> Result<Vec<Vec<Value>>> {
+        let mut reader = reader(format, kinds);
+        let mut values = Vec::new();
+        for mut bytes in text.chunks(piece) {
+            while reader.take(&mut bytes, &mut values)? {}
+            assert!(bytes.is_empty());
+        }
+        reader.finish(&mut values)?;
+        Ok(values.chunks(kinds.len()).map(<[Value]>::to_vec).collect())
+    }
+
+    fn text(text: &str) -> Value {
+        Value::Text(text.into())
+    }
+
+    const TWO: [Type; 2] = [Type::Text; 2];
+
+    #[test]
+    fn the_text_format() {
+        for piece in [1, 2, 3, 100] {
+            let input = b"1\tone\n\\N\t\n\\\\N\ta\\tb\\nc\\\td\\101\\x41\\q\r\nx\ttwo\\\nlines\n";
+            let read = rows(Format::text(), &TWO, input, piece).unwrap();
+            let expected = [
+                [text("1"), text("one")],
+                [Value::Null, text("")],
+                [text("\\N"), text("a\tb\nc\td\u{41}\u{41}q")],
+                [text("x"), text("two\nlines")],
+            ];
+            assert_eq!(read, expected, "{piece}");
+        }
+        let kinds = [Type::Int8, Type::Bytea, Type::Bool];
+        let read = rows(Format::text(), &kinds, b"7\t\\\\x01\tt\n\\.\nnot a row\n", 5).unwrap();
+        assert_eq!(read, [[Value::Integer(7), Value::Blob(vec![1]), Value::Integer(1)]]);
+    }
+
+    #[test]
+    fn csv() {
+        for piece in [1, 2, 3, 100] {
+            let input = b"c0,c1\n1,\"a,\"\"b\"\"\nc\"\r\n,\"\"\nx\"y\"z, \n\"end\",of";
+            let format = Format { header: Header::Match, ..Format::csv() };
+            let expected = [
+                [text("1"), text("a,\"b\"\nc")],
+                [Value::Null, text("")],
+                [text("xyz"), text(" ")],
+                [text("end"), text("of")],
+            ];
+            assert_eq!(rows(format, &TWO, input, piece).unwrap(), expected, "{piece}");
+        }
+        let other =
+            Format { delimiter: b';', quote: b'\'', escape: b'\\', null: "NULL".into(), ..Format::csv() };
+        let read = rows(other.clone(), &TWO, b"'it\\'s; \\\\ \\n';NULL\n'NULL';\n", 1).unwrap();
+        assert_eq!(read, [[text("it's; \\ \\n"), Value::Null], [text("NULL"), text("")]]);
+        let forced = Format {
+            force_null: Columns::Named(vec!["c0".into()]),
+            force_not_null: Columns::Named(vec!["c1".into()]),
+            ..other
+        };
+        let read = rows(forced, &TWO, b"'NULL';NULL\n", 4).unwrap();
+        assert_eq!(read, [[Value::Null, text("NULL")]]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        let said = |format: Format, input: &[u8]| {
+            let error = rows(format, &TWO, input, 7).unwrap_err();
+            assert_eq!(error.state(), sqlstate::BAD_COPY_FILE);
+            error.message().to_owned()
+        };
+        assert_eq!(said(Format::text(), b"1\n"), "missing data: a row has 1 columns, COPY wants 2");
+        assert_eq!(said(Format::csv(), b"1,2,3"), "extra data: a row has 3 columns, COPY wants 2");
+        assert_eq!(said(Format::csv(), b"1,\"2\n3,4\n"), "unterminated CSV quoted field");
+        let header = Format { header: Header::Match, ..Format::csv() };
+        assert_eq!(said(header, b"c1,c0\n"), "the header does not name the columns that are copied");
+    }
+
+    proptest! {
+        #[test]
+        fn survives_anything(csv: bool, input in proptest::collection::vec(any::<u8>(), 0..80), piece in 1usize..9) {
+            let format = if csv { Format::csv() } else { Format::text() };
+            let _ = rows(format, &[Type::Bytea, Type::Int8], &input, piece);
+        }
+
+        /// What [`super::super::write`] makes of values is read as those values.
+        #[test]
+        fn what_is_written_reads_back(
+            csv: bool,
+            values in proptest::collection::vec(proptest::option::of("[ -~\t\n\r\\\\\"é]{0,12}"), 2..12),
+            piece in 1usize..40,
+        ) {
+            use crate::types::Column;
+            let format = if csv { Format::csv() } else { Format::text() };
+            let columns = [Column::new("c0", Type::Text), Column::new("c1", Type::Text)];
+            let mut writer = super::super::write::Writer::new(&format, &columns);
+            let mut written = Vec::new();
+            let value = |value: &Option<String>| value.clone().map_or(Value::Null, Value::Text);
+            let expected: Vec<Vec<Value>> =
+                values.chunks_exact(2).map(|row| row.iter().map(value).collect()).collect();
+            for row in &expected {
+                writer.row(&crate::session::rows::ValueRow(row), &mut written).unwrap();
+            }
+            prop_assert_eq!(rows(format, &TWO, &written, piece).unwrap(), expected);
+        }
+    }
+}

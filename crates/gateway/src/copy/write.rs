@@ -1,0 +1,123 @@
+//! Rows as lines.
+
+use fulmar_engine::Row;
+
+use super::{Format, Header};
+use crate::Result;
+use crate::protocol;
+use crate::types::{Column, Type, encode};
+
+/// Writes rows as lines of a format.
+pub(crate) struct Writer {
+    format: Format,
+    names: Vec<String>,
+    /// As the columns are declared; `None`: each value is written as what it is.
+    kinds: Vec<Option<Type>>,
+    quoted: Vec<bool>,
+    /// The value at hand, as Postgres would print it.
+    value: Vec<u8>,
+}
+
+impl Writer {
+    pub(crate) fn new(format: &Format, columns: &[Column]) -> Writer {
+        let names: Vec<String> = columns.iter().map(|column| column.name.clone()).collect();
+        Writer {
+            quoted: format.force_quote.of(&names),
+            kinds: columns.iter().map(|column| column.kind).collect(),
+            names,
+            format: format.clone(),
+            value: Vec::new(),
+        }
+    }
+
+    pub(crate) fn columns(&self) -> usize {
+        self.names.len()
+    }
+
+    /// The line that names the columns. `false` if there is none.
+    pub(crate) fn header(&mut self, out: &mut Vec<u8>) -> bool {
+        if self.format.header == Header::None {
+            return false;
+        }
+        for index in 0..self.names.len() {
+            self.value.clear();
+            self.value.extend_from_slice(self.names[index].as_bytes());
+            self.field(index, false, out);
+        }
+        out.push(b'\n');
+        true
+    }
+
+    /// A row's line.
+    pub(crate) fn row(&mut self, row: &dyn Row, out: &mut Vec<u8>) -> Result<()> {
+        for index in 0..row.len() {
+            let value = row.get(index);
+            let kind = self.kinds.get(index).copied().flatten().unwrap_or_else(|| Type::of_value(value));
+            self.value.clear();
+            encode::put_value(&mut self.value, value, kind, protocol::Format::Text)?;
+            /// What stands before a value in the protocol: its length, which is negative for NULL.
+            const LENGTH_BYTES: usize = 4;
+            let null = self.value.first().is_some_and(|byte| byte & 0x80 != 0);
+            self.value.drain(..LENGTH_BYTES);
+            if null {
+                self.separate(index, out);
+                out.extend_from_slice(self.format.null.as_bytes());
+            } else {
+                self.field(index, self.quoted.get(index).is_some_and(|quoted| *quoted), out);
+            }
+        }
+        out.push(b'\n');
+        Ok(())
+    }
+
+    fn separate(&self, index: usize, out: &mut Vec<u8>) {
+        if index > 0 {
+            out.push(self.format.delimiter);
+        }
+    }
+
+    /// The value at hand, which is not NULL.
+    fn field(&self, index: usize, quoted: bool, out: &mut Vec<u8>) {
+        self.separate(index, out);
+        let Format { csv, delimiter, quote, escape, .. } = self.format;
+        let value = &self.value[..];
+        if !csv {
+            return put_escaped(out, value, delimiter);
+        }
+        let mistaken = |byte: &u8| *byte == delimiter || *byte == quote || matches!(byte, b'\n' | b'\r');
+        // A lone `\.` would end the rows.
+        let end = self.names.len() == 1 && value == b"\\.";
+        if !quoted && !end && value != self.format.null.as_bytes() && !value.iter().any(mistaken) {
+            return out.extend_from_slice(value);
+        }
+        out.push(quote);
+        for &byte in value {
+            if byte == quote || byte == escape {
+                out.push(escape);
+            }
+            out.push(byte);
+        }
+        out.push(quote);
+    }
+}
+
+/// A field of the text format.
+fn put_escaped(out: &mut Vec<u8>, value: &[u8], delimiter: u8) {
+    let letter = |byte: u8| match byte {
+        8 => Some(b'b'),
+        b'\t' => Some(b't'),
+        b'\n' => Some(b'n'),
+        11 => Some(b'v'),
+        12 => Some(b'f'),
+        b'\r' => Some(b'r'),
+        b'\\' => Some(b'\\'),
+        other => (other == delimiter).then_some(other),
+    };
+    let mut rest = value;
+    while let Some(at) = rest.iter().position(|byte| letter(*byte).is_some()) {
+        out.extend_from_slice(&rest[..at]);
+        out.extend([b'\\', letter(rest[at]).unwrap_or(rest[at])]);
+        rest = &rest[at + 1..];
+    }
+    out.extend_from_slice(rest);
+}

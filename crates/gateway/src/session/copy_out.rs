@@ -1,0 +1,92 @@
+//! `COPY ... TO STDOUT`: the rows of a query as lines for the client.
+//!
+//! ```text
+//! client: COPY t TO STDOUT (FORMAT csv)      server: CopyOutResponse, a CopyData for each row, CopyDone, COPY n
+//! ```
+//!
+//! The lines go the way of all answers ([`Buffer`]): kept until the query has ended, in a file if they are many.
+
+use fulmar_engine::{CommandTag, Error, Row, RowSink, Scope, sqlstate};
+
+use super::rows::Buffer;
+use super::statements::{Plan, columns};
+use super::{Fault, Ran, Session};
+use crate::Result;
+use crate::copy::Format;
+use crate::copy::write::Writer;
+use crate::protocol::backend;
+
+impl Session {
+    /// Runs the query; its lines go to `output`.
+    pub(super) async fn copy_out(
+        &mut self,
+        query: &str,
+        format: &Format,
+        output: &mut Vec<u8>,
+    ) -> Result<Ran, Fault> {
+        let (plan, rest) = self.plan(query).await?;
+        let Plan::Engine(statement) = &plan else { return Err(no_rows().into()) };
+        if statement.columns.is_empty() || !super::simple::is_blank(rest) {
+            return Err(no_rows().into());
+        }
+        if !statement.parameters.is_empty() {
+            let message = "the query of a COPY takes no parameters";
+            return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, message).into());
+        }
+        let directory = &self.shared.config.temporary_directory;
+        let lines = Buffer::new(output, directory);
+        let mut lines = Lines { lines, writer: Writer::new(format, &columns(&plan)), rows: 0, begun: false };
+        match self.link.execute(statement, &[], Scope::Implicit, &mut lines).await {
+            Ok(_) => {
+                lines.begin();
+                backend::copy_done(lines.lines.bytes);
+                let tag = CommandTag::Copy(lines.rows);
+                Ok(Ran::Done { tag, rows: lines.rows, spill: lines.lines.finish() })
+            }
+            Err(error) => {
+                lines.reset();
+                Err(error.into())
+            }
+        }
+    }
+}
+
+fn no_rows() -> Error {
+    Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "COPY copies the rows of one query")
+        .hint("COPY (SELECT ...) TO STDOUT")
+}
+
+/// Rows on their way into CopyData messages.
+struct Lines<'a> {
+    lines: Buffer<'a>,
+    writer: Writer,
+    rows: u64,
+    begun: bool,
+}
+
+impl Lines<'_> {
+    /// What comes before the first row.
+    fn begin(&mut self) {
+        if !std::mem::replace(&mut self.begun, true) {
+            backend::copy_out(self.lines.bytes, self.writer.columns());
+            let mut header = Vec::new();
+            if self.writer.header(&mut header) {
+                backend::copy_data(self.lines.bytes, |out| out.extend_from_slice(&header));
+            }
+        }
+    }
+}
+
+impl RowSink for Lines<'_> {
+    fn row(&mut self, row: &dyn Row) -> Result<()> {
+        self.begin();
+        backend::copy_data(self.lines.bytes, |out| self.writer.row(row, out))?;
+        self.rows += 1;
+        self.lines.spill_if_large()
+    }
+
+    fn reset(&mut self) {
+        self.lines.reset();
+        (self.rows, self.begun) = (0, false);
+    }
+}
