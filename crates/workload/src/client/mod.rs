@@ -157,6 +157,50 @@ impl Client {
         Ok(rows)
     }
 
+    /// Runs a `COPY ... FROM STDIN`. `write` puts the next lines into an empty buffer, and answers `false` when there are
+    /// no more. Answers how many rows the server has taken. Waits as long as the server takes.
+    pub async fn copy_in(
+        &mut self,
+        sql: &str,
+        mut write: impl FnMut(&mut Vec<u8>) -> bool,
+    ) -> Result<u64, Error> {
+        frontend::query(sql, &mut self.output)?;
+        self.send().await?;
+        let mut piece = Vec::new();
+        if self.invited().await? {
+            while write(&mut piece) {
+                frontend::CopyData::new(&piece[..])?.write(&mut self.output);
+                self.send().await?;
+                piece.clear();
+            }
+            frontend::copy_done(&mut self.output);
+            self.send().await?;
+        }
+        let mut rows = 0;
+        self.answer(|frame| {
+            if frame.tag == b'C' {
+                rows = frame.row_count();
+            }
+            Ok(())
+        })
+        .await?;
+        Ok(rows)
+    }
+
+    /// Waits until the server asks for rows; `false` if it has something else to say.
+    async fn invited(&mut self) -> Result<bool, Error> {
+        loop {
+            if let Some((frame, length)) = Frame::first(&self.input)? {
+                let asks = frame.tag == b'G';
+                if asks {
+                    self.input.advance(length);
+                }
+                return Ok(asks);
+            }
+            self.receive().await?;
+        }
+    }
+
     /// The session is inside a transaction block (a failed one too).
     pub fn in_transaction(&self) -> bool {
         self.in_transaction

@@ -11,11 +11,21 @@ pub(super) enum Group {
     Tpcb,
     Tenants,
     Idle,
+    Connections,
+    Copy,
 }
 
 impl Group {
-    pub(super) const ALL: [Group; 6] =
-        [Group::Reads, Group::Ycsb, Group::Tpcb, Group::Tenants, Group::Idle, Group::Log];
+    pub(super) const ALL: [Group; 8] = [
+        Group::Reads,
+        Group::Ycsb,
+        Group::Tpcb,
+        Group::Tenants,
+        Group::Idle,
+        Group::Log,
+        Group::Connections,
+        Group::Copy,
+    ];
 }
 
 /// One row of the table.
@@ -57,6 +67,8 @@ pub(super) const CASES: &[Case] = &[
     row("tenants-500-memory", Group::Tenants, "500 tenants at a fixed rate: server memory (PSS)", "MiB", AtMost(0.2)),
     row("idle-tenant-kib", Group::Idle, "memory (PSS) per idle tenant, 10,000 of them", "KiB", AtMost(40.0)),
     row("restart-ms", Group::Idle, "start to first answer with 10,000 tenants", "ms", AtMost(2000.0)),
+    row("idle-connection-kib", Group::Connections, "memory (PSS) per idle connection, 3,000 of them", "KiB", AtMost(24.0)),
+    row("copy-in", Group::Copy, "COPY of 1,000,000 rows of 1 KB", "rows/s", AtLeast(1.0)),
     row("log-bytes-ratio", Group::Log, "log bytes per YCSB transaction over full page images", "ratio", AtMost(0.1)),
 ];
 

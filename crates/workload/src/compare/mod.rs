@@ -12,6 +12,8 @@
 //! rate is not kept) is reported as failed and the others go on. `docs/benchmarks.md` says how each case is made.
 
 mod cases;
+mod connections;
+mod copy;
 mod idle;
 mod reads;
 mod result;
@@ -34,9 +36,9 @@ use crate::server::{Fulmar, Postgres};
 /// `fulmar bench compare node`: its arguments.
 #[derive(Args, Clone, Debug)]
 pub struct CompareArgs {
-    /// Only this case (read-8, ycsb-32, restart-ms ...)
+    /// Only these cases (read-8, ycsb-32, restart-ms ...); may be repeated
     #[arg(long, value_name = "NAME")]
-    pub case: Option<String>,
+    pub case: Vec<String>,
     /// Seconds of each measurement
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub seconds: u64,
@@ -62,8 +64,8 @@ impl CompareArgs {
 /// What to compare, and how long.
 #[derive(Clone, Debug)]
 pub struct CompareOptions {
-    /// One case by name; all if `None`.
-    pub case: Option<String>,
+    /// Cases by name; all if empty.
+    pub case: Vec<String>,
     /// Seconds of each measurement.
     pub seconds: u64,
     /// Measurements of each server.
@@ -88,6 +90,10 @@ struct Sizes {
     tenant_records: u32,
     /// Tenants of the `idle` and `restart` cases.
     idle_tenants: u32,
+    /// Rows of the `copy` case.
+    copy_rows: u32,
+    /// Connections of the `idle-connection` case.
+    idle_connections: u32,
     /// Before each measurement.
     warm_up: Duration,
     /// How long idle tenants' memory must have stood still before it is measured.
@@ -100,6 +106,8 @@ const FULL_SIZE: Sizes = Sizes {
     tenants: 500,
     tenant_records: 100,
     idle_tenants: 10_000,
+    copy_rows: 1_000_000,
+    idle_connections: 3_000,
     warm_up: Duration::from_secs(2),
     still: Duration::from_secs(30),
 };
@@ -122,19 +130,22 @@ pub async fn node(options: CompareOptions) -> anyhow::Result<Vec<CaseResult>> {
 }
 
 async fn compare(options: CompareOptions) -> anyhow::Result<Vec<CaseResult>> {
-    let wanted = wanted(options.case.as_deref())?;
+    let wanted = wanted(&options.case)?;
     let binary = options.fulmar_binary.clone();
     let fulmar = Box::new(move || Ok(Box::new(Fulmar::at(binary.clone())) as _));
     let postgres = Box::new(|| Ok(Box::new(Postgres::installed()?) as _));
     Ok(measure(&Bench::new(&options, FULL_SIZE, fulmar, postgres), &wanted).await)
 }
 
-fn wanted(name: Option<&str>) -> anyhow::Result<Vec<&'static Case>> {
-    let Some(name) = name else { return Ok(CASES.iter().collect()) };
+fn wanted(wanted: &[String]) -> anyhow::Result<Vec<&'static Case>> {
+    if wanted.is_empty() {
+        return Ok(CASES.iter().collect());
+    }
     let names = || CASES.iter().map(|case| case.name).collect::<Vec<_>>().join(", ");
-    let case = cases::find(name)
-        .ok_or_else(|| anyhow::anyhow!("there is no case {name}; there are: {}", names()))?;
-    Ok(vec![case])
+    let find = |name: &String| {
+        cases::find(name).ok_or_else(|| anyhow::anyhow!("there is no case {name}; there are: {}", names()))
+    };
+    wanted.iter().map(find).collect()
 }
 
 /// Measures the wanted cases; the results come in the order of the table.
@@ -152,6 +163,8 @@ async fn measure(bench: &Bench, wanted: &[&'static Case]) -> Vec<CaseResult> {
             Group::Tpcb => tpcb::measure(bench, &cases).await,
             Group::Tenants => tenants::measure(bench, &cases).await,
             Group::Idle => idle::measure(bench, &cases).await,
+            Group::Connections => connections::measure(bench, &cases).await,
+            Group::Copy => copy::measure(bench).await,
         };
         match measured {
             Ok(measured) => results.extend(measured),
