@@ -34,6 +34,7 @@ mod partition;
 mod procedure;
 mod session;
 mod spill;
+mod spilled_pages;
 mod sql;
 mod statement;
 mod store;

@@ -1,8 +1,6 @@
 //! What one open transaction has read and changed, as the VFS sees it: pages.
 
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use fulmar_pages::{PAGE_SIZE, Page, PageNo};
@@ -11,6 +9,7 @@ use hashbrown::HashMap;
 use crate::Error;
 use crate::partition::Snapshot;
 use crate::spill::SpillArea;
+use crate::spilled_pages::SpilledPages;
 
 /// A set of pages that mostly grows: a list that is sorted and deduplicated whenever it has doubled, so that it never
 /// holds much more than one entry for each page of the partition.
@@ -77,12 +76,12 @@ pub(crate) struct Overlay {
     area: Arc<SpillArea>,
     pages: HashMap<PageNo, Changed>,
     in_memory: usize,
-    file: Option<(File, u64)>,
+    spilled: Option<SpilledPages>,
 }
 
 impl Overlay {
     pub(crate) fn new(area: Arc<SpillArea>) -> Self {
-        Overlay { area, pages: HashMap::new(), in_memory: 0, file: None }
+        Overlay { area, pages: HashMap::new(), in_memory: 0, spilled: None }
     }
 
     pub(crate) fn contains(&self, page: PageNo) -> bool {
@@ -97,28 +96,26 @@ impl Overlay {
         match self.pages.get_mut(&page) {
             Some(Changed::Memory(old)) => **old = *bytes,
             Some(Changed::Spilled(offset)) => {
-                let Some((file, _)) = &self.file else { return Err(io::ErrorKind::NotFound.into()) };
-                file.write_all_at(bytes, *offset)?;
+                let Some(spilled) = &mut self.spilled else { return Err(io::ErrorKind::NotFound.into()) };
+                spilled.write(*offset, bytes)?;
             }
             None if self.in_memory * PAGE_SIZE < self.area.threshold_bytes() => {
                 self.pages.insert(page, Changed::Memory(Box::new(*bytes)));
                 self.in_memory += 1;
             }
             None => {
-                let (file, end) = match &mut self.file {
-                    Some(file) => file,
-                    none => none.insert((self.area.file()?, 0)),
+                let spilled = match &mut self.spilled {
+                    Some(spilled) => spilled,
+                    none => none.insert(SpilledPages::new(&self.area)?),
                 };
-                file.write_all_at(bytes, *end)?;
-                self.pages.insert(page, Changed::Spilled(*end));
-                *end += PAGE_SIZE as u64;
+                self.pages.insert(page, Changed::Spilled(spilled.push(bytes)?));
             }
         }
         Ok(())
     }
 
     /// Copies a changed page out; answers whether there is one.
-    pub(crate) fn read(&self, page: PageNo, bytes: &mut Page) -> io::Result<bool> {
+    pub(crate) fn read(&mut self, page: PageNo, bytes: &mut Page) -> io::Result<bool> {
         match self.pages.get(&page) {
             None => Ok(false),
             Some(Changed::Memory(data)) => {
@@ -126,15 +123,15 @@ impl Overlay {
                 Ok(true)
             }
             Some(Changed::Spilled(offset)) => {
-                let Some((file, _)) = &self.file else { return Err(io::ErrorKind::NotFound.into()) };
-                file.read_exact_at(bytes, *offset)?;
+                let Some(spilled) = &mut self.spilled else { return Err(io::ErrorKind::NotFound.into()) };
+                spilled.read(*offset, bytes)?;
                 Ok(true)
             }
         }
     }
 
     /// A copy of a changed page, if it is one.
-    pub(crate) fn copy(&self, page: PageNo) -> io::Result<Option<Box<Page>>> {
+    pub(crate) fn copy(&mut self, page: PageNo) -> io::Result<Option<Box<Page>>> {
         if let Some(Changed::Memory(data)) = self.pages.get(&page) {
             return Ok(Some(data.clone()));
         }
@@ -153,14 +150,10 @@ impl Overlay {
         let mut pages: Vec<(PageNo, Changed)> = self.pages.drain().collect();
         pages.sort_unstable_by_key(|(page, _)| *page);
         self.in_memory = 0;
-        let file = self.file.take();
-        pages.into_iter().map(move |(page, changed)| match (changed, &file) {
+        let mut spilled = self.spilled.take().map(SpilledPages::into_reader);
+        pages.into_iter().map(move |(page, changed)| match (changed, &mut spilled) {
             (Changed::Memory(data), _) => Ok((page, data)),
-            (Changed::Spilled(offset), Some((file, _))) => {
-                let mut data = Box::new([0; PAGE_SIZE]);
-                file.read_exact_at(&mut data[..], offset)?;
-                Ok((page, data))
-            }
+            (Changed::Spilled(offset), Some(spilled)) => spilled.read(offset).map(|data| (page, data)),
             (Changed::Spilled(_), None) => Err(io::ErrorKind::NotFound.into()),
         })
     }
@@ -169,7 +162,7 @@ impl Overlay {
         self.pages.clear();
         self.pages.shrink_to(64);
         self.in_memory = 0;
-        self.file = None;
+        self.spilled = None;
     }
 }
 
@@ -261,19 +254,25 @@ mod tests {
     fn an_overlay_spills_and_gives_back_what_was_written() {
         let directory = tempfile::tempdir().unwrap();
         let mut overlay = Overlay::new(SpillArea::new(directory.path(), 3 * PAGE_SIZE));
-        for page in (1..=9).rev() {
+        // So many that some are in memory, some in the file, and some on their way there.
+        for page in (1..=200).rev() {
             overlay.write(page, &[page as u8; PAGE_SIZE]).unwrap();
         }
-        overlay.write(1, &[77; PAGE_SIZE]).unwrap();
-        overlay.write(9, &[78; PAGE_SIZE]).unwrap();
-        overlay.truncate(9);
-        let mut page = [0; PAGE_SIZE];
-        assert!(overlay.read(1, &mut page).unwrap());
-        assert_eq!(page[5], 77);
-        assert!(!overlay.read(10, &mut page).unwrap());
+        let rewritten = [1, 100, 200];
+        for page in rewritten {
+            overlay.write(page, &[7; PAGE_SIZE]).unwrap();
+        }
+        overlay.truncate(200);
+        let expected = |page: u32| if rewritten.contains(&page) { 7 } else { page as u8 };
+        let mut bytes = [0; PAGE_SIZE];
+        for page in 1..=200 {
+            assert!(overlay.read(page, &mut bytes).unwrap());
+            assert_eq!(bytes, [expected(page); PAGE_SIZE]);
+        }
+        assert!(!overlay.read(201, &mut bytes).unwrap());
         let drained: Vec<(u32, u8)> =
             overlay.drain().map(|p| p.map(|(no, data)| (no, data[9])).unwrap()).collect();
-        assert_eq!(drained, [(1, 77), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6), (7, 7), (8, 8), (9, 78)]);
+        assert_eq!(drained, (1..=200).map(|page| (page, expected(page))).collect::<Vec<_>>());
         assert_eq!(overlay.len(), 0);
     }
 
