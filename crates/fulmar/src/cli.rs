@@ -265,7 +265,7 @@ pub enum Workload {
 const COMPARE_EXAMPLES: &str = "\
 Examples:
   fulmar bench compare node                       all cases
-  fulmar bench compare node --case read-8 --seconds 10 --rounds 5
+  fulmar bench compare node --case read-8 --case proc-8 --seconds 10 --rounds 5
 
 Starts a PostgreSQL of its own (Debian's postgresql-15, default durability) and a Fulmar node, each in a
 temporary directory with equal memory, and runs each case against both in turns. docs/benchmarks.md tells how
