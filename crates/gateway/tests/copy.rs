@@ -58,7 +58,13 @@ async fn what_is_copied_out_is_copied_in() {
     assert_eq!(state(twice), "23505");
     let header = copy_in(&client, "COPY u (s, id) FROM STDIN (FORMAT csv, HEADER MATCH)", "id,s\n").await;
     assert_eq!(state(header), "22P04");
+    let not_null = "COPY u (S, id) FROM STDIN (FORMAT csv, FORCE_NOT_NULL (S))";
+    assert_eq!(copy_in(&client, not_null, ",7\n").await.unwrap(), 1);
+    assert_eq!(out(&client, "COPY (SELECT s FROM u WHERE id = 7) TO STDOUT").await, "\n");
+    let longer = format!("8\tt\t1\t\\N{}\n", "\t".repeat(1 << 20));
+    assert_eq!(state(copy_in(&client, "COPY u FROM STDIN", &longer).await), "22P04");
     for (refused, expected) in [
+        ("COPY t TO STDOUT CSV FORCE_QUOTE (nothing)", "42703"),
         ("COPY nowhere TO STDOUT", "42P01"),
         ("COPY (DELETE FROM t) TO STDOUT", "0A000"),
         ("COPY (SELECT 1; SELECT 2) TO STDOUT", "42601"),

@@ -88,6 +88,11 @@ async fn half_of_a_call_is_never_there() {
                   assert(not ok)
                   db.exec('UPDATE account SET balance = 5 WHERE id = 2')";
     run(&client, caught).await.unwrap();
+    let told = "local ok, err = pcall(db.exec, 'INSERT INTO account VALUES (1, 0, NULL)')
+                db.abort(tostring(err))";
+    let told = run(&client, told).await.unwrap_err();
+    let message = told.as_db_error().unwrap().message().to_owned();
+    assert!(message.contains("account.id"), "{message}");
     assert_eq!(balances(&client).await, [100, 5]);
     node.stop().await;
 }

@@ -173,7 +173,7 @@ impl Known {
         if self.0.len() >= Known::MOST {
             self.0.clear();
         }
-        if loaded.chunk.len() <= Known::LONGEST_BYTES {
+        if loaded.texts.iter().map(|text| text.len()).sum::<usize>() <= Known::LONGEST_BYTES {
             self.0.insert(name.into(), loaded.clone());
         }
     }

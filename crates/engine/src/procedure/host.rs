@@ -48,6 +48,7 @@ impl<'c> Host<'c> {
             let _trusted = Trusted::new(lua)?;
             rows.tables(lua)
         });
+        rows.trim();
         self.rows = rows;
         tables
     }

@@ -41,10 +41,12 @@ use std::sync::Arc;
 
 use definition::Loaded;
 use host::Host;
+use values::Room;
 use vm::MEMORY_BYTES;
 
 use crate::connection::{BEGIN, COMMIT, Connection, ROLLBACK, Run, Step};
 use crate::statement::{Row, RowSink};
+use crate::value::ValueRef;
 use crate::{Error, Result, Value, sqlstate};
 
 /// What a CALL says.
@@ -160,7 +162,16 @@ impl RowSink for OneRow {
         if self.0.is_some() {
             return Err(Error::new(sqlstate::SYNTAX_ERROR, "the arguments of a CALL are one row"));
         }
-        self.0 = Some((0..row.len()).map(|column| row.get(column).to_owned()).collect());
+        let mut room = Room::new();
+        let values = (0..row.len()).map(|column| {
+            let value = row.get(column);
+            room.take(match value {
+                ValueRef::Text(bytes) | ValueRef::Blob(bytes) => bytes.len(),
+                _ => 0,
+            })?;
+            Ok(value.to_owned())
+        });
+        self.0 = Some(values.collect::<Result<_>>()?);
         Ok(())
     }
 

@@ -32,6 +32,10 @@ local addressed = { table = true, ["function"] = true, userdata = true, buffer =
 
 local function show(value)
     local kind = type(value)
+    -- What an error of SQL's is; only our side makes userdata.
+    if kind == "userdata" and typeof(value) == "error" then
+        return tostring_plain(value)
+    end
     if addressed[kind] then
         local meta = getmetatable(value)
         if type(meta) ~= "table" or rawget(meta, "__tostring") == nil then

@@ -41,10 +41,14 @@ impl Rows {
     /// Forgets the rows of the query before; Lua holds `used` bytes now.
     pub(super) fn begin(&mut self, used: usize) {
         self.reset();
+        self.room = MEMORY_BYTES.saturating_sub(used);
+    }
+
+    /// Gives back what many rows have taken.
+    pub(super) fn trim(&mut self) {
         if self.bytes.capacity() > KEPT_BYTES {
             self.bytes = Vec::new();
         }
-        self.room = MEMORY_BYTES.saturating_sub(used);
     }
 
     fn note(&mut self, value: ValueRef<'_>) -> Result<()> {

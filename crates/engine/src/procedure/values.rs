@@ -25,7 +25,7 @@ impl Room {
         Room(MEMORY_BYTES)
     }
 
-    fn take(&mut self, bytes: usize) -> Result<()> {
+    pub(super) fn take(&mut self, bytes: usize) -> Result<()> {
         self.0 = self.0.checked_sub(bytes + size_of::<Value>()).ok_or_else(too_much)?;
         Ok(())
     }

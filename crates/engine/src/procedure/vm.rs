@@ -38,6 +38,8 @@ const KEPT: usize = 16;
 const KEPT_BYTES: usize = 2 << 20;
 /// Chunks that a machine keeps compiled.
 const KEPT_CHUNKS: usize = 64;
+/// A longer chunk is compiled for each call.
+const LONGEST_KEPT_CHUNK_BYTES: usize = 16 << 10;
 /// Of the stack that Lua runs on. Only what is touched takes memory.
 const STACK_BYTES: usize = 8 << 20;
 
@@ -112,8 +114,8 @@ pub(crate) fn check(name: &str, chunk: &str) -> Result<()> {
 
 /// One of them.
 pub(super) struct Machine {
-    /// Before `lua`: they belong to it.
-    chunks: HashMap<Box<str>, Function>,
+    /// By their texts, each with the name that it was compiled under. Before `lua`: they belong to it.
+    chunks: HashMap<Box<str>, (Box<str>, Function)>,
     /// Likewise: the functions of a procedure's `db`, which are for whom it is lent to.
     db: Table,
     lent: Rc<Lent>,
@@ -212,20 +214,28 @@ impl Machine {
         let called = on_stack(stack, || {
             // By the whole text: a hash could be made to collide, and machines are shared by tenants.
             let chunk = loaded.chunk.as_str();
-            if !chunks.contains_key(chunk) {
-                if chunks.len() >= KEPT_CHUNKS {
-                    chunks.clear();
+            let function = match chunks.get(chunk) {
+                // It names itself in errors.
+                Some((kept, function)) if **kept == *name => function.clone(),
+                _ => {
+                    let function = load(lua, name, chunk)?;
+                    if chunks.len() >= KEPT_CHUNKS {
+                        chunks.clear();
+                    }
+                    if chunk.len() <= LONGEST_KEPT_CHUNK_BYTES {
+                        chunks.insert(chunk.into(), (name.into(), function.clone()));
+                    }
+                    function
                 }
-                chunks.insert(chunk.into(), load(lua, name, chunk)?);
-            }
-            let answer = lent.lend(host, || chunks[chunk].call(given(lua, db, arguments)?))?;
+            };
+            let answer = lent.lend(host, || function.call(given(lua, db, arguments)?))?;
             if loaded.returns().is_empty() { Ok(0) } else { answer_rows(&answer, loaded.returns(), sink) }
         });
+        limits.hold(0);
         if limits.steps.get() > MOST_STEPS {
             let message = format!("procedure \"{name}\" takes more than {MOST_STEPS} steps");
             return Err(Error::new(sqlstate::PROGRAM_LIMIT, message).hint("let SQL do the work on many rows"));
         }
-        limits.hold(0);
         if limits.crowded.get() {
             let message = format!("all procedures together use more than {} MiB", NODE_BYTES >> 20);
             return Err(Error::new(sqlstate::OUT_OF_MEMORY, message).hint("try again when fewer of them run"));

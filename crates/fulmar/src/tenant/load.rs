@@ -33,6 +33,8 @@ pub async fn run(client: &Client, arguments: &LoadArgs, json: bool) -> anyhow::R
     let began = Instant::now();
     let LoadArgs { name, table, file, .. } = arguments;
     let (mut input, length) = open(file).await?;
+    // The driver answers when the rows have been taken; whether they are kept is the answer of the COMMIT.
+    client.batch_execute("BEGIN").await.map_err(|error| server_error(&error))?;
     let sink = client
         .copy_in::<_, Bytes>(&statement(arguments))
         .await
@@ -55,7 +57,7 @@ pub async fn run(client: &Client, arguments: &LoadArgs, json: bool) -> anyhow::R
         bar.set_position(bytes);
     };
     let rows = match copied {
-        Ok(()) => sink.finish().await.map_err(|error| server_error(&error)),
+        Ok(()) => commit(client, sink.finish().await).await.map_err(|error| server_error(&error)),
         Err(error) => Err(error),
     };
     bar.finish_and_clear();
@@ -66,6 +68,16 @@ pub async fn run(client: &Client, arguments: &LoadArgs, json: bool) -> anyhow::R
     }
     let rate = bytes as f64 / seconds / 1e6;
     output::line(&format!("loaded {rows} rows into {table} of {name}: {seconds:.1} s, {rate:.0} MB/s"))
+}
+
+/// Commits what was copied; answers how many rows that is.
+async fn commit(
+    client: &Client,
+    copied: Result<u64, tokio_postgres::Error>,
+) -> Result<u64, tokio_postgres::Error> {
+    let rows = copied?;
+    client.batch_execute("COMMIT").await?;
+    Ok(rows)
 }
 
 /// The file, and how many bytes it has if that is known; `-` is the standard input.

@@ -12,6 +12,10 @@
 pub(crate) mod read;
 pub(crate) mod write;
 
+use fulmar_engine::{Error, sqlstate};
+
+use crate::Result;
+
 /// How rows are written.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Format {
@@ -55,6 +59,22 @@ impl Format {
     }
 }
 
+impl Format {
+    /// Checks that its options name only columns that are copied.
+    pub(crate) fn check_columns(&self, columns: &[String]) -> Result<()> {
+        for named in [&self.force_quote, &self.force_null, &self.force_not_null] {
+            let Columns::Named(names) = named else { continue };
+            if let Some(name) =
+                names.iter().find(|name| !columns.iter().any(|column| column.eq_ignore_ascii_case(name)))
+            {
+                let message = format!("column \"{name}\" is none of those that are copied");
+                return Err(Error::new(sqlstate::UNDEFINED_COLUMN, message));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Whether the first line names the columns.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Header {
@@ -78,7 +98,7 @@ impl Columns {
         let named = |column: &String| match self {
             Columns::None => false,
             Columns::All => true,
-            Columns::Named(names) => names.contains(column),
+            Columns::Named(names) => names.iter().any(|name| name.eq_ignore_ascii_case(column)),
         };
         columns.iter().map(named).collect()
     }

@@ -63,6 +63,10 @@ impl Reader {
     /// end of the next row has not come; `bytes` are empty then.
     pub(crate) fn take(&mut self, bytes: &mut &[u8], values: &mut Vec<Value>) -> Result<bool> {
         loop {
+            if self.ended {
+                *bytes = &[];
+                return Ok(false);
+            }
             if self.partial.is_empty() {
                 let Some(end) = self.scan.find(bytes, &self.format) else {
                     self.partial.extend_from_slice(bytes);
@@ -126,9 +130,8 @@ impl Reader {
         let wanted = self.names.len();
         if self.format.csv { self.split_csv(row, values) } else { self.split_text(row, values) }?;
         let found = values.len() - before;
-        if found != wanted {
-            let what = if found < wanted { "missing data" } else { "extra data" };
-            return Err(bad(&format!("{what}: a row has {found} columns, COPY wants {wanted}")));
+        if found < wanted {
+            return Err(bad(&format!("missing data: a row has {found} columns, COPY wants {wanted}")));
         }
         Ok(true)
     }
@@ -143,7 +146,7 @@ impl Reader {
             if self.format.csv { self.split_csv(row, &mut found) } else { self.split_text(row, &mut found) };
         self.kinds = kinds;
         split?;
-        let same = |(value, name): (&Value, &String)| matches!(value, Value::Text(text) if text == name);
+        let same = |(value, name): (&Value, &String)| matches!(value, Value::Text(text) if text.eq_ignore_ascii_case(name));
         if found.len() == self.names.len() && found.iter().zip(&self.names).all(same) {
             return Ok(());
         }
@@ -151,6 +154,14 @@ impl Reader {
             "the first line has to be: {}",
             self.names.join(&char::from(self.format.delimiter).to_string())
         )))
+    }
+
+    /// A row may have no more columns than are copied, however long it is.
+    fn check_index(&self, index: usize) -> Result<()> {
+        if index < self.names.len() {
+            return Ok(());
+        }
+        Err(bad(&format!("extra data: a row has more than the {} columns that COPY wants", self.names.len())))
     }
 
     fn kind(&self, index: usize) -> Type {
@@ -182,6 +193,7 @@ impl Reader {
                     }
                     at += 1;
                     (start, escaped, index) = (at, false, index + 1);
+                    self.check_index(index)?;
                 }
             }
         }
@@ -222,6 +234,7 @@ impl Reader {
                 return Ok(());
             }
             index += 1;
+            self.check_index(index)?;
         }
     }
 }
@@ -396,7 +409,10 @@ mod tests {
             error.message().to_owned()
         };
         assert_eq!(said(Format::text(), b"1\n"), "missing data: a row has 1 columns, COPY wants 2");
-        assert_eq!(said(Format::csv(), b"1,2,3"), "extra data: a row has 3 columns, COPY wants 2");
+        assert_eq!(
+            said(Format::csv(), b"1,2,3"),
+            "extra data: a row has more than the 2 columns that COPY wants"
+        );
         assert_eq!(said(Format::csv(), b"1,\"2\n3,4\n"), "unterminated CSV quoted field");
         let header = Format { header: Header::Match, ..Format::csv() };
         assert_eq!(said(header, b"c1,c0\n"), "the header does not name the columns that are copied");

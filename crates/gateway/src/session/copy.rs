@@ -26,6 +26,8 @@ use crate::types::{self, Type};
 
 /// Parameters of one INSERT at most.
 const PARAMETERS: usize = 512;
+/// Bytes of rows that wait for the rest of their batch.
+const GATHERED_BYTES: usize = 4 << 20;
 
 /// A COPY that is going on.
 pub(super) struct CopyIn {
@@ -38,6 +40,8 @@ pub(super) struct CopyIn {
     reader: Reader,
     /// Values of rows that have not been inserted.
     values: Vec<Value>,
+    /// Bytes that they came in, about.
+    bytes: usize,
     rows: u64,
     /// Of the text that the COPY stands in; `None` in the extended protocol.
     pub(super) rest: Option<Rest>,
@@ -56,6 +60,7 @@ impl Session {
             0 => self.table_columns(table).await?,
             _ => columns.to_vec(),
         };
+        format.check_columns(&columns)?;
         let batch = (PARAMETERS / columns.len()).max(1);
         let (insert_batch, _) = self.link.prepare(&insert(table, &columns, batch)).await?;
         let (insert_one, _) = self.link.prepare(&insert(table, &columns, 1)).await?;
@@ -75,6 +80,7 @@ impl Session {
             insert_one,
             reader: Reader::new(format, columns, kinds),
             values: Vec::new(),
+            bytes: 0,
             rows: 0,
             rest: None,
         }));
@@ -169,12 +175,16 @@ impl Session {
 impl CopyIn {
     async fn take(&mut self, mut bytes: &[u8], session: &mut Session) -> Result<()> {
         loop {
+            let before = bytes.len();
             let taken = self.reader.take(&mut bytes, &mut self.values);
             if !taken.map_err(|error| self.at_line(error))? {
                 return Ok(());
             }
+            self.bytes += before - bytes.len().min(before);
             if self.values.len() >= self.batch * self.columns {
                 self.insert(self.batch, session).await?;
+            } else if self.bytes > GATHERED_BYTES {
+                self.insert_all(session).await?;
             }
         }
     }
@@ -182,6 +192,11 @@ impl CopyIn {
     async fn finish(&mut self, session: &mut Session) -> Result<()> {
         let finished = self.reader.finish(&mut self.values);
         finished.map_err(|error| self.at_line(error))?;
+        self.insert_all(session).await
+    }
+
+    /// Inserts the rows that are fewer than a batch, one by one.
+    async fn insert_all(&mut self, session: &mut Session) -> Result<()> {
         while !self.values.is_empty() {
             self.insert(1, session).await?;
         }
@@ -195,6 +210,7 @@ impl CopyIn {
         run.map_err(|error| self.at_line(error))?;
         self.values.drain(..rows * self.columns);
         self.rows += rows as u64;
+        self.bytes = 0;
         Ok(())
     }
 

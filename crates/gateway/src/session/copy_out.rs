@@ -33,9 +33,12 @@ impl Session {
             let message = "the query of a COPY takes no parameters";
             return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, message).into());
         }
+        let columns = columns(&plan);
+        let names: Vec<String> = columns.iter().map(|column| column.name.clone()).collect();
+        format.check_columns(&names)?;
         let directory = &self.shared.config.temporary_directory;
         let lines = Buffer::new(output, directory);
-        let mut lines = Lines { lines, writer: Writer::new(format, &columns(&plan)), rows: 0, begun: false };
+        let mut lines = Lines { lines, writer: Writer::new(format, &columns), rows: 0, begun: false };
         match self.link.execute(statement, &[], Scope::Implicit, &mut lines).await {
             Ok(_) => {
                 lines.begin();

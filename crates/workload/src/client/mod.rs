@@ -191,11 +191,14 @@ impl Client {
     async fn invited(&mut self) -> Result<bool, Error> {
         loop {
             if let Some((frame, length)) = Frame::first(&self.input)? {
-                let asks = frame.tag == b'G';
-                if asks {
+                let (asks, notice) = (frame.tag == b'G', matches!(frame.tag, b'N' | b'S'));
+                if asks || notice {
                     self.input.advance(length);
                 }
-                return Ok(asks);
+                if !notice {
+                    return Ok(asks);
+                }
+                continue;
             }
             self.receive().await?;
         }
