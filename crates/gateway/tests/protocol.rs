@@ -105,7 +105,7 @@ async fn transactions() {
 
     // A parameter that cannot be read fails the transaction too: its error is the gateway's.
     client.batch_execute("BEGIN").await.unwrap();
-    assert_eq!(state(client.batch_execute("COPY t FROM STDIN (FORMAT csv)").await), "0A000");
+    assert_eq!(state(client.batch_execute("COPY t FROM STDIN (FORMAT binary)").await), "0A000");
     assert_eq!(state(client.batch_execute("INSERT INTO t VALUES (1)").await), "25P02");
     client.batch_execute("COMMIT").await.unwrap();
     assert_eq!(count(&client).await, 0);
