@@ -7,7 +7,7 @@ use hashbrown::HashMap;
 use libsqlite3_sys as ffi;
 
 use super::Connection;
-use crate::statement::{Row, RowSink};
+use crate::statement::{Nowhere, Row, RowSink};
 use crate::value::{Value, ValueRef};
 use crate::{Error, Result, sqlstate};
 
@@ -303,13 +303,6 @@ impl Connection {
 
     /// Runs a text of the engine's own (BEGIN, COMMIT ...), kept prepared under `id`; on the fiber.
     pub(crate) fn control_here(&mut self, id: u64, sql: &str) -> Step {
-        struct Nowhere;
-        impl RowSink for Nowhere {
-            fn row(&mut self, _: &dyn Row) -> Result<()> {
-                Ok(())
-            }
-            fn reset(&mut self) {}
-        }
         self.run_here(&Run { id, sql, columns: Some(0), parameters: &[] }, &mut Nowhere)
     }
 }

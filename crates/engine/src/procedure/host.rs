@@ -11,12 +11,12 @@ use std::rc::Rc;
 
 use mlua::{Lua, Table, Variadic};
 
-use super::MEMORY_BYTES;
+use super::limits::MEMORY_BYTES;
 use super::rows::Rows;
 use super::values::{Room, to_sql};
 use crate::connection::{Connection, Run, Step};
 use crate::sql::{classify, tokens};
-use crate::statement::{Row, RowSink};
+use crate::statement::{Nowhere, RowSink};
 use crate::{Error, Result, StatementKind, Value, sqlstate};
 
 /// Length of a statement's text.
@@ -55,13 +55,6 @@ impl<'c> Host<'c> {
 
     /// Runs a statement and answers how many rows it has changed.
     pub(super) fn exec(&mut self, sql: &str, arguments: &Arguments) -> mlua::Result<i64> {
-        struct Nowhere;
-        impl RowSink for Nowhere {
-            fn row(&mut self, _: &dyn Row) -> Result<()> {
-                Ok(())
-            }
-            fn reset(&mut self) {}
-        }
         let (_, before) = self.connection.changes();
         self.run(sql, arguments, &mut Nowhere)?;
         let (changed, after) = self.connection.changes();

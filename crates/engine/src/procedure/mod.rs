@@ -17,18 +17,20 @@
 //! | --- | --- |
 //! | [`definition`] | what is kept of a procedure |
 //! | [`host`] | `db.query`, `db.exec`, `db.abort` |
+//! | [`limits`] | what a call may use |
 //! | [`rows`] | the rows of a query as tables of Lua's |
 //! | [`values`] | SQL's values as Lua's, and back |
-//! | [`vm`] | the machines: sandbox, limits, what they keep |
+//! | [`vm`] | the machines: sandbox, what they keep |
 //!
 //! # What a procedure can do
 //! Compute, and use `db`. It has no files, clock, randomness, coroutines or globals of its own; SQL's `now()` and
-//! `random()` are the transaction's. It may use 64 MiB and [`vm::MOST_STEPS`]; `statement_timeout` and a
+//! `random()` are the transaction's. It may use 64 MiB and [`limits::MOST_STEPS`]; `statement_timeout` and a
 //! cancel end it like any statement. An error of SQL's can be caught with `pcall` (the statement that failed has changed
 //! nothing); an abort, a conflict or a cancel cannot: `db` answers nothing else from then on.
 
 mod definition;
 mod host;
+mod limits;
 mod rows;
 mod values;
 mod vm;
@@ -42,7 +44,6 @@ use std::sync::Arc;
 use definition::Loaded;
 use host::Host;
 use values::Room;
-use vm::MEMORY_BYTES;
 
 use crate::connection::{BEGIN, COMMIT, Connection, ROLLBACK, Run, Step};
 use crate::statement::{Row, RowSink};

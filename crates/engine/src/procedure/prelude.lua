@@ -1,26 +1,19 @@
 -- What replaces functions of Lua's library before they are frozen; see vm.rs.
-local find, split, format, sort = string.find, string.split, string.format, table.sort
+local format, sort = string.format, table.sort
 local tostring_plain, mostComparisons = tostring, 2 ^ 30
 
-local function check(name, text, needle)
-    if #text * #needle > mostComparisons then
-        error(`string.{name}: the text and the needle are too long`, 3)
+local function bounded(name)
+    local search = string[name]
+    string[name] = function(text, needle, ...)
+        if type(text) == "string" and type(needle) == "string" and #text * #needle > mostComparisons then
+            error(`string.{name}: the text and the needle are too long`, 2)
+        end
+        return search(text, needle, ...)
     end
 end
 
-string.find = function(text, pattern, ...)
-    if type(text) == "string" and type(pattern) == "string" then
-        check("find", text, pattern)
-    end
-    return find(text, pattern, ...)
-end
-
-string.split = function(text, separator, ...)
-    if type(text) == "string" and type(separator) == "string" then
-        check("split", text, separator)
-    end
-    return split(text, separator, ...)
-end
+bounded("find")
+bounded("split")
 
 table.sort = function(list, less)
     return sort(list, less or function(a, b)

@@ -7,7 +7,7 @@ use std::ffi::c_int;
 
 use mlua::{Lua, Table, ffi};
 
-use super::MEMORY_BYTES;
+use super::limits::MEMORY_BYTES;
 use super::values::{number_of, too_much};
 use crate::Result;
 use crate::statement::{Row, RowSink};

@@ -10,7 +10,7 @@
 
 use mlua::Lua;
 
-use super::MEMORY_BYTES;
+use super::limits::MEMORY_BYTES;
 use crate::value::ValueRef;
 use crate::{Error, Result, Value, sqlstate};
 

@@ -5,11 +5,7 @@
 //!
 //! Lua runs on a stack of its own: it nests calls into C up to 200 deep, which is more than the stack of a fiber holds.
 
-use std::cell::Cell;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering::Relaxed;
 
 use corosensei::on_stack;
 use corosensei::stack::DefaultStack;
@@ -19,23 +15,14 @@ use parking_lot::Mutex;
 
 use super::definition::Loaded;
 use super::host::{Host, Lent, Trusted, database};
+use super::limits::{HeldByAll, KEPT_BYTES, Limits, MEMORY_BYTES};
 use super::values::{Room, to_lua, to_sql};
 use crate::statement::{Row, RowSink};
 use crate::value::ValueRef;
 use crate::{Error, Result, Value, sqlstate};
 
-/// Memory that a call may use, bytes.
-pub(super) const MEMORY_BYTES: usize = 64 << 20;
-/// Memory that all calls of a node may use together, bytes.
-const NODE_BYTES: usize = 1 << 30;
-/// Turns of loops and calls of functions that a call may make.
-pub(super) const MOST_STEPS: u64 = 20_000_000;
-/// Steps between two looks at the clock, at the cancel flag and at the memory of all.
-const STEPS_PER_CHECKPOINT: u64 = 32;
 /// Machines that wait for a call.
 const KEPT: usize = 16;
-/// A machine that holds more after a call is not kept.
-const KEPT_BYTES: usize = 2 << 20;
 /// Chunks that a machine keeps compiled.
 const KEPT_CHUNKS: usize = 64;
 /// A longer chunk is compiled for each call.
@@ -84,14 +71,13 @@ const PRELUDE: &str = include_str!("prelude.lua");
 #[derive(Default)]
 pub(crate) struct Machines {
     kept: Mutex<Vec<Machine>>,
-    /// What those at work hold, as of their last looks.
-    held_bytes: Arc<AtomicUsize>,
+    held_by_all: HeldByAll,
 }
 
 impl Machines {
     pub(super) fn take(&self) -> Result<Machine> {
         let kept = self.kept.lock().pop();
-        kept.map_or_else(|| Machine::new(&self.held_bytes), Ok)
+        kept.map_or_else(|| Machine::new(&self.held_by_all), Ok)
     }
 
     pub(super) fn give(&self, machine: Machine) {
@@ -107,7 +93,7 @@ impl Machines {
 
 /// Compiles a chunk; tells what is wrong with it.
 pub(crate) fn check(name: &str, chunk: &str) -> Result<()> {
-    let mut machine = Machine::new(&Arc::default())?;
+    let mut machine = Machine::new(&HeldByAll::default())?;
     let Machine { lua, stack, .. } = &mut machine;
     on_stack(stack, || load(lua, name, chunk)).map(drop).map_err(|cause| failure(name, &cause))
 }
@@ -124,70 +110,12 @@ pub(super) struct Machine {
     limits: Rc<Limits>,
 }
 
-/// What a call has used, and whether it was told to end. Lua may catch the error that tells it.
-struct Limits {
-    steps: Cell<u64>,
-    ended: Cell<bool>,
-    /// Of `of_all`, bytes.
-    held: Cell<usize>,
-    of_all: Arc<AtomicUsize>,
-    /// It was told to end since all together hold too much.
-    crowded: Cell<bool>,
-}
-
-impl Limits {
-    fn new(of_all: &Arc<AtomicUsize>) -> Self {
-        let of_all = of_all.clone();
-        Limits {
-            steps: Cell::new(0),
-            ended: Cell::new(false),
-            held: Cell::new(0),
-            of_all,
-            crowded: Cell::new(false),
-        }
-    }
-
-    fn begin(&self) {
-        self.steps.set(0);
-        self.ended.set(false);
-        self.crowded.set(false);
-    }
-
-    /// Counts a step. Answers whether the call must end.
-    fn step(&self, lua: &Lua) -> bool {
-        let taken = self.steps.get() + 1;
-        self.steps.set(taken);
-        if taken.is_multiple_of(STEPS_PER_CHECKPOINT) {
-            self.crowded.set(self.hold(lua.used_memory()));
-            self.ended.set(self.ended.get() || self.crowded.get() || crate::vfs::checkpoint_here());
-        }
-        taken > MOST_STEPS || self.ended.get()
-    }
-
-    /// Notes what the machine holds. Answers whether all together hold too much, and this one a good part of it.
-    fn hold(&self, bytes: usize) -> bool {
-        let before = self.held.replace(bytes);
-        let all = if bytes >= before {
-            self.of_all.fetch_add(bytes - before, Relaxed) + (bytes - before)
-        } else {
-            self.of_all.fetch_sub(before - bytes, Relaxed) - (before - bytes)
-        };
-        all > NODE_BYTES && bytes > KEPT_BYTES
-    }
-}
-
-impl Drop for Limits {
-    fn drop(&mut self) {
-        self.hold(0);
-    }
-}
-
 // SAFETY: all that refers to the machine is in it, or on the fiber that runs it and moves between threads with it; Lua
 // keeps nothing of its thread.
 unsafe impl Send for Machine {}
 
 impl Machine {
-    fn new(of_all: &Arc<AtomicUsize>) -> Result<Machine> {
+    fn new(of_all: &HeldByAll) -> Result<Machine> {
         let stack = DefaultStack::new(STACK_BYTES).map_err(|cause| {
             Error::new(sqlstate::OUT_OF_MEMORY, format!("no stack for a procedure: {cause}"))
                 .hint("too many procedures run at once; run fewer, or raise vm.max_map_count")
@@ -231,18 +159,7 @@ impl Machine {
             let answer = lent.lend(host, || function.call(given(lua, db, arguments)?))?;
             if loaded.returns().is_empty() { Ok(0) } else { answer_rows(&answer, loaded.returns(), sink) }
         });
-        limits.hold(0);
-        if limits.steps.get() > MOST_STEPS {
-            let message = format!("procedure \"{name}\" takes more than {MOST_STEPS} steps");
-            return Err(Error::new(sqlstate::PROGRAM_LIMIT, message).hint("let SQL do the work on many rows"));
-        }
-        if limits.crowded.get() {
-            let message = format!("all procedures together use more than {} MiB", NODE_BYTES >> 20);
-            return Err(Error::new(sqlstate::OUT_OF_MEMORY, message).hint("try again when fewer of them run"));
-        }
-        if limits.ended.get() {
-            return Err(Error::new(sqlstate::QUERY_CANCELED, "the procedure was ended"));
-        }
+        limits.end(name)?;
         called.map_err(|cause| failure(name, &cause))
     }
 }

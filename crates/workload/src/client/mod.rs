@@ -128,15 +128,7 @@ impl Client {
         frontend::execute("", 0, &mut self.output)?;
         frontend::sync(&mut self.output);
         self.send().await?;
-        let mut rows = 0;
-        self.answer(|frame| {
-            if frame.tag == b'C' {
-                rows = frame.row_count();
-            }
-            Ok(())
-        })
-        .await?;
-        Ok(rows)
+        self.row_count().await
     }
 
     /// Runs statements by the simple protocol; answers the rows of all of them as text. Two minutes at most.
@@ -176,15 +168,7 @@ impl Client {
             frontend::copy_done(&mut self.output);
             self.send().await?;
         }
-        let mut rows = 0;
-        self.answer(|frame| {
-            if frame.tag == b'C' {
-                rows = frame.row_count();
-            }
-            Ok(())
-        })
-        .await?;
-        Ok(rows)
+        self.row_count().await
     }
 
     /// Waits until the server asks for rows; `false` if it has something else to say.
@@ -221,6 +205,19 @@ impl Client {
         let result = self.stream.write_all(&self.output).await;
         self.output.clear();
         Ok(result?)
+    }
+
+    /// Reads messages up to ReadyForQuery; answers how many rows the last command says that it returned or changed.
+    async fn row_count(&mut self) -> Result<u64, Error> {
+        let mut rows = 0;
+        self.answer(|frame| {
+            if frame.tag == b'C' {
+                rows = frame.row_count();
+            }
+            Ok(())
+        })
+        .await?;
+        Ok(rows)
     }
 
     /// Reads messages up to ReadyForQuery, showing each to `look`. The first error of the server is the answer, once
