@@ -99,7 +99,7 @@ impl Error {
     }
 
     /// The same error where the client cannot see the SQL text: in a procedure.
-    pub(crate) fn without_position(mut self) -> Self {
+    pub fn without_position(mut self) -> Self {
         self.0.position = None;
         self
     }

@@ -38,6 +38,7 @@ mod spilled_pages;
 mod sql;
 mod statement;
 mod store;
+mod system;
 mod transaction;
 mod value;
 mod variables;
@@ -51,7 +52,8 @@ pub use partition::SnapshotBounds;
 pub use procedure::{CREATE_TABLE as CREATE_PROCEDURES, Definition, TABLE as PROCEDURES};
 pub use session::Session;
 pub use statement::{
-    ColumnInfo, CommandTag, Completion, ParameterInfo, Row, RowSink, Scope, Statement, StatementKind,
+    ColumnInfo, CommandTag, Completion, Known, ParameterInfo, Row, RowSink, Scope, Statement, StatementKind,
     TransactionStatus,
 };
+pub use system::{Database, System, SystemFunction, SystemTable};
 pub use value::{Value, ValueRef};

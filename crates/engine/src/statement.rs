@@ -70,6 +70,22 @@ pub struct Statement {
     pub(crate) plan: crate::sql::Plan,
 }
 
+/// What is known of a statement beside its text.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Known<'a> {
+    /// It may name system tables and functions.
+    pub system: bool,
+    /// The declared types of some of its parameters; `[]` alone makes an array of what SQLite's text tells.
+    pub parameters: &'a [(u16, String)],
+}
+
+impl Statement {
+    /// Whether it names system tables or functions.
+    pub fn uses_system(&self) -> bool {
+        self.plan.system
+    }
+}
+
 /// Whether a session is in a transaction, as ReadyForQuery tells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransactionStatus {

@@ -7,7 +7,7 @@
 //!      the worker with  | session: wire <-> protocol (messages) <-> types (values)            |
 //!      fewest sessions  |    |        dialect: what is SQLite's own, what is rewritten,       |
 //!                       |    |                 what the gateway does itself                   |
-//!                       |    |           admin (tenants, users)   introspect (psql's \d ...)  |
+//!                       |    |           admin (tenants, users)   system (pg_catalog ...)      |
 //!                       |    v                                                                |
 //!                       +-- engine session: prepare, execute --------------------------------+
 //! ```
@@ -24,13 +24,13 @@ mod copy;
 mod dialect;
 mod gateway;
 pub mod http;
-mod introspect;
 mod metrics;
 mod protocol;
 mod registry;
 mod rhythm;
 mod session;
 mod startup;
+mod system;
 mod types;
 mod wire;
 

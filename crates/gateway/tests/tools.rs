@@ -77,8 +77,8 @@ async fn psql_lists_and_describes() {
     let customer = psql(&["\\d customer"]).await;
     for line in [
         "Table \"public.customer\"",
-        "id|INTEGER||not null|",
-        "name|VARCHAR(40)||not null|'x'",
+        "id|bigint||not null|",
+        "name|character varying(40)||not null|'x'",
         "\"customer_pkey\" PRIMARY KEY, btree (id)",
         "UNIQUE CONSTRAINT, btree (mail)",
         // psql quotes the name, quoted as it is, once more: with PostgreSQL too.

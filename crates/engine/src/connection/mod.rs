@@ -9,6 +9,7 @@ mod errors;
 mod functions;
 mod integrity;
 mod statements;
+mod system;
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
@@ -137,6 +138,12 @@ impl Connection {
         if code == ffi::SQLITE_OK { Ok(()) } else { Err(self.error(code)) }
     }
 
+    /// Makes the system tables available to the next statement; on the fiber.
+    pub(crate) fn enter_system_here(&mut self) -> Result<()> {
+        // SAFETY: a valid handle that this connection alone uses, and its link.
+        unsafe { system::enter(self.db, &self.link) }
+    }
+
     /// Whether no transaction is open in SQLite.
     pub(crate) fn is_autocommit(&self) -> bool {
         // SAFETY: a valid handle.
@@ -217,6 +224,7 @@ impl Connection {
     /// Gives back memory that the next transaction most likely has no use for.
     pub(crate) fn trim(&mut self) {
         self.statements.trim();
+        system::leave(&self.link);
         let wrote = std::mem::take(&mut self.link.transaction.borrow_mut().wrote);
         if wrote && self.cached_bytes() > KEPT_CACHE_BYTES {
             // SAFETY: a valid handle, used by nobody else now.

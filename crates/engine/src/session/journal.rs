@@ -154,6 +154,11 @@ pub(super) fn run_statement(
         Run { id: statement.id, sql: &statement.sql, columns: Some(statement.columns.len()), parameters };
     connection.link.begin_slice();
     connection.link.vacuuming.set(statement.plan.vacuum);
+    if statement.plan.system
+        && let Err(error) = connection.enter_system_here()
+    {
+        return End::Failed(error);
+    }
     if statement.kind == StatementKind::Utility("ANALYZE") {
         connection.link.bump_schema.set(true);
     }

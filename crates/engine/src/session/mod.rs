@@ -39,8 +39,8 @@ use crate::connection::Connection;
 use crate::partition::Partition;
 use crate::variables::Variables;
 use crate::{
-    Canceller, CommandTag, Completion, Engine, Error, Result, RowSink, Scope, Statement, StatementKind,
-    TransactionStatus, Value, sqlstate,
+    Canceller, CommandTag, Completion, Engine, Error, Known, Result, RowSink, Scope, Statement,
+    StatementKind, System, TransactionStatus, Value, sqlstate,
 };
 
 /// Attempts of one transaction before it gives up; each one after the first is made in a turn, so more than a few mean
@@ -64,6 +64,8 @@ pub struct Session {
     open: Option<open::Open>,
     /// A connection that the session must keep: it holds its temporary tables.
     own: Option<Box<Connection>>,
+    /// What answers for system tables, once a statement has wanted them.
+    system: Option<Arc<dyn System>>,
     flag: Arc<CancelFlag>,
     running: Arc<AtomicBool>,
     default_read_only: bool,
@@ -82,6 +84,7 @@ impl Session {
             partition: None,
             open: None,
             own: None,
+            system: None,
             flag: Arc::default(),
             running: Arc::default(),
             default_read_only: false,
@@ -95,7 +98,29 @@ impl Session {
     /// Runs nothing. In a failed transaction only transaction control is accepted (25P02).
     pub async fn prepare<'a>(&mut self, sql: &'a str) -> Result<(Arc<Statement>, &'a str)> {
         let _running = self.start();
-        let prepared = prepare::prepare(self, sql).await;
+        let prepared = prepare::prepare(self, sql, Known::default()).await;
+        if prepared.is_err() {
+            self.fail();
+        }
+        prepared
+    }
+
+    /// From now on system tables and functions answer from `system`.
+    pub fn set_system(&mut self, system: Arc<dyn System>) {
+        if let Some(connection) = self.open.as_ref().and_then(|open| open.connection.as_ref()) {
+            connection.link.system.borrow_mut().system = Some(system.clone());
+        }
+        self.system = Some(system);
+    }
+
+    /// Like [`Session::prepare`], for a text of which more is known. The same text must not come with something else.
+    pub async fn prepare_as<'a>(
+        &mut self,
+        sql: &'a str,
+        known: Known<'_>,
+    ) -> Result<(Arc<Statement>, &'a str)> {
+        let _running = self.start();
+        let prepared = prepare::prepare(self, sql, known).await;
         if prepared.is_err() {
             self.fail();
         }
@@ -232,6 +257,7 @@ impl Session {
         };
         *link.cancel.borrow_mut() = self.flag.clone();
         link.bump_schema.set(false);
+        link.system.borrow_mut().system = self.system.clone();
         let mut transaction = link.transaction.borrow_mut();
         transaction.id = 0;
         transaction.turn = 0;

@@ -5,9 +5,13 @@ use std::sync::Arc;
 use super::{Session, call};
 use crate::connection::{Columns, Connection, Prepared};
 use crate::sql::{Plan, Shape, Token, classify, shape, tokens};
-use crate::{ColumnInfo, ParameterInfo, Result, Statement, StatementKind};
+use crate::{ColumnInfo, Known, ParameterInfo, Result, Statement, StatementKind};
 
-pub(super) async fn prepare<'a>(session: &mut Session, sql: &'a str) -> Result<(Arc<Statement>, &'a str)> {
+pub(super) async fn prepare<'a>(
+    session: &mut Session,
+    sql: &'a str,
+    known: Known<'_>,
+) -> Result<(Arc<Statement>, &'a str)> {
     if let Some(failed) = failed_unless_control(session, sql) {
         return Err(failed);
     }
@@ -20,7 +24,7 @@ pub(super) async fn prepare<'a>(session: &mut Session, sql: &'a str) -> Result<(
     if !writing && let Some(known) = partition.statements.get(sql, schema) {
         return Ok((known, ""));
     }
-    let (statement, rest) = describe(session, sql).await?;
+    let (statement, rest) = describe(session, sql, known).await?;
     let statement = Arc::new(statement);
     // A description made under the transaction's own schema changes is nobody else's.
     // A procedure may be replaced without a change of the schema.
@@ -52,7 +56,7 @@ fn first_kind(sql: &str) -> StatementKind {
     classify(&first).0
 }
 
-async fn describe<'a>(session: &mut Session, sql: &'a str) -> Result<(Statement, &'a str)> {
+async fn describe<'a>(session: &mut Session, sql: &'a str, known: Known<'_>) -> Result<(Statement, &'a str)> {
     let all: Vec<Token<'a>> = tokens(sql).collect();
     // The body of a trigger has semicolons of its own: there SQLite finds the end.
     let trigger = all.first().is_some_and(|t| t.is("CREATE")) && all.iter().take(4).any(|t| t.is("TRIGGER"));
@@ -61,7 +65,7 @@ async fn describe<'a>(session: &mut Session, sql: &'a str) -> Result<(Statement,
     let first = &all[..length];
     if first.is_empty() && length < all.len() {
         // Only a semicolon: an empty statement, unless more follows.
-        return Box::pin(describe(session, &sql[all[length].end()..])).await;
+        return Box::pin(describe(session, &sql[all[length].end()..], known)).await;
     }
     let (kind, begin) = classify(first);
     let mut shape = shape(kind, first);
@@ -76,6 +80,7 @@ async fn describe<'a>(session: &mut Session, sql: &'a str) -> Result<(Statement,
         vacuum: kind == StatementKind::Utility("VACUUM"),
         checks_integrity: checks_integrity(first),
         temporary: is_temporary(first),
+        system: known.system,
         call: None,
     };
     let id = session.engine.ticket();
@@ -97,12 +102,13 @@ async fn describe<'a>(session: &mut Session, sql: &'a str) -> Result<(Statement,
             | StatementKind::Utility(_)
     );
     if asks_sqlite {
-        let (prepared, tables) = ask_sqlite(session, id, text, &shape).await?;
+        let (prepared, tables) = ask_sqlite(session, &statement, &shape).await?;
         if trigger {
             rest = &sql[start + prepared.length..];
             statement.sql = text[..prepared.length].trim_end().trim_end_matches(';').into();
         }
         complete(&mut statement, prepared, &shape, &tables);
+        learn(&mut statement, known.parameters);
     }
     if kind == StatementKind::Call {
         call::describe(session, &mut statement, first, sql).await?;
@@ -116,12 +122,14 @@ async fn describe<'a>(session: &mut Session, sql: &'a str) -> Result<(Statement,
 /// Prepares the text and looks at the tables that it names.
 async fn ask_sqlite(
     session: &mut Session,
-    id: u64,
-    text: &str,
+    statement: &Statement,
     shape: &Shape,
 ) -> Result<(Prepared, Vec<Columns>)> {
     ask(session, |connection| {
-        let prepared = connection.describe_here(id, text)?;
+        if statement.plan.system {
+            connection.enter_system_here()?;
+        }
+        let prepared = connection.describe_here(statement.id, &statement.sql)?;
         let needed = !shape.parameters.is_empty();
         let tables = if needed { connection.columns_here(&shape.tables) } else { Vec::new() };
         Ok((prepared, tables))
@@ -176,6 +184,18 @@ fn complete(statement: &mut Statement, prepared: Prepared, shape: &Shape, tables
     }
     let columns = prepared.columns.into_iter();
     statement.columns = columns.map(|(name, declared_type)| ColumnInfo { name, declared_type }).collect();
+}
+
+/// Notes what the client's text says of parameters.
+fn learn(statement: &mut Statement, parameters: &[(u16, String)]) {
+    for (number, kind) in parameters {
+        let place = usize::from(*number).checked_sub(1);
+        let Some(parameter) = place.and_then(|place| statement.parameters.get_mut(place)) else { continue };
+        parameter.declared_type = match (kind.as_str(), parameter.declared_type.take()) {
+            ("[]", known) => Some(format!("{}[]", known.as_deref().unwrap_or("TEXT"))),
+            (kind, _) => Some(kind.to_owned()),
+        };
+    }
 }
 
 /// The PRAGMAs, or the table-valued functions of the same names.

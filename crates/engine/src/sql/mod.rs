@@ -30,6 +30,8 @@ pub(crate) struct Plan {
     pub checks_integrity: bool,
     /// Makes or drops temporary tables: the connection stays with the session.
     pub temporary: bool,
+    /// Uses system tables or functions.
+    pub system: bool,
     /// CALL: what it calls.
     pub call: Option<crate::procedure::Call>,
 }

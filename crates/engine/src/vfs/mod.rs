@@ -62,6 +62,8 @@ pub(crate) struct Link {
     /// The transaction has run ANALYZE: its commit raises the schema cookie, so that all connections plan alike (a
     /// LIMIT may answer other rows under another plan). Reset when a transaction gets the connection.
     pub bump_schema: Cell<bool>,
+    /// System tables, as the session sees them that has the connection.
+    pub system: RefCell<crate::system::Slot>,
     opened: Cell<bool>,
     slice_ends: Cell<Option<Instant>>,
 }
@@ -80,6 +82,7 @@ impl Link {
             cancel: RefCell::default(),
             vacuuming: Cell::new(false),
             bump_schema: Cell::new(false),
+            system: RefCell::default(),
             opened: Cell::new(false),
             slice_ends: Cell::new(None),
         })

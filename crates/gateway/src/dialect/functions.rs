@@ -5,9 +5,8 @@
 //! (nearly all) are recognised in one pass over their bytes.
 
 use super::token::{Kind, Token, first_statement, quote_name, quote_text};
-use super::{Command, Context, Front};
+use super::{Context, Front, catalog};
 use crate::Result;
-use crate::introspect;
 
 /// Functions that are called with an empty pair of parentheses.
 const CALLED: [&str; 5] = ["version", "now", "current_database", "current_schema", "pg_backend_pid"];
@@ -20,20 +19,29 @@ pub(super) fn front<'a>(sql: &'a str, context: &Context<'_>) -> Result<Front<'a>
         return Ok(Front::Pass);
     }
     let (tokens, rest) = first_statement(sql);
-    if let Some(query) = introspect::recognise(&tokens)? {
-        return Ok(Front::Command(Box::new(Command::Catalog(query)), rest));
+    let rewritten = rewrite(sql, &tokens, context);
+    let tokens = rewritten.as_ref().map_or(tokens, |text| first_statement(text).0);
+    if catalog::concerns(&tokens) {
+        return Ok(Front::Translated(catalog::translate(&tokens)?, rest));
     }
-    Ok(match rewrite(sql, &tokens, context) {
-        Some(text) => Front::Rewritten(text, rest),
-        None => Front::Pass,
-    })
+    Ok(rewritten.map_or(Front::Pass, |text| Front::Rewritten(text, rest)))
 }
 
 /// Whether one of the names might be in the text: each has one of these in it: `pg_`, `nt_` (current_user), `on_`
-/// (session_user), `on(` (version), `ow(` (now), the last two perhaps with a blank before the parenthesis.
+/// (session_user), `on(` (version), `ow(` (now), the last two perhaps with a blank before the parenthesis; of the catalog's
+/// beside `pg_` also `n_s` (information_schema), `ar.` (fulmar.limits), `reg` (regclass), `_ty` (format_type), `_pr`
+/// (has_table_privilege), `_de` (obj_description), `te_` (quote_ident); and `::`, `any`, `all`, `som`.
 fn may_concern(sql: &[u8]) -> bool {
     sql.windows(3).any(|window| match [window[0] | 0x20, window[1] | 0x20, window[2]] {
         [b'p', b'g', b'_'] | [b'n', b't', b'_'] | [b'o', b'n', b'_' | b'('] | [b'o', b'w', b'('] => true,
+        [b'n', b'_', b's' | b'S'] | [b'a', b'r', b'.'] | [b'r', b'e', b'g' | b'G'] | [b't', b'e', b'_'] => {
+            true
+        }
+        [b'_', b't', b'y' | b'Y'] | [b'_', b'p', b'r' | b'R'] | [b'_', b'd', b'e' | b'E'] => true,
+        [b'a', b'n', b'y' | b'Y']
+        | [b'a', b'l', b'l' | b'L']
+        | [b's', b'o', b'm' | b'M']
+        | [_, b':', b':'] => true,
         [b'o', b'n' | b'w', blank] => blank.is_ascii_whitespace(),
         _ => false,
     })

@@ -7,12 +7,14 @@
 //! ```text
 //! SELECT abalance FROM ...            Pass       SQLite's own: the engine prepares it as it is
 //! CREATE TABLE t (...) WITH (...)     Rewritten  SQLite understands the text that stands here instead
+//! SELECT 't'::regclass           Translated  as well, with system tables and functions
 //! SET statement_timeout = '5s'        Command    the gateway does it itself
 //! ```
 //!
 //! Rewriting replaces whole tokens; it never searches in text.
 
 pub(crate) mod admin;
+mod catalog;
 pub(crate) mod copy;
 mod functions;
 pub(crate) mod procedure;
@@ -23,8 +25,8 @@ pub(crate) mod token;
 use fulmar_engine::{Error, sqlstate};
 
 use crate::Result;
-use crate::introspect::CatalogQuery;
 use admin::Admin;
+use catalog::Translated;
 use copy::Copy;
 use procedure::Procedure;
 use token::{Cursor, Lexer, first_statement};
@@ -63,8 +65,6 @@ pub(crate) enum Command {
     Procedure(Procedure),
     /// Administration of tenants and users.
     Admin(Admin),
-    /// A question about `pg_catalog`.
-    Catalog(CatalogQuery),
 }
 
 /// Who takes care of a statement.
@@ -74,6 +74,8 @@ pub(crate) enum Front<'a> {
     Pass,
     /// The engine, with this text instead; and what follows the statement.
     Rewritten(String, &'a str),
+    /// The engine, with what it was translated into; and what follows the statement.
+    Translated(Translated, &'a str),
     /// The gateway; and what follows the statement.
     Command(Box<Command>, &'a str),
 }

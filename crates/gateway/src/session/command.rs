@@ -11,7 +11,6 @@ use crate::dialect::Command;
 use crate::dialect::copy::Copy;
 use crate::dialect::procedure::Procedure;
 use crate::dialect::token::quote_name;
-use crate::introspect::{self, Viewer};
 use crate::protocol::backend;
 
 impl Session {
@@ -74,17 +73,6 @@ impl Session {
                 self.outside_transaction(admin.tag())?;
                 crate::admin::run(admin, &self.shared, &self.identity).await?;
                 admin.tag()
-            }
-            Command::Catalog(query) => {
-                let viewer = Viewer {
-                    catalog: &self.shared.catalog,
-                    user: &self.identity.user,
-                    superuser: self.identity.superuser,
-                    owner: &self.identity.tenant.owner,
-                };
-                let rows = introspect::answer(query, &viewer, &mut self.link).await?;
-                let count = rows.len() as u64;
-                return self.answer(rows, CommandTag::Select(count), layout, output);
             }
         };
         Ok(Ran::Done { tag: CommandTag::Plain(tag), rows: 0, spill: None })

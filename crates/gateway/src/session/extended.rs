@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fulmar_engine::{CommandTag, Error, Scope, Statement, StatementKind, sqlstate};
+use fulmar_engine::{CommandTag, Error, Known, Scope, Statement, StatementKind, sqlstate};
 
 use super::rows::Layout;
 use super::statements::{self, Answer, Plan, Portal, Prepared, Progress};
@@ -11,6 +11,7 @@ use crate::Result;
 use crate::dialect::{self, Front};
 use crate::protocol::frontend::{self, Bind, Message, Oids, Target};
 use crate::protocol::{Format, backend};
+use crate::system::Viewer;
 use crate::types::infer::Inference;
 use crate::types::{Column, decode};
 
@@ -95,13 +96,20 @@ impl Session {
         let mut probed = Vec::new();
         // A probe that SQLite does not understand was no good guess.
         if let Some(probe) = inference.probe()
-            && let Ok((probe, _)) = self.link.prepare(&probe).await
+            && let Ok(probe) =
+                self.link.prepare_as(&probe, Known { system: statement.uses_system(), parameters: &[] }).await
         {
             probed = statements::columns(&Plan::Engine(probe)).iter().map(|column| column.kind).collect();
         }
         for (column, guess) in columns.iter_mut().zip(&inference.guesses) {
             column.kind = column.kind.or_else(|| guess.resolve(&probed));
         }
+    }
+
+    /// The session, as system tables are to see it.
+    pub(super) fn viewer(&self) -> Arc<Viewer> {
+        let (shared, settings) = (self.shared.clone(), self.settings.clone());
+        Arc::new(Viewer { shared, identity: self.identity.clone(), settings })
     }
 
     /// Finds out how to run the first statement of `sql`; answers what follows it too.
@@ -119,6 +127,16 @@ impl Session {
             Front::Rewritten(text, rest) => {
                 let (statement, _) = self.link.prepare(&text).await?;
                 Ok((Plan::Engine(statement), rest))
+            }
+            Front::Translated(translated, rest) => {
+                if translated.system {
+                    self.link.engine.set_system(self.viewer());
+                }
+                let (system, parameters) = (translated.system, &translated.parameters);
+                let known = Known { system, parameters };
+                // A place in this text would mislead.
+                let statement = self.link.prepare_as(&translated.sql, known).await;
+                Ok((Plan::Engine(statement.map_err(Error::without_position)?), rest))
             }
             Front::Command(command, rest) => {
                 self.link.check_not_failed()?;

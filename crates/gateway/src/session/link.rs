@@ -18,7 +18,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use fulmar_engine::{
-    CancelReason, Completion, Error, RowSink, Scope, Statement, TransactionStatus, Value, sqlstate,
+    CancelReason, Completion, Error, Known, RowSink, Scope, Statement, TransactionStatus, Value, sqlstate,
 };
 use tokio::time::{Sleep, sleep};
 
@@ -43,6 +43,14 @@ impl Link {
     pub(crate) async fn prepare<'a>(&mut self, sql: &'a str) -> Result<(Arc<Statement>, &'a str)> {
         let Link { engine, wire, handle, timeout, .. } = self;
         drive(pin!(engine.prepare(sql)), wire, handle, *timeout).await
+    }
+
+    /// Prepares a statement of which more is known than its text.
+    pub(crate) async fn prepare_as(&mut self, sql: &str, known: Known<'_>) -> Result<Arc<Statement>> {
+        let Link { engine, wire, handle, timeout, .. } = self;
+        drive(pin!(engine.prepare_as(sql, known)), wire, handle, *timeout)
+            .await
+            .map(|(statement, _)| statement)
     }
 
     /// Runs a statement to its end.

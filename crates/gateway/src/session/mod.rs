@@ -52,6 +52,7 @@ pub(crate) const MESSAGE_BYTES: usize = 64 * 1024 * 1024;
 const OUTPUT_BYTES: usize = 64 * 1024;
 
 /// Who the client is.
+#[derive(Clone)]
 pub(crate) struct Identity {
     pub(crate) user: String,
     pub(crate) superuser: bool,
@@ -322,6 +323,9 @@ impl Session {
         let started = Instant::now();
         let ran = match plan {
             Plan::Engine(statement) => {
+                if statement.uses_system() {
+                    self.link.engine.set_system(self.viewer());
+                }
                 let mut writer = RowWriter::new(output, layout, &self.shared.config.temporary_directory);
                 let outcome = self.link.execute(statement, values, scope, &mut writer).await;
                 match outcome {

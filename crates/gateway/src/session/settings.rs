@@ -120,7 +120,7 @@ fn unknown(name: &str) -> Error {
 }
 
 /// The parameters of a session.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Settings {
     /// What differs from the default, by name as the table or the application writes it.
     values: Vec<(Box<str>, Box<str>)>,
@@ -131,6 +131,7 @@ pub(crate) struct Settings {
 }
 
 /// A parameter that the open transaction has set. `None` is the default.
+#[derive(Clone)]
 struct Change {
     name: Box<str>,
     /// If it rolls back.

@@ -103,7 +103,6 @@ pub(crate) fn columns(plan: &Plan) -> Vec<Column> {
             Command::ShowAll => {
                 ["name", "setting", "description"].map(|name| Column::new(name, Type::Text)).to_vec()
             }
-            Command::Catalog(query) => query.columns(),
             _ => Vec::new(),
         },
     }

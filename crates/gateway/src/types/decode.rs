@@ -5,7 +5,7 @@
 
 use fulmar_engine::{Error, Value, sqlstate};
 
-use super::{Type, datetime, numeric};
+use super::{Type, array, datetime, numeric};
 use crate::Result;
 use crate::protocol::Format;
 
@@ -58,6 +58,10 @@ fn bad_binary(kind: Type) -> Error {
 }
 
 fn from_text(text: &str, kind: Type) -> Option<Value> {
+    if kind.element().is_some() {
+        let is_array = text.trim_start().starts_with('{') && text.trim_end().ends_with('}');
+        return is_array.then(|| Value::Text(text.trim().to_owned()));
+    }
     Some(match kind {
         Type::Text | Type::Varchar | Type::Bpchar | Type::Name | Type::Unknown | Type::Json | Type::Jsonb => {
             Value::Text(text.to_owned())
@@ -74,6 +78,7 @@ fn from_text(text: &str, kind: Type) -> Option<Value> {
         Type::Date => date(datetime::parse_date(text.trim().as_bytes())?)?,
         Type::Time => time(datetime::parse_time(text.trim().as_bytes())?)?,
         Type::Timestamp | Type::Timestamptz => timestamp(datetime::parse_timestamp(text.trim().as_bytes())?)?,
+        _ => return None,
     })
 }
 
@@ -97,6 +102,7 @@ fn from_binary(bytes: &[u8], kind: Type) -> Option<Value> {
         Type::Timestamp | Type::Timestamptz => timestamp(i64::from_be_bytes(fixed(bytes)?))?,
         Type::Numeric => number(&numeric::to_text(bytes)?)?,
         Type::Uuid => Value::Text(uuid_text(&fixed(bytes)?)),
+        array => Value::Text(array::from_binary(bytes, array.element()?)?),
     })
 }
 

@@ -7,7 +7,7 @@
 use bytes::BufMut;
 use fulmar_engine::{Error, ValueRef, sqlstate};
 
-use super::{Type, datetime, number, numeric};
+use super::{Type, array, datetime, number, numeric};
 use crate::Result;
 use crate::protocol::Format;
 
@@ -45,7 +45,7 @@ fn misfit(value: ValueRef<'_>, kind: Type) -> Error {
         .hint("SQLite keeps any value in any column. CAST it in the query, or ask for the text format.")
 }
 
-fn put_text(out: &mut Vec<u8>, value: ValueRef<'_>, kind: Type) {
+pub(super) fn put_text(out: &mut Vec<u8>, value: ValueRef<'_>, kind: Type) {
     match (kind, value) {
         (_, ValueRef::Null) => {}
         (Type::Bool, ValueRef::Integer(value)) => out.put_u8(if value == 0 { b'f' } else { b't' }),
@@ -90,6 +90,7 @@ fn put_binary(out: &mut Vec<u8>, value: ValueRef<'_>, kind: Type) -> Option<()> 
         Type::Timestamp | Type::Timestamptz => out.put_i64(datetime::parse_timestamp(text(value)?)?),
         Type::Numeric => put_numeric(out, value)?,
         Type::Uuid => put_uuid(out, value)?,
+        array => array::put_binary(out, std::str::from_utf8(text(value)?).ok()?, array.element()?)?,
     }
     Some(())
 }

@@ -11,8 +11,11 @@
 //! A column without a declared type (an expression) is announced by the values of the first row, since all rows of an
 //! answer are there before the first one leaves; where a client wants to know sooner, by what [`infer`] makes of it. `docs/sql.md` has the whole table for users.
 //!
+//! SQLite has no arrays: they are texts in Postgres's form, `{1,2}` ([`array`]).
+//!
 //! [`encode`] turns values into bytes, [`decode`] parameters into values.
 
+pub(crate) mod array;
 pub(crate) mod datetime;
 pub(crate) mod decode;
 pub(crate) mod encode;
@@ -46,10 +49,30 @@ pub(crate) enum Type {
     Numeric,
     Uuid,
     Jsonb,
+    BoolArray,
+    ByteaArray,
+    NameArray,
+    Int8Array,
+    Int2Array,
+    Int4Array,
+    TextArray,
+    OidArray,
+    JsonArray,
+    Float4Array,
+    Float8Array,
+    BpcharArray,
+    VarcharArray,
+    DateArray,
+    TimeArray,
+    TimestampArray,
+    TimestamptzArray,
+    NumericArray,
+    UuidArray,
+    JsonbArray,
 }
 
 /// Every type with its number in Postgres's `pg_type` and its size in bytes (-1: varies).
-const TYPES: [(Type, u32, i16); 21] = [
+const TYPES: [(Type, u32, i16); 41] = [
     (Type::Bool, 16, 1),
     (Type::Bytea, 17, -1),
     (Type::Name, 19, 64),
@@ -71,6 +94,50 @@ const TYPES: [(Type, u32, i16); 21] = [
     (Type::Numeric, 1700, -1),
     (Type::Uuid, 2950, 16),
     (Type::Jsonb, 3802, -1),
+    (Type::BoolArray, 1000, -1),
+    (Type::ByteaArray, 1001, -1),
+    (Type::NameArray, 1003, -1),
+    (Type::Int8Array, 1016, -1),
+    (Type::Int2Array, 1005, -1),
+    (Type::Int4Array, 1007, -1),
+    (Type::TextArray, 1009, -1),
+    (Type::OidArray, 1028, -1),
+    (Type::JsonArray, 199, -1),
+    (Type::Float4Array, 1021, -1),
+    (Type::Float8Array, 1022, -1),
+    (Type::BpcharArray, 1014, -1),
+    (Type::VarcharArray, 1015, -1),
+    (Type::DateArray, 1182, -1),
+    (Type::TimeArray, 1183, -1),
+    (Type::TimestampArray, 1115, -1),
+    (Type::TimestamptzArray, 1185, -1),
+    (Type::NumericArray, 1231, -1),
+    (Type::UuidArray, 2951, -1),
+    (Type::JsonbArray, 3807, -1),
+];
+
+/// The types of arrays, each with that of its elements: in the order of the enumeration, from the first one on.
+const ARRAYS: [(Type, Type); 20] = [
+    (Type::BoolArray, Type::Bool),
+    (Type::ByteaArray, Type::Bytea),
+    (Type::NameArray, Type::Name),
+    (Type::Int8Array, Type::Int8),
+    (Type::Int2Array, Type::Int2),
+    (Type::Int4Array, Type::Int4),
+    (Type::TextArray, Type::Text),
+    (Type::OidArray, Type::Oid),
+    (Type::JsonArray, Type::Json),
+    (Type::Float4Array, Type::Float4),
+    (Type::Float8Array, Type::Float8),
+    (Type::BpcharArray, Type::Bpchar),
+    (Type::VarcharArray, Type::Varchar),
+    (Type::DateArray, Type::Date),
+    (Type::TimeArray, Type::Time),
+    (Type::TimestampArray, Type::Timestamp),
+    (Type::TimestamptzArray, Type::Timestamptz),
+    (Type::NumericArray, Type::Numeric),
+    (Type::UuidArray, Type::Uuid),
+    (Type::JsonbArray, Type::Jsonb),
 ];
 
 impl Type {
@@ -87,6 +154,17 @@ impl Type {
     /// The type with this number, if Fulmar speaks it.
     pub(crate) fn from_oid(oid: u32) -> Option<Type> {
         TYPES.iter().find(|entry| entry.1 == oid).map(|entry| entry.0)
+    }
+
+    /// The type of the elements, if it is one of arrays.
+    pub(crate) fn element(self) -> Option<Type> {
+        let place = (self as usize).checked_sub(ARRAYS[0].0 as usize)?;
+        ARRAYS.get(place).map(|entry| entry.1)
+    }
+
+    /// The type of arrays of it; there is one but for arrays themselves and what has no type yet.
+    pub(crate) fn array(self) -> Option<Type> {
+        ARRAYS.iter().find(|entry| entry.1 == self).map(|entry| entry.0)
     }
 
     /// Whether its binary form is its text.
@@ -119,6 +197,26 @@ impl Type {
             Type::Numeric => "numeric",
             Type::Uuid => "uuid",
             Type::Jsonb => "jsonb",
+            Type::BoolArray => "boolean[]",
+            Type::ByteaArray => "bytea[]",
+            Type::NameArray => "name[]",
+            Type::Int8Array => "bigint[]",
+            Type::Int2Array => "smallint[]",
+            Type::Int4Array => "integer[]",
+            Type::TextArray => "text[]",
+            Type::OidArray => "oid[]",
+            Type::JsonArray => "json[]",
+            Type::Float4Array => "real[]",
+            Type::Float8Array => "double precision[]",
+            Type::BpcharArray => "character[]",
+            Type::VarcharArray => "character varying[]",
+            Type::DateArray => "date[]",
+            Type::TimeArray => "time without time zone[]",
+            Type::TimestampArray => "timestamp without time zone[]",
+            Type::TimestamptzArray => "timestamp with time zone[]",
+            Type::NumericArray => "numeric[]",
+            Type::UuidArray => "uuid[]",
+            Type::JsonbArray => "jsonb[]",
         }
     }
 
@@ -157,6 +255,14 @@ impl Column {
     }
 }
 
+/// The type of that name, if Fulmar speaks it; `[]` behind it makes it one of arrays.
+pub(crate) fn named(name: &str) -> Option<Type> {
+    match name.strip_suffix("[]") {
+        Some(element) => by_name(element)?.array(),
+        None => by_name(name),
+    }
+}
+
 /// The type for the text of a declaration (`VARCHAR(20)`), by name, else by SQLite's affinity rules.
 /// `None` if the declaration is empty.
 pub(crate) fn declared(declaration: &str) -> Option<Declared> {
@@ -168,6 +274,10 @@ pub(crate) fn declared(declaration: &str) -> Option<Declared> {
     if name.is_empty() {
         return None;
     }
+    if let Some(element) = declaration.trim_end().strip_suffix("[]") {
+        let kind = declared(element).and_then(|element| element.kind.array()).unwrap_or(Type::Text);
+        return Some(Declared { kind, modifier: -1 });
+    }
     let tail = declaration.rsplit_once(')').map_or("", |(_, tail)| tail.trim());
     let kind = if tail.eq_ignore_ascii_case("with time zone") && name.eq_ignore_ascii_case("timestamp") {
         Type::Timestamptz
@@ -178,7 +288,7 @@ pub(crate) fn declared(declaration: &str) -> Option<Declared> {
 }
 
 fn by_name(name: &str) -> Option<Type> {
-    const NAMES: [(&str, Type); 35] = [
+    const NAMES: [(&str, Type); 36] = [
         ("INTEGER", Type::Int8),
         ("INT", Type::Int8),
         ("BIGINT", Type::Int8),
@@ -198,6 +308,7 @@ fn by_name(name: &str) -> Option<Type> {
         ("CHAR", Type::Bpchar),
         ("CHARACTER", Type::Bpchar),
         ("NAME", Type::Name),
+        ("OID", Type::Oid),
         ("BLOB", Type::Bytea),
         ("BYTEA", Type::Bytea),
         ("BOOLEAN", Type::Bool),
@@ -258,6 +369,11 @@ mod tests {
             assert_eq!(kind as usize, index);
             assert_eq!(Type::from_oid(oid), Some(kind));
         }
+        for (array, element) in ARRAYS {
+            assert_eq!((array.element(), element.array()), (Some(element), Some(array)));
+            assert_eq!(array.name().strip_suffix("[]"), Some(element.name()));
+        }
+        assert_eq!(Type::Jsonb.element(), None);
         assert_eq!(Type::from_oid(0), None);
     }
 
@@ -272,6 +388,8 @@ mod tests {
         assert_eq!(kind("NATIVE CHARACTER(70)"), Some(Type::Text));
         assert_eq!(kind("MONEY"), Some(Type::Numeric));
         assert_eq!(kind(""), None);
+        assert_eq!(kind("varchar(3)[]"), Some(Type::VarcharArray));
+        assert_eq!(kind("INT[][]"), Some(Type::Text));
         assert_eq!(declared("char(84)"), Some(Declared { kind: Type::Bpchar, modifier: 88 }));
         let money = Declared { kind: Type::Numeric, modifier: ((10 << 16) | 2) + 4 };
         assert_eq!(declared("numeric(10, 2)"), Some(money));

@@ -1,0 +1,292 @@
+//! System tables in a connection: SQLite's virtual tables and functions over what a session's
+//! [`System`](crate::System) answers.
+
+use std::borrow::Cow;
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_int};
+use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+
+use libsqlite3_sys as ffi;
+use rusqlite::functions::{Aggregate, Context, FunctionFlags};
+use rusqlite::types::ToSqlOutput;
+use rusqlite::vtab::{
+    Context as ColumnContext, Filters, IndexConstraintOp, IndexInfo, Module, VTab, VTabConfig,
+    VTabConnection, VTabCursor,
+};
+
+use crate::system::{Database, Key, Rows, System, SystemTable, borrowed, lent, owned};
+use crate::value::{Value, ValueRef};
+use crate::vfs::Link;
+use crate::{Error, Result, sqlstate};
+
+/// Makes a connection ready for a statement that uses system tables; on the fiber.
+///
+/// # Safety
+/// `db` is a valid handle, used by nobody else now, and `link` outlives it.
+pub(super) unsafe fn enter(db: *mut ffi::sqlite3, link: &Link) -> Result<()> {
+    let system = {
+        let mut slot = link.system.borrow_mut();
+        slot.rows.clear();
+        match (&slot.system, slot.installed) {
+            (Some(system), false) => system.clone(),
+            _ => return Ok(()),
+        }
+    };
+    let source = Source { db, link };
+    // SAFETY: the caller's promise; the handle is not closed when this goes.
+    let connection = unsafe { rusqlite::Connection::from_handle(db) };
+    connection.and_then(|connection| install(&connection, source, &*system)).map_err(|cause| {
+        Error::new(sqlstate::INTERNAL, format!("the system tables cannot be registered: {cause}"))
+    })?;
+    link.system.borrow_mut().installed = true;
+    Ok(())
+}
+
+/// Forgets the rows that a statement has asked for.
+pub(super) fn leave(link: &Link) {
+    let mut slot = link.system.borrow_mut();
+    if !slot.rows.is_empty() {
+        slot.rows.clear();
+    }
+}
+
+fn install(connection: &rusqlite::Connection, source: Source, system: &dyn System) -> rusqlite::Result<()> {
+    const MODULE: &Module<'static, Table> = &Module::eponymous_only_module();
+    for (number, table) in system.tables().iter().enumerate() {
+        connection.create_module(table.name, MODULE, Some(TableOf { source, number, table }))?;
+    }
+    let flags = FunctionFlags::SQLITE_UTF8 | FunctionFlags::SQLITE_DIRECTONLY;
+    for (number, function) in system.functions().iter().enumerate() {
+        if function.aggregate {
+            let gather = Gather { source, number };
+            connection.create_aggregate_function(function.name, function.arguments, flags, gather)?;
+        } else {
+            let call = move |context: &Context<'_>| {
+                let arguments: Vec<ValueRef<'_>> =
+                    (0..context.len()).map(|index| borrowed(context.get_raw(index))).collect();
+                source.call(number, &arguments)
+            };
+            connection.create_scalar_function(function.name, function.arguments, flags, call)?;
+        }
+    }
+    Ok(())
+}
+
+/// Where a table or function belongs.
+#[derive(Clone, Copy)]
+struct Source {
+    db: *mut ffi::sqlite3,
+    link: *const Link,
+}
+
+// SAFETY: registered with a connection, which is used by one fiber at a time and outlives what was registered.
+unsafe impl Send for Source {}
+// SAFETY: as above.
+unsafe impl Sync for Source {}
+impl std::panic::RefUnwindSafe for Source {}
+impl std::panic::UnwindSafe for Source {}
+
+impl Source {
+    /// Asks the session's system. What goes wrong is remembered as it is; SQLite only knows that something did.
+    fn ask<T>(&self, ask: impl FnOnce(&dyn System, &Database<'_>) -> Result<T>) -> rusqlite::Result<T> {
+        // SAFETY: the link outlives the connection, which calls.
+        let link = unsafe { &*self.link };
+        let system = link.system.borrow().system.clone();
+        let answer = catch_unwind(AssertUnwindSafe(|| {
+            let Some(system) = system else {
+                let message = "the system tables are not available to this statement";
+                return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, message));
+            };
+            // SAFETY: a valid handle, which is not closed when this goes.
+            let connection = unsafe { rusqlite::Connection::from_handle(self.db) };
+            let connection = connection.map_err(|cause| Error::new(sqlstate::INTERNAL, cause.to_string()))?;
+            ask(&*system, &Database(&connection))
+        }));
+        let error = match answer {
+            Ok(Ok(answer)) => return Ok(answer),
+            Ok(Err(error)) => error,
+            Err(_) => Error::new(sqlstate::INTERNAL, "a system table could not be computed"),
+        };
+        let message = error.to_string();
+        link.transaction.borrow_mut().failure.get_or_insert(error);
+        Err(rusqlite::Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_ERROR), Some(message)))
+    }
+
+    fn call(&self, function: usize, arguments: &[ValueRef<'_>]) -> rusqlite::Result<rusqlite::types::Value> {
+        self.ask(|system, database| system.call(function, arguments, database)).map(owned)
+    }
+
+    fn rows(&self, table: usize) -> rusqlite::Result<Rc<Rows>> {
+        // SAFETY: as in `ask`.
+        let link = unsafe { &*self.link };
+        if let Some(rows) = link.system.borrow().rows.get(&table) {
+            return Ok(rows.clone());
+        }
+        let all = self.ask(|system, database| system.rows(table, database))?;
+        let rows = Rc::new(Rows { all, indexes: RefCell::default() });
+        link.system.borrow_mut().rows.insert(table, rows.clone());
+        Ok(rows)
+    }
+}
+
+/// What a virtual table is registered with.
+struct TableOf {
+    source: Source,
+    number: usize,
+    table: &'static SystemTable,
+}
+
+#[repr(C)]
+struct Table {
+    base: ffi::sqlite3_vtab,
+    source: Source,
+    number: usize,
+}
+
+#[repr(C)]
+struct Cursor<'t> {
+    base: ffi::sqlite3_vtab_cursor,
+    source: Source,
+    number: usize,
+    rows: Rc<Rows>,
+    /// Those that the statement wants; `None` for all.
+    chosen: Option<Vec<usize>>,
+    at: usize,
+    table: PhantomData<&'t Table>,
+}
+
+// SAFETY: `base` is the first field of both structures.
+unsafe impl<'t> VTab<'t> for Table {
+    type Aux = TableOf;
+    type Cursor = Cursor<'t>;
+
+    fn connect(
+        db: &mut VTabConnection,
+        aux: Option<&TableOf>,
+        _module: &[u8],
+        _database: &[u8],
+        _table: &[u8],
+        _arguments: &[&[u8]],
+    ) -> rusqlite::Result<(Cow<'static, CStr>, Self)> {
+        let of = aux.ok_or_else(|| rusqlite::Error::ModuleError("registered without its table".into()))?;
+        db.config(VTabConfig::DirectOnly)?;
+        let columns: Vec<String> =
+            of.table.columns.iter().map(|(name, kind)| format!("\"{name}\" {kind}")).collect();
+        let declaration = CString::new(format!("CREATE TABLE x({})", columns.join(", ")))?;
+        let table = Table { base: ffi::sqlite3_vtab::default(), source: of.source, number: of.number };
+        Ok((Cow::Owned(declaration), table))
+    }
+
+    /// The first column that must equal something is looked up; SQLite checks the rest.
+    fn best_index(&self, info: &mut IndexInfo) -> rusqlite::Result<bool> {
+        const ALL_ROWS: f64 = 1000.0;
+        const SOME_ROWS: f64 = 10.0;
+        let place = info.constraints().position(|constraint| {
+            constraint.is_usable()
+                && constraint.column() >= 0
+                && constraint.operator() == IndexConstraintOp::SQLITE_INDEX_CONSTRAINT_EQ
+        });
+        let place = place.filter(|place| info.collation(*place) == Ok("BINARY"));
+        let Some(place) = place else {
+            info.set_estimated_cost(ALL_ROWS);
+            return Ok(true);
+        };
+        let column = info.constraints().nth(place).map_or(0, |constraint| constraint.column());
+        info.constraint_usage(place).set_argv_index(1);
+        info.set_idx_num(column + 1);
+        info.set_estimated_cost(SOME_ROWS);
+        info.set_estimated_rows(SOME_ROWS as i64);
+        Ok(true)
+    }
+
+    fn open(&'t mut self) -> rusqlite::Result<Cursor<'t>> {
+        Ok(Cursor {
+            base: ffi::sqlite3_vtab_cursor::default(),
+            source: self.source,
+            number: self.number,
+            rows: Rc::default(),
+            chosen: None,
+            at: 0,
+            table: PhantomData,
+        })
+    }
+}
+
+impl Cursor<'_> {
+    /// The row that it stands on.
+    fn row(&self) -> Option<usize> {
+        match &self.chosen {
+            Some(chosen) => chosen.get(self.at).copied(),
+            None => (self.at < self.rows.all.len()).then_some(self.at),
+        }
+    }
+}
+
+// SAFETY: `base` is the first field.
+unsafe impl VTabCursor for Cursor<'_> {
+    fn filter(&mut self, column: c_int, _: Option<&str>, values: &Filters<'_>) -> rusqlite::Result<()> {
+        self.rows = self.source.rows(self.number)?;
+        self.chosen = None;
+        self.at = 0;
+        if column > 0 {
+            let wanted = values.iter().next().and_then(|value| Key::of(borrowed(value)));
+            self.chosen = wanted.and_then(|wanted| self.rows.matching(column as usize - 1, &wanted));
+        }
+        Ok(())
+    }
+
+    fn next(&mut self) -> rusqlite::Result<()> {
+        self.at += 1;
+        Ok(())
+    }
+
+    fn eof(&self) -> bool {
+        self.row().is_none()
+    }
+
+    fn column(&self, context: &mut ColumnContext, column: c_int) -> rusqlite::Result<()> {
+        let row = self.row().and_then(|row| self.rows.all.get(row));
+        let value = row.and_then(|row| row.get(column as usize)).unwrap_or(&Value::Null);
+        context.set_result(ToSqlOutput::Borrowed(lent(value)))
+    }
+
+    fn rowid(&self) -> rusqlite::Result<i64> {
+        Ok(self.row().map_or(0, |row| row as i64))
+    }
+}
+
+/// An aggregate function: the values of its argument, in order.
+struct Gather {
+    source: Source,
+    number: usize,
+}
+
+/// Values that one aggregate gathers at most.
+const GATHERED: usize = 100_000;
+
+impl Aggregate<Vec<Value>, rusqlite::types::Value> for Gather {
+    fn init(&self, _: &mut Context<'_>) -> rusqlite::Result<Vec<Value>> {
+        Ok(Vec::new())
+    }
+
+    fn step(&self, context: &mut Context<'_>, values: &mut Vec<Value>) -> rusqlite::Result<()> {
+        if values.len() == GATHERED {
+            let message = format!("an array has at most {GATHERED} elements");
+            return self.source.ask(|_, _| Err(Error::new(sqlstate::PROGRAM_LIMIT, message)));
+        }
+        values.push(borrowed(context.get_raw(0)).to_owned());
+        Ok(())
+    }
+
+    fn finalize(
+        &self,
+        _: &mut Context<'_>,
+        values: Option<Vec<Value>>,
+    ) -> rusqlite::Result<rusqlite::types::Value> {
+        let Some(values) = values else { return Ok(rusqlite::types::Value::Null) };
+        let arguments: Vec<ValueRef<'_>> = values.iter().map(Value::as_ref).collect();
+        self.source.call(self.number, &arguments)
+    }
+}

@@ -1,0 +1,168 @@
+//! System tables: what the node knows of itself and of a tenant's schema, as tables and functions of SQL.
+//!
+//! ```text
+//! SELECT relname FROM pg_class WHERE relkind = 'r'
+//!                     `- a virtual table: its rows are asked of the session's [`System`] when the statement reads them
+//! ```
+//!
+//! They are put into a connection (`connection/system`) when a statement first wants them (most connections never do), and answer for the
+//! session that has the connection: who may see what is the [`System`]'s affair. A user's table of the same name goes
+//! before. Views and triggers cannot use them: what is in a database must mean the same on every node.
+//!
+//! The rows of a table are made once a statement, however often a join reads them.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use rusqlite::types::ValueRef as SqlRef;
+
+use crate::value::{Value, ValueRef};
+use crate::{Error, Result, sqlstate};
+
+/// A table that is computed when it is read.
+#[derive(Clone, Copy, Debug)]
+pub struct SystemTable {
+    /// Its name; one with a dot in it must be quoted in SQL.
+    pub name: &'static str,
+    /// Names and declared types of its columns.
+    pub columns: &'static [(&'static str, &'static str)],
+}
+
+/// A function of a session's.
+#[derive(Debug)]
+pub struct SystemFunction {
+    /// Its name.
+    pub name: &'static str,
+    /// How many arguments it takes; -1 for any number.
+    pub arguments: i32,
+    /// Whether it is given its first argument of all rows instead.
+    pub aggregate: bool,
+}
+
+/// What there is, and what it answers to one session.
+pub trait System: Send + Sync {
+    /// The tables: the same for all sessions.
+    fn tables(&self) -> &'static [SystemTable];
+
+    /// The functions: the same for all sessions.
+    fn functions(&self) -> &'static [SystemFunction];
+
+    /// All rows of a table, each with a value for every column.
+    fn rows(&self, table: usize, database: &Database<'_>) -> Result<Vec<Vec<Value>>>;
+
+    /// Calls a function.
+    fn call(&self, function: usize, arguments: &[ValueRef<'_>], database: &Database<'_>) -> Result<Value>;
+}
+
+/// The tenant's database, as the statement sees it that asks.
+pub struct Database<'a>(pub(crate) &'a rusqlite::Connection);
+
+impl Database<'_> {
+    /// Runs a query.
+    pub fn query(&self, sql: &str, parameters: &[&str]) -> Result<Vec<Vec<Value>>> {
+        let failed = |cause: rusqlite::Error| {
+            Error::new(sqlstate::INTERNAL, format!("the schema cannot be read: {cause}"))
+        };
+        let mut statement = self.0.prepare(sql).map_err(failed)?;
+        let count = statement.column_count();
+        let row = |row: &rusqlite::Row<'_>| {
+            (0..count).map(|column| row.get_ref(column).map(|value| borrowed(value).to_owned())).collect()
+        };
+        let rows = statement.query_map(rusqlite::params_from_iter(parameters), row).map_err(failed)?;
+        rows.collect::<rusqlite::Result<_>>().map_err(failed)
+    }
+}
+
+/// A connection's part of it.
+#[derive(Default)]
+pub(crate) struct Slot {
+    /// Of the session that has the connection.
+    pub(crate) system: Option<Arc<dyn System>>,
+    pub(crate) installed: bool,
+    /// Rows that the running statement has asked for.
+    pub(crate) rows: HashMap<usize, Rc<Rows>>,
+}
+
+/// The rows of a table during one statement.
+#[derive(Default)]
+pub(crate) struct Rows {
+    pub(crate) all: Vec<Vec<Value>>,
+    /// Of columns that were looked up.
+    pub(crate) indexes: RefCell<HashMap<usize, Option<Index>>>,
+}
+
+/// Where values stand. All of a column are of one kind: else SQLite's comparison could find more than this.
+pub(crate) type Index = HashMap<Key, Vec<usize>>;
+
+/// A value that can be looked up.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Key {
+    Integer(i64),
+    Text(Vec<u8>),
+}
+
+impl Key {
+    pub(crate) fn of(value: ValueRef<'_>) -> Option<Key> {
+        match value {
+            ValueRef::Integer(integer) => Some(Key::Integer(integer)),
+            ValueRef::Text(text) => Some(Key::Text(text.to_vec())),
+            _ => None,
+        }
+    }
+}
+
+impl Rows {
+    /// The rows whose column holds `wanted`, in order; `None` if that must be compared one by one.
+    pub(crate) fn matching(&self, column: usize, wanted: &Key) -> Option<Vec<usize>> {
+        let mut indexes = self.indexes.borrow_mut();
+        let index = indexes.entry(column).or_insert_with(|| self.index(column)).as_ref()?;
+        let same_kind = |key: &Key| std::mem::discriminant(key) == std::mem::discriminant(wanted);
+        index.keys().next().is_none_or(same_kind).then(|| index.get(wanted).cloned().unwrap_or_default())
+    }
+
+    fn index(&self, column: usize) -> Option<Index> {
+        let mut index = Index::new();
+        let mut kind = None;
+        for (number, row) in self.all.iter().enumerate() {
+            let Some(value) = row.get(column).filter(|value| **value != Value::Null) else { continue };
+            let key = Key::of(value.as_ref())?;
+            if *kind.get_or_insert(std::mem::discriminant(&key)) != std::mem::discriminant(&key) {
+                return None;
+            }
+            index.entry(key).or_default().push(number);
+        }
+        Some(index)
+    }
+}
+
+pub(crate) fn borrowed(value: SqlRef<'_>) -> ValueRef<'_> {
+    match value {
+        SqlRef::Null => ValueRef::Null,
+        SqlRef::Integer(integer) => ValueRef::Integer(integer),
+        SqlRef::Real(real) => ValueRef::Real(real),
+        SqlRef::Text(text) => ValueRef::Text(text),
+        SqlRef::Blob(blob) => ValueRef::Blob(blob),
+    }
+}
+
+pub(crate) fn lent(value: &Value) -> SqlRef<'_> {
+    match value {
+        Value::Null => SqlRef::Null,
+        Value::Integer(integer) => SqlRef::Integer(*integer),
+        Value::Real(real) => SqlRef::Real(*real),
+        Value::Text(text) => SqlRef::Text(text.as_bytes()),
+        Value::Blob(blob) => SqlRef::Blob(blob),
+    }
+}
+
+pub(crate) fn owned(value: Value) -> rusqlite::types::Value {
+    match value {
+        Value::Null => rusqlite::types::Value::Null,
+        Value::Integer(integer) => rusqlite::types::Value::Integer(integer),
+        Value::Real(real) => rusqlite::types::Value::Real(real),
+        Value::Text(text) => rusqlite::types::Value::Text(text),
+        Value::Blob(blob) => rusqlite::types::Value::Blob(blob),
+    }
+}

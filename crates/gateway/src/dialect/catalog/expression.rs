@@ -1,0 +1,393 @@
+//! Expressions: casts, operators, arrays.
+
+use super::super::token::{Kind, Token, quote_name, quote_text};
+use super::query::query;
+use super::{SCHEMAS, begins_query, closing, find, is_any, pieces};
+
+/// Translates tokens that are no query as a whole: expressions, clauses.
+pub(super) fn expression(tokens: &[Token<'_>]) -> String {
+    let mut output = Output::default();
+    let mut at = 0;
+    while at < tokens.len() {
+        at = output.take(tokens, at).max(at + 1);
+    }
+    output.text()
+}
+
+/// What has been written. What stands in parentheses is one piece.
+#[derive(Default)]
+struct Output {
+    pieces: Vec<Piece>,
+    /// What was left out stood apart from what is before it.
+    gap: bool,
+}
+
+struct Piece {
+    text: String,
+    kind: Is,
+    /// Whether a blank stands before it.
+    apart: bool,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Is {
+    Name,
+    Group,
+    Literal,
+    Other,
+}
+
+impl Output {
+    fn push(&mut self, text: impl Into<String>, kind: Is, apart: bool) {
+        let apart = std::mem::take(&mut self.gap) || apart;
+        self.pieces.push(Piece { text: text.into(), kind, apart });
+    }
+
+    fn text(&self) -> String {
+        let mut text = String::new();
+        for piece in &self.pieces {
+            if piece.apart && !text.is_empty() {
+                text.push(' ');
+            }
+            text.push_str(&piece.text);
+        }
+        text
+    }
+
+    /// Takes the tokens at `at` that belong together; answers where the next ones begin.
+    fn take(&mut self, tokens: &[Token<'_>], at: usize) -> usize {
+        let token = &tokens[at];
+        let next_is = |ahead: usize, sign| tokens.get(at + ahead).is_some_and(|next| next.is_sign(sign));
+        let apart = at > 0 && token.start > tokens[at - 1].end();
+        if token.kind == Kind::Word || token.kind == Kind::Quoted {
+            return self.take_word(tokens, at, apart);
+        }
+        if token.kind == Kind::String {
+            let text = if token.text.starts_with('\'') { token.text.to_owned() } else { string(token) };
+            self.push(text, Is::Literal, apart);
+        } else if token.kind != Kind::Sign {
+            self.push(token.text, Is::Literal, apart);
+        } else if token.is_sign('(') {
+            let end = closing(tokens, at);
+            self.push(group(inside(tokens, at, end)), Is::Group, apart);
+            return end + 1;
+        } else if token.is_sign(':') && next_is(1, ':') {
+            let (kind, end) = type_name(tokens, at + 2);
+            let operand = self.take_operand();
+            self.push(cast(&operand, &kind), Is::Group, true);
+            return end;
+        } else if token.is_sign('[') {
+            let end = closing(tokens, at);
+            let (operand, index) = (self.take_operand(), expression(inside(tokens, at, end)));
+            self.push(format!("pg_array_item({operand}, {index})"), Is::Group, true);
+            return end + 1;
+        } else if (token.is_sign('~') || token.is_sign('!') && next_is(1, '~')) && self.ends_in_operand() {
+            let length = tokens[at..].iter().take_while(|sign| is_match(sign)).count();
+            let signs: String = tokens[at..at + length].iter().map(|sign| sign.text).collect();
+            self.push(matching(&signs), Is::Other, true);
+            return at + length;
+        } else {
+            self.push(token.text, Is::Other, apart);
+        }
+        at + 1
+    }
+
+    fn take_word(&mut self, tokens: &[Token<'_>], at: usize, apart: bool) -> usize {
+        let token = &tokens[at];
+        let next_is = |ahead: usize, sign| tokens.get(at + ahead).is_some_and(|next| next.is_sign(sign));
+        let after_dot = self.pieces.last().is_some_and(|piece| piece.text == ".");
+        let name = token.name().unwrap_or_default();
+        if after_dot {
+            let is_field = self.pieces.iter().rev().nth(1).is_some_and(|piece| piece.kind == Is::Group);
+            if is_field {
+                self.pieces.pop();
+                let record = self.take_operand();
+                self.push(
+                    format!("json_extract({record}, {})", quote_text(&format!("$.{name}"))),
+                    Is::Group,
+                    true,
+                );
+            } else {
+                let text =
+                    if RESERVED.contains(&name.as_str()) { quote_name(&name) } else { token.text.into() };
+                self.push(text, Is::Name, apart);
+            }
+            return at + 1;
+        }
+        if next_is(1, '.') && name == "pg_catalog" {
+            self.gap |= apart;
+            return at + 2;
+        }
+        if next_is(1, '.') && SCHEMAS.contains(&name.as_str()) {
+            return self.take_of_schema(tokens, at, &name, apart);
+        }
+        if next_is(1, '(') {
+            let end = closing(tokens, at + 1);
+            let inner = inside(tokens, at + 1, end);
+            match name.as_str() {
+                "cast" => {
+                    let split = find(inner, 0, |token| token.is("as"));
+                    let (kind, _) = type_name(inner, split + 1);
+                    self.push(cast(&expression(&inner[..split]), &kind), Is::Group, apart);
+                    return end + 1;
+                }
+                "operator" => {
+                    let signs: String =
+                        inner.iter().filter(|sign| is_operator(sign)).map(|sign| sign.text).collect();
+                    self.push(matching(&signs), Is::Other, true);
+                    return end + 1;
+                }
+                "any" | "some" | "all" => {
+                    self.take_any(inner, name == "all");
+                    return end + 1;
+                }
+                "trim" | "substring" | "position" => {
+                    self.push(with_keywords(&name, inner), Is::Group, apart);
+                    return end + 1;
+                }
+                "array" => {
+                    let text = format!("(WITH t(c) AS ({}) SELECT array_agg(c) FROM t)", query(inner));
+                    self.push(text, Is::Group, apart);
+                    return end + 1;
+                }
+                _ => {}
+            }
+        }
+        if name == "array" && next_is(1, '[') {
+            let end = closing(tokens, at + 1);
+            let items = expression(inside(tokens, at + 1, end));
+            self.push(format!("pg_array({items})"), Is::Group, apart);
+            return end + 1;
+        }
+        if token.is("collate") {
+            self.gap = true;
+            return type_name(tokens, at + 1).1;
+        }
+        let kind = if is_any(token, &["and", "or", "not", "in", "is", "like", "then", "when", "else", "case"])
+        {
+            Is::Other
+        } else {
+            Is::Name
+        };
+        let text = match name.as_str() {
+            "ilike" => "LIKE",
+            called if next_is(1, '(') => ours(called).unwrap_or(token.text),
+            _ => token.text,
+        };
+        self.push(text, kind, apart);
+        at + 1
+    }
+
+    /// `information_schema.x`: a table, its name before a column, or a function.
+    fn take_of_schema(&mut self, tokens: &[Token<'_>], at: usize, schema: &str, apart: bool) -> usize {
+        let Some(name) = tokens.get(at + 2).and_then(Token::name) else { return at + 2 };
+        let goes_on = tokens.get(at + 3).is_some_and(|next| next.is_sign('.') || next.is_sign('('));
+        let text = if goes_on { name } else { quote_name(&format!("{schema}.{name}")) };
+        self.push(text, Is::Name, apart);
+        at + 3
+    }
+
+    /// `= ANY (...)` and `<> ALL (...)`: of a list, a query, or the elements of an array.
+    fn take_any(&mut self, inner: &[Token<'_>], all: bool) {
+        while self.pieces.last().is_some_and(|piece| matches!(piece.text.as_str(), "=" | "<" | ">" | "!")) {
+            self.pieces.pop();
+        }
+        self.push(if all { "NOT IN" } else { "IN" }, Is::Other, true);
+        let listed = match inner {
+            [array, open, items @ .., last]
+                if array.is("array") && open.is_sign('[') && last.is_sign(']') =>
+            {
+                Some(items)
+            }
+            // In parentheses of its own, or as an array of some type.
+            [open, array, bracket, ..] if open.is_sign('(') && array.is("array") && bracket.is_sign('[') => {
+                let end = closing(inner, 2);
+                Some(inside(inner, 2, end))
+            }
+            [array, bracket, ..] if array.is("array") && bracket.is_sign('[') => {
+                Some(inside(inner, 1, closing(inner, 1)))
+            }
+            _ => None,
+        };
+        let text = match listed {
+            Some(items) => {
+                let items: Vec<String> = pieces(items).into_iter().map(expression).collect();
+                format!("({})", items.join(", "))
+            }
+            None if begins_query(inner) => format!("({})", query(inner)),
+            None => format!("(SELECT value FROM json_each(pg_array_json({})))", expression(inner)),
+        };
+        self.push(text, Is::Group, true);
+    }
+
+    fn ends_in_operand(&self) -> bool {
+        self.pieces.last().is_some_and(|piece| piece.kind != Is::Other)
+    }
+
+    /// Takes back the last operand: a literal, a path, something in parentheses, a call.
+    fn take_operand(&mut self) -> String {
+        let Some(last) = self.pieces.pop() else { return "NULL".to_owned() };
+        let mut text = last.text;
+        if last.kind == Is::Group {
+            let calls = self.pieces.last().is_some_and(|piece| piece.kind == Is::Name) && !last.apart;
+            if !calls {
+                return text;
+            }
+            let name = self.pieces.pop().map(|piece| piece.text).unwrap_or_default();
+            text.insert_str(0, &name);
+        }
+        while self.pieces.last().is_some_and(|piece| piece.text == ".") {
+            self.pieces.pop();
+            let before = self.pieces.pop().map(|piece| piece.text).unwrap_or_default();
+            text = format!("{before}.{text}");
+        }
+        text
+    }
+}
+
+/// Names that Postgres allows behind a dot without quotes, and SQLite does not.
+const RESERVED: [&str; 20] = [
+    "select",
+    "update",
+    "insert",
+    "delete",
+    "table",
+    "where",
+    "order",
+    "group",
+    "index",
+    "default",
+    "check",
+    "references",
+    "from",
+    "to",
+    "values",
+    "primary",
+    "unique",
+    "constraint",
+    "transaction",
+    "when",
+];
+
+/// What a function of Postgres's is called here.
+fn ours(name: &str) -> Option<&'static str> {
+    Some(match name {
+        "json_build_object" | "jsonb_build_object" => "json_object",
+        "json_agg" | "jsonb_agg" => "json_group_array",
+        "bool_and" | "every" => "min",
+        "bool_or" => "max",
+        "char_length" | "character_length" => "length",
+        "format" => "pg_format",
+        _ => return None,
+    })
+}
+
+/// `trim(BOTH x FROM y)`, `substring(x FROM a FOR b)`, `position(x IN y)`: arguments with words between them.
+fn with_keywords(name: &str, inner: &[Token<'_>]) -> String {
+    let between = |words: &[&str]| find(inner, 0, |token| is_any(token, words));
+    let (from, for_, within) = (between(&["from"]), between(&["for"]), between(&["in"]));
+    let part = |from: usize, to: usize| expression(inner.get(from..to).unwrap_or_default());
+    let end = inner.len();
+    match name {
+        "trim" if from < end => {
+            let side = inner.first().filter(|token| is_any(token, &["both", "leading", "trailing"]));
+            let function = match side {
+                Some(token) if token.is("leading") => "ltrim",
+                Some(token) if token.is("trailing") => "rtrim",
+                _ => "trim",
+            };
+            let start = usize::from(side.is_some());
+            let characters = if start < from { format!(", {}", part(start, from)) } else { String::new() };
+            format!("{function}({}{characters})", part(from + 1, end))
+        }
+        "substring" if from < end && for_ < end => {
+            format!("substr({}, {}, {})", part(0, from), part(from + 1, for_), part(for_ + 1, end))
+        }
+        "substring" if from < end => format!("substr({}, {})", part(0, from), part(from + 1, end)),
+        "position" if within < end => format!("instr({}, {})", part(within + 1, end), part(0, within)),
+        _ => format!("{name}({})", expression(inner)),
+    }
+}
+
+/// What stands between the signs at `open` and `close`.
+fn inside<'a, 't>(tokens: &'t [Token<'a>], open: usize, close: usize) -> &'t [Token<'a>] {
+    &tokens[(open + 1).min(close)..close]
+}
+
+fn group(inner: &[Token<'_>]) -> String {
+    if begins_query(inner) { format!("({})", query(inner)) } else { format!("({})", expression(inner)) }
+}
+
+fn string(token: &Token<'_>) -> String {
+    quote_text(&token.string().unwrap_or_default())
+}
+
+fn is_match(token: &Token<'_>) -> bool {
+    ['~', '!', '*'].iter().any(|sign| token.is_sign(*sign))
+}
+
+fn is_operator(token: &Token<'_>) -> bool {
+    token.kind == Kind::Sign && !token.is_sign('.')
+}
+
+/// Postgres's operators for patterns; others stay.
+fn matching(signs: &str) -> String {
+    match signs {
+        "~" => "REGEXP".into(),
+        "~*" => "REGEXP '(?i)' ||".into(),
+        "!~" => "NOT REGEXP".into(),
+        "!~*" => "NOT REGEXP '(?i)' ||".into(),
+        "~~" | "~~*" => "LIKE".into(),
+        "!~~" | "!~~*" => "NOT LIKE".into(),
+        other => other.into(),
+    }
+}
+
+/// The type that is named at `at`, as its last name in lower case; with `[]` behind it for an array. And where it ends.
+pub(super) fn type_name(tokens: &[Token<'_>], mut at: usize) -> (String, usize) {
+    let mut name = String::new();
+    while let Some(next) = tokens.get(at).and_then(Token::name) {
+        name = next;
+        at += 1;
+        if !tokens.get(at).is_some_and(|token| token.is_sign('.')) {
+            break;
+        }
+        at += 1;
+    }
+    let words: &[&str] = match name.as_str() {
+        "double" => &["precision"],
+        "character" => &["varying"],
+        "timestamp" | "time" => &["with", "without", "time", "zone"],
+        _ => &[],
+    };
+    while tokens.get(at).is_some_and(|token| is_any(token, words)) {
+        at += 1;
+    }
+    if tokens.get(at).is_some_and(|token| token.is_sign('(')) {
+        at = (closing(tokens, at) + 1).min(tokens.len());
+    }
+    while tokens.get(at).is_some_and(|token| token.is_sign('[')) {
+        name.push_str("[]");
+        at = (closing(tokens, at) + 1).min(tokens.len());
+    }
+    (name, at)
+}
+
+/// A value as a type: a name where the type stands for something in the catalog. A parameter comes as what its type is;
+/// that is noted, since the same text with another type is another statement.
+fn cast(operand: &str, kind: &str) -> String {
+    let is_parameter =
+        operand.strip_prefix('$').is_some_and(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
+    if is_parameter && crate::types::named(kind).is_some() {
+        return format!("{operand}/*{kind}*/");
+    }
+    match kind {
+        "regclass" | "regtype" | "regnamespace" | "regrole" => format!("pg_{kind}({operand})"),
+        "regproc" | "regprocedure" | "regoper" | "regoperator" => format!("pg_regproc({operand})"),
+        "text" | "varchar" | "character" | "char" | "bpchar" | "name" => format!("CAST({operand} AS TEXT)"),
+        "oid" | "xid" | "int" | "integer" | "int2" | "int4" | "int8" | "bigint" | "smallint" => {
+            format!("CAST({operand} AS INTEGER)")
+        }
+        _ => format!("({operand})"),
+    }
+}

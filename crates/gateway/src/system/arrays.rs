@@ -1,0 +1,162 @@
+//! Functions of arrays, which are texts ([`crate::types::array`]). SQLite's table-valued functions take JSON.
+
+use fulmar_engine::{Error, Value, ValueRef, sqlstate};
+
+use crate::Result;
+use crate::types::array::{Element, read, write};
+
+/// Elements of an array at most.
+const ELEMENTS: i64 = 100_000;
+
+/// What a value of SQL's is in a text.
+pub(super) fn text_of(value: ValueRef<'_>) -> Element {
+    match value {
+        ValueRef::Null => None,
+        ValueRef::Integer(integer) => Some(integer.to_string()),
+        ValueRef::Real(real) => Some(real.to_string()),
+        ValueRef::Text(bytes) | ValueRef::Blob(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
+    }
+}
+
+fn elements(value: Option<&ValueRef<'_>>) -> Option<Vec<Element>> {
+    value.and_then(|value| text_of(*value)).map(|text| read(&text))
+}
+
+/// `pg_array(a, b)` and `array_agg(a)`: their arguments as an array.
+pub(super) fn of_arguments(arguments: &[ValueRef<'_>]) -> Value {
+    let elements: Vec<Element> = arguments.iter().map(|value| text_of(*value)).collect();
+    Value::Text(write(elements.iter().map(Option::as_deref)))
+}
+
+/// `pg_array_json(array)`: as JSON, in which numbers are numbers.
+pub(super) fn json(arguments: &[ValueRef<'_>]) -> Value {
+    let Some(elements) = elements(arguments.first()) else { return Value::Null };
+    let written: Vec<String> = elements
+        .iter()
+        .map(|element| match element {
+            None => "null".to_owned(),
+            Some(text) if text.parse::<i64>().is_ok_and(|number| number.to_string() == *text) => text.clone(),
+            Some(text) => json_string(text),
+        })
+        .collect();
+    Value::Text(format!("[{}]", written.join(",")))
+}
+
+fn json_string(text: &str) -> String {
+    let mut json = String::from('"');
+    for character in text.chars() {
+        match character {
+            '"' | '\\' => json.extend(['\\', character]),
+            control if control < ' ' => json.push_str(&format!("\\u{:04x}", control as u32)),
+            other => json.push(other),
+        }
+    }
+    json.push('"');
+    json
+}
+
+/// `array[n]`: counted from 1, and from 0 in vectors.
+pub(super) fn item(arguments: &[ValueRef<'_>]) -> Value {
+    let (Some(text), Some(ValueRef::Integer(place))) =
+        (arguments.first().and_then(|array| text_of(*array)), arguments.get(1))
+    else {
+        return Value::Null;
+    };
+    let first = i64::from(text.trim_start().starts_with('{'));
+    let place = usize::try_from(place.saturating_sub(first)).ok();
+    let element = place.and_then(|place| read(&text).into_iter().nth(place)).flatten();
+    element.map_or(Value::Null, scalar)
+}
+
+/// An element as the value that it was, most likely.
+fn scalar(text: String) -> Value {
+    text.parse().map_or(Value::Text(text), Value::Integer)
+}
+
+/// `array_to_string(array, separator, null)`.
+pub(super) fn join(arguments: &[ValueRef<'_>]) -> Value {
+    let Some(elements) = elements(arguments.first()) else { return Value::Null };
+    let separator = arguments.get(1).and_then(|value| text_of(*value)).unwrap_or_default();
+    let null = arguments.get(2).and_then(|value| text_of(*value));
+    let shown: Vec<String> =
+        elements.into_iter().filter_map(|element| element.or_else(|| null.clone())).collect();
+    Value::Text(shown.join(&separator))
+}
+
+/// `string_to_array(text, separator)`.
+pub(super) fn split(arguments: &[ValueRef<'_>]) -> Value {
+    let mut texts = arguments.iter().map(|value| text_of(*value));
+    let (Some(Some(text)), Some(Some(separator))) = (texts.next(), texts.next()) else { return Value::Null };
+    if text.is_empty() {
+        return Value::Text("{}".into());
+    }
+    let parts: Vec<&str> = if separator.is_empty() { vec![&text] } else { text.split(&separator).collect() };
+    Value::Text(write(parts.into_iter().map(Some)))
+}
+
+/// `array_length(array, dimension)`, `array_upper`, `cardinality`.
+pub(super) fn length(arguments: &[ValueRef<'_>]) -> Value {
+    let count = elements(arguments.first()).map(|elements| elements.len() as i64);
+    count.filter(|count| *count > 0).map_or(Value::Null, Value::Integer)
+}
+
+/// `array_position(array, element)`.
+pub(super) fn position(arguments: &[ValueRef<'_>]) -> Value {
+    let wanted = arguments.get(1).and_then(|value| text_of(*value));
+    let place = elements(arguments.first())
+        .and_then(|elements| elements.iter().position(|element| *element == wanted));
+    place.map_or(Value::Null, |place| Value::Integer(place as i64 + 1))
+}
+
+/// `array_remove(array, element)`.
+pub(super) fn remove(arguments: &[ValueRef<'_>]) -> Value {
+    let unwanted = arguments.get(1).and_then(|value| text_of(*value));
+    let Some(mut elements) = elements(arguments.first()) else { return Value::Null };
+    elements.retain(|element| *element != unwanted);
+    Value::Text(write(elements.iter().map(Option::as_deref)))
+}
+
+/// `generate_series(first, last, step)`.
+pub(super) fn series(arguments: &[ValueRef<'_>]) -> Result<Value> {
+    let mut numbers = arguments.iter().map(|value| match value {
+        ValueRef::Integer(number) => Some(*number),
+        _ => None,
+    });
+    let (Some(Some(first)), Some(Some(last))) = (numbers.next(), numbers.next()) else {
+        return Ok(Value::Null);
+    };
+    let step = numbers.next().flatten().unwrap_or(1);
+    if step == 0 {
+        return Err(Error::new(sqlstate::INVALID_PARAMETER_VALUE, "step size cannot equal zero"));
+    }
+    let count = (i128::from(last) - i128::from(first)) / i128::from(step) + 1;
+    if count > i128::from(ELEMENTS) {
+        let message = format!("a series has at most {ELEMENTS} elements");
+        return Err(Error::new(sqlstate::PROGRAM_LIMIT, message));
+    }
+    let numbers = (0..count.max(0) as i64).map(|place| (first + place * step).to_string());
+    Ok(Value::Text(format!("{{{}}}", numbers.collect::<Vec<_>>().join(","))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arrays_are_asked_about() {
+        let array = ValueRef::Text(br#"{a,"b c",NULL,"","null","q\"\\"}"#);
+        assert_eq!(json(&[array]), Value::Text(r#"["a","b c",null,"","null","q\"\\"]"#.into()));
+        assert_eq!(item(&[ValueRef::Text(b"{7,8}"), ValueRef::Integer(2)]), Value::Integer(8));
+        assert_eq!(item(&[ValueRef::Text(b"7 8"), ValueRef::Integer(0)]), Value::Integer(7));
+        assert_eq!(join(&[ValueRef::Text(b"{a,NULL,b}"), ValueRef::Text(b", ")]), Value::Text("a, b".into()));
+    }
+
+    #[test]
+    fn a_series_is_bounded() {
+        let series = |first, last, step| series(&[first, last, step].map(ValueRef::Integer));
+        assert_eq!(series(1, 3, 1).unwrap(), Value::Text("{1,2,3}".into()));
+        assert_eq!(series(3, 1, -2).unwrap(), Value::Text("{3,1}".into()));
+        assert_eq!(series(1, 0, 1).unwrap(), Value::Text("{}".into()));
+        assert!(series(i64::MIN, i64::MAX, 1).is_err() && series(1, 2, 0).is_err());
+    }
+}

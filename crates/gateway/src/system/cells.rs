@@ -1,0 +1,58 @@
+//! Values of system tables, out of Rust's.
+
+use fulmar_engine::Value;
+
+/// What can stand in a row.
+pub(super) trait Cell {
+    fn cell(self) -> Value;
+}
+
+impl Cell for i64 {
+    fn cell(self) -> Value {
+        Value::Integer(self)
+    }
+}
+
+impl Cell for bool {
+    fn cell(self) -> Value {
+        Value::Integer(self.into())
+    }
+}
+
+impl Cell for &str {
+    fn cell(self) -> Value {
+        Value::Text(self.to_owned())
+    }
+}
+
+impl Cell for String {
+    fn cell(self) -> Value {
+        Value::Text(self)
+    }
+}
+
+impl Cell for () {
+    fn cell(self) -> Value {
+        Value::Null
+    }
+}
+
+impl Cell for Value {
+    fn cell(self) -> Value {
+        self
+    }
+}
+
+impl<T: Cell> Cell for Option<T> {
+    fn cell(self) -> Value {
+        self.map_or(Value::Null, Cell::cell)
+    }
+}
+
+/// A row out of values of any of Rust's types.
+macro_rules! row {
+    ($($value:expr),* $(,)?) => {
+        vec![$($crate::system::cells::Cell::cell($value)),*]
+    };
+}
+pub(super) use row;

@@ -1,0 +1,197 @@
+//! `pg_database`, `pg_roles`, `pg_settings`: what belongs to the whole server, as far as the viewer may see it.
+
+use fulmar_meta::Tenant;
+
+use super::cells::row;
+use super::relations::OWNER;
+use super::{Asked, Filled, Rows, Viewer, table};
+use crate::Result;
+
+pub(super) const TABLES: &[Filled] = &[
+    (
+        table(
+            "pg_database",
+            &[
+                ("oid", "OID"),
+                ("datname", "NAME"),
+                ("datdba", "OID"),
+                ("encoding", "INT4"),
+                ("datlocprovider", "TEXT"),
+                ("datistemplate", "BOOLEAN"),
+                ("datallowconn", "BOOLEAN"),
+                ("datconnlimit", "INT4"),
+                ("datfrozenxid", "OID"),
+                ("datminmxid", "OID"),
+                ("dattablespace", "OID"),
+                ("datcollate", "TEXT"),
+                ("datctype", "TEXT"),
+                ("daticulocale", "TEXT"),
+                ("datcollversion", "TEXT"),
+                ("datacl", "TEXT"),
+            ],
+        ),
+        databases,
+    ),
+    (
+        table(
+            "pg_roles",
+            &[
+                ("rolname", "NAME"),
+                ("rolsuper", "BOOLEAN"),
+                ("rolinherit", "BOOLEAN"),
+                ("rolcreaterole", "BOOLEAN"),
+                ("rolcreatedb", "BOOLEAN"),
+                ("rolcanlogin", "BOOLEAN"),
+                ("rolreplication", "BOOLEAN"),
+                ("rolconnlimit", "INT4"),
+                ("rolpassword", "TEXT"),
+                ("rolvaliduntil", "TIMESTAMPTZ"),
+                ("rolbypassrls", "BOOLEAN"),
+                ("rolconfig", "TEXT"),
+                ("oid", "OID"),
+            ],
+        ),
+        roles,
+    ),
+    (
+        table(
+            "pg_user",
+            &[
+                ("usename", "NAME"),
+                ("usesysid", "OID"),
+                ("usecreatedb", "BOOLEAN"),
+                ("usesuper", "BOOLEAN"),
+                ("userepl", "BOOLEAN"),
+                ("usebypassrls", "BOOLEAN"),
+                ("passwd", "TEXT"),
+            ],
+        ),
+        |asked| {
+            let users = users(asked.viewer).into_iter();
+            Ok(users
+                .map(|(oid, user)| {
+                    row![user.name.as_str(), oid, user.superuser, user.superuser, false, false, "********"]
+                })
+                .collect())
+        },
+    ),
+    (
+        table(
+            "pg_settings",
+            &[
+                ("name", "TEXT"),
+                ("setting", "TEXT"),
+                ("unit", "TEXT"),
+                ("category", "TEXT"),
+                ("short_desc", "TEXT"),
+                ("context", "TEXT"),
+                ("vartype", "TEXT"),
+                ("source", "TEXT"),
+            ],
+        ),
+        |asked| {
+            let settings = asked.viewer.settings.all().into_iter();
+            Ok(settings
+                .map(|[name, value, about]| {
+                    row![name, value, (), "Session", about, "user", "string", "session"]
+                })
+                .collect())
+        },
+    ),
+    (
+        table(
+            "pg_tablespace",
+            &[
+                ("oid", "OID"),
+                ("spcname", "NAME"),
+                ("spcowner", "OID"),
+                ("spcacl", "TEXT"),
+                ("spcoptions", "TEXT"),
+            ],
+        ),
+        |_| Ok(vec![row![1663i64, "pg_default", OWNER, (), ()]]),
+    ),
+    (
+        table(
+            "pg_language",
+            &[
+                ("oid", "OID"),
+                ("lanname", "NAME"),
+                ("lanowner", "OID"),
+                ("lanispl", "BOOLEAN"),
+                ("lanpltrusted", "BOOLEAN"),
+            ],
+        ),
+        |_| Ok(vec![row![14i64, "sql", OWNER, false, true], row![16_000i64, "lua", OWNER, true, true]]),
+    ),
+];
+
+/// A tenant's number.
+pub(super) fn oid(tenant: &Tenant) -> i64 {
+    i64::from(tenant.partition.0 as u32)
+}
+
+/// The tenants that the viewer may connect to: the names of others are their own affair.
+pub(super) fn tenants(viewer: &Viewer) -> Vec<std::sync::Arc<Tenant>> {
+    let catalog = &viewer.shared.catalog;
+    let user = catalog.user(&viewer.identity.user);
+    let mut tenants = catalog.tenants();
+    tenants.retain(|tenant| {
+        viewer.identity.superuser || user.as_ref().is_some_and(|user| catalog.may_connect(user, tenant))
+    });
+    tenants
+}
+
+/// The users that the viewer may see, with their numbers.
+fn users(viewer: &Viewer) -> Vec<(i64, std::sync::Arc<fulmar_meta::User>)> {
+    let all = (OWNER..).zip(viewer.shared.catalog.users());
+    all.filter(|(_, user)| viewer.identity.superuser || user.name == viewer.identity.user).collect()
+}
+
+/// The number of a user, which the viewer need not see: it is shown as an owner.
+pub(super) fn user_oid(viewer: &Viewer, name: &str) -> i64 {
+    (OWNER..)
+        .zip(viewer.shared.catalog.users())
+        .find(|(_, user)| user.name == name)
+        .map_or(OWNER, |(oid, _)| oid)
+}
+
+/// The user of that number: in tables of a tenant, its owner.
+pub(super) fn user_name(viewer: &Viewer, oid: i64) -> Option<String> {
+    (OWNER..)
+        .zip(viewer.shared.catalog.users())
+        .find(|(known, _)| *known == oid)
+        .map(|(_, user)| user.name.clone())
+}
+
+fn databases(asked: Asked<'_>) -> Result<Rows> {
+    let row = |tenant: &Tenant| {
+        row![
+            oid(tenant),
+            tenant.name.as_str(),
+            user_oid(asked.viewer, &tenant.owner),
+            6i64,
+            "c",
+            false,
+            true,
+            -1i64,
+            0i64,
+            0i64,
+            1663i64,
+            "C",
+            "C",
+            (),
+            (),
+            (),
+        ]
+    };
+    Ok(tenants(asked.viewer).iter().map(|tenant| row(tenant)).collect())
+}
+
+fn roles(asked: Asked<'_>) -> Result<Rows> {
+    let row = |(oid, user): (i64, std::sync::Arc<fulmar_meta::User>)| {
+        let (name, may) = (user.name.as_str(), user.superuser);
+        row![name, may, true, may, may, user.verifier.is_some(), false, -1i64, "********", (), false, (), oid]
+    };
+    Ok(users(asked.viewer).into_iter().map(row).collect())
+}

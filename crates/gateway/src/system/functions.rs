@@ -1,0 +1,417 @@
+//! Functions that clients call in questions to the catalog.
+
+use std::sync::LazyLock;
+
+use fulmar_engine::{Error, SystemFunction, Value, ValueRef, sqlstate};
+use regex::{Regex, RegexBuilder};
+
+use super::arrays::{self, text_of};
+use super::schema::{Schema, shown};
+use super::{Asked, cluster, relations, types};
+use crate::Result;
+use crate::dialect::token::{Lexer, quote_text};
+use crate::types::array;
+
+type Arguments<'a, 'v> = &'a [ValueRef<'v>];
+type Function = fn(Arguments<'_, '_>, Asked<'_>) -> Result<Value>;
+
+/// A function with what it answers.
+type Known = (&'static str, i32, Function);
+
+const UNDEFINED_OBJECT: &str = "42704";
+
+/// Any number of arguments.
+const ANY: i32 = -1;
+
+const FUNCTIONS: &[Known] = &[
+    ("format_type", 2, |arguments, _| {
+        let modifier = integer(arguments.get(1)).unwrap_or(-1);
+        Ok(integer(arguments.first())
+            .map_or(Value::Null, |oid| Value::Text(types::format_type(oid, modifier))))
+    }),
+    // Expressions are kept as what they are.
+    ("pg_get_expr", ANY, |arguments, _| Ok(first(arguments))),
+    ("pg_get_indexdef", ANY, index_definition),
+    ("pg_get_constraintdef", ANY, |arguments, asked| {
+        let schema = Schema::read(asked.database)?;
+        Ok(text(integer(arguments.first()).and_then(|oid| relations::constraint_definition(&schema, oid))))
+    }),
+    ("pg_get_viewdef", ANY, |arguments, asked| {
+        let schema = Schema::read(asked.database)?;
+        let view = arguments.first().and_then(|value| regclass_oid(*value, &schema));
+        let view = view.and_then(|oid| schema.relation_of(oid)).filter(|relation| relation.is_view);
+        Ok(text(view.map(|view| view.sql.clone())))
+    }),
+    ("pg_get_triggerdef", ANY, |arguments, asked| {
+        let schema = Schema::read(asked.database)?;
+        let oid = integer(arguments.first());
+        Ok(text(
+            schema
+                .triggers
+                .iter()
+                .find(|trigger| Some(trigger.oid) == oid)
+                .map(|trigger| trigger.sql.clone()),
+        ))
+    }),
+    ("pg_get_userbyid", 1, |arguments, asked| {
+        let name = integer(arguments.first()).and_then(|oid| match oid {
+            relations::OWNER => Some(asked.viewer.identity.tenant.owner.clone()),
+            oid => cluster::user_name(asked.viewer, oid),
+        });
+        Ok(text(name))
+    }),
+    ("pg_encoding_to_char", 1, |_, _| Ok(Value::Text("UTF8".into()))),
+    ("pg_char_to_encoding", 1, |_, _| Ok(Value::Integer(6))),
+    ("pg_regclass", 1, |arguments, asked| regclass(arguments, asked, true)),
+    ("to_regclass", 1, |arguments, asked| regclass(arguments, asked, false)),
+    ("pg_regtype", 1, |arguments, _| {
+        match (arguments.first(), arguments.first().map(|value| types::regtype(*value))) {
+            (Some(ValueRef::Text(name)), Some(Value::Null)) => {
+                let message = format!("type \"{}\" does not exist", String::from_utf8_lossy(name));
+                Err(Error::new(UNDEFINED_OBJECT, message))
+            }
+            (_, found) => Ok(found.unwrap_or(Value::Null)),
+        }
+    }),
+    ("to_regtype", 1, |arguments, _| {
+        Ok(arguments.first().map_or(Value::Null, |value| types::regtype(*value)))
+    }),
+    ("pg_regnamespace", 1, |arguments, _| {
+        Ok(arguments.first().map_or(Value::Null, |value| namespace(*value)))
+    }),
+    ("to_regnamespace", 1, |arguments, _| {
+        Ok(arguments.first().map_or(Value::Null, |value| namespace(*value)))
+    }),
+    ("pg_regproc", 1, |arguments, _| {
+        let name = arguments.first().and_then(|value| text_of(*value));
+        Ok(text(name.map(|name| name.trim_start_matches("pg_catalog.").to_owned())))
+    }),
+    ("pg_regrole", 1, |arguments, asked| {
+        let role = arguments.first().and_then(|value| text_of(*value)).unwrap_or_default();
+        Ok(match role.parse() {
+            Ok(oid) => text(cluster::user_name(asked.viewer, oid)),
+            Err(_) => Value::Integer(cluster::user_oid(asked.viewer, &role)),
+        })
+    }),
+    ("current_schemas", 1, |arguments, _| {
+        let all = integer(arguments.first()) != Some(0);
+        Ok(Value::Text(if all { "{pg_catalog,public}" } else { "{public}" }.into()))
+    }),
+    ("current_setting", ANY, |arguments, asked| {
+        let name = arguments.first().and_then(|value| text_of(*value)).unwrap_or_default();
+        let missing_ok = integer(arguments.get(1)) == Some(1);
+        match asked.viewer.settings.get(&name) {
+            Ok(value) => Ok(Value::Text(value.to_owned())),
+            Err(_) if missing_ok => Ok(Value::Null),
+            Err(error) => Err(error),
+        }
+    }),
+    ("quote_ident", 1, |arguments, _| {
+        Ok(text(arguments.first().and_then(|name| text_of(*name)).map(|name| shown(&name))))
+    }),
+    ("quote_literal", 1, |arguments, _| {
+        let quoted = |text: String| quote_text(&text);
+        Ok(text(arguments.first().and_then(|value| text_of(*value)).map(quoted)))
+    }),
+    ("regexp", 2, matches),
+    ("pg_size_pretty", 1, |arguments, _| Ok(text(integer(arguments.first()).map(size)))),
+    ("pg_database_size", 1, |arguments, asked| {
+        // Of another database it is not known here.
+        let tenant = &asked.viewer.identity.tenant;
+        let own = arguments.first().is_some_and(|database| match database {
+            ValueRef::Integer(oid) => *oid == cluster::oid(tenant),
+            other => text_of(*other).as_deref() == Some(tenant.name.as_str()),
+        });
+        if own { database_size(asked) } else { Ok(Value::Null) }
+    }),
+    ("pg_table_size", 1, |_, _| Ok(Value::Null)),
+    ("pg_relation_size", ANY, |_, _| Ok(Value::Null)),
+    ("pg_total_relation_size", 1, |_, _| Ok(Value::Null)),
+    ("pg_indexes_size", 1, |_, _| Ok(Value::Null)),
+    ("pg_is_in_recovery", 0, no),
+    ("pg_my_temp_schema", 0, no),
+    ("pg_is_other_temp_schema", 1, no),
+    ("pg_relation_is_publishable", 1, yes),
+    ("pg_relation_is_updatable", 2, |_, _| Ok(Value::Integer(28))),
+    ("pg_has_role", ANY, yes),
+    ("obj_description", ANY, null),
+    ("col_description", 2, null),
+    ("shobj_description", 2, null),
+    ("pg_get_serial_sequence", 2, null),
+    ("pg_get_functiondef", 1, null),
+    ("pg_get_function_result", 1, null),
+    ("pg_get_function_arguments", 1, null),
+    ("pg_get_function_identity_arguments", 1, null),
+    ("pg_get_partkeydef", 1, null),
+    ("pg_get_ruledef", ANY, null),
+    ("pg_get_statisticsobjdef_columns", 1, null),
+    ("pg_partition_ancestors", 1, null),
+    ("pg_partition_root", 1, null),
+    ("pg_tablespace_location", 1, null),
+    ("pg_advisory_unlock_all", 0, null),
+    ("pg_get_keywords", 0, |_, _| Ok(Value::Text("{}".into()))),
+    ("pg_stat_get_numscans", 1, no),
+    ("pg_format", ANY, |arguments, _| Ok(text(format(arguments)))),
+    ("parse_ident", ANY, |arguments, _| {
+        let path = arguments.first().and_then(|value| text_of(*value)).unwrap_or_default();
+        let names: Vec<String> = Lexer::new(&path).filter_map(|token| token.name()).collect();
+        Ok(Value::Text(array::write(names.iter().map(|name| Some(name.as_str())))))
+    }),
+    ("inet_server_addr", 0, null),
+    ("inet_server_port", 0, null),
+    ("inet_client_addr", 0, null),
+    ("inet_client_port", 0, null),
+    ("pg_array", ANY, |arguments, _| Ok(arrays::of_arguments(arguments))),
+    ("pg_array_json", 1, |arguments, _| Ok(arrays::json(arguments))),
+    ("pg_array_item", 2, |arguments, _| Ok(arrays::item(arguments))),
+    ("array_to_string", ANY, |arguments, _| Ok(arrays::join(arguments))),
+    ("string_to_array", ANY, |arguments, _| Ok(arrays::split(arguments))),
+    ("array_length", 2, |arguments, _| Ok(arrays::length(arguments))),
+    ("array_upper", 2, |arguments, _| Ok(arrays::length(arguments))),
+    ("array_lower", 2, |arguments, _| {
+        Ok(if arrays::length(arguments) == Value::Null { Value::Null } else { Value::Integer(1) })
+    }),
+    ("cardinality", 1, |arguments, _| Ok(arrays::length(arguments))),
+    ("array_remove", 2, |arguments, _| Ok(arrays::remove(arguments))),
+    ("array_position", ANY, |arguments, _| Ok(arrays::position(arguments))),
+    ("unnest", 1, |arguments, _| Ok(first(arguments))),
+    ("generate_series", ANY, |arguments, _| arrays::series(arguments)),
+];
+
+/// Functions that tell of any object whether it is visible, or may be used: who is here may do everything.
+const GRANTED: [&str; 22] = [
+    "pg_table_is_visible",
+    "pg_type_is_visible",
+    "pg_function_is_visible",
+    "pg_operator_is_visible",
+    "pg_opclass_is_visible",
+    "pg_collation_is_visible",
+    "pg_conversion_is_visible",
+    "pg_statistics_obj_is_visible",
+    "pg_ts_config_is_visible",
+    "pg_ts_dict_is_visible",
+    "has_table_privilege",
+    "has_any_column_privilege",
+    "has_column_privilege",
+    "has_schema_privilege",
+    "has_database_privilege",
+    "has_function_privilege",
+    "has_sequence_privilege",
+    "has_tablespace_privilege",
+    "has_type_privilege",
+    "has_language_privilege",
+    "has_server_privilege",
+    "has_foreign_data_wrapper_privilege",
+];
+
+/// The aggregate function, which comes last.
+const AGGREGATE: &str = "array_agg";
+
+static ALL: LazyLock<Vec<SystemFunction>> = LazyLock::new(|| {
+    let scalar = |name, arguments| SystemFunction { name, arguments, aggregate: false };
+    let known = FUNCTIONS.iter().map(|(name, arguments, _)| scalar(name, *arguments));
+    let granted = GRANTED.iter().map(|name| scalar(name, ANY));
+    let aggregate = SystemFunction { name: AGGREGATE, arguments: 1, aggregate: true };
+    known.chain(granted).chain([aggregate]).collect()
+});
+
+/// All of them.
+pub(super) fn all() -> &'static [SystemFunction] {
+    &ALL
+}
+
+/// Whether a call of this name makes a statement one that concerns the catalog: names that SQLite or a user might have
+/// a use for count only beside others.
+pub(crate) fn is_function(name: &str) -> bool {
+    const COMMON: [&str; 6] =
+        ["regexp", "unnest", "generate_series", "cardinality", "quote_literal", AGGREGATE];
+    !COMMON.contains(&name) && !name.starts_with("array_") && ALL.iter().any(|function| function.name == name)
+}
+
+/// Calls the function of that number.
+pub(super) fn call(function: usize, arguments: Arguments<'_, '_>, asked: Asked<'_>) -> Result<Value> {
+    match FUNCTIONS.get(function) {
+        Some((_, _, run)) => run(arguments, asked),
+        None if function < FUNCTIONS.len() + GRANTED.len() => Ok(Value::Integer(1)),
+        None => Ok(arrays::of_arguments(arguments)),
+    }
+}
+
+fn yes(_: Arguments<'_, '_>, _: Asked<'_>) -> Result<Value> {
+    Ok(Value::Integer(1))
+}
+
+fn no(_: Arguments<'_, '_>, _: Asked<'_>) -> Result<Value> {
+    Ok(Value::Integer(0))
+}
+
+fn null(_: Arguments<'_, '_>, _: Asked<'_>) -> Result<Value> {
+    Ok(Value::Null)
+}
+
+fn first(arguments: Arguments<'_, '_>) -> Value {
+    arguments.first().map_or(Value::Null, |value| ValueRef::to_owned(*value))
+}
+
+fn text(text: Option<String>) -> Value {
+    text.map_or(Value::Null, Value::Text)
+}
+
+fn integer(value: Option<&ValueRef<'_>>) -> Option<i64> {
+    match value? {
+        ValueRef::Integer(integer) => Some(*integer),
+        other => text_of(*other)?.parse().ok(),
+    }
+}
+
+/// The number of a relation or index, out of its name or its number as a text.
+fn regclass_oid(value: ValueRef<'_>, schema: &Schema) -> Option<i64> {
+    let text = text_of(value)?;
+    if let Ok(oid) = text.parse() {
+        return Some(oid);
+    }
+    let token = Lexer::new(&text).filter(|token| !token.is_sign('.')).last()?;
+    let name = token.name()?;
+    let index =
+        || schema.indexes.iter().find(|index| index.name.eq_ignore_ascii_case(&name)).map(|index| index.oid);
+    schema.relation(&name).map(|relation| relation.oid).or_else(index)
+}
+
+/// `x::regclass`: the name of a number, the number of a name.
+fn regclass(arguments: Arguments<'_, '_>, asked: Asked<'_>, must_exist: bool) -> Result<Value> {
+    let Some(value) = arguments.first().filter(|value| **value != ValueRef::Null) else {
+        return Ok(Value::Null);
+    };
+    let schema = Schema::read(asked.database)?;
+    if let ValueRef::Integer(oid) = value {
+        let index = || schema.indexes.iter().find(|index| index.oid == *oid).map(|index| shown(&index.name));
+        let name = schema.relation_of(*oid).map(|relation| shown(&relation.name)).or_else(index);
+        return Ok(Value::Text(name.unwrap_or_else(|| oid.to_string())));
+    }
+    match regclass_oid(*value, &schema) {
+        Some(oid) => Ok(Value::Integer(oid)),
+        None if must_exist => {
+            let message = format!("relation \"{}\" does not exist", text_of(*value).unwrap_or_default());
+            Err(Error::new(sqlstate::UNDEFINED_TABLE, message))
+        }
+        None => Ok(Value::Null),
+    }
+}
+
+fn namespace(value: ValueRef<'_>) -> Value {
+    let schemas = [
+        (relations::PG_CATALOG, "pg_catalog"),
+        (relations::PUBLIC, "public"),
+        (relations::INFORMATION_SCHEMA, "information_schema"),
+    ];
+    match value {
+        ValueRef::Integer(wanted) => {
+            text(schemas.iter().find(|(oid, _)| *oid == wanted).map(|(_, name)| (*name).to_owned()))
+        }
+        other => {
+            let wanted = text_of(other).unwrap_or_default();
+            let found = schemas.iter().find(|(_, name)| *name == wanted);
+            found.map_or(Value::Null, |(oid, _)| Value::Integer(*oid))
+        }
+    }
+}
+
+/// `pg_get_indexdef(index)`, or of one of its columns.
+fn index_definition(arguments: Arguments<'_, '_>, asked: Asked<'_>) -> Result<Value> {
+    let schema = Schema::read(asked.database)?;
+    let oid = integer(arguments.first());
+    let Some(index) = schema.indexes.iter().find(|index| Some(index.oid) == oid) else {
+        return Ok(Value::Null);
+    };
+    let column = integer(arguments.get(1)).unwrap_or(0);
+    if column == 0 {
+        return Ok(Value::Text(index.sql()));
+    }
+    let key = usize::try_from(column - 1).ok().and_then(|place| index.keys.get(place));
+    Ok(text(key.map(|key| shown(&key.name))))
+}
+
+/// `format('%I.%I', schema, table)`.
+fn format(arguments: Arguments<'_, '_>) -> Option<String> {
+    let mut values = arguments.iter().map(|value| text_of(*value));
+    let pattern = values.next()??;
+    let mut text = String::new();
+    let mut characters = pattern.chars();
+    while let Some(character) = characters.next() {
+        if character != '%' {
+            text.push(character);
+            continue;
+        }
+        let mut value = || values.next().flatten().unwrap_or_default();
+        match characters.next() {
+            Some('s') => text.push_str(&value()),
+            Some('I') => text.push_str(&shown(&value())),
+            Some('L') => text.push_str(&quote_text(&value())),
+            Some(other) => text.push(other),
+            None => {}
+        }
+    }
+    Some(text)
+}
+
+fn database_size(asked: Asked<'_>) -> Result<Value> {
+    let rows = asked.database.query("SELECT page_count * 4096 FROM pragma_page_count", &[])?;
+    Ok(rows.into_iter().flatten().next().unwrap_or(Value::Null))
+}
+
+fn size(bytes: i64) -> String {
+    let mut size = bytes;
+    for unit in ["bytes", "kB", "MB", "GB"] {
+        if size < 10 * 1024 {
+            return format!("{size} {unit}");
+        }
+        size = (size + 512) / 1024;
+    }
+    format!("{size} TB")
+}
+
+/// `text REGEXP pattern`; SQLite gives the pattern first.
+fn matches(arguments: Arguments<'_, '_>, _: Asked<'_>) -> Result<Value> {
+    /// Of a compiled pattern.
+    const MOST_BYTES: usize = 1 << 20;
+    let mut texts = arguments.iter().map(|value| text_of(*value));
+    let (Some(Some(pattern)), Some(Some(text))) = (texts.next(), texts.next()) else {
+        return Ok(Value::Null);
+    };
+    thread_local! {
+        /// A question compares one pattern with many names.
+        static LAST: std::cell::RefCell<Option<(String, Regex)>> = const { std::cell::RefCell::new(None) };
+    }
+    LAST.with_borrow_mut(|last| {
+        if last.as_ref().is_none_or(|(known, _)| *known != pattern) {
+            let compiled = RegexBuilder::new(&pattern).size_limit(MOST_BYTES).build().map_err(|cause| {
+                const INVALID_PATTERN: &str = "2201B";
+                Error::new(INVALID_PATTERN, format!("invalid regular expression: {cause}"))
+            })?;
+            *last = Some((pattern, compiled));
+        }
+        let matched = last.as_ref().is_some_and(|(_, regex)| regex.is_match(&text));
+        Ok(Value::Integer(matched.into()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_as_postgres_shows_them() {
+        assert_eq!(size(8192), "8192 bytes");
+        assert_eq!(size(20 << 10), "20 kB");
+        assert_eq!(size(300 << 20), "300 MB");
+    }
+
+    #[test]
+    fn names_of_functions_are_unique() {
+        let mut names: Vec<&str> = all().iter().map(|function| function.name).collect();
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count);
+    }
+}

@@ -1,0 +1,105 @@
+//! The system catalog: `pg_catalog`, `information_schema` and `fulmar.*`, as tables and functions of SQL.
+//!
+//! The engine knows how to put such tables into a connection ([`fulmar_engine::System`]); what stands in them is said
+//! here, for the session that asks ([`Viewer`]):
+//!
+//! | module | what it has |
+//! | --- | --- |
+//! | [`schema`] | a tenant's tables, columns, indexes, constraints, out of SQLite's own schema |
+//! | [`relations`] | `pg_class`, `pg_attribute`, `pg_index`, `pg_constraint` ...: the schema, as Postgres has it |
+//! | [`cluster`] | `pg_database`, `pg_roles`, `pg_settings` ...: what is not a tenant's |
+//! | [`types`] | `pg_type`, and names of types |
+//! | [`information`] | `information_schema` |
+//! | [`nothing`] | what Fulmar has none of: policies, publications, inheritance; clients ask all the same |
+//! | [`functions`], [`arrays`] | functions that clients call in these questions |
+//!
+//! Questions come in Postgres's SQL: [`crate::dialect`] puts them into SQLite's. Objects are numbered from their rows in
+//! `sqlite_schema`; the numbers last until a VACUUM.
+
+mod arrays;
+mod cells;
+mod cluster;
+mod functions;
+mod information;
+mod nothing;
+mod relations;
+mod schema;
+mod types;
+
+use std::sync::{Arc, LazyLock};
+
+use fulmar_engine::{Database, System, SystemFunction, SystemTable, Value, ValueRef};
+
+use crate::Result;
+use crate::gateway::Shared;
+use crate::session::{Identity, Settings};
+
+pub(crate) use functions::is_function;
+
+/// Who asks: a session, as it is now.
+pub(crate) struct Viewer {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) identity: Identity,
+    pub(crate) settings: Settings,
+}
+
+/// A question to a table or function: who asks, and where.
+#[derive(Clone, Copy)]
+struct Asked<'a> {
+    viewer: &'a Viewer,
+    database: &'a Database<'a>,
+}
+
+type Rows = Vec<Vec<Value>>;
+
+/// A table with what fills it.
+type Filled = (SystemTable, fn(Asked<'_>) -> Result<Rows>);
+
+const fn table(name: &'static str, columns: &'static [(&'static str, &'static str)]) -> SystemTable {
+    SystemTable { name, columns }
+}
+
+/// All tables.
+static TABLES: LazyLock<Tables> = LazyLock::new(|| {
+    let all =
+        [relations::TABLES, cluster::TABLES, types::TABLES, information::TABLES, nothing::TABLES].concat();
+    let (tables, rows) = all.into_iter().unzip();
+    Tables { tables, rows }
+});
+
+struct Tables {
+    tables: Vec<SystemTable>,
+    rows: Vec<fn(Asked<'_>) -> Result<Rows>>,
+}
+
+impl System for Viewer {
+    fn tables(&self) -> &'static [SystemTable] {
+        &TABLES.tables
+    }
+
+    fn functions(&self) -> &'static [SystemFunction] {
+        functions::all()
+    }
+
+    fn rows(&self, table: usize, database: &Database<'_>) -> Result<Rows> {
+        TABLES.rows.get(table).map_or_else(|| Ok(Vec::new()), |rows| rows(Asked { viewer: self, database }))
+    }
+
+    fn call(&self, function: usize, arguments: &[ValueRef<'_>], database: &Database<'_>) -> Result<Value> {
+        functions::call(function, arguments, Asked { viewer: self, database })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique() {
+        let mut names: Vec<&str> = TABLES.tables.iter().map(|table| table.name).collect();
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count);
+    }
+}

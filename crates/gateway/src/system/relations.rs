@@ -1,0 +1,577 @@
+//! `pg_class` and its like: a tenant's schema, as Postgres has it.
+
+use fulmar_engine::Value;
+
+use super::cells::row;
+use super::schema::{CONSTRAINT_OIDS, Index, Relation, Schema, shown};
+use super::{Asked, Filled, Rows, table, types};
+use crate::Result;
+
+/// Numbers of the schemas.
+pub(super) const PUBLIC: i64 = 2200;
+pub(super) const PG_CATALOG: i64 = 11;
+pub(super) const INFORMATION_SCHEMA: i64 = 13_000;
+/// The owner of everything: roles have no numbers that last.
+pub(super) const OWNER: i64 = 10;
+
+pub(super) const TABLES: &[Filled] = &[
+    (
+        table(
+            "pg_namespace",
+            &[("oid", "OID"), ("nspname", "NAME"), ("nspowner", "OID"), ("nspacl", "TEXT")],
+        ),
+        |_| {
+            let schemas =
+                [(PG_CATALOG, "pg_catalog"), (PUBLIC, "public"), (INFORMATION_SCHEMA, "information_schema")];
+            Ok(schemas.into_iter().map(|(oid, name)| row![oid, name, OWNER, ()]).collect())
+        },
+    ),
+    (
+        table(
+            "pg_class",
+            &[
+                ("oid", "OID"),
+                ("relname", "NAME"),
+                ("relnamespace", "OID"),
+                ("reltype", "OID"),
+                ("reloftype", "OID"),
+                ("relowner", "OID"),
+                ("relam", "OID"),
+                ("relfilenode", "OID"),
+                ("reltablespace", "OID"),
+                ("relpages", "INT4"),
+                ("reltuples", "FLOAT4"),
+                ("relallvisible", "INT4"),
+                ("reltoastrelid", "OID"),
+                ("relhasindex", "BOOLEAN"),
+                ("relisshared", "BOOLEAN"),
+                ("relpersistence", "TEXT"),
+                ("relkind", "TEXT"),
+                ("relnatts", "INT2"),
+                ("relchecks", "INT2"),
+                ("relhasrules", "BOOLEAN"),
+                ("relhastriggers", "BOOLEAN"),
+                ("relhassubclass", "BOOLEAN"),
+                ("relrowsecurity", "BOOLEAN"),
+                ("relforcerowsecurity", "BOOLEAN"),
+                ("relispopulated", "BOOLEAN"),
+                ("relreplident", "TEXT"),
+                ("relispartition", "BOOLEAN"),
+                ("relrewrite", "OID"),
+                ("relfrozenxid", "OID"),
+                ("relminmxid", "OID"),
+                ("relacl", "TEXT"),
+                ("reloptions", "TEXT"),
+                ("relpartbound", "TEXT"),
+            ],
+        ),
+        classes,
+    ),
+    (
+        table(
+            "pg_attribute",
+            &[
+                ("attrelid", "OID"),
+                ("attname", "NAME"),
+                ("atttypid", "OID"),
+                ("attstattarget", "INT4"),
+                ("attlen", "INT2"),
+                ("attnum", "INT2"),
+                ("attndims", "INT4"),
+                ("attcacheoff", "INT4"),
+                ("atttypmod", "INT4"),
+                ("attbyval", "BOOLEAN"),
+                ("attalign", "TEXT"),
+                ("attstorage", "TEXT"),
+                ("attcompression", "TEXT"),
+                ("attnotnull", "BOOLEAN"),
+                ("atthasdef", "BOOLEAN"),
+                ("atthasmissing", "BOOLEAN"),
+                ("attidentity", "TEXT"),
+                ("attgenerated", "TEXT"),
+                ("attisdropped", "BOOLEAN"),
+                ("attislocal", "BOOLEAN"),
+                ("attinhcount", "INT4"),
+                ("attcollation", "OID"),
+                ("attacl", "TEXT"),
+                ("attoptions", "TEXT"),
+                ("attfdwoptions", "TEXT"),
+                ("attmissingval", "TEXT"),
+            ],
+        ),
+        attributes,
+    ),
+    (
+        table("pg_attrdef", &[("oid", "OID"), ("adrelid", "OID"), ("adnum", "INT2"), ("adbin", "TEXT")]),
+        defaults,
+    ),
+    (
+        table(
+            "pg_index",
+            &[
+                ("indexrelid", "OID"),
+                ("indrelid", "OID"),
+                ("indnatts", "INT2"),
+                ("indnkeyatts", "INT2"),
+                ("indisunique", "BOOLEAN"),
+                ("indnullsnotdistinct", "BOOLEAN"),
+                ("indisprimary", "BOOLEAN"),
+                ("indisexclusion", "BOOLEAN"),
+                ("indimmediate", "BOOLEAN"),
+                ("indisclustered", "BOOLEAN"),
+                ("indisvalid", "BOOLEAN"),
+                ("indcheckxmin", "BOOLEAN"),
+                ("indisready", "BOOLEAN"),
+                ("indislive", "BOOLEAN"),
+                ("indisreplident", "BOOLEAN"),
+                ("indkey", "TEXT"),
+                ("indcollation", "TEXT"),
+                ("indclass", "TEXT"),
+                ("indoption", "TEXT"),
+                ("indexprs", "TEXT"),
+                ("indpred", "TEXT"),
+            ],
+        ),
+        indexes,
+    ),
+    (
+        table(
+            "pg_constraint",
+            &[
+                ("oid", "OID"),
+                ("conname", "NAME"),
+                ("connamespace", "OID"),
+                ("contype", "TEXT"),
+                ("condeferrable", "BOOLEAN"),
+                ("condeferred", "BOOLEAN"),
+                ("convalidated", "BOOLEAN"),
+                ("conrelid", "OID"),
+                ("contypid", "OID"),
+                ("conindid", "OID"),
+                ("conparentid", "OID"),
+                ("confrelid", "OID"),
+                ("confupdtype", "TEXT"),
+                ("confdeltype", "TEXT"),
+                ("confmatchtype", "TEXT"),
+                ("conislocal", "BOOLEAN"),
+                ("coninhcount", "INT4"),
+                ("connoinherit", "BOOLEAN"),
+                ("conkey", "INT2[]"),
+                ("confkey", "INT2[]"),
+                ("conbin", "TEXT"),
+            ],
+        ),
+        constraints,
+    ),
+    (
+        table(
+            "pg_trigger",
+            &[
+                ("oid", "OID"),
+                ("tgrelid", "OID"),
+                ("tgparentid", "OID"),
+                ("tgname", "NAME"),
+                ("tgfoid", "OID"),
+                ("tgtype", "INT2"),
+                ("tgenabled", "TEXT"),
+                ("tgisinternal", "BOOLEAN"),
+                ("tgconstraint", "OID"),
+            ],
+        ),
+        triggers,
+    ),
+    (
+        table(
+            "pg_tables",
+            &[
+                ("schemaname", "NAME"),
+                ("tablename", "NAME"),
+                ("tableowner", "NAME"),
+                ("tablespace", "NAME"),
+                ("hasindexes", "BOOLEAN"),
+                ("hasrules", "BOOLEAN"),
+                ("hastriggers", "BOOLEAN"),
+                ("rowsecurity", "BOOLEAN"),
+            ],
+        ),
+        |asked| {
+            let schema = Schema::read(asked.database)?;
+            let owner = asked.viewer.identity.tenant.owner.as_str();
+            let tables = schema.relations.iter().filter(|relation| !relation.is_view);
+            let row = |table: &Relation| {
+                let indexed = schema.indexes.iter().any(|index| index.table == table.oid);
+                let triggered = schema.triggers.iter().any(|trigger| trigger.table == table.name);
+                row!["public", table.name.as_str(), owner, (), indexed, false, triggered, false]
+            };
+            Ok(tables.map(row).collect())
+        },
+    ),
+    (
+        table(
+            "pg_views",
+            &[("schemaname", "NAME"), ("viewname", "NAME"), ("viewowner", "NAME"), ("definition", "TEXT")],
+        ),
+        |asked| {
+            let schema = Schema::read(asked.database)?;
+            let owner = asked.viewer.identity.tenant.owner.as_str();
+            let views = schema.relations.iter().filter(|relation| relation.is_view);
+            Ok(views.map(|view| row!["public", view.name.as_str(), owner, view.sql.as_str()]).collect())
+        },
+    ),
+    (
+        table(
+            "pg_indexes",
+            &[
+                ("schemaname", "NAME"),
+                ("tablename", "NAME"),
+                ("indexname", "NAME"),
+                ("tablespace", "NAME"),
+                ("indexdef", "TEXT"),
+            ],
+        ),
+        |asked| {
+            let schema = Schema::read(asked.database)?;
+            let row = |index: &Index| {
+                row!["public", index.table_name.as_str(), index.name.as_str(), (), index.sql()]
+            };
+            Ok(schema.indexes.iter().map(row).collect())
+        },
+    ),
+];
+
+fn classes(asked: Asked<'_>) -> Result<Rows> {
+    let schema = Schema::read(asked.database)?;
+    let class =
+        |oid: i64, name: &str, kind: &str, columns: usize, checks: usize, indexed: bool, triggered: bool| {
+            let method = match kind {
+                "r" => 2i64,
+                "i" => 403,
+                _ => 0,
+            };
+            row![
+                oid,
+                name,
+                PUBLIC,
+                0i64,
+                0i64,
+                OWNER,
+                method,
+                oid,
+                0i64,
+                0i64,
+                -1i64,
+                0i64,
+                0i64,
+                indexed,
+                false,
+                "p",
+                kind,
+                columns as i64,
+                checks as i64,
+                false,
+                triggered,
+                false,
+                false,
+                false,
+                true,
+                "d",
+                false,
+                0i64,
+                0i64,
+                0i64,
+                (),
+                (),
+                (),
+            ]
+        };
+    let mut rows: Rows = schema
+        .relations
+        .iter()
+        .map(|relation| {
+            let kind = if relation.is_view { "v" } else { "r" };
+            let indexed = schema.indexes.iter().any(|index| index.table == relation.oid);
+            let checks = relation.checks().len();
+            // psql asks for foreign keys only where it believes that there are triggers: they are triggers in Postgres.
+            class(
+                relation.oid,
+                &relation.name,
+                kind,
+                relation.columns.len(),
+                checks,
+                indexed,
+                !relation.is_view,
+            )
+        })
+        .collect();
+    // The key of a numbered table is no object that one could list; it is found by its number.
+    rows.extend(
+        schema
+            .indexes
+            .iter()
+            .map(|index| class(index.oid, &index.name, "i", index.keys.len(), 0, false, false)),
+    );
+    Ok(rows)
+}
+
+fn attributes(asked: Asked<'_>) -> Result<Rows> {
+    let schema = Schema::read(asked.database)?;
+    let mut rows = Vec::new();
+    for relation in &schema.relations {
+        for (number, column) in (1i64..).zip(&relation.columns) {
+            let kind = column.declared.kind;
+            let collation = if types::is_text(kind) { types::DEFAULT_COLLATION } else { 0 };
+            let generated = if column.generated { "s" } else { "" };
+            let has_default = column.default.is_some();
+            rows.push(row![
+                relation.oid,
+                column.name.as_str(),
+                i64::from(kind.oid()),
+                -1i64,
+                i64::from(kind.size()),
+                number,
+                0i64,
+                -1i64,
+                i64::from(column.declared.modifier),
+                kind.size() > 0,
+                "i",
+                "p",
+                "",
+                column.not_null,
+                has_default,
+                false,
+                "",
+                generated,
+                false,
+                true,
+                0i64,
+                collation,
+                (),
+                (),
+                (),
+                (),
+            ]);
+        }
+    }
+    for index in &schema.indexes {
+        let relation = schema.relation_of(index.table);
+        for (number, key) in (1i64..).zip(&index.keys) {
+            let column =
+                relation.and_then(|relation| relation.columns.get(usize::try_from(key.number - 1).ok()?));
+            let kind = column.map_or(crate::types::Type::Text, |column| column.declared.kind);
+            let modifier = column.map_or(-1, |column| column.declared.modifier);
+            let name = if key.name.is_empty() { "expr".to_owned() } else { key.name.clone() };
+            rows.push(row![
+                index.oid,
+                name,
+                i64::from(kind.oid()),
+                -1i64,
+                i64::from(kind.size()),
+                number,
+                0i64,
+                -1i64,
+                i64::from(modifier),
+                kind.size() > 0,
+                "i",
+                "p",
+                "",
+                false,
+                false,
+                false,
+                "",
+                "",
+                false,
+                true,
+                0i64,
+                0i64,
+                (),
+                (),
+                (),
+                (),
+            ]);
+        }
+    }
+    Ok(rows)
+}
+
+fn defaults(asked: Asked<'_>) -> Result<Rows> {
+    let schema = Schema::read(asked.database)?;
+    let mut rows: Rows = Vec::new();
+    for relation in &schema.relations {
+        for (number, column) in (1i64..).zip(&relation.columns) {
+            if let Some(default) = &column.default {
+                let oid = relation.oid * 1000 + number;
+                rows.push(row![oid, relation.oid, number, default.as_str()]);
+            }
+        }
+    }
+    Ok(rows)
+}
+
+fn indexes(asked: Asked<'_>) -> Result<Rows> {
+    let schema = Schema::read(asked.database)?;
+    let row = |index: &Index| {
+        let each = |of: fn(&super::schema::Key) -> i64| {
+            index.keys.iter().map(|key| of(key).to_string()).collect::<Vec<_>>().join(" ")
+        };
+        let count = index.keys.len() as i64;
+        let expressions = index.keys.iter().any(|key| key.number == 0).then(|| index.definition());
+        row![
+            index.oid,
+            index.table,
+            count,
+            count,
+            index.unique,
+            false,
+            index.primary,
+            false,
+            true,
+            false,
+            true,
+            false,
+            true,
+            true,
+            false,
+            each(|key| key.number),
+            each(|_| 0),
+            each(|_| 0),
+            each(|key| if key.descending { 3 } else { 0 }),
+            expressions,
+            index.condition(),
+        ]
+    };
+    Ok(schema.indexes.iter().map(row).collect())
+}
+
+fn numbers(numbers: impl Iterator<Item = i64>) -> String {
+    format!("{{{}}}", numbers.map(|number| number.to_string()).collect::<Vec<_>>().join(","))
+}
+
+/// Postgres's letter for what a foreign key does.
+fn action(action: &str) -> &'static str {
+    match action {
+        "CASCADE" => "c",
+        "SET NULL" => "n",
+        "SET DEFAULT" => "d",
+        "RESTRICT" => "r",
+        _ => "a",
+    }
+}
+
+fn constraints(asked: Asked<'_>) -> Result<Rows> {
+    let schema = Schema::read(asked.database)?;
+    let mut rows: Rows = Vec::new();
+    for index in schema.indexes.iter().filter(|index| index.primary || index.constraint) {
+        let kind = if index.primary { "p" } else { "u" };
+        rows.push(row![
+            index.oid + CONSTRAINT_OIDS,
+            index.name.as_str(),
+            PUBLIC,
+            kind,
+            false,
+            false,
+            true,
+            index.table,
+            0i64,
+            index.oid,
+            0i64,
+            0i64,
+            " ",
+            " ",
+            " ",
+            true,
+            0i64,
+            true,
+            numbers(index.keys.iter().map(|key| key.number)),
+            (),
+            (),
+        ]);
+    }
+    for key in &schema.foreign_keys {
+        let (from, to) = (schema.relation_of(key.table), schema.relation(&key.to_table));
+        let place =
+            |relation: Option<&Relation>, column: &String| relation.and_then(|table| table.number(column));
+        let columns = numbers(key.columns.iter().filter_map(|column| place(from, column)));
+        let primary =
+            to.and_then(|to| schema.indexes.iter().find(|index| index.primary && index.table == to.oid));
+        let to_columns = match key.to_columns.is_empty() {
+            true => numbers(primary.into_iter().flat_map(|index| &index.keys).map(|key| key.number)),
+            false => numbers(key.to_columns.iter().filter_map(|column| place(to, column))),
+        };
+        let (update, delete) = (action(&key.on_update), action(&key.on_delete));
+        rows.push(row![
+            key.oid,
+            key.name(),
+            PUBLIC,
+            "f",
+            false,
+            false,
+            true,
+            key.table,
+            0i64,
+            primary.map_or(0, |index| index.oid),
+            0i64,
+            to.map_or(0, |to| to.oid),
+            update,
+            delete,
+            "s",
+            true,
+            0i64,
+            true,
+            columns,
+            to_columns,
+            (),
+        ]);
+    }
+    for relation in &schema.relations {
+        for check in relation.checks() {
+            rows.push(row![
+                check.oid,
+                check.name,
+                PUBLIC,
+                "c",
+                false,
+                false,
+                true,
+                relation.oid,
+                0i64,
+                0i64,
+                0i64,
+                0i64,
+                " ",
+                " ",
+                " ",
+                true,
+                0i64,
+                false,
+                (),
+                (),
+                check.condition,
+            ]);
+        }
+    }
+    Ok(rows)
+}
+
+/// What `pg_get_constraintdef` answers.
+pub(super) fn constraint_definition(schema: &Schema, oid: i64) -> Option<String> {
+    if let Some(key) = schema.foreign_keys.iter().find(|key| key.oid == oid) {
+        return Some(key.definition());
+    }
+    if let Some(index) = schema.indexes.iter().find(|index| index.oid + CONSTRAINT_OIDS == oid) {
+        let kind = if index.primary { "PRIMARY KEY" } else { "UNIQUE" };
+        let columns: Vec<String> = index.keys.iter().map(|key| shown(&key.name)).collect();
+        return Some(format!("{kind} ({})", columns.join(", ")));
+    }
+    let mut checks = schema.relations.iter().flat_map(Relation::checks);
+    checks.find(|check| check.oid == oid).map(|check| format!("CHECK ({})", check.condition))
+}
+
+fn triggers(asked: Asked<'_>) -> Result<Rows> {
+    let schema = Schema::read(asked.database)?;
+    let rows = schema.triggers.iter().map(|trigger| {
+        let table: Value =
+            schema.relation(&trigger.table).map_or(Value::Null, |table| Value::Integer(table.oid));
+        row![trigger.oid, table, 0i64, trigger.name.as_str(), 0i64, 0i64, "O", false, 0i64]
+    });
+    Ok(rows.collect())
+}
