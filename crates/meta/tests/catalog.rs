@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use fulmar_meta::{
-    Catalog, Embedded, MetaError, MetadataStore, SYSTEM_PARTITION, SYSTEM_TENANT, SYSTEM_USER, ScramVerifier,
-    Tenant, TenantState, Transaction, What,
+    Catalog, Embedded, Limit, Limits, MetaError, MetadataStore, SYSTEM_PARTITION, SYSTEM_TENANT, SYSTEM_USER,
+    ScramVerifier, Tenant, TenantState, Transaction, What,
 };
 
 async fn open(directory: &Path) -> Arc<Catalog> {
@@ -403,4 +403,38 @@ async fn ten_thousand_tenants_come_back() {
     assert_eq!(catalog.partitions().len(), TENANTS + 1);
     let partitions: HashSet<_> = catalog.tenants().iter().map(|tenant| tenant.partition).collect();
     assert_eq!(partitions.len(), TENANTS + 1);
+}
+
+#[tokio::test]
+async fn limits_are_kept_and_seen_by_who_serves_the_tenant() {
+    let directory = tempfile::tempdir().unwrap();
+    let catalog = open(directory.path()).await;
+    let tenant = create(&catalog, "ada").await;
+    let live = catalog.live_limits(&tenant);
+    assert_eq!((live.get(Limit::MaxSize), live.get(Limit::CpuShare)), (None, Some(100)));
+    let before = live.generation();
+    catalog
+        .alter_limits("ada", |limits| {
+            limits.set(Limit::MaxSize, Some(4096));
+            limits.set(Limit::CpuShare, Some(300));
+        })
+        .await
+        .unwrap();
+    assert_ne!(live.generation(), before);
+    assert_eq!((live.get(Limit::MaxSize), live.get(Limit::CpuShare)), (Some(4096), Some(300)));
+
+    // Another name, the same tenant; another tenant, other limits.
+    catalog.rename_tenant("ada", "bea").await.unwrap();
+    create(&catalog, "ada").await;
+    catalog.alter_limits("bea", |limits| limits.set(Limit::CpuShare, None)).await.unwrap();
+    assert_eq!((live.get(Limit::MaxSize), live.get(Limit::CpuShare)), (Some(4096), Some(100)));
+    assert_eq!(catalog.tenant("ada").unwrap().limits, Limits::default());
+    assert!(matches!(catalog.alter_limits("eve", |_| ()).await, Err(MetaError::Missing { .. })));
+
+    drop(catalog);
+    let catalog = open(directory.path()).await;
+    assert_eq!(catalog.tenant("bea").unwrap().limits.get(Limit::MaxSize), Some(4096));
+    drop_tenant(&catalog, "bea").await;
+    let next = create(&catalog, "bea").await;
+    assert_eq!(catalog.live_limits(&next).get(Limit::MaxSize), None);
 }

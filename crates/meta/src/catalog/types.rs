@@ -5,7 +5,7 @@ use std::fmt;
 use fulmar_pages::PartitionId;
 use serde::{Deserialize, Serialize};
 
-use crate::Revision;
+use crate::{Limits, Revision};
 
 /// How far a tenant has come; see the head of the crate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +32,8 @@ pub struct Tenant {
     pub created_unix_ms: u64,
     /// How far it has come.
     pub state: TenantState,
+    /// What it may use.
+    pub limits: Limits,
     /// Of its record: what a change compares.
     pub(crate) revision: Revision,
 }
