@@ -40,7 +40,7 @@ use crate::partition::Partition;
 use crate::variables::Variables;
 use crate::{
     Canceller, CommandTag, Completion, Engine, Error, Result, RowSink, Scope, Statement, StatementKind,
-    TransactionStatus, Value, sqlstate,
+    TransactionLimits, TransactionStatus, Value, sqlstate,
 };
 
 /// Attempts of one transaction before it gives up; each one after the first is made in a turn, so more than a few mean
@@ -67,6 +67,7 @@ pub struct Session {
     flag: Arc<CancelFlag>,
     running: Arc<AtomicBool>,
     default_read_only: bool,
+    limits: TransactionLimits,
     /// The last transaction got 40001: the next one takes its turn first.
     turn_first: bool,
     remembered: Remembered,
@@ -85,6 +86,7 @@ impl Session {
             flag: Arc::default(),
             running: Arc::default(),
             default_read_only: false,
+            limits: TransactionLimits::default(),
             turn_first: false,
             remembered: Remembered::default(),
             unsettled: false,
@@ -182,6 +184,11 @@ impl Session {
         self.default_read_only = on;
     }
 
+    /// What its transactions may take, from its next statement on.
+    pub fn set_limits(&mut self, limits: TransactionLimits) {
+        self.limits = limits;
+    }
+
     /// Rolls back what is open and gives back what the session held.
     pub async fn close(&mut self) {
         let _ = self.rollback().await;
@@ -242,6 +249,7 @@ impl Session {
         transaction.track_reads = true;
         transaction.lone = false;
         transaction.current = true;
+        transaction.limits = self.limits;
         drop(transaction);
         Ok(connection)
     }

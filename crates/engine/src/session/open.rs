@@ -179,8 +179,8 @@ impl Session {
         self.apply_row_rules(open, statement, parameters).await?;
 
         let (end, answer) = self.attempt(open, statement, parameters, sink).await?;
-        let cancelled = self.flag.is_set() && matches!(end, End::Failed(_));
-        if !cancelled {
+        let stopped = matches!(&end, End::Failed(error) if self.flag.is_set() || error.is_of_resources());
+        if !stopped {
             open.journal.push(statement, parameters, answer);
         }
         let Some(connection) = &open.connection else { return Err(no_transaction()) };
@@ -230,6 +230,7 @@ impl Session {
         if let Some(connection) = &open.connection {
             let mut transaction = connection.link.transaction.borrow_mut();
             transaction.current = current;
+            transaction.limits = self.limits;
             if let Some(turn) = &mut open.turn {
                 transaction.turn = turn.resume();
             }
