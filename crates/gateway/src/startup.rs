@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use bytes::{Buf, BufMut, BytesMut};
 use fulmar_engine::{Error, TransactionStatus, sqlstate};
-use fulmar_meta::{SYSTEM_TENANT, Tenant};
+use fulmar_meta::{Limit, LiveLimits, SYSTEM_TENANT, Tenant};
 use pgwire::messages::cancel::CancelRequest;
 use pgwire::messages::startup::{
     Authentication, BackendKeyData, GssEncRequest, SecretKey, SslRequest, Startup,
@@ -190,8 +190,9 @@ impl Greeting {
         let superuser = self.authenticate(user, shared).await?;
         let database = parameters.get("database").filter(|name| !name.is_empty()).unwrap_or(user);
         let tenant = tenant(database, user, shared)?;
-        let settings = settings(&parameters, user, superuser)?;
-        Ok((Identity { user: user.clone(), superuser, tenant }, settings))
+        let limits = shared.catalog.live_limits(&tenant);
+        let settings = settings(&parameters, user, superuser, &limits)?;
+        Ok((Identity { user: user.clone(), superuser, tenant, limits }, settings))
     }
 
     /// A client that wants a newer protocol, or options of one, is told that it gets 3.0.
@@ -253,9 +254,10 @@ impl Greeting {
         metrics: Arc<WorkerMetrics>,
     ) -> Option<(Session, Entry)> {
         let mut engine = shared.engine.session(identity.tenant.partition);
-        let entered = shared.registry.enter(identity.tenant.partition, engine.canceller());
+        let most = most_sessions(&identity);
+        let entered = shared.registry.enter(identity.tenant.partition, most, engine.canceller());
         let entry = match entered
-            .map_err(no_room)
+            .map_err(|full| no_room(full, &identity, most))
             .and_then(|entry| still_there(&identity, &shared).map(|()| entry))
         {
             Ok(entry) => entry,
@@ -278,7 +280,7 @@ impl Greeting {
             return None;
         }
         let wire = Wire::new(self.stream, self.input);
-        let link = Link { engine, wire, handle, timeout: None, implicit: false };
+        let link = Link { engine, wire, handle, timeout: None, idle_timeout: None, implicit: false };
         Some((Session::new(link, shared, metrics, identity, settings), entry))
     }
 }
@@ -294,8 +296,24 @@ fn cancel(packet: &[u8], shared: &Shared) {
     }
 }
 
-fn no_room(full: Full) -> Error {
+/// How many sessions its tenant may have for this one to enter. As in Postgres superusers always may: somebody has to be
+/// able to look after it.
+fn most_sessions(identity: &Identity) -> usize {
+    let limit = identity.limits.get(Limit::MaxConnections).filter(|_| !identity.superuser);
+    limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX)
+}
+
+fn no_room(full: Full, identity: &Identity, most: usize) -> Error {
     match full {
+        Full::TooManyOfPartition => {
+            let name = &identity.tenant.name;
+            Error::new(sqlstate::TOO_MANY_CONNECTIONS, format!("too many connections for database \"{name}\""))
+                .detail(format!("Its limit max_connections is {most}."))
+                .hint(
+                    "Use fewer connections, or a pool of them. A superuser can raise the limit with ALTER DATABASE \
+                     ... SET max_connections.",
+                )
+        }
         Full::TooMany => Error::new(sqlstate::TOO_MANY_CONNECTIONS, "sorry, too many clients already")
             .hint("Use fewer connections, or a pool of them."),
         Full::Closed => Error::new(sqlstate::CANNOT_CONNECT_NOW, "the database system is shutting down"),
@@ -330,8 +348,14 @@ fn tenant(database: &str, user: &str, shared: &Shared) -> Result<Arc<Tenant>> {
 }
 
 /// The parameters that the client sets when it connects.
-fn settings(parameters: &BTreeMap<String, String>, user: &str, superuser: bool) -> Result<Settings> {
+fn settings(
+    parameters: &BTreeMap<String, String>,
+    user: &str,
+    superuser: bool,
+    limits: &LiveLimits,
+) -> Result<Settings> {
     let mut settings = Settings::default();
+    settings.set_bounds(limits);
     settings.set_fixed("is_superuser", if superuser { "on" } else { "off" });
     settings.set_fixed("session_authorization", user);
     for (name, value) in parameters {
@@ -392,6 +416,8 @@ fn options(text: &str) -> Result<Vec<(String, String)>> {
 
 #[cfg(test)]
 mod tests {
+    use fulmar_meta::Limits;
+
     use super::*;
 
     #[test]
@@ -414,11 +440,12 @@ mod tests {
                 .collect::<BTreeMap<_, _>>()
         };
         let parameters = map(&[("user", "anna"), ("application_name", "psql"), ("client_encoding", "UTF8")]);
-        let settings = settings(&parameters, "anna", true).unwrap();
+        let limits = LiveLimits::new(&Limits::default());
+        let settings = settings(&parameters, "anna", true, &limits).unwrap();
         assert_eq!(settings.get("application_name").unwrap(), "psql");
         assert_eq!(settings.get("is_superuser").unwrap(), "on");
-        let refused = super::settings(&map(&[("nonsense", "1")]), "anna", false);
+        let refused = super::settings(&map(&[("nonsense", "1")]), "anna", false, &limits);
         assert_eq!(refused.err().map(|error| error.state()), Some("42704"));
-        assert!(super::settings(&map(&[("replication", "database")]), "anna", false).is_err());
+        assert!(super::settings(&map(&[("replication", "database")]), "anna", false, &limits).is_err());
     }
 }

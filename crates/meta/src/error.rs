@@ -68,7 +68,7 @@ pub enum MetaError {
     UnknownLimit {
         /// The name that was asked for.
         name: String,
-        /// The names that there are.
+        /// A sentence with the names that there are.
         known: String,
     },
     /// A limit cannot have that value.

@@ -126,7 +126,10 @@ impl Limit {
         let found = LIMITS.iter().find(|definition| definition.name == name);
         found.map(|definition| definition.limit).ok_or_else(|| MetaError::UnknownLimit {
             name: name.to_owned(),
-            known: LIMITS.each_ref().map(|definition| definition.name).join(", "),
+            known: format!(
+                "the limits are {}",
+                LIMITS.each_ref().map(|definition| definition.name).join(", ")
+            ),
         })
     }
 
@@ -232,7 +235,8 @@ pub struct LiveLimits {
 }
 
 impl LiveLimits {
-    pub(crate) fn new(limits: &Limits) -> LiveLimits {
+    /// Limits that are these until somebody changes them.
+    pub fn new(limits: &Limits) -> LiveLimits {
         let live = LiveLimits {
             values: [const { AtomicU64::new(NONE) }; Limit::ALL.len()],
             generation: AtomicU64::new(0),

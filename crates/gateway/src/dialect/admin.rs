@@ -2,6 +2,7 @@
 
 use fulmar_engine::{Error, sqlstate};
 
+use super::setting::assignment;
 use super::token::Cursor;
 use super::{end, unexpected};
 use crate::Result;
@@ -22,6 +23,16 @@ pub(crate) enum Admin {
     RenameDatabase {
         from: String,
         to: String,
+    },
+    /// `SET name = value` and `RESET name`, which is no value.
+    AlterLimit {
+        database: String,
+        name: String,
+        value: Option<String>,
+    },
+    /// `RESET ALL`.
+    ResetLimits {
+        database: String,
     },
     CreateUser {
         name: String,
@@ -53,7 +64,9 @@ impl Admin {
         match self {
             Admin::CreateDatabase { .. } => "CREATE DATABASE",
             Admin::DropDatabase { .. } => "DROP DATABASE",
-            Admin::RenameDatabase { .. } => "ALTER DATABASE",
+            Admin::RenameDatabase { .. } | Admin::AlterLimit { .. } | Admin::ResetLimits { .. } => {
+                "ALTER DATABASE"
+            }
             Admin::CreateUser { .. } => "CREATE ROLE",
             Admin::AlterPassword { .. } => "ALTER ROLE",
             Admin::DropUser { .. } => "DROP ROLE",
@@ -72,7 +85,7 @@ pub(super) fn parse(cursor: &mut Cursor<'_, '_>) -> Result<Option<Admin>> {
     } else if cursor.words(&["drop", "database"]) {
         drop_database(cursor)?
     } else if cursor.words(&["alter", "database"]) {
-        rename_database(cursor)?
+        alter_database(cursor)?
     } else if user(cursor, "create") {
         create_user(cursor)?
     } else if user(cursor, "alter") {
@@ -154,12 +167,20 @@ fn drop_database(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
     Ok(Admin::DropDatabase { name, if_exists, force })
 }
 
-fn rename_database(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
-    let from = name(cursor)?;
-    if !cursor.words(&["rename", "to"]) {
-        return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "ALTER DATABASE only knows RENAME TO"));
+fn alter_database(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
+    let database = name(cursor)?;
+    if cursor.words(&["rename", "to"]) {
+        Ok(Admin::RenameDatabase { from: database, to: name(cursor)? })
+    } else if cursor.word("set") {
+        let (name, value) = assignment(cursor)?;
+        Ok(Admin::AlterLimit { database, name, value })
+    } else if cursor.words(&["reset", "all"]) {
+        Ok(Admin::ResetLimits { database })
+    } else if cursor.word("reset") {
+        Ok(Admin::AlterLimit { database, name: name(cursor)?, value: None })
+    } else {
+        Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "ALTER DATABASE only knows RENAME TO, SET and RESET"))
     }
-    Ok(Admin::RenameDatabase { from, to: name(cursor)? })
 }
 
 /// `[WITH] [ENCRYPTED] PASSWORD 'text' | PASSWORD NULL`, among other options.

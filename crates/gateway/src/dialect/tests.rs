@@ -191,6 +191,18 @@ fn administration() {
         admin("ALTER DATABASE a RENAME TO b"),
         Admin::RenameDatabase { from: "a".into(), to: "b".into() }
     );
+    for (sql, name, value) in [
+        ("ALTER DATABASE a SET max_size = '64MB'", "max_size", Some("64MB")),
+        ("ALTER DATABASE a SET Statement_Timeout TO 250", "statement_timeout", Some("250")),
+        ("ALTER DATABASE a SET cpu_share = DEFAULT", "cpu_share", None),
+        ("ALTER DATABASE a RESET cpu_share", "cpu_share", None),
+    ] {
+        let value = value.map(str::to_owned);
+        assert_eq!(admin(sql), Admin::AlterLimit { database: "a".into(), name: name.into(), value });
+    }
+    assert_eq!(admin("ALTER DATABASE a RESET ALL"), Admin::ResetLimits { database: "a".into() });
+    assert_eq!(failure("ALTER DATABASE a SET max_size"), sqlstate::SYNTAX_ERROR);
+    assert_eq!(failure("ALTER DATABASE a OWNER TO b"), sqlstate::FEATURE_NOT_SUPPORTED);
     assert_eq!(
         admin("CREATE ROLE anna WITH LOGIN SUPERUSER PASSWORD 'it''s'"),
         Admin::CreateUser { name: "anna".into(), superuser: true, password: Some("it's".into()) }
