@@ -7,6 +7,7 @@ use fulmar_pages::PartitionId;
 use parking_lot::{RwLock, RwLockReadGuard};
 
 use super::records::{self, Key};
+use super::types::Grant;
 use super::{PartitionRecord, Tenant, User};
 use crate::{Change, Entry, LiveLimits, MetaError, Observer, Revision};
 
@@ -15,8 +16,8 @@ use crate::{Change, Entry, LiveLimits, MetaError, Observer, Revision};
 pub(super) struct State {
     pub(super) tenants: BTreeMap<String, Arc<Tenant>>,
     pub(super) users: BTreeMap<String, Arc<User>>,
-    /// The users that may connect to the tenant of a partition, beside its owner and superusers.
-    pub(super) grants: BTreeMap<PartitionId, BTreeSet<String>>,
+    /// What users may do in the tenant of a partition, beside its owner and superusers.
+    pub(super) grants: BTreeMap<PartitionId, BTreeMap<String, Grant>>,
     pub(super) partitions: BTreeMap<PartitionId, PartitionRecord>,
     /// The limits of the tenant of a partition. Sessions hold them: they stay the same ones until it is dropped.
     pub(super) limits: BTreeMap<PartitionId, Arc<LiveLimits>>,
@@ -83,8 +84,8 @@ impl State {
                 self.partitions.insert(id, records::partition(id, entry)?);
             }
             Some(Key::Grant(id, user)) => {
-                records::check_grant(entry)?;
-                self.grants.entry(id).or_default().insert(user.to_owned());
+                let grant = records::grant(entry)?;
+                self.grants.entry(id).or_default().insert(user.to_owned(), grant);
             }
             Some(Key::PartitionCounter) => self.next_partition = Some(records::counter(entry)?),
         }

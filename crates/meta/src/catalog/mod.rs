@@ -24,7 +24,7 @@ use crate::{Limits, MetaError, MetadataStore, Outcome, Revision, Transaction};
 use cache::{Cache, State};
 use partitions::IdBlock;
 use records::Key;
-pub use types::{PartitionRecord, ScramVerifier, Tenant, TenantState, User};
+pub use types::{Access, PartitionRecord, ScramVerifier, Tenant, TenantState, User};
 
 /// The tenant that administration connects to. It always exists.
 pub const SYSTEM_TENANT: &str = "fulmar";

@@ -6,7 +6,8 @@ use std::fmt;
 use fulmar_pages::PartitionId;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::{PartitionRecord, ScramVerifier, Tenant, TenantState, User};
+use super::types::Grant;
+use super::{Access, PartitionRecord, ScramVerifier, Tenant, TenantState, User};
 use crate::{Entry, Limit, Limits, MetaError, Revision};
 
 /// The format version of every value.
@@ -109,7 +110,10 @@ struct VerifierValue {
 }
 
 #[derive(Serialize, Deserialize)]
-struct GrantValue {}
+struct GrantValue {
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    read_only: bool,
+}
 
 #[derive(Serialize, Deserialize)]
 struct CounterValue {
@@ -217,12 +221,14 @@ pub(super) fn user(name: &str, entry: &Entry) -> Result<User, MetaError> {
     })
 }
 
-pub(super) fn grant_value() -> Vec<u8> {
-    encode(GrantValue {})
+pub(super) fn grant_value(access: Access) -> Vec<u8> {
+    encode(GrantValue { read_only: access == Access::ReadOnly })
 }
 
-pub(super) fn check_grant(entry: &Entry) -> Result<(), MetaError> {
-    decode::<GrantValue>(entry).map(drop)
+pub(super) fn grant(entry: &Entry) -> Result<Grant, MetaError> {
+    let GrantValue { read_only } = decode(entry)?;
+    let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
+    Ok(Grant { access, revision: entry.modified })
 }
 
 pub(super) fn counter_value(next: u64) -> Vec<u8> {
@@ -337,7 +343,14 @@ mod tests {
             )
         );
         assert_eq!(super::user("ada", &entry(Key::User("ada"), value)), Ok(user));
-        assert_eq!(grant_value(), br#"{"v":1}"#);
+        for (access, written) in
+            [(Access::ReadWrite, r#"{"v":1}"#), (Access::ReadOnly, r#"{"v":1,"read_only":true}"#)]
+        {
+            let value = grant_value(access);
+            assert_eq!(String::from_utf8_lossy(&value), written);
+            let key = Key::Grant(PartitionId(2), "ada");
+            assert_eq!(grant(&entry(key, value)), Ok(Grant { access, revision: Revision(7) }));
+        }
     }
 
     #[test]

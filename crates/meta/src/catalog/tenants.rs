@@ -100,7 +100,7 @@ impl Catalog {
         self.cache.state().unfinished_tenant(tenant)?;
         // Nobody can be granted a right to a tenant that is not ready, so the rights only get fewer.
         self.forget_grants(|state| {
-            let users = state.grants.get(&tenant.partition).into_iter().flatten();
+            let users = state.grants.get(&tenant.partition).into_iter().flat_map(|users| users.keys());
             users.map(|user| Key::Grant(tenant.partition, user).to_string()).collect()
         })
         .await?;

@@ -73,6 +73,23 @@ impl fmt::Debug for ScramVerifier {
     }
 }
 
+/// What a user may do in a tenant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Read everything.
+    ReadOnly,
+    /// Everything: what its owner and superusers may.
+    ReadWrite,
+}
+
+/// What a user was granted in a tenant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Grant {
+    pub(super) access: Access,
+    /// Of its record: what a change compares.
+    pub(super) revision: Revision,
+}
+
 /// A partition that exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartitionRecord {
