@@ -70,6 +70,13 @@ pub struct Statement {
     pub(crate) plan: crate::sql::Plan,
 }
 
+impl Statement {
+    /// Whether a read-only transaction must not run it: it writes, or locks rows for somebody who will.
+    pub(crate) fn is_for_writers(&self) -> bool {
+        !self.read_only || self.plan.for_update
+    }
+}
+
 /// Whether a session is in a transaction, as ReadyForQuery tells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransactionStatus {

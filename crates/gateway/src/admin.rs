@@ -64,15 +64,15 @@ pub(crate) async fn run(admin: &Admin, shared: &Shared, identity: &Identity) -> 
             }
             Ok(())
         }
-        Admin::Grant { databases, users } => {
+        Admin::Grant { access, databases, users } => {
             for (database, user) in pairs(databases, users) {
-                catalog.grant_connect(database, user).await.map_err(|error| answer(&error))?;
+                catalog.grant(database, user, *access).await.map_err(|error| answer(&error))?;
             }
             Ok(())
         }
-        Admin::Revoke { databases, users } => {
+        Admin::Revoke { access, databases, users } => {
             for (database, user) in pairs(databases, users) {
-                catalog.revoke_connect(database, user).await.map_err(|error| answer(&error))?;
+                catalog.revoke(database, user, *access).await.map_err(|error| answer(&error))?;
             }
             Ok(())
         }

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use bytes::{Buf, BufMut, BytesMut};
 use fulmar_engine::{Error, TransactionStatus, sqlstate};
-use fulmar_meta::{Limit, LiveLimits, SYSTEM_TENANT, Tenant};
+use fulmar_meta::{Access, Limit, SYSTEM_TENANT, Tenant};
 use pgwire::messages::cancel::CancelRequest;
 use pgwire::messages::startup::{
     Authentication, BackendKeyData, GssEncRequest, SecretKey, SslRequest, Startup,
@@ -189,10 +189,11 @@ impl Greeting {
         })?;
         let superuser = self.authenticate(user, shared).await?;
         let database = parameters.get("database").filter(|name| !name.is_empty()).unwrap_or(user);
-        let tenant = tenant(database, user, shared)?;
+        let (tenant, access) = tenant(database, user, shared)?;
         let limits = shared.catalog.live_limits(&tenant);
-        let settings = settings(&parameters, user, superuser, &limits)?;
-        Ok((Identity { user: user.clone(), superuser, tenant, limits }, settings))
+        let identity = Identity { user: user.clone(), superuser, access, tenant, limits };
+        let settings = settings(&parameters, fixed_settings(&identity))?;
+        Ok((identity, settings))
     }
 
     /// A client that wants a newer protocol, or options of one, is told that it gets 3.0.
@@ -267,6 +268,9 @@ impl Greeting {
                 return None;
             }
         };
+        if identity.access == Access::ReadOnly {
+            engine.forbid_writes();
+        }
         settings.take_reports();
         for (name, value) in settings.reported() {
             backend::parameter_status(&mut self.output, name, value);
@@ -330,16 +334,18 @@ fn still_there(identity: &Identity, shared: &Shared) -> Result<()> {
     Err(Error::new(sqlstate::INVALID_CATALOG_NAME, message))
 }
 
-/// The tenant that a client wants, if it may.
-fn tenant(database: &str, user: &str, shared: &Shared) -> Result<Arc<Tenant>> {
+/// The tenant that a client wants, and what it may do there.
+fn tenant(database: &str, user: &str, shared: &Shared) -> Result<(Arc<Tenant>, Access)> {
     let tenant = shared.catalog.tenant(database).ok_or_else(|| {
         Error::new(sqlstate::INVALID_CATALOG_NAME, format!("database \"{database}\" does not exist"))
             .hint(format!("Create it with CREATE DATABASE in the database \"{SYSTEM_TENANT}\"."))
     })?;
-    if shared.config.insecure
-        || shared.catalog.user(user).is_some_and(|user| shared.catalog.may_connect(&user, &tenant))
-    {
-        return Ok(tenant);
+    let access = match shared.config.insecure {
+        true => Some(Access::ReadWrite),
+        false => shared.catalog.user(user).and_then(|user| shared.catalog.access(&user, &tenant)),
+    };
+    if let Some(access) = access {
+        return Ok((tenant, access));
     }
     let message = format!("permission denied for database \"{database}\"");
     Err(Error::new(sqlstate::INSUFFICIENT_PRIVILEGE, message)
@@ -347,17 +353,17 @@ fn tenant(database: &str, user: &str, shared: &Shared) -> Result<Arc<Tenant>> {
         .hint(format!("A superuser can GRANT CONNECT ON DATABASE \"{database}\" TO the user.")))
 }
 
-/// The parameters that the client sets when it connects.
-fn settings(
-    parameters: &BTreeMap<String, String>,
-    user: &str,
-    superuser: bool,
-    limits: &LiveLimits,
-) -> Result<Settings> {
+/// The parameters that say who the client is and what it may set.
+fn fixed_settings(identity: &Identity) -> Settings {
     let mut settings = Settings::default();
-    settings.set_bounds(limits);
-    settings.set_fixed("is_superuser", if superuser { "on" } else { "off" });
-    settings.set_fixed("session_authorization", user);
+    settings.set_bounds(&identity.limits, identity.access);
+    settings.set_fixed("is_superuser", if identity.superuser { "on" } else { "off" });
+    settings.set_fixed("session_authorization", &identity.user);
+    settings
+}
+
+/// The same with the parameters that the client sets when it connects.
+fn settings(parameters: &BTreeMap<String, String>, mut settings: Settings) -> Result<Settings> {
     for (name, value) in parameters {
         match name.as_str() {
             "user" | "database" => {}
@@ -416,8 +422,6 @@ fn options(text: &str) -> Result<Vec<(String, String)>> {
 
 #[cfg(test)]
 mod tests {
-    use fulmar_meta::Limits;
-
     use super::*;
 
     #[test]
@@ -440,12 +444,10 @@ mod tests {
                 .collect::<BTreeMap<_, _>>()
         };
         let parameters = map(&[("user", "anna"), ("application_name", "psql"), ("client_encoding", "UTF8")]);
-        let limits = LiveLimits::new(&Limits::default());
-        let settings = settings(&parameters, "anna", true, &limits).unwrap();
+        let settings = settings(&parameters, Settings::default()).unwrap();
         assert_eq!(settings.get("application_name").unwrap(), "psql");
-        assert_eq!(settings.get("is_superuser").unwrap(), "on");
-        let refused = super::settings(&map(&[("nonsense", "1")]), "anna", false, &limits);
+        let refused = super::settings(&map(&[("nonsense", "1")]), Settings::default());
         assert_eq!(refused.err().map(|error| error.state()), Some("42704"));
-        assert!(super::settings(&map(&[("replication", "database")]), "anna", false, &limits).is_err());
+        assert!(super::settings(&map(&[("replication", "database")]), Settings::default()).is_err());
     }
 }

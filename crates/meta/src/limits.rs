@@ -235,8 +235,7 @@ pub struct LiveLimits {
 }
 
 impl LiveLimits {
-    /// Limits that are these until somebody changes them.
-    pub fn new(limits: &Limits) -> LiveLimits {
+    pub(crate) fn new(limits: &Limits) -> LiveLimits {
         let live = LiveLimits {
             values: [const { AtomicU64::new(NONE) }; Limit::ALL.len()],
             generation: AtomicU64::new(0),

@@ -19,6 +19,13 @@ enum Outcome {
 
 impl Session {
     pub(super) fn begin(&mut self, begin: Begin) -> Result<Completion> {
+        if begin.read_only == Some(false) && !self.may_write {
+            return Err(Error::new(
+                sqlstate::INSUFFICIENT_PRIVILEGE,
+                "permission denied to begin a transaction that writes",
+            )
+            .hint("the user may only read this database; GRANT CONNECT ON DATABASE lets it write"));
+        }
         let notices = match &mut self.open {
             Some(open) if open.is_implicit() => {
                 open.make_explicit();
@@ -29,8 +36,10 @@ impl Session {
                 vec![(sqlstate::ACTIVE_TRANSACTION, "there is already a transaction in progress".to_owned())]
             }
             None => {
-                let read_only = begin.read_only.unwrap_or(self.default_read_only);
-                self.open = Some(Open::new(&self.engine, read_only, begin.immediate));
+                let read_only = begin.read_only.unwrap_or(self.begins_read_only());
+                // Who does not write has no use for the turn.
+                let immediate = begin.immediate && !read_only;
+                self.open = Some(Open::new(&self.engine, read_only, immediate));
                 Vec::new()
             }
         };
@@ -179,7 +188,7 @@ impl Session {
         sink: &mut dyn RowSink,
     ) -> Result<Completion> {
         if scope == Scope::Implicit && statement.kind == StatementKind::Savepoint {
-            self.open = Some(Open::implicit(&self.engine, self.default_read_only));
+            self.open = Some(Open::implicit(&self.engine, self.begins_read_only()));
             return self.run_open(statement, &[], sink).await;
         }
         Err(Error::new(sqlstate::NO_ACTIVE_TRANSACTION, "savepoints can only be used in transaction blocks")

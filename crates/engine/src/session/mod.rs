@@ -67,6 +67,8 @@ pub struct Session {
     flag: Arc<CancelFlag>,
     running: Arc<AtomicBool>,
     default_read_only: bool,
+    /// Whether its user may write at all.
+    may_write: bool,
     limits: TransactionLimits,
     /// The last transaction got 40001: the next one takes its turn first.
     turn_first: bool,
@@ -86,6 +88,7 @@ impl Session {
             flag: Arc::default(),
             running: Arc::default(),
             default_read_only: false,
+            may_write: true,
             limits: TransactionLimits::default(),
             turn_first: false,
             remembered: Remembered::default(),
@@ -147,7 +150,7 @@ impl Session {
                 self.savepoint_outside(statement, scope, sink).await
             }
             _ if scope == Scope::Implicit => {
-                self.open = Some(open::Open::implicit(&self.engine, self.default_read_only));
+                self.open = Some(open::Open::implicit(&self.engine, self.begins_read_only()));
                 self.run_open(statement, parameters, sink).await
             }
             _ => self.run_auto(statement, parameters, sink).await,
@@ -182,6 +185,28 @@ impl Session {
     /// Whether transactions are read-only unless they say otherwise (`default_transaction_read_only`).
     pub fn set_default_read_only(&mut self, on: bool) {
         self.default_read_only = on;
+    }
+
+    /// From now on all its transactions are read-only, whatever they ask for: its user may not write.
+    pub fn forbid_writes(&mut self) {
+        self.may_write = false;
+    }
+
+    fn begins_read_only(&self) -> bool {
+        self.default_read_only || !self.may_write
+    }
+
+    /// The error of who writes in a read-only transaction.
+    fn read_only_error(&self) -> Error {
+        let error = Error::new(sqlstate::READ_ONLY_TRANSACTION, "cannot write in a read-only transaction");
+        match self.may_write {
+            true => {
+                error.hint("begin a transaction with READ WRITE, or SET default_transaction_read_only = off")
+            }
+            false => {
+                error.hint("the user may only read this database; GRANT CONNECT ON DATABASE lets it write")
+            }
+        }
     }
 
     /// What its transactions may take, from its next statement on.

@@ -14,7 +14,6 @@ use std::sync::atomic::Ordering;
 use futures::future::{Either, select};
 use hashbrown::HashSet;
 
-use super::auto::read_only;
 use super::held_turn::HeldTurn;
 use super::journal::{End, HashingSink, Journal, Replayed, replay, run_statement};
 use super::let_go::{Retired, snapshot_too_old};
@@ -157,8 +156,8 @@ impl Session {
         if open.failed && statement.kind != StatementKind::RollbackTo {
             return Err(failed_transaction());
         }
-        if open.read_only && !statement.read_only {
-            return Err(read_only());
+        if open.read_only && statement.is_for_writers() {
+            return Err(self.read_only_error());
         }
         if statement.plan.vacuum {
             return Err(Error::new(

@@ -1,6 +1,7 @@
 //! Administration of tenants and users: Postgres's statements about databases and roles.
 
 use fulmar_engine::{Error, sqlstate};
+use fulmar_meta::Access;
 
 use super::setting::assignment;
 use super::token::Cursor;
@@ -49,10 +50,12 @@ pub(crate) enum Admin {
         if_exists: bool,
     },
     Grant {
+        access: Access,
         databases: Vec<String>,
         users: Vec<String>,
     },
     Revoke {
+        access: Access,
         databases: Vec<String>,
         users: Vec<String>,
     },
@@ -94,13 +97,13 @@ pub(super) fn parse(cursor: &mut Cursor<'_, '_>) -> Result<Option<Admin>> {
         let if_exists = cursor.words(&["if", "exists"]);
         Admin::DropUser { names: names(cursor)?, if_exists }
     } else if cursor.word("grant") {
-        let (databases, users) = rights(cursor, "to")?;
-        Admin::Grant { databases, users }
+        let (access, databases, users) = rights(cursor, "to")?;
+        Admin::Grant { access, databases, users }
     } else if cursor.word("revoke") {
-        let (databases, users) = rights(cursor, "from")?;
+        let (access, databases, users) = rights(cursor, "from")?;
         cursor.word("cascade");
         cursor.word("restrict");
-        Admin::Revoke { databases, users }
+        Admin::Revoke { access, databases, users }
     } else {
         return Ok(None);
     };
@@ -222,23 +225,23 @@ fn alter_user(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
     Ok(Admin::AlterPassword { name, password })
 }
 
-/// `CONNECT ON DATABASE a, b TO|FROM u, v`.
-fn rights(cursor: &mut Cursor<'_, '_>, towards: &str) -> Result<(Vec<String>, Vec<String>)> {
-    let all = cursor.word("all");
-    if all {
-        cursor.word("privileges");
-    }
-    let known = all || cursor.word("connect");
-    if !known || !cursor.words(&["on", "database"]) {
+/// `CONNECT ON DATABASE a, b TO|FROM u, v`; `SELECT` instead of it is to read only.
+fn rights(cursor: &mut Cursor<'_, '_>, towards: &str) -> Result<(Access, Vec<String>, Vec<String>)> {
+    let access = if cursor.words(&["all", "privileges"]) || cursor.word("all") || cursor.word("connect") {
+        Some(Access::ReadWrite)
+    } else {
+        cursor.word("select").then_some(Access::ReadOnly)
+    };
+    let Some(access) = access.filter(|_| cursor.words(&["on", "database"])) else {
         return Err(Error::new(
             sqlstate::FEATURE_NOT_SUPPORTED,
-            "only CONNECT ON DATABASE can be granted and revoked",
+            "only CONNECT ON DATABASE and SELECT ON DATABASE can be granted and revoked",
         )
-        .hint("Who may connect to a database may do everything in it."));
-    }
+        .hint("With CONNECT a user may do everything in a database, with SELECT read everything."));
+    };
     let databases = names(cursor)?;
     if !cursor.word(towards) {
         return Err(unexpected(cursor));
     }
-    Ok((databases, names(cursor)?))
+    Ok((access, databases, names(cursor)?))
 }

@@ -1,5 +1,7 @@
 //! What clients say, and what the front makes of it.
 
+use fulmar_meta::Access;
+
 use super::*;
 use crate::copy::{Columns, Format, Header};
 
@@ -211,9 +213,17 @@ fn administration() {
         admin("ALTER USER anna PASSWORD NULL"),
         Admin::AlterPassword { name: "anna".into(), password: None }
     );
+    for (sql, access) in [
+        ("GRANT CONNECT ON DATABASE a, b TO anna", Access::ReadWrite),
+        ("GRANT ALL PRIVILEGES ON DATABASE a, b TO anna", Access::ReadWrite),
+        ("GRANT SELECT ON DATABASE a, b TO anna", Access::ReadOnly),
+    ] {
+        let (databases, users) = (vec!["a".into(), "b".into()], vec!["anna".into()]);
+        assert_eq!(admin(sql), Admin::Grant { access, databases, users });
+    }
     assert_eq!(
-        admin("GRANT CONNECT ON DATABASE a, b TO anna"),
-        Admin::Grant { databases: vec!["a".into(), "b".into()], users: vec!["anna".into()] }
+        admin("REVOKE SELECT ON DATABASE a FROM anna CASCADE"),
+        Admin::Revoke { access: Access::ReadOnly, databases: vec!["a".into()], users: vec!["anna".into()] }
     );
     assert_eq!(failure("GRANT SELECT ON t TO anna"), sqlstate::FEATURE_NOT_SUPPORTED);
     assert_eq!(failure("CREATE DATABASE"), sqlstate::SYNTAX_ERROR);

@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fulmar_engine::{CommandTag, Completion, Error, Scope, TransactionStatus, Value, sqlstate};
-use fulmar_meta::{LiveLimits, Tenant};
+use fulmar_meta::{Access, LiveLimits, Tenant};
 
 pub(crate) use link::Link;
 pub(crate) use settings::Settings;
@@ -56,6 +56,8 @@ const OUTPUT_BYTES: usize = 64 * 1024;
 pub(crate) struct Identity {
     pub(crate) user: String,
     pub(crate) superuser: bool,
+    /// What the user may do in the tenant.
+    pub(crate) access: Access,
     pub(crate) tenant: Arc<Tenant>,
     /// What the tenant may use now.
     pub(crate) limits: Arc<LiveLimits>,

@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use fulmar_engine::{Error, sqlstate};
-use fulmar_meta::{LiveLimits, Unit};
+use fulmar_meta::{Access, LiveLimits, Unit};
 
 use super::limits::Bounds;
 use crate::Result;
@@ -153,9 +153,14 @@ impl Settings {
         self.store(name, Some(value.into()));
     }
 
-    /// Bounds parameters by the tenant's limits as they are now.
-    pub(crate) fn set_bounds(&mut self, limits: &LiveLimits) {
-        self.bounds = Bounds::of(limits);
+    /// Bounds parameters by the tenant's limits as they are now, and by what the user may do.
+    pub(crate) fn set_bounds(&mut self, limits: &LiveLimits, access: Access) {
+        self.bounds = Bounds::of(limits, access);
+    }
+
+    /// Refuses who may only read.
+    pub(crate) fn check_may_write(&self) -> Result<()> {
+        self.bounds.check("default_transaction_read_only", "off")
     }
 
     /// Sets a parameter; `None` is its default.
