@@ -22,6 +22,7 @@ mod admin;
 mod auth;
 mod copy;
 mod dialect;
+mod failures;
 mod gateway;
 pub mod http;
 mod introspect;

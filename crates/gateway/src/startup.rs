@@ -6,12 +6,14 @@
 //! Startup: user, database, parameters -> SCRAM -> does the tenant exist, may the user connect -> session
 //! ```
 //!
-//! Until a client has proved who it is it gets little: packets of 10,000 bytes, one minute in all.
+//! Until a client has proved who it is it gets little: packets of 10,000 bytes, one minute in all. Who guesses passwords
+//! waits for the answers ([`crate::failures`]).
 
 use std::collections::BTreeMap;
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::{Buf, BufMut, BytesMut};
 use fulmar_engine::{Error, TransactionStatus, sqlstate};
@@ -27,6 +29,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::Result;
 use crate::auth::{self, Exchange, Step};
+use crate::failures::Who;
 use crate::gateway::Shared;
 use crate::metrics::WorkerMetrics;
 use crate::protocol::backend::{self, Severity};
@@ -57,6 +60,8 @@ pub(crate) async fn serve(stream: TcpStream, shared: Arc<Shared>, metrics: Arc<W
 /// A connection before it is a session.
 struct Greeting {
     stream: Stream,
+    /// Where the client is; `None` if the system does not say.
+    address: Option<IpAddr>,
     input: Vec<u8>,
     output: Vec<u8>,
 }
@@ -91,7 +96,8 @@ async fn greet(
     metrics: Arc<WorkerMetrics>,
 ) -> Option<(Session, Entry)> {
     let (input, output) = (Vec::new(), Vec::new());
-    let greeting = Greeting { stream: Stream::Plain(stream), input, output };
+    let address = stream.peer_addr().ok().map(|address| address.ip());
+    let greeting = Greeting { stream: Stream::Plain(stream), address, input, output };
     let (mut greeting, packet) = greeting.first_packet(&shared).await?;
     match greeting.log_in(&packet, &shared).await {
         Ok((identity, settings)) => greeting.into_session(identity, settings, shared, metrics).await,
@@ -126,7 +132,7 @@ impl Greeting {
         if !self.input.is_empty() {
             return None;
         }
-        let Greeting { stream, input, output } = self;
+        let Greeting { stream, address, input, output } = self;
         let stream = match (stream, &shared.config.tls) {
             (Stream::Plain(mut stream), Some(tls)) if wants_tls => {
                 stream.write_all(b"S").await.ok()?;
@@ -137,7 +143,7 @@ impl Greeting {
                 stream
             }
         };
-        Some(Greeting { stream, input, output })
+        Some(Greeting { stream, address, input, output })
     }
 
     /// Reads a packet that has a length but no kind.
@@ -225,10 +231,33 @@ impl Greeting {
         loop {
             self.send().await?;
             let body = self.read_password().await?;
-            if exchange.step(&body, &mut self.output)? == Step::Authenticated {
+            if self.step(&mut exchange, &body, name, shared).await? == Step::Authenticated {
                 return Ok(user.is_some_and(|user| user.superuser));
             }
         }
+    }
+
+    /// Goes on with the exchange; after failures the answer, whichever it is, has to wait.
+    async fn step(
+        &mut self,
+        exchange: &mut Exchange,
+        body: &[u8],
+        user: &str,
+        shared: &Shared,
+    ) -> Result<Step> {
+        let who = Who { user, address: self.address };
+        if exchange.is_challenged() {
+            let delay = shared.failures.delay(who, Instant::now());
+            // Even a sleep of nothing may take a millisecond.
+            if !delay.is_zero() {
+                tokio::time::sleep(delay).await;
+            }
+        }
+        let step = exchange.step(body, &mut self.output);
+        if step.as_ref().is_err_and(|error| error.state() == sqlstate::INVALID_PASSWORD) {
+            shared.failures.note(who, Instant::now());
+        }
+        step
     }
 
     /// Reads a message of kind `p`.
