@@ -19,6 +19,7 @@
 //! [`Gateway::start`] serves SQL, [`http::serve`] metrics and health.
 
 mod admin;
+mod admission;
 mod auth;
 mod copy;
 mod dialect;

@@ -5,8 +5,8 @@ mod common;
 use std::time::Duration;
 
 use common::{Node, connect, state};
-use futures::StreamExt;
-use tokio_postgres::{AsyncMessage, Client, Error, NoTls};
+use futures::{SinkExt, StreamExt};
+use tokio_postgres::{Client, Error, NoTls};
 
 /// What a failure says: SQLSTATE, message, hint.
 fn said<T>(outcome: Result<T, Error>) -> (String, String, String) {
@@ -170,22 +170,19 @@ async fn statements_that_take_too_long() {
     node.stop().await;
 }
 
-/// A client whose server can end it: what the server says last.
+/// A client, and what ends its connection.
 async fn client_and_end(node: &Node) -> (Client, tokio::task::JoinHandle<Option<Error>>) {
     let mut config = node.config("shop", "anna");
     config.password("a");
     let (client, mut connection) = config.connect(NoTls).await.unwrap();
     let end = tokio::spawn(async move {
         let mut messages = futures::stream::poll_fn(move |cx| connection.poll_message(cx));
-        let mut last = None;
         while let Some(message) = messages.next().await {
-            match message {
-                Err(error) => last = Some(error),
-                Ok(AsyncMessage::Notice(_) | AsyncMessage::Notification(_)) => {}
-                Ok(_) => {}
+            if let Err(error) = message {
+                return Some(error);
             }
         }
-        last
+        None
     });
     (client, end)
 }
@@ -216,6 +213,14 @@ async fn clients_that_are_silent_inside_a_transaction() {
     let error = end.await.unwrap().expect("the server says why");
     assert_eq!(error.code().map(|code| code.code()), Some("25P03"), "{error}");
     // Those that were ended took longer than this one would have been allowed to be silent.
+    assert_eq!(count(&anna).await, 1);
+
+    // So does one that begins to send rows and does not go on.
+    let (silent, end) = client_and_end(&node).await;
+    let rows = silent.copy_in("COPY t FROM STDIN").await.unwrap();
+    futures::pin_mut!(rows);
+    rows.send(&b"2\n"[..]).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(60), end).await.unwrap().unwrap();
     assert_eq!(count(&anna).await, 1);
 
     // Who holds what others wait for is not waited for any longer than that.

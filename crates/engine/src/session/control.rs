@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::open::Open;
-use super::{MOST_ATTEMPTS, Session, serialization_failure};
+use super::{MOST_ATTEMPTS, READS_ONLY, Session, serialization_failure};
 use crate::connection::Step;
 use crate::connection::{COMMIT, ROLLBACK};
 use crate::partition::{Partition, RowName};
@@ -24,7 +24,7 @@ impl Session {
                 sqlstate::INSUFFICIENT_PRIVILEGE,
                 "permission denied to begin a transaction that writes",
             )
-            .hint("the user may only read this database; GRANT CONNECT ON DATABASE lets it write"));
+            .hint(READS_ONLY));
         }
         let notices = match &mut self.open {
             Some(open) if open.is_implicit() => {

@@ -47,6 +47,9 @@ use crate::{
 /// that the partition is being discarded under it again and again.
 const MOST_ATTEMPTS: u32 = 20;
 
+/// The remedy of who may not write.
+const READS_ONLY: &str = "the user may only read this database; GRANT CONNECT ON DATABASE lets it write";
+
 /// What SQL functions remember of a session between transactions.
 #[derive(Clone, Copy, Debug, Default)]
 struct Remembered {
@@ -199,14 +202,10 @@ impl Session {
     /// The error of who writes in a read-only transaction.
     fn read_only_error(&self) -> Error {
         let error = Error::new(sqlstate::READ_ONLY_TRANSACTION, "cannot write in a read-only transaction");
-        match self.may_write {
-            true => {
-                error.hint("begin a transaction with READ WRITE, or SET default_transaction_read_only = off")
-            }
-            false => {
-                error.hint("the user may only read this database; GRANT CONNECT ON DATABASE lets it write")
-            }
-        }
+        error.hint(match self.may_write {
+            true => "begin a transaction with READ WRITE, or SET default_transaction_read_only = off",
+            false => READS_ONLY,
+        })
     }
 
     /// What its transactions may take, from its next statement on.
