@@ -27,6 +27,7 @@ pub mod sqlstate {
     pub const READ_ONLY_TRANSACTION: &str = "25006";
     pub const NO_ACTIVE_TRANSACTION: &str = "25P01";
     pub const IN_FAILED_TRANSACTION: &str = "25P02";
+    pub const IDLE_IN_TRANSACTION: &str = "25P03";
     pub const INVALID_STATEMENT_NAME: &str = "26000";
     pub const INVALID_AUTHORIZATION: &str = "28000";
     pub const INVALID_PASSWORD: &str = "28P01";
@@ -47,6 +48,7 @@ pub mod sqlstate {
     pub const DISK_FULL: &str = "53100";
     pub const OUT_OF_MEMORY: &str = "53200";
     pub const TOO_MANY_CONNECTIONS: &str = "53300";
+    pub const CONFIGURATION_LIMIT: &str = "53400";
     pub const PROGRAM_LIMIT: &str = "54000";
     pub const OBJECT_IN_USE: &str = "55006";
     pub const QUERY_CANCELED: &str = "57014";
@@ -96,6 +98,11 @@ impl Error {
     pub fn position(mut self, position: usize) -> Self {
         self.0.position = Some(position);
         self
+    }
+
+    /// Whether there was not enough of something (class 53): another time it may go well.
+    pub(crate) fn is_of_resources(&self) -> bool {
+        self.0.state.starts_with("53")
     }
 
     /// The same error where the client cannot see the SQL text: in a procedure.

@@ -84,6 +84,11 @@ impl Statement {
     pub fn uses_system(&self) -> bool {
         self.plan.system
     }
+
+    /// Whether a read-only transaction must not run it: it writes, or locks rows for somebody who will.
+    pub(crate) fn is_for_writers(&self) -> bool {
+        !self.read_only || self.plan.for_update
+    }
 }
 
 /// Whether a session is in a transaction, as ReadyForQuery tells it.

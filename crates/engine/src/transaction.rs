@@ -7,6 +7,7 @@ use fulmar_pages::{PAGE_SIZE, Page, PageNo};
 use hashbrown::HashMap;
 
 use crate::Error;
+use crate::limits::TransactionLimits;
 use crate::partition::Snapshot;
 use crate::spill::SpillArea;
 use crate::spilled_pages::SpilledPages;
@@ -221,6 +222,10 @@ pub(crate) struct Transaction {
     pub conflict: Option<Conflict>,
     /// Set when the VFS fails with an error of its own; goes to the client in place of SQLite's.
     pub failure: Option<Error>,
+    /// What it may take.
+    pub limits: TransactionLimits,
+    /// It was refused more, and all that SQLite does from there is to roll it back, for which it may need a little more.
+    pub beyond_limits: bool,
 }
 
 impl Transaction {
@@ -242,6 +247,31 @@ impl Transaction {
             committed: None,
             conflict: None,
             failure: None,
+            limits: TransactionLimits::default(),
+            beyond_limits: false,
+        }
+    }
+
+    /// Whether it may hold so many bytes more, beside `buffered_bytes` in temporary files; notes it as its failure if not.
+    pub(crate) fn may_hold(&mut self, more_bytes: u64, buffered_bytes: u64) -> bool {
+        let overlay_bytes = (self.overlay.len() * PAGE_SIZE) as u64;
+        self.keeps_within(self.limits.check_held(overlay_bytes + buffered_bytes + more_bytes))
+    }
+
+    /// Whether the database may have so many pages; notes it as its failure if not.
+    pub(crate) fn may_grow_to(&mut self, pages: u32) -> bool {
+        let from = self.snapshot.map_or(0, |snapshot| snapshot.page_count);
+        self.keeps_within(self.limits.check_size(from, pages))
+    }
+
+    fn keeps_within(&mut self, checked: Result<(), Error>) -> bool {
+        match checked {
+            Err(error) if !self.beyond_limits => {
+                self.failure = Some(error);
+                self.beyond_limits = true;
+                false
+            }
+            _ => true,
         }
     }
 }

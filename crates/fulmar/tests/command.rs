@@ -209,6 +209,27 @@ fn a_data_directory_has_one_process() {
 }
 
 #[tokio::test]
+async fn limits_of_tenants_survive_a_kill() {
+    let directory = tempfile::tempdir().unwrap();
+    let node = Node::start(directory.path(), &["--insecure"]);
+    stdout(&run(&["tenant", "create", "shop", "--server", &node.url()]));
+    let (client, connection) =
+        tokio_postgres::connect(&format!("{}/fulmar", node.url()), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client.batch_execute("ALTER DATABASE shop SET statement_timeout = '90s'").await.unwrap();
+    client.batch_execute("ALTER DATABASE shop SET max_size = '1MB'").await.unwrap();
+    assert_eq!(node.end(rustix::process::Signal::KILL), None);
+
+    let node = Node::start(directory.path(), &["--insecure"]);
+    let (client, connection) = tokio_postgres::connect(&format!("{}/shop", node.url()), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let shown = client.query_one("SHOW statement_timeout", &[]).await.unwrap();
+    assert_eq!(shown.get::<_, &str>(0), "90s");
+    let grown = client.batch_execute("CREATE TABLE t AS SELECT randomblob(2000000)").await.unwrap_err();
+    assert_eq!(grown.code().map(|code| code.code()), Some("53100"));
+}
+
+#[tokio::test]
 async fn a_killed_node_comes_back_with_everything() {
     let directory = tempfile::tempdir().unwrap();
     let mut node = Node::start(directory.path(), &["--insecure"]);

@@ -15,7 +15,7 @@
 use std::time::Duration;
 
 use fulmar_engine::{Error, sqlstate};
-use fulmar_meta::{MetaError, SYSTEM_TENANT, Tenant, What};
+use fulmar_meta::{Limit, Limits, MetaError, SYSTEM_TENANT, Tenant, What};
 
 use crate::Result;
 use crate::dialect::admin::Admin;
@@ -40,6 +40,13 @@ pub(crate) async fn run(admin: &Admin, shared: &Shared, identity: &Identity) -> 
         Admin::RenameDatabase { from, to } => {
             catalog.rename_tenant(from, to).await.map(|_| ()).map_err(|error| answer(&error))
         }
+        Admin::AlterLimit { database, name, value } => {
+            alter_limit(database, name, value.as_deref(), shared).await
+        }
+        Admin::ResetLimits { database } => {
+            let reset = catalog.alter_limits(database, |limits| *limits = Limits::default()).await;
+            reset.map_err(|error| answer(&error))
+        }
         Admin::CreateUser { name, superuser, password } => {
             let verifier = password.as_deref().map(crate::scram_verifier);
             catalog.create_user(name, *superuser, verifier).await.map(|_| ()).map_err(|error| answer(&error))
@@ -57,15 +64,15 @@ pub(crate) async fn run(admin: &Admin, shared: &Shared, identity: &Identity) -> 
             }
             Ok(())
         }
-        Admin::Grant { databases, users } => {
+        Admin::Grant { access, databases, users } => {
             for (database, user) in pairs(databases, users) {
-                catalog.grant_connect(database, user).await.map_err(|error| answer(&error))?;
+                catalog.grant(database, user, *access).await.map_err(|error| answer(&error))?;
             }
             Ok(())
         }
-        Admin::Revoke { databases, users } => {
+        Admin::Revoke { access, databases, users } => {
             for (database, user) in pairs(databases, users) {
-                catalog.revoke_connect(database, user).await.map_err(|error| answer(&error))?;
+                catalog.revoke(database, user, *access).await.map_err(|error| answer(&error))?;
             }
             Ok(())
         }
@@ -79,15 +86,15 @@ fn pairs<'a>(databases: &'a [String], users: &'a [String]) -> impl Iterator<Item
 }
 
 fn check_right(admin: &Admin, identity: &Identity) -> Result<()> {
-    if identity.tenant.name != SYSTEM_TENANT {
-        let message = format!("{} can be run in the system database only", admin.tag());
-        return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, message)
-            .hint(format!("Connect to the database \"{SYSTEM_TENANT}\" and run it there.")));
-    }
     if !identity.superuser {
         let message = format!("permission denied: only superusers can run {}", admin.tag());
         return Err(Error::new(sqlstate::INSUFFICIENT_PRIVILEGE, message)
             .hint("Connect as a superuser, \"fulmar\" for example."));
+    }
+    if identity.tenant.name != SYSTEM_TENANT {
+        let message = format!("{} can be run in the system database only", admin.tag());
+        return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, message)
+            .hint(format!("Connect to the database \"{SYSTEM_TENANT}\" and run it there.")));
     }
     Ok(())
 }
@@ -134,6 +141,14 @@ async fn undo(tenant: &Tenant, shared: &Shared) {
     }
 }
 
+/// No value is the default.
+async fn alter_limit(database: &str, name: &str, value: Option<&str>, shared: &Shared) -> Result<()> {
+    let limit = Limit::find(name).map_err(|error| answer(&error))?;
+    let parsed = value.map(|value| limit.parse(value)).transpose().map_err(|error| answer(&error))?;
+    let altered = shared.catalog.alter_limits(database, |limits| limits.set(limit, parsed.flatten())).await;
+    altered.map_err(|error| answer(&error))
+}
+
 async fn drop_database(name: &str, if_exists: bool, force: bool, shared: &Shared) -> Result<()> {
     if let Some(tenant) = shared.catalog.tenant(name).filter(|_| !force) {
         let sessions = shared.registry.count(tenant.partition);
@@ -177,6 +192,8 @@ pub(crate) fn answer(error: &MetaError) -> Error {
         MetaError::Missing { what: What::User, name } => {
             (UNDEFINED_OBJECT, format!("role \"{name}\" does not exist"))
         }
+        MetaError::UnknownLimit { .. } => (UNDEFINED_OBJECT, message),
+        MetaError::InvalidLimit { .. } => (sqlstate::INVALID_PARAMETER_VALUE, message),
         MetaError::InvalidName { .. } => (INVALID_NAME, message),
         MetaError::InUse { .. } => (sqlstate::OBJECT_IN_USE, message),
         MetaError::Unavailable { .. } => (sqlstate::IO_ERROR, message),

@@ -104,6 +104,11 @@ impl Exchange {
         Ok(Exchange { user: name.to_owned(), state: State::Begun(secret) })
     }
 
+    /// Whether the client's proof comes next.
+    pub(crate) fn is_challenged(&self) -> bool {
+        matches!(self.state, State::Challenged(_))
+    }
+
     /// Goes on with what the client has sent: the body of a message of kind `p`.
     pub(crate) fn step(&mut self, body: &[u8], output: &mut Vec<u8>) -> Result<Step> {
         match std::mem::replace(&mut self.state, State::Ended) {

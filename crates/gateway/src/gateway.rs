@@ -24,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::auth::Decoy;
+use crate::failures::Failures;
 use crate::metrics::{self, WorkerMetrics};
 use crate::registry::Registry;
 use crate::startup;
@@ -72,6 +73,7 @@ pub(crate) struct Shared {
     pub(crate) catalog: Arc<Catalog>,
     pub(crate) registry: Arc<Registry>,
     pub(crate) decoy: Decoy,
+    pub(crate) failures: Failures,
     /// The gateway shuts down: connections that are no sessions yet end.
     pub(crate) closing: CancellationToken,
 }
@@ -121,6 +123,7 @@ impl Gateway {
             catalog,
             registry,
             decoy: Decoy::new(),
+            failures: Failures::new(),
             closing: CancellationToken::new(),
         });
         let mut workers = Vec::new();

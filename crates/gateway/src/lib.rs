@@ -19,9 +19,11 @@
 //! [`Gateway::start`] serves SQL, [`http::serve`] metrics and health.
 
 mod admin;
+mod admission;
 mod auth;
 mod copy;
 mod dialect;
+mod failures;
 mod gateway;
 pub mod http;
 mod metrics;

@@ -71,8 +71,25 @@ impl Handle {
 #[derive(Default)]
 struct Sessions {
     by_pid: HashMap<i32, Arc<Handle>>,
+    /// How many sessions each partition has that has any.
+    counts: HashMap<PartitionId, usize>,
     /// The gateway shuts down: nobody enters any more.
     closed: bool,
+}
+
+impl Sessions {
+    fn count(&self, partition: PartitionId) -> usize {
+        self.counts.get(&partition).copied().unwrap_or(0)
+    }
+
+    fn leave(&mut self, handle: &Handle) {
+        self.by_pid.remove(&handle.pid);
+        let left = self.count(handle.partition).saturating_sub(1);
+        match left {
+            0 => self.counts.remove(&handle.partition),
+            left => self.counts.insert(handle.partition, left),
+        };
+    }
 }
 
 /// Why a session cannot be entered.
@@ -80,6 +97,8 @@ struct Sessions {
 pub(crate) enum Full {
     /// There are as many as there may be.
     TooMany,
+    /// There are as many of the partition as it may have.
+    TooManyOfPartition,
     /// The gateway shuts down.
     Closed,
 }
@@ -99,10 +118,11 @@ impl Registry {
         Registry { sessions: Mutex::default(), next_pid: AtomicI32::new(1), limit, left: Notify::new() }
     }
 
-    /// Enters a session.
+    /// Enters a session, unless its partition has `most` already.
     pub(crate) fn enter(
         self: &Arc<Self>,
         partition: PartitionId,
+        most: usize,
         canceller: Canceller,
     ) -> Result<Entry, Full> {
         let mut sessions = self.sessions.lock();
@@ -111,6 +131,9 @@ impl Registry {
         }
         if sessions.by_pid.len() >= self.limit {
             return Err(Full::TooMany);
+        }
+        if sessions.count(partition) >= most {
+            return Err(Full::TooManyOfPartition);
         }
         let pid = loop {
             let pid = self.next_pid.fetch_add(1, Ordering::Relaxed) & i32::MAX;
@@ -121,6 +144,7 @@ impl Registry {
         let (state, waker) = (AtomicU8::new(OPEN), AtomicWaker::new());
         let handle = Arc::new(Handle { pid, secret: rand::random(), partition, canceller, state, waker });
         sessions.by_pid.insert(pid, handle.clone());
+        *sessions.counts.entry(partition).or_default() += 1;
         Ok(Entry { registry: self.clone(), handle })
     }
 
@@ -139,7 +163,7 @@ impl Registry {
 
     /// How many sessions a partition has.
     pub(crate) fn count(&self, partition: PartitionId) -> usize {
-        self.sessions.lock().by_pid.values().filter(|handle| handle.partition == partition).count()
+        self.sessions.lock().count(partition)
     }
 
     /// Takes no more sessions, and asks all to end when they have answered what runs.
@@ -186,7 +210,7 @@ pub(crate) struct Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        self.registry.sessions.lock().by_pid.remove(&self.handle.pid);
+        self.registry.sessions.lock().leave(&self.handle);
         self.registry.left.notify_waiters();
     }
 }

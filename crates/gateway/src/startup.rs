@@ -6,16 +6,18 @@
 //! Startup: user, database, parameters -> SCRAM -> does the tenant exist, may the user connect -> session
 //! ```
 //!
-//! Until a client has proved who it is it gets little: packets of 10,000 bytes, one minute in all.
+//! Until a client has proved who it is it gets little: packets of 10,000 bytes, one minute in all. Who guesses passwords
+//! waits for the answers ([`crate::failures`]).
 
 use std::collections::BTreeMap;
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::{Buf, BufMut, BytesMut};
 use fulmar_engine::{Error, TransactionStatus, sqlstate};
-use fulmar_meta::{SYSTEM_TENANT, Tenant};
+use fulmar_meta::Access;
 use pgwire::messages::cancel::CancelRequest;
 use pgwire::messages::startup::{
     Authentication, BackendKeyData, GssEncRequest, SecretKey, SslRequest, Startup,
@@ -26,12 +28,14 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 
 use crate::Result;
+use crate::admission::{most_sessions, no_room, still_there, tenant};
 use crate::auth::{self, Exchange, Step};
+use crate::failures::Who;
 use crate::gateway::Shared;
 use crate::metrics::WorkerMetrics;
 use crate::protocol::backend::{self, Severity};
 use crate::protocol::frontend;
-use crate::registry::{Entry, Full};
+use crate::registry::Entry;
 use crate::session::{Identity, Link, Session, Settings};
 use crate::wire::{Stream, Wire};
 
@@ -57,6 +61,8 @@ pub(crate) async fn serve(stream: TcpStream, shared: Arc<Shared>, metrics: Arc<W
 /// A connection before it is a session.
 struct Greeting {
     stream: Stream,
+    /// Where the client is; `None` if the system does not say.
+    address: Option<IpAddr>,
     input: Vec<u8>,
     output: Vec<u8>,
 }
@@ -91,7 +97,8 @@ async fn greet(
     metrics: Arc<WorkerMetrics>,
 ) -> Option<(Session, Entry)> {
     let (input, output) = (Vec::new(), Vec::new());
-    let greeting = Greeting { stream: Stream::Plain(stream), input, output };
+    let address = stream.peer_addr().ok().map(|address| address.ip());
+    let greeting = Greeting { stream: Stream::Plain(stream), address, input, output };
     let (mut greeting, packet) = greeting.first_packet(&shared).await?;
     match greeting.log_in(&packet, &shared).await {
         Ok((identity, settings)) => greeting.into_session(identity, settings, shared, metrics).await,
@@ -126,7 +133,7 @@ impl Greeting {
         if !self.input.is_empty() {
             return None;
         }
-        let Greeting { stream, input, output } = self;
+        let Greeting { stream, address, input, output } = self;
         let stream = match (stream, &shared.config.tls) {
             (Stream::Plain(mut stream), Some(tls)) if wants_tls => {
                 stream.write_all(b"S").await.ok()?;
@@ -137,7 +144,7 @@ impl Greeting {
                 stream
             }
         };
-        Some(Greeting { stream, input, output })
+        Some(Greeting { stream, address, input, output })
     }
 
     /// Reads a packet that has a length but no kind.
@@ -189,9 +196,11 @@ impl Greeting {
         })?;
         let superuser = self.authenticate(user, shared).await?;
         let database = parameters.get("database").filter(|name| !name.is_empty()).unwrap_or(user);
-        let tenant = tenant(database, user, shared)?;
-        let settings = settings(&parameters, user, superuser)?;
-        Ok((Identity { user: user.clone(), superuser, tenant }, settings))
+        let (tenant, access) = tenant(database, user, shared)?;
+        let limits = shared.catalog.live_limits(&tenant);
+        let identity = Identity { user: user.clone(), superuser, access, tenant, limits };
+        let settings = settings(&parameters, fixed_settings(&identity))?;
+        Ok((identity, settings))
     }
 
     /// A client that wants a newer protocol, or options of one, is told that it gets 3.0.
@@ -223,10 +232,33 @@ impl Greeting {
         loop {
             self.send().await?;
             let body = self.read_password().await?;
-            if exchange.step(&body, &mut self.output)? == Step::Authenticated {
+            if self.step(&mut exchange, &body, name, shared).await? == Step::Authenticated {
                 return Ok(user.is_some_and(|user| user.superuser));
             }
         }
+    }
+
+    /// Goes on with the exchange; after failures the answer, whichever it is, has to wait.
+    async fn step(
+        &mut self,
+        exchange: &mut Exchange,
+        body: &[u8],
+        user: &str,
+        shared: &Shared,
+    ) -> Result<Step> {
+        let who = Who { user, address: self.address };
+        if exchange.is_challenged() {
+            let delay = shared.failures.delay(who, Instant::now());
+            // Even a sleep of nothing may take a millisecond.
+            if !delay.is_zero() {
+                tokio::time::sleep(delay).await;
+            }
+        }
+        let step = exchange.step(body, &mut self.output);
+        if step.as_ref().is_err_and(|error| error.state() == sqlstate::INVALID_PASSWORD) {
+            shared.failures.note(who, Instant::now());
+        }
+        step
     }
 
     /// Reads a message of kind `p`.
@@ -253,9 +285,10 @@ impl Greeting {
         metrics: Arc<WorkerMetrics>,
     ) -> Option<(Session, Entry)> {
         let mut engine = shared.engine.session(identity.tenant.partition);
-        let entered = shared.registry.enter(identity.tenant.partition, engine.canceller());
+        let most = most_sessions(&identity);
+        let entered = shared.registry.enter(identity.tenant.partition, most, engine.canceller());
         let entry = match entered
-            .map_err(no_room)
+            .map_err(|full| no_room(full, &identity, most))
             .and_then(|entry| still_there(&identity, &shared).map(|()| entry))
         {
             Ok(entry) => entry,
@@ -265,6 +298,9 @@ impl Greeting {
                 return None;
             }
         };
+        if identity.access == Access::ReadOnly {
+            engine.forbid_writes();
+        }
         settings.take_reports();
         for (name, value) in settings.reported() {
             backend::parameter_status(&mut self.output, name, value);
@@ -278,7 +314,7 @@ impl Greeting {
             return None;
         }
         let wire = Wire::new(self.stream, self.input);
-        let link = Link { engine, wire, handle, timeout: None, implicit: false };
+        let link = Link { engine, wire, handle, timeout: None, idle_timeout: None, implicit: false };
         Some((Session::new(link, shared, metrics, identity, settings), entry))
     }
 }
@@ -294,46 +330,17 @@ fn cancel(packet: &[u8], shared: &Shared) {
     }
 }
 
-fn no_room(full: Full) -> Error {
-    match full {
-        Full::TooMany => Error::new(sqlstate::TOO_MANY_CONNECTIONS, "sorry, too many clients already")
-            .hint("Use fewer connections, or a pool of them."),
-        Full::Closed => Error::new(sqlstate::CANNOT_CONNECT_NOW, "the database system is shutting down"),
-    }
-}
-
-/// A tenant that was dropped after it was looked up, and before the session was there to be ended.
-fn still_there(identity: &Identity, shared: &Shared) -> Result<()> {
-    let now = shared.catalog.tenant(&identity.tenant.name);
-    if now.is_some_and(|tenant| tenant.partition == identity.tenant.partition) {
-        return Ok(());
-    }
-    let message = format!("database \"{}\" has been dropped or renamed", identity.tenant.name);
-    Err(Error::new(sqlstate::INVALID_CATALOG_NAME, message))
-}
-
-/// The tenant that a client wants, if it may.
-fn tenant(database: &str, user: &str, shared: &Shared) -> Result<Arc<Tenant>> {
-    let tenant = shared.catalog.tenant(database).ok_or_else(|| {
-        Error::new(sqlstate::INVALID_CATALOG_NAME, format!("database \"{database}\" does not exist"))
-            .hint(format!("Create it with CREATE DATABASE in the database \"{SYSTEM_TENANT}\"."))
-    })?;
-    if shared.config.insecure
-        || shared.catalog.user(user).is_some_and(|user| shared.catalog.may_connect(&user, &tenant))
-    {
-        return Ok(tenant);
-    }
-    let message = format!("permission denied for database \"{database}\"");
-    Err(Error::new(sqlstate::INSUFFICIENT_PRIVILEGE, message)
-        .detail("The user does not have the CONNECT privilege.")
-        .hint(format!("A superuser can GRANT CONNECT ON DATABASE \"{database}\" TO the user.")))
-}
-
-/// The parameters that the client sets when it connects.
-fn settings(parameters: &BTreeMap<String, String>, user: &str, superuser: bool) -> Result<Settings> {
+/// The parameters that say who the client is and what it may set.
+fn fixed_settings(identity: &Identity) -> Settings {
     let mut settings = Settings::default();
-    settings.set_fixed("is_superuser", if superuser { "on" } else { "off" });
-    settings.set_fixed("session_authorization", user);
+    settings.set_bounds(&identity.limits, identity.access);
+    settings.set_fixed("is_superuser", if identity.superuser { "on" } else { "off" });
+    settings.set_fixed("session_authorization", &identity.user);
+    settings
+}
+
+/// The same with the parameters that the client sets when it connects.
+fn settings(parameters: &BTreeMap<String, String>, mut settings: Settings) -> Result<Settings> {
     for (name, value) in parameters {
         match name.as_str() {
             "user" | "database" => {}
@@ -414,11 +421,10 @@ mod tests {
                 .collect::<BTreeMap<_, _>>()
         };
         let parameters = map(&[("user", "anna"), ("application_name", "psql"), ("client_encoding", "UTF8")]);
-        let settings = settings(&parameters, "anna", true).unwrap();
+        let settings = settings(&parameters, Settings::default()).unwrap();
         assert_eq!(settings.get("application_name").unwrap(), "psql");
-        assert_eq!(settings.get("is_superuser").unwrap(), "on");
-        let refused = super::settings(&map(&[("nonsense", "1")]), "anna", false);
+        let refused = super::settings(&map(&[("nonsense", "1")]), Settings::default());
         assert_eq!(refused.err().map(|error| error.state()), Some("42704"));
-        assert!(super::settings(&map(&[("replication", "database")]), "anna", false).is_err());
+        assert!(super::settings(&map(&[("replication", "database")]), Settings::default()).is_err());
     }
 }

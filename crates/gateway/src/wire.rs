@@ -60,6 +60,8 @@ pub(crate) enum Closed {
     Client,
     /// The server closes the session.
     Server,
+    /// The client has been silent for too long.
+    Idle,
 }
 
 /// The bytes' way to the client.

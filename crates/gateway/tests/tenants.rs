@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::time::Instant;
+
 use common::{Node, connect, state};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -35,6 +37,41 @@ async fn databases_are_made_copied_renamed_and_dropped() {
     admin.batch_execute("DROP DATABASE base WITH (FORCE)").await.unwrap();
     assert!(base.query("SELECT 1 FROM t", &[]).await.is_err() && base.is_closed());
     assert_eq!(state(connect(&node.config("base", "anna")).await.map(|_| ())), "3D000");
+    node.stop().await;
+}
+
+/// Wrong passwords make the next answers for that user slower, the right one too, and nobody else's. Whether there is such
+/// a user makes no difference.
+#[tokio::test(flavor = "multi_thread")]
+async fn guessing_passwords_is_slow() {
+    let node = Node::start(|_| {}).await;
+    for user in ["anna", "bert"] {
+        let verifier = fulmar_gateway::scram_verifier("right");
+        node.catalog.create_user(user, true, Some(verifier)).await.unwrap();
+    }
+    let log_in = |user: &str, password: &str| {
+        let mut config = node.config("fulmar", user);
+        config.password(password);
+        async move {
+            let begun = Instant::now();
+            let outcome = connect(&config).await;
+            (outcome, begun.elapsed().as_millis())
+        }
+    };
+    for least in [0, 100, 200, 400, 800] {
+        let ((anna, of_anna), (nobody, of_nobody)) =
+            tokio::join!(log_in("anna", "wrong"), log_in("nobody", "wrong"));
+        assert_eq!((state(anna), state(nobody)), ("28P01".to_owned(), "28P01".to_owned()));
+        assert!(of_anna >= least && of_nobody >= least, "{least}: {of_anna}, {of_nobody}");
+    }
+    let mut slow = tokio::spawn(log_in("anna", "right"));
+    let bert = tokio::select! {
+        (bert, _) = log_in("bert", "right") => bert.unwrap(),
+        _ = &mut slow => panic!("bert waited for longer than anna"),
+    };
+    let (anna, took) = slow.await.unwrap();
+    assert!(anna.is_ok() && took >= 1600, "{took}");
+    drop((anna, bert));
     node.stop().await;
 }
 

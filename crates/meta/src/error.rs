@@ -63,6 +63,24 @@ pub enum MetaError {
         /// What to do first.
         remedy: &'static str,
     },
+    /// There is no such limit.
+    #[error("there is no limit \"{name}\"")]
+    UnknownLimit {
+        /// The name that was asked for.
+        name: String,
+        /// A sentence with the names that there are.
+        known: String,
+    },
+    /// A limit cannot have that value.
+    #[error("\"{value}\" cannot be the limit \"{name}\"")]
+    InvalidLimit {
+        /// The limit's name.
+        name: &'static str,
+        /// The value that was asked for, cut to 100 characters.
+        value: String,
+        /// What it can be.
+        rule: String,
+    },
     /// The store cannot be reached, or cannot write.
     #[error("the metadata store {cause}")]
     Unavailable {
@@ -91,6 +109,8 @@ impl MetaError {
             }
             MetaError::Missing { what: What::User, .. } => "create it with CREATE USER",
             MetaError::InvalidName { .. } => "choose a name that keeps the rule",
+            MetaError::UnknownLimit { known, .. } => known,
+            MetaError::InvalidLimit { rule, .. } => rule,
             MetaError::InUse { remedy, .. } | MetaError::Unavailable { remedy, .. } => remedy,
             MetaError::Corrupt { .. } => {
                 "start the version of Fulmar that wrote it, or restore the data directory from a backup"

@@ -25,10 +25,10 @@
 //!
 //! | key | value | |
 //! | --- | --- | --- |
-//! | `tenant/NAME` | `{"v":1,"partition":2,"owner":"ada","created_unix_ms":1790000000000,"state":"ready"}` | states: `creating`, `ready`, `dropping` |
+//! | `tenant/NAME` | `{"v":1,"partition":2,"owner":"ada","created_unix_ms":1790000000000,"state":"ready","limits":{"max_size":65536}}` | states: `creating`, `ready`, `dropping`; `limits` holds those that were set, in milliseconds and kilobytes, and is missing where there are none (and in records of before there were limits) |
 //! | `partition/ID` | `{"v":1,"lineage":2,"epoch":1}` | ID: 16 hexadecimal digits |
 //! | `user/NAME` | `{"v":1,"superuser":false,"leaving":false,"verifier":{"iterations":4096,"salt":"...","stored_key":"...","server_key":"..."}}` | bytes as hexadecimal digits; `verifier` is null for a user without password |
-//! | `grant/ID/NAME` | `{"v":1}` | user NAME may connect to the tenant whose partition is ID |
+//! | `grant/ID/NAME` | `{"v":1,"read_only":true}` | user NAME may read the tenant whose partition is ID; without `read_only` also write |
 //! | `counter/partition` | `{"v":1,"next":66}` | no partition id at or above `next` was ever given out |
 //!
 //! Other keys are left alone: they belong to rooms of later.
@@ -49,11 +49,15 @@
 mod catalog;
 mod embedded;
 mod error;
+mod limits;
 mod store;
+mod units;
 
-pub use catalog::{Catalog, PartitionRecord, SYSTEM_PARTITION, SYSTEM_TENANT, SYSTEM_USER};
+pub use catalog::{Access, Catalog, PartitionRecord, SYSTEM_PARTITION, SYSTEM_TENANT, SYSTEM_USER};
 pub use catalog::{ScramVerifier, Tenant, TenantState, User};
 pub use embedded::Embedded;
 pub use error::{MetaError, What};
+pub use limits::{Limit, Limits, LiveLimits, ShownLimit};
 pub use store::{Change, Compare, Entry, MetadataStore, Observer, Operation, Outcome, Revision, Transaction};
 pub use store::{MAX_KEY_BYTES, MAX_TRANSACTION_STEPS, MAX_VALUE_BYTES};
+pub use units::Unit;

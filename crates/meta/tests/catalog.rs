@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use fulmar_meta::{
-    Catalog, Embedded, MetaError, MetadataStore, SYSTEM_PARTITION, SYSTEM_TENANT, SYSTEM_USER, ScramVerifier,
-    Tenant, TenantState, Transaction, What,
+    Access, Catalog, Embedded, Limit, Limits, MetaError, MetadataStore, SYSTEM_PARTITION, SYSTEM_TENANT,
+    SYSTEM_USER, ScramVerifier, Tenant, TenantState, Transaction, What,
 };
 
 async fn open(directory: &Path) -> Arc<Catalog> {
@@ -71,7 +71,10 @@ async fn a_tenant_is_visible_between_its_two_steps_only() {
     assert_eq!(catalog.unfinished(), std::slice::from_ref(&creating));
     assert!(matches!(catalog.create_tenant("ada", SYSTEM_USER).await, Err(MetaError::InUse { .. })));
     assert!(matches!(catalog.begin_drop("ada").await, Err(MetaError::Missing { .. })));
-    assert!(matches!(catalog.grant_connect("ada", SYSTEM_USER).await, Err(MetaError::Missing { .. })));
+    assert!(matches!(
+        catalog.grant("ada", SYSTEM_USER, Access::ReadWrite).await,
+        Err(MetaError::Missing { .. })
+    ));
 
     let ready = catalog.finish_create(&creating).await.unwrap();
     assert_eq!(catalog.tenant("ada"), Some(ready.clone()));
@@ -191,7 +194,7 @@ async fn names_with_quotes_slashes_and_any_letters() {
     for name in hard {
         create(&catalog, name).await;
         catalog.create_user(name, false, None).await.unwrap();
-        catalog.grant_connect(name, name).await.unwrap();
+        catalog.grant(name, name, Access::ReadWrite).await.unwrap();
     }
     let catalog = open_after(directory.path(), catalog).await;
     for name in hard {
@@ -220,7 +223,7 @@ async fn a_renamed_tenant_keeps_its_partition_and_rights() {
     let before = create(&catalog, "old").await;
     create(&catalog, "other").await;
     let user = catalog.create_user("ada", false, None).await.unwrap();
-    catalog.grant_connect("old", "ada").await.unwrap();
+    catalog.grant("old", "ada", Access::ReadWrite).await.unwrap();
     let after = catalog.rename_tenant("old", "new").await.unwrap();
     assert_eq!((after.partition, after.name.as_str()), (before.partition, "new"));
     assert!(catalog.may_connect(&user, &after));
@@ -243,8 +246,8 @@ async fn users_passwords_and_rights() {
     assert!(matches!(catalog.create_user("ada", true, None).await, Err(MetaError::Exists { .. })));
     assert!(catalog.may_connect(&root, &tenant) && !catalog.may_connect(&ada, &tenant));
 
-    catalog.grant_connect("shop", "ada").await.unwrap();
-    catalog.grant_connect("shop", "ada").await.unwrap();
+    catalog.grant("shop", "ada", Access::ReadWrite).await.unwrap();
+    catalog.grant("shop", "ada", Access::ReadWrite).await.unwrap();
     assert!(catalog.may_connect(&ada, &tenant) && !catalog.may_connect(&bob, &tenant));
     catalog.alter_user_password("ada", Some(verifier(2))).await.unwrap();
     assert_eq!(catalog.user("ada").unwrap().verifier, Some(verifier(2)));
@@ -252,11 +255,13 @@ async fn users_passwords_and_rights() {
     let catalog = open_after(directory.path(), catalog).await;
     assert_eq!(catalog.user("ada").unwrap().verifier, Some(verifier(2)));
     assert!(catalog.may_connect(&ada, &tenant));
-    catalog.revoke_connect("shop", "ada").await.unwrap();
-    catalog.revoke_connect("shop", "ada").await.unwrap();
+    catalog.revoke("shop", "ada", Access::ReadWrite).await.unwrap();
+    catalog.revoke("shop", "ada", Access::ReadWrite).await.unwrap();
     assert!(!catalog.may_connect(&ada, &tenant));
-    for missing in [catalog.grant_connect("shop", "eve").await, catalog.grant_connect("nowhere", "ada").await]
-    {
+    for missing in [
+        catalog.grant("shop", "eve", Access::ReadWrite).await,
+        catalog.grant("nowhere", "ada", Access::ReadWrite).await,
+    ] {
         assert!(matches!(missing, Err(MetaError::Missing { .. })));
     }
     assert!(matches!(
@@ -274,7 +279,7 @@ async fn a_dropped_user_leaves_no_rights_behind() {
     // More rights than one transaction takes.
     for n in 0..200 {
         create(&catalog, &format!("t{n}")).await;
-        catalog.grant_connect(&format!("t{n}"), "ada").await.unwrap();
+        catalog.grant(&format!("t{n}"), "ada", Access::ReadWrite).await.unwrap();
     }
     let owned = catalog.create_tenant("hers", "ada").await.unwrap();
     let refused = catalog.drop_user("ada").await.unwrap_err();
@@ -297,7 +302,7 @@ async fn a_dropped_tenant_leaves_no_rights_behind() {
     create(&catalog, "shop").await;
     for n in 0..200 {
         catalog.create_user(&format!("u{n}"), false, None).await.unwrap();
-        catalog.grant_connect("shop", &format!("u{n}")).await.unwrap();
+        catalog.grant("shop", &format!("u{n}"), Access::ReadWrite).await.unwrap();
     }
     assert_eq!(metadata.scan("grant/").await.unwrap().len(), 200);
     drop_tenant(&catalog, "shop").await;
@@ -403,4 +408,66 @@ async fn ten_thousand_tenants_come_back() {
     assert_eq!(catalog.partitions().len(), TENANTS + 1);
     let partitions: HashSet<_> = catalog.tenants().iter().map(|tenant| tenant.partition).collect();
     assert_eq!(partitions.len(), TENANTS + 1);
+}
+
+#[tokio::test]
+async fn limits_are_kept_and_seen_by_who_serves_the_tenant() {
+    let directory = tempfile::tempdir().unwrap();
+    let catalog = open(directory.path()).await;
+    let tenant = create(&catalog, "ada").await;
+    let live = catalog.live_limits(&tenant);
+    assert_eq!((live.get(Limit::MaxSize), live.get(Limit::CpuShare)), (None, Some(100)));
+    let before = live.generation();
+    catalog
+        .alter_limits("ada", |limits| {
+            limits.set(Limit::MaxSize, Some(4096));
+            limits.set(Limit::CpuShare, Some(300));
+        })
+        .await
+        .unwrap();
+    assert_ne!(live.generation(), before);
+    assert_eq!((live.get(Limit::MaxSize), live.get(Limit::CpuShare)), (Some(4096), Some(300)));
+
+    // Another name, the same tenant; another tenant, other limits.
+    catalog.rename_tenant("ada", "bea").await.unwrap();
+    create(&catalog, "ada").await;
+    catalog.alter_limits("bea", |limits| limits.set(Limit::CpuShare, None)).await.unwrap();
+    assert_eq!((live.get(Limit::MaxSize), live.get(Limit::CpuShare)), (Some(4096), Some(100)));
+    assert_eq!(catalog.tenant("ada").unwrap().limits, Limits::default());
+    assert!(matches!(catalog.alter_limits("eve", |_| ()).await, Err(MetaError::Missing { .. })));
+
+    drop(catalog);
+    let catalog = open(directory.path()).await;
+    assert_eq!(catalog.tenant("bea").unwrap().limits.get(Limit::MaxSize), Some(4096));
+    drop_tenant(&catalog, "bea").await;
+    let next = create(&catalog, "bea").await;
+    assert_eq!(catalog.live_limits(&next).get(Limit::MaxSize), None);
+}
+
+#[tokio::test]
+async fn a_user_has_one_access_to_a_tenant() {
+    let directory = tempfile::tempdir().unwrap();
+    let catalog = open(directory.path()).await;
+    let tenant = create(&catalog, "shop").await;
+    let ada = catalog.create_user("ada", false, None).await.unwrap();
+    let owner = catalog.user(SYSTEM_USER).unwrap();
+    let access = |catalog: &Catalog| catalog.access(&ada, &tenant);
+    catalog.grant("shop", "ada", Access::ReadOnly).await.unwrap();
+    catalog.grant("shop", SYSTEM_USER, Access::ReadOnly).await.unwrap();
+    assert_eq!(access(&catalog), Some(Access::ReadOnly));
+    assert_eq!(catalog.access(&owner, &tenant), Some(Access::ReadWrite), "an owner keeps its own");
+
+    // The last grant holds.
+    catalog.grant("shop", "ada", Access::ReadWrite).await.unwrap();
+    assert_eq!(access(&catalog), Some(Access::ReadWrite));
+    catalog.revoke("shop", "ada", Access::ReadOnly).await.unwrap();
+    assert_eq!(access(&catalog), Some(Access::ReadWrite), "it was not granted to read only");
+    catalog.grant("shop", "ada", Access::ReadOnly).await.unwrap();
+    let catalog = open_after(directory.path(), catalog).await;
+    assert_eq!(access(&catalog), Some(Access::ReadOnly));
+    catalog.revoke("shop", "ada", Access::ReadOnly).await.unwrap();
+    assert_eq!(access(&catalog), None);
+    catalog.grant("shop", "ada", Access::ReadOnly).await.unwrap();
+    catalog.revoke("shop", "ada", Access::ReadWrite).await.unwrap();
+    assert_eq!(access(&catalog), None);
 }

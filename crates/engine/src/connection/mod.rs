@@ -144,6 +144,13 @@ impl Connection {
         unsafe { system::enter(self.db, &self.link) }
     }
 
+    /// After a write to temporary tables was refused; on the fiber. SQLite takes it back when it is asked for them again,
+    /// and until then their file is as large as it was.
+    pub(crate) fn recover_temporary_here(&mut self) {
+        // If that fails too, it is tried again by who uses them next.
+        let _ = self.execute_here(c"SELECT 1 FROM sqlite_temp_schema LIMIT 1");
+    }
+
     /// Whether no transaction is open in SQLite.
     pub(crate) fn is_autocommit(&self) -> bool {
         // SAFETY: a valid handle.

@@ -6,7 +6,7 @@ use super::journal::{End, run_statement};
 use super::{MOST_ATTEMPTS, Remembered, Session, serialization_failure};
 use crate::connection::Connection;
 use crate::partition::{Partition, RowName, Turn};
-use crate::{Completion, Error, Result, RowSink, Statement, Value, sqlstate};
+use crate::{Completion, Result, RowSink, Statement, Value};
 
 /// A row lock that a lone statement waits for; given back when it is dropped.
 struct RowLock {
@@ -28,8 +28,8 @@ impl Session {
         parameters: &[Value],
         sink: &mut dyn RowSink,
     ) -> Result<Completion> {
-        if !statement.read_only && self.default_read_only {
-            return Err(read_only());
+        if statement.is_for_writers() && self.begins_read_only() {
+            return Err(self.read_only_error());
         }
         let variables = self.variables();
         let mut connection = self.checkout(variables).await?;
@@ -137,9 +137,4 @@ impl Session {
         let _ = self.cancellable(partition.rows.take(row, owner)).await?;
         Ok(Some(lock))
     }
-}
-
-pub(super) fn read_only() -> Error {
-    Error::new(sqlstate::READ_ONLY_TRANSACTION, "cannot write in a read-only transaction")
-        .hint("begin a transaction with READ WRITE, or SET default_transaction_read_only = off")
 }

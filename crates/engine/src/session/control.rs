@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::open::Open;
-use super::{MOST_ATTEMPTS, Session, serialization_failure};
+use super::{MOST_ATTEMPTS, READS_ONLY, Session, serialization_failure};
 use crate::connection::Step;
 use crate::connection::{COMMIT, ROLLBACK};
 use crate::partition::{Partition, RowName};
@@ -19,6 +19,13 @@ enum Outcome {
 
 impl Session {
     pub(super) fn begin(&mut self, begin: Begin) -> Result<Completion> {
+        if begin.read_only == Some(false) && !self.may_write {
+            return Err(Error::new(
+                sqlstate::INSUFFICIENT_PRIVILEGE,
+                "permission denied to begin a transaction that writes",
+            )
+            .hint(READS_ONLY));
+        }
         let notices = match &mut self.open {
             Some(open) if open.is_implicit() => {
                 open.make_explicit();
@@ -29,8 +36,10 @@ impl Session {
                 vec![(sqlstate::ACTIVE_TRANSACTION, "there is already a transaction in progress".to_owned())]
             }
             None => {
-                let read_only = begin.read_only.unwrap_or(self.default_read_only);
-                self.open = Some(Open::new(&self.engine, read_only, begin.immediate));
+                let read_only = begin.read_only.unwrap_or(self.begins_read_only());
+                // Who does not write has no use for the turn.
+                let immediate = begin.immediate && !read_only;
+                self.open = Some(Open::new(&self.engine, read_only, immediate));
                 Vec::new()
             }
         };
@@ -91,6 +100,7 @@ impl Session {
             {
                 let mut transaction = connection.link.transaction.borrow_mut();
                 transaction.conflict = None;
+                transaction.limits = self.limits;
                 transaction.id = connection.link.variables.borrow().transaction_id;
                 if let Some(turn) = &mut open.turn {
                     transaction.turn = turn.resume();
@@ -178,7 +188,7 @@ impl Session {
         sink: &mut dyn RowSink,
     ) -> Result<Completion> {
         if scope == Scope::Implicit && statement.kind == StatementKind::Savepoint {
-            self.open = Some(Open::implicit(&self.engine, self.default_read_only));
+            self.open = Some(Open::implicit(&self.engine, self.begins_read_only()));
             return self.run_open(statement, &[], sink).await;
         }
         Err(Error::new(sqlstate::NO_ACTIVE_TRANSACTION, "savepoints can only be used in transaction blocks")

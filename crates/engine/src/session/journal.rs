@@ -4,7 +4,7 @@
 //!
 //! The hash covers rows in order with the type and bytes of each value, the command tag, and errors with their
 //! SQLSTATE and text. A statement that was cancelled is not kept: it has changed nothing, and whether a cancel comes in
-//! time is not the data's doing.
+//! time is not the data's doing. Nor is one for which memory, disk or a limit was too small.
 
 use std::sync::Arc;
 
@@ -152,7 +152,7 @@ pub(super) fn run_statement(
 ) -> End {
     let run =
         Run { id: statement.id, sql: &statement.sql, columns: Some(statement.columns.len()), parameters };
-    connection.link.begin_slice();
+    connection.link.begin_statement();
     connection.link.vacuuming.set(statement.plan.vacuum);
     if statement.plan.system
         && let Err(error) = connection.enter_system_here()
@@ -175,6 +175,9 @@ pub(super) fn run_statement(
     };
     connection.link.vacuuming.set(false);
     connection.tainted |= statement.plan.temporary;
+    if connection.tainted && connection.link.transaction.borrow().beyond_limits {
+        connection.recover_temporary_here();
+    }
     match step {
         Step::Done(rows) => End::Done(tag(connection, statement.kind, rows)),
         Step::Conflict => End::Conflict,

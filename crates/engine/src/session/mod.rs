@@ -40,12 +40,15 @@ use crate::partition::Partition;
 use crate::variables::Variables;
 use crate::{
     Canceller, CommandTag, Completion, Engine, Error, Known, Result, RowSink, Scope, Statement,
-    StatementKind, System, TransactionStatus, Value, sqlstate,
+    StatementKind, System, TransactionLimits, TransactionStatus, Value, sqlstate,
 };
 
 /// Attempts of one transaction before it gives up; each one after the first is made in a turn, so more than a few mean
 /// that the partition is being discarded under it again and again.
 const MOST_ATTEMPTS: u32 = 20;
+
+/// The remedy of who may not write.
+const READS_ONLY: &str = "the user may only read this database; GRANT CONNECT ON DATABASE lets it write";
 
 /// What SQL functions remember of a session between transactions.
 #[derive(Clone, Copy, Debug, Default)]
@@ -69,6 +72,9 @@ pub struct Session {
     flag: Arc<CancelFlag>,
     running: Arc<AtomicBool>,
     default_read_only: bool,
+    /// Whether its user may write at all.
+    may_write: bool,
+    limits: TransactionLimits,
     /// The last transaction got 40001: the next one takes its turn first.
     turn_first: bool,
     remembered: Remembered,
@@ -88,6 +94,8 @@ impl Session {
             flag: Arc::default(),
             running: Arc::default(),
             default_read_only: false,
+            may_write: true,
+            limits: TransactionLimits::default(),
             turn_first: false,
             remembered: Remembered::default(),
             unsettled: false,
@@ -170,7 +178,7 @@ impl Session {
                 self.savepoint_outside(statement, scope, sink).await
             }
             _ if scope == Scope::Implicit => {
-                self.open = Some(open::Open::implicit(&self.engine, self.default_read_only));
+                self.open = Some(open::Open::implicit(&self.engine, self.begins_read_only()));
                 self.run_open(statement, parameters, sink).await
             }
             _ => self.run_auto(statement, parameters, sink).await,
@@ -205,6 +213,29 @@ impl Session {
     /// Whether transactions are read-only unless they say otherwise (`default_transaction_read_only`).
     pub fn set_default_read_only(&mut self, on: bool) {
         self.default_read_only = on;
+    }
+
+    /// From now on all its transactions are read-only, whatever they ask for: its user may not write.
+    pub fn forbid_writes(&mut self) {
+        self.may_write = false;
+    }
+
+    fn begins_read_only(&self) -> bool {
+        self.default_read_only || !self.may_write
+    }
+
+    /// The error of who writes in a read-only transaction.
+    fn read_only_error(&self) -> Error {
+        let error = Error::new(sqlstate::READ_ONLY_TRANSACTION, "cannot write in a read-only transaction");
+        error.hint(match self.may_write {
+            true => "begin a transaction with READ WRITE, or SET default_transaction_read_only = off",
+            false => READS_ONLY,
+        })
+    }
+
+    /// What its transactions may take, from its next statement on.
+    pub fn set_limits(&mut self, limits: TransactionLimits) {
+        self.limits = limits;
     }
 
     /// Rolls back what is open and gives back what the session held.
@@ -268,6 +299,7 @@ impl Session {
         transaction.track_reads = true;
         transaction.lone = false;
         transaction.current = true;
+        transaction.limits = self.limits;
         drop(transaction);
         Ok(connection)
     }

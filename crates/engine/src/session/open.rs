@@ -14,7 +14,6 @@ use std::sync::atomic::Ordering;
 use futures::future::{Either, select};
 use hashbrown::HashSet;
 
-use super::auto::read_only;
 use super::held_turn::HeldTurn;
 use super::journal::{End, HashingSink, Journal, Replayed, replay, run_statement};
 use super::let_go::{Retired, snapshot_too_old};
@@ -157,8 +156,8 @@ impl Session {
         if open.failed && statement.kind != StatementKind::RollbackTo {
             return Err(failed_transaction());
         }
-        if open.read_only && !statement.read_only {
-            return Err(read_only());
+        if open.read_only && statement.is_for_writers() {
+            return Err(self.read_only_error());
         }
         if statement.plan.vacuum {
             return Err(Error::new(
@@ -179,8 +178,8 @@ impl Session {
         self.apply_row_rules(open, statement, parameters).await?;
 
         let (end, answer) = self.attempt(open, statement, parameters, sink).await?;
-        let cancelled = self.flag.is_set() && matches!(end, End::Failed(_));
-        if !cancelled {
+        let stopped = matches!(&end, End::Failed(error) if self.flag.is_set() || error.is_of_resources());
+        if !stopped {
             open.journal.push(statement, parameters, answer);
         }
         let Some(connection) = &open.connection else { return Err(no_transaction()) };
@@ -230,6 +229,7 @@ impl Session {
         if let Some(connection) = &open.connection {
             let mut transaction = connection.link.transaction.borrow_mut();
             transaction.current = current;
+            transaction.limits = self.limits;
             if let Some(turn) = &mut open.turn {
                 transaction.turn = turn.resume();
             }

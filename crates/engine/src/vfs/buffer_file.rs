@@ -1,17 +1,22 @@
 //! Temporary files (journals, sorters, temporary tables): spillable buffers.
 
 use std::ffi::{c_int, c_void};
-use std::sync::Arc;
 
 use libsqlite3_sys as ffi;
 
-use super::guarded;
-use crate::spill::{SpillArea, SpillBuffer};
+use super::{Link, guarded};
+use crate::spill::SpillBuffer;
 
 #[repr(C)]
 struct BufferFile {
     base: ffi::sqlite3_file,
-    buffer: *mut SpillBuffer,
+    file: *mut TemporaryFile,
+}
+
+/// A buffer, and the connection that it counts for.
+struct TemporaryFile {
+    buffer: SpillBuffer,
+    link: *const Link,
 }
 
 pub(super) const SIZE: c_int = size_of::<BufferFile>() as c_int;
@@ -39,20 +44,58 @@ static METHODS: ffi::sqlite3_io_methods = ffi::sqlite3_io_methods {
 };
 
 /// # Safety
-/// `file` has room for [`SIZE`] bytes.
-pub(super) unsafe fn open(file: *mut ffi::sqlite3_file, area: Arc<SpillArea>) {
-    let buffer = Box::into_raw(Box::new(SpillBuffer::new(area)));
+/// `file` has room for [`SIZE`] bytes; `link` outlives the connection's handle.
+pub(super) unsafe fn open(file: *mut ffi::sqlite3_file, link: &Link) {
+    let buffer = SpillBuffer::new(link.partition.node.spill.clone());
+    let temporary = Box::into_raw(Box::new(TemporaryFile { buffer, link }));
+    let opened = BufferFile { base: ffi::sqlite3_file { pMethods: &METHODS }, file: temporary };
     // SAFETY: the caller's promise.
-    unsafe {
-        file.cast::<BufferFile>().write(BufferFile { base: ffi::sqlite3_file { pMethods: &METHODS }, buffer })
-    };
+    unsafe { file.cast::<BufferFile>().write(opened) };
 }
 
 /// # Safety
 /// `file` was made by [`open`] and is not closed; SQLite uses a file from one place at a time.
-unsafe fn buffer<'a>(file: *mut ffi::sqlite3_file) -> &'a mut SpillBuffer {
+unsafe fn temporary<'a>(file: *mut ffi::sqlite3_file) -> &'a mut TemporaryFile {
     // SAFETY: the caller's promise.
-    unsafe { &mut *(*file.cast::<BufferFile>()).buffer }
+    unsafe { &mut *(*file.cast::<BufferFile>()).file }
+}
+
+impl TemporaryFile {
+    fn link(&self) -> &Link {
+        // SAFETY: the link outlives the connection's handle, which closes its files.
+        unsafe { &*self.link }
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) -> c_int {
+        let growth = (offset + data.len() as u64).saturating_sub(self.buffer.len());
+        if growth > 0 && !self.link().grow_buffer(growth) {
+            return ffi::SQLITE_IOERR_WRITE;
+        }
+        match self.buffer.write_at(offset, data) {
+            Ok(()) => ffi::SQLITE_OK,
+            Err(e) => {
+                self.link().shrink_buffer(growth);
+                code(&e, ffi::SQLITE_IOERR_WRITE)
+            }
+        }
+    }
+
+    fn truncate(&mut self, length: u64) -> c_int {
+        let before = self.buffer.len();
+        match self.buffer.truncate(length) {
+            Ok(()) => {
+                self.link().shrink_buffer(before - self.buffer.len());
+                ffi::SQLITE_OK
+            }
+            Err(_) => ffi::SQLITE_IOERR_TRUNCATE,
+        }
+    }
+}
+
+impl Drop for TemporaryFile {
+    fn drop(&mut self) {
+        self.link().shrink_buffer(self.buffer.len());
+    }
 }
 
 /// SQLite's code for an error of the temporary file's disk.
@@ -66,7 +109,7 @@ fn code(error: &std::io::Error, otherwise: c_int) -> c_int {
 unsafe extern "C" fn close(file: *mut ffi::sqlite3_file) -> c_int {
     guarded(|| {
         // SAFETY: SQLite closes a file once.
-        drop(unsafe { Box::from_raw((*file.cast::<BufferFile>()).buffer) });
+        drop(unsafe { Box::from_raw((*file.cast::<BufferFile>()).file) });
         ffi::SQLITE_OK
     })
 }
@@ -81,7 +124,7 @@ unsafe extern "C" fn read(
         // SAFETY: SQLite's buffer of `length` bytes.
         let out = unsafe { std::slice::from_raw_parts_mut(out.cast::<u8>(), length as usize) };
         // SAFETY: an open file of ours.
-        match unsafe { buffer(file) }.read_at(offset as u64, out) {
+        match unsafe { temporary(file) }.buffer.read_at(offset as u64, out) {
             Ok(there) if there == out.len() => ffi::SQLITE_OK,
             Ok(_) => ffi::SQLITE_IOERR_SHORT_READ,
             Err(e) => code(&e, ffi::SQLITE_IOERR_READ),
@@ -99,26 +142,20 @@ unsafe extern "C" fn write(
         // SAFETY: SQLite's buffer of `length` bytes.
         let data = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), length as usize) };
         // SAFETY: an open file of ours.
-        match unsafe { buffer(file) }.write_at(offset as u64, data) {
-            Ok(()) => ffi::SQLITE_OK,
-            Err(e) => code(&e, ffi::SQLITE_IOERR_WRITE),
-        }
+        unsafe { temporary(file) }.write(offset as u64, data)
     })
 }
 
 unsafe extern "C" fn truncate(file: *mut ffi::sqlite3_file, length: i64) -> c_int {
     guarded(|| {
         // SAFETY: an open file of ours.
-        match unsafe { buffer(file) }.truncate(length as u64) {
-            Ok(()) => ffi::SQLITE_OK,
-            Err(_) => ffi::SQLITE_IOERR_TRUNCATE,
-        }
+        unsafe { temporary(file) }.truncate(length as u64)
     })
 }
 
 unsafe extern "C" fn file_size(file: *mut ffi::sqlite3_file, out: *mut i64) -> c_int {
     // SAFETY: an open file of ours, and SQLite's out parameter.
-    unsafe { *out = buffer(file).len() as i64 };
+    unsafe { *out = temporary(file).buffer.len() as i64 };
     ffi::SQLITE_OK
 }
 

@@ -397,6 +397,12 @@ impl Link {
 
     fn write(&self, page: PageNo, data: &Page) -> c_int {
         let mut transaction = self.transaction.borrow_mut();
+        let may = transaction.may_grow_to(page)
+            && (transaction.overlay.contains(page)
+                || transaction.may_hold(PAGE_SIZE as u64, self.buffered_bytes.get()));
+        if !may {
+            return ffi::SQLITE_IOERR_WRITE;
+        }
         match transaction.overlay.write(page, data) {
             Ok(()) => {
                 transaction.page_count = transaction.page_count.max(page);
@@ -433,6 +439,10 @@ impl Link {
         };
         if self.bump_schema.get() {
             page_one::raise_schema_cookie(&mut page_one);
+        }
+        // Pages at the end that were taken and freed again were never written.
+        if !transaction.may_grow_to(page_one::page_count(&page_one)) {
+            return ffi::SQLITE_IOERR;
         }
         let mut large = None;
         if transaction.overlay.len() > LARGE_PAGES {

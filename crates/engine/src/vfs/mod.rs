@@ -64,6 +64,8 @@ pub(crate) struct Link {
     pub bump_schema: Cell<bool>,
     /// System tables, as the session sees them that has the connection.
     pub system: RefCell<crate::system::Slot>,
+    /// Bytes in the connection's temporary files, those of its temporary tables included.
+    buffered_bytes: Cell<u64>,
     opened: Cell<bool>,
     slice_ends: Cell<Option<Instant>>,
 }
@@ -83,6 +85,7 @@ impl Link {
             vacuuming: Cell::new(false),
             bump_schema: Cell::new(false),
             system: RefCell::default(),
+            buffered_bytes: Cell::new(0),
             opened: Cell::new(false),
             slice_ends: Cell::new(None),
         })
@@ -135,8 +138,24 @@ impl Link {
         self.transaction.borrow().conflict == Some(Conflict::Expired)
     }
 
-    /// A statement begins: its slice too.
-    pub(crate) fn begin_slice(&self) {
+    /// A temporary file is about to grow; answers whether it may.
+    fn grow_buffer(&self, bytes: u64) -> bool {
+        let buffered_bytes = self.buffered_bytes.get();
+        let may = self.transaction.borrow_mut().may_hold(bytes, buffered_bytes);
+        if may {
+            self.buffered_bytes.set(buffered_bytes + bytes);
+        }
+        may
+    }
+
+    /// A temporary file has become smaller, or is gone.
+    fn shrink_buffer(&self, bytes: u64) {
+        self.buffered_bytes.set(self.buffered_bytes.get().saturating_sub(bytes));
+    }
+
+    /// A statement begins: its slice too. What the last one was refused has been taken back by now.
+    pub(crate) fn begin_statement(&self) {
+        self.transaction.borrow_mut().beyond_limits = false;
         self.slice_ends.set(None);
     }
 }
@@ -219,7 +238,7 @@ unsafe extern "C" fn open(
             if flags & ffi::SQLITE_OPEN_MAIN_DB != 0 && !link.opened.replace(true) {
                 main_file::open(file, link);
             } else if flags & TEMPORARY != 0 {
-                buffer_file::open(file, link.partition.node.spill.clone());
+                buffer_file::open(file, link);
             } else {
                 return ffi::SQLITE_CANTOPEN;
             }

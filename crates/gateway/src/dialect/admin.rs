@@ -1,7 +1,9 @@
 //! Administration of tenants and users: Postgres's statements about databases and roles.
 
 use fulmar_engine::{Error, sqlstate};
+use fulmar_meta::Access;
 
+use super::setting::assignment;
 use super::token::Cursor;
 use super::{end, unexpected};
 use crate::Result;
@@ -23,6 +25,16 @@ pub(crate) enum Admin {
         from: String,
         to: String,
     },
+    /// `SET name = value` and `RESET name`, which is no value.
+    AlterLimit {
+        database: String,
+        name: String,
+        value: Option<String>,
+    },
+    /// `RESET ALL`.
+    ResetLimits {
+        database: String,
+    },
     CreateUser {
         name: String,
         superuser: bool,
@@ -38,10 +50,12 @@ pub(crate) enum Admin {
         if_exists: bool,
     },
     Grant {
+        access: Access,
         databases: Vec<String>,
         users: Vec<String>,
     },
     Revoke {
+        access: Access,
         databases: Vec<String>,
         users: Vec<String>,
     },
@@ -53,7 +67,9 @@ impl Admin {
         match self {
             Admin::CreateDatabase { .. } => "CREATE DATABASE",
             Admin::DropDatabase { .. } => "DROP DATABASE",
-            Admin::RenameDatabase { .. } => "ALTER DATABASE",
+            Admin::RenameDatabase { .. } | Admin::AlterLimit { .. } | Admin::ResetLimits { .. } => {
+                "ALTER DATABASE"
+            }
             Admin::CreateUser { .. } => "CREATE ROLE",
             Admin::AlterPassword { .. } => "ALTER ROLE",
             Admin::DropUser { .. } => "DROP ROLE",
@@ -72,7 +88,7 @@ pub(super) fn parse(cursor: &mut Cursor<'_, '_>) -> Result<Option<Admin>> {
     } else if cursor.words(&["drop", "database"]) {
         drop_database(cursor)?
     } else if cursor.words(&["alter", "database"]) {
-        rename_database(cursor)?
+        alter_database(cursor)?
     } else if user(cursor, "create") {
         create_user(cursor)?
     } else if user(cursor, "alter") {
@@ -81,13 +97,13 @@ pub(super) fn parse(cursor: &mut Cursor<'_, '_>) -> Result<Option<Admin>> {
         let if_exists = cursor.words(&["if", "exists"]);
         Admin::DropUser { names: names(cursor)?, if_exists }
     } else if cursor.word("grant") {
-        let (databases, users) = rights(cursor, "to")?;
-        Admin::Grant { databases, users }
+        let (access, databases, users) = rights(cursor, "to")?;
+        Admin::Grant { access, databases, users }
     } else if cursor.word("revoke") {
-        let (databases, users) = rights(cursor, "from")?;
+        let (access, databases, users) = rights(cursor, "from")?;
         cursor.word("cascade");
         cursor.word("restrict");
-        Admin::Revoke { databases, users }
+        Admin::Revoke { access, databases, users }
     } else {
         return Ok(None);
     };
@@ -154,12 +170,20 @@ fn drop_database(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
     Ok(Admin::DropDatabase { name, if_exists, force })
 }
 
-fn rename_database(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
-    let from = name(cursor)?;
-    if !cursor.words(&["rename", "to"]) {
-        return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "ALTER DATABASE only knows RENAME TO"));
+fn alter_database(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
+    let database = name(cursor)?;
+    if cursor.words(&["rename", "to"]) {
+        Ok(Admin::RenameDatabase { from: database, to: name(cursor)? })
+    } else if cursor.word("set") {
+        let (name, value) = assignment(cursor)?;
+        Ok(Admin::AlterLimit { database, name, value })
+    } else if cursor.words(&["reset", "all"]) {
+        Ok(Admin::ResetLimits { database })
+    } else if cursor.word("reset") {
+        Ok(Admin::AlterLimit { database, name: name(cursor)?, value: None })
+    } else {
+        Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "ALTER DATABASE only knows RENAME TO, SET and RESET"))
     }
-    Ok(Admin::RenameDatabase { from, to: name(cursor)? })
 }
 
 /// `[WITH] [ENCRYPTED] PASSWORD 'text' | PASSWORD NULL`, among other options.
@@ -201,23 +225,23 @@ fn alter_user(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
     Ok(Admin::AlterPassword { name, password })
 }
 
-/// `CONNECT ON DATABASE a, b TO|FROM u, v`.
-fn rights(cursor: &mut Cursor<'_, '_>, towards: &str) -> Result<(Vec<String>, Vec<String>)> {
-    let all = cursor.word("all");
-    if all {
-        cursor.word("privileges");
-    }
-    let known = all || cursor.word("connect");
-    if !known || !cursor.words(&["on", "database"]) {
+/// `CONNECT ON DATABASE a, b TO|FROM u, v`; `SELECT` instead of it is to read only.
+fn rights(cursor: &mut Cursor<'_, '_>, towards: &str) -> Result<(Access, Vec<String>, Vec<String>)> {
+    let access = if cursor.words(&["all", "privileges"]) || cursor.word("all") || cursor.word("connect") {
+        Some(Access::ReadWrite)
+    } else {
+        cursor.word("select").then_some(Access::ReadOnly)
+    };
+    let Some(access) = access.filter(|_| cursor.words(&["on", "database"])) else {
         return Err(Error::new(
             sqlstate::FEATURE_NOT_SUPPORTED,
-            "only CONNECT ON DATABASE can be granted and revoked",
+            "only CONNECT ON DATABASE and SELECT ON DATABASE can be granted and revoked",
         )
-        .hint("Who may connect to a database may do everything in it."));
-    }
+        .hint("With CONNECT a user may do everything in a database, with SELECT read everything."));
+    };
     let databases = names(cursor)?;
     if !cursor.word(towards) {
         return Err(unexpected(cursor));
     }
-    Ok((databases, names(cursor)?))
+    Ok((access, databases, names(cursor)?))
 }

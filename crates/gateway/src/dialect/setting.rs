@@ -55,11 +55,17 @@ fn set(cursor: &mut Cursor<'_, '_>) -> Result<Command> {
     if cursor.word("names") {
         return Ok(Command::Set { name: "client_encoding".into(), value: value(cursor)?, local });
     }
+    let (name, value) = assignment(cursor)?;
+    Ok(Command::Set { name, value, local })
+}
+
+/// `name = value`, `name TO value`, up to the end of the statement; no value for DEFAULT.
+pub(super) fn assignment(cursor: &mut Cursor<'_, '_>) -> Result<(String, Option<String>)> {
     let name = parameter(cursor)?;
     if !cursor.sign('=') && !cursor.word("to") {
         return Err(unexpected(cursor));
     }
-    Ok(Command::Set { name, value: value(cursor)?, local })
+    Ok((name, value(cursor)?))
 }
 
 /// A parameter's name, which may have a namespace: `fulmar.key`.

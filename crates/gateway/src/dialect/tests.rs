@@ -1,5 +1,7 @@
 //! What clients say, and what the front makes of it.
 
+use fulmar_meta::Access;
+
 use super::*;
 use crate::copy::{Columns, Format, Header};
 
@@ -191,6 +193,18 @@ fn administration() {
         admin("ALTER DATABASE a RENAME TO b"),
         Admin::RenameDatabase { from: "a".into(), to: "b".into() }
     );
+    for (sql, name, value) in [
+        ("ALTER DATABASE a SET max_size = '64MB'", "max_size", Some("64MB")),
+        ("ALTER DATABASE a SET Statement_Timeout TO 250", "statement_timeout", Some("250")),
+        ("ALTER DATABASE a SET cpu_share = DEFAULT", "cpu_share", None),
+        ("ALTER DATABASE a RESET cpu_share", "cpu_share", None),
+    ] {
+        let value = value.map(str::to_owned);
+        assert_eq!(admin(sql), Admin::AlterLimit { database: "a".into(), name: name.into(), value });
+    }
+    assert_eq!(admin("ALTER DATABASE a RESET ALL"), Admin::ResetLimits { database: "a".into() });
+    assert_eq!(failure("ALTER DATABASE a SET max_size"), sqlstate::SYNTAX_ERROR);
+    assert_eq!(failure("ALTER DATABASE a OWNER TO b"), sqlstate::FEATURE_NOT_SUPPORTED);
     assert_eq!(
         admin("CREATE ROLE anna WITH LOGIN SUPERUSER PASSWORD 'it''s'"),
         Admin::CreateUser { name: "anna".into(), superuser: true, password: Some("it's".into()) }
@@ -199,9 +213,17 @@ fn administration() {
         admin("ALTER USER anna PASSWORD NULL"),
         Admin::AlterPassword { name: "anna".into(), password: None }
     );
+    for (sql, access) in [
+        ("GRANT CONNECT ON DATABASE a, b TO anna", Access::ReadWrite),
+        ("GRANT ALL PRIVILEGES ON DATABASE a, b TO anna", Access::ReadWrite),
+        ("GRANT SELECT ON DATABASE a, b TO anna", Access::ReadOnly),
+    ] {
+        let (databases, users) = (vec!["a".into(), "b".into()], vec!["anna".into()]);
+        assert_eq!(admin(sql), Admin::Grant { access, databases, users });
+    }
     assert_eq!(
-        admin("GRANT CONNECT ON DATABASE a, b TO anna"),
-        Admin::Grant { databases: vec!["a".into(), "b".into()], users: vec!["anna".into()] }
+        admin("REVOKE SELECT ON DATABASE a FROM anna CASCADE"),
+        Admin::Revoke { access: Access::ReadOnly, databases: vec!["a".into()], users: vec!["anna".into()] }
     );
     assert_eq!(failure("GRANT SELECT ON t TO anna"), sqlstate::FEATURE_NOT_SUPPORTED);
     assert_eq!(failure("CREATE DATABASE"), sqlstate::SYNTAX_ERROR);

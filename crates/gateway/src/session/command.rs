@@ -123,6 +123,9 @@ impl Session {
             self.apply_settings();
             return Ok(());
         }
+        if read_only == Some(false) {
+            return self.settings.check_may_write();
+        }
         if read_only == Some(true) {
             return Err(Error::new(
                 sqlstate::FEATURE_NOT_SUPPORTED,

@@ -20,7 +20,7 @@ use std::time::Duration;
 use fulmar_engine::{
     CancelReason, Completion, Error, Known, RowSink, Scope, Statement, TransactionStatus, Value, sqlstate,
 };
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Sleep, sleep, timeout};
 
 use super::rows::Collector;
 use crate::Result;
@@ -34,6 +34,8 @@ pub(crate) struct Link {
     pub(crate) handle: Arc<Handle>,
     /// `statement_timeout`; `None` if there is none.
     pub(crate) timeout: Option<Duration>,
+    /// `idle_in_transaction_session_timeout`; `None` if there is none.
+    pub(crate) idle_timeout: Option<Duration>,
     /// Whether an implicit transaction may be open.
     pub(crate) implicit: bool,
 }
@@ -83,10 +85,19 @@ impl Link {
         drive(pin!(engine.finish_implicit()), wire, handle, *timeout).await
     }
 
-    /// Waits for bytes of the client.
+    /// Waits for bytes of the client; inside a transaction for so long only.
     pub(crate) async fn read(&mut self) -> Result<usize, Closed> {
-        let Link { engine, wire, handle, .. } = self;
-        wait_for_client(pin!(wire.read(handle)), engine).await
+        let idle = self.implicit || self.status() != TransactionStatus::Idle;
+        let Link { engine, wire, handle, idle_timeout, .. } = self;
+        let read = wire.read(handle);
+        match idle_timeout.filter(|_| idle) {
+            None => wait_for_client(pin!(read), engine).await,
+            // Boxed: sessions that need no clock have no room for one.
+            Some(limit) => {
+                let mut read = Box::pin(timeout(limit, read));
+                wait_for_client(read.as_mut(), engine).await.unwrap_or(Err(Closed::Idle))
+            }
+        }
     }
 
     /// Sends `bytes`, waiting for the client to take them.

@@ -22,6 +22,7 @@ mod command;
 mod copy;
 mod copy_out;
 mod extended;
+mod limits;
 mod link;
 pub(crate) mod rows;
 mod settings;
@@ -32,7 +33,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fulmar_engine::{CommandTag, Completion, Error, Scope, TransactionStatus, Value, sqlstate};
-use fulmar_meta::Tenant;
+use fulmar_meta::{Access, LiveLimits, Tenant};
 
 pub(crate) use link::Link;
 pub(crate) use settings::Settings;
@@ -56,7 +57,11 @@ const OUTPUT_BYTES: usize = 64 * 1024;
 pub(crate) struct Identity {
     pub(crate) user: String,
     pub(crate) superuser: bool,
+    /// What the user may do in the tenant.
+    pub(crate) access: Access,
     pub(crate) tenant: Arc<Tenant>,
+    /// What the tenant may use now.
+    pub(crate) limits: Arc<LiveLimits>,
 }
 
 /// Why a session ends.
@@ -77,6 +82,11 @@ impl From<Closed> for End {
         match closed {
             Closed::Client => End::Client,
             Closed::Server => End::Server,
+            Closed::Idle => End::Fatal(Error::new(
+                sqlstate::IDLE_IN_TRANSACTION,
+                "terminating connection due to idle-in-transaction timeout",
+            )
+            .hint("End transactions that wait for something else, or raise idle_in_transaction_session_timeout.")),
         }
     }
 }
@@ -118,6 +128,8 @@ pub(crate) struct Session {
     shared: Arc<Shared>,
     metrics: Arc<WorkerMetrics>,
     identity: Identity,
+    /// The generation of the limits that it keeps to.
+    limits_seen: u64,
     settings: Settings,
     statements: Statements,
     /// After an error: nothing is done until Sync.
@@ -153,6 +165,7 @@ impl Session {
             shared,
             metrics,
             identity,
+            limits_seen: 0,
             settings,
             statements: Statements::default(),
             skipping: false,
@@ -236,6 +249,7 @@ impl Session {
     }
 
     async fn handle(&mut self, message: Message<'_>, next: &[u8]) -> Result<(), End> {
+        self.follow_limits();
         let fault = match message {
             Message::Terminate => return Err(End::Client),
             Message::CopyData(bytes) => Box::pin(self.copy_data(bytes)).await,
@@ -367,6 +381,7 @@ impl Session {
     /// Settings that something hangs on.
     fn apply_settings(&mut self) {
         self.link.timeout = self.settings.statement_timeout();
+        self.link.idle_timeout = self.settings.idle_in_transaction_timeout();
         self.link.engine.set_default_read_only(self.settings.is_read_only());
     }
 }

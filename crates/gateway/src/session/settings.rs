@@ -4,12 +4,14 @@
 //! asked for. Names with a point in them (`myapp.user`) belong to applications and are stored as they are. As in
 //! Postgres, what a transaction sets is taken back if it rolls back, and SET LOCAL ends with it.
 //!
-//! A session keeps only what differs from the default.
+//! A session keeps only what differs from the default. What a limit of the tenant bounds has the limit as its default.
 
 use std::time::Duration;
 
 use fulmar_engine::{Error, sqlstate};
+use fulmar_meta::{Access, LiveLimits, Unit};
 
+use super::limits::Bounds;
 use crate::Result;
 
 /// Parameters that an application may add.
@@ -51,8 +53,9 @@ const ISOLATION: Rule =
     Rule::OneOf(&["serializable", "repeatable read", "read committed", "read uncommitted"]);
 
 /// The known parameters, sorted by their names in lower case.
-static PARAMETERS: [Parameter; 30] = [
+static PARAMETERS: [Parameter; 35] = [
     reported("application_name", "", Rule::Any, "What the client calls itself."),
+    parameter("block_size", "4096", Rule::Fixed, "Bytes of a page."),
     parameter("bytea_output", "hex", Rule::OneOf(&["hex"]), "How bytea is written as text."),
     reported("client_encoding", "UTF8", Rule::OneOf(&["UTF8", "UTF-8", "unicode"]), "All text is UTF-8."),
     parameter(
@@ -67,6 +70,8 @@ static PARAMETERS: [Parameter; 30] = [
         Rule::OneOf(&["ISO", "ISO, MDY", "ISO, DMY", "ISO, YMD"]),
         "Dates are written as ISO 8601 has them.",
     ),
+    parameter("default_table_access_method", "heap", Rule::OneOf(&["heap"]), "Without effect."),
+    parameter("default_tablespace", "", Rule::OneOf(&[""]), "Without effect."),
     parameter(
         "default_transaction_isolation",
         "serializable",
@@ -80,13 +85,20 @@ static PARAMETERS: [Parameter; 30] = [
         Rule::Any,
         "Floats are always written so that they read back the same.",
     ),
-    parameter("idle_in_transaction_session_timeout", "0", Rule::OneOf(&["0"]), "Not supported."),
+    parameter(
+        "idle_in_transaction_session_timeout",
+        "0",
+        Rule::Duration,
+        "How long the client may be silent inside a transaction.",
+    ),
     reported("in_hot_standby", "off", Rule::Fixed, "Whether this is a standby."),
     reported("integer_datetimes", "on", Rule::Fixed, "Times are whole microseconds."),
     reported("IntervalStyle", "postgres", Rule::OneOf(&["postgres"]), "There are no intervals."),
     reported("is_superuser", "off", Rule::Fixed, "Whether the user is a superuser."),
+    parameter("jit", "off", Rule::Boolean, "Without effect."),
     parameter("lock_timeout", "0", Rule::OneOf(&["0"]), "Not supported; see statement_timeout."),
     parameter("max_identifier_length", "63", Rule::Fixed, "Bytes of a name of a database or user."),
+    parameter("max_index_keys", "32", Rule::Fixed, "Columns of an index that clients show."),
     parameter("row_security", "on", Rule::OneOf(&["on"]), "Without effect."),
     parameter("search_path", "\"$user\", public", Rule::Any, "Without effect: there is one schema."),
     reported("server_encoding", "UTF8", Rule::Fixed, "All text is UTF-8."),
@@ -128,6 +140,7 @@ pub(crate) struct Settings {
     changed: Vec<Change>,
     /// Reported parameters that have changed since the client was last told.
     reports: Vec<&'static str>,
+    bounds: Bounds,
 }
 
 /// A parameter that the open transaction has set. `None` is the default.
@@ -144,6 +157,16 @@ impl Settings {
     /// Sets what the session is, not what its client wants.
     pub(crate) fn set_fixed(&mut self, name: &'static str, value: &str) {
         self.store(name, Some(value.into()));
+    }
+
+    /// Bounds parameters by the tenant's limits as they are now, and by what the user may do.
+    pub(crate) fn set_bounds(&mut self, limits: &LiveLimits, access: Access) {
+        self.bounds = Bounds::of(limits, access);
+    }
+
+    /// Refuses who may only read.
+    pub(crate) fn check_may_write(&self) -> Result<()> {
+        self.bounds.check("default_transaction_read_only", "off")
     }
 
     /// Sets a parameter; `None` is its default.
@@ -201,10 +224,11 @@ impl Settings {
     pub(crate) fn get(&self, name: &str) -> Result<&str> {
         let parameter = find(name);
         let name = parameter.map_or(name, |parameter| parameter.name);
-        match self.values.iter().find(|value| *value.0 == *name) {
-            Some(value) => Ok(&value.1),
-            None => parameter.map(|parameter| parameter.default).ok_or_else(|| unknown(name)),
-        }
+        let value = match self.values.iter().find(|value| *value.0 == *name) {
+            Some(value) => &value.1,
+            None => parameter.map(|parameter| parameter.default).ok_or_else(|| unknown(name))?,
+        };
+        Ok(self.bounds.within(name, value))
     }
 
     /// All parameters: name, value, what it is about.
@@ -230,7 +254,16 @@ impl Settings {
 
     /// `statement_timeout`; `None` if there is none.
     pub(crate) fn statement_timeout(&self) -> Option<Duration> {
-        let milliseconds = self.get("statement_timeout").ok().and_then(milliseconds)?;
+        self.time("statement_timeout")
+    }
+
+    /// `idle_in_transaction_session_timeout`; `None` if there is none.
+    pub(crate) fn idle_in_transaction_timeout(&self) -> Option<Duration> {
+        self.time("idle_in_transaction_session_timeout")
+    }
+
+    fn time(&self, name: &str) -> Option<Duration> {
+        let milliseconds = self.get(name).ok().and_then(milliseconds)?;
         (milliseconds > 0).then(|| Duration::from_millis(milliseconds))
     }
 
@@ -275,6 +308,9 @@ impl Settings {
             return Ok((name.into(), value.map(Into::into)));
         };
         let value = value.map(|value| parameter.check(value)).transpose()?;
+        if let Some(value) = &value {
+            self.bounds.check(parameter.name, value)?;
+        }
         if let (Rule::Fixed, None) = (&parameter.rule, &value) {
             return Err(parameter.fixed());
         }
@@ -307,30 +343,16 @@ impl Parameter {
             },
             Rule::Duration => match milliseconds(value) {
                 Some(_) => Ok(value.trim().into()),
-                None => Err(refused(
-                    "A number with one of the units ms, s, min, h, d; milliseconds without.".into(),
-                )),
+                None => Err(refused(format!("It is {}.", Unit::Milliseconds.rule()))),
             },
             Rule::Fixed => Err(self.fixed()),
         }
     }
 }
 
-/// A time in milliseconds.
+/// A time in milliseconds, within Postgres's own bound: 2^31 - 1.
 fn milliseconds(text: &str) -> Option<u64> {
-    let text = text.trim();
-    let unit_at = text.find(|character: char| !character.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(unit_at);
-    let scale = match unit.trim() {
-        "" | "ms" => 1,
-        "s" => 1000,
-        "min" => 60_000,
-        "h" => 3_600_000,
-        "d" => 86_400_000,
-        _ => return None,
-    };
-    // Postgres's own bound: 2^31 - 1 milliseconds.
-    number.parse::<u64>().ok()?.checked_mul(scale).filter(|&time| time <= i32::MAX as u64)
+    Unit::Milliseconds.parse(text).filter(|&time| time <= i32::MAX as u64)
 }
 
 #[cfg(test)]

@@ -7,17 +7,20 @@ use fulmar_pages::PartitionId;
 use parking_lot::{RwLock, RwLockReadGuard};
 
 use super::records::{self, Key};
+use super::types::Grant;
 use super::{PartitionRecord, Tenant, User};
-use crate::{Change, Entry, MetaError, Observer, Revision};
+use crate::{Change, Entry, LiveLimits, MetaError, Observer, Revision};
 
 /// Everything the catalog knows.
 #[derive(Default)]
 pub(super) struct State {
     pub(super) tenants: BTreeMap<String, Arc<Tenant>>,
     pub(super) users: BTreeMap<String, Arc<User>>,
-    /// The users that may connect to the tenant of a partition, beside its owner and superusers.
-    pub(super) grants: BTreeMap<PartitionId, BTreeSet<String>>,
+    /// What users may do in the tenant of a partition, beside its owner and superusers.
+    pub(super) grants: BTreeMap<PartitionId, BTreeMap<String, Grant>>,
     pub(super) partitions: BTreeMap<PartitionId, PartitionRecord>,
+    /// The limits of the tenant of a partition. Sessions hold them: they stay the same ones until it is dropped.
+    pub(super) limits: BTreeMap<PartitionId, Arc<LiveLimits>>,
     /// No partition id at or above this one was ever given out; and the revision of that record.
     pub(super) next_partition: Option<(u64, Revision)>,
 }
@@ -41,7 +44,9 @@ impl Observer for Cache {
             state.put(entry)?;
         }
         state.check()?;
-        *self.state.write() = state;
+        let mut current = self.state.write();
+        state.keep_limits(std::mem::take(&mut current.limits));
+        *current = state;
         Ok(())
     }
 
@@ -62,7 +67,15 @@ impl State {
         match Key::parse(&entry.key)? {
             None => {}
             Some(Key::Tenant(name)) => {
-                self.tenants.insert(name.to_owned(), Arc::new(records::tenant(name, entry)?));
+                let tenant = records::tenant(name, entry)?;
+                match self.limits.get(&tenant.partition) {
+                    Some(live) => live.store(&tenant.limits),
+                    None => {
+                        let live = Arc::new(LiveLimits::new(&tenant.limits));
+                        self.limits.insert(tenant.partition, live);
+                    }
+                }
+                self.tenants.insert(name.to_owned(), Arc::new(tenant));
             }
             Some(Key::User(name)) => {
                 self.users.insert(name.to_owned(), Arc::new(records::user(name, entry)?));
@@ -71,8 +84,8 @@ impl State {
                 self.partitions.insert(id, records::partition(id, entry)?);
             }
             Some(Key::Grant(id, user)) => {
-                records::check_grant(entry)?;
-                self.grants.entry(id).or_default().insert(user.to_owned());
+                let grant = records::grant(entry)?;
+                self.grants.entry(id).or_default().insert(user.to_owned(), grant);
             }
             Some(Key::PartitionCounter) => self.next_partition = Some(records::counter(entry)?),
         }
@@ -92,7 +105,11 @@ impl State {
             None => {}
             Some(Key::Tenant(name)) => drop(self.tenants.remove(name)),
             Some(Key::User(name)) => drop(self.users.remove(name)),
-            Some(Key::Partition(id)) => drop(self.partitions.remove(&id)),
+            // Not with the tenant's record: that goes when it is renamed, too.
+            Some(Key::Partition(id)) => {
+                self.partitions.remove(&id);
+                self.limits.remove(&id);
+            }
             Some(Key::Grant(id, user)) => {
                 if let Some(users) = self.grants.get_mut(&id) {
                     users.remove(user);
@@ -104,6 +121,16 @@ impl State {
             Some(Key::PartitionCounter) => self.next_partition = None,
         }
         Ok(())
+    }
+
+    /// Everything was read anew: what sessions hold of before is brought up to date and stays.
+    fn keep_limits(&mut self, before: BTreeMap<PartitionId, Arc<LiveLimits>>) {
+        for tenant in self.tenants.values() {
+            if let Some(live) = before.get(&tenant.partition) {
+                live.store(&tenant.limits);
+                self.limits.insert(tenant.partition, live.clone());
+            }
+        }
     }
 
     /// What must hold between records, whatever happened: a partition for every tenant, one tenant for a

@@ -20,11 +20,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use fulmar_pages::PartitionId;
 
-use crate::{MetaError, MetadataStore, Outcome, Revision, Transaction};
+use crate::{Limits, MetaError, MetadataStore, Outcome, Revision, Transaction};
 use cache::{Cache, State};
 use partitions::IdBlock;
 use records::Key;
-pub use types::{PartitionRecord, ScramVerifier, Tenant, TenantState, User};
+pub use types::{Access, PartitionRecord, ScramVerifier, Tenant, TenantState, User};
 
 /// The tenant that administration connects to. It always exists.
 pub const SYSTEM_TENANT: &str = "fulmar";
@@ -79,6 +79,7 @@ impl Catalog {
                 owner: SYSTEM_USER.to_owned(),
                 created_unix_ms,
                 state: TenantState::Ready,
+                limits: Limits::default(),
                 revision: Revision(0),
             };
             let user = User {

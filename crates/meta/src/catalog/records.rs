@@ -1,12 +1,14 @@
 //! Keys and values as the store holds them. The table in the head of the crate is their description.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use fulmar_pages::PartitionId;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::{PartitionRecord, ScramVerifier, Tenant, TenantState, User};
-use crate::{Entry, MetaError, Revision};
+use super::types::Grant;
+use super::{Access, PartitionRecord, ScramVerifier, Tenant, TenantState, User};
+use crate::{Entry, Limit, Limits, MetaError, Revision};
 
 /// The format version of every value.
 const VERSION: u32 = 1;
@@ -82,6 +84,8 @@ struct TenantValue {
     owner: String,
     created_unix_ms: u64,
     state: TenantState,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    limits: BTreeMap<String, u64>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -106,7 +110,10 @@ struct VerifierValue {
 }
 
 #[derive(Serialize, Deserialize)]
-struct GrantValue {}
+struct GrantValue {
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    read_only: bool,
+}
 
 #[derive(Serialize, Deserialize)]
 struct CounterValue {
@@ -149,6 +156,7 @@ pub(super) fn tenant_value(tenant: &Tenant) -> Vec<u8> {
         owner: tenant.owner.clone(),
         created_unix_ms: tenant.created_unix_ms,
         state: tenant.state,
+        limits: tenant.limits.own().map(|(limit, value)| (limit.name().to_owned(), value)).collect(),
     })
 }
 
@@ -160,8 +168,21 @@ pub(super) fn tenant(name: &str, entry: &Entry) -> Result<Tenant, MetaError> {
         owner: value.owner,
         created_unix_ms: value.created_unix_ms,
         state: value.state,
+        limits: limits(&value.limits, entry)?,
         revision: entry.modified,
     })
+}
+
+fn limits(values: &BTreeMap<String, u64>, entry: &Entry) -> Result<Limits, MetaError> {
+    let mut limits = Limits::default();
+    for (name, value) in values {
+        let limit = Limit::find(name).map_err(|unknown| corrupt(&entry.key, &unknown.to_string()))?;
+        if !limit.allows(*value) {
+            return Err(corrupt(&entry.key, &format!("{value} cannot be the limit \"{name}\"")));
+        }
+        limits.set(limit, Some(*value));
+    }
+    Ok(limits)
 }
 
 pub(super) fn partition_value(partition: &PartitionRecord) -> Vec<u8> {
@@ -200,12 +221,14 @@ pub(super) fn user(name: &str, entry: &Entry) -> Result<User, MetaError> {
     })
 }
 
-pub(super) fn grant_value() -> Vec<u8> {
-    encode(GrantValue {})
+pub(super) fn grant_value(access: Access) -> Vec<u8> {
+    encode(GrantValue { read_only: access == Access::ReadOnly })
 }
 
-pub(super) fn check_grant(entry: &Entry) -> Result<(), MetaError> {
-    decode::<GrantValue>(entry).map(drop)
+pub(super) fn grant(entry: &Entry) -> Result<Grant, MetaError> {
+    let GrantValue { read_only } = decode(entry)?;
+    let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
+    Ok(Grant { access, revision: entry.modified })
 }
 
 pub(super) fn counter_value(next: u64) -> Vec<u8> {
@@ -271,18 +294,31 @@ mod tests {
 
     #[test]
     fn the_written_form_is_the_documented_one() {
-        let tenant = Tenant {
+        let mut tenant = Tenant {
             name: "ada".to_owned(),
             partition: PartitionId(2),
             owner: "fulmar".to_owned(),
             created_unix_ms: 1_790_000_000_000,
             state: TenantState::Creating,
+            limits: Limits::default(),
             revision: Revision(7),
         };
         let value = tenant_value(&tenant);
         assert_eq!(
             String::from_utf8_lossy(&value),
             r#"{"v":1,"partition":2,"owner":"fulmar","created_unix_ms":1790000000000,"state":"creating"}"#
+        );
+        // Also what was written before there were limits.
+        assert_eq!(super::tenant("ada", &entry(Key::Tenant("ada"), value)), Ok(tenant.clone()));
+        tenant.limits.set(Limit::MaxSize, Some(65_536));
+        tenant.limits.set(Limit::MaxConnections, Some(10));
+        let value = tenant_value(&tenant);
+        assert_eq!(
+            String::from_utf8_lossy(&value),
+            concat!(
+                r#"{"v":1,"partition":2,"owner":"fulmar","created_unix_ms":1790000000000,"state":"creating","#,
+                r#""limits":{"max_connections":10,"max_size":65536}}"#
+            )
         );
         assert_eq!(super::tenant("ada", &entry(Key::Tenant("ada"), value)), Ok(tenant));
 
@@ -307,7 +343,14 @@ mod tests {
             )
         );
         assert_eq!(super::user("ada", &entry(Key::User("ada"), value)), Ok(user));
-        assert_eq!(grant_value(), br#"{"v":1}"#);
+        for (access, written) in
+            [(Access::ReadWrite, r#"{"v":1}"#), (Access::ReadOnly, r#"{"v":1,"read_only":true}"#)]
+        {
+            let value = grant_value(access);
+            assert_eq!(String::from_utf8_lossy(&value), written);
+            let key = Key::Grant(PartitionId(2), "ada");
+            assert_eq!(grant(&entry(key, value)), Ok(Grant { access, revision: Revision(7) }));
+        }
     }
 
     #[test]
@@ -318,6 +361,16 @@ mod tests {
         assert!(matches!(refused(r#"{"next":9}"#), MetaError::Corrupt { .. }));
         assert!(matches!(refused(r#"{"v":1,"next":-9}"#), MetaError::Corrupt { .. }));
         assert!(matches!(refused("\0"), MetaError::Corrupt { .. }));
+        let tenant = |limits: &str| {
+            let value = format!(
+                r#"{{"v":1,"partition":2,"owner":"a","created_unix_ms":1,"state":"ready","limits":{limits}}}"#
+            );
+            super::tenant("ada", &entry(Key::Tenant("ada"), value.into_bytes()))
+        };
+        assert!(tenant(r#"{"cpu_share":10000}"#).is_ok());
+        for limits in [r#"{"cpu_share":10001}"#, r#"{"of_later":1}"#, "7"] {
+            assert!(matches!(tenant(limits), Err(MetaError::Corrupt { .. })), "{limits}");
+        }
         for digits in ["0", "0g", "é0"] {
             assert!(HexBytes::try_from(digits.to_owned()).is_err(), "{digits}");
         }

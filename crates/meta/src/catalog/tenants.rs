@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::cache::State;
 use super::records::{self, Key};
 use super::{Catalog, PartitionRecord, SYSTEM_TENANT, Tenant, TenantState, names};
-use crate::{MAX_TRANSACTION_STEPS, MetaError, Revision, Transaction, What};
+use crate::{Limits, LiveLimits, MAX_TRANSACTION_STEPS, MetaError, Revision, Transaction, What};
 
 impl Catalog {
     /// The tenant of that name, if clients can connect to it.
@@ -50,6 +50,7 @@ impl Catalog {
                     owner: owner.name.clone(),
                     created_unix_ms,
                     state: TenantState::Creating,
+                    limits: Limits::default(),
                     revision: Revision::default(),
                 };
                 let (key, partition_key) =
@@ -99,7 +100,7 @@ impl Catalog {
         self.cache.state().unfinished_tenant(tenant)?;
         // Nobody can be granted a right to a tenant that is not ready, so the rights only get fewer.
         self.forget_grants(|state| {
-            let users = state.grants.get(&tenant.partition).into_iter().flatten();
+            let users = state.grants.get(&tenant.partition).into_iter().flat_map(|users| users.keys());
             users.map(|user| Key::Grant(tenant.partition, user).to_string()).collect()
         })
         .await?;
@@ -139,6 +140,31 @@ impl Catalog {
             })
             .await?;
         Ok(Arc::new(Tenant { revision, ..tenant }))
+    }
+
+    /// Changes a tenant's limits. Whoever serves it sees them at once, through [`Catalog::live_limits`].
+    ///
+    /// Errors: `Missing`, and what the store says.
+    pub async fn alter_limits(&self, name: &str, alter: impl Fn(&mut Limits)) -> Result<(), MetaError> {
+        self.change(|state| {
+            let current = state.ready_tenant(name)?;
+            let mut tenant = Tenant::clone(current);
+            alter(&mut tenant.limits);
+            let key = Key::Tenant(name).to_string();
+            let transaction = Transaction::new()
+                .unchanged(key.as_str(), current.revision)
+                .put(key, records::tenant_value(&tenant));
+            Ok((transaction, ()))
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// The limits of a tenant, now and later, by whatever name it goes.
+    pub fn live_limits(&self, tenant: &Tenant) -> Arc<LiveLimits> {
+        let live = self.cache.state().limits.get(&tenant.partition).cloned();
+        // Of a tenant that has been dropped meanwhile nothing changes any more.
+        live.unwrap_or_else(|| Arc::new(LiveLimits::new(&tenant.limits)))
     }
 
     /// Moves the tenant that `find` finds to another state; nothing happens if it is there already.

@@ -5,7 +5,7 @@ use std::fmt;
 use fulmar_pages::PartitionId;
 use serde::{Deserialize, Serialize};
 
-use crate::Revision;
+use crate::{Limits, Revision};
 
 /// How far a tenant has come; see the head of the crate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +32,8 @@ pub struct Tenant {
     pub created_unix_ms: u64,
     /// How far it has come.
     pub state: TenantState,
+    /// What it may use.
+    pub limits: Limits,
     /// Of its record: what a change compares.
     pub(crate) revision: Revision,
 }
@@ -69,6 +71,23 @@ impl fmt::Debug for ScramVerifier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ScramVerifier").field("iterations", &self.iterations).finish_non_exhaustive()
     }
+}
+
+/// What a user may do in a tenant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Read everything.
+    ReadOnly,
+    /// Everything: what its owner and superusers may.
+    ReadWrite,
+}
+
+/// What a user was granted in a tenant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Grant {
+    pub(super) access: Access,
+    /// Of its record: what a change compares.
+    pub(super) revision: Revision,
 }
 
 /// A partition that exists.

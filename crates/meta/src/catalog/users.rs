@@ -1,4 +1,4 @@
-//! Users and their right to connect.
+//! Users and what they may do in tenants.
 //!
 //! Tenants name their owner, grants name their user, and both are records of their own, so "a user that owns
 //! something cannot be dropped" spans records. Dropping therefore marks the user as leaving first. Whoever makes
@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use super::cache::State;
 use super::records::{self, Key};
-use super::{Catalog, SYSTEM_USER, ScramVerifier, Tenant, User, names};
+use super::types::Grant;
+use super::{Access, Catalog, SYSTEM_USER, ScramVerifier, Tenant, User, names};
 use crate::{MetaError, Revision, Transaction, What};
 
 impl Catalog {
@@ -26,7 +27,15 @@ impl Catalog {
 
     /// Whether `user` may connect to `tenant`: its owner, whoever was granted it, and superusers may.
     pub fn may_connect(&self, user: &User, tenant: &Tenant) -> bool {
-        user.superuser || tenant.owner == user.name || self.cache.state().is_granted(tenant, user)
+        self.access(user, tenant).is_some()
+    }
+
+    /// What `user` may do in `tenant`; `None` if not even connect.
+    pub fn access(&self, user: &User, tenant: &Tenant) -> Option<Access> {
+        if user.superuser || tenant.owner == user.name {
+            return Some(Access::ReadWrite);
+        }
+        self.cache.state().granted(tenant, user).map(|grant| grant.access)
     }
 
     /// Makes a user. Without a verifier it cannot log in by password.
@@ -97,7 +106,7 @@ impl Catalog {
             return Err(owns);
         }
         self.forget_grants(|state| {
-            let granted = state.grants.iter().filter(|(_, users)| users.contains(name));
+            let granted = state.grants.iter().filter(|(_, users)| users.contains_key(name));
             granted.map(|(partition, _)| Key::Grant(*partition, name).to_string()).collect()
         })
         .await?;
@@ -114,35 +123,42 @@ impl Catalog {
         Ok(())
     }
 
-    /// Lets a user connect to a tenant. Nothing happens if it may already.
+    /// Gives a user its access to a tenant, in the place of what it was granted before.
     ///
     /// Errors: `Missing` (tenant or user), and what the store says.
-    pub async fn grant_connect(&self, tenant: &str, user: &str) -> Result<(), MetaError> {
+    pub async fn grant(&self, tenant: &str, user: &str, access: Access) -> Result<(), MetaError> {
         self.change(|state| {
             let (tenant, user) = (state.ready_tenant(tenant)?, state.user(user)?);
-            if state.is_granted(tenant, user) {
-                return Ok((Transaction::new(), ()));
-            }
-            let transaction = Transaction::new()
+            let key = Key::Grant(tenant.partition, &user.name).to_string();
+            let transaction = match state.granted(tenant, user) {
+                Some(grant) if grant.access == access => return Ok((Transaction::new(), ())),
+                Some(grant) => Transaction::new().unchanged(key.as_str(), grant.revision),
+                None => Transaction::new().absent(key.as_str()),
+            };
+            let transaction = transaction
                 .unchanged(Key::Tenant(&tenant.name).to_string(), tenant.revision)
                 .unchanged(Key::User(&user.name).to_string(), user.revision)
-                .put(Key::Grant(tenant.partition, &user.name).to_string(), records::grant_value());
+                .put(key, records::grant_value(access));
             Ok((transaction, ()))
         })
         .await?;
         Ok(())
     }
 
-    /// Takes the right to connect away again. Nothing happens if there was none; an owner keeps its own.
+    /// Takes away what a user was granted: without the right to write it has none at all, without that to read it loses
+    /// no more than that. Nothing happens if there was nothing; an owner keeps its own.
     ///
     /// Errors: `Missing` (tenant or user), and what the store says.
-    pub async fn revoke_connect(&self, tenant: &str, user: &str) -> Result<(), MetaError> {
+    pub async fn revoke(&self, tenant: &str, user: &str, access: Access) -> Result<(), MetaError> {
         self.change(|state| {
             let (tenant, user) = (state.ready_tenant(tenant)?, state.user(user)?);
-            if !state.is_granted(tenant, user) {
+            let granted = state.granted(tenant, user);
+            let Some(grant) = granted.filter(|grant| access == Access::ReadWrite || grant.access == access)
+            else {
                 return Ok((Transaction::new(), ()));
-            }
-            Ok((Transaction::new().delete(Key::Grant(tenant.partition, &user.name).to_string()), ()))
+            };
+            let key = Key::Grant(tenant.partition, &user.name).to_string();
+            Ok((Transaction::new().unchanged(key.as_str(), grant.revision).delete(key), ()))
         })
         .await?;
         Ok(())
@@ -177,8 +193,8 @@ impl State {
         user.ok_or_else(|| MetaError::missing(What::User, name))
     }
 
-    fn is_granted(&self, tenant: &Tenant, user: &User) -> bool {
-        self.grants.get(&tenant.partition).is_some_and(|users| users.contains(&user.name))
+    fn granted(&self, tenant: &Tenant, user: &User) -> Option<Grant> {
+        self.grants.get(&tenant.partition)?.get(&user.name).copied()
     }
 
     fn owns_nothing(&self, name: &str) -> Result<(), MetaError> {
