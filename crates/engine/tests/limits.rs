@@ -123,3 +123,20 @@ async fn growth_that_is_not_written_counts() {
     assert_eq!(a.int("PRAGMA page_count").await, 2);
     a.close().await;
 }
+
+/// A limit that was lowered since the statements ran is told as what it is when they are run again.
+#[tokio::test]
+async fn a_replay_that_holds_too_much_says_so() {
+    let node = Node::start().await;
+    let mut a = node.client(1);
+    a.run(TABLE).await.unwrap();
+    a.run(&format!("INSERT INTO t {}", rows(1000))).await.unwrap();
+    a.run("BEGIN; UPDATE t SET v = randomblob(3000)").await.unwrap();
+    a.session.let_snapshot_go().await.unwrap();
+    a.session.set_limits(holding(1));
+    assert_eq!(a.state("COMMIT").await, sqlstate::CONFIGURATION_LIMIT);
+    a.run("INSERT INTO t VALUES (-1, 'kept')").await.unwrap();
+    assert_eq!(a.int("SELECT count(*) FROM t").await, 1001);
+    assert!(is_intact(&mut a).await);
+    a.close().await;
+}

@@ -100,7 +100,6 @@ impl Session {
             {
                 let mut transaction = connection.link.transaction.borrow_mut();
                 transaction.conflict = None;
-                transaction.limits = self.limits;
                 transaction.id = connection.link.variables.borrow().transaction_id;
                 if let Some(turn) = &mut open.turn {
                     transaction.turn = turn.resume();

@@ -230,6 +230,12 @@ pub(super) fn replay(connection: &mut Connection, entries: &[Entry]) -> Result<R
         if connection.link.cancel.borrow().is_set() {
             return Err(connection.link.cancel.borrow().error());
         }
+        // It went well before, and may again when there is more room.
+        if let End::Failed(error) = &end
+            && error.is_of_resources()
+        {
+            return Err(error.clone());
+        }
         if sink.answer(&end) != entry.answer {
             return Ok(Replayed::Differs(place));
         }

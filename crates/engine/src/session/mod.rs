@@ -233,9 +233,12 @@ impl Session {
         })
     }
 
-    /// What its transactions may take, from its next statement on.
+    /// What its transactions may take, the open one included, from its next statement on.
     pub fn set_limits(&mut self, limits: TransactionLimits) {
         self.limits = limits;
+        if let Some(connection) = self.open.as_ref().and_then(|open| open.connection.as_ref()) {
+            connection.link.transaction.borrow_mut().limits = limits;
+        }
     }
 
     /// Rolls back what is open and gives back what the session held.

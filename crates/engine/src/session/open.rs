@@ -229,7 +229,6 @@ impl Session {
         if let Some(connection) = &open.connection {
             let mut transaction = connection.link.transaction.borrow_mut();
             transaction.current = current;
-            transaction.limits = self.limits;
             if let Some(turn) = &mut open.turn {
                 transaction.turn = turn.resume();
             }
