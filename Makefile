@@ -3,6 +3,7 @@
 #   make demo     build Fulmar and show it in a minute
 #   make test     install what the tests need, run everything
 #   make check    the two-minute loop of a contributor: format, lints, unit tests
+#   make sqllogictest SCRIPTS=directory   scripts of sqllogictest through the wire, beside stock SQLite
 #   make fmt      format the code
 #   make clean    remove what was built
 
@@ -12,7 +13,7 @@ SHELL := /bin/bash
 
 VENV := target/venv
 
-.PHONY: help demo test check fmt clean
+.PHONY: help demo test sqllogictest check fmt clean
 
 help:
 	@sed -n 's/^#   /  /p' Makefile
@@ -27,6 +28,11 @@ test: $(VENV)/ready
 	cargo test --workspace
 	cargo build --package fulmar
 	$(VENV)/bin/python -B tests/psycopg_client.py target/debug/fulmar
+
+sqllogictest:
+	@test -d "$(SCRIPTS)" || { echo 'make sqllogictest SCRIPTS=directory with *.test: see CONTRIBUTING.md'; exit 2; }
+	@scripts/need cc:build-essential
+	SCRIPTS="$(abspath $(SCRIPTS))" cargo test --package fulmar-gateway --test sqllogictest -- --ignored --nocapture
 
 check:
 	cargo fmt --all --check
