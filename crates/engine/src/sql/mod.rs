@@ -7,6 +7,8 @@
 
 mod cache;
 mod classify;
+#[cfg(test)]
+mod fuzz;
 mod shape;
 mod token;
 

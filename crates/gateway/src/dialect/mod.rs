@@ -137,4 +137,6 @@ fn end(cursor: &Cursor<'_, '_>) -> Result<()> {
 }
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests;

@@ -132,9 +132,9 @@ impl<'a> Lexer<'a> {
             self.at += rest.len() - trimmed.len();
             let comment = if trimmed.starts_with("--") {
                 trimmed.find('\n').map_or(trimmed.len(), |end| end + 1)
-            } else if trimmed.starts_with("/*") {
+            } else if let Some(inside) = trimmed.strip_prefix("/*") {
                 // Not the star that it begins with: `/*/` is open.
-                trimmed[2..].find("*/").map_or(trimmed.len(), |end| end + 4)
+                inside.find("*/").map_or(trimmed.len(), |end| end + 4)
             } else {
                 return;
             };

@@ -345,4 +345,6 @@ impl Reader<'_> {
 }
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests;
