@@ -3,6 +3,8 @@
 #   make demo     build Fulmar and show it in a minute
 #   make test     install what the tests need, run everything
 #   make check    the two-minute loop of a contributor: format, lints, unit tests
+#   make fuzz     two minutes for each reader of outside input; MINUTES=60 TARGET=wire for one of them
+#   make sqllogictest SCRIPTS=directory   scripts of sqllogictest through the wire, beside stock SQLite
 #   make fmt      format the code
 #   make clean    remove what was built
 
@@ -11,8 +13,9 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 VENV := target/venv
+MINUTES ?= 2
 
-.PHONY: help demo test check fmt clean
+.PHONY: help demo test sqllogictest fuzz check fmt clean
 
 help:
 	@sed -n 's/^#   /  /p' Makefile
@@ -27,6 +30,18 @@ test: $(VENV)/ready
 	cargo test --workspace
 	cargo build --package fulmar
 	$(VENV)/bin/python -B tests/psycopg_client.py target/debug/fulmar
+
+sqllogictest:
+	@test -d "$(SCRIPTS)" || { echo 'make sqllogictest SCRIPTS=directory with *.test: see CONTRIBUTING.md'; exit 2; }
+	@scripts/need cc:build-essential
+	SCRIPTS="$(abspath $(SCRIPTS))" cargo test --package fulmar-gateway --test sqllogictest -- --ignored --nocapture
+
+# Counts which code an input reaches: scripts/instrument. One target after the other, each for so many minutes.
+fuzz:
+	@scripts/need cc:build-essential
+	RUSTC_WORKSPACE_WRAPPER="$(CURDIR)/scripts/instrument" FUZZ_MINUTES=$(MINUTES) cargo test --no-fail-fast \
+	    --package fulmar-pages --package fulmar-store --package fulmar-engine --package fulmar-gateway \
+	    --lib --test fuzz -- --test-threads 1 --nocapture fuzz_$(TARGET)
 
 check:
 	cargo fmt --all --check

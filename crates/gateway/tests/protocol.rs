@@ -70,6 +70,21 @@ async fn the_first_row_types_an_expression_in_a_simple_query() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_text_may_be_of_a_great_many_statements() {
+    let node = Node::insecure().await;
+    let client = node.database("t1").await;
+    let count = async |text: String| {
+        let messages = client.simple_query(&text).await.unwrap();
+        messages.iter().filter(|message| matches!(message, SimpleQueryMessage::Row(_))).count()
+    };
+    assert_eq!(count(";".repeat(1 << 20) + "SELECT 1").await, 1);
+    assert_eq!(count("SELECT 1;; ".repeat(5000)).await, 5000);
+    let trigger = "CREATE TRIGGER r AFTER INSERT ON t BEGIN DELETE FROM t; END";
+    assert_eq!(count(format!("CREATE TABLE t(a);; {trigger};; SELECT 1")).await, 1);
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn errors_have_the_state_that_clients_look_for() {
     let node = Node::insecure().await;
     let client = node.database("t1").await;

@@ -15,6 +15,8 @@
 mod codec;
 pub mod diff;
 mod error;
+#[cfg(test)]
+mod fuzz;
 pub mod manifest;
 pub mod record;
 pub mod segment;

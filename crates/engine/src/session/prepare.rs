@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Session, call};
 use crate::connection::{Columns, Connection, Prepared};
-use crate::sql::{Plan, Shape, Token, classify, shape, tokens};
+use crate::sql::{First, Plan, Shape, Token, classify, first_statement, shape, tokens};
 use crate::{ColumnInfo, Known, ParameterInfo, Result, Statement, StatementKind};
 
 pub(super) async fn prepare<'a>(
@@ -52,34 +52,25 @@ fn is_control(sql: &str) -> bool {
 }
 
 fn first_kind(sql: &str) -> StatementKind {
-    let first: Vec<Token<'_>> = tokens(sql).take(6).take_while(|t| !t.is_symbol(";")).collect();
+    let statement = tokens(sql).skip_while(|t| t.is_symbol(";"));
+    let first: Vec<Token<'_>> = statement.take(6).take_while(|t| !t.is_symbol(";")).collect();
     classify(&first).0
 }
 
 async fn describe<'a>(session: &mut Session, sql: &'a str, known: Known<'_>) -> Result<(Statement, &'a str)> {
-    let all: Vec<Token<'a>> = tokens(sql).collect();
-    // The body of a trigger has semicolons of its own: there SQLite finds the end.
-    let trigger = all.first().is_some_and(|t| t.is("CREATE")) && all.iter().take(4).any(|t| t.is("TRIGGER"));
-    let length =
-        if trigger { all.len() } else { all.iter().position(|t| t.is_symbol(";")).unwrap_or(all.len()) };
-    let first = &all[..length];
-    if first.is_empty() && length < all.len() {
-        // Only a semicolon: an empty statement, unless more follows.
-        return Box::pin(describe(session, &sql[all[length].end()..], known)).await;
-    }
-    let (kind, begin) = classify(first);
-    let mut shape = shape(kind, first);
+    let First { tokens: first, trigger, mut rest } = first_statement(sql);
+    let (kind, begin) = classify(&first);
+    let mut shape = shape(kind, &first);
     let end = shape.for_update.or(first.last().map(Token::end)).unwrap_or(0);
     let start = first.first().map_or(0, |t| t.start);
     let text = &sql[start..end.max(start)];
-    let mut rest = all.get(length).map_or("", |semicolon| &sql[semicolon.end()..]);
     let plan = Plan {
         begin,
         row: shape.row.take(),
         for_update: shape.for_update.is_some(),
         vacuum: kind == StatementKind::Utility("VACUUM"),
-        checks_integrity: checks_integrity(first),
-        temporary: is_temporary(first),
+        checks_integrity: checks_integrity(&first),
+        temporary: is_temporary(&first),
         system: known.system,
         call: None,
     };
@@ -111,7 +102,7 @@ async fn describe<'a>(session: &mut Session, sql: &'a str, known: Known<'_>) -> 
         learn(&mut statement, known.parameters);
     }
     if kind == StatementKind::Call {
-        call::describe(session, &mut statement, first, sql).await?;
+        call::describe(session, &mut statement, &first, sql).await?;
     }
     if tokens(rest).all(|t| t.is_symbol(";")) {
         rest = "";

@@ -7,13 +7,15 @@
 
 mod cache;
 mod classify;
+#[cfg(test)]
+mod fuzz;
 mod shape;
 mod token;
 
 pub(crate) use cache::StatementCache;
 pub(crate) use classify::{Begin, classify};
 pub(crate) use shape::{NamedRow, Shape, shape};
-pub(crate) use token::{Token, tokens};
+pub(crate) use token::{First, Token, first_statement, tokens};
 
 /// What the text of a statement says to the engine.
 #[derive(Debug, Default)]

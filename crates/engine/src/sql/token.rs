@@ -62,6 +62,30 @@ pub(crate) fn tokens(sql: &str) -> impl Iterator<Item = Token<'_>> {
     })
 }
 
+/// The first statement of a text.
+pub(crate) struct First<'a> {
+    /// Its tokens, without the semicolons before and behind it.
+    pub tokens: Vec<Token<'a>>,
+    /// CREATE TRIGGER, whose body has semicolons of its own: `tokens` are all that follow, and SQLite finds the end.
+    pub trigger: bool,
+    /// What follows its semicolon.
+    pub rest: &'a str,
+}
+
+/// Finds the first statement of `sql`; looks no further than its end.
+pub(crate) fn first_statement(sql: &str) -> First<'_> {
+    let mut first = First { tokens: Vec::new(), trigger: false, rest: "" };
+    for token in tokens(sql).skip_while(|t| t.is_symbol(";")) {
+        if token.is_symbol(";") && !first.trigger {
+            first.rest = &sql[token.end()..];
+            break;
+        }
+        first.tokens.push(token);
+        first.trigger |= first.tokens.len() <= 4 && first.tokens[0].is("CREATE") && token.is("TRIGGER");
+    }
+    first
+}
+
 fn skip_blank(sql: &str, mut at: usize) -> usize {
     let bytes = sql.as_bytes();
     loop {
@@ -159,6 +183,20 @@ mod tests {
             "?",
         ];
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn finds_the_first_statement() {
+        let texts = |sql| {
+            let First { tokens, trigger, rest } = first_statement(sql);
+            (tokens.iter().map(|t| t.text).collect::<Vec<_>>().join(" "), trigger, rest)
+        };
+        assert_eq!(texts(" ; ;a ';' b ; c;"), ("a ';' b".into(), false, " c;"));
+        assert_eq!(texts("; -- only"), (String::new(), false, ""));
+        assert_eq!(
+            texts("create temp trigger t x; y; end; z"),
+            ("create temp trigger t x ; y ; end ; z".into(), true, "")
+        );
     }
 
     #[test]

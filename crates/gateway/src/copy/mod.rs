@@ -9,6 +9,8 @@
 //!
 //! [`read`] cuts and reads what a client sends, [`write`] makes lines of rows. Both know nothing of sessions.
 
+#[cfg(test)]
+mod fuzz;
 pub(crate) mod read;
 pub(crate) mod write;
 

@@ -139,4 +139,6 @@ fn end(cursor: &Cursor<'_, '_>) -> Result<()> {
 }
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests;

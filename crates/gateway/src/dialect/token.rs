@@ -9,7 +9,7 @@
 pub(crate) enum Kind {
     /// A keyword or a bare name.
     Word,
-    /// `"a name"`.
+    /// `"a name"`; SQLite knows it as `[a name]` and between backticks too.
     Quoted,
     /// `'text'`, `E'text'`, or `$tag$text$tag$`.
     String,
@@ -50,7 +50,10 @@ impl Token<'_> {
     pub(crate) fn name(&self) -> Option<String> {
         match self.kind {
             Kind::Word => Some(self.text.to_lowercase()),
-            Kind::Quoted => Some(unquote(self.text, '"')),
+            Kind::Quoted => Some(match self.text.strip_prefix('[') {
+                Some(inner) => inner.strip_suffix(']').unwrap_or(inner).to_owned(),
+                None => unquote(self.text, if self.text.starts_with('`') { '`' } else { '"' }),
+            }),
             _ => None,
         }
     }
@@ -129,8 +132,9 @@ impl<'a> Lexer<'a> {
             self.at += rest.len() - trimmed.len();
             let comment = if trimmed.starts_with("--") {
                 trimmed.find('\n').map_or(trimmed.len(), |end| end + 1)
-            } else if trimmed.starts_with("/*") {
-                trimmed.find("*/").map_or(trimmed.len(), |end| end + 2)
+            } else if let Some(inside) = trimmed.strip_prefix("/*") {
+                // Not the star that it begins with: `/*/` is open.
+                inside.find("*/").map_or(trimmed.len(), |end| end + 4)
             } else {
                 return;
             };
@@ -195,7 +199,8 @@ impl<'a> Iterator for Lexer<'a> {
             b'E' | b'e' if rest.as_bytes().get(1) == Some(&b'\'') => {
                 (Kind::String, 1 + quoted_length(&rest[1..], b'\'', true))
             }
-            b'"' => (Kind::Quoted, quoted_length(rest, b'"', false)),
+            b'"' | b'`' => (Kind::Quoted, quoted_length(rest, first, false)),
+            b'[' => (Kind::Quoted, rest.find(']').map_or(rest.len(), |end| end + 1)),
             b'0'..=b'9' => (Kind::Number, number_length(rest)),
             b'$' => match dollar_tag(rest) {
                 Some(tag) => (Kind::String, dollar_length(rest, tag)),
@@ -342,6 +347,7 @@ mod tests {
             texts("SELECT a1,'it''s;' -- ;\n/* ; */\"x\"\"y\""),
             ["SELECT", "a1", ",", "'it''s;'", "\"x\"\"y\""]
         );
+        assert_eq!(texts("[a;b] `c``;` /*/ ; */ [open"), ["[a;b]", "`c``;`", "[open"]);
         assert_eq!(texts("E'a\\'b' || 1.5e-3+$12"), ["E'a\\'b'", "|", "|", "1.5e-3", "+", "$12"]);
         assert_eq!(texts("'open"), ["'open"]);
         assert_eq!(texts("E'\\"), ["E'\\"]);
@@ -352,6 +358,8 @@ mod tests {
         assert_eq!((tokens.len(), rest), (2, " b"));
         assert_eq!(Lexer::new("E'a\\n''b'").next().unwrap().string().unwrap(), "a\n'b");
         assert_eq!(Lexer::new("\"A\"\"b\"").next().unwrap().name().unwrap(), "A\"b");
+        assert_eq!(Lexer::new("[A\"b]").next().unwrap().name().unwrap(), "A\"b");
+        assert_eq!(Lexer::new("`A``b`").next().unwrap().name().unwrap(), "A`b");
         assert_eq!(Lexer::new("Abc").next().unwrap().name().unwrap(), "abc");
     }
 

@@ -32,6 +32,9 @@ pub(super) struct Recovered {
 /// What the log's first cut says: there was no log before.
 const NO_LOG: CutPoint = CutPoint { log: LogId(0), position: 0 };
 
+/// No log gets as far, in bytes or in files; beyond it there would be no room to count on.
+const FARTHEST: u64 = 1 << 62;
+
 type Replay<'a> = dyn FnMut(Lsn, &Record<'_>) -> Result<(), LogError> + 'a;
 
 /// A log file that was opened.
@@ -60,14 +63,17 @@ pub(super) fn recover(files: &dyn LogFiles, replay: &mut Replay<'_>) -> Result<R
     let mut live = VecDeque::new();
     let last = logs.len().saturating_sub(1);
     for (i, log) in logs.into_iter().enumerate() {
-        let known = cuts.iter().find(|cut| cut.log == log.id);
+        let known = cuts.iter().find(|(_, cut)| cut.log == log.id);
         let position = match known {
-            Some(cut) => reader.read_to_cut(&log, cut.position, replay)?,
+            Some((_, cut)) => reader.read_to_cut(&log, cut.position, replay)?,
             None if i == last => reader.read_to_end(&log, replay)?,
             None => {
-                reader.expect_only_a_cut(&log)?;
-                rubbish.extend(log.files.into_iter().map(|file| file.name));
-                continue;
+                let position = reader.expect_only_a_cut(&log)?;
+                if !is_sole_witness(&cuts, log.id) {
+                    rubbish.extend(log.files.into_iter().map(|file| file.name));
+                    continue;
+                }
+                position
             }
         };
         cut = CutPoint { log: log.id, position };
@@ -86,6 +92,12 @@ pub(super) fn recover(files: &dyn LogFiles, replay: &mut Replay<'_>) -> Result<R
         }
     }
     Ok(Recovered { live, rubbish, cut, next_sequence })
+}
+
+/// Whether this log alone tells where an older one ends, so that it has to stay as long as that one.
+fn is_sole_witness(cuts: &[(LogId, CutPoint)], by: LogId) -> bool {
+    let own = cuts.iter().find(|(teller, _)| *teller == by);
+    own.is_some_and(|(_, own)| cuts.iter().filter(|(_, cut)| cut.log == own.log).count() == 1)
 }
 
 /// Puts the files of each log together. Files before the first header belong to none.
@@ -126,16 +138,23 @@ impl Reader<'_> {
         let names = self.files.list().map_err(|cause| self.io("list the directory of", "the log", cause))?;
         let mut logs: Vec<_> = names.iter().filter_map(|name| Some((log_sequence(name)?, name))).collect();
         logs.sort_unstable();
-        let next_sequence = logs.last().map_or(1, |(sequence, _)| sequence + 1);
+        let last_sequence = logs.last().map_or(0, |(sequence, _)| *sequence);
         let old =
             logs.into_iter().map(|(sequence, name)| self.open(sequence, name)).collect::<Result<_, _>>()?;
-        Ok((old, names.into_iter().filter(|name| is_spare(name)).collect(), next_sequence))
+        Ok((old, names.into_iter().filter(|name| is_spare(name)).collect(), last_sequence + 1))
     }
 
     fn open(&self, sequence: u64, name: &str) -> Result<OldFile, LogError> {
         let file = self.files.open(name).map_err(|cause| self.io("open", name, cause))?;
         let bytes = file.length_bytes().map_err(|cause| self.io("find the length of", name, cause))?;
         let mut old = OldFile { name: name.to_owned(), file, bytes, header: None };
+        if sequence > FARTHEST {
+            return Err(self.corrupt(
+                &old,
+                0,
+                "no log has so many files: the file's name is not of our making",
+            ));
+        }
         if bytes < HEADER_BYTES as u64 {
             // Making it was interrupted.
             return Ok(old);
@@ -143,6 +162,13 @@ impl Reader<'_> {
         let mut header = [0; HEADER_BYTES];
         old.file.read_at(0, &mut header).map_err(|cause| self.io("read", name, cause))?;
         match Header::decode(&header) {
+            HeaderState::Present(header) if header.start > FARTHEST => {
+                return Err(self.corrupt(
+                    &old,
+                    36,
+                    "the file's header begins at a position that no log reaches",
+                ));
+            }
             HeaderState::Present(header) if header.sequence == sequence => old.header = Some(header),
             // A file that is to be used again keeps its old header until then.
             HeaderState::Present(_) | HeaderState::Blank => {}
@@ -156,8 +182,8 @@ impl Reader<'_> {
         Ok(old)
     }
 
-    /// Where logs were cut by later ones.
-    fn cuts(&self, logs: &[OldLog]) -> Result<Vec<CutPoint>, LogError> {
+    /// Where logs were cut by later ones: who tells it, and what.
+    fn cuts(&self, logs: &[OldLog]) -> Result<Vec<(LogId, CutPoint)>, LogError> {
         let mut cuts = Vec::new();
         for log in logs {
             let file = &log.files[0];
@@ -168,7 +194,7 @@ impl Reader<'_> {
                 && let Ok(record) = record::decode(frame.body)
                 && let Some(cut) = record.cut()
             {
-                cuts.push(cut);
+                cuts.push((log.id, cut));
             }
         }
         Ok(cuts)
@@ -199,16 +225,15 @@ impl Reader<'_> {
         Ok(stop.position)
     }
 
-    /// A log that no later one cut holds nothing: beginning it had failed, and the next one was tried.
-    fn expect_only_a_cut(&self, log: &OldLog) -> Result<(), LogError> {
+    /// A log that no later one cut holds nothing: beginning it had failed, and the next one was tried. Answers its end.
+    fn expect_only_a_cut(&self, log: &OldLog) -> Result<u64, LogError> {
         let mut only_own = |position, _: &Record<'_>| {
             let problem = format!(
                 "it holds commits (up to {position}), but no later log says where it ends: a file is missing"
             );
             Err(self.corrupt(&log.files[0], 0, &problem))
         };
-        self.read_frames(log, u64::MAX, &mut only_own)?;
-        Ok(())
+        Ok(self.read_frames(log, u64::MAX, &mut only_own)?.position)
     }
 
     /// Replays the log's frames from its oldest file on, up to `limit` or the first bad place.
@@ -319,5 +344,7 @@ impl Reader<'_> {
     }
 }
 
+#[cfg(test)]
+mod fuzz;
 #[cfg(test)]
 mod tests;

@@ -5,13 +5,14 @@ use std::path::PathBuf;
 
 use fulmar_pages::{PartitionId, RecordBuilder, RecordHeader, Version};
 
+use super::super::{CommitLog, LogOptions};
 use super::*;
 use crate::FaultyFiles;
 
 const FIRST: LogId = LogId(0x0123_4567 << 96 | 1);
 const SECOND: LogId = LogId(0x89ab_cdef << 96 | 2);
 
-fn body(kind: RecordKind, transaction: u64, cut: Option<CutPoint>) -> Vec<u8> {
+pub(super) fn body(kind: RecordKind, transaction: u64, cut: Option<CutPoint>) -> Vec<u8> {
     let mut builder = RecordBuilder::default();
     builder.begin(&RecordHeader {
         kind,
@@ -41,7 +42,7 @@ fn file(header: Header, bodies: &[Vec<u8>]) -> (Vec<u8>, u64) {
     (bytes, position)
 }
 
-fn written() -> [Vec<u8>; 3] {
+pub(super) fn written() -> [Vec<u8>; 3] {
     let commit = |transaction| body(RecordKind::Commit, transaction, None);
     let header = |log, sequence, start| Header { log, sequence, start };
     let (one, end) =
@@ -102,5 +103,30 @@ fn every_flipped_bit_in_the_golden_log_is_refused() {
                 damaged + 1
             );
         }
+    }
+}
+
+/// A begun log whose cut is damaged holds nothing. The log before it, itself only begun, is then all that tells where
+/// the one before that ends.
+#[test]
+fn a_log_of_only_a_cut_stays_while_it_tells_where_an_older_one_ends() {
+    let header = |log, sequence, start| Header { log, sequence, start };
+    let cut = |log, position| body(RecordKind::Cut, 0, Some(CutPoint { log, position }));
+    let (one, end) = file(header(FIRST, 1, 0), &[cut(LogId(0), 0), body(RecordKind::Commit, 11, None)]);
+    let (two, _) = file(header(SECOND, 2, end), &[cut(FIRST, end)]);
+    let (mut three, _) = file(header(LogId(3), 3, end), &[cut(SECOND, end)]);
+    three[HEADER_BYTES] ^= 1;
+    let files = FaultyFiles::new();
+    for (sequence, bytes) in (1..).zip([one, two, three]) {
+        files.put(&super::super::supply::log_name(sequence), bytes);
+    }
+    for _ in 0..3 {
+        let mut seen = Vec::new();
+        let log = CommitLog::open(LogOptions::default(), Arc::new(files.clone()), &mut |_, record| {
+            seen.push(record.header.transaction);
+            Ok(())
+        });
+        log.unwrap().close().unwrap();
+        assert_eq!(seen, [11]);
     }
 }

@@ -1,0 +1,102 @@
+//! Reads scripts of sqllogictest, as <https://sqlite.org/sqllogictest/doc/trunk/about.wiki> describes them.
+//!
+//! ```text
+//! onlyif sqlite              conditions, if any: skipif, onlyif
+//! statement ok               or: statement error
+//! CREATE TABLE t(a INTEGER)
+//!
+//! query I rowsort label-1    one letter for each column
+//! SELECT a FROM t
+//! ----                       what another database answered, if it is there: not looked at
+//! 7
+//! ```
+//!
+//! What stands after `----` is not read: it has been rounded and hashed, and stock SQLite's own answer stands beside
+//! Fulmar's anyway. So sort modes and `hash-threshold` mean nothing here.
+
+/// What a script says of a statement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expected {
+    /// It answers no rows that matter.
+    Ok,
+    /// It fails.
+    Error,
+    /// It answers rows of so many columns.
+    Rows { columns: usize },
+}
+
+/// A statement or query of a script.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Where its first line is, from 1.
+    pub line: usize,
+    pub expected: Expected,
+    pub sql: String,
+}
+
+/// The records that SQLite is to run, in order; or the line that makes no sense.
+pub fn read(text: &str) -> Result<Vec<Record>, String> {
+    let mut records = Vec::new();
+    let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
+    let mut at = 0;
+    while at < lines.len() {
+        let first = at;
+        while at < lines.len() && !lines[at].is_empty() {
+            at += 1;
+        }
+        let block: Vec<(usize, &str)> = (first..at)
+            .map(|line| (line + 1, lines[line]))
+            .filter(|(_, line)| !line.starts_with('#'))
+            .collect();
+        at += 1;
+        match read_block(&block)? {
+            Block::Nothing => {}
+            Block::Halt => break,
+            Block::Record(record) => records.push(record),
+        }
+    }
+    Ok(records)
+}
+
+enum Block {
+    Nothing,
+    Halt,
+    Record(Record),
+}
+
+fn read_block(block: &[(usize, &str)]) -> Result<Block, String> {
+    let mut lines = block.iter();
+    for (line, text) in lines.by_ref() {
+        // A condition may have a comment behind it.
+        let words: Vec<&str> = text.split_whitespace().take_while(|word| !word.starts_with('#')).collect();
+        let expected = match words.as_slice() {
+            ["onlyif", database] if *database != "sqlite" => return Ok(Block::Nothing),
+            ["skipif", "sqlite"] => return Ok(Block::Nothing),
+            ["onlyif" | "skipif", _] => continue,
+            ["hash-threshold", _] => return Ok(Block::Nothing),
+            ["halt"] => return Ok(Block::Halt),
+            ["statement", "ok"] => Expected::Ok,
+            ["statement", "error"] => Expected::Error,
+            ["query", columns, ..] => Expected::Rows { columns: columns.len() },
+            _ => return Err(format!("line {line}: {text}")),
+        };
+        let sql: Vec<&str> = lines.map(|(_, text)| *text).take_while(|text| *text != "----").collect();
+        return Ok(Block::Record(Record { line: *line, expected, sql: sql.join("\n") }));
+    }
+    Ok(Block::Nothing)
+}
+
+#[test]
+fn records_with_their_conditions() {
+    let text = "# a comment\nhash-threshold 8\n\nstatement ok\nCREATE\n# inside\nTABLE t\n\nonlyif mysql\nquery I\nno\n\n\
+                skipif mysql # why\nquery IT rowsort x\nSELECT 1,\n2\n----\n1\n2\n\nonlyif sqlite\nhalt\n\nstatement ok\nno\n";
+    let record = |line, expected, sql: &str| Record { line, expected, sql: sql.to_owned() };
+    assert_eq!(
+        read(text).unwrap(),
+        [
+            record(4, Expected::Ok, "CREATE\nTABLE t"),
+            record(14, Expected::Rows { columns: 2 }, "SELECT 1,\n2")
+        ]
+    );
+    assert_eq!(read("statement perhaps\nx\n").unwrap_err(), "line 1: statement perhaps");
+}

@@ -1,0 +1,129 @@
+//! Any bytes as log records, page diffs, segments and manifests: read or refused, in memory that their length accounts
+//! for. Each format has checksums, which mutations do not survive; so of an input with an odd first byte the checksums
+//! are put right again, and what lies behind them has to fend for itself.
+
+use crate::{Manifest, PAGE_SIZE, SegmentIndex, ZERO_PAGE, diff, record, segment};
+use fulmar_fuzz::Target;
+
+/// What earlier code wrote, with and without a look at the checksums.
+fn golden(prefix: &str) -> Vec<Vec<u8>> {
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden");
+    let mut files: Vec<_> =
+        std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    files.retain(|file| file.file_name().unwrap().to_str().unwrap().starts_with(prefix));
+    assert!(!files.is_empty());
+    let seed = |signed: u8, file| [vec![signed], std::fs::read(file).unwrap()].concat();
+    files.iter().flat_map(|file| [seed(0, file), seed(1, file)]).collect()
+}
+
+/// The bytes behind the first one, put right by `sign` if it is odd.
+fn signed(input: &[u8], sign: impl FnOnce(&mut [u8]) -> Option<()>) -> Vec<u8> {
+    let Some((how, bytes)) = input.split_first() else { return Vec::new() };
+    let mut bytes = bytes.to_vec();
+    if how & 1 == 1 {
+        let _ = sign(&mut bytes);
+    }
+    bytes
+}
+
+/// Writes the checksum of `bytes[from..to]` to `bytes[at..]`.
+fn sum(bytes: &mut [u8], from: usize, to: usize, at: usize) -> Option<()> {
+    let crc = crc32fast::hash(bytes.get(from..to)?);
+    bytes.get_mut(at..at + 4)?.copy_from_slice(&crc.to_le_bytes());
+    Some(())
+}
+
+fn number(bytes: &[u8], at: usize) -> Option<usize> {
+    usize::try_from(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?)).ok()
+}
+
+/// The checksums of a segment's frames (as far as its index tells where they are), index and footer.
+fn sign_segment(bytes: &mut [u8]) -> Option<()> {
+    let footer = bytes.len().checked_sub(segment::FOOTER_BYTES)?;
+    let index = footer.checked_sub(number(bytes, footer + 8)?)?;
+    sum(bytes, index, footer, footer + 24)?;
+    sum(bytes, footer, footer + 32, footer + 32)?;
+    let read = SegmentIndex::decode(bytes).ok()?;
+    for partition in read.partitions() {
+        for (_, frame) in read.frames(partition) {
+            let start = usize::try_from(frame.offset).ok()?;
+            let frame = bytes.get_mut(start..start + frame.length as usize)?;
+            let (head, payload) = frame.split_at_mut_checked(5)?;
+            let mut hasher = crc32fast::Hasher::new();
+            hasher.update(&head[..1]);
+            hasher.update(payload);
+            head[1..].copy_from_slice(&hasher.finalize().to_le_bytes());
+        }
+    }
+    Some(())
+}
+
+#[test]
+fn fuzz_segment() {
+    let target = Target::new("segment", env!("CARGO_MANIFEST_DIR")).seeds(golden("segment"));
+    target.longest(16 << 10).allocates(256 << 10, 32).run(|input| {
+        let bytes = signed(input, sign_segment);
+        if let Ok(tail) = segment::tail_bytes(&bytes) {
+            assert!(tail >= segment::FOOTER_BYTES as u64);
+        }
+        if let Ok(index) = SegmentIndex::decode(&bytes) {
+            assert_eq!(
+                index.partitions().map(|partition| index.frames(partition).count()).sum::<usize>(),
+                index.pages()
+            );
+            for partition in index.partitions() {
+                assert!(index.frames(partition).all(|(no, frame)| index.frame(partition, no) == Some(frame)));
+            }
+        }
+        let _ = segment::verify(&bytes);
+        let _ = segment::decode_frame(&bytes, &mut ZERO_PAGE.clone());
+    });
+}
+
+#[test]
+fn fuzz_manifest() {
+    Target::new("manifest", env!("CARGO_MANIFEST_DIR"))
+        .seeds(golden("manifest"))
+        .allocates(64 << 10, 16)
+        .run(|input| {
+            let bytes = signed(input, |bytes| {
+                let end = bytes.len().checked_sub(4)?;
+                sum(bytes, 0, end, end)
+            });
+            if let Ok(manifest) = Manifest::decode(&bytes) {
+                assert_eq!(manifest.encode(), bytes, "there is one encoding");
+            }
+        });
+}
+
+#[test]
+fn fuzz_record() {
+    let seeds = golden("record").into_iter().map(|seed| seed[1..].to_vec());
+    Target::new("record", env!("CARGO_MANIFEST_DIR")).seeds(seeds).allocates(64 << 10, 16).run(|input| {
+        let Ok(read) = record::decode(input) else { return };
+        let mut page = ZERO_PAGE;
+        for entry in read.pages() {
+            let _ = diff::apply(entry.diff, &mut page);
+        }
+        assert!(read.pages().count() + read.outcomes().count() + read.segments().count() <= input.len());
+        read.cut();
+    });
+}
+
+#[test]
+fn fuzz_diff() {
+    let seeds = golden("diff").into_iter().map(|seed| seed[1..].to_vec());
+    let target = Target::new("diff", env!("CARGO_MANIFEST_DIR")).seeds(seeds);
+    target.longest(2 * PAGE_SIZE).allocates(64 << 10, 16).run(|input| {
+        let mut page = ZERO_PAGE;
+        if diff::apply(input, &mut page).is_err() {
+            return;
+        }
+        diff::is_full(input);
+        let (mut again, mut other) = (Vec::new(), ZERO_PAGE);
+        diff::encode(None, &page, &mut again);
+        diff::apply(&again, &mut other).unwrap();
+        assert!(page == other);
+    });
+}

@@ -1,0 +1,124 @@
+//! Any bytes as the files of a log: it opens or says what is wrong; a log that opened although it was damaged keeps
+//! what it held.
+//!
+//! An input is the files one after the other, each from its magic bytes on. Heads and headers have checksums, which
+//! mutations do not survive; so the first byte says which of them are put right again, and whether files are named as
+//! their headers say.
+
+use fulmar_fuzz::Target;
+use futures::executor::block_on;
+
+use super::super::supply::log_name;
+use super::super::{CommitLog, LogOptions};
+use super::tests::{body, written};
+use super::*;
+use crate::FaultyFiles;
+
+const MAGIC: &[u8; 8] = b"FULMCLOG";
+const SIGN_HEADERS: u8 = 1;
+const SIGN_FRAMES: u8 = 2;
+const NAME_BY_HEADER: u8 = 4;
+const OPEN: u8 = 8;
+
+fn seeds() -> Vec<Vec<u8>> {
+    let [one, two, three] = written();
+    let files = [vec![&one], vec![&one, &two], vec![&one, &two, &three], vec![&three], vec![&two, &three]];
+    let input = |how: u8, files: &[&Vec<u8>]| {
+        let bytes = files.iter().flat_map(|file| file.iter().copied());
+        std::iter::once(how).chain(bytes).collect()
+    };
+    files.iter().flat_map(|files| [0, 3, 7, 8, 12, 15].map(|how| input(how, files))).collect()
+}
+
+/// The files' bytes.
+fn cut(bytes: &[u8]) -> Vec<Vec<u8>> {
+    let mut starts: Vec<usize> =
+        bytes.windows(8).enumerate().filter(|(_, w)| *w == MAGIC).map(|(at, _)| at).collect();
+    starts.push(bytes.len());
+    starts.windows(2).map(|pair| bytes[pair[0]..pair[1]].to_vec()).collect()
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    bytes.get(at..).and_then(|bytes| bytes.first_chunk()).map_or(0, |chunk| u64::from_le_bytes(*chunk))
+}
+
+fn sign_header(file: &mut [u8]) {
+    if file.len() >= HEADER_BYTES {
+        let crc = crc32fast::hash(&file[..44]);
+        file[44..HEADER_BYTES].copy_from_slice(&crc.to_le_bytes());
+    }
+}
+
+/// Puts right the heads of frames, as far as one follows the other.
+fn sign_frames(file: &mut [u8]) {
+    let id = LogId(u128::from(u64_at(file, 12)) | u128::from(u64_at(file, 20)) << 64);
+    let (mut at, mut position) = (HEADER_BYTES, u64_at(file, 36));
+    while at + FRAME_HEAD_BYTES <= file.len() {
+        let word =
+            |from: usize| u32::from_le_bytes([file[from], file[from + 1], file[from + 2], file[from + 3]]);
+        let (bytes, back) = (FRAME_HEAD_BYTES + word(at) as usize, u64::from(word(at + 4)));
+        let Some(next) = position.checked_add(bytes as u64) else { return };
+        if bytes == FRAME_HEAD_BYTES || at + bytes > file.len() {
+            return;
+        }
+        Frames::of(id).fill(&mut file[at..at + bytes], position, position.saturating_sub(back));
+        (at, position) = (at + bytes, next);
+    }
+}
+
+fn disk(how: u8, bytes: &[u8]) -> FaultyFiles {
+    let disk = FaultyFiles::new();
+    for (sequence, mut file) in (1..).zip(cut(bytes)) {
+        if how & SIGN_HEADERS != 0 {
+            sign_header(&mut file);
+        }
+        if how & SIGN_FRAMES != 0 {
+            sign_frames(&mut file);
+        }
+        let sequence = if how & NAME_BY_HEADER != 0 { u64_at(&file, 28) } else { sequence };
+        disk.put(&log_name(sequence), file);
+    }
+    disk
+}
+
+/// Opens the log, adds a record with this transaction's id and closes it; the ids that it held.
+fn open_and_append(disk: &FaultyFiles, transaction: u64) -> Result<Vec<u64>, LogError> {
+    let mut seen = Vec::new();
+    let log = CommitLog::open(
+        LogOptions { file_bytes: 4096, ..LogOptions::default() },
+        Arc::new(disk.clone()),
+        &mut |_, record| {
+            seen.push(record.header.transaction);
+            Ok(())
+        },
+    )?;
+    let end = log.append(&body(RecordKind::Commit, transaction, None))?;
+    block_on(log.wait_durable(end))?;
+    log.close()?;
+    Ok(seen)
+}
+
+#[test]
+fn fuzz_log() {
+    let target = Target::new("log", env!("CARGO_MANIFEST_DIR")).seeds(seeds()).words(&["FULMCLOG"]);
+    target.allocates(1 << 20, 64).run(|input| {
+        let Some((how, bytes)) = input.split_first() else { return };
+        let files = disk(*how, bytes);
+        let mut records = 0;
+        let recovered = recover(&files, &mut |_, record| {
+            records += record.pages().count().min(1);
+            Ok(())
+        });
+        if recovered.is_err() || how & OPEN == 0 {
+            return;
+        }
+        let files = disk(*how, bytes);
+        let forged = how & (SIGN_HEADERS | SIGN_FRAMES) != 0;
+        if let Ok(mut held) = open_and_append(&files, 4711)
+            && !forged
+        {
+            held.push(4711);
+            assert_eq!(open_and_append(&files, 4712).unwrap(), held, "what it held and what was added");
+        }
+    });
+}

@@ -1,0 +1,68 @@
+//! Any bytes as objects of the store: a segment and a manifest are read or refused, and no more is read into memory
+//! than there is. (What lies behind the checksums is fuzzed in `fulmar-pages`.)
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use fulmar_fuzz::Target;
+use fulmar_pages::{Manifest, PartitionId, SegmentBuilder, SegmentId, SegmentRef, Version, segment};
+use fulmar_store::{ManifestName, PageStore};
+use futures::executor::block_on;
+use object_store::ObjectStoreExt;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+
+fn seeds() -> [Vec<u8>; 2] {
+    let mut built = Vec::new();
+    let mut builder = SegmentBuilder::new(&mut built);
+    for no in 1..=3 {
+        builder.push(PartitionId(7), no, &[no as u8; 4096], &mut built);
+    }
+    builder.finish(&mut built);
+    let manifest = Manifest {
+        partition: PartitionId(7),
+        version: Version { lineage: 1, epoch: 1, number: 1 },
+        page_count: 3,
+        timestamp: 4,
+        segments: vec![SegmentRef { id: SegmentId(1), partition: PartitionId(7) }],
+        outcomes: Vec::new(),
+        outcomes_horizon: 0,
+    };
+    [built, manifest.encode()]
+}
+
+/// Puts the footer's checksum right: it says how much of a segment is to be read.
+fn sign_footer(bytes: &mut [u8]) {
+    if let Some(footer) = bytes.len().checked_sub(segment::FOOTER_BYTES) {
+        let crc = crc32fast::hash(&bytes[footer..footer + 32]);
+        bytes[footer + 32..footer + 36].copy_from_slice(&crc.to_le_bytes());
+    }
+}
+
+#[test]
+fn fuzz_objects() {
+    let target = Target::new("objects", env!("CARGO_MANIFEST_DIR")).seeds(seeds()).longest(16 << 10);
+    target.allocates(1 << 20, 64).run(|input| {
+        let objects = Arc::new(InMemory::new());
+        let store = PageStore::open(objects.clone());
+        let mut bytes = input.to_vec();
+        sign_footer(&mut bytes);
+        let name = ManifestName { partition: PartitionId(7), epoch: 1, number: 1 };
+        block_on(async {
+            let id = store.put_segment(Bytes::from(bytes)).await.unwrap();
+            if let Ok(index) = store.segment_index(id).await {
+                for partition in index.partitions() {
+                    for (_, frame) in index.frames(partition) {
+                        let _ = store.read_page(id, frame).await;
+                    }
+                }
+            }
+            let path = Path::from("manifests/0000000000000007/00000001/0000000000000001");
+            objects.put(&path, Bytes::copy_from_slice(input).into()).await.unwrap();
+            if let Ok(manifest) = store.read_manifest(name).await {
+                assert_eq!(manifest.encode(), input);
+            }
+            let _ = store.latest_manifest(PartitionId(7)).await;
+        });
+    });
+}
