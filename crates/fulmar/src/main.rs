@@ -3,7 +3,7 @@
 //! ```text
 //!   main ─ cli (what can be asked, and the help that teaches it)
 //!     ├── start    a node in the foreground: lock, engine, catalog, gateway, signals
-//!     ├── tenant   CREATE, DROP and ALTER DATABASE over the Postgres protocol, as any client could
+//!     ├── tenant   administration, loads and migrations over the Postgres protocol, as any client could
 //!     ├── status   /healthz and /metrics of a node, as a table
 //!     ├── bench    the workloads of the crate `fulmar-workload`
 //!     └── demo     a node, a hundred tenants, a crash: one minute
@@ -65,7 +65,7 @@ fn run(command: Command) -> anyhow::Result<()> {
     runtime.block_on(async {
         match command {
             Command::Start(arguments) => start::run(arguments).await,
-            Command::Tenant(arguments) => tenant::run(arguments).await,
+            Command::Tenant(arguments) => interrupt::or_interrupted(tenant::run(arguments)).await,
             Command::Status(arguments) => status::run(arguments).await,
             Command::Bench(arguments) => interrupt::or_interrupted(bench::run(arguments)).await,
             Command::Demo(arguments) => interrupt::or_interrupted(demo::run(arguments)).await,

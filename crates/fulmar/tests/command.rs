@@ -168,6 +168,116 @@ async fn a_file_is_loaded_whole_or_not_at_all() {
     assert_eq!(node.end(rustix::process::Signal::INT), Some(0));
 }
 
+/// A client's connection to a database of a node.
+async fn client(node: &Node, database: &str) -> tokio_postgres::Client {
+    let (client, connection) =
+        tokio_postgres::connect(&format!("{}/{database}", node.url()), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+async fn number(client: &tokio_postgres::Client, sql: &str) -> i64 {
+    client.query_one(sql, &[]).await.unwrap().get(0)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_script_runs_once_in_each_tenant() {
+    let directory = tempfile::tempdir().unwrap();
+    let node = Node::start(&directory.path().join("data"), &["--insecure"]);
+    let url = node.url();
+    let file = directory.path().join("migrate.sql");
+    let path = file.to_str().unwrap();
+    let exec = |arguments: &[&str]| run(&[&["tenant", "--server", &url, "exec"], arguments].concat());
+    stdout(&run(&["tenant", "--server", &url, "create", "a-1", "a-2", "b-1"]));
+    stdout(&exec(&["--all", "-c", "CREATE TABLE log(n INTEGER)"]));
+    std::fs::write(
+        &file,
+        "INSERT INTO log VALUES (1); CREATE TABLE t(x); INSERT INTO t SELECT sum(n) FROM log;",
+    )
+    .unwrap();
+
+    // It fails in one tenant, which keeps nothing of it.
+    client(&node, "a-2").await.batch_execute("CREATE TABLE t(y)").await.unwrap();
+    let refused = exec(&["--like", "A-_", "-f", path, "--json"]);
+    assert!(refusal(&refused, 1).contains("the script failed"));
+    let report: serde_json::Value = serde_json::from_slice(&refused.stdout).unwrap();
+    assert_eq!((&report["done"], &report["skipped"]), (&1.into(), &0.into()));
+    let failed = report["failed"].as_array().unwrap();
+    assert_eq!(
+        (failed.len(), &failed[0]["tenant"], &failed[0]["sqlstate"]),
+        (1, &"a-2".into(), &"42P07".into())
+    );
+    assert!(failed[0]["message"].as_str().unwrap().contains("already exists"));
+    assert_eq!(number(&client(&node, "a-2").await, "SELECT count(*) FROM log").await, 0);
+    let listed = exec(&["--like", "a-_", "-f", path]);
+    assert!(refusal(&listed, 1).contains("goes on there"));
+    let table = String::from_utf8(listed.stdout).unwrap();
+    assert!(table.contains("42P07") && table.contains("done in 0 tenants, 1 had it, 1 failed"), "{table}");
+
+    // The cause is mended: the next run goes on where it has not been done, and the one after has nothing to do.
+    client(&node, "a-2").await.batch_execute("DROP TABLE t").await.unwrap();
+    assert!(stdout(&exec(&["--all", "-f", path])).starts_with("done in 2 tenants, 1 had it, 0 failed"));
+    assert!(stdout(&exec(&["--all", "-f", path])).starts_with("done in 0 tenants, 3 had it, 0 failed"));
+    for name in ["a-1", "a-2", "b-1"] {
+        assert_eq!(number(&client(&node, name).await, "SELECT count(*) FROM log").await, 1);
+    }
+
+    // Another text is another script; tenants that are not there are failures like others.
+    std::fs::write(&file, "INSERT INTO log VALUES (2)").unwrap();
+    let refused = exec(&["a-1", "nobody", "-f", path, "--json"]);
+    assert!(refusal(&refused, 1).contains("the script failed"));
+    let report: serde_json::Value = serde_json::from_slice(&refused.stdout).unwrap();
+    assert_eq!((&report["done"], &report["failed"][0]["sqlstate"]), (&1.into(), &"3D000".into()));
+
+    let ends = exec(&["a-1", "-c", "INSERT INTO log VALUES (9); ROLLBACK; INSERT INTO log VALUES (9)"]);
+    assert!(String::from_utf8_lossy(&ends.stdout).contains("ends its transaction itself"));
+    assert_eq!(number(&client(&node, "a-1").await, "SELECT count(*) FROM log WHERE n = 9").await, 1);
+    stdout(&exec(&["a-1", "-c", "VACUUM", "--no-transaction"]));
+    refusal(&exec(&["--all", "a-1", "-c", "SELECT 1"]), 2);
+    refusal(&exec(&["--all"]), 2);
+    assert!(refusal(&exec(&["--like", "nobody", "-c", "SELECT 1"]), 1).contains("tenant list"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_became_of_an_interrupted_script_is_asked_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let node = Node::start(&directory.path().join("data"), &["--insecure"]);
+    let url = node.url();
+    let file = directory.path().join("migrate.sql");
+    let path = file.to_str().unwrap();
+    stdout(&run(&["tenant", "--server", &url, "create", "a", "b"]));
+    let exec = ["tenant", "--server", &url, "exec", "--all", "-f", path];
+    let table = "CREATE TABLE log(n INTEGER PRIMARY KEY); INSERT INTO log VALUES (1)";
+    stdout(&run(&["tenant", "--server", &url, "exec", "--all", "-c", table]));
+    std::fs::write(&file, "SELECT * FROM log WHERE n = 1 FOR UPDATE; INSERT INTO log VALUES (2)").unwrap();
+
+    // In one tenant it has to wait for a row, and Ctrl-C comes meanwhile.
+    let holder = client(&node, "b").await;
+    holder.batch_execute("BEGIN; SELECT * FROM log WHERE n = 1 FOR UPDATE").await.unwrap();
+    let mut process = fulmar(&exec).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    let one = client(&node, "a").await;
+    while number(&one, "SELECT count(*) FROM log WHERE n = 2").await == 0 {
+        tokio::task::yield_now().await;
+    }
+    rustix::process::kill_process(rustix::process::Pid::from_child(&process), rustix::process::Signal::INT)
+        .unwrap();
+    assert_eq!(process.wait().unwrap().code(), Some(130));
+    holder.batch_execute("ROLLBACK").await.unwrap();
+
+    // As if it had died between its COMMIT and the note.
+    let notes = std::fs::read_to_string(directory.path().join("migrate.sql.state")).unwrap();
+    let begun: Vec<&str> = notes.lines().filter(|line| line.ends_with("\"done\":false}")).collect();
+    assert!(begun.iter().all(|line| line.contains("\"tenant\":\"a\"")), "{notes}");
+    std::fs::write(directory.path().join("migrate.sql.state"), begun.join("\n")).unwrap();
+    let report: serde_json::Value =
+        serde_json::from_str(&stdout(&run(&[&exec[..], &["--json"]].concat()))).unwrap();
+    assert_eq!((&report["done"], &report["skipped"]), (&2.into(), &0.into()));
+    for name in ["a", "b"] {
+        let client = client(&node, name).await;
+        assert_eq!(number(&client, "SELECT count(*) FROM log WHERE n = 2").await, 1, "{name}");
+    }
+}
+
 #[test]
 fn the_first_start_makes_a_superuser_and_the_second_keeps_it() {
     let directory = tempfile::tempdir().unwrap();
