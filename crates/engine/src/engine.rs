@@ -151,6 +151,7 @@ impl Engine {
             machines: Arc::default(),
             stats: NodeStats::default(),
             naming: Arc::default(),
+            exported: Mutex::default(),
         });
         let seed = node.clock.unix_ms() ^ std::process::id() as u64;
         let engine = Arc::new(Engine {

@@ -28,7 +28,7 @@ use fulmar_pages::{PartitionId, SegmentId, Version};
 use fulmar_store::Lsn;
 use fulmar_store::failpoint;
 use futures::stream::{self, StreamExt};
-use tokio::sync::Notify;
+use tokio::sync::{MutexGuard, Notify};
 
 use crate::partition::{Flush, Partition, SnapshotBounds, store_error};
 use crate::{Engine, Result};
@@ -302,10 +302,8 @@ async fn name_segment(
 
 /// Makes partition `id` a copy of `source`, by reference.
 pub(crate) async fn copy(engine: &Engine, source: &Arc<Partition>, id: PartitionId) -> Result<()> {
-    flush(engine, vec![source.clone()]).await?;
-    let _naming = engine.node().naming.read().await;
-    let store = &engine.node().store;
-    let Some(manifest) = store.latest_manifest(source.id).await.map_err(store_error)? else { return Ok(()) };
+    let (_settled, manifest) = newest_manifest(engine, source).await?;
+    let Some(manifest) = manifest else { return Ok(()) };
     let manifest = Manifest {
         partition: id,
         version: Version { lineage: id.0, epoch: 1, number: manifest.version.number },
@@ -315,7 +313,24 @@ pub(crate) async fn copy(engine: &Engine, source: &Arc<Partition>, id: Partition
         outcomes_horizon: engine.node().clock.newest_id(),
         ..manifest
     };
-    store.put_manifest(&manifest).await.map_err(store_error)
+    engine.node().store.put_manifest(&manifest).await.map_err(store_error)
+}
+
+/// The manifest of a partition with all that has been committed; `None` if that is nothing. While the guard is held no
+/// newer one replaces it, and nothing that it names is collected.
+pub(crate) async fn newest_manifest<'a>(
+    engine: &'a Engine,
+    partition: &Arc<Partition>,
+) -> Result<(MutexGuard<'a, ()>, Option<Manifest>)> {
+    flush(engine, vec![partition.clone()]).await?;
+    let settled = engine.flusher.flushing.lock().await;
+    let manifest = engine.node().store.latest_manifest(partition.id).await.map_err(store_error)?;
+    Ok((settled, manifest))
+}
+
+/// So many bytes of a segment were written besides flushes.
+pub(crate) fn count_written(engine: &Engine, bytes: u64) {
+    engine.flusher.written_bytes.fetch_add(bytes, Ordering::Relaxed);
 }
 
 /// Deletes a dropped partition's manifests.
@@ -335,6 +350,7 @@ pub(crate) async fn collect(engine: &Engine) -> Result<()> {
     let _naming = engine.node().naming.write().await;
     let store = &engine.node().store;
     let mut named: HashSet<SegmentId> = engine.unopened_segments().into_iter().collect();
+    named.extend(engine.node().exported_segments());
     for name in store.list_manifests(None).await.map_err(store_error)? {
         let manifest = store.read_manifest(name).await.map_err(store_error)?;
         named.extend(manifest.segments.iter().map(|segment| segment.id));

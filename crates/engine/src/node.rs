@@ -1,8 +1,9 @@
 //! What all partitions of a node share: log, store, memory, clock.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
+use fulmar_pages::SegmentId;
 use fulmar_store::CommitLog;
 use fulmar_store::PageStore;
 use parking_lot::Mutex;
@@ -25,6 +26,8 @@ pub(crate) struct Node {
     pub stats: NodeStats,
     /// Held to write while segments are marked and swept; to read by whoever has a segment that nothing names yet.
     pub naming: Arc<RwLock<()>>,
+    /// Segments that exports are reading, for as long as those live.
+    pub exported: Mutex<Vec<Weak<Vec<SegmentId>>>>,
 }
 
 /// Counters of the node's commits.
@@ -36,6 +39,13 @@ pub(crate) struct NodeStats {
 }
 
 impl Node {
+    /// Segments that exports are reading.
+    pub(crate) fn exported_segments(&self) -> Vec<SegmentId> {
+        let mut exported = self.exported.lock();
+        exported.retain(|segments| segments.strong_count() > 0);
+        exported.iter().filter_map(Weak::upgrade).flat_map(|segments| segments.to_vec()).collect()
+    }
+
     /// Counts a commit record.
     pub(crate) fn count_record(&self, bytes: usize, pages: usize) {
         self.stats.records.fetch_add(1, Ordering::Relaxed);

@@ -10,7 +10,7 @@ use fulmar_workload::compare::CompareArgs;
 use fulmar_workload::ycsb::YcsbArgs;
 
 use crate::size::Bytes;
-pub use tenant::{ExecArgs, LoadArgs, TenantAction, TenantArgs};
+pub use tenant::{ExecArgs, ExportArgs, ImportArgs, LoadArgs, TenantAction, TenantArgs};
 
 const EXAMPLES: &str = "\
 Try it:
@@ -37,7 +37,7 @@ pub struct Cli {
 pub enum Command {
     /// Run a node in the foreground
     Start(StartArgs),
-    /// Create, drop, rename and list tenants; load tables; run a script in many
+    /// Create, drop, rename and list tenants; load, export and import; run a script in many
     Tenant(TenantArgs),
     /// Show how a node is
     Status(StatusArgs),

@@ -278,6 +278,62 @@ async fn what_became_of_an_interrupted_script_is_asked_for() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_leaves_as_a_file_and_comes_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let data = directory.path().join("data");
+    let node = Node::start(&data, &["--insecure"]);
+    let url = node.url();
+    let tenant = |arguments: &[&str]| run(&[&["tenant", "--server", &url], arguments].concat());
+    let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    stdout(&tenant(&["create", "shop"]));
+    let rows = "CREATE TABLE item(id INTEGER PRIMARY KEY, name TEXT UNIQUE);
+        WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000)
+        INSERT INTO item SELECT i, 'item ' || i FROM n";
+    client(&node, "shop").await.batch_execute(rows).await.unwrap();
+
+    let file = path("shop.db");
+    assert!(stdout(&tenant(&["export", "shop", &file])).starts_with("exported shop to "));
+    let stock = |file: &str, sql: &str| -> String {
+        rusqlite::Connection::open(file).unwrap().query_row(sql, [], |row| row.get(0)).unwrap()
+    };
+    assert_eq!(stock(&file, "PRAGMA integrity_check"), "ok");
+    assert_eq!(stock(&file, "SELECT name FROM item WHERE id = 20000"), "item 20000");
+    assert!(refusal(&tenant(&["export", "shop", &file]), 1).contains("--force"));
+    let again = stdout(&tenant(&["export", "shop", &file, "--force", "--json"]));
+    let again: serde_json::Value = serde_json::from_str(&again).unwrap();
+    assert_eq!(again["bytes"], std::fs::metadata(&file).unwrap().len());
+    assert!(refusal(&tenant(&["export", "nobody", &path("nobody.db")]), 1).contains("does not exist"));
+    assert_eq!(tenant(&["export", "shop", "-"]).stdout, std::fs::read(&file).unwrap());
+
+    // A file that others use is not changed meanwhile; what is not all in the file is refused.
+    let user = rusqlite::Connection::open(&file).unwrap();
+    user.execute_batch("PRAGMA journal_mode = WAL; UPDATE item SET name = 'changed' WHERE id = 1").unwrap();
+    let refused = refusal(&tenant(&["import", "store", &file]), 1);
+    assert!(refused.contains("write-ahead log") && refused.contains("VACUUM INTO"), "{refused}");
+    drop(user);
+    assert!(stdout(&tenant(&["import", "store", &file])).contains(" as store: "));
+    assert!(refusal(&tenant(&["import", "store", &file]), 1).contains("already exists"));
+    std::fs::write(path("text"), "no database").unwrap();
+    assert!(
+        refusal(&tenant(&["import", "other", &path("text")]), 1).contains("nothing was imported as other")
+    );
+    assert!(!stdout(&tenant(&["list"])).contains("other"));
+    let names: Vec<_> =
+        std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(names.iter().all(|name| !name.to_string_lossy().contains("partial")), "{names:?}");
+
+    // It is there for good, like any tenant.
+    client(&node, "store").await.batch_execute("INSERT INTO item VALUES (0, 'zero')").await.unwrap();
+    assert_eq!(node.end(rustix::process::Signal::KILL), None);
+    let node = Node::start(&data, &["--insecure"]);
+    let store = client(&node, "store").await;
+    assert_eq!(number(&store, "SELECT count(*) FROM item WHERE name IN ('zero', 'changed')").await, 2);
+    assert_eq!(number(&store, "SELECT count(*) FROM item").await, 20_001);
+    let sound: String = store.query_one("PRAGMA integrity_check", &[]).await.unwrap().get(0);
+    assert_eq!(sound, "ok");
+}
+
 #[test]
 fn the_first_start_makes_a_superuser_and_the_second_keeps_it() {
     let directory = tempfile::tempdir().unwrap();

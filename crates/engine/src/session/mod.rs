@@ -177,6 +177,13 @@ impl Session {
         Canceller { flag: self.flag.clone(), running: self.running.clone() }
     }
 
+    /// A session on another partition. What cancels this one cancels it too.
+    pub fn beside(&self, partition: PartitionId) -> Session {
+        let mut beside = Session::new(self.engine.clone(), partition);
+        (beside.flag, beside.running) = (self.flag.clone(), self.running.clone());
+        beside
+    }
+
     /// Whether transactions are read-only unless they say otherwise (`default_transaction_read_only`).
     pub fn set_default_read_only(&mut self, on: bool) {
         self.default_read_only = on;

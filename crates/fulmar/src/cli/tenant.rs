@@ -13,6 +13,8 @@ Examples:
   fulmar tenant rename shop store
   fulmar tenant list --json
   fulmar tenant load shop orders orders.csv --header
+  fulmar tenant export shop shop.db                   an SQLite file, consistent, while shop is in use
+  fulmar tenant import shop-2 shop.db --owner ada
   fulmar tenant exec --all -f migrate.sql             one transaction in each tenant
   fulmar tenant drop store
 
@@ -68,6 +70,10 @@ pub enum TenantAction {
     List,
     /// Load a file into a table of a tenant: all of its rows, or none
     Load(LoadArgs),
+    /// Write a tenant as a plain SQLite file, while it is in use
+    Export(ExportArgs),
+    /// Make a tenant of a plain SQLite file
+    Import(ImportArgs),
     /// Run a script in many tenants, in one transaction each
     #[command(after_help = EXEC_EXAMPLES)]
     Exec(ExecArgs),
@@ -98,6 +104,30 @@ pub struct LoadArgs {
     /// How NULL is written [default: nothing in CSV, else \\N]
     #[arg(long, value_name = "TEXT")]
     pub null: Option<String>,
+}
+
+/// `fulmar tenant export`
+#[derive(Args, Debug)]
+pub struct ExportArgs {
+    /// The tenant
+    pub name: String,
+    /// The file; it must not be there. - is the standard output
+    pub file: PathBuf,
+    /// Replace the file if it is there
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// `fulmar tenant import`
+#[derive(Args, Debug)]
+pub struct ImportArgs {
+    /// The tenant; it must not be there
+    pub name: String,
+    /// The file: an SQLite database with pages of 4096 bytes, in UTF-8. - is the standard input
+    pub file: PathBuf,
+    /// The user that it belongs to [default: the user that asks]
+    #[arg(long, value_name = "USER")]
+    pub owner: Option<String>,
 }
 
 const EXEC_EXAMPLES: &str = "\

@@ -1,16 +1,20 @@
 //! `fulmar tenant`: the administration statements, for those who would rather not write SQL.
 //!
-//! It connects as any client would, to the database `fulmar` of the server (`load` and `exec`: to the tenants'), so it
+//! It connects as any client would, to the database `fulmar` of the server (`load`, `export` and `exec`: to the tenants'), so it
 //! needs no more rights and no other port than psql does.
 
 mod exec;
+mod export;
+mod import;
 mod load;
 
 use std::fmt;
+use std::io::IsTerminal;
 use std::path::Path;
 
 use anyhow::{Context, bail};
 use serde::Serialize;
+use tokio::io::AsyncRead;
 use tokio_postgres::{Client, Config, NoTls, SimpleQueryMessage, SimpleQueryRow};
 
 use crate::cli::{ServerArgs, TenantAction, TenantArgs};
@@ -18,6 +22,9 @@ use crate::output;
 
 /// The database that takes administration statements.
 const SYSTEM_DATABASE: &str = "fulmar";
+
+/// Bytes of a file that are sent at once.
+const PIECE_BYTES: usize = 256 << 10;
 
 /// From so many tenants on, a bar shows how far it is.
 const WORTH_A_BAR: usize = 20;
@@ -58,6 +65,10 @@ pub async fn run(arguments: TenantArgs) -> anyhow::Result<()> {
         }
         TenantAction::List => list(&system().await?, json).await,
         TenantAction::Load(load) => load::run(&connect(&server, &load.name).await?, &load, json).await,
+        TenantAction::Export(export) => {
+            export::run(&connect(&server, &export.name).await?, &export, json).await
+        }
+        TenantAction::Import(import) => import::run(&system().await?, &import, json).await,
         TenantAction::Exec(exec) => exec::run(&server, &exec, json).await,
     }
 }
@@ -192,6 +203,21 @@ fn server_error(error: &tokio_postgres::Error) -> anyhow::Error {
         }
     };
     error.into()
+}
+
+/// The file, and how many bytes it has if that is known; `-` is the standard input.
+async fn open(file: &Path) -> anyhow::Result<(Box<dyn AsyncRead + Unpin>, Option<u64>)> {
+    if file == Path::new("-") {
+        anyhow::ensure!(
+            !std::io::stdin().is_terminal(),
+            "the standard input is to come from a file or a pipe"
+        );
+        return Ok((Box::new(tokio::io::stdin()), None));
+    }
+    let opened = tokio::fs::File::open(file).await;
+    let opened = opened.with_context(|| format!("cannot open {}", file.display()))?;
+    let data = opened.metadata().await?;
+    Ok((Box::new(opened), data.is_file().then_some(data.len())))
 }
 
 fn create_clauses(owner: Option<&str>, template: Option<&str>) -> String {

@@ -66,6 +66,11 @@ impl Session {
                 return Ok(Ran::Copying);
             }
             Command::Copy(Copy::Out { query, format }) => return self.copy_out(query, format, output).await,
+            Command::Copy(Copy::DatabaseOut) => return self.export(output).await,
+            Command::Copy(Copy::DatabaseIn { name, owner }) => {
+                self.begin_import(name, owner.as_deref(), output).await?;
+                return Ok(Ran::Copying);
+            }
             Command::Procedure(procedure) => {
                 self.procedure(procedure, output).await?;
                 procedure.tag()
@@ -226,7 +231,7 @@ impl Session {
         }
     }
 
-    fn outside_transaction(&self, tag: &str) -> Result<()> {
+    pub(super) fn outside_transaction(&self, tag: &str) -> Result<()> {
         if self.link.status() == TransactionStatus::Idle && !self.link.implicit {
             return Ok(());
         }

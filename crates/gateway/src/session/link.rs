@@ -66,6 +66,14 @@ impl Link {
         Ok(collector.rows)
     }
 
+    /// Runs a query of the gateway's own, by itself.
+    pub(crate) async fn run_alone(&mut self, sql: &str) -> Result<Vec<Vec<Value>>> {
+        let (statement, _) = self.prepare(sql).await?;
+        let mut collector = Collector::default();
+        self.execute(&statement, &[], Scope::Auto, &mut collector).await?;
+        Ok(collector.rows)
+    }
+
     /// Ends the implicit transaction, if there is one: commits it, or rolls it back if it has failed.
     pub(crate) async fn finish(&mut self) -> Result<()> {
         if !std::mem::take(&mut self.implicit) {

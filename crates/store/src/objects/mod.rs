@@ -143,11 +143,29 @@ impl PageStore {
         let end = location.offset.saturating_add(location.length.into());
         let frame = self.read(&path, GetRange::Bounded(location.offset..end)).await?;
         let mut page = Box::new(ZERO_PAGE);
-        // The error's place is one in the segment, not in the frame.
-        segment::decode_frame(&frame, &mut page).map_err(|cause| {
-            damaged(&path, FormatError { at: cause.at.saturating_add(location.offset as usize), ..cause })
-        })?;
+        decode_frame_at(&path, location, &frame, &mut page)?;
         Ok(page)
+    }
+
+    /// Reads pages that lie one behind the other, and appends them to `out`: one ranged read.
+    pub async fn read_pages(
+        &self,
+        id: SegmentId,
+        locations: &[FrameLocation],
+        out: &mut Vec<u8>,
+    ) -> Result<(), StoreError> {
+        let (Some(first), Some(last)) = (locations.first(), locations.last()) else { return Ok(()) };
+        let path = segment_path(id);
+        let end = last.offset.saturating_add(last.length.into());
+        let frames = self.read(&path, GetRange::Bounded(first.offset..end)).await?;
+        let mut page = ZERO_PAGE;
+        for location in locations {
+            let start = location.offset.saturating_sub(first.offset) as usize;
+            let frame = frames.get(start..start.saturating_add(location.length as usize));
+            decode_frame_at(&path, *location, frame.unwrap_or_default(), &mut page)?;
+            out.extend_from_slice(&page);
+        }
+        Ok(())
     }
 
     /// The segments that there are, in no particular order.
@@ -256,6 +274,18 @@ impl PageStore {
             Err(cause) => Err(StoreError::failed("delete", path, cause)),
         }
     }
+}
+
+/// Decodes a frame of a segment. The error's place is one in the segment, not in the frame.
+fn decode_frame_at(
+    path: &Path,
+    location: FrameLocation,
+    frame: &[u8],
+    page: &mut Page,
+) -> Result<(), StoreError> {
+    segment::decode_frame(frame, page).map_err(|cause| {
+        damaged(path, FormatError { at: cause.at.saturating_add(location.offset as usize), ..cause })
+    })
 }
 
 fn create() -> PutOptions {
