@@ -323,9 +323,14 @@ pub(crate) async fn newest_manifest<'a>(
     partition: &Arc<Partition>,
 ) -> Result<(MutexGuard<'a, ()>, Option<Manifest>)> {
     flush(engine, vec![partition.clone()]).await?;
-    let settled = engine.flusher.flushing.lock().await;
+    let settled = settled(engine).await;
     let manifest = engine.node().store.latest_manifest(partition.id).await.map_err(store_error)?;
     Ok((settled, manifest))
+}
+
+/// While this is held no manifest is replaced by a newer one, and nothing is collected.
+pub(crate) async fn settled(engine: &Engine) -> MutexGuard<'_, ()> {
+    engine.flusher.flushing.lock().await
 }
 
 /// So many bytes of a segment were written besides flushes.

@@ -43,6 +43,7 @@ mod store;
 mod transaction;
 mod value;
 mod variables;
+mod verify;
 mod vfs;
 
 pub use cancel::{CancelReason, Canceller};
@@ -59,3 +60,4 @@ pub use statement::{
     TransactionStatus,
 };
 pub use value::{Value, ValueRef};
+pub use verify::{Damage, Verified, verify_directory};

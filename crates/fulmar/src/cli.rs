@@ -39,6 +39,8 @@ pub enum Command {
     Start(StartArgs),
     /// Create, drop, rename and list tenants; load, export and import; run a script in many
     Tenant(TenantArgs),
+    /// Read all data, and compare it with its checksums
+    Verify(VerifyArgs),
     /// Show how a node is
     Status(StatusArgs),
     /// Run workloads, and compare with PostgreSQL
@@ -114,6 +116,31 @@ pub struct ServerArgs {
     /// A file that holds the password
     #[arg(long, global = true, value_name = "FILE")]
     pub password_file: Option<PathBuf>,
+}
+
+const VERIFY_EXAMPLES: &str = "\
+Examples:
+  fulmar verify --data /var/lib/fulmar        of a node that does not run, or of a backup
+  fulmar verify --server postgres://fulmar@127.0.0.1:5433 --deep
+
+Nothing is changed. Exit code 1 if there is damage; each place is listed.";
+
+/// `fulmar verify`
+#[derive(Args, Debug)]
+#[command(after_help = VERIFY_EXAMPLES)]
+pub struct VerifyArgs {
+    /// Read this data directory, which no node uses, instead of asking a node
+    #[arg(long, value_name = "DIR", conflicts_with = "deep")]
+    pub data: Option<PathBuf>,
+    /// Let SQLite check the structure of every tenant too (PRAGMA quick_check)
+    #[arg(long)]
+    pub deep: bool,
+    /// The node to ask.
+    #[command(flatten)]
+    pub server: ServerArgs,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 const STATUS_EXAMPLES: &str = "\

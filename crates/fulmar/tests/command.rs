@@ -4,7 +4,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use tokio_postgres::NoTls;
@@ -332,6 +332,126 @@ async fn a_tenant_leaves_as_a_file_and_comes_back() {
     assert_eq!(number(&store, "SELECT count(*) FROM item").await, 20_001);
     let sound: String = store.query_one("PRAGMA integrity_check", &[]).await.unwrap().get(0);
     assert_eq!(sound, "ok");
+}
+
+/// Files below a directory whose names begin or end so.
+fn files(directory: &Path, wanted: &dyn Fn(&str) -> bool) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => found.extend(files(&path, wanted)),
+            false if wanted(path.to_str().unwrap()) => found.push(path),
+            false => {}
+        }
+    }
+    found.sort();
+    found
+}
+
+fn flip(file: &Path, byte: usize) {
+    let mut bytes = std::fs::read(file).unwrap();
+    bytes[byte] ^= 0x10;
+    std::fs::write(file, bytes).unwrap();
+}
+
+/// Places that `fulmar verify` names, each with its byte.
+fn damage(output: &Output) -> Vec<(String, Option<u64>)> {
+    assert!(matches!(output.status.code(), Some(0 | 1)), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let place = |damage: &serde_json::Value| {
+        assert!(!damage["problem"].as_str().unwrap().is_empty());
+        (damage["place"].as_str().unwrap().to_owned(), damage["byte"].as_u64())
+    };
+    let places: Vec<_> = report["damage"].as_array().unwrap().iter().map(place).collect();
+    assert_eq!(output.status.success(), places.is_empty());
+    places
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn verify_names_every_damaged_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let data = directory.path().canonicalize().unwrap().join("data");
+    let verify = || run(&["verify", "--data", data.to_str().unwrap(), "--json"]);
+    assert!(refusal(&verify(), 1).contains("no data directory"));
+    let node = Node::start(&data, &["--insecure"]);
+    stdout(&run(&["tenant", "--server", &node.url(), "create", "shop", "big"]));
+    let shop = client(&node, "shop").await;
+    shop.batch_execute("CREATE TABLE t(x); INSERT INTO t VALUES (1), (2)").await.unwrap();
+    // So much at once that the log only names the segment.
+    let large =
+        "CREATE TABLE t(x); WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 3000)
+        INSERT INTO t SELECT randomblob(4000) FROM n";
+    client(&node, "big").await.batch_execute(large).await.unwrap();
+    assert!(refusal(&verify(), 1).contains("in use by process"));
+    // What a crash leaves is sound.
+    assert_eq!(node.end(rustix::process::Signal::KILL), None);
+    assert_eq!(damage(&verify()), []);
+    let named_by_log = files(&data.join("store"), &|name| name.contains("/segments/"));
+    assert_eq!(named_by_log.len(), 1);
+    let aside = directory.path().join("aside");
+    std::fs::rename(&named_by_log[0], &aside).unwrap();
+    assert_eq!(damage(&verify()), [(named_by_log[0].to_str().unwrap().to_owned(), None)]);
+    std::fs::rename(&aside, &named_by_log[0]).unwrap();
+
+    let node = Node::start(&data, &["--insecure"]);
+    client(&node, "shop").await.batch_execute("INSERT INTO t VALUES (3)").await.unwrap();
+    assert_eq!(node.end(rustix::process::Signal::INT), Some(0));
+    assert_eq!(damage(&verify()), []);
+    let read = stdout(&run(&["verify", "--data", data.to_str().unwrap()]));
+    assert!(read.starts_with("sound: read 1 catalog, "), "{read}");
+
+    let mut places = vec![(data.join("meta.db"), 100, None)];
+    let mut kinds = 1;
+    let mut add = |found: Vec<PathBuf>, bytes: &dyn Fn(usize) -> Vec<(usize, Option<u64>)>| {
+        assert!(!found.is_empty());
+        kinds += 1;
+        for file in found {
+            let length = std::fs::metadata(&file).unwrap().len() as usize;
+            places.extend(bytes(length).into_iter().map(|(at, named)| (file.clone(), at, named)));
+        }
+    };
+    // Header, first frame, index, footer, magic.
+    add(files(&data.join("store"), &|name| name.contains("/segments/")), &|length| {
+        vec![(0, Some(0)), (40, Some(17)), (length - 46, None), (length - 30, None), (length - 1, None)]
+    });
+    add(files(&data.join("store"), &|name| name.contains("/manifests/")), &|length| {
+        vec![(0, Some(0)), (30, None), (length - 1, None)]
+    });
+    // The header, the head of the first frame, and its body; of files that have been begun.
+    let begun = |file: &PathBuf| std::fs::read(file).unwrap().starts_with(b"FULMCLOG");
+    let logs = files(&data.join("log"), &|name| name.ends_with(".log"));
+    add(logs.into_iter().filter(begun).collect(), &|_| vec![(0, Some(0)), (50, Some(48)), (70, Some(48))]);
+    for (file, at, named) in &places {
+        flip(file, *at);
+        let found = damage(&verify());
+        assert_eq!(found.len(), 1, "byte {at} of {}: {found:?}", file.display());
+        assert_eq!(Path::new(&found[0].0), file, "byte {at}");
+        if named.is_some() {
+            assert_eq!(found[0].1, *named, "byte {at} of {}", file.display());
+        }
+        flip(file, *at);
+    }
+    assert_eq!((kinds, damage(&verify())), (4, vec![]));
+
+    // A node that runs tells the same of what it has in the store.
+    let node = Node::start(&data, &["--insecure"]);
+    let ask = |flags: &[&str]| run(&[&["verify", "--server", &node.url(), "--json"], flags].concat());
+    assert_eq!(damage(&ask(&["--deep"])), []);
+    let segments = files(&data.join("store"), &|name| name.contains("/segments/"));
+    let big = segments.iter().max_by_key(|file| std::fs::metadata(file).unwrap().len()).unwrap();
+    assert_eq!(node.end(rustix::process::Signal::INT), Some(0));
+    flip(big, 5_000_000);
+    let node = Node::start(&data, &["--insecure"]);
+    let ask = |flags: &[&str]| run(&[&["verify", "--server", &node.url(), "--json"], flags].concat());
+    let found = damage(&ask(&[]));
+    let place = format!("store/{}", big.strip_prefix(data.join("store")).unwrap().display());
+    assert_eq!(found.iter().map(|(place, _)| place).collect::<Vec<_>>(), [&place]);
+    let found = damage(&ask(&["--deep"]));
+    assert_eq!(
+        found.iter().map(|(place, _)| place.as_str()).collect::<Vec<_>>(),
+        [place.as_str(), "tenant big"]
+    );
 }
 
 #[test]

@@ -205,10 +205,19 @@ impl Session {
         }
     }
 
-    fn start(&self) -> Running {
+    pub(crate) fn start(&self) -> Running {
         self.flag.clear();
         self.running.store(true, Ordering::Release);
         Running(self.running.clone())
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// For what is long and no statement of SQLite's.
+    pub(crate) fn check_cancelled(&self) -> Result<()> {
+        if self.flag.is_set() { Err(self.flag.error()) } else { Ok(()) }
     }
 
     /// The session's partition, opened on first use.
@@ -331,7 +340,7 @@ fn serialization_failure(detail: &str) -> Error {
 }
 
 /// Marks the session as running while it lives.
-struct Running(Arc<AtomicBool>);
+pub(crate) struct Running(Arc<AtomicBool>);
 
 impl Drop for Running {
     fn drop(&mut self) {

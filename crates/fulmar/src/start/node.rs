@@ -17,7 +17,7 @@ use crate::cli::StartArgs;
 use crate::size::Bytes;
 
 /// The metadata store's file in the data directory.
-const METADATA_FILE: &str = "meta.db";
+pub const METADATA_FILE: &str = "meta.db";
 /// Where large answers wait; the engine makes it, and keeps its own temporary files there.
 const TEMPORARY_DIRECTORY: &str = "tmp";
 /// How long a slow reader of metrics can hold up the end of the node.

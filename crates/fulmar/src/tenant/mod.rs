@@ -21,7 +21,7 @@ use crate::cli::{ServerArgs, TenantAction, TenantArgs};
 use crate::output;
 
 /// The database that takes administration statements.
-const SYSTEM_DATABASE: &str = "fulmar";
+pub const SYSTEM_DATABASE: &str = "fulmar";
 
 /// Bytes of a file that are sent at once.
 const PIECE_BYTES: usize = 256 << 10;
@@ -117,7 +117,7 @@ async fn list(client: &Client, json: bool) -> anyhow::Result<()> {
 }
 
 /// The rows of a query whose columns are texts, none of them NULL.
-async fn texts<const N: usize>(client: &Client, sql: &str) -> anyhow::Result<Vec<[String; N]>> {
+pub async fn texts<const N: usize>(client: &Client, sql: &str) -> anyhow::Result<Vec<[String; N]>> {
     let messages = client.simple_query(sql).await.map_err(|error| server_error(&error))?;
     let rows = messages.into_iter().filter_map(|message| match message {
         SimpleQueryMessage::Row(row) => Some(row),
@@ -131,7 +131,8 @@ async fn texts<const N: usize>(client: &Client, sql: &str) -> anyhow::Result<Vec
     rows.map(texts).collect()
 }
 
-async fn connect(arguments: &ServerArgs, database: &str) -> anyhow::Result<Client> {
+/// A client of a database.
+pub async fn connect(arguments: &ServerArgs, database: &str) -> anyhow::Result<Client> {
     let mut config = arguments.config()?;
     config.dbname(database).application_name("fulmar tenant");
     if let Some(password) = password(&config, arguments.password_file.as_deref())? {
@@ -189,7 +190,8 @@ impl fmt::Display for ServerError {
 
 impl std::error::Error for ServerError {}
 
-fn server_error(error: &tokio_postgres::Error) -> anyhow::Error {
+/// An error with what the server said in it.
+pub fn server_error(error: &tokio_postgres::Error) -> anyhow::Error {
     let error = match error.as_db_error() {
         Some(said) => ServerError {
             state: Some(said.code().code().to_owned()),

@@ -1,7 +1,8 @@
 //! Statements that the gateway runs itself.
 
 use fulmar_engine::{
-    CREATE_PROCEDURES, CommandTag, Error, PROCEDURES, RowSink, Scope, TransactionStatus, Value, sqlstate,
+    CREATE_PROCEDURES, CommandTag, Damage, Error, PROCEDURES, RowSink, Scope, TransactionStatus, Value,
+    sqlstate,
 };
 
 use super::rows::{Collector, Layout, RowWriter, ValueRow};
@@ -79,6 +80,18 @@ impl Session {
                 self.outside_transaction(admin.tag())?;
                 crate::admin::run(admin, &self.shared, &self.identity).await?;
                 admin.tag()
+            }
+            Command::Verify => {
+                self.outside_transaction("VERIFY")?;
+                crate::admin::check_right("VERIFY", &self.identity)?;
+                let damage = self.link.verify().await?.damage;
+                let count = damage.len() as u64;
+                let row = |damage: Damage| {
+                    let byte = damage.offset.map_or(Value::Null, |at| Value::Integer(at as i64));
+                    vec![Value::Text(damage.file), byte, Value::Text(damage.problem)]
+                };
+                let rows = damage.into_iter().map(row).collect();
+                return self.answer(rows, CommandTag::Select(count), layout, output);
             }
             Command::Catalog(query) => {
                 let viewer = Viewer {

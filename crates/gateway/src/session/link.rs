@@ -18,7 +18,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use fulmar_engine::{
-    CancelReason, Completion, Error, RowSink, Scope, Statement, TransactionStatus, Value, sqlstate,
+    CancelReason, Completion, Error, RowSink, Scope, Statement, TransactionStatus, Value, Verified, sqlstate,
 };
 use tokio::time::{Sleep, sleep};
 
@@ -72,6 +72,12 @@ impl Link {
         let mut collector = Collector::default();
         self.execute(&statement, &[], Scope::Auto, &mut collector).await?;
         Ok(collector.rows)
+    }
+
+    /// Verifies all that the node keeps.
+    pub(crate) async fn verify(&mut self) -> Result<Verified> {
+        let Link { engine, wire, handle, timeout, .. } = self;
+        drive(pin!(engine.verify()), wire, handle, *timeout).await
     }
 
     /// Ends the implicit transaction, if there is one: commits it, or rolls it back if it has failed.
