@@ -43,7 +43,7 @@ const LOG_FILES_BYTES: u64 = 512 << 20;
 const BATCH_PAGES: usize = 8192;
 /// Manifests that are written at the same time.
 const MANIFESTS_AT_ONCE: usize = 16;
-/// Bytes of segments written between two collections.
+/// Bytes of segments written between two collections; where space is short they come at once.
 const COLLECT_AFTER_BYTES: u64 = 256 << 20;
 /// Segments that a manifest may name.
 const MOST_SEGMENTS: usize = 12;
@@ -58,6 +58,8 @@ pub(crate) struct Flusher {
     stopped: Notify,
     flushes: AtomicU64,
     written_bytes: AtomicU64,
+    /// A partition was dropped since the last collection.
+    dropped: AtomicBool,
     /// One flush at a time.
     flushing: tokio::sync::Mutex<()>,
 }
@@ -73,6 +75,7 @@ impl Flusher {
             stopped: Notify::new(),
             flushes: AtomicU64::new(0),
             written_bytes: AtomicU64::new(0),
+            dropped: AtomicBool::new(false),
             flushing: tokio::sync::Mutex::default(),
         }
     }
@@ -153,8 +156,11 @@ async fn round(engine: &Engine) -> Result<()> {
         }
     }
     truncate(engine);
-    if engine.flusher.written_bytes.load(Ordering::Relaxed) > COLLECT_AFTER_BYTES {
+    let written = engine.flusher.written_bytes.load(Ordering::Relaxed);
+    let dropped = engine.flusher.dropped.load(Ordering::Relaxed);
+    if written > COLLECT_AFTER_BYTES || (node.disk.is_low() && (written > 0 || dropped)) {
         engine.flusher.written_bytes.store(0, Ordering::Relaxed);
+        engine.flusher.dropped.store(false, Ordering::Relaxed);
         collect(engine).await?;
     }
     Ok(())
@@ -345,6 +351,7 @@ pub(crate) async fn delete(engine: &Engine, id: PartitionId) -> Result<()> {
     for manifest in store.list_manifests(Some(id)).await.map_err(store_error)? {
         store.delete_manifest(manifest).await.map_err(store_error)?;
     }
+    engine.flusher.dropped.store(true, Ordering::Relaxed);
     Ok(())
 }
 

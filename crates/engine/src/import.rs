@@ -48,6 +48,7 @@ pub struct Import {
 impl Engine {
     /// Begins to fill a partition that is new.
     pub async fn import(self: &Arc<Self>, id: PartitionId) -> Result<Import> {
+        self.node().disk.admit(true)?;
         let mut writer = self.node().store.segment_writer().await.map_err(store_error)?;
         let builder = SegmentBuilder::new(writer.buffer());
         let partial = Vec::with_capacity(PAGE_SIZE);
@@ -80,6 +81,7 @@ impl Import {
         }
         self.builder.push(self.id, self.pages, &page, self.writer.buffer());
         if self.writer.buffer().len() > PIECE_BYTES {
+            self.engine.node().disk.admit(true)?;
             self.writer.flush().await.map_err(store_error)?;
         }
         Ok(())

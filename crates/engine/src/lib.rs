@@ -24,6 +24,7 @@
 mod cancel;
 mod clock;
 mod connection;
+mod disk;
 mod engine;
 mod error;
 mod export;
@@ -48,6 +49,7 @@ mod vfs;
 
 pub use cancel::{CancelReason, Canceller};
 pub use clock::{SystemTime, TimeSource};
+pub use disk::{Space, SpaceSource};
 pub use engine::{Config, Engine, EngineStatistics};
 pub use error::{Error, Result, sqlstate};
 pub use export::Export;

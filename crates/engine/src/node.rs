@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::RwLock;
 
 use crate::clock::Clock;
+use crate::disk::Disk;
 use crate::memory::MemoryBudget;
 use crate::spill::SpillArea;
 
@@ -19,6 +20,7 @@ pub(crate) struct Node {
     pub store: Arc<PageStore>,
     pub spill: Arc<SpillArea>,
     pub memory: MemoryBudget,
+    pub disk: Disk,
     pub clock: Clock,
     pub buffers: Buffers,
     /// Lua for procedures.

@@ -80,6 +80,10 @@ pub struct StartArgs {
     /// Memory for data: 256MB, 1GiB, or plain bytes [default: half of this machine's]
     #[arg(long, value_name = "BYTES")]
     pub memory: Option<Bytes>,
+    /// Space of the disk that is kept free: writers are refused before it is full. 0 for none
+    /// [default: 1GiB, or 5 % of the disk if that is less]
+    #[arg(long, value_name = "BYTES")]
+    pub disk_reserve: Option<Bytes>,
     /// Certificate chain, PEM; clients may then use TLS
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,

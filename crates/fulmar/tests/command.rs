@@ -454,6 +454,34 @@ async fn verify_names_every_damaged_file() {
     );
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_whose_disk_is_nearly_full_reads_and_drops() {
+    let directory = tempfile::tempdir().unwrap();
+    let node = Node::start(directory.path(), &["--insecure", "--disk-reserve", "0"]);
+    stdout(&run(&["tenant", "--server", &node.url(), "create", "shop", "old"]));
+    client(&node, "shop").await.batch_execute("CREATE TABLE t(x); INSERT INTO t VALUES (1)").await.unwrap();
+    assert_eq!(node.end(rustix::process::Signal::INT), Some(0));
+
+    // No disk has so much.
+    let node = Node::start(directory.path(), &["--insecure", "--disk-reserve", "4000000TB"]);
+    let shop = client(&node, "shop").await;
+    assert_eq!(number(&shop, "SELECT count(*) FROM t").await, 1);
+    let refused = shop.batch_execute("INSERT INTO t VALUES (2)").await.unwrap_err();
+    let refused = refused.as_db_error().unwrap();
+    assert_eq!(refused.code().code(), "53100");
+    assert!(refused.hint().unwrap().contains("goes on by itself"), "{refused:?}");
+    let created = run(&["tenant", "--server", &node.url(), "create", "new"]);
+    assert!(refusal(&created, 1).contains("53100"));
+    stdout(&run(&["tenant", "--server", &node.url(), "drop", "old"]));
+    let status = run(&["status", "--json", "--http", &node.http]);
+    assert!(refusal(&status, 1).contains("the disk is full"));
+    let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
+    let level = |metric: &&serde_json::Value| metric["name"] == "fulmar_disk_level";
+    assert_eq!(status["metrics"].as_array().unwrap().iter().find(level).unwrap()["value"], 2.0);
+    drop(shop);
+    assert_eq!(node.end(rustix::process::Signal::INT), Some(0));
+}
+
 #[test]
 fn the_first_start_makes_a_superuser_and_the_second_keeps_it() {
     let directory = tempfile::tempdir().unwrap();

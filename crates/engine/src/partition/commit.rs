@@ -199,6 +199,7 @@ impl Partition {
         }
         let bytes = (changes.pages.len() as u64 + 1) * PAGE_SIZE as u64;
         let grows = page_one::page_count(&changes.page_one) > snapshot.page_count;
+        self.node.disk.admit(grows).map_err(Refused::Failed)?;
         let reserve = || match grows {
             true => self.node.memory.reserve(bytes),
             false => self.node.memory.reserve_to_replace(bytes),

@@ -42,6 +42,7 @@ impl Node {
         let catalog = Catalog::open(Arc::new(store)).await?;
         let mut config = Config::new(data.path(), memory.0);
         config.live = Some(catalog.partitions().iter().map(|partition| partition.id).collect());
+        config.disk_reserve_bytes = arguments.disk_reserve.map(|reserve| reserve.0);
         let engine = Engine::start(config).await.context("cannot start the engine")?;
         forget_unfinished(&engine, &catalog).await?;
         if !arguments.insecure {
