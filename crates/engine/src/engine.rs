@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 
 use crate::clock::{Clock, SystemTime, TimeSource};
+use crate::disk::{self, Disk, SpaceSource};
 use crate::flush;
 use crate::memory::MemoryBudget;
 use crate::node::{Buffers, Node, NodeStats};
@@ -42,6 +43,10 @@ pub struct Config {
     pub idle_after: Duration,
     /// How long snapshots are held.
     pub snapshots: SnapshotBounds,
+    /// Bytes of the data directory's file system that are kept free; 0 for none. `None`: 1 GiB, or 5 % if that is less.
+    pub disk_reserve_bytes: Option<u64>,
+    /// Tells the space of that file system, if it shall not be asked itself.
+    pub space: Option<SpaceSource>,
     /// Clocks.
     pub time: Arc<dyn TimeSource>,
     /// The log's files, if they shall not lie in `data`.
@@ -61,6 +66,8 @@ impl Config {
             manifest_interval: Duration::from_secs(60),
             idle_after: Duration::from_secs(20),
             snapshots: SnapshotBounds::default(),
+            disk_reserve_bytes: None,
+            space: None,
             time: Arc::new(SystemTime::default()),
             files: None,
             objects: None,
@@ -106,6 +113,12 @@ pub struct EngineStatistics {
     pub memory_bytes: u64,
     /// The budget for them.
     pub memory_limit_bytes: u64,
+    /// What the data directory's file system still has, now.
+    pub disk_available_bytes: u64,
+    /// What of it is kept free.
+    pub disk_reserve_bytes: u64,
+    /// 0: enough is left; 1: commits that need more space are refused; 2: all are.
+    pub disk_level: u64,
     /// Open partitions, now.
     pub open_partitions: u64,
     /// Commits of open partitions.
@@ -146,11 +159,16 @@ impl Engine {
             store: Arc::new(store),
             spill: SpillArea::new(&temporary, SPILL_BYTES),
             memory: MemoryBudget::new(config.memory_bytes),
+            disk: Disk::new(
+                config.space.unwrap_or_else(|| disk::space_of(config.data)),
+                config.disk_reserve_bytes,
+            ),
             clock,
             buffers: Buffers::default(),
             machines: Arc::default(),
             stats: NodeStats::default(),
             naming: Arc::default(),
+            exported: Mutex::default(),
         });
         let seed = node.clock.unix_ms() ^ std::process::id() as u64;
         let engine = Arc::new(Engine {
@@ -168,6 +186,8 @@ impl Engine {
                 engine.open_partitions().iter().for_each(|partition| partition.discard(durable));
             }
         }));
+        engine.node.disk.look();
+        disk::spawn(&engine);
         flush::spawn(&engine);
         Ok(engine)
     }
@@ -179,6 +199,7 @@ impl Engine {
 
     /// Makes a partition, empty or as a copy of another. The copy is by reference: both share segments.
     pub async fn create_partition(&self, id: PartitionId, template: Option<PartitionId>) -> Result<()> {
+        self.node.disk.admit(true)?;
         if let Some(template) = template {
             let source = self.partition(template).await?;
             flush::copy(self, &source, id).await?;
@@ -211,10 +232,11 @@ impl Engine {
         }
     }
 
-    /// Whether commits are accepted, for health checks: the log is not failing, and not full.
+    /// Whether commits are accepted, for health checks: the log is not failing, and neither it nor the disk is full.
     pub fn accepts_commits(&self) -> bool {
         use futures::FutureExt;
-        !matches!(self.node.log.wait_room(0).now_or_never(), Some(Err(_)))
+        self.node.disk.admit(false).is_ok()
+            && !matches!(self.node.log.wait_room(0).now_or_never(), Some(Err(_)))
     }
 
     /// Counters for metrics.
@@ -232,6 +254,9 @@ impl Engine {
             log_failures: load(&log.failures),
             memory_bytes: self.node.memory.used_bytes(),
             memory_limit_bytes: self.node.memory.limit_bytes(),
+            disk_available_bytes: self.node.disk.available_bytes(),
+            disk_reserve_bytes: self.node.disk.reserve_bytes(),
+            disk_level: self.node.disk.level(),
             flushes: self.flusher.flushes(),
             temporary_files: self.node.spill.files(),
             ..EngineStatistics::default()

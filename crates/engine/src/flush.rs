@@ -28,7 +28,7 @@ use fulmar_pages::{PartitionId, SegmentId, Version};
 use fulmar_store::Lsn;
 use fulmar_store::failpoint;
 use futures::stream::{self, StreamExt};
-use tokio::sync::Notify;
+use tokio::sync::{MutexGuard, Notify};
 
 use crate::partition::{Flush, Partition, SnapshotBounds, store_error};
 use crate::{Engine, Result};
@@ -43,7 +43,7 @@ const LOG_FILES_BYTES: u64 = 512 << 20;
 const BATCH_PAGES: usize = 8192;
 /// Manifests that are written at the same time.
 const MANIFESTS_AT_ONCE: usize = 16;
-/// Bytes of segments written between two collections.
+/// Bytes of segments written between two collections; where space is short they come at once.
 const COLLECT_AFTER_BYTES: u64 = 256 << 20;
 /// Segments that a manifest may name.
 const MOST_SEGMENTS: usize = 12;
@@ -58,6 +58,8 @@ pub(crate) struct Flusher {
     stopped: Notify,
     flushes: AtomicU64,
     written_bytes: AtomicU64,
+    /// A partition was dropped since the last collection.
+    dropped: AtomicBool,
     /// One flush at a time.
     flushing: tokio::sync::Mutex<()>,
 }
@@ -73,6 +75,7 @@ impl Flusher {
             stopped: Notify::new(),
             flushes: AtomicU64::new(0),
             written_bytes: AtomicU64::new(0),
+            dropped: AtomicBool::new(false),
             flushing: tokio::sync::Mutex::default(),
         }
     }
@@ -153,8 +156,11 @@ async fn round(engine: &Engine) -> Result<()> {
         }
     }
     truncate(engine);
-    if engine.flusher.written_bytes.load(Ordering::Relaxed) > COLLECT_AFTER_BYTES {
+    let written = engine.flusher.written_bytes.load(Ordering::Relaxed);
+    let dropped = engine.flusher.dropped.load(Ordering::Relaxed);
+    if written > COLLECT_AFTER_BYTES || (node.disk.is_low() && (written > 0 || dropped)) {
         engine.flusher.written_bytes.store(0, Ordering::Relaxed);
+        engine.flusher.dropped.store(false, Ordering::Relaxed);
         collect(engine).await?;
     }
     Ok(())
@@ -302,10 +308,8 @@ async fn name_segment(
 
 /// Makes partition `id` a copy of `source`, by reference.
 pub(crate) async fn copy(engine: &Engine, source: &Arc<Partition>, id: PartitionId) -> Result<()> {
-    flush(engine, vec![source.clone()]).await?;
-    let _naming = engine.node().naming.read().await;
-    let store = &engine.node().store;
-    let Some(manifest) = store.latest_manifest(source.id).await.map_err(store_error)? else { return Ok(()) };
+    let (_settled, manifest) = newest_manifest(engine, source).await?;
+    let Some(manifest) = manifest else { return Ok(()) };
     let manifest = Manifest {
         partition: id,
         version: Version { lineage: id.0, epoch: 1, number: manifest.version.number },
@@ -315,7 +319,29 @@ pub(crate) async fn copy(engine: &Engine, source: &Arc<Partition>, id: Partition
         outcomes_horizon: engine.node().clock.newest_id(),
         ..manifest
     };
-    store.put_manifest(&manifest).await.map_err(store_error)
+    engine.node().store.put_manifest(&manifest).await.map_err(store_error)
+}
+
+/// The manifest of a partition with all that has been committed; `None` if that is nothing. While the guard is held no
+/// newer one replaces it, and nothing that it names is collected.
+pub(crate) async fn newest_manifest<'a>(
+    engine: &'a Engine,
+    partition: &Arc<Partition>,
+) -> Result<(MutexGuard<'a, ()>, Option<Manifest>)> {
+    flush(engine, vec![partition.clone()]).await?;
+    let settled = settled(engine).await;
+    let manifest = engine.node().store.latest_manifest(partition.id).await.map_err(store_error)?;
+    Ok((settled, manifest))
+}
+
+/// While this is held no manifest is replaced by a newer one, and nothing is collected.
+pub(crate) async fn settled(engine: &Engine) -> MutexGuard<'_, ()> {
+    engine.flusher.flushing.lock().await
+}
+
+/// So many bytes of a segment were written besides flushes.
+pub(crate) fn count_written(engine: &Engine, bytes: u64) {
+    engine.flusher.written_bytes.fetch_add(bytes, Ordering::Relaxed);
 }
 
 /// Deletes a dropped partition's manifests.
@@ -325,6 +351,7 @@ pub(crate) async fn delete(engine: &Engine, id: PartitionId) -> Result<()> {
     for manifest in store.list_manifests(Some(id)).await.map_err(store_error)? {
         store.delete_manifest(manifest).await.map_err(store_error)?;
     }
+    engine.flusher.dropped.store(true, Ordering::Relaxed);
     Ok(())
 }
 
@@ -335,6 +362,7 @@ pub(crate) async fn collect(engine: &Engine) -> Result<()> {
     let _naming = engine.node().naming.write().await;
     let store = &engine.node().store;
     let mut named: HashSet<SegmentId> = engine.unopened_segments().into_iter().collect();
+    named.extend(engine.node().exported_segments());
     for name in store.list_manifests(None).await.map_err(store_error)? {
         let manifest = store.read_manifest(name).await.map_err(store_error)?;
         named.extend(manifest.segments.iter().map(|segment| segment.id));

@@ -24,10 +24,13 @@
 mod cancel;
 mod clock;
 mod connection;
+mod disk;
 mod engine;
 mod error;
+mod export;
 mod fiber;
 mod flush;
+mod import;
 mod limits;
 mod memory;
 mod node;
@@ -43,12 +46,16 @@ mod system;
 mod transaction;
 mod value;
 mod variables;
+mod verify;
 mod vfs;
 
 pub use cancel::{CancelReason, Canceller};
 pub use clock::{SystemTime, TimeSource};
+pub use disk::{Space, SpaceSource};
 pub use engine::{Config, Engine, EngineStatistics};
 pub use error::{Error, Result, sqlstate};
+pub use export::Export;
+pub use import::Import;
 pub use limits::TransactionLimits;
 pub use partition::SnapshotBounds;
 pub use procedure::{CREATE_TABLE as CREATE_PROCEDURES, Definition, TABLE as PROCEDURES};
@@ -59,3 +66,4 @@ pub use statement::{
 };
 pub use system::{Database, System, SystemFunction, SystemTable};
 pub use value::{Value, ValueRef};
+pub use verify::{Damage, Verified, verify_directory};

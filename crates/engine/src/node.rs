@@ -1,14 +1,16 @@
 //! What all partitions of a node share: log, store, memory, clock.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
+use fulmar_pages::SegmentId;
 use fulmar_store::CommitLog;
 use fulmar_store::PageStore;
 use parking_lot::Mutex;
 use tokio::sync::RwLock;
 
 use crate::clock::Clock;
+use crate::disk::Disk;
 use crate::memory::MemoryBudget;
 use crate::spill::SpillArea;
 
@@ -18,6 +20,7 @@ pub(crate) struct Node {
     pub store: Arc<PageStore>,
     pub spill: Arc<SpillArea>,
     pub memory: MemoryBudget,
+    pub disk: Disk,
     pub clock: Clock,
     pub buffers: Buffers,
     /// Lua for procedures.
@@ -25,6 +28,8 @@ pub(crate) struct Node {
     pub stats: NodeStats,
     /// Held to write while segments are marked and swept; to read by whoever has a segment that nothing names yet.
     pub naming: Arc<RwLock<()>>,
+    /// Segments that exports are reading, for as long as those live.
+    pub exported: Mutex<Vec<Weak<Vec<SegmentId>>>>,
 }
 
 /// Counters of the node's commits.
@@ -36,6 +41,13 @@ pub(crate) struct NodeStats {
 }
 
 impl Node {
+    /// Segments that exports are reading.
+    pub(crate) fn exported_segments(&self) -> Vec<SegmentId> {
+        let mut exported = self.exported.lock();
+        exported.retain(|segments| segments.strong_count() > 0);
+        exported.iter().filter_map(Weak::upgrade).flat_map(|segments| segments.to_vec()).collect()
+    }
+
     /// Counts a commit record.
     pub(crate) fn count_record(&self, bytes: usize, pages: usize) {
         self.stats.records.fetch_add(1, Ordering::Relaxed);

@@ -4,6 +4,8 @@ use fulmar_pages::SegmentId;
 use fulmar_pages::segment::FrameLocation;
 use parking_lot::RwLock;
 
+use crate::{Error, Result, sqlstate};
+
 /// Where the bytes of a page lie in the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Frame {
@@ -31,7 +33,9 @@ impl Segments {
         self.0.read().clone()
     }
 
-    pub(crate) fn get(&self, index: u32) -> Option<SegmentId> {
-        self.0.read().get(index as usize).copied()
+    /// The segment of a frame.
+    pub(crate) fn known(&self, index: u32) -> Result<SegmentId> {
+        let known = self.0.read().get(index as usize).copied();
+        known.ok_or_else(|| Error::new(sqlstate::INTERNAL, "a frame of an unknown segment"))
     }
 }

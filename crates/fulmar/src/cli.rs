@@ -1,5 +1,7 @@
 //! What can be asked of `fulmar`, and the help that teaches it.
 
+mod tenant;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -8,6 +10,7 @@ use fulmar_workload::compare::CompareArgs;
 use fulmar_workload::ycsb::YcsbArgs;
 
 use crate::size::Bytes;
+pub use tenant::{ExecArgs, ExportArgs, ImportArgs, LoadArgs, TenantAction, TenantArgs};
 
 const EXAMPLES: &str = "\
 Try it:
@@ -34,8 +37,10 @@ pub struct Cli {
 pub enum Command {
     /// Run a node in the foreground
     Start(StartArgs),
-    /// Create, drop, rename and list tenants; load tables
+    /// Create, drop, rename and list tenants; load, export and import; run a script in many
     Tenant(TenantArgs),
+    /// Read all data, and compare it with its checksums
+    Verify(VerifyArgs),
     /// Show how a node is
     Status(StatusArgs),
     /// Run workloads, and compare with PostgreSQL
@@ -75,6 +80,10 @@ pub struct StartArgs {
     /// Memory for data: 256MB, 1GiB, or plain bytes [default: half of this machine's]
     #[arg(long, value_name = "BYTES")]
     pub memory: Option<Bytes>,
+    /// Space of the disk that is kept free: writers are refused before it is full. 0 for none
+    /// [default: 1GiB, or 5 % of the disk if that is less]
+    #[arg(long, value_name = "BYTES")]
+    pub disk_reserve: Option<Bytes>,
     /// Certificate chain, PEM; clients may then use TLS
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
@@ -101,96 +110,6 @@ pub enum LogFormat {
     Json,
 }
 
-const TENANT_EXAMPLES: &str = "\
-Examples:
-  fulmar tenant create shop --owner ada --server postgres://fulmar@127.0.0.1:5433
-  fulmar tenant create shop-test --template shop      a copy of shop as it is now
-  fulmar tenant rename shop store
-  fulmar tenant list --json
-  fulmar tenant load shop orders orders.csv --header
-  fulmar tenant drop store
-
-The server can be given once: export FULMAR_SERVER=postgres://fulmar@127.0.0.1:5433
-The password is taken from --password-file, else from the URL, else from PGPASSWORD.
-
-Every client can do the same in the database `fulmar`: CREATE DATABASE shop WITH OWNER ada;";
-
-/// `fulmar tenant`
-#[derive(Args, Debug)]
-#[command(after_help = TENANT_EXAMPLES)]
-pub struct TenantArgs {
-    /// What to do.
-    #[command(subcommand)]
-    pub action: TenantAction,
-    /// The node to ask.
-    #[command(flatten)]
-    pub server: ServerArgs,
-    /// Print the result as JSON
-    #[arg(long, global = true)]
-    pub json: bool,
-}
-
-/// What to do with tenants.
-#[derive(Debug, Subcommand)]
-pub enum TenantAction {
-    /// Make tenants; clients can connect at once
-    Create {
-        /// Their names
-        #[arg(required = true, value_name = "NAME")]
-        names: Vec<String>,
-        /// The user that they belong to [default: the user that asks]
-        #[arg(long, value_name = "USER")]
-        owner: Option<String>,
-        /// Begin with a copy of this tenant instead of an empty database
-        #[arg(long, value_name = "TENANT")]
-        template: Option<String>,
-    },
-    /// Drop tenants and all their data, for good
-    Drop {
-        /// Their names
-        #[arg(required = true, value_name = "NAME")]
-        names: Vec<String>,
-    },
-    /// Give a tenant another name
-    Rename {
-        /// Its name
-        from: String,
-        /// The name it gets
-        to: String,
-    },
-    /// Show all tenants
-    List,
-    /// Load a file into a table of a tenant: all of its rows, or none
-    Load(LoadArgs),
-}
-
-/// `fulmar tenant load`
-#[derive(Args, Debug)]
-pub struct LoadArgs {
-    /// The tenant
-    pub name: String,
-    /// The table; it must be there
-    pub table: String,
-    /// The file; - is the standard input. NAME.csv is CSV, all others PostgreSQL's text format
-    #[arg(default_value = "-")]
-    pub file: PathBuf,
-    /// The columns that the file has, in its order [default: those of the table]
-    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
-    pub columns: Vec<String>,
-    /// The file is CSV, whatever its name
-    #[arg(long)]
-    pub csv: bool,
-    /// The first line names the columns
-    #[arg(long)]
-    pub header: bool,
-    /// What stands between two columns [default: a comma in CSV, else a tab]
-    #[arg(long, value_name = "CHAR")]
-    pub delimiter: Option<String>,
-    /// How NULL is written [default: nothing in CSV, else \\N]
-    #[arg(long, value_name = "TEXT")]
-    pub null: Option<String>,
-}
-
 /// Which node to ask, and how.
 #[derive(Args, Debug)]
 pub struct ServerArgs {
@@ -201,6 +120,31 @@ pub struct ServerArgs {
     /// A file that holds the password
     #[arg(long, global = true, value_name = "FILE")]
     pub password_file: Option<PathBuf>,
+}
+
+const VERIFY_EXAMPLES: &str = "\
+Examples:
+  fulmar verify --data /var/lib/fulmar        of a node that does not run, or of a backup
+  fulmar verify --server postgres://fulmar@127.0.0.1:5433 --deep
+
+Nothing is changed. Exit code 1 if there is damage; each place is listed.";
+
+/// `fulmar verify`
+#[derive(Args, Debug)]
+#[command(after_help = VERIFY_EXAMPLES)]
+pub struct VerifyArgs {
+    /// Read this data directory, which no node uses, instead of asking a node
+    #[arg(long, value_name = "DIR", conflicts_with = "deep")]
+    pub data: Option<PathBuf>,
+    /// Let SQLite check the structure of every tenant too (PRAGMA quick_check)
+    #[arg(long)]
+    pub deep: bool,
+    /// The node to ask.
+    #[command(flatten)]
+    pub server: ServerArgs,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 const STATUS_EXAMPLES: &str = "\

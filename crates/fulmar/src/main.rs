@@ -3,7 +3,8 @@
 //! ```text
 //!   main ─ cli (what can be asked, and the help that teaches it)
 //!     ├── start    a node in the foreground: lock, engine, catalog, gateway, signals
-//!     ├── tenant   CREATE, DROP and ALTER DATABASE over the Postgres protocol, as any client could
+//!     ├── tenant   administration, loads and migrations over the Postgres protocol, as any client could
+//!     ├── verify   everything that is kept, compared with its checksums
 //!     ├── status   /healthz and /metrics of a node, as a table
 //!     ├── bench    the workloads of the crate `fulmar-workload`
 //!     └── demo     a node, a hundred tenants, a crash: one minute
@@ -25,6 +26,7 @@ mod size;
 mod start;
 mod status;
 mod tenant;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -65,7 +67,8 @@ fn run(command: Command) -> anyhow::Result<()> {
     runtime.block_on(async {
         match command {
             Command::Start(arguments) => start::run(arguments).await,
-            Command::Tenant(arguments) => tenant::run(arguments).await,
+            Command::Tenant(arguments) => interrupt::or_interrupted(tenant::run(arguments)).await,
+            Command::Verify(arguments) => interrupt::or_interrupted(verify::run(arguments)).await,
             Command::Status(arguments) => status::run(arguments).await,
             Command::Bench(arguments) => interrupt::or_interrupted(bench::run(arguments)).await,
             Command::Demo(arguments) => interrupt::or_interrupted(demo::run(arguments)).await,

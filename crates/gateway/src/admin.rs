@@ -12,6 +12,7 @@
 //! got that far) and then the record. The record comes first and goes last, so no partition is ever without one. An
 //! error in between is undone in the same way at once; if that fails too, the next start does it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use fulmar_engine::{Error, sqlstate};
@@ -27,12 +28,11 @@ const LAST_SESSIONS: Duration = Duration::from_secs(10);
 
 /// Does what an administrator asks for.
 pub(crate) async fn run(admin: &Admin, shared: &Shared, identity: &Identity) -> Result<()> {
-    check_right(admin, identity)?;
+    check_right(admin.tag(), identity)?;
     let catalog = &shared.catalog;
     match admin {
         Admin::CreateDatabase { name, owner, template } => {
-            let owner = owner.as_deref().unwrap_or_else(|| default_owner(shared, identity));
-            create_database(name, owner, template.as_deref(), shared).await
+            create_database(name, owner.as_deref(), template.as_deref(), shared, identity).await
         }
         Admin::DropDatabase { name, if_exists, force } => {
             drop_database(name, *if_exists, *force, shared).await
@@ -85,14 +85,15 @@ fn pairs<'a>(databases: &'a [String], users: &'a [String]) -> impl Iterator<Item
         .flat_map(move |database| users.iter().map(move |user| (database.as_str(), user.as_str())))
 }
 
-fn check_right(admin: &Admin, identity: &Identity) -> Result<()> {
+/// Who may administer, and where.
+pub(crate) fn check_right(tag: &str, identity: &Identity) -> Result<()> {
     if !identity.superuser {
-        let message = format!("permission denied: only superusers can run {}", admin.tag());
+        let message = format!("permission denied: only superusers can run {tag}");
         return Err(Error::new(sqlstate::INSUFFICIENT_PRIVILEGE, message)
             .hint("Connect as a superuser, \"fulmar\" for example."));
     }
     if identity.tenant.name != SYSTEM_TENANT {
-        let message = format!("{} can be run in the system database only", admin.tag());
+        let message = format!("{tag} can be run in the system database only");
         return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, message)
             .hint(format!("Connect to the database \"{SYSTEM_TENANT}\" and run it there.")));
     }
@@ -107,7 +108,13 @@ fn default_owner<'a>(shared: &Shared, identity: &'a Identity) -> &'a str {
     }
 }
 
-async fn create_database(name: &str, owner: &str, template: Option<&str>, shared: &Shared) -> Result<()> {
+async fn create_database(
+    name: &str,
+    owner: Option<&str>,
+    template: Option<&str>,
+    shared: &Shared,
+    identity: &Identity,
+) -> Result<()> {
     let template = match template {
         None => None,
         Some(template) => {
@@ -116,22 +123,35 @@ async fn create_database(name: &str, owner: &str, template: Option<&str>, shared
             Some(found.partition)
         }
     };
-    let tenant = shared.catalog.create_tenant(name, owner).await.map_err(|error| answer(&error))?;
-    if let Err(error) = shared.engine.create_partition(tenant.partition, template).await {
+    let tenant = begin_create(name, owner, shared, identity).await?;
+    let created = match shared.engine.create_partition(tenant.partition, template).await {
+        Ok(()) => finish_create(&tenant, shared).await,
+        Err(error) => Err(error),
+    };
+    if created.is_err() {
         undo(&tenant, shared).await;
-        return Err(error);
     }
-    match shared.catalog.finish_create(&tenant).await {
-        Ok(_) => Ok(()),
-        Err(error) => {
-            undo(&tenant, shared).await;
-            Err(answer(&error))
-        }
-    }
+    created
+}
+
+/// The first step of a creation: the record that nobody sees. Its partition comes next, then [`finish_create`], or [`undo`].
+pub(crate) async fn begin_create(
+    name: &str,
+    owner: Option<&str>,
+    shared: &Shared,
+    identity: &Identity,
+) -> Result<Arc<Tenant>> {
+    let owner = owner.unwrap_or_else(|| default_owner(shared, identity));
+    shared.catalog.create_tenant(name, owner).await.map_err(|error| answer(&error))
+}
+
+/// The last step: clients can connect.
+pub(crate) async fn finish_create(tenant: &Tenant, shared: &Shared) -> Result<()> {
+    shared.catalog.finish_create(tenant).await.map(|_| ()).map_err(|error| answer(&error))
 }
 
 /// Gives up a creation. What this cannot do the next start will.
-async fn undo(tenant: &Tenant, shared: &Shared) {
+pub(crate) async fn undo(tenant: &Tenant, shared: &Shared) {
     if let Err(error) = shared.engine.drop_partition(tenant.partition).await {
         tracing::warn!(tenant = tenant.name, %error, "a partition of a tenant that was not created is left until the next start");
         return;

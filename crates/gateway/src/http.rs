@@ -58,6 +58,9 @@ async fn health(State(source): State<Arc<MetricsSource>>) -> impl IntoResponse {
     if source.is_healthy() {
         (StatusCode::OK, "ok\n")
     } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "commits are not accepted: the log is failing or full\n")
+        (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "commits are not accepted: the log is failing, or the disk is full\n",
+        )
     }
 }

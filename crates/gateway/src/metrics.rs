@@ -143,6 +143,17 @@ fn engine_figures(out: &mut String, engine: &EngineStatistics) {
         ("fulmar_log_sync_microseconds", "Smoothed time of a sync.", engine.log_sync_us),
         ("fulmar_memory_bytes", "Bytes of pages in memory.", engine.memory_bytes),
         ("fulmar_memory_limit_bytes", "The budget for pages in memory.", engine.memory_limit_bytes),
+        (
+            "fulmar_disk_available_bytes",
+            "What the file system of the data directory still has.",
+            engine.disk_available_bytes,
+        ),
+        ("fulmar_disk_reserve_bytes", "What of it is kept free.", engine.disk_reserve_bytes),
+        (
+            "fulmar_disk_level",
+            "0: enough; 1: commits that need more space are refused; 2: all commits are.",
+            engine.disk_level,
+        ),
         ("fulmar_partitions_open", "Partitions that are open.", engine.open_partitions),
         ("fulmar_commits", "Commits of the partitions that are open.", engine.commits),
         ("fulmar_conflicts", "Conflicts in the partitions that are open.", engine.conflicts),

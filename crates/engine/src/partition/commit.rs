@@ -57,6 +57,13 @@ pub(crate) mod page_one {
         u32::from_be_bytes([page[28], page[29], page[30], page[31]])
     }
 
+    /// Sets the counters, which belong to nobody.
+    pub(crate) fn stamp(page: &mut Page, number: u64) {
+        let stamp = (number as u32).to_be_bytes();
+        page[COUNTER].copy_from_slice(&stamp);
+        page[VALID_FOR.start..VALID_FOR.start + 4].copy_from_slice(&stamp);
+    }
+
     pub(crate) fn counter(page: &Page) -> u32 {
         u32::from_be_bytes([page[24], page[25], page[26], page[27]])
     }
@@ -192,6 +199,7 @@ impl Partition {
         }
         let bytes = (changes.pages.len() as u64 + 1) * PAGE_SIZE as u64;
         let grows = page_one::page_count(&changes.page_one) > snapshot.page_count;
+        self.node.disk.admit(grows).map_err(Refused::Failed)?;
         let reserve = || match grows {
             true => self.node.memory.reserve(bytes),
             false => self.node.memory.reserve_to_replace(bytes),
@@ -317,7 +325,7 @@ impl Partition {
             let mut page = page_one.clone();
             self.merge_page_one(snapshot, &current, &mut page, changed_allocation, changed_rest)?;
             page_count = page_one::page_count(&page);
-            stamp_page_one(&mut page, number);
+            page_one::stamp(&mut page, number);
             // SAFETY: the commit lock is held: nothing that is current is freed.
             let newest = unsafe { self.resident(1, &current) };
             record.push_page(1, newest, &page);
@@ -582,12 +590,6 @@ impl Partition {
         self.snapshots.lock().push(snapshot);
         Ok((committed, lsn))
     }
-}
-
-fn stamp_page_one(page: &mut Page, number: u64) {
-    let stamp = (number as u32).to_be_bytes();
-    page[page_one::COUNTER].copy_from_slice(&stamp);
-    page[page_one::VALID_FOR.start..page_one::VALID_FOR.start + 4].copy_from_slice(&stamp);
 }
 
 pub(crate) fn closed_error() -> Error {

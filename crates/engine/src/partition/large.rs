@@ -60,6 +60,7 @@ impl Large {
 impl Partition {
     /// Writes a transaction's changed pages, but for page 1, into a segment. The overlay is emptied.
     pub(crate) async fn write_large(&self, overlay: &mut Overlay, page_count: u32) -> Result<Large> {
+        self.node.disk.admit(true)?;
         let naming = self.node.naming.clone().read_owned().await;
         let mut writer = self.node.store.segment_writer().await.map_err(store_error)?;
         let mut builder = SegmentBuilder::new(writer.buffer());

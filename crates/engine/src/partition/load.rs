@@ -260,7 +260,7 @@ impl Recovered {
 }
 
 /// Where each page of a manifest's version lies: later segments override earlier ones.
-async fn read_frames(
+pub(crate) async fn read_frames(
     node: &Node,
     segments: &Segments,
     manifest: &Manifest,
@@ -281,9 +281,7 @@ async fn read_frames(
 }
 
 async fn read_frame(node: &Node, segments: &Segments, frame: Frame) -> Result<Box<Page>> {
-    let Some(segment) = segments.get(frame.segment) else {
-        return Err(Error::new(sqlstate::INTERNAL, "a frame of an unknown segment"));
-    };
+    let segment = segments.known(frame.segment)?;
     node.store.read_page(segment, frame.location).await.map_err(store_error)
 }
 

@@ -210,6 +210,13 @@ impl Session {
         Canceller { flag: self.flag.clone(), running: self.running.clone() }
     }
 
+    /// A session on another partition. What cancels this one cancels it too.
+    pub fn beside(&self, partition: PartitionId) -> Session {
+        let mut beside = Session::new(self.engine.clone(), partition);
+        (beside.flag, beside.running) = (self.flag.clone(), self.running.clone());
+        beside
+    }
+
     /// Whether transactions are read-only unless they say otherwise (`default_transaction_read_only`).
     pub fn set_default_read_only(&mut self, on: bool) {
         self.default_read_only = on;
@@ -257,10 +264,19 @@ impl Session {
         }
     }
 
-    fn start(&self) -> Running {
+    pub(crate) fn start(&self) -> Running {
         self.flag.clear();
         self.running.store(true, Ordering::Release);
         Running(self.running.clone())
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// For what is long and no statement of SQLite's.
+    pub(crate) fn check_cancelled(&self) -> Result<()> {
+        if self.flag.is_set() { Err(self.flag.error()) } else { Ok(()) }
     }
 
     /// The session's partition, opened on first use.
@@ -385,7 +401,7 @@ fn serialization_failure(detail: &str) -> Error {
 }
 
 /// Marks the session as running while it lives.
-struct Running(Arc<AtomicBool>);
+pub(crate) struct Running(Arc<AtomicBool>);
 
 impl Drop for Running {
     fn drop(&mut self) {

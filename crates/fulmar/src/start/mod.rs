@@ -29,7 +29,8 @@ use rustix::fs::Mode;
 use crate::cli::StartArgs;
 use crate::interrupt::EndSignals;
 use crate::output;
-use data::DataDirectory;
+pub use data::DataDirectory;
+pub use node::METADATA_FILE;
 use node::Node;
 
 /// Runs a node until it is asked to end.

@@ -17,7 +17,7 @@ use crate::cli::StartArgs;
 use crate::size::Bytes;
 
 /// The metadata store's file in the data directory.
-const METADATA_FILE: &str = "meta.db";
+pub const METADATA_FILE: &str = "meta.db";
 /// Where large answers wait; the engine makes it, and keeps its own temporary files there.
 const TEMPORARY_DIRECTORY: &str = "tmp";
 /// How long a slow reader of metrics can hold up the end of the node.
@@ -42,6 +42,7 @@ impl Node {
         let catalog = Catalog::open(Arc::new(store)).await?;
         let mut config = Config::new(data.path(), memory.0);
         config.live = Some(catalog.partitions().iter().map(|partition| partition.id).collect());
+        config.disk_reserve_bytes = arguments.disk_reserve.map(|reserve| reserve.0);
         let engine = Engine::start(config).await.context("cannot start the engine")?;
         forget_unfinished(&engine, &catalog).await?;
         if !arguments.insecure {

@@ -1,22 +1,17 @@
 //! `fulmar tenant load`: a file into a table, by COPY, with a bar that shows how far it is.
 
-use std::io::IsTerminal;
-use std::path::Path;
 use std::time::Instant;
 
 use anyhow::Context;
 use bytes::{Bytes, BytesMut};
 use futures::{SinkExt, pin_mut};
 use serde::Serialize;
-use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::io::AsyncReadExt;
 use tokio_postgres::Client;
 
-use super::{quoted, server_error};
+use super::{PIECE_BYTES, open, quoted, server_error};
 use crate::cli::LoadArgs;
 use crate::output;
-
-/// Bytes that are sent at once.
-const PIECE_BYTES: usize = 256 << 10;
 
 /// What was loaded, for scripts.
 #[derive(Serialize)]
@@ -78,18 +73,6 @@ async fn commit(
     let rows = copied?;
     client.batch_execute("COMMIT").await?;
     Ok(rows)
-}
-
-/// The file, and how many bytes it has if that is known; `-` is the standard input.
-async fn open(file: &Path) -> anyhow::Result<(Box<dyn AsyncRead + Unpin>, Option<u64>)> {
-    if file == Path::new("-") {
-        anyhow::ensure!(!std::io::stdin().is_terminal(), "the rows are to come from the standard input");
-        return Ok((Box::new(tokio::io::stdin()), None));
-    }
-    let opened = tokio::fs::File::open(file).await;
-    let opened = opened.with_context(|| format!("cannot open {}", file.display()))?;
-    let data = opened.metadata().await?;
-    Ok((Box::new(opened), data.is_file().then_some(data.len())))
 }
 
 fn statement(arguments: &LoadArgs) -> String {

@@ -1,21 +1,30 @@
 //! `fulmar tenant`: the administration statements, for those who would rather not write SQL.
 //!
-//! It connects as any client would, to the database `fulmar` of the server (`load`: to the tenant's), so it needs no
-//! more rights and no other port than psql does.
+//! It connects as any client would, to the database `fulmar` of the server (`load`, `export` and `exec`: to the tenants'), so it
+//! needs no more rights and no other port than psql does.
 
+mod exec;
+mod export;
+mod import;
 mod load;
 
+use std::fmt;
+use std::io::IsTerminal;
 use std::path::Path;
 
 use anyhow::{Context, bail};
 use serde::Serialize;
-use tokio_postgres::{Client, Config, NoTls, SimpleQueryMessage};
+use tokio::io::AsyncRead;
+use tokio_postgres::{Client, Config, NoTls, SimpleQueryMessage, SimpleQueryRow};
 
 use crate::cli::{ServerArgs, TenantAction, TenantArgs};
 use crate::output;
 
 /// The database that takes administration statements.
-const SYSTEM_DATABASE: &str = "fulmar";
+pub const SYSTEM_DATABASE: &str = "fulmar";
+
+/// Bytes of a file that are sent at once.
+const PIECE_BYTES: usize = 256 << 10;
 
 /// From so many tenants on, a bar shows how far it is.
 const WORTH_A_BAR: usize = 20;
@@ -38,27 +47,29 @@ struct Listed {
 
 /// Runs `fulmar tenant`.
 pub async fn run(arguments: TenantArgs) -> anyhow::Result<()> {
-    let database = match &arguments.action {
-        TenantAction::Load(load) => &load.name,
-        _ => SYSTEM_DATABASE,
-    };
-    let client = connect(&arguments.server, database).await?;
-    let json = arguments.json;
-    match arguments.action {
+    let TenantArgs { action, server, json } = arguments;
+    let system = || connect(&server, SYSTEM_DATABASE);
+    match action {
         TenantAction::Create { names, owner, template } => {
             let clauses = create_clauses(owner.as_deref(), template.as_deref());
             let statement = |name: &str| format!("CREATE DATABASE {}{clauses}", quoted(name));
-            for_each(&client, &names, statement, "created", json).await
+            for_each(&system().await?, &names, statement, "created", json).await
         }
         TenantAction::Drop { names } => {
-            for_each(&client, &names, |name| format!("DROP DATABASE {}", quoted(name)), "dropped", json).await
+            let statement = |name: &str| format!("DROP DATABASE {}", quoted(name));
+            for_each(&system().await?, &names, statement, "dropped", json).await
         }
         TenantAction::Rename { from, to } => {
             let statement = |_: &str| format!("ALTER DATABASE {} RENAME TO {}", quoted(&from), quoted(&to));
-            for_each(&client, std::slice::from_ref(&from), statement, "renamed", json).await
+            for_each(&system().await?, std::slice::from_ref(&from), statement, "renamed", json).await
         }
-        TenantAction::List => list(&client, json).await,
-        TenantAction::Load(arguments) => load::run(&client, &arguments, json).await,
+        TenantAction::List => list(&system().await?, json).await,
+        TenantAction::Load(load) => load::run(&connect(&server, &load.name).await?, &load, json).await,
+        TenantAction::Export(export) => {
+            export::run(&connect(&server, &export.name).await?, &export, json).await
+        }
+        TenantAction::Import(import) => import::run(&system().await?, &import, json).await,
+        TenantAction::Exec(exec) => exec::run(&server, &exec, json).await,
     }
 }
 
@@ -95,16 +106,8 @@ async fn for_each(
 
 async fn list(client: &Client, json: bool) -> anyhow::Result<()> {
     let sql = "SELECT datname, pg_catalog.pg_get_userbyid(datdba) FROM pg_catalog.pg_database ORDER BY 1";
-    let messages = client.simple_query(sql).await.map_err(|error| server_error(&error))?;
-    let mut tenants: Vec<Listed> = Vec::new();
-    for message in messages {
-        if let SimpleQueryMessage::Row(row) = message {
-            let column = |index| row.try_get(index).ok().flatten().map(str::to_owned);
-            let (name, owner) =
-                column(0).zip(column(1)).context("the server answered a list without names")?;
-            tenants.push(Listed { name, owner });
-        }
-    }
+    let rows = texts(client, sql).await?;
+    let tenants: Vec<Listed> = rows.into_iter().map(|[name, owner]| Listed { name, owner }).collect();
     if json {
         return output::json(&tenants);
     }
@@ -113,9 +116,24 @@ async fn list(client: &Client, json: bool) -> anyhow::Result<()> {
     output::line(&table.to_string())
 }
 
-async fn connect(arguments: &ServerArgs, database: &str) -> anyhow::Result<Client> {
-    let mut config: Config =
-        arguments.server.parse().context("cannot read --server; write postgres://USER:PASSWORD@HOST:PORT")?;
+/// The rows of a query whose columns are texts, none of them NULL.
+pub async fn texts<const N: usize>(client: &Client, sql: &str) -> anyhow::Result<Vec<[String; N]>> {
+    let messages = client.simple_query(sql).await.map_err(|error| server_error(&error))?;
+    let rows = messages.into_iter().filter_map(|message| match message {
+        SimpleQueryMessage::Row(row) => Some(row),
+        _ => None,
+    });
+    let texts = |row: SimpleQueryRow| {
+        let columns = (0..N).map(|column| row.try_get(column).ok().flatten().map(str::to_owned));
+        let texts = columns.collect::<Option<Vec<String>>>().and_then(|texts| texts.try_into().ok());
+        texts.context("the server answered a query with NULL, or with other columns")
+    };
+    rows.map(texts).collect()
+}
+
+/// A client of a database.
+pub async fn connect(arguments: &ServerArgs, database: &str) -> anyhow::Result<Client> {
+    let mut config = arguments.config()?;
     config.dbname(database).application_name("fulmar tenant");
     if let Some(password) = password(&config, arguments.password_file.as_deref())? {
         config.password(password);
@@ -128,6 +146,12 @@ async fn connect(arguments: &ServerArgs, database: &str) -> anyhow::Result<Clien
     // The connection works until the client is dropped; what goes wrong with it the client reports.
     tokio::spawn(connection);
     Ok(client)
+}
+
+impl ServerArgs {
+    fn config(&self) -> anyhow::Result<Config> {
+        self.server.parse().context("cannot read --server; write postgres://USER:PASSWORD@HOST:PORT")
+    }
 }
 
 /// The password file's, else what the URL holds (nothing to add), else PGPASSWORD's.
@@ -147,16 +171,55 @@ fn password(config: &Config, file: Option<&Path>) -> anyhow::Result<Option<Strin
     }
 }
 
-/// What the server said, with its hint; else what became of the connection.
-fn server_error(error: &tokio_postgres::Error) -> anyhow::Error {
-    let Some(said) = error.as_db_error() else {
-        let cause = std::error::Error::source(error).map(|source| format!(": {source}")).unwrap_or_default();
-        return anyhow::anyhow!("{error}{cause}");
-    };
-    match said.hint() {
-        Some(hint) => anyhow::anyhow!("{} ({}); {hint}", said.message(), said.code().code()),
-        None => anyhow::anyhow!("{} ({})", said.message(), said.code().code()),
+/// What the server said.
+#[derive(Debug)]
+struct ServerError {
+    /// SQLSTATE; `None` if it said nothing, and this tells what became of the connection.
+    state: Option<String>,
+    message: String,
+    hint: Option<String>,
+}
+
+impl fmt::Display for ServerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)?;
+        self.state.iter().try_for_each(|state| write!(f, " ({state})"))?;
+        self.hint.iter().try_for_each(|hint| write!(f, "; {hint}"))
     }
+}
+
+impl std::error::Error for ServerError {}
+
+/// An error with what the server said in it.
+pub fn server_error(error: &tokio_postgres::Error) -> anyhow::Error {
+    let error = match error.as_db_error() {
+        Some(said) => ServerError {
+            state: Some(said.code().code().to_owned()),
+            message: said.message().to_owned(),
+            hint: said.hint().map(str::to_owned),
+        },
+        None => {
+            let cause =
+                std::error::Error::source(error).map(|source| format!(": {source}")).unwrap_or_default();
+            ServerError { state: None, message: format!("{error}{cause}"), hint: None }
+        }
+    };
+    error.into()
+}
+
+/// The file, and how many bytes it has if that is known; `-` is the standard input.
+async fn open(file: &Path) -> anyhow::Result<(Box<dyn AsyncRead + Unpin>, Option<u64>)> {
+    if file == Path::new("-") {
+        anyhow::ensure!(
+            !std::io::stdin().is_terminal(),
+            "the standard input is to come from a file or a pipe"
+        );
+        return Ok((Box::new(tokio::io::stdin()), None));
+    }
+    let opened = tokio::fs::File::open(file).await;
+    let opened = opened.with_context(|| format!("cannot open {}", file.display()))?;
+    let data = opened.metadata().await?;
+    Ok((Box::new(opened), data.is_file().then_some(data.len())))
 }
 
 fn create_clauses(owner: Option<&str>, template: Option<&str>) -> String {

@@ -1,4 +1,4 @@
-//! `COPY table FROM STDIN`, `COPY table TO STDOUT`, `COPY (query) TO STDOUT`.
+//! `COPY table FROM STDIN`, `COPY table TO STDOUT`, `COPY (query) TO STDOUT`, and `COPY DATABASE`, which has one format.
 
 use fulmar_engine::{Error, sqlstate};
 
@@ -14,11 +14,18 @@ pub(crate) enum Copy {
     In { table: Table, columns: Vec<String>, format: Format },
     /// `COPY t TO STDOUT`, `COPY (SELECT ...) TO STDOUT`: the rows of a query.
     Out { query: String, format: Format },
+    /// `COPY DATABASE TO STDOUT (FORMAT sqlite)`: all of the session's database.
+    DatabaseOut,
+    /// `COPY DATABASE name FROM STDIN (FORMAT sqlite)`: makes a database.
+    DatabaseIn { name: String, owner: Option<String> },
 }
 
 /// Parses a COPY, which is in `sql`.
 pub(super) fn parse(cursor: &mut Cursor<'_, '_>, sql: &str) -> Result<Copy> {
     cursor.word("copy");
+    if cursor.rest().windows(2).any(|two| two[0].is("format") && two[1].is("sqlite")) {
+        return database(cursor);
+    }
     if let Some(query) = query(cursor, sql)? {
         return out(cursor, query);
     }
@@ -42,6 +49,36 @@ pub(super) fn parse(cursor: &mut Cursor<'_, '_>, sql: &str) -> Result<Copy> {
     }
     end(cursor)?;
     Ok(Copy::In { table, columns, format })
+}
+
+/// `DATABASE TO STDOUT (FORMAT sqlite)`, `DATABASE name FROM STDIN (FORMAT sqlite, OWNER user)`.
+fn database(cursor: &mut Cursor<'_, '_>) -> Result<Copy> {
+    if !cursor.word("database") {
+        return Err(Error::new(
+            sqlstate::FEATURE_NOT_SUPPORTED,
+            "only whole databases have the format sqlite",
+        )
+        .hint("COPY DATABASE TO STDOUT (FORMAT sqlite)"));
+    }
+    let out = cursor.words(&["to", "stdout"]);
+    let name = if out { None } else { Some(cursor.name().ok_or_else(|| unexpected(cursor))?) };
+    if !out && !cursor.words(&["from", "stdin"]) {
+        return Err(unexpected(cursor));
+    }
+    cursor.word("with");
+    if !cursor.sign('(') || !cursor.words(&["format", "sqlite"]) {
+        return Err(unexpected(cursor));
+    }
+    let mut owner = None;
+    if !out && cursor.sign(',') {
+        let named = cursor.word("owner").then(|| cursor.name()).flatten();
+        owner = Some(named.ok_or_else(|| unexpected(cursor))?);
+    }
+    if !cursor.sign(')') {
+        return Err(unexpected(cursor));
+    }
+    end(cursor)?;
+    Ok(name.map_or(Copy::DatabaseOut, |name| Copy::DatabaseIn { name, owner }))
 }
 
 /// The text of a query in parentheses.

@@ -65,6 +65,8 @@ pub(crate) enum Command {
     Procedure(Procedure),
     /// Administration of tenants and users.
     Admin(Admin),
+    /// `VERIFY`: read all that the node keeps, and compare it with its checksums.
+    Verify,
 }
 
 /// Who takes care of a statement.
@@ -100,6 +102,11 @@ pub(crate) fn front<'a>(sql: &'a str, context: &Context<'_>) -> Result<Front<'a>
         |cursor, _| Ok(admin::parse(cursor)?.map(|admin| Answer::Command(Command::Admin(admin))))
     } else if is(&["set", "show", "reset", "discard", "deallocate"]) {
         |cursor, _| setting::parse(cursor).map(|command| Some(Answer::Command(command)))
+    } else if is(&["verify"]) {
+        |cursor, _| {
+            cursor.word("verify");
+            end(cursor).map(|()| Some(Answer::Command(Command::Verify)))
+        }
     } else if is(&["copy"]) {
         |cursor, sql| copy::parse(cursor, sql).map(|copy| Some(Answer::Command(Command::Copy(copy))))
     } else {

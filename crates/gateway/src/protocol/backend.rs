@@ -95,12 +95,22 @@ pub(crate) fn command_complete(out: &mut Vec<u8>, tag: CommandTag) {
 
 /// CopyInResponse: the client may send text rows of so many columns.
 pub(crate) fn copy_in(out: &mut Vec<u8>, columns: usize) {
-    copy_response(out, b'G', columns);
+    copy_response(out, b'G', false, columns);
 }
 
 /// CopyOutResponse: text rows of so many columns follow.
 pub(crate) fn copy_out(out: &mut Vec<u8>, columns: usize) {
-    copy_response(out, b'H', columns);
+    copy_response(out, b'H', false, columns);
+}
+
+/// CopyInResponse: the client may send bytes that are no rows.
+pub(crate) fn copy_in_bytes(out: &mut Vec<u8>) {
+    copy_response(out, b'G', true, 0);
+}
+
+/// CopyOutResponse: bytes follow that are no rows.
+pub(crate) fn copy_out_bytes(out: &mut Vec<u8>) {
+    copy_response(out, b'H', true, 0);
 }
 
 /// CopyData: `write` puts a row's line.
@@ -117,9 +127,9 @@ pub(crate) fn copy_done(out: &mut Vec<u8>) {
     finish(out, at);
 }
 
-fn copy_response(out: &mut Vec<u8>, tag: u8, columns: usize) {
+fn copy_response(out: &mut Vec<u8>, tag: u8, binary: bool, columns: usize) {
     let at = begin(out, tag);
-    out.put_u8(0);
+    out.put_u8(binary.into());
     out.put_u16(columns as u16);
     out.put_bytes(0, columns * 2);
     finish(out, at);

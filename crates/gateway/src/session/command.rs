@@ -1,7 +1,8 @@
 //! Statements that the gateway runs itself.
 
 use fulmar_engine::{
-    CREATE_PROCEDURES, CommandTag, Error, PROCEDURES, RowSink, Scope, TransactionStatus, Value, sqlstate,
+    CREATE_PROCEDURES, CommandTag, Damage, Error, PROCEDURES, RowSink, Scope, TransactionStatus, Value,
+    sqlstate,
 };
 
 use super::rows::{Collector, Layout, RowWriter, ValueRow};
@@ -65,6 +66,11 @@ impl Session {
                 return Ok(Ran::Copying);
             }
             Command::Copy(Copy::Out { query, format }) => return self.copy_out(query, format, output).await,
+            Command::Copy(Copy::DatabaseOut) => return self.export(output).await,
+            Command::Copy(Copy::DatabaseIn { name, owner }) => {
+                self.begin_import(name, owner.as_deref(), output).await?;
+                return Ok(Ran::Copying);
+            }
             Command::Procedure(procedure) => {
                 self.procedure(procedure, output).await?;
                 procedure.tag()
@@ -73,6 +79,18 @@ impl Session {
                 self.outside_transaction(admin.tag())?;
                 crate::admin::run(admin, &self.shared, &self.identity).await?;
                 admin.tag()
+            }
+            Command::Verify => {
+                self.outside_transaction("VERIFY")?;
+                crate::admin::check_right("VERIFY", &self.identity)?;
+                let damage = self.link.verify().await?.damage;
+                let count = damage.len() as u64;
+                let row = |damage: Damage| {
+                    let byte = damage.offset.map_or(Value::Null, |at| Value::Integer(at as i64));
+                    vec![Value::Text(damage.file), byte, Value::Text(damage.problem)]
+                };
+                let rows = damage.into_iter().map(row).collect();
+                return self.answer(rows, CommandTag::Select(count), layout, output);
             }
         };
         Ok(Ran::Done { tag: CommandTag::Plain(tag), rows: 0, spill: None })
@@ -217,7 +235,7 @@ impl Session {
         }
     }
 
-    fn outside_transaction(&self, tag: &str) -> Result<()> {
+    pub(super) fn outside_transaction(&self, tag: &str) -> Result<()> {
         if self.link.status() == TransactionStatus::Idle && !self.link.implicit {
             return Ok(());
         }

@@ -1,4 +1,5 @@
-//! `COPY t FROM STDIN`: rows from the client into a table. The formats are [`crate::copy`]'s.
+//! `COPY t FROM STDIN`: rows from the client into a table. The formats are [`crate::copy`]'s. (And what it has in common
+//! with the other thing that is copied in, a whole database: [`super::copy_database`].)
 //!
 //! ```text
 //! client: COPY t FROM STDIN          server: CopyInResponse
@@ -14,6 +15,7 @@ use std::sync::Arc;
 
 use fulmar_engine::{CommandTag, Error, ParameterInfo, Scope, Statement, Value, sqlstate};
 
+use super::copy_database::Importing;
 use super::rows::Collector;
 use super::simple::Rest;
 use super::{Fault, Session};
@@ -31,6 +33,19 @@ const GATHERED_BYTES: usize = 4 << 20;
 
 /// A COPY that is going on.
 pub(super) struct CopyIn {
+    pub(super) target: Target,
+    /// Of the text that the COPY stands in; `None` in the extended protocol.
+    pub(super) rest: Option<Rest>,
+}
+
+/// What is copied into.
+pub(super) enum Target {
+    Table(Rows),
+    Database(Importing),
+}
+
+/// Rows on their way into a table.
+pub(super) struct Rows {
     table: String,
     columns: usize,
     /// Inserts `batch` rows at once.
@@ -43,8 +58,6 @@ pub(super) struct CopyIn {
     /// Bytes that they came in, about.
     bytes: usize,
     rows: u64,
-    /// Of the text that the COPY stands in; `None` in the extended protocol.
-    pub(super) rest: Option<Rest>,
 }
 
 impl Session {
@@ -72,7 +85,7 @@ impl Session {
             .map(|info| declared(info).map_or(Type::Text, |known| known.kind))
             .collect();
         backend::copy_in(output, columns.len());
-        self.copy = Some(Box::new(CopyIn {
+        let rows = Rows {
             table: table.name.clone(),
             columns: columns.len(),
             insert_batch,
@@ -82,12 +95,22 @@ impl Session {
             values: Vec::new(),
             bytes: 0,
             rows: 0,
-            rest: None,
-        }));
-        let lost = || Error::new(sqlstate::CONNECTION_FAILURE, "the connection was lost when COPY began");
-        self.link.send(output).await.map_err(|_| lost())?;
+        };
+        self.begin_copy_in(Target::Table(rows), output).await
+    }
+
+    /// Sends what asks for the data.
+    pub(super) async fn begin_copy_in(&mut self, target: Target, output: &mut Vec<u8>) -> Result<()> {
+        self.copy = Some(Box::new(CopyIn { target, rest: None }));
+        let sent = self.link.send(output).await;
         output.clear();
-        Ok(())
+        if sent.is_err()
+            && let Some(mut copy) = self.copy.take()
+        {
+            copy.give_up(self).await;
+        }
+        let lost = |_| Error::new(sqlstate::CONNECTION_FAILURE, "the connection was lost when COPY began");
+        sent.map_err(lost)
     }
 
     async fn table_columns(&mut self, table: &Table) -> Result<Vec<String>> {
@@ -110,7 +133,7 @@ impl Session {
     /// Takes rows. Without a COPY they are the rest of one that failed, and ignored.
     pub(super) async fn copy_data(&mut self, bytes: &[u8]) -> Result<(), Fault> {
         let Some(mut copy) = self.copy.take() else { return Ok(()) };
-        match copy.take(bytes, self).await {
+        match copy.target.take(bytes, self).await {
             Ok(()) => {
                 self.copy = Some(copy);
                 Ok(())
@@ -122,7 +145,7 @@ impl Session {
     /// The rows are complete.
     pub(super) async fn copy_done(&mut self) -> Result<(), Fault> {
         let Some(mut copy) = self.copy.take() else { return Ok(()) };
-        let outcome = copy.finish(self).await;
+        let outcome = copy.target.finish(self).await;
         self.end_of_copy(copy, outcome).await
     }
 
@@ -141,11 +164,14 @@ impl Session {
         self.end_of_copy(copy, Err(error)).await
     }
 
-    async fn end_of_copy(&mut self, copy: Box<CopyIn>, outcome: Result<()>) -> Result<(), Fault> {
-        let (rows, rest) = (copy.rows, copy.rest);
-        let Some(Rest(rest)) = rest else {
+    /// `outcome` tells how many rows there were.
+    async fn end_of_copy(&mut self, mut copy: Box<CopyIn>, outcome: Result<u64>) -> Result<(), Fault> {
+        if outcome.is_err() {
+            copy.give_up(self).await;
+        }
+        let Some(Rest(rest)) = copy.rest else {
             return match outcome.map_err(Fault::from) {
-                Ok(()) => {
+                Ok(rows) => {
                     backend::command_complete(&mut self.output, CommandTag::Copy(rows));
                     Ok(())
                 }
@@ -157,7 +183,7 @@ impl Session {
             };
         };
         let outcome = match outcome {
-            Ok(()) => self.go_on_after_copy(rows, &rest).await,
+            Ok(rows) => self.go_on_after_copy(rows, &rest).await,
             Err(error) => Err(error.into()),
         };
         Box::pin(self.end_of_text(outcome)).await
@@ -172,7 +198,23 @@ impl Session {
     }
 }
 
-impl CopyIn {
+impl Target {
+    async fn take(&mut self, bytes: &[u8], session: &mut Session) -> Result<()> {
+        match self {
+            Target::Table(rows) => rows.take(bytes, session).await,
+            Target::Database(importing) => importing.take(bytes).await,
+        }
+    }
+
+    async fn finish(&mut self, session: &mut Session) -> Result<u64> {
+        match self {
+            Target::Table(rows) => rows.finish(session).await,
+            Target::Database(importing) => importing.finish(session).await,
+        }
+    }
+}
+
+impl Rows {
     async fn take(&mut self, mut bytes: &[u8], session: &mut Session) -> Result<()> {
         loop {
             let before = bytes.len();
@@ -189,10 +231,11 @@ impl CopyIn {
         }
     }
 
-    async fn finish(&mut self, session: &mut Session) -> Result<()> {
+    async fn finish(&mut self, session: &mut Session) -> Result<u64> {
         let finished = self.reader.finish(&mut self.values);
         finished.map_err(|error| self.at_line(error))?;
-        self.insert_all(session).await
+        self.insert_all(session).await?;
+        Ok(self.rows)
     }
 
     /// Inserts the rows that are fewer than a batch, one by one.

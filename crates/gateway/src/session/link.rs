@@ -18,7 +18,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use fulmar_engine::{
-    CancelReason, Completion, Error, Known, RowSink, Scope, Statement, TransactionStatus, Value, sqlstate,
+    CancelReason, Completion, Error, Known, RowSink, Scope, Statement, TransactionStatus, Value, Verified,
+    sqlstate,
 };
 use tokio::time::{Sleep, sleep, timeout};
 
@@ -74,6 +75,20 @@ impl Link {
         let mut collector = Collector::default();
         self.execute(&statement, values, Scope::Implicit, &mut collector).await?;
         Ok(collector.rows)
+    }
+
+    /// Runs a query of the gateway's own, by itself.
+    pub(crate) async fn run_alone(&mut self, sql: &str) -> Result<Vec<Vec<Value>>> {
+        let (statement, _) = self.prepare(sql).await?;
+        let mut collector = Collector::default();
+        self.execute(&statement, &[], Scope::Auto, &mut collector).await?;
+        Ok(collector.rows)
+    }
+
+    /// Verifies all that the node keeps.
+    pub(crate) async fn verify(&mut self) -> Result<Verified> {
+        let Link { engine, wire, handle, timeout, .. } = self;
+        drive(pin!(engine.verify()), wire, handle, *timeout).await
     }
 
     /// Ends the implicit transaction, if there is one: commits it, or rolls it back if it has failed.

@@ -20,6 +20,7 @@
 
 mod command;
 mod copy;
+mod copy_database;
 mod copy_out;
 mod extended;
 mod limits;
@@ -178,6 +179,9 @@ impl Session {
     /// Serves the client until it goes, then gives back what the session held.
     pub(crate) async fn run(mut self) {
         let end = self.serve().await;
+        if let Some(mut copy) = self.copy.take() {
+            copy.give_up(&self).await;
+        }
         self.say_goodbye(end).await;
         self.link.engine.close().await;
         self.link.wire.shutdown().await;

@@ -103,6 +103,11 @@ pub(crate) fn columns(plan: &Plan) -> Vec<Column> {
             Command::ShowAll => {
                 ["name", "setting", "description"].map(|name| Column::new(name, Type::Text)).to_vec()
             }
+            Command::Verify => vec![
+                Column::new("file", Type::Text),
+                Column::new("byte", Type::Int8),
+                Column::new("problem", Type::Text),
+            ],
             _ => Vec::new(),
         },
     }

@@ -56,6 +56,23 @@ pub struct FrameLocation {
     pub length: u32,
 }
 
+/// Checks the bytes with which a segment begins. Readers of pages do without: all that they need has a checksum.
+pub fn check_header(header: &[u8]) -> Result<(), FormatError> {
+    let mut reader = Reader::new(FORMAT, header);
+    if reader.take(HEADER_MAGIC.len())? != HEADER_MAGIC {
+        return Err(codec::error(FORMAT, 0, Problem::Invalid("it does not begin as a segment does")));
+    }
+    let found = reader.u32()?;
+    if found != FORMAT_VERSION {
+        let problem = Problem::FormatVersion { found, newest: FORMAT_VERSION };
+        return Err(codec::error(FORMAT, HEADER_MAGIC.len(), problem));
+    }
+    match reader.u32()? as usize {
+        PAGE_SIZE => Ok(()),
+        _ => Err(codec::error(FORMAT, HEADER_BYTES - 4, Problem::Invalid("its pages have another size"))),
+    }
+}
+
 /// Decodes the page of one frame. After an error the page's contents are unspecified.
 pub fn decode_frame(frame: &[u8], page: &mut Page) -> Result<(), FormatError> {
     thread_local! {

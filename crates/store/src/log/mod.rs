@@ -151,6 +151,14 @@ pub struct CommitLog {
 }
 
 impl CommitLog {
+    /// Reads the log in `files` as an opening would, and writes nothing. Blocks on the disk.
+    pub fn verify(
+        files: &dyn LogFiles,
+        replay: &mut dyn FnMut(Lsn, &Record<'_>) -> Result<(), LogError>,
+    ) -> Result<(), LogError> {
+        recover::verify(files, replay)
+    }
+
     /// Opens the log in `files`: gives every record that counts to `replay`, in order, with the position that its
     /// append had; then begins a new log. The log's own records (cut, seal) are not replayed. Blocks on the disk.
     pub fn open(

@@ -54,7 +54,20 @@ struct OldLog {
 
 /// Reads the logs in `files`, gives their records to `replay`, and makes durable what they hold.
 pub(super) fn recover(files: &dyn LogFiles, replay: &mut Replay<'_>) -> Result<Recovered, LogError> {
-    let reader = Reader { files };
+    read_all(files, replay, true)
+}
+
+/// The same, but nothing is written.
+pub(super) fn verify(files: &dyn LogFiles, replay: &mut Replay<'_>) -> Result<(), LogError> {
+    read_all(files, replay, false).map(drop)
+}
+
+fn read_all(
+    files: &dyn LogFiles,
+    replay: &mut Replay<'_>,
+    make_durable: bool,
+) -> Result<Recovered, LogError> {
+    let reader = Reader { files, make_durable };
     let (old, mut rubbish, next_sequence) = reader.open_all()?;
     let (logs, unbegun) = group(old);
     rubbish.extend(unbegun);
@@ -117,6 +130,8 @@ fn group(old: Vec<OldFile>) -> (Vec<OldLog>, Vec<String>) {
 
 struct Reader<'a> {
     files: &'a dyn LogFiles,
+    /// Whether what was read last is made durable, before anything is built upon it.
+    make_durable: bool,
 }
 
 /// Where reading a log's frames has stopped.
@@ -221,7 +236,9 @@ impl Reader<'_> {
         if !stop.sealed {
             self.refuse_if_vouched(log, &stop)?;
         }
-        self.make_durable(log, &stop)?;
+        if self.make_durable {
+            self.make_durable(log, &stop)?;
+        }
         Ok(stop.position)
     }
 

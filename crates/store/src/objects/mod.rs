@@ -15,6 +15,7 @@
 
 mod error;
 mod segment_writer;
+mod verify;
 
 use std::path::Path as FilePath;
 use std::sync::Arc;
@@ -129,12 +130,12 @@ impl PageStore {
     /// Reads a segment's index: one ranged read, or two if it is large.
     pub async fn segment_index(&self, id: SegmentId) -> Result<Arc<SegmentIndex>, StoreError> {
         let path = segment_path(id);
-        let mut tail = self.read(&path, GetRange::Suffix(TAIL_BYTES)).await?;
-        let needed = segment::tail_bytes(&tail).map_err(|cause| damaged(&path, cause))?;
+        let (mut start, mut tail) = self.read_tail(&path, TAIL_BYTES).await?;
+        let needed = segment::tail_bytes(&tail).map_err(|cause| damaged_at(&path, start, cause))?;
         if needed > tail.len() as u64 {
-            tail = self.read(&path, GetRange::Suffix(needed)).await?;
+            (start, tail) = self.read_tail(&path, needed).await?;
         }
-        SegmentIndex::decode(&tail).map(Arc::new).map_err(|cause| damaged(&path, cause))
+        SegmentIndex::decode(&tail).map(Arc::new).map_err(|cause| damaged_at(&path, start, cause))
     }
 
     /// Reads one page: one ranged read. The location comes from the segment's index.
@@ -143,11 +144,29 @@ impl PageStore {
         let end = location.offset.saturating_add(location.length.into());
         let frame = self.read(&path, GetRange::Bounded(location.offset..end)).await?;
         let mut page = Box::new(ZERO_PAGE);
-        // The error's place is one in the segment, not in the frame.
-        segment::decode_frame(&frame, &mut page).map_err(|cause| {
-            damaged(&path, FormatError { at: cause.at.saturating_add(location.offset as usize), ..cause })
-        })?;
+        decode_frame_at(&path, location, &frame, &mut page)?;
         Ok(page)
+    }
+
+    /// Reads pages that lie one behind the other, and appends them to `out`: one ranged read.
+    pub async fn read_pages(
+        &self,
+        id: SegmentId,
+        locations: &[FrameLocation],
+        out: &mut Vec<u8>,
+    ) -> Result<(), StoreError> {
+        let (Some(first), Some(last)) = (locations.first(), locations.last()) else { return Ok(()) };
+        let path = segment_path(id);
+        let end = last.offset.saturating_add(last.length.into());
+        let frames = self.read(&path, GetRange::Bounded(first.offset..end)).await?;
+        let mut page = ZERO_PAGE;
+        for location in locations {
+            let start = location.offset.saturating_sub(first.offset) as usize;
+            let frame = frames.get(start..start.saturating_add(location.length as usize));
+            decode_frame_at(&path, *location, frame.unwrap_or_default(), &mut page)?;
+            out.extend_from_slice(&page);
+        }
+        Ok(())
     }
 
     /// The segments that there are, in no particular order.
@@ -230,6 +249,15 @@ impl PageStore {
         self.get(path, GetOptions { range: Some(range), ..GetOptions::default() }).await
     }
 
+    /// The last bytes of an object, and where in it they begin.
+    async fn read_tail(&self, path: &Path, bytes: u64) -> Result<(u64, Bytes), StoreError> {
+        let options = GetOptions { range: Some(GetRange::Suffix(bytes)), ..GetOptions::default() };
+        let failed = |cause| StoreError::failed("read", path, cause);
+        let result = self.objects.get_opts(path, options).await.map_err(failed)?;
+        let start = result.range.start;
+        Ok((start, result.bytes().await.map_err(failed)?))
+    }
+
     async fn read_all(&self, path: &Path) -> Result<Bytes, StoreError> {
         self.get(path, GetOptions::default()).await
     }
@@ -258,8 +286,23 @@ impl PageStore {
     }
 }
 
+/// Decodes a frame of a segment. An error tells the place in the segment.
+fn decode_frame_at(
+    path: &Path,
+    location: FrameLocation,
+    frame: &[u8],
+    page: &mut Page,
+) -> Result<(), StoreError> {
+    segment::decode_frame(frame, page).map_err(|cause| damaged_at(path, location.offset, cause))
+}
+
 fn create() -> PutOptions {
     PutOptions { mode: PutMode::Create, ..PutOptions::default() }
+}
+
+/// The same, of what was read from the place `start` on.
+fn damaged_at(path: &Path, start: u64, cause: FormatError) -> StoreError {
+    damaged(path, FormatError { at: cause.at.saturating_add(start as usize), ..cause })
 }
 
 fn damaged(path: &Path, cause: FormatError) -> StoreError {

@@ -1,0 +1,158 @@
+//! A partition as a plain SQLite file.
+//!
+//! What a partition holds are the pages of an SQLite database, so an export is the pages of one version, in order. It
+//! reads them where they are for good: it flushes the partition, as a copy by reference does, and then reads the
+//! segments that the newest manifest names.
+//!
+//! ```text
+//! flush -> manifest -> segments, kept from the collector -> page 1, page 2, ... to whoever reads, however slowly
+//! ```
+//!
+//! So an export pins no snapshot. It takes as long as its reader wants, holds back nothing in memory but the index
+//! (some 24 bytes a page), brings no page into the cache, and nobody waits for it.
+
+use std::sync::Arc;
+
+use fulmar_pages::{PAGE_SIZE, PageNo, PartitionId, SegmentId};
+
+use crate::flush;
+use crate::node::Node;
+use crate::partition::{read_frames, store_error};
+use crate::store::{Frame, Segments};
+use crate::{Engine, Result};
+
+/// Pages that are read at once.
+const RUN_PAGES: usize = 64;
+
+/// The pages of a version, to be read in order.
+pub struct Export {
+    node: Arc<Node>,
+    segments: Segments,
+    /// Where the pages lie, in their order. One that was never written has none.
+    frames: Vec<(PageNo, Frame)>,
+    page_count: u32,
+    /// The page that comes next, and its frame's place if it has one.
+    next: PageNo,
+    at: usize,
+    /// Tells the collector what is being read.
+    _held: Arc<Vec<SegmentId>>,
+}
+
+impl Engine {
+    /// Begins to read all of a partition. Everything that was committed before is in it, and nothing later is.
+    pub async fn export(&self, id: PartitionId) -> Result<Export> {
+        let partition = self.partition(id).await?;
+        let (settled, manifest) = flush::newest_manifest(self, &partition).await?;
+        let segments = Segments::default();
+        let mut frames = Vec::new();
+        if let Some(manifest) = &manifest {
+            let (found, _) = read_frames(self.node(), &segments, manifest).await?;
+            frames = found.into_iter().collect();
+            frames.sort_unstable_by_key(|(no, _)| *no);
+        }
+        let held = Arc::new(segments.all());
+        self.node().exported.lock().push(Arc::downgrade(&held));
+        drop(settled);
+        let page_count = manifest.map_or(0, |manifest| manifest.page_count);
+        let node = self.node().clone();
+        Ok(Export { node, segments, frames, page_count, next: 1, at: 0, _held: held })
+    }
+}
+
+impl Export {
+    /// Bytes of the whole file.
+    pub fn bytes(&self) -> u64 {
+        u64::from(self.page_count) * PAGE_SIZE as u64
+    }
+
+    /// Appends the next pages to `out`, some 256 KiB at most. Answers whether there were any.
+    pub async fn next(&mut self, out: &mut Vec<u8>) -> Result<bool> {
+        if self.next > self.page_count {
+            return Ok(false);
+        }
+        let run = self.run();
+        match run.first() {
+            None => {
+                out.resize(out.len() + PAGE_SIZE, 0);
+                self.next += 1;
+            }
+            Some(first) => {
+                let locations: Vec<_> = run.iter().map(|frame| frame.location).collect();
+                let segment = self.segments.known(first.segment)?;
+                self.node.store.read_pages(segment, &locations, out).await.map_err(store_error)?;
+                self.next += locations.len() as PageNo;
+                self.at += locations.len();
+            }
+        }
+        Ok(true)
+    }
+
+    /// The frames from the next page on that lie one behind the other.
+    fn run(&self) -> Vec<Frame> {
+        let mut run: Vec<Frame> = Vec::new();
+        for (no, frame) in self.frames.iter().skip(self.at).take(RUN_PAGES) {
+            let follows = run.last().is_none_or(|last| {
+                last.segment == frame.segment
+                    && last.location.offset + u64::from(last.location.length) == frame.location.offset
+            });
+            if *no != self.next + run.len() as PageNo || !follows {
+                break;
+            }
+            run.push(*frame);
+        }
+        run
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Config, Row, RowSink, Scope};
+
+    struct Nothing;
+
+    impl RowSink for Nothing {
+        fn row(&mut self, _: &dyn Row) -> Result<()> {
+            Ok(())
+        }
+
+        fn reset(&mut self) {}
+    }
+
+    async fn run(engine: &Arc<Engine>, id: PartitionId, mut sql: &str) {
+        let mut session = engine.session(id);
+        while !sql.is_empty() {
+            let (statement, rest) = session.prepare(sql).await.unwrap();
+            session.execute(&statement, &[], Scope::Auto, &mut Nothing).await.unwrap();
+            sql = rest;
+        }
+        session.close().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_is_being_exported_is_not_collected() {
+        const ID: PartitionId = PartitionId(7);
+        let directory = tempfile::tempdir().unwrap();
+        let engine = Engine::start(Config::new(directory.path(), 64 << 20)).await.unwrap();
+        run(
+            &engine,
+            ID,
+            "CREATE TABLE t(x); WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000) \
+             INSERT INTO t SELECT hex(randomblob(300)) FROM n",
+        )
+        .await;
+        let mut export = engine.export(ID).await.unwrap();
+        let mut file = Vec::new();
+        assert!(export.next(&mut file).await.unwrap());
+        engine.drop_partition(ID).await.unwrap();
+        flush::collect(&engine).await.unwrap();
+        while export.next(&mut file).await.unwrap() {}
+        assert_eq!(file.len() as u64, export.bytes());
+        assert!(file.starts_with(b"SQLite format 3\0"));
+
+        // When nobody reads it any more it is garbage.
+        drop(export);
+        flush::collect(&engine).await.unwrap();
+        assert_eq!(engine.node().store.list_segments().await.unwrap(), []);
+    }
+}

@@ -1,0 +1,181 @@
+//! Reads everything that is kept and compares it with its checksums: what an operator does before a backup is trusted.
+//!
+//! | | of a node that runs ([`Session::verify`]) | of a directory without a node ([`verify_directory`]) |
+//! | --- | --- | --- |
+//! | manifests | all | all |
+//! | segments | those that manifests name, or open partitions read | all, and that those which are named are there |
+//! | log | - (it is being written; the next start reads it) | every frame that counts, as a start would, but nothing is written |
+//!
+//! Nothing is changed. Of each object the first damage is told; the others are read all the same.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::path::Path;
+use std::sync::Arc;
+
+use fulmar_pages::{PartitionId, SegmentId};
+use fulmar_store::{CommitLog, LogError, PageStore, StdFiles, StoreError};
+
+use crate::flush;
+use crate::partition::{log_error, store_error};
+use crate::{Engine, Error, Result, Session, sqlstate};
+
+/// A place that is not as it was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Damage {
+    /// The file, from the data directory on.
+    pub file: String,
+    /// Where in it.
+    pub offset: Option<u64>,
+    /// What is wrong there.
+    pub problem: String,
+}
+
+/// What was read.
+#[derive(Clone, Debug, Default)]
+pub struct Verified {
+    /// Records of the log.
+    pub records: u64,
+    /// Manifests.
+    pub manifests: u64,
+    /// Segments.
+    pub segments: u64,
+    /// Pages in segments.
+    pub pages: u64,
+    /// What was found.
+    pub damage: Vec<Damage>,
+}
+
+impl Verified {
+    /// Notes what is wrong with an object of the store. That it cannot be told is an error.
+    fn note(&mut self, error: StoreError) -> Result<()> {
+        let (object, offset) = match &error {
+            StoreError::Damaged { object, cause } => (object.clone(), Some(cause.at as u64)),
+            StoreError::Missing { object } | StoreError::Misnamed { object } => (object.clone(), None),
+            StoreError::Exists { .. } | StoreError::Failed { .. } => return Err(store_error(error)),
+        };
+        self.damage.push(Damage { file: format!("store/{object}"), offset, problem: error.to_string() });
+        Ok(())
+    }
+
+    /// Reads all manifests. Answers the segments that they name, and each partition's newest version.
+    async fn manifests(
+        &mut self,
+        store: &PageStore,
+    ) -> Result<(BTreeSet<SegmentId>, HashMap<PartitionId, u64>)> {
+        let (mut named, mut newest) = (BTreeSet::new(), HashMap::new());
+        for name in store.list_manifests(None).await.map_err(store_error)? {
+            self.manifests += 1;
+            match store.read_manifest(name).await {
+                Ok(manifest) => {
+                    named.extend(manifest.segments.iter().map(|segment| segment.id));
+                    newest.insert(name.partition, name.number);
+                }
+                Err(error) => self.note(error)?,
+            }
+        }
+        Ok((named, newest))
+    }
+
+    async fn segment(&mut self, store: &PageStore, id: SegmentId) -> Result<()> {
+        self.segments += 1;
+        match store.verify_segment(id).await {
+            Ok(pages) => {
+                self.pages += pages;
+                Ok(())
+            }
+            Err(error) => self.note(error),
+        }
+    }
+}
+
+impl Session {
+    /// Verifies all that this node keeps of its partitions in the store. Can be cancelled like a statement.
+    pub async fn verify(&mut self) -> Result<Verified> {
+        let _running = self.start();
+        let engine = self.engine().clone();
+        let mut verified = Verified::default();
+        let held = engine.hold_named(&mut verified).await?;
+        for segment in held.iter() {
+            self.check_cancelled()?;
+            verified.segment(&engine.node().store, *segment).await?;
+        }
+        Ok(verified)
+    }
+}
+
+impl Engine {
+    /// Reads the manifests, and keeps what they name from the collector for as long as the answer lives.
+    async fn hold_named(&self, verified: &mut Verified) -> Result<Arc<Vec<SegmentId>>> {
+        let _settled = flush::settled(self).await;
+        let (mut named, _) = verified.manifests(&self.node().store).await?;
+        for partition in self.open_partitions() {
+            named.extend(partition.frame_segments());
+        }
+        let held = Arc::new(named.into_iter().collect());
+        self.node().exported.lock().push(Arc::downgrade(&held));
+        Ok(held)
+    }
+}
+
+/// Verifies a data directory that no node uses. `live` are the partitions that the catalog knows, if it could be read;
+/// `progress` is told how many segments of how many have been read.
+pub async fn verify_directory(
+    data: &Path,
+    live: Option<&HashSet<PartitionId>>,
+    mut progress: impl FnMut(u64, u64),
+) -> Result<Verified> {
+    let mut verified = Verified::default();
+    let store = PageStore::open_directory(&data.join("store")).map_err(store_error)?;
+    let (mut segments, newest) = verified.manifests(&store).await?;
+    let log = data.join("log");
+    let from_log = tokio::task::spawn_blocking(move || read_log(&log)).await;
+    let from_log = from_log
+        .map_err(|error| Error::new(sqlstate::INTERNAL, format!("reading the log panicked: {error}")))?;
+    verified.records = from_log.records;
+    match from_log.outcome {
+        Ok(()) => {}
+        Err(LogError::Corrupt { file, offset, problem }) => {
+            verified.damage.push(Damage { file, offset: Some(offset), problem });
+        }
+        Err(error) => return Err(log_error(error)),
+    }
+    // A record that a manifest covers, or whose partition was dropped, may name what has been collected.
+    let needed = |partition: &PartitionId, number: u64| {
+        live.is_some_and(|live| live.contains(partition))
+            && newest.get(partition).is_none_or(|newest| *newest < number)
+    };
+    let named = from_log.named.iter().filter(|(partition, number, _)| needed(partition, *number));
+    segments.extend(named.map(|(_, _, segment)| *segment));
+    segments.extend(store.list_segments().await.map_err(store_error)?);
+    for (done, segment) in segments.iter().enumerate() {
+        progress(done as u64, segments.len() as u64);
+        verified.segment(&store, *segment).await?;
+    }
+    Ok(verified)
+}
+
+/// What the log holds.
+struct FromLog {
+    records: u64,
+    /// Segments of large commits: partition, version's number, name.
+    named: Vec<(PartitionId, u64, SegmentId)>,
+    outcome: std::result::Result<(), LogError>,
+}
+
+fn read_log(directory: &Path) -> FromLog {
+    let (mut records, mut named) = (0, Vec::new());
+    let outcome = match StdFiles::open(directory) {
+        Ok(files) => CommitLog::verify(&files, &mut |_, record| {
+            records += 1;
+            let header = &record.header;
+            named.extend(record.segments().map(|id| (header.partition, header.version.number, id)));
+            Ok(())
+        }),
+        Err(cause) => Err(LogError::Io {
+            operation: "open",
+            file: directory.display().to_string(),
+            cause: Arc::new(cause),
+        }),
+    };
+    FromLog { records, named, outcome }
+}

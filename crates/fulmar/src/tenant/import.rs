@@ -1,0 +1,88 @@
+//! `fulmar tenant import`: a plain SQLite file as a new tenant.
+
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+use bytes::{Bytes, BytesMut};
+use futures::{SinkExt, pin_mut};
+use rusqlite::OpenFlags;
+use serde::Serialize;
+use tokio::io::AsyncReadExt;
+use tokio_postgres::Client;
+
+use super::{PIECE_BYTES, open, quoted, server_error};
+use crate::cli::ImportArgs;
+use crate::output;
+
+/// What was read, for scripts.
+#[derive(Serialize)]
+struct Imported<'a> {
+    tenant: &'a str,
+    bytes: u64,
+    seconds: f64,
+}
+
+/// Makes the tenant; if anything goes wrong there is none.
+pub async fn run(client: &Client, arguments: &ImportArgs, json: bool) -> anyhow::Result<()> {
+    let began = Instant::now();
+    let ImportArgs { name, file, owner } = arguments;
+    let not_imported = || format!("nothing was imported as {name}");
+    let (mut input, length) = open(file).await?;
+    let _lock = lock(file).with_context(not_imported)?;
+    let owner = owner.as_ref().map(|owner| format!(", OWNER {}", quoted(owner))).unwrap_or_default();
+    let sql = format!("COPY DATABASE {} FROM STDIN (FORMAT sqlite{owner})", quoted(name));
+    let copied = client.copy_in::<_, Bytes>(&sql).await.map_err(|error| server_error(&error));
+    let sink = copied.with_context(not_imported)?;
+    pin_mut!(sink);
+    let bar = output::byte_progress("importing", length);
+    let mut bytes = 0;
+    let sent = loop {
+        let mut piece = BytesMut::with_capacity(PIECE_BYTES);
+        match input.read_buf(&mut piece).await {
+            Ok(0) => break Ok(()),
+            Ok(count) => bytes += count as u64,
+            // The sink is dropped: the server hears that the client gives up, and keeps nothing.
+            Err(cause) => break Err(anyhow::anyhow!("cannot read {}: {cause}", file.display())),
+        }
+        if let Err(error) = sink.send(piece.freeze()).await {
+            break Err(server_error(&error));
+        }
+        bar.set_position(bytes);
+    };
+    let done = match sent {
+        Ok(()) => sink.finish().await.map_err(|error| server_error(&error)),
+        Err(error) => Err(error),
+    };
+    bar.finish_and_clear();
+    done.with_context(not_imported)?;
+    let seconds = began.elapsed().as_secs_f64();
+    if json {
+        return output::json(&Imported { tenant: name, bytes, seconds });
+    }
+    let rate = bytes as f64 / seconds / 1e6;
+    output::line(&format!("imported {} as {name}: {seconds:.1} s, {rate:.0} MB/s", file.display()))
+}
+
+/// Keeps who else uses the file from changing it, by SQLite's own locks. What stands in a write-ahead log is not in the file.
+fn lock(file: &Path) -> anyhow::Result<Option<rusqlite::Connection>> {
+    if file == Path::new("-") {
+        return Ok(None);
+    }
+    let mut log = file.as_os_str().to_owned();
+    log.push("-wal");
+    if Path::new(&log).metadata().is_ok_and(|data| data.len() > 0) {
+        let shown = file.display();
+        bail!(
+            "{shown} has a write-ahead log beside it: a part of the data stands there; make a copy that can be imported: \
+             sqlite3 {shown} \"VACUUM INTO 'NEW.db'\""
+        );
+    }
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = rusqlite::Connection::open_with_flags(file, flags);
+    let locked = connection.and_then(|connection| {
+        connection.execute_batch("BEGIN; SELECT count(*) FROM sqlite_schema")?;
+        Ok(Some(connection))
+    });
+    locked.with_context(|| format!("SQLite cannot read {}", file.display()))
+}

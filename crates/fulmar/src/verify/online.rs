@@ -1,0 +1,65 @@
+//! A node that runs.
+
+use anyhow::Context;
+use futures::{StreamExt, stream};
+use tokio_postgres::SimpleQueryMessage;
+
+use super::{Damage, Report};
+use crate::cli::{ServerArgs, VerifyArgs};
+use crate::output;
+use crate::tenant::{SYSTEM_DATABASE, connect, server_error, texts};
+
+/// Tenants that SQLite looks at at a time.
+const TENANTS_AT_ONCE: usize = 4;
+
+/// Asks the node.
+pub(super) async fn verify(arguments: &VerifyArgs) -> anyhow::Result<Report> {
+    let client = connect(&arguments.server, SYSTEM_DATABASE).await?;
+    let mut report = Report::default();
+    let bar = output::byte_progress("the node reads its store", None);
+    bar.enable_steady_tick(std::time::Duration::from_millis(200));
+    let rows = client.simple_query("VERIFY").await.map_err(|error| server_error(&error))?;
+    bar.finish_and_clear();
+    for message in rows {
+        if let SimpleQueryMessage::Row(row) = message {
+            let column = |at| row.try_get(at).ok().flatten();
+            let (place, problem) = column(0).zip(column(2)).context("the node answered without names")?;
+            let byte = column(1).and_then(|byte| byte.parse().ok());
+            report.damage.push(Damage { place: place.to_owned(), byte, problem: problem.to_owned() });
+        }
+    }
+    report.checked.insert("nodes", 1);
+    if arguments.deep {
+        let names = texts(&client, "SELECT datname FROM pg_catalog.pg_database ORDER BY 1").await?;
+        report.checked.insert("tenants", names.len() as u64);
+        let bar = output::progress("SQLite checks", names.len() as u64);
+        let looks = stream::iter(names).map(|[name]| {
+            let bar = &bar;
+            async move {
+                let problem = quick_check(&arguments.server, &name).await;
+                bar.inc(1);
+                problem.map(|problem| Damage { place: format!("tenant {name}"), byte: None, problem })
+            }
+        });
+        let found: Vec<Option<Damage>> = looks.buffered(TENANTS_AT_ONCE).collect().await;
+        bar.finish_and_clear();
+        report.damage.extend(found.into_iter().flatten());
+    }
+    Ok(report)
+}
+
+/// What SQLite finds in a tenant. That it cannot be asked is a finding too.
+async fn quick_check(server: &ServerArgs, tenant: &str) -> Option<String> {
+    let findings = async {
+        let client = connect(server, tenant).await?;
+        texts::<1>(&client, "PRAGMA quick_check(5)").await
+    };
+    match findings.await {
+        Ok(findings) => {
+            let findings: Vec<String> =
+                findings.into_iter().map(|[finding]| finding).filter(|finding| finding != "ok").collect();
+            (!findings.is_empty()).then(|| findings.join("; "))
+        }
+        Err(error) => Some(format!("{error:#}")),
+    }
+}

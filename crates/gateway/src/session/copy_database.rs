@@ -1,0 +1,136 @@
+//! `COPY DATABASE ... (FORMAT sqlite)`: a whole database as a plain SQLite file, out and in.
+//!
+//! ```text
+//! shop=>    COPY DATABASE TO STDOUT (FORMAT sqlite)          its pages, in order, as fast as the client takes them
+//! fulmar=>  COPY DATABASE shop FROM STDIN (FORMAT sqlite)    makes the tenant
+//!
+//! catalog: creating  -->  CopyData: pages go into a segment  -->  CopyDone: manifest, quick_check  -->  catalog: ready
+//! ```
+//!
+//! Neither is part of a transaction. An export shows what had been committed when it began. An import is a creation
+//! ([`crate::admin`]): until it is complete and SQLite has found it sound nobody sees the tenant, and whatever goes wrong
+//! undoes it.
+
+use std::sync::Arc;
+
+use fulmar_engine::{CommandTag, Error, Import, Value, sqlstate};
+use fulmar_meta::Tenant;
+
+use super::copy::{CopyIn, Target};
+use super::{Fault, Ran, Session};
+use crate::Result;
+use crate::admin;
+use crate::protocol::backend;
+
+/// What it is called in errors.
+const TAG: &str = "COPY DATABASE";
+/// Findings of a check that are shown.
+const FINDINGS: usize = 5;
+
+/// An import that is going on.
+pub(super) struct Importing {
+    tenant: Arc<Tenant>,
+    /// `None` once it is complete.
+    import: Option<Import>,
+}
+
+impl Session {
+    /// Sends all pages of the session's database.
+    pub(super) async fn export(&mut self, output: &mut Vec<u8>) -> Result<Ran, Fault> {
+        self.outside_transaction(TAG)?;
+        let mut export = self.shared.engine.export(self.identity.tenant.partition).await?;
+        backend::copy_out_bytes(output);
+        let (mut pages, mut piece) = (0, Vec::new());
+        while export.next(&mut piece).await? {
+            pages += (piece.len() / fulmar_pages::PAGE_SIZE) as u64;
+            backend::copy_data(output, |out| out.extend_from_slice(&piece));
+            piece.clear();
+            self.metrics.sent(output.len());
+            self.link.send(output).await?;
+            output.clear();
+        }
+        backend::copy_done(output);
+        Ok(Ran::Done { tag: CommandTag::Copy(pages), rows: 0, spill: None })
+    }
+
+    /// Begins to make a tenant, and asks for its pages.
+    pub(super) async fn begin_import(
+        &mut self,
+        name: &str,
+        owner: Option<&str>,
+        output: &mut Vec<u8>,
+    ) -> Result<()> {
+        self.outside_transaction(TAG)?;
+        admin::check_right(TAG, &self.identity)?;
+        let tenant = admin::begin_create(name, owner, &self.shared, &self.identity).await?;
+        let import = match self.shared.engine.import(tenant.partition).await {
+            Ok(import) => import,
+            Err(error) => {
+                admin::undo(&tenant, &self.shared).await;
+                return Err(error);
+            }
+        };
+        backend::copy_in_bytes(output);
+        let importing = Importing { tenant, import: Some(import) };
+        self.begin_copy_in(Target::Database(importing), output).await
+    }
+}
+
+impl Importing {
+    pub(super) async fn take(&mut self, bytes: &[u8]) -> Result<()> {
+        match &mut self.import {
+            Some(import) => import.write(bytes).await,
+            None => Ok(()),
+        }
+    }
+
+    /// The file is complete: it becomes a tenant if it is sound. Answers its pages.
+    pub(super) async fn finish(&mut self, session: &mut Session) -> Result<u64> {
+        let Some(import) = self.import.take() else { return Ok(0) };
+        let pages = import.finish().await?;
+        let mut beside = session.link.engine.beside(self.tenant.partition);
+        std::mem::swap(&mut session.link.engine, &mut beside);
+        let checked = quick_check(session).await;
+        std::mem::swap(&mut session.link.engine, &mut beside);
+        beside.close().await;
+        checked?;
+        admin::finish_create(&self.tenant, &session.shared).await?;
+        Ok(pages.into())
+    }
+
+    /// Leaves nothing of it.
+    pub(super) async fn give_up(&mut self, session: &Session) {
+        self.import = None;
+        admin::undo(&self.tenant, &session.shared).await;
+    }
+}
+
+/// Lets SQLite look at every page of the database that the session's engine is on.
+async fn quick_check(session: &mut Session) -> Result<()> {
+    let findings = session.link.run_alone("PRAGMA quick_check(5)").await.map_err(|error| {
+        let not_sound = [sqlstate::DATA_CORRUPTED, sqlstate::BAD_COPY_FILE].contains(&error.state());
+        if not_sound { unsound(error.message().to_owned()) } else { error }
+    })?;
+    let findings = findings.into_iter().flatten().filter_map(|value| match value {
+        Value::Text(finding) if finding != "ok" => Some(finding),
+        _ => None,
+    });
+    let findings: Vec<String> = findings.take(FINDINGS).collect();
+    if findings.is_empty() { Ok(()) } else { Err(unsound(findings.join("\n"))) }
+}
+
+fn unsound(findings: String) -> Error {
+    Error::new(sqlstate::BAD_COPY_FILE, "the database is damaged, or was copied while it was in use")
+        .detail(findings)
+        .hint("Nothing was imported. Mend it: sqlite3 OLD.db .recover | sqlite3 NEW.db")
+}
+
+impl CopyIn {
+    /// Leaves nothing of a COPY that will not come to its end.
+    pub(super) async fn give_up(&mut self, session: &Session) {
+        // Rows go with their transaction.
+        if let Target::Database(importing) = &mut self.target {
+            importing.give_up(session).await;
+        }
+    }
+}
