@@ -205,6 +205,13 @@ def prepared_statements_meet_a_new_schema():
         assert connection.execute(all_columns, prepare=False).fetchone() == (1, None)
 
 
+def types_are_known():
+    with connect(autocommit=True) as connection:
+        text = psycopg.types.TypeInfo.fetch(connection, "text")
+        assert (text.oid, text.array_oid, text.regtype) == (25, 1009, "text")
+        assert psycopg.types.TypeInfo.fetch(connection, "hstore") is None
+
+
 def retry(work, attempts=5):
     """Runs a transaction, again if it met another one. docs/clients.md shows this."""
     for attempt in range(1, attempts + 1):
@@ -292,6 +299,7 @@ def main():
         errors_have_their_class,
         pipelines,
         prepared_statements_meet_a_new_schema,
+        types_are_known,
         conflicts_are_retried,
         hot_row,
         cancel,

@@ -278,6 +278,17 @@ func preparedStatementsMeetANewSchema(ctx context.Context, pool *pgxpool.Pool) {
 	hold(before == 1 && after == 2, "%d columns, then %d", before, after)
 }
 
+func typesAreKnown(ctx context.Context, pool *pgxpool.Pool) {
+	connection, err := pool.Acquire(ctx)
+	must(err)
+	defer connection.Release()
+	known, err := connection.Conn().LoadType(ctx, "_int8")
+	must(err)
+	hold(known.OID == pgtype.Int8ArrayOID, "the list of bigints is %d", known.OID)
+	_, err = connection.Conn().LoadType(ctx, "no_such_type")
+	hold(state(err) == "42704", "no such type: %v", err)
+}
+
 func aPoolReconnects(ctx context.Context, pool *pgxpool.Pool) {
 	restartServer()
 	// Each connection of the pool may be found to be lost when it is used, and is made anew with its next use.
@@ -317,6 +328,7 @@ func main() {
 		{"conflicts are retried", conflictsAreRetried},
 		{"cancel", cancel},
 		{"prepared statements meet a new schema", preparedStatementsMeetANewSchema},
+		{"types are known", typesAreKnown},
 		{"a pool reconnects", aPoolReconnects},
 	} {
 		check.run(ctx, pool)
