@@ -6,9 +6,11 @@ import java.math.BigDecimal;
 import java.net.URI;
 import java.sql.BatchUpdateException;
 import java.sql.Connection;
+import java.sql.DatabaseMetaData;
 import java.sql.DriverManager;
 import java.sql.PreparedStatement;
 import java.sql.ResultSet;
+import java.sql.ResultSetMetaData;
 import java.sql.SQLException;
 import java.sql.Savepoint;
 import java.sql.Statement;
@@ -17,6 +19,7 @@ import java.time.LocalDateTime;
 import java.time.LocalTime;
 import java.time.OffsetDateTime;
 import java.time.ZoneOffset;
+import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -325,6 +328,69 @@ public class Client {
         }
     }
 
+    /** The values of some columns of all rows, as text: `a,b` each. */
+    static List<String> rows(ResultSet rows, String... columns) throws SQLException {
+        List<String> read = new ArrayList<>();
+        while (rows.next()) {
+            List<String> row = new ArrayList<>();
+            for (String column : columns) {
+                row.add(rows.getString(column));
+            }
+            read.add(String.join(",", row));
+        }
+        return read;
+    }
+
+    static void isSame(List<String> read, String... wanted) {
+        hold(read.equals(List.of(wanted)), read);
+    }
+
+    /** What tools ask before they show a database: all of JDBC's usual questions. */
+    static void metadata() throws Exception {
+        try (Connection connection = connect()) {
+            execute(connection, """
+                    CREATE TABLE purchase (
+                        id BIGINT NOT NULL PRIMARY KEY,
+                        customer BIGINT NOT NULL REFERENCES customer (id) ON DELETE CASCADE,
+                        total NUMERIC(10, 2) DEFAULT 0,
+                        note VARCHAR(80)
+                    );
+                    CREATE INDEX purchase_by_customer ON purchase (customer, id);
+                    CREATE VIEW spent AS SELECT customer, sum(total) AS total FROM purchase GROUP BY customer;
+                    """);
+            DatabaseMetaData about = connection.getMetaData();
+            isSame(rows(about.getSchemas(null, "public"), "TABLE_SCHEM"), "public");
+            String[] kinds = {"TABLE", "VIEW"};
+            isSame(rows(about.getTables(null, "public", "purch%", kinds), "TABLE_NAME", "TABLE_TYPE"), "purchase,TABLE");
+            isSame(rows(about.getTables(null, "public", "spent", kinds), "TABLE_NAME", "TABLE_TYPE"), "spent,VIEW");
+            isSame(
+                    rows(about.getColumns(null, "public", "purchase", "%"),
+                            "COLUMN_NAME", "DATA_TYPE", "TYPE_NAME", "COLUMN_SIZE", "DECIMAL_DIGITS", "IS_NULLABLE", "ORDINAL_POSITION"),
+                    "id,-5,int8,19,0,NO,1",
+                    "customer,-5,int8,19,0,NO,2",
+                    "total,2,numeric,10,2,YES,3",
+                    "note,12,varchar,80,0,YES,4");
+            isSame(rows(about.getPrimaryKeys(null, "public", "purchase"), "COLUMN_NAME", "KEY_SEQ"), "id,1");
+            List<String> indexes = rows(about.getIndexInfo(null, "public", "purchase", false, true),
+                    "INDEX_NAME", "ORDINAL_POSITION", "COLUMN_NAME");
+            hold(indexes.size() == 3 && indexes.contains("purchase_by_customer,1,customer"), indexes);
+            hold(indexes.contains("purchase_by_customer,2,id"), indexes);
+            String[] key = {"PKTABLE_NAME", "PKCOLUMN_NAME", "FKTABLE_NAME", "FKCOLUMN_NAME", "KEY_SEQ", "DELETE_RULE"};
+            isSame(rows(about.getImportedKeys(null, "public", "purchase"), key), "customer,id,purchase,customer,1,0");
+            isSame(rows(about.getExportedKeys(null, "public", "customer"), key), "customer,id,purchase,customer,1,0");
+            List<String> types = rows(about.getTypeInfo(), "TYPE_NAME");
+            hold(types.containsAll(List.of("int8", "text", "bool", "numeric", "timestamptz", "json")), types);
+            isSame(rows(about.getBestRowIdentifier(null, "public", "purchase", 0, true), "COLUMN_NAME"), "id");
+            hold(rows(about.getFunctions(null, null, "no_such_function"), "FUNCTION_NAME").isEmpty());
+            hold(about.getMaxColumnNameLength() == 63, about.getMaxColumnNameLength());
+            try (PreparedStatement select = connection.prepareStatement("SELECT total FROM purchase")) {
+                ResultSetMetaData columns = select.getMetaData();
+                hold(columns.getTableName(1).isEmpty() || columns.getTableName(1).equals("purchase"));
+                hold(columns.getPrecision(1) == 10 && columns.getScale(1) == 2);
+            }
+        }
+    }
+
     static void aNewConnectionAfterARestart() throws Exception {
         try (Connection connection = connect()) {
             hold(connection.isValid(5));
@@ -350,6 +416,7 @@ public class Client {
         checks.put("conflicts are retried", Client::conflictsAreRetried);
         checks.put("cancel", Client::cancel);
         checks.put("prepared statements meet a new schema", Client::preparedStatementsMeetANewSchema);
+        checks.put("metadata", Client::metadata);
         checks.put("a new connection after a restart", Client::aNewConnectionAfterARestart);
         for (Map.Entry<String, Check> check : checks.entrySet()) {
             check.getValue().run();
