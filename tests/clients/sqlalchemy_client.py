@@ -40,6 +40,14 @@ class Purchase(Base):
     customer: orm.Mapped[Customer] = orm.relationship(back_populates="purchases")
 
 
+class Note(Base):
+    """Its key is SQLAlchemy's usual one: SERIAL, filled by the server."""
+
+    __tablename__ = "note"
+    id: orm.Mapped[int] = orm.mapped_column(primary_key=True)
+    text: orm.Mapped[str]
+
+
 def passwords(_):
     admin = engine_of("fulmar", None, isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
@@ -57,7 +65,7 @@ def tables_are_made_once(engine):
 
 def tables_are_reflected(engine):
     inspector = sa.inspect(engine)
-    assert set(inspector.get_table_names()) == {"customer", "purchase"}
+    assert set(inspector.get_table_names()) == {"customer", "note", "purchase"}
     assert inspector.has_table("customer") and not inspector.has_table("no_such_table")
     columns = {column["name"]: column for column in inspector.get_columns("purchase")}
     assert list(columns) == ["id", "customer_id", "placed", "total"]
@@ -76,7 +84,7 @@ def tables_are_reflected(engine):
 
     reflected = sa.MetaData()
     reflected.reflect(engine)
-    assert set(reflected.tables) == {"customer", "purchase"}
+    assert set(reflected.tables) == {"customer", "note", "purchase"}
     assert [key.column.table.name for key in reflected.tables["purchase"].foreign_keys] == ["customer"]
 
 
@@ -96,6 +104,15 @@ def objects_come_back(engine):
         session.commit()
         total = sa.select(sa.func.sum(Purchase.total)).join(Customer).where(Customer.id.in_([1, 2, 3]))
         assert session.scalar(total) == decimal.Decimal("4.5")
+
+
+def keys_are_numbered(engine):
+    with orm.Session(engine) as session:
+        notes = [Note(text=str(n)) for n in range(100)]
+        session.add_all(notes)
+        session.commit()
+        ids = [note.id for note in notes]
+        assert ids == sorted(set(ids)) and len(ids) == 100, ids
 
 
 def values_come_back(engine):
@@ -220,6 +237,7 @@ def main():
         tables_are_made_once,
         tables_are_reflected,
         objects_come_back,
+        keys_are_numbered,
         values_come_back,
         errors_have_their_class,
         savepoints,
