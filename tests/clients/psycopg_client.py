@@ -255,11 +255,14 @@ def hot_row(threads=8, times=25):
 def cancel():
     with connect(autocommit=True) as connection:
         # The request may come before the statement has begun, and then does nothing: it is sent until it works.
-        done = threading.Event()
+        done, failures = threading.Event(), []
 
         def keep_cancelling():
             while not done.wait(0.05):
-                connection.cancel()
+                try:
+                    connection.cancel_safe()
+                except psycopg.Error as failure:
+                    failures.append(failure)
 
         canceller = threading.Thread(target=keep_cancelling)
         canceller.start()
@@ -269,6 +272,7 @@ def cancel():
         finally:
             done.set()
             canceller.join()
+        assert not failures, failures
         connection.execute("SET statement_timeout = 100")
         with Expect(errors.QueryCanceled):
             connection.execute(ENDLESS)
