@@ -2,6 +2,7 @@
 #
 #   make demo     build Fulmar and show it in a minute
 #   make test     install what the tests need, run everything
+#   make clients  of these the tests with real drivers: Python, Go, Java, Node.js
 #   make check    the two-minute loop of a contributor: format, lints, unit tests
 #   make fuzz     two minutes for each reader of outside input; MINUTES=60 TARGET=wire for one of them
 #   make sqllogictest SCRIPTS=directory   scripts of sqllogictest through the wire, beside stock SQLite
@@ -13,9 +14,10 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 VENV := target/venv
+CLIENTS := target/clients
 MINUTES ?= 2
 
-.PHONY: help demo test sqllogictest fuzz check fmt clean
+.PHONY: help demo test clients sqllogictest fuzz check fmt clean
 
 help:
 	@sed -n 's/^#   /  /p' Makefile
@@ -25,11 +27,15 @@ demo:
 	cargo build --release --package fulmar
 	target/release/fulmar demo
 
-test: $(VENV)/ready
+test:
 	@scripts/need cc:build-essential psql:postgresql-client-15 pgbench:postgresql-15 initdb:postgresql-15 openssl:openssl
 	cargo test --workspace
+	$(MAKE) clients
+
+clients: $(VENV)/ready $(CLIENTS)/pgx $(CLIENTS)/pgjdbc/ready $(CLIENTS)/node-postgres/ready
+	@scripts/need cc:build-essential openssl:openssl
 	cargo build --package fulmar
-	$(VENV)/bin/python -B tests/psycopg_client.py target/debug/fulmar
+	tests/clients/run --server target/debug/fulmar
 
 sqllogictest:
 	@test -d "$(SCRIPTS)" || { echo 'make sqllogictest SCRIPTS=directory with *.test: see CONTRIBUTING.md'; exit 2; }
@@ -54,9 +60,26 @@ fmt:
 clean:
 	cargo clean
 
-# Python only drives tests. Its packages live in the build directory, not in the system.
-$(VENV)/ready: tests/requirements.txt
+# Drivers of other languages only drive tests. They and what they need live in the build directory, not in the system.
+$(VENV)/ready: tests/clients/requirements.txt
 	@scripts/need python3:python3 venv:python3-venv
 	python3 -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --requirement tests/requirements.txt
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --requirement $<
+	touch $@
+
+$(CLIENTS)/pgx: $(wildcard tests/clients/pgx/*)
+	@scripts/need go:golang-go
+	cd tests/clients/pgx && go build -o $(abspath $@) .
+
+$(CLIENTS)/pgjdbc/ready: $(wildcard tests/clients/pgjdbc/*)
+	@scripts/need javac:default-jdk-headless mvn:maven
+	mvn --quiet --batch-mode --file tests/clients/pgjdbc/pom.xml dependency:copy-dependencies -DoutputDirectory=$(abspath $(@D))
+	javac -d $(@D) -cp '$(@D)/*' tests/clients/pgjdbc/Client.java
+	touch $@
+
+$(CLIENTS)/node-postgres/ready: $(wildcard tests/clients/node-postgres/package*.json)
+	@scripts/need node:nodejs npm:npm
+	mkdir -p $(@D)
+	cp $^ $(@D)
+	npm --prefix $(@D) ci --silent --no-audit --no-fund
 	touch $@
