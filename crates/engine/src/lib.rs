@@ -61,8 +61,8 @@ pub use partition::SnapshotBounds;
 pub use procedure::{CREATE_TABLE as CREATE_PROCEDURES, Definition, TABLE as PROCEDURES};
 pub use session::Session;
 pub use statement::{
-    ColumnInfo, CommandTag, Completion, Known, ParameterInfo, Row, RowSink, Scope, Statement, StatementKind,
-    TransactionStatus,
+    ColumnInfo, CommandTag, Completion, Known, ParameterInfo, Row, RowSink, STALE_PLAN, Scope, Statement,
+    StatementKind, TransactionStatus,
 };
 pub use system::{Database, System, SystemFunction, SystemTable};
 pub use value::{Value, ValueRef};

@@ -70,6 +70,9 @@ pub struct Statement {
     pub(crate) plan: crate::sql::Plan,
 }
 
+/// The message for a prepared statement whose columns have changed since: Postgres's, by which drivers know it.
+pub const STALE_PLAN: &str = "cached plan must not change result type";
+
 /// What is known of a statement beside its text.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Known<'a> {

@@ -117,6 +117,8 @@ impl Greeting {
             let packet = self.read_packet().await.ok()?;
             if CancelRequest::is_cancel_request_packet(&packet) {
                 cancel(&packet, shared);
+                // Some clients wait for the end of TLS, not only of the connection.
+                let _ = self.stream.shutdown().await;
                 return None;
             }
             let wants_tls = SslRequest::is_ssl_request_packet(&packet);

@@ -325,7 +325,7 @@ fn declared_columns(raw: *mut ffi::sqlite3_stmt) -> Columns {
 }
 
 fn plan_changed() -> Error {
-    Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "cached plan must not change result type")
+    Error::new(sqlstate::FEATURE_NOT_SUPPORTED, crate::STALE_PLAN)
         .hint("the table was altered since the statement was prepared: prepare it again")
 }
 

@@ -98,9 +98,8 @@ fn run(
     match prepare(connection, call, parameters) {
         Ok(Ok((loaded, arguments))) => {
             if loaded.returns().len() != columns {
-                let message = "cached plan must not change result type";
                 return Step::Failed(
-                    Error::new(sqlstate::FEATURE_NOT_SUPPORTED, message)
+                    Error::new(sqlstate::FEATURE_NOT_SUPPORTED, crate::STALE_PLAN)
                         .hint("the procedure was replaced since the CALL was prepared: prepare it again"),
                 );
             }

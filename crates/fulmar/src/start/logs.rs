@@ -9,7 +9,7 @@ use crate::cli::LogFormat;
 
 /// Sends every event of `level` and above to stderr, from now on.
 pub fn begin(format: LogFormat, level: &str) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_new(level).with_context(|| {
+    let filter = EnvFilter::try_new(format!("rustls=error,{level}")).with_context(|| {
         format!("cannot read --log-level {level}; write info, or fulmar_gateway=debug,info")
     })?;
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);

@@ -2,7 +2,7 @@
 
 use fulmar_engine::{Error, sqlstate};
 
-use super::token::{Cursor, Table, quote_name};
+use super::token::{Cursor, Table, Token, quote_name};
 use super::{end, unexpected};
 use crate::Result;
 use crate::copy::{Columns, Format, Header};
@@ -134,17 +134,26 @@ fn names(cursor: &mut Cursor<'_, '_>) -> Result<Vec<String>> {
     }
 }
 
+/// Whether a token is that word, bare or as a string.
+fn is_named(token: &Token<'_>, word: &str) -> bool {
+    token.is(word) || token.string().is_some_and(|text| text.eq_ignore_ascii_case(word))
+}
+
 /// Options of today (`WITH (FORMAT csv, HEADER)`) and of old (`CSV HEADER`).
 fn options(cursor: &mut Cursor<'_, '_>) -> Result<Format> {
     cursor.word("with");
     let in_parentheses = cursor.sign('(');
-    let csv = cursor.rest().windows(2).any(|two| two[0].is("format") && two[1].is("csv"))
+    let csv = cursor.rest().windows(2).any(|two| two[0].is("format") && is_named(&two[1], "csv"))
         || !in_parentheses && cursor.rest().iter().any(|token| token.is("csv"));
     let mut format = if csv { Format::csv() } else { Format::text() };
     let mut escape = None;
     while let Some(option) = cursor.name() {
         match option.as_str() {
-            "format" if cursor.word("text") || cursor.word("csv") => {}
+            "format"
+                if cursor.peek().is_some_and(|token| is_named(token, "text") || is_named(token, "csv")) =>
+            {
+                cursor.next();
+            }
             "csv" if !in_parentheses => {}
             "format" | "csv" | "binary" => {
                 return Err(Error::new(

@@ -27,23 +27,24 @@ pub(super) fn front<'a>(sql: &'a str, context: &Context<'_>) -> Result<Front<'a>
     Ok(rewritten.map_or(Front::Pass, |text| Front::Rewritten(text, rest)))
 }
 
-/// Whether one of the names might be in the text: each has one of these in it: `pg_`, `nt_` (current_user), `on_`
-/// (session_user), `on(` (version), `ow(` (now), the last two perhaps with a blank before the parenthesis; of the catalog's
-/// beside `pg_` also `n_s` (information_schema), `ar.` (fulmar.limits), `reg` (regclass), `_ty` (format_type), `_pr`
-/// (has_table_privilege), `_de` (obj_description), `te_` (quote_ident); and `::`, `any`, `all`, `som`.
+/// Whether one of the names might be in the text: each has one of these in it.
 fn may_concern(sql: &[u8]) -> bool {
-    sql.windows(3).any(|window| match [window[0] | 0x20, window[1] | 0x20, window[2]] {
-        [b'p', b'g', b'_'] | [b'n', b't', b'_'] | [b'o', b'n', b'_' | b'('] | [b'o', b'w', b'('] => true,
-        [b'n', b'_', b's' | b'S'] | [b'a', b'r', b'.'] | [b'r', b'e', b'g' | b'G'] | [b't', b'e', b'_'] => {
-            true
+    sql.windows(3).any(|window| {
+        match [window[0], window[1], window[2]].map(|byte| byte.to_ascii_lowercase()) {
+            // pg_class, current_user, session_user, version(), now()
+            [b'p', b'g', b'_'] | [b'n', b't', b'_'] | [b'o', b'n', b'_' | b'('] | [b'o', b'w', b'('] => true,
+            [b'o', b'n' | b'w', blank] => blank.is_ascii_whitespace(),
+            // information_schema, fulmar.limits, regclass, quote_ident, format_type, has_..._privilege, obj_description
+            [b'n', b'_', b's'] | [b'a', b'r', b'.'] | [b'r', b'e', b'g'] | [b't', b'e', b'_'] => true,
+            [b'_', b't', b'y'] | [b'_', b'p', b'r'] | [b'_', b'd', b'e'] => true,
+            // any, all, some, CAST, ::
+            [b'a', b'n', b'y']
+            | [b'a', b'l', b'l']
+            | [b's', b'o', b'm']
+            | [b'a', b's', b't']
+            | [_, b':', b':'] => true,
+            _ => false,
         }
-        [b'_', b't', b'y' | b'Y'] | [b'_', b'p', b'r' | b'R'] | [b'_', b'd', b'e' | b'E'] => true,
-        [b'a', b'n', b'y' | b'Y']
-        | [b'a', b'l', b'l' | b'L']
-        | [b's', b'o', b'm' | b'M']
-        | [_, b':', b':'] => true,
-        [b'o', b'n' | b'w', blank] => blank.is_ascii_whitespace(),
-        _ => false,
     })
 }
 

@@ -84,6 +84,44 @@ pub(crate) enum Front<'a> {
 
 /// Looks at the first statement of `sql`.
 pub(crate) fn front<'a>(sql: &'a str, context: &Context<'_>) -> Result<Front<'a>> {
+    let Some((text, rest)) = in_main_schema(sql) else { return front_of(sql, context) };
+    Ok(match front_of(&text, context)? {
+        Front::Rewritten(text, _) => Front::Rewritten(text, rest),
+        Front::Translated(translated, _) => Front::Translated(translated, rest),
+        Front::Command(command, _) => Front::Command(command, rest),
+        Front::Pass => Front::Rewritten(text, rest),
+    })
+}
+
+/// The first statement with SQLite's name for the schema `public`, where it names it; and what follows.
+fn in_main_schema(sql: &str) -> Option<(String, &str)> {
+    let may_name_it = |window: &[u8]| matches!(window, [b'i' | b'I', b'c' | b'C', b'.' | b'"' | b' ']);
+    if !sql.as_bytes().windows(3).any(may_name_it) {
+        return None;
+    }
+    let (tokens, rest) = first_statement(sql);
+    let mut text = String::new();
+    let start = tokens.first()?.start;
+    let mut copied = start;
+    for (at, token) in tokens.iter().enumerate() {
+        let dot = |place: Option<usize>| {
+            place.and_then(|place| tokens.get(place)).is_some_and(|token| token.is_sign('.'))
+        };
+        let is_schema = dot(Some(at + 1)) && !dot(at.checked_sub(1));
+        if is_schema && token.name().is_some_and(|name| name == "public") {
+            text.push_str(&sql[copied..token.start]);
+            text.push_str("main");
+            copied = token.end();
+        }
+    }
+    if copied == start {
+        return None;
+    }
+    text.push_str(&sql[copied..tokens.last()?.end()]);
+    Some((text, rest))
+}
+
+fn front_of<'a>(sql: &'a str, context: &Context<'_>) -> Result<Front<'a>> {
     let Some(first) = Lexer::new(sql).next() else { return Ok(Front::Pass) };
     let is = |words: &[&str]| words.iter().any(|word| first.is(word));
     if is(&["select", "insert", "update", "delete", "with", "values"]) {
@@ -107,6 +145,8 @@ pub(crate) fn front<'a>(sql: &'a str, context: &Context<'_>) -> Result<Front<'a>
             cursor.word("verify");
             end(cursor).map(|()| Some(Answer::Command(Command::Verify)))
         }
+    } else if is(&["unlisten", "close", "listen", "notify"]) {
+        |cursor, _| setting::listen_or_close(cursor).map(|command| Some(Answer::Command(command)))
     } else if is(&["copy"]) {
         |cursor, sql| copy::parse(cursor, sql).map(|copy| Some(Answer::Command(Command::Copy(copy))))
     } else {

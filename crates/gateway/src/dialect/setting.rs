@@ -29,6 +29,24 @@ pub(super) fn parse(cursor: &mut Cursor<'_, '_>) -> Result<Command> {
     Ok(command)
 }
 
+/// What drivers say when they give a connection back to a pool: UNLISTEN *, CLOSE ALL. There is nothing to undo.
+pub(super) fn listen_or_close(cursor: &mut Cursor<'_, '_>) -> Result<Command> {
+    let tag = match cursor.name().as_deref() {
+        Some("unlisten") => "UNLISTEN",
+        Some("close") if cursor.word("all") => "CLOSE CURSOR ALL",
+        Some("close") => {
+            let name = cursor.name().ok_or_else(|| unexpected(cursor))?;
+            let message = format!("cursor \"{name}\" does not exist");
+            return Err(Error::new(sqlstate::INVALID_CURSOR_NAME, message));
+        }
+        _ => {
+            return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "LISTEN and NOTIFY are not supported")
+                .hint("Let clients ask for what is new, or tell them in the application."));
+        }
+    };
+    Ok(Command::Batch { statements: Vec::new(), tag })
+}
+
 fn set(cursor: &mut Cursor<'_, '_>) -> Result<Command> {
     if cursor.words(&["session", "characteristics", "as", "transaction"]) {
         return transaction(cursor, true);

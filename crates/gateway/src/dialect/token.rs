@@ -143,6 +143,19 @@ impl<'a> Lexer<'a> {
     }
 }
 
+impl Lexer<'_> {
+    /// Whether a bracket that stands here is Postgres's (`array[1]`, `ARRAY[1, 2]`): it touches what it belongs to.
+    fn is_subscript(&self) -> bool {
+        let before = &self.sql.as_bytes()[..self.at];
+        let touches = before.last().is_some_and(|byte| is_word(*byte) || b")]\"".contains(byte));
+        touches
+            || before
+                .trim_ascii_end()
+                .last_chunk()
+                .is_some_and(|word: &[u8; 5]| word.eq_ignore_ascii_case(b"array"))
+    }
+}
+
 /// Bytes of a quoted text, the quotes included; a doubled quote stands for itself.
 fn quoted_length(text: &str, quote: u8, escapes: bool) -> usize {
     let bytes = text.as_bytes();
@@ -200,7 +213,7 @@ impl<'a> Iterator for Lexer<'a> {
                 (Kind::String, 1 + quoted_length(&rest[1..], b'\'', true))
             }
             b'"' | b'`' => (Kind::Quoted, quoted_length(rest, first, false)),
-            b'[' => (Kind::Quoted, rest.find(']').map_or(rest.len(), |end| end + 1)),
+            b'[' if !self.is_subscript() => (Kind::Quoted, rest.find(']').map_or(rest.len(), |end| end + 1)),
             b'0'..=b'9' => (Kind::Number, number_length(rest)),
             b'$' => match dollar_tag(rest) {
                 Some(tag) => (Kind::String, dollar_length(rest, tag)),
@@ -347,6 +360,7 @@ mod tests {
             texts("SELECT a1,'it''s;' -- ;\n/* ; */\"x\"\"y\""),
             ["SELECT", "a1", ",", "'it''s;'", "\"x\"\"y\""]
         );
+        assert_eq!(texts("a[1] ARRAY [2]"), ["a", "[", "1", "]", "ARRAY", "[", "2", "]"]);
         assert_eq!(texts("[a;b] `c``;` /*/ ; */ [open"), ["[a;b]", "`c``;`", "[open"]);
         assert_eq!(texts("E'a\\'b' || 1.5e-3+$12"), ["E'a\\'b'", "|", "|", "1.5e-3", "+", "$12"]);
         assert_eq!(texts("'open"), ["'open"]);

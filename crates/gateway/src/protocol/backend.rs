@@ -192,6 +192,10 @@ pub(crate) fn error(out: &mut Vec<u8>, error: &Error, severity: Severity) {
     if let Some(hint) = error.get_hint() {
         put_field(out, b'H', hint);
     }
+    if error.message() == fulmar_engine::STALE_PLAN {
+        // By this name, which is where Postgres finds out, drivers know to prepare the statement again.
+        put_field(out, b'R', "RevalidateCachedQuery");
+    }
     if let Some(position) = error.get_position() {
         out.put_u8(b'P');
         crate::types::number::put_u64(out, position as u64);

@@ -13,7 +13,7 @@ use crate::protocol::frontend::{self, Bind, Message, Oids, Target};
 use crate::protocol::{Format, backend};
 use crate::system::Viewer;
 use crate::types::infer::Inference;
-use crate::types::{Column, decode};
+use crate::types::{Column, Type, decode};
 
 impl Session {
     /// Handles a message of the extended protocol. `next` is what follows it in the receive buffer.
@@ -88,8 +88,9 @@ impl Session {
     }
 
     /// Gives expressions the types that their text tells.
-    async fn infer_types(&mut self, statement: &Statement, columns: &mut [Column]) {
-        let inference = Inference::of(&statement.sql);
+    pub(super) async fn infer_types(&mut self, statement: &Statement, columns: &mut [Column]) {
+        let logical = if statement.uses_system() { Type::Bool } else { Type::Int8 };
+        let inference = Inference::of(&statement.sql, logical);
         if inference.guesses.len() != columns.len() {
             return;
         }

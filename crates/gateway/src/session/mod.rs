@@ -262,9 +262,9 @@ impl Session {
             Message::Flush | Message::Sync if self.copy.is_some() => Ok(()),
             _ if self.copy.is_some() => self.copy_interrupted().await,
             Message::Sync => self.sync().await,
+            Message::Flush => self.flush().await.map_err(Fault::from),
             _ if self.skipping => Ok(()),
             Message::Query { sql } => Box::pin(self.query(sql)).await,
-            Message::Flush => self.flush().await.map_err(Fault::from),
             extended => match self.extended(extended, next).await {
                 Err(Fault::Statement(error)) => {
                     self.extended_failed(&error);

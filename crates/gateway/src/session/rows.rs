@@ -14,7 +14,7 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use fulmar_engine::{Error, Row, RowSink, sqlstate};
+use fulmar_engine::{Error, Row, RowSink, STALE_PLAN, sqlstate};
 use smallvec::SmallVec;
 
 use crate::Result;
@@ -192,9 +192,6 @@ impl RowSink for RowWriter<'_> {
         }
     }
 }
-
-/// What Postgres says when a prepared statement would answer other columns than it announced.
-pub(crate) const STALE_PLAN: &str = "cached plan must not change result type";
 
 /// Keeps rows as values, for answers that the gateway makes out of the engine's.
 #[derive(Default)]

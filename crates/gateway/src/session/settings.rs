@@ -332,10 +332,13 @@ impl Parameter {
         };
         match self.rule {
             Rule::Any => Ok(value.into()),
-            Rule::OneOf(values) => match values.iter().find(|known| known.eq_ignore_ascii_case(value)) {
-                Some(known) => Ok((*known).into()),
-                None => Err(refused(format!("{} Possible: {}.", self.about, values.join("; ")))),
-            },
+            // At the start some clients send it as it would stand in a SET.
+            Rule::OneOf(values) => {
+                match values.iter().find(|known| known.eq_ignore_ascii_case(value.trim_matches('\''))) {
+                    Some(known) => Ok((*known).into()),
+                    None => Err(refused(format!("{} Possible: {}.", self.about, values.join("; ")))),
+                }
+            }
             Rule::Boolean => match value.to_ascii_lowercase().as_str() {
                 "on" | "true" | "yes" | "1" => Ok("on".into()),
                 "off" | "false" | "no" | "0" => Ok("off".into()),

@@ -93,6 +93,19 @@ const FUNCTIONS: &[Known] = &[
             Err(_) => Value::Integer(cluster::user_oid(asked.viewer, &role)),
         })
     }),
+    ("pg_regclass_name", 1, |arguments, asked| {
+        shown_name(arguments, asked, |arguments, asked| regclass(arguments, asked, true))
+    }),
+    ("pg_regtype_name", 1, |arguments, asked| {
+        let resolve = |value: &ValueRef<'_>| types::regtype(*value);
+        shown_name(arguments, asked, |arguments, _| Ok(arguments.first().map_or(Value::Null, resolve)))
+    }),
+    ("pg_regnamespace_name", 1, |arguments, asked| {
+        let resolve = |value: &ValueRef<'_>| namespace(*value);
+        shown_name(arguments, asked, |arguments, _| Ok(arguments.first().map_or(Value::Null, resolve)))
+    }),
+    ("pg_regproc_name", 1, |arguments, _| Ok(first(arguments))),
+    ("pg_regrole_name", 1, |arguments, _| Ok(first(arguments))),
     ("current_schemas", 1, |arguments, _| {
         let all = integer(arguments.first()) != Some(0);
         Ok(Value::Text(if all { "{pg_catalog,public}" } else { "{public}" }.into()))
@@ -261,6 +274,18 @@ fn integer(value: Option<&ValueRef<'_>>) -> Option<i64> {
     match value? {
         ValueRef::Integer(integer) => Some(*integer),
         other => text_of(*other)?.parse().ok(),
+    }
+}
+
+/// The name of what a value stands for, whether it is its number or a name.
+fn shown_name(
+    arguments: Arguments<'_, '_>,
+    asked: Asked<'_>,
+    resolve: impl Fn(Arguments<'_, '_>, Asked<'_>) -> Result<Value>,
+) -> Result<Value> {
+    match resolve(arguments, asked)? {
+        Value::Integer(number) => resolve(&[ValueRef::Integer(number)], asked),
+        name => Ok(name),
     }
 }
 

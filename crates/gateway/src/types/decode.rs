@@ -75,7 +75,12 @@ fn from_text(text: &str, kind: Type) -> Option<Value> {
         Type::Bytea => Value::Blob(bytea(text)?),
         Type::Numeric => number(text.trim())?,
         Type::Uuid => Value::Text(uuid_text(&uuid(text.as_bytes())?)),
-        Type::Date => date(datetime::parse_date(text.trim().as_bytes())?)?,
+        // The day of a moment, as Postgres takes it.
+        Type::Date => {
+            let day = datetime::parse_date(text.trim().as_bytes());
+            let moment = || datetime::parse_timestamp(text.trim().as_bytes());
+            date(day.or_else(|| Some(moment()?.div_euclid(86_400_000_000)))?)?
+        }
         Type::Time => time(datetime::parse_time(text.trim().as_bytes())?)?,
         Type::Timestamp | Type::Timestamptz => timestamp(datetime::parse_timestamp(text.trim().as_bytes())?)?,
         _ => return None,

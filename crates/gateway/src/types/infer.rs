@@ -25,6 +25,7 @@ pub(crate) struct Inference {
     pub(crate) guesses: Vec<Guess>,
     /// The columns that guesses refer to.
     columns: Vec<String>,
+    logical: Option<Type>,
     /// What stands before the list, and from FROM to the end of the conditions.
     frame: (String, String),
 }
@@ -59,7 +60,8 @@ impl Guess {
 
 impl Inference {
     /// Reads a SELECT; nothing is known of other statements, nor where `*` hides how many columns there are.
-    pub(crate) fn of(sql: &str) -> Inference {
+    /// `logical` is what comparisons are: SQLite has numbers, Postgres truth values.
+    pub(crate) fn of(sql: &str, logical: Type) -> Inference {
         let tokens: Vec<Token<'_>> = Lexer::new(sql).collect();
         let places = Places::of(&tokens);
         let Some(select) = places.find(&tokens, 0, &["select"]) else { return Inference::default() };
@@ -67,7 +69,7 @@ impl Inference {
         let list = select + 1 + usize::from(first);
         let from = places.find(&tokens, list, &["from"]).unwrap_or(tokens.len());
         let end = places.find(&tokens, list, &ENDS).unwrap_or(tokens.len());
-        let mut inference = Inference::default();
+        let mut inference = Inference { logical: Some(logical), ..Inference::default() };
         for item in places.split(&tokens, list..from.min(end)) {
             let item = without_alias(item);
             if item.last().is_none_or(|token| token.is_sign('*')) {
@@ -91,6 +93,10 @@ impl Inference {
         (!self.columns.is_empty()).then(|| format!("{before} {} {after}", self.columns.join(", ")))
     }
 
+    fn logical(&self) -> Type {
+        self.logical.unwrap_or(Type::Int8)
+    }
+
     fn guess(&mut self, tokens: &[Token<'_>], depth: u32) -> Guess {
         let places = Places::of(tokens);
         match tokens {
@@ -98,7 +104,7 @@ impl Inference {
             [] => Guess::Unknown,
             [literal] if literal.kind == Kind::String => Guess::Known(Type::Text),
             [literal] if literal.kind == Kind::Number => number(literal.text),
-            [word] if word.is("true") || word.is("false") => Guess::Known(Type::Int8),
+            [word] if word.is("true") || word.is("false") => Guess::Known(self.logical()),
             [word] if word.is("null") => Guess::Unknown,
             [open, inner @ .., close] if open.is_sign('(') && close.is_sign(')') && places.encloses() => {
                 if inner.first().is_some_and(|token| token.is("select")) {
@@ -125,7 +131,7 @@ impl Inference {
             LOGICAL.iter().any(|word| token.is(word))
                 || ['=', '<', '>', '~'].iter().any(|sign| token.is_sign(*sign))
         }) {
-            return Guess::Known(Type::Int8);
+            return Guess::Known(self.logical());
         }
         if has(&|token| token.is_sign('|')) {
             return Guess::Known(Type::Text);
@@ -151,7 +157,10 @@ impl Inference {
                 .map_or(Guess::Unknown, |known| Guess::Known(known.kind));
         }
         let is = |names: &[&str]| names.iter().any(|known| name.is(known));
-        if is(&INTEGERS) {
+        let asks = name.text.ends_with("_is_visible") || name.text.ends_with("_privilege");
+        if asks {
+            Guess::Known(self.logical())
+        } else if is(&INTEGERS) {
             Guess::Known(Type::Int8)
         } else if is(&TEXTS) {
             Guess::Known(Type::Text)
@@ -339,7 +348,7 @@ mod tests {
     use super::*;
 
     fn guesses(sql: &str) -> Vec<Guess> {
-        Inference::of(sql).guesses
+        Inference::of(sql, Type::Int8).guesses
     }
 
     #[test]
@@ -378,8 +387,8 @@ mod tests {
         let sql = "WITH w AS (SELECT 1 AS a FROM x) SELECT max(t.a), min(b), max(t.a) + 1 FROM t, w WHERE t.a = $1 \
                    GROUP BY c ORDER BY 1";
         let expected = "WITH w AS (SELECT 1 AS a FROM x) SELECT t.a, b FROM t, w WHERE t.a = $1";
-        assert_eq!(Inference::of(sql).probe().as_deref(), Some(expected));
-        assert_eq!(Inference::of("SELECT count(*) FROM t").probe(), None);
+        assert_eq!(Inference::of(sql, Type::Int8).probe().as_deref(), Some(expected));
+        assert_eq!(Inference::of("SELECT count(*) FROM t", Type::Int8).probe(), None);
     }
 
     #[test]
@@ -397,7 +406,7 @@ mod tests {
     proptest! {
         #[test]
         fn survives_anything(sql in "(select |case |end |from |[a-z0-9 (),.*'+|=]){0,40}") {
-            let inference = Inference::of(&format!("SELECT {sql}"));
+            let inference = Inference::of(&format!("SELECT {sql}"), Type::Int8);
             inference.probe();
         }
     }

@@ -288,7 +288,7 @@ pub(crate) fn declared(declaration: &str) -> Option<Declared> {
 }
 
 fn by_name(name: &str) -> Option<Type> {
-    const NAMES: [(&str, Type); 36] = [
+    const NAMES: [(&str, Type); 37] = [
         ("INTEGER", Type::Int8),
         ("INT", Type::Int8),
         ("BIGINT", Type::Int8),
@@ -315,6 +315,7 @@ fn by_name(name: &str) -> Option<Type> {
         ("BOOL", Type::Bool),
         ("DATE", Type::Date),
         ("TIME", Type::Time),
+        ("TIME WITHOUT TIME ZONE", Type::Time),
         ("TIMESTAMP", Type::Timestamp),
         ("TIMESTAMP WITHOUT TIME ZONE", Type::Timestamp),
         ("DATETIME", Type::Timestamp),

@@ -344,7 +344,7 @@ fn matching(signs: &str) -> String {
 }
 
 /// The type that is named at `at`, as its last name in lower case; with `[]` behind it for an array. And where it ends.
-pub(super) fn type_name(tokens: &[Token<'_>], mut at: usize) -> (String, usize) {
+pub(in crate::dialect) fn type_name(tokens: &[Token<'_>], mut at: usize) -> (String, usize) {
     let mut name = String::new();
     while let Some(next) = tokens.get(at).and_then(Token::name) {
         name = next;
@@ -384,6 +384,8 @@ fn cast(operand: &str, kind: &str) -> String {
     match kind {
         "regclass" | "regtype" | "regnamespace" | "regrole" => format!("pg_{kind}({operand})"),
         "regproc" | "regprocedure" | "regoper" | "regoperator" => format!("pg_regproc({operand})"),
+        // Shown as a name, although it is compared as a number.
+        "text" | "varchar" | "name" if operand.starts_with("pg_reg") => operand.replacen('(', "_name(", 1),
         "text" | "varchar" | "character" | "char" | "bpchar" | "name" => format!("CAST({operand} AS TEXT)"),
         "oid" | "xid" | "int" | "integer" | "int2" | "int4" | "int8" | "bigint" | "smallint" => {
             format!("CAST({operand} AS INTEGER)")

@@ -21,6 +21,7 @@ mod expression;
 mod from;
 mod query;
 
+pub(super) use expression::type_name;
 use fulmar_engine::{Error, sqlstate};
 
 use super::token::{Kind, Lexer, Token};
@@ -30,6 +31,10 @@ use crate::{Result, system, types};
 const SCHEMAS: [&str; 2] = ["information_schema", "fulmar"];
 /// Functions of the engine's, which need no more than that.
 const OF_ENGINE: [&str; 3] = ["pg_current_xact_id", "pg_current_xact_id_if_assigned", "pg_xact_status"];
+
+/// Types that SQLite would make numbers of.
+const NOT_CAST: [&str; 10] =
+    ["date", "time", "timestamp", "timestamptz", "uuid", "json", "jsonb", "interval", "regclass", "regtype"];
 
 /// Each level of a question takes some stack here, before SQLite counts.
 const DEEPEST: usize = 100;
@@ -50,6 +55,10 @@ pub(super) fn concerns(tokens: &[Token<'_>]) -> bool {
         || tokens
             .windows(2)
             .any(|pair| pair[0].is_sign(':') && pair[1].is_sign(':') && pair[0].end() == pair[1].start)
+        // SQLite would take dates and the like for numbers.
+        || tokens.windows(3).any(|triple| {
+            triple[0].is("as") && is_any(&triple[1], &NOT_CAST) && triple[2].is_sign(')')
+        })
         || tokens.windows(3).any(|triple| {
             is_comparison(&triple[0]) && is_any(&triple[1], &["any", "some", "all"]) && triple[2].is_sign('(')
         })
