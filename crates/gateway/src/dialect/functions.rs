@@ -16,10 +16,15 @@ const BARE: [&str; 5] = ["current_user", "session_user", "current_role", "curren
 
 /// Looks at a statement that reads or writes rows.
 pub(super) fn front<'a>(sql: &'a str, context: &Context<'_>) -> Result<Front<'a>> {
-    if !may_concern(sql.as_bytes()) {
+    // Looks no further than the statement: of a text of many, each would read all that follow.
+    let alone = sql.split_once(';').is_none_or(|(_, rest)| rest.trim_ascii_start().is_empty());
+    if alone && !may_concern(sql.as_bytes()) {
         return Ok(Front::Pass);
     }
     let (tokens, rest) = first_statement(sql);
+    if !may_concern(&sql.as_bytes()[..sql.len() - rest.len()]) {
+        return Ok(Front::Pass);
+    }
     if let Some(query) = introspect::recognise(&tokens)? {
         return Ok(Front::Command(Box::new(Command::Catalog(query)), rest));
     }

@@ -65,7 +65,7 @@ const SQL: [&str; 64] = [
     "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n",
     "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 3000) SELECT i, hex(zeroblob(50)) FROM n",
     "SELECT zeroblob(300000000)",
-    "SELECT zeroblob(3000000)",
+    "SELECT zeroblob(300000)",
     "PRAGMA integrity_check",
     "PRAGMA table_info(t)",
     "VACUUM",
@@ -77,7 +77,7 @@ const SQL: [&str; 64] = [
     "TRUNCATE t",
     "CREATE OR REPLACE PROCEDURE p(n INTEGER) LANGUAGE lua AS $$ while true do end $$",
     "DROP PROCEDURE IF EXISTS p",
-    "INSERT INTO t(b) WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000) SELECT i FROM n",
+    "INSERT INTO t(b) WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 300) SELECT i FROM n",
     "SELECT count(*) FROM t, t AS x, t AS y, t AS z, t AS w",
     "VALUES (1, 'a'), (2, 'b')",
     "ALTER TABLE t ADD COLUMN e TEXT",
@@ -247,7 +247,7 @@ fn message(choices: &mut Choices<'_>, out: &mut Vec<u8>) {
             b'Q'
         }
         _ => {
-            text(";".repeat(choices.below(65536)).as_bytes(), &mut body);
+            text(";".repeat(choices.below(4096)).as_bytes(), &mut body);
             body.pop();
             text(b"SELECT 1", &mut body);
             b'Q'
