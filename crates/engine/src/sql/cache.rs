@@ -27,6 +27,10 @@ pub(crate) struct StatementCache(Mutex<Inner>);
 impl StatementCache {
     /// A description that was made under the same schema cookie.
     pub(crate) fn get(&self, text: &str, schema: u32) -> Option<Arc<Statement>> {
+        // A text of many statements is asked for at each of them: it is not even hashed.
+        if text.len() > LONGEST_BYTES {
+            return None;
+        }
         let inner = self.0.lock();
         if inner.schema != schema {
             return None;

@@ -15,7 +15,7 @@ const BARE: [&str; 5] = ["current_user", "session_user", "current_role", "curren
 
 /// Looks at a statement that reads or writes rows.
 pub(super) fn front<'a>(sql: &'a str, context: &Context<'_>) -> Result<Front<'a>> {
-    if !may_concern(sql.as_bytes()) {
+    if !super::first_has(sql, may_concern) {
         return Ok(Front::Pass);
     }
     let (tokens, rest) = first_statement(sql);
@@ -28,24 +28,22 @@ pub(super) fn front<'a>(sql: &'a str, context: &Context<'_>) -> Result<Front<'a>
 }
 
 /// Whether one of the names might be in the text: each has one of these in it.
-fn may_concern(sql: &[u8]) -> bool {
-    sql.windows(3).any(|window| {
-        match [window[0], window[1], window[2]].map(|byte| byte.to_ascii_lowercase()) {
-            // pg_class, current_user, session_user, version(), now()
-            [b'p', b'g', b'_'] | [b'n', b't', b'_'] | [b'o', b'n', b'_' | b'('] | [b'o', b'w', b'('] => true,
-            [b'o', b'n' | b'w', blank] => blank.is_ascii_whitespace(),
-            // information_schema, fulmar.limits, regclass, quote_ident, format_type, has_..._privilege, obj_description
-            [b'n', b'_', b's'] | [b'a', b'r', b'.'] | [b'r', b'e', b'g'] | [b't', b'e', b'_'] => true,
-            [b'_', b't', b'y'] | [b'_', b'p', b'r'] | [b'_', b'd', b'e'] => true,
-            // any, all, some, CAST, ::
-            [b'a', b'n', b'y']
-            | [b'a', b'l', b'l']
-            | [b's', b'o', b'm']
-            | [b'a', b's', b't']
-            | [_, b':', b':'] => true,
-            _ => false,
-        }
-    })
+fn may_concern(window: [u8; 3]) -> bool {
+    match window {
+        // pg_class, current_user, session_user, version(), now()
+        [b'p', b'g', b'_'] | [b'n', b't', b'_'] | [b'o', b'n', b'_' | b'('] | [b'o', b'w', b'('] => true,
+        [b'o', b'n' | b'w', blank] => blank.is_ascii_whitespace(),
+        // information_schema, fulmar.limits, regclass, quote_ident, format_type, has_..._privilege, obj_description
+        [b'n', b'_', b's'] | [b'a', b'r', b'.'] | [b'r', b'e', b'g'] | [b't', b'e', b'_'] => true,
+        [b'_', b't', b'y'] | [b'_', b'p', b'r'] | [b'_', b'd', b'e'] => true,
+        // any, all, some, CAST, ::
+        [b'a', b'n', b'y']
+        | [b'a', b'l', b'l']
+        | [b's', b'o', b'm']
+        | [b'a', b's', b't']
+        | [_, b':', b':'] => true,
+        _ => false,
+    }
 }
 
 fn rewrite(sql: &str, tokens: &[Token<'_>], context: &Context<'_>) -> Option<String> {

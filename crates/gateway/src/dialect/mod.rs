@@ -95,8 +95,7 @@ pub(crate) fn front<'a>(sql: &'a str, context: &Context<'_>) -> Result<Front<'a>
 
 /// The first statement with SQLite's name for the schema `public`, where it names it; and what follows.
 fn in_main_schema(sql: &str) -> Option<(String, &str)> {
-    let may_name_it = |window: &[u8]| matches!(window, [b'i' | b'I', b'c' | b'C', b'.' | b'"' | b' ']);
-    if !sql.as_bytes().windows(3).any(may_name_it) {
+    if !first_has(sql, |window| matches!(window, [b'i', b'c', b'.' | b'"' | b' '])) {
         return None;
     }
     let (tokens, rest) = first_statement(sql);
@@ -119,6 +118,21 @@ fn in_main_schema(sql: &str) -> Option<(String, &str)> {
     }
     text.push_str(&sql[copied..tokens.last()?.end()]);
     Some((text, rest))
+}
+
+/// Whether three bytes in a row of the first statement, in lower case, are what is looked for. Looks no further than the
+/// statement: of a text of many, each would read all that follow.
+fn first_has(sql: &str, wanted: impl Fn([u8; 3]) -> bool) -> bool {
+    let has = |text: &str| {
+        let mut windows = text.as_bytes().windows(3);
+        windows.any(|window| wanted([window[0], window[1], window[2]].map(|byte| byte.to_ascii_lowercase())))
+    };
+    let alone = sql.split_once(';').is_none_or(|(_, rest)| rest.trim_ascii_start().is_empty());
+    if alone {
+        return has(sql);
+    }
+    let (_, rest) = first_statement(sql);
+    has(&sql[..sql.len() - rest.len()])
 }
 
 fn front_of<'a>(sql: &'a str, context: &Context<'_>) -> Result<Front<'a>> {

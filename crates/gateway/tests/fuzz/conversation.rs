@@ -10,6 +10,8 @@ pub struct Conversation {
     pub waits: bool,
     /// The client hangs up without listening to the end.
     pub hurries: bool,
+    /// It is held with a node that asks for a password, which the client does not know.
+    pub locked_out: bool,
     plain: bool,
 }
 
@@ -65,7 +67,7 @@ const SQL: [&str; 64] = [
     "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n",
     "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 3000) SELECT i, hex(zeroblob(50)) FROM n",
     "SELECT zeroblob(300000000)",
-    "SELECT zeroblob(3000000)",
+    "SELECT zeroblob(300000)",
     "PRAGMA integrity_check",
     "PRAGMA table_info(t)",
     "VACUUM",
@@ -77,7 +79,7 @@ const SQL: [&str; 64] = [
     "TRUNCATE t",
     "CREATE OR REPLACE PROCEDURE p(n INTEGER) LANGUAGE lua AS $$ while true do end $$",
     "DROP PROCEDURE IF EXISTS p",
-    "INSERT INTO t(b) WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000) SELECT i FROM n",
+    "INSERT INTO t(b) WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 300) SELECT i FROM n",
     "SELECT count(*) FROM t, t AS x, t AS y, t AS z, t AS w",
     "VALUES (1, 'a'), (2, 'b')",
     "ALTER TABLE t ADD COLUMN e TEXT",
@@ -113,6 +115,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
         vec![2, 0],
         vec![3, 0, 0, 1],
         vec![4, 9, 9, 9, 9],
+        vec![6, 2, 0, 0, 0, 0, 0, 3, 1, 0, 1, 0, 1], // SCRAM
+        vec![6, 1, 6, 1, 0, 0, 0, 1],
     ];
     // Each text by itself, and prepared.
     for text in 0..SQL.len() as u8 {
@@ -126,7 +130,13 @@ impl Conversation {
     pub fn of(input: &[u8]) -> Conversation {
         let mut choices = Choices::new(input);
         let how = choices.byte();
-        let mut conversation = Conversation { pieces: Vec::new(), waits: false, hurries: false, plain: true };
+        let mut conversation = Conversation {
+            pieces: Vec::new(),
+            waits: false,
+            hurries: false,
+            locked_out: how % 8 == 6,
+            plain: true,
+        };
         conversation.connect(how, &mut choices);
         let bits = choices.byte();
         conversation.waits = bits & 1 != 0;
@@ -173,7 +183,35 @@ impl Conversation {
         let parameters = b"user\0anna\0database\0fuzz\0options\0-c statement_timeout=1s\0\0";
         let length = (8 + parameters.len()) as u32;
         self.pieces.push([&length.to_be_bytes(), &0x0003_0000u32.to_be_bytes(), &parameters[..]].concat());
+        if self.locked_out {
+            (0..choices.below(4)).for_each(|_| self.pieces.push(password(choices)));
+        }
     }
+}
+
+/// A step of SCRAM, or what looks like one.
+fn password(choices: &mut Choices<'_>) -> Vec<u8> {
+    const STEPS: [&str; 7] = [
+        "n,,n=,r=rOprNGfwEbeRWgbNEkqO",
+        "y,,n=anna,r=x",
+        "p=tls-unique,,n=,r=x",
+        "c=biws,r=rOprNGfwEbeRWgbNEkqO,p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ=",
+        "c=biws,r=,p=",
+        "n,,n=,r=",
+        "secret\0",
+    ];
+    let (mut said, mut body) = (Vec::new(), Vec::new());
+    let step = choices.one_of(&STEPS).as_bytes();
+    if choices.below(2) == 0 {
+        text(choices.one_of(&["SCRAM-SHA-256", "SCRAM-SHA-256-PLUS", ""]).as_bytes(), &mut body);
+        let length = [step.len() as u32, u32::MAX, 1, 1 << 30][choices.below(4)];
+        body.extend_from_slice(&length.to_be_bytes());
+    }
+    body.extend_from_slice(step);
+    let more = choices.below(16);
+    body.extend_from_slice(choices.bytes(more));
+    framed(b'p', &body, &mut said);
+    said
 }
 
 /// Appends a message.
@@ -247,7 +285,7 @@ fn message(choices: &mut Choices<'_>, out: &mut Vec<u8>) {
             b'Q'
         }
         _ => {
-            text(";".repeat(choices.below(65536)).as_bytes(), &mut body);
+            text(";".repeat(choices.below(4096)).as_bytes(), &mut body);
             body.pop();
             text(b"SELECT 1", &mut body);
             b'Q'

@@ -73,12 +73,17 @@ impl Served {
 #[test]
 fn fuzz_wire() {
     let mut served = Served::start();
+    let locked = served.runtime.block_on(Node::start(|_| ()));
     let target = Target::new("wire", env!("CARGO_MANIFEST_DIR")).seeds(conversation::seeds());
     target.words(conversation::WORDS).longest(400).runs(400).whole_process(RESIDENT_BYTES).run(|input| {
         served.prepare();
         let conversation = Conversation::of(input);
         served.runtime.block_on(async {
-            let answers = talk(served.node.port(), &conversation).await.unwrap();
+            let node = if conversation.locked_out { &locked } else { &served.node };
+            let answers = talk(node.port(), &conversation).await.unwrap();
+            if conversation.locked_out {
+                assert!(!answers.starts_with(b"R\0\0\0\x08\0\0\0\0"), "it was let in");
+            }
             check_messages(&answers, conversation.is_plain());
             // Another client is none the worse for it.
             if served.inputs.is_multiple_of(16) {
@@ -87,6 +92,7 @@ fn fuzz_wire() {
             }
         });
     });
+    served.runtime.block_on(locked.stop());
     served.stop();
 }
 
