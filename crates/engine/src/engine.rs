@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use fulmar_pages::{PartitionId, SegmentId, record};
+use fulmar_pages::{PAGE_SIZE, PartitionId, SegmentId, record};
 use fulmar_store::PageStore;
 use fulmar_store::{CommitLog, LogOptions};
 use fulmar_store::{LogFiles, StdFiles};
@@ -20,7 +20,7 @@ use crate::disk::{self, Disk, SpaceSource};
 use crate::flush;
 use crate::memory::MemoryBudget;
 use crate::node::{Buffers, Node, NodeStats};
-use crate::partition::{Partition, Replay, SnapshotBounds, closed_error, store_error};
+use crate::partition::{Partition, PartitionStats, Replay, SnapshotBounds, closed_error, store_error};
 use crate::spill::SpillArea;
 use crate::{Error, Result, Session, sqlstate};
 
@@ -81,6 +81,8 @@ type Slot = Arc<OnceCell<Arc<Partition>>>;
 pub struct Engine {
     node: Arc<Node>,
     partitions: Mutex<HashMap<PartitionId, Slot>>,
+    /// Of every partition that has been open.
+    counted: Mutex<HashMap<PartitionId, Arc<PartitionStats>>>,
     /// What the log held of partitions that have not been opened since the start.
     replays: Mutex<HashMap<PartitionId, Arc<Replay>>>,
     /// Partitions that were dropped since the start; their ids are never used again.
@@ -121,16 +123,37 @@ pub struct EngineStatistics {
     pub disk_level: u64,
     /// Open partitions, now.
     pub open_partitions: u64,
-    /// Commits of open partitions.
+    /// Commits.
     pub commits: u64,
-    /// Conflicts at commits of open partitions.
+    /// Conflicts at commits.
     pub conflicts: u64,
-    /// Replays in open partitions.
+    /// Replays.
     pub replays: u64,
     /// Flushes.
     pub flushes: u64,
     /// Temporary files made by large transactions and sorts.
     pub temporary_files: u64,
+}
+
+/// What is counted of one partition.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PartitionStatistics {
+    /// Commits.
+    pub commits: u64,
+    /// Transactions that met a newer version of what they had read.
+    pub conflicts: u64,
+    /// Transactions that were run again.
+    pub replays: u64,
+    /// Turns that transactions have taken.
+    pub turns: u64,
+    /// Bytes of its commit records.
+    pub log_bytes: u64,
+    /// Changed pages in them.
+    pub log_pages: u64,
+    /// Bytes of its pages in memory, now; `None` while it is closed.
+    pub memory_bytes: Option<u64>,
+    /// Bytes of the database, now; `None` while it is closed.
+    pub size_bytes: Option<u64>,
 }
 
 impl Engine {
@@ -174,6 +197,7 @@ impl Engine {
         let engine = Arc::new(Engine {
             node: node.clone(),
             partitions: Mutex::default(),
+            counted: Mutex::default(),
             replays: Mutex::new(replays),
             dropped: Mutex::default(),
             tickets: AtomicU64::new(1),
@@ -211,6 +235,7 @@ impl Engine {
     /// are collected later. Calling it again, or for what was never made, does no harm.
     pub async fn drop_partition(&self, id: PartitionId) -> Result<()> {
         self.dropped.lock().insert(id);
+        self.counted.lock().remove(&id);
         let slot = self.partitions.lock().remove(&id);
         self.replays.lock().remove(&id);
         if let Some(partition) = slot.as_ref().and_then(|slot| slot.get()) {
@@ -261,13 +286,31 @@ impl Engine {
             temporary_files: self.node.spill.files(),
             ..EngineStatistics::default()
         };
-        for partition in self.open_partitions() {
-            statistics.open_partitions += 1;
-            statistics.commits += load(&partition.stats.commits);
-            statistics.conflicts += load(&partition.stats.conflicts);
-            statistics.replays += load(&partition.stats.replays);
+        statistics.open_partitions = self.open_partitions().len() as u64;
+        for stats in self.counted.lock().values() {
+            statistics.commits += load(&stats.commits);
+            statistics.conflicts += load(&stats.conflicts);
+            statistics.replays += load(&stats.replays);
         }
         statistics
+    }
+
+    /// What is counted of one partition since the node started; `None` if nobody has used it.
+    pub fn partition_statistics(&self, id: PartitionId) -> Option<PartitionStatistics> {
+        let stats = self.counted.lock().get(&id)?.clone();
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let open = self.partitions.lock().get(&id).and_then(|slot| slot.get().cloned());
+        let turns = open.as_ref().map_or(0, |partition| partition.turns.taken());
+        Some(PartitionStatistics {
+            commits: load(&stats.commits),
+            conflicts: load(&stats.conflicts),
+            replays: load(&stats.replays),
+            turns: load(&stats.turns) + turns,
+            log_bytes: load(&stats.log_bytes),
+            log_pages: load(&stats.log_pages),
+            memory_bytes: open.as_ref().map(|partition| partition.resident_bytes()),
+            size_bytes: open.map(|partition| u64::from(partition.current().page_count) * PAGE_SIZE as u64),
+        })
     }
 
     /// Writes segments and manifests for everything that has changed. For tests and tools; the engine does it by
@@ -313,7 +356,8 @@ impl Engine {
     async fn open_partition(&self, id: PartitionId) -> Result<Arc<Partition>> {
         let replay = self.replays.lock().get(&id).cloned();
         // One owner, which never changed: the epoch is the first, and the lineage is named after the partition.
-        let partition = Partition::open(self.node.clone(), id, id.0, 1, replay.as_deref()).await?;
+        let stats = self.counted.lock().entry(id).or_default().clone();
+        let partition = Partition::open(self.node.clone(), stats, id, id.0, 1, replay.as_deref()).await?;
         self.replays.lock().remove(&id);
         Ok(partition)
     }
@@ -353,6 +397,7 @@ impl Engine {
         drop(partitions);
         if let Some(partition) = removed.as_ref().and_then(|slot| slot.get()) {
             partition.pool.clear();
+            partition.stats.turns.fetch_add(partition.turns.taken(), Ordering::Relaxed);
         }
         true
     }

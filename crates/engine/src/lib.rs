@@ -52,7 +52,7 @@ mod vfs;
 pub use cancel::{CancelReason, Canceller};
 pub use clock::{SystemTime, TimeSource};
 pub use disk::{Space, SpaceSource};
-pub use engine::{Config, Engine, EngineStatistics};
+pub use engine::{Config, Engine, EngineStatistics, PartitionStatistics};
 pub use error::{Error, Result, sqlstate};
 pub use export::Export;
 pub use import::Import;

@@ -191,6 +191,7 @@ async fn drop_database(name: &str, if_exists: bool, force: bool, shared: &Shared
             .hint("Nobody can connect to it any more. Drop it again when they have ended."));
     }
     shared.engine.drop_partition(tenant.partition).await?;
+    shared.tenants.forget(tenant.partition);
     shared.catalog.finish_drop(&tenant).await.map_err(|error| answer(&error))
 }
 

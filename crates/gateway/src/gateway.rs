@@ -23,11 +23,13 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::activity;
 use crate::auth::Decoy;
 use crate::failures::Failures;
 use crate::metrics::{self, WorkerMetrics};
 use crate::registry::Registry;
 use crate::startup;
+use crate::tenants::Tenants;
 
 /// How long cancelled statements get to end before a shutdown goes on without them.
 const LAST_WAIT: Duration = Duration::from_secs(10);
@@ -72,6 +74,9 @@ pub(crate) struct Shared {
     pub(crate) engine: Arc<Engine>,
     pub(crate) catalog: Arc<Catalog>,
     pub(crate) registry: Arc<Registry>,
+    pub(crate) tenants: Tenants,
+    /// Milliseconds since 1970.
+    pub(crate) started_ms: u64,
     pub(crate) decoy: Decoy,
     pub(crate) failures: Failures,
     /// The gateway shuts down: connections that are no sessions yet end.
@@ -122,6 +127,8 @@ impl Gateway {
             engine,
             catalog,
             registry,
+            tenants: Tenants::default(),
+            started_ms: activity::now_ms(),
             decoy: Decoy::new(),
             failures: Failures::new(),
             closing: CancellationToken::new(),

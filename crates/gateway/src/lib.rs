@@ -18,6 +18,7 @@
 //!
 //! [`Gateway::start`] serves SQL, [`http::serve`] metrics and health.
 
+mod activity;
 mod admin;
 mod admission;
 mod auth;
@@ -33,6 +34,7 @@ mod rhythm;
 mod session;
 mod startup;
 mod system;
+mod tenants;
 mod types;
 mod wire;
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use fulmar_engine::EngineStatistics;
 
 /// Upper bounds of the buckets for statement times: 16 us, doubled so often.
-const BUCKETS: usize = 21;
+pub(crate) const BUCKETS: usize = 21;
 const FIRST_BUCKET_US: u64 = 16;
 
 /// A counter that one thread writes.
@@ -73,9 +73,14 @@ impl WorkerMetrics {
 }
 
 /// The bucket whose upper bound is the first that is not below `time_us`.
-fn bucket(time_us: u64) -> usize {
+pub(crate) fn bucket(time_us: u64) -> usize {
     let units = time_us.div_ceil(FIRST_BUCKET_US).max(1);
     ((units - 1).checked_ilog2().map_or(0, |log| log + 1) as usize).min(BUCKETS)
+}
+
+/// The upper bound of a bucket, microseconds.
+pub(crate) fn bucket_bound_us(bucket: usize) -> u64 {
+    FIRST_BUCKET_US << bucket
 }
 
 /// Writes all figures of a node in the Prometheus text format.
@@ -110,7 +115,7 @@ fn statement_times(out: &mut String, workers: &[Arc<WorkerMetrics>]) {
     let mut total = 0;
     for index in 0..=BUCKETS {
         total += workers.iter().map(|worker| worker.buckets[index].get()).sum::<u64>();
-        let bound_us = FIRST_BUCKET_US << index;
+        let bound_us = bucket_bound_us(index);
         let bound = if index == BUCKETS { "+Inf".to_owned() } else { (bound_us as f64 / 1e6).to_string() };
         line(out, format_args!("{NAME}_bucket{{le=\"{bound}\"}} {total}"));
     }
@@ -128,6 +133,13 @@ fn engine_figures(out: &mut String, engine: &EngineStatistics) {
         ("fulmar_log_pages_total", "Changed pages in commit records.", engine.record_pages),
         ("fulmar_log_syncs_total", "Syncs of the commit log.", engine.log_syncs),
         ("fulmar_log_failures_total", "Failures to write the commit log.", engine.log_failures),
+        ("fulmar_commits_total", "Commits.", engine.commits),
+        (
+            "fulmar_conflicts_total",
+            "Transactions that met a newer version of what they had read.",
+            engine.conflicts,
+        ),
+        ("fulmar_replays_total", "Transactions that were run again.", engine.replays),
         ("fulmar_flushes_total", "Flushes of changed pages to the store.", engine.flushes),
         (
             "fulmar_temporary_files_total",
@@ -155,9 +167,6 @@ fn engine_figures(out: &mut String, engine: &EngineStatistics) {
             engine.disk_level,
         ),
         ("fulmar_partitions_open", "Partitions that are open.", engine.open_partitions),
-        ("fulmar_commits", "Commits of the partitions that are open.", engine.commits),
-        ("fulmar_conflicts", "Conflicts in the partitions that are open.", engine.conflicts),
-        ("fulmar_replays", "Replays in the partitions that are open.", engine.replays),
     ];
     for (name, help, value) in now {
         gauge(out, name, help, value);

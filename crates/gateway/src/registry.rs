@@ -15,6 +15,8 @@ use futures::task::AtomicWaker;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use crate::activity::{Activity, Who};
+
 const OPEN: u8 = 0;
 const CLOSING: u8 = 1;
 const KILLED: u8 = 2;
@@ -24,10 +26,12 @@ pub(crate) struct Handle {
     /// What the client knows the session by.
     pub(crate) pid: i32,
     secret: i32,
-    partition: PartitionId,
+    pub(crate) partition: PartitionId,
     canceller: Canceller,
     state: AtomicU8,
     waker: AtomicWaker,
+    pub(crate) who: Who,
+    pub(crate) activity: Activity,
 }
 
 impl Handle {
@@ -61,7 +65,8 @@ impl Handle {
         self.waker.wake();
     }
 
-    fn kill(&self) {
+    /// Cancels what runs, and ends the session.
+    pub(crate) fn kill(&self) {
         self.state.store(KILLED, Ordering::Release);
         self.canceller.cancel(CancelReason::Shutdown);
         self.waker.wake();
@@ -124,6 +129,7 @@ impl Registry {
         partition: PartitionId,
         most: usize,
         canceller: Canceller,
+        who: Who,
     ) -> Result<Entry, Full> {
         let mut sessions = self.sessions.lock();
         if sessions.closed {
@@ -141,8 +147,16 @@ impl Registry {
                 break pid;
             }
         };
-        let (state, waker) = (AtomicU8::new(OPEN), AtomicWaker::new());
-        let handle = Arc::new(Handle { pid, secret: rand::random(), partition, canceller, state, waker });
+        let handle = Arc::new(Handle {
+            pid,
+            secret: rand::random(),
+            partition,
+            canceller,
+            state: AtomicU8::new(OPEN),
+            waker: AtomicWaker::new(),
+            who,
+            activity: Activity::default(),
+        });
         sessions.by_pid.insert(pid, handle.clone());
         *sessions.counts.entry(partition).or_default() += 1;
         Ok(Entry { registry: self.clone(), handle })
@@ -154,6 +168,18 @@ impl Registry {
         if let Some(handle) = handle {
             handle.canceller.cancel(CancelReason::User);
         }
+    }
+
+    /// A session.
+    pub(crate) fn find(&self, pid: i32) -> Option<Arc<Handle>> {
+        self.sessions.lock().by_pid.get(&pid).cloned()
+    }
+
+    /// All of them, by their numbers.
+    pub(crate) fn all(&self) -> Vec<Arc<Handle>> {
+        let mut handles: Vec<Arc<Handle>> = self.sessions.lock().by_pid.values().cloned().collect();
+        handles.sort_by_key(|handle| handle.pid);
+        handles
     }
 
     /// How many sessions there are.

@@ -28,6 +28,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 
 use crate::Result;
+use crate::activity;
 use crate::admission::{most_sessions, no_room, still_there, tenant};
 use crate::auth::{self, Exchange, Step};
 use crate::failures::Who;
@@ -288,7 +289,12 @@ impl Greeting {
     ) -> Option<(Session, Entry)> {
         let mut engine = shared.engine.session(identity.tenant.partition);
         let most = most_sessions(&identity);
-        let entered = shared.registry.enter(identity.tenant.partition, most, engine.canceller());
+        let who = activity::Who {
+            user: identity.user.clone(),
+            address: self.address,
+            since_ms: activity::now_ms(),
+        };
+        let entered = shared.registry.enter(identity.tenant.partition, most, engine.canceller(), who);
         let entry = match entered
             .map_err(|full| no_room(full, &identity, most))
             .and_then(|entry| still_there(&identity, &shared).map(|()| entry))
@@ -308,6 +314,7 @@ impl Greeting {
             backend::parameter_status(&mut self.output, name, value);
         }
         let handle = entry.handle.clone();
+        handle.activity.name(settings.get("application_name").unwrap_or_default());
         let key = BackendKeyData::new(handle.pid, SecretKey::I32(handle.secret()));
         let told = auth::put(&mut self.output, &key).is_ok();
         backend::ready(&mut self.output, TransactionStatus::Idle);
@@ -316,7 +323,8 @@ impl Greeting {
             return None;
         }
         let wire = Wire::new(self.stream, self.input);
-        let link = Link { engine, wire, handle, timeout: None, idle_timeout: None, implicit: false };
+        let link =
+            Link { engine, wire, handle, timeout: None, idle_timeout: None, implicit: false, noted: false };
         Some((Session::new(link, shared, metrics, identity, settings), entry))
     }
 }

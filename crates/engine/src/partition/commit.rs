@@ -351,6 +351,8 @@ impl Partition {
         let mut pages = std::mem::take(pages);
         pages.extend(merged);
         self.node.count_record(body_bytes, pages.len());
+        self.stats.log_bytes.fetch_add(body_bytes as u64, Ordering::Relaxed);
+        self.stats.log_pages.fetch_add(pages.len() as u64, Ordering::Relaxed);
         self.node.buffers.give(std::mem::replace(record, RecordBuilder::new(Vec::new())).into_buffer());
 
         if transaction.id != 0 {

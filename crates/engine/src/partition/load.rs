@@ -47,6 +47,7 @@ impl Partition {
     /// Opens a partition of this node.
     pub(crate) async fn open(
         node: Arc<Node>,
+        stats: Arc<super::PartitionStats>,
         id: PartitionId,
         lineage: u64,
         epoch: u32,
@@ -99,7 +100,7 @@ impl Partition {
             outcomes,
             pool: Pool::default(),
             statements: StatementCache::default(),
-            stats: Default::default(),
+            stats,
             closed: AtomicBool::new(false),
             doomed: RwLock::default(),
             any_doomed: AtomicBool::new(false),

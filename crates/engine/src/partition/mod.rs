@@ -41,12 +41,16 @@ use crate::node::Node;
 use crate::sql::StatementCache;
 use crate::store::Segments;
 
-/// Counters of one partition, kept from the start for those who decide where it should live.
+/// Counters of one partition, kept for those who decide where it should live. They outlive its closing.
 #[derive(Default, Debug)]
 pub(crate) struct PartitionStats {
     pub commits: AtomicU64,
     pub conflicts: AtomicU64,
     pub replays: AtomicU64,
+    /// Turns of its lives before this one.
+    pub turns: AtomicU64,
+    pub log_bytes: AtomicU64,
+    pub log_pages: AtomicU64,
 }
 
 /// How long snapshots are held, and how much of what was replaced since.
@@ -81,7 +85,7 @@ pub(crate) struct Partition {
     pub outcomes: Outcomes,
     pub pool: Pool,
     pub statements: StatementCache,
-    pub stats: PartitionStats,
+    pub stats: Arc<PartitionStats>,
     /// The partition was dropped (or closed for another reason): nothing may be committed any more.
     closed: AtomicBool,
     /// Ranges (after, up to) of versions that were discarded while somebody may still see them.
@@ -143,6 +147,11 @@ impl Partition {
             }
             notified.await;
         }
+    }
+
+    /// Bytes of its pages that are in memory.
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        self.pages.resident_bytes()
     }
 
     /// The current version, not pinned.

@@ -60,6 +60,11 @@ impl Turns {
         Turn { ticket, holder: self.holder.clone(), _permit: permit }
     }
 
+    /// How many there have been.
+    pub(crate) fn taken(&self) -> u64 {
+        self.tickets.load(Ordering::Relaxed)
+    }
+
     /// The ticket of the turn that is held; 0 if none is.
     pub(crate) fn holder(&self) -> u64 {
         self.holder.load(Ordering::Acquire)

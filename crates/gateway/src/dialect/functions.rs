@@ -33,8 +33,12 @@ fn may_concern(window: [u8; 3]) -> bool {
         // pg_class, current_user, session_user, version(), now()
         [b'p', b'g', b'_'] | [b'n', b't', b'_'] | [b'o', b'n', b'_' | b'('] | [b'o', b'w', b'('] => true,
         [b'o', b'n' | b'w', blank] => blank.is_ascii_whitespace(),
-        // information_schema, fulmar.limits, regclass, quote_ident, format_type, has_..._privilege, obj_description
-        [b'n', b'_', b's'] | [b'a', b'r', b'.'] | [b'r', b'e', b'g'] | [b't', b'e', b'_'] => true,
+        // information_schema, fulmar.limits, regclass, quote_ident, set_config, format_type, has_..._privilege, obj_description
+        [b'n', b'_', b's']
+        | [b'e', b't', b'_']
+        | [b'a', b'r', b'.']
+        | [b'r', b'e', b'g']
+        | [b't', b'e', b'_'] => true,
         [b'_', b't', b'y'] | [b'_', b'p', b'r'] | [b'_', b'd', b'e'] => true,
         // any, all, some, CAST, ::
         [b'a', b'n', b'y']

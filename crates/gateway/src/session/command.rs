@@ -115,7 +115,13 @@ impl Session {
         Ok(Ran::Done { tag, rows, spill })
     }
 
-    fn set(&mut self, name: &str, value: Option<&str>, local: bool, output: &mut Vec<u8>) -> Result<()> {
+    pub(super) fn set(
+        &mut self,
+        name: &str,
+        value: Option<&str>,
+        local: bool,
+        output: &mut Vec<u8>,
+    ) -> Result<()> {
         let in_transaction = self.link.status() != TransactionStatus::Idle;
         if local && !in_transaction {
             backend::notice(

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use fulmar_engine::{CommandTag, Error, Known, Scope, Statement, StatementKind, sqlstate};
 
 use super::rows::Layout;
@@ -110,7 +112,7 @@ impl Session {
     /// The session, as system tables are to see it.
     pub(super) fn viewer(&self) -> Arc<Viewer> {
         let (shared, settings) = (self.shared.clone(), self.settings.clone());
-        Arc::new(Viewer { shared, identity: self.identity.clone(), settings })
+        Arc::new(Viewer { shared, identity: self.identity.clone(), settings, changes: Mutex::default() })
     }
 
     /// Finds out how to run the first statement of `sql`; answers what follows it too.

@@ -39,6 +39,8 @@ pub(crate) struct Link {
     pub(crate) idle_timeout: Option<Duration>,
     /// Whether an implicit transaction may be open.
     pub(crate) implicit: bool,
+    /// Others have been told of something that has ended since.
+    pub(crate) noted: bool,
 }
 
 impl Link {
@@ -66,7 +68,20 @@ impl Link {
     ) -> Result<Completion> {
         self.implicit |= scope == Scope::Implicit;
         let Link { engine, wire, handle, timeout, .. } = self;
-        drive(pin!(engine.execute(statement, values, scope, sink)), wire, handle, *timeout).await
+        let mut noted = false;
+        let outcome = {
+            let mut run = pin!(engine.execute(statement, values, scope, sink));
+            let watched = poll_fn(|cx| {
+                let polled = run.as_mut().poll(cx);
+                if polled.is_pending() && !std::mem::replace(&mut noted, true) {
+                    handle.activity.begin(statement);
+                }
+                polled
+            });
+            drive(pin!(watched), wire, handle, *timeout).await
+        };
+        self.noted |= noted;
+        outcome
     }
 
     /// Runs a query of the gateway's own in the client's transaction.
@@ -102,7 +117,11 @@ impl Link {
 
     /// Waits for bytes of the client; inside a transaction for so long only.
     pub(crate) async fn read(&mut self) -> Result<usize, Closed> {
-        let idle = self.implicit || self.status() != TransactionStatus::Idle;
+        let status = self.status();
+        let idle = self.implicit || status != TransactionStatus::Idle;
+        if std::mem::replace(&mut self.noted, status != TransactionStatus::Idle) || self.noted {
+            self.handle.activity.wait(status);
+        }
         let Link { engine, wire, handle, idle_timeout, .. } = self;
         let read = wire.read(handle);
         match idle_timeout.filter(|_| idle) {

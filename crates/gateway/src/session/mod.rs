@@ -30,8 +30,10 @@ mod settings;
 mod simple;
 mod statements;
 
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fulmar_engine::{CommandTag, Completion, Error, Scope, TransactionStatus, Value, sqlstate};
 use fulmar_meta::{Access, LiveLimits, Tenant};
@@ -43,6 +45,7 @@ use crate::gateway::Shared;
 use crate::metrics::WorkerMetrics;
 use crate::protocol::backend::{self, Severity};
 use crate::protocol::frontend::{self, Malformed, Message};
+use crate::tenants::TenantStats;
 use crate::wire::{Closed, give_buffer, take_buffer};
 use copy::CopyIn;
 use rows::{Layout, RowWriter, Spill};
@@ -129,6 +132,7 @@ pub(crate) struct Session {
     shared: Arc<Shared>,
     metrics: Arc<WorkerMetrics>,
     identity: Identity,
+    stats: Arc<TenantStats>,
     /// The generation of the limits that it keeps to.
     limits_seen: u64,
     settings: Settings,
@@ -160,12 +164,14 @@ impl Session {
         identity: Identity,
         settings: Settings,
     ) -> Session {
+        let stats = shared.tenants.of(identity.tenant.partition);
         let mut session = Session {
             link,
             output: Vec::new(),
             shared,
             metrics,
             identity,
+            stats,
             limits_seen: 0,
             settings,
             statements: Statements::default(),
@@ -191,7 +197,19 @@ impl Session {
         loop {
             // Boxed: its state is large, and lies in memory that this worker has just used for another session. While a
             // session waits it has none of it.
-            match self.handle_input().await {
+            let mut busy = Duration::ZERO;
+            let handled = {
+                let mut work = pin!(self.handle_input());
+                poll_fn(|cx| {
+                    let began = Instant::now();
+                    let polled = work.as_mut().poll(cx);
+                    busy += began.elapsed();
+                    polled
+                })
+                .await
+            };
+            self.stats.worked(busy);
+            match handled {
                 Ok(true) => continue,
                 Ok(false) => {}
                 Err(end) => return end,
@@ -286,6 +304,7 @@ impl Session {
     /// Tells the client of an error.
     fn report(&mut self, error: &Error) {
         self.metrics.failed();
+        self.stats.failed();
         backend::error(&mut self.output, error, Severity::Error);
     }
 
@@ -319,7 +338,11 @@ impl Session {
     /// Ends a round of messages: ReadyForQuery.
     async fn ready(&mut self) -> Result<(), Fault> {
         for name in self.settings.take_reports() {
-            backend::parameter_status(&mut self.output, name, self.settings.get(name).unwrap_or_default());
+            let value = self.settings.get(name).unwrap_or_default();
+            backend::parameter_status(&mut self.output, name, value);
+            if name == "application_name" {
+                self.link.handle.activity.name(value);
+            }
         }
         let status = self.link.status();
         if status == TransactionStatus::Idle {
@@ -341,14 +364,18 @@ impl Session {
         let started = Instant::now();
         let ran = match plan {
             Plan::Engine(statement) => {
-                if statement.uses_system() {
-                    self.link.engine.set_system(self.viewer());
+                let viewer = statement.uses_system().then(|| self.viewer());
+                if let Some(viewer) = &viewer {
+                    self.link.engine.set_system(viewer.clone());
                 }
                 let mut writer = RowWriter::new(output, layout, &self.shared.config.temporary_directory);
                 let outcome = self.link.execute(statement, values, scope, &mut writer).await;
                 match outcome {
                     Ok(completion) => {
                         let (rows, spill) = writer.finish();
+                        if let Some(viewer) = viewer {
+                            self.configure(std::mem::take(&mut *viewer.changes.lock()), output)?;
+                        }
                         self.completed(&completion, output);
                         Ok(Ran::Done { tag: completion.tag, rows, spill })
                     }
@@ -362,8 +389,18 @@ impl Session {
             // Boxed, as all that is rare: else every session's future would have room for it.
             Plan::Command(command) => Box::pin(self.command(command, layout, output)).await,
         };
-        self.metrics.ran(started.elapsed(), if let Ok(Ran::Done { rows, .. }) = &ran { *rows } else { 0 });
+        let (time, rows) = (started.elapsed(), if let Ok(Ran::Done { rows, .. }) = &ran { *rows } else { 0 });
+        self.metrics.ran(time, rows);
+        self.stats.ran(time, rows);
         ran
+    }
+
+    /// Does what `set_config` asked for.
+    fn configure(&mut self, changes: Vec<(String, String, bool)>, output: &mut Vec<u8>) -> crate::Result<()> {
+        for (name, value, local) in changes {
+            self.set(&name, Some(&value), local, output)?;
+        }
+        Ok(())
     }
 
     /// A statement has been run: what else changes with it.

@@ -2,14 +2,15 @@
 
 use std::sync::LazyLock;
 
-use fulmar_engine::{Error, SystemFunction, Value, ValueRef, sqlstate};
+use fulmar_engine::{CancelReason, Error, SystemFunction, Value, ValueRef, sqlstate};
 use regex::{Regex, RegexBuilder};
 
 use super::arrays::{self, text_of};
 use super::schema::{Schema, shown};
-use super::{Asked, cluster, relations, types};
+use super::{Asked, cluster, relations, statistics, types};
 use crate::Result;
 use crate::dialect::token::{Lexer, quote_text};
+use crate::registry::Handle;
 use crate::types::array;
 
 type Arguments<'a, 'v> = &'a [ValueRef<'v>];
@@ -110,6 +111,16 @@ const FUNCTIONS: &[Known] = &[
         let all = integer(arguments.first()) != Some(0);
         Ok(Value::Text(if all { "{pg_catalog,public}" } else { "{public}" }.into()))
     }),
+    ("set_config", 3, set_config),
+    ("pg_cancel_backend", 1, |arguments, asked| {
+        let pid = integer(arguments.first()).unwrap_or(0);
+        statistics::signal(pid, asked.viewer, |handle| handle.canceller().cancel(CancelReason::User))
+    }),
+    ("pg_terminate_backend", ANY, |arguments, asked| {
+        statistics::signal(integer(arguments.first()).unwrap_or(0), asked.viewer, Handle::kill)
+    }),
+    ("pg_postmaster_start_time", 0, |_, asked| Ok(statistics::started(asked.viewer))),
+    ("pg_conf_load_time", 0, |_, asked| Ok(statistics::started(asked.viewer))),
     ("current_setting", ANY, |arguments, asked| {
         let name = arguments.first().and_then(|value| text_of(*value)).unwrap_or_default();
         let missing_ok = integer(arguments.get(1)) == Some(1);
@@ -339,6 +350,19 @@ fn namespace(value: ValueRef<'_>) -> Value {
             found.map_or(Value::Null, |(oid, _)| Value::Integer(*oid))
         }
     }
+}
+
+/// `set_config(name, value, is_local)`: the session does it when the statement has been run.
+fn set_config(arguments: Arguments<'_, '_>, asked: Asked<'_>) -> Result<Value> {
+    let mut texts = arguments.iter().map(|value| text_of(*value));
+    let (name, value) =
+        (texts.next().flatten().unwrap_or_default(), texts.next().flatten().unwrap_or_default());
+    let local = integer(arguments.get(2)) == Some(1);
+    let mut settings = asked.viewer.settings.clone();
+    settings.set(&name, Some(&value))?;
+    let shown = settings.get(&name)?.to_owned();
+    asked.viewer.changes.lock().push((name, value, local));
+    Ok(Value::Text(shown))
 }
 
 /// `pg_get_indexdef(index)`, or of one of its columns.

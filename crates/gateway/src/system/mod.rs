@@ -8,6 +8,7 @@
 //! | [`schema`] | a tenant's tables, columns, indexes, constraints, out of SQLite's own schema |
 //! | [`relations`] | `pg_class`, `pg_attribute`, `pg_index`, `pg_constraint` ...: the schema, as Postgres has it |
 //! | [`cluster`] | `pg_database`, `pg_roles`, `pg_settings` ...: what is not a tenant's |
+//! | [`statistics`] | `pg_stat_activity`, `pg_stat_database`, `fulmar.tenant_stats`, `fulmar.limits` |
 //! | [`types`] | `pg_type`, and names of types |
 //! | [`information`] | `information_schema` |
 //! | [`nothing`] | what Fulmar has none of: policies, publications, inheritance; clients ask all the same |
@@ -24,11 +25,14 @@ mod information;
 mod nothing;
 mod relations;
 mod schema;
+mod statistics;
 mod types;
 
 use std::sync::{Arc, LazyLock};
 
 use fulmar_engine::{Database, System, SystemFunction, SystemTable, Value, ValueRef};
+
+use parking_lot::Mutex;
 
 use crate::Result;
 use crate::gateway::Shared;
@@ -41,6 +45,8 @@ pub(crate) struct Viewer {
     pub(crate) shared: Arc<Shared>,
     pub(crate) identity: Identity,
     pub(crate) settings: Settings,
+    /// What `set_config` wants of them: name, value, and whether only for the transaction.
+    pub(crate) changes: Mutex<Vec<(String, String, bool)>>,
 }
 
 /// A question to a table or function: who asks, and where.
@@ -61,8 +67,15 @@ const fn table(name: &'static str, columns: &'static [(&'static str, &'static st
 
 /// All tables.
 static TABLES: LazyLock<Tables> = LazyLock::new(|| {
-    let all =
-        [relations::TABLES, cluster::TABLES, types::TABLES, information::TABLES, nothing::TABLES].concat();
+    let all = [
+        relations::TABLES,
+        cluster::TABLES,
+        statistics::TABLES,
+        types::TABLES,
+        information::TABLES,
+        nothing::TABLES,
+    ]
+    .concat();
     let (tables, rows) = all.into_iter().unzip();
     Tables { tables, rows }
 });

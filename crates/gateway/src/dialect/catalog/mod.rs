@@ -119,6 +119,9 @@ fn parameters(tokens: &[Token<'_>]) -> Vec<(u16, String)> {
             expression::type_name(tokens, at + 2).0
         } else if is_of_array {
             "[]".to_owned()
+        } else if before(2).is_some_and(|token| is_any(token, &["pg_cancel_backend", "pg_terminate_backend"]))
+        {
+            "int4".to_owned()
         } else {
             continue;
         };

@@ -1,0 +1,297 @@
+//! Who is connected and what they do; what is counted of tenants, and what they may use.
+//!
+//! A superuser sees all of it, others what concerns the tenants that they may connect to. What others run in a tenant
+//! is shown to its owner.
+
+use std::sync::Arc;
+
+use fulmar_engine::{Error, PartitionStatistics, Value, sqlstate};
+use fulmar_meta::Tenant;
+
+use super::cells::row;
+use super::cluster::{oid, tenants, user_oid};
+use super::{Asked, Filled, Rows, Viewer, table};
+use crate::Result;
+use crate::registry::Handle;
+use crate::tenants::TenantCounts;
+
+pub(super) const TABLES: &[Filled] = &[
+    (
+        table(
+            "pg_stat_activity",
+            &[
+                ("datid", "OID"),
+                ("datname", "NAME"),
+                ("pid", "INT4"),
+                ("leader_pid", "INT4"),
+                ("usesysid", "OID"),
+                ("usename", "NAME"),
+                ("application_name", "TEXT"),
+                ("client_addr", "TEXT"),
+                ("client_hostname", "TEXT"),
+                ("client_port", "INT4"),
+                ("backend_start", "TIMESTAMPTZ"),
+                ("xact_start", "TIMESTAMPTZ"),
+                ("query_start", "TIMESTAMPTZ"),
+                ("state_change", "TIMESTAMPTZ"),
+                ("wait_event_type", "TEXT"),
+                ("wait_event", "TEXT"),
+                ("state", "TEXT"),
+                ("backend_xid", "OID"),
+                ("backend_xmin", "OID"),
+                ("query_id", "INT8"),
+                ("query", "TEXT"),
+                ("backend_type", "TEXT"),
+            ],
+        ),
+        activity,
+    ),
+    (
+        table(
+            "pg_stat_database",
+            &[
+                ("datid", "OID"),
+                ("datname", "NAME"),
+                ("numbackends", "INT4"),
+                ("xact_commit", "INT8"),
+                ("xact_rollback", "INT8"),
+                ("blks_read", "INT8"),
+                ("blks_hit", "INT8"),
+                ("tup_returned", "INT8"),
+                ("tup_fetched", "INT8"),
+                ("tup_inserted", "INT8"),
+                ("tup_updated", "INT8"),
+                ("tup_deleted", "INT8"),
+                ("conflicts", "INT8"),
+                ("temp_files", "INT8"),
+                ("temp_bytes", "INT8"),
+                ("deadlocks", "INT8"),
+                ("active_time", "FLOAT8"),
+                ("stats_reset", "TIMESTAMPTZ"),
+            ],
+        ),
+        databases,
+    ),
+    (
+        table(
+            "fulmar.tenant_stats",
+            &[
+                ("tenant", "NAME"),
+                ("sessions", "INT8"),
+                ("statements", "INT8"),
+                ("rows", "INT8"),
+                ("errors", "INT8"),
+                ("busy_ms", "FLOAT8"),
+                ("time_ms", "FLOAT8"),
+                ("recent_ms", "FLOAT8"),
+                ("p50_ms", "FLOAT8"),
+                ("p99_ms", "FLOAT8"),
+                ("commits", "INT8"),
+                ("conflicts", "INT8"),
+                ("replays", "INT8"),
+                ("turns", "INT8"),
+                ("log_bytes", "INT8"),
+                ("pages_written", "INT8"),
+                ("memory_bytes", "INT8"),
+                ("size_bytes", "INT8"),
+            ],
+        ),
+        tenant_stats,
+    ),
+    (
+        table(
+            "fulmar.limits",
+            &[
+                ("tenant", "NAME"),
+                ("name", "TEXT"),
+                ("value", "TEXT"),
+                ("default", "TEXT"),
+                ("about", "TEXT"),
+            ],
+        ),
+        |asked| {
+            let of = |tenant: Arc<Tenant>| {
+                let shown: Rows = tenant
+                    .limits
+                    .shown()
+                    .map(|limit| {
+                        row![tenant.name.as_str(), limit.name, limit.value, limit.default, limit.about]
+                    })
+                    .collect();
+                shown
+            };
+            Ok(tenants(asked.viewer).into_iter().flat_map(of).collect())
+        },
+    ),
+    (
+        table(
+            "pg_stat_user_tables",
+            &[
+                ("relid", "OID"),
+                ("schemaname", "NAME"),
+                ("relname", "NAME"),
+                ("seq_scan", "INT8"),
+                ("idx_scan", "INT8"),
+                ("n_tup_ins", "INT8"),
+                ("n_tup_upd", "INT8"),
+                ("n_tup_del", "INT8"),
+                ("n_live_tup", "INT8"),
+                ("n_dead_tup", "INT8"),
+                ("last_vacuum", "TIMESTAMPTZ"),
+                ("last_analyze", "TIMESTAMPTZ"),
+            ],
+        ),
+        |asked| {
+            let schema = super::schema::Schema::read(asked.database)?;
+            let tables = schema.relations.iter().filter(|relation| !relation.is_view);
+            Ok(tables
+                .map(|table| {
+                    row![table.oid, "public", table.name.as_str(), (), (), (), (), (), (), (), (), ()]
+                })
+                .collect())
+        },
+    ),
+];
+
+/// A moment as SQLite's text, from which the client's form is made.
+fn moment(unix_ms: u64) -> Value {
+    let mut text = Vec::new();
+    let since_2000_us = unix_ms as i64 * 1000 - 946_684_800_000_000;
+    let written = crate::types::datetime::put_timestamp(&mut text, since_2000_us);
+    String::from_utf8(text).ok().filter(|_| written).map_or(Value::Null, Value::Text)
+}
+
+/// When the node began to take connections.
+pub(super) fn started(viewer: &Viewer) -> Value {
+    moment(viewer.shared.started_ms)
+}
+
+fn activity(asked: Asked<'_>) -> Result<Rows> {
+    let viewer = asked.viewer;
+    let visible = tenants(viewer);
+    let rows = viewer.shared.registry.all().into_iter().filter_map(|handle| {
+        let tenant = visible.iter().find(|tenant| tenant.partition == handle.partition)?;
+        Some(session(&handle, tenant, viewer))
+    });
+    Ok(rows.collect())
+}
+
+fn session(handle: &Handle, tenant: &Tenant, viewer: &Viewer) -> Vec<Value> {
+    let now = handle.activity.now();
+    let who = &handle.who;
+    let own = who.user == viewer.identity.user || tenant.owner == viewer.identity.user;
+    let (query, query_ms) = match &now.statement {
+        Some((statement, since)) if own || viewer.identity.superuser => {
+            (statement.sql.to_string(), Some(*since))
+        }
+        Some(_) => ("<insufficient privilege>".to_owned(), None),
+        None => (String::new(), None),
+    };
+    row![
+        oid(tenant),
+        tenant.name.as_str(),
+        i64::from(handle.pid),
+        (),
+        user_oid(viewer, &who.user),
+        who.user.as_str(),
+        &*now.application,
+        who.address.map(|address| address.to_string()),
+        (),
+        (),
+        moment(who.since_ms),
+        now.transaction_ms.map(moment),
+        query_ms.map(moment),
+        moment(now.changed_ms.max(who.since_ms)),
+        (),
+        (),
+        now.state.name(),
+        (),
+        (),
+        (),
+        query,
+        "client backend",
+    ]
+}
+
+/// What is counted of a tenant: by the gateway, and by the engine.
+fn counts(viewer: &Viewer, tenant: &Tenant) -> (TenantCounts, PartitionStatistics, i64) {
+    let shared = &viewer.shared;
+    let engine = shared.engine.partition_statistics(tenant.partition).unwrap_or_default();
+    let gateway = shared.tenants.counts(tenant.partition).unwrap_or_default();
+    (gateway, engine, shared.registry.count(tenant.partition) as i64)
+}
+
+fn databases(asked: Asked<'_>) -> Result<Rows> {
+    let row = |tenant: &Arc<Tenant>| {
+        let (gateway, engine, sessions) = counts(asked.viewer, tenant);
+        let (commits, rows, conflicts) =
+            (engine.commits as i64, gateway.rows as i64, engine.conflicts as i64);
+        row![
+            oid(tenant),
+            tenant.name.as_str(),
+            sessions,
+            commits,
+            0i64,
+            0i64,
+            0i64,
+            rows,
+            rows,
+            (),
+            (),
+            (),
+            conflicts,
+            0i64,
+            0i64,
+            0i64,
+            milliseconds(gateway.time_us),
+            started(asked.viewer),
+        ]
+    };
+    Ok(tenants(asked.viewer).iter().map(row).collect())
+}
+
+fn tenant_stats(asked: Asked<'_>) -> Result<Rows> {
+    let row = |tenant: &Arc<Tenant>| {
+        let (gateway, engine, sessions) = counts(asked.viewer, tenant);
+        row![
+            tenant.name.as_str(),
+            sessions,
+            gateway.statements as i64,
+            gateway.rows as i64,
+            gateway.errors as i64,
+            milliseconds(gateway.busy_us),
+            milliseconds(gateway.time_us),
+            milliseconds(gateway.smoothed_us),
+            milliseconds(gateway.half_us),
+            milliseconds(gateway.most_us),
+            engine.commits as i64,
+            engine.conflicts as i64,
+            engine.replays as i64,
+            engine.turns as i64,
+            engine.log_bytes as i64,
+            engine.log_pages as i64,
+            engine.memory_bytes.map(|bytes| bytes as i64),
+            engine.size_bytes.map(|bytes| bytes as i64),
+        ]
+    };
+    Ok(tenants(asked.viewer).iter().map(row).collect())
+}
+
+fn milliseconds(time_us: u64) -> Value {
+    Value::Real(time_us as f64 / 1000.0)
+}
+
+/// `pg_cancel_backend`, `pg_terminate_backend`: of one's own sessions, and for superusers of all.
+pub(super) fn signal(pid: i64, viewer: &Viewer, send: impl Fn(&Handle)) -> Result<Value> {
+    let found = i32::try_from(pid).ok().and_then(|pid| viewer.shared.registry.find(pid));
+    let Some(handle) = found else { return Ok(Value::Integer(0)) };
+    if !viewer.identity.superuser && handle.who.user != viewer.identity.user {
+        return Err(Error::new(
+            sqlstate::INSUFFICIENT_PRIVILEGE,
+            "permission denied to end the session of another user",
+        )
+        .hint("Superusers may, and users their own."));
+    }
+    send(&handle);
+    Ok(Value::Integer(1))
+}

@@ -1,0 +1,150 @@
+//! What is counted of each tenant at the gateway: statements, their times, rows, errors.
+//!
+//! A tenant is counted from its first session on; counters outlive its sessions. All workers count in the same place,
+//! with a few relaxed additions for a statement.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use fulmar_pages::PartitionId;
+use parking_lot::Mutex;
+
+use crate::metrics::{BUCKETS, bucket, bucket_bound_us};
+
+/// Of a new time, in the smoothed one: an eighth.
+const SMOOTHING_SHIFT: u32 = 3;
+
+/// The counters of a tenant.
+#[derive(Default)]
+pub(crate) struct TenantStats {
+    statements: AtomicU64,
+    rows: AtomicU64,
+    errors: AtomicU64,
+    time_us: AtomicU64,
+    smoothed_us: AtomicU64,
+    busy_us: AtomicU64,
+    buckets: [AtomicU64; BUCKETS + 1],
+}
+
+/// What they stand at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TenantCounts {
+    pub(crate) statements: u64,
+    pub(crate) rows: u64,
+    pub(crate) errors: u64,
+    /// From a statement's begin to its end, all together.
+    pub(crate) time_us: u64,
+    /// The same of the last ones.
+    pub(crate) smoothed_us: u64,
+    /// How long its sessions have kept workers busy.
+    pub(crate) busy_us: u64,
+    /// Upper bounds of the times of half of the statements, and of 99 %.
+    pub(crate) half_us: u64,
+    pub(crate) most_us: u64,
+}
+
+impl TenantStats {
+    /// A statement has been run.
+    pub(crate) fn ran(&self, time: Duration, rows: u64) {
+        let time_us = time.as_micros() as u64;
+        add(&self.statements, 1);
+        add(&self.time_us, time_us);
+        add(&self.buckets[bucket(time_us)], 1);
+        if rows > 0 {
+            add(&self.rows, rows);
+        }
+        // Two workers at once lose one of the two: it is smoothed all the same.
+        let before = self.smoothed_us.load(Ordering::Relaxed);
+        let after = if before == 0 {
+            time_us
+        } else {
+            before - (before >> SMOOTHING_SHIFT) + (time_us >> SMOOTHING_SHIFT)
+        };
+        self.smoothed_us.store(after, Ordering::Relaxed);
+    }
+
+    /// A client was told of an error.
+    pub(crate) fn failed(&self) {
+        add(&self.errors, 1);
+    }
+
+    /// A session has kept a worker busy.
+    pub(crate) fn worked(&self, time: Duration) {
+        add(&self.busy_us, time.as_micros() as u64);
+    }
+
+    /// What has been counted.
+    pub(crate) fn counts(&self) -> TenantCounts {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        TenantCounts {
+            statements: load(&self.statements),
+            rows: load(&self.rows),
+            errors: load(&self.errors),
+            time_us: load(&self.time_us),
+            smoothed_us: load(&self.smoothed_us),
+            busy_us: load(&self.busy_us),
+            half_us: self.quantile_us(50),
+            most_us: self.quantile_us(99),
+        }
+    }
+
+    /// The bound of the bucket that so many percent of the statements are in or below.
+    fn quantile_us(&self, percent: u64) -> u64 {
+        let counts: Vec<u64> = self.buckets.iter().map(|counter| counter.load(Ordering::Relaxed)).collect();
+        let wanted = (counts.iter().sum::<u64>() * percent).div_ceil(100);
+        let mut below = 0;
+        let place = counts.iter().position(|count| {
+            below += count;
+            below >= wanted
+        });
+        if wanted == 0 { 0 } else { place.map_or(0, bucket_bound_us) }
+    }
+}
+
+fn add(counter: &AtomicU64, amount: u64) {
+    counter.fetch_add(amount, Ordering::Relaxed);
+}
+
+/// The counters of all tenants that have had a session.
+#[derive(Default)]
+pub(crate) struct Tenants(Mutex<HashMap<PartitionId, Arc<TenantStats>>>);
+
+impl Tenants {
+    /// Those of a tenant, for one of its sessions.
+    pub(crate) fn of(&self, tenant: PartitionId) -> Arc<TenantStats> {
+        self.0.lock().entry(tenant).or_default().clone()
+    }
+
+    /// What has been counted of a tenant; `None` if it has had no session.
+    pub(crate) fn counts(&self, tenant: PartitionId) -> Option<TenantCounts> {
+        let stats = self.0.lock().get(&tenant).cloned();
+        stats.map(|stats| stats.counts())
+    }
+
+    /// Forgets a tenant that has been dropped.
+    pub(crate) fn forget(&self, tenant: PartitionId) {
+        self.0.lock().remove(&tenant);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_bounds() {
+        let stats = TenantStats::default();
+        assert_eq!(stats.counts(), TenantCounts::default());
+        for _ in 0..99 {
+            stats.ran(Duration::from_micros(20), 1);
+        }
+        stats.ran(Duration::from_millis(10), 0);
+        let counts = stats.counts();
+        assert_eq!((counts.statements, counts.rows, counts.half_us, counts.most_us), (100, 99, 32, 32));
+        stats.ran(Duration::from_millis(10), 0);
+        stats.ran(Duration::from_millis(10), 0);
+        assert_eq!(stats.counts().most_us, 16_384);
+    }
+}

@@ -1,0 +1,138 @@
+//! What a node tells of itself: who is connected and what they do, what is counted of tenants, what they may use.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Node, connect, state};
+use tokio_postgres::Client;
+
+/// A statement that runs until it is cancelled.
+const ENDLESS: &str = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n";
+
+async fn pid(client: &Client) -> i32 {
+    let row = client.query_one("SELECT pg_backend_pid() AS pid", &[]).await.unwrap();
+    row.get::<_, i64>(0) as i32
+}
+
+/// Waits until a session is in this state.
+async fn wait_for(admin: &Client, pid: i32, state: &str) -> tokio_postgres::Row {
+    loop {
+        let sql = "SELECT state, query, xact_start IS NOT NULL AS begun FROM pg_stat_activity WHERE pid = $1";
+        let row = admin.query_one(sql, &[&pid]).await.unwrap();
+        if row.get::<_, String>(0) == state {
+            return row;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn statements_are_seen_and_ended() {
+    let node = Node::insecure().await;
+    let (shop, admin) = (node.database("shop").await, node.client("fulmar").await);
+    let shop_pid = pid(&shop).await;
+    let running = tokio::spawn(async move {
+        let outcome = shop.batch_execute(ENDLESS).await;
+        (shop, outcome)
+    });
+    let row = wait_for(&admin, shop_pid, "active").await;
+    assert_eq!((row.get::<_, String>(1).as_str(), row.get::<_, bool>(2)), (ENDLESS, true));
+    let cancelled = admin.query_one("SELECT pg_cancel_backend($1)", &[&shop_pid]).await;
+    cancelled.unwrap();
+    let (shop, outcome) = running.await.unwrap();
+    assert_eq!(state(outcome), "57014");
+    wait_for(&admin, shop_pid, "idle").await;
+
+    shop.batch_execute("CREATE TABLE t (a); BEGIN; INSERT INTO t VALUES (1)").await.unwrap();
+    wait_for(&admin, shop_pid, "idle in transaction").await;
+    assert!(shop.batch_execute("SELECT * FROM nothing").await.is_err());
+    wait_for(&admin, shop_pid, "idle in transaction (aborted)").await;
+    admin.batch_execute(&format!("SELECT pg_terminate_backend({shop_pid})")).await.unwrap();
+    assert!(shop.batch_execute("SELECT 1").await.is_err());
+    let left = admin.query("SELECT 1 FROM pg_stat_activity WHERE datname = 'shop'", &[]);
+    assert!(left.await.unwrap().is_empty());
+    let none = admin.simple_query("SELECT pg_cancel_backend(0)").await.unwrap();
+    let tokio_postgres::SimpleQueryMessage::Row(row) = &none[1] else { panic!("{none:?}") };
+    assert_eq!(row.get(0), Some("0"));
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tenants_are_counted() {
+    let node = Node::insecure().await;
+    let (shop, admin) = (node.database("shop").await, node.client("fulmar").await);
+    shop.batch_execute("CREATE TABLE t (a INTEGER PRIMARY KEY)").await.unwrap();
+    for id in 0..9_i64 {
+        shop.execute("INSERT INTO t VALUES ($1)", &[&id]).await.unwrap();
+    }
+    shop.query("SELECT * FROM t", &[]).await.unwrap();
+    assert!(shop.execute("INSERT INTO t VALUES (1)", &[]).await.is_err());
+    let sql = "SELECT sessions, statements, rows, errors, commits, log_bytes, pages_written, size_bytes, \
+               busy_ms > 0 AND time_ms > 0 AND p99_ms >= p50_ms FROM fulmar.tenant_stats WHERE tenant = 'shop'";
+    let row = admin.query_one(sql, &[]).await.unwrap();
+    let number = |column: usize| row.get::<_, i64>(column);
+    assert_eq!((number(0), number(2), number(3), number(4)), (1, 9, 1, 10));
+    assert!(number(1) >= 12 && number(5) > 100 && number(6) >= 10 && number(7) >= 8192, "{row:?}");
+    assert!(row.get::<_, bool>(8));
+    let sql = "SELECT numbackends, xact_commit FROM pg_stat_database WHERE datname = 'shop'";
+    let row = admin.query_one(sql, &[]).await.unwrap();
+    assert_eq!((row.get::<_, i32>(0), row.get::<_, i64>(1)), (1, 10));
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn limits_and_settings_are_shown_and_set() {
+    let node = Node::insecure().await;
+    let (shop, admin) = (node.database("shop").await, node.client("fulmar").await);
+    admin.batch_execute("ALTER DATABASE shop SET max_connections = 7").await.unwrap();
+    let sql = "SELECT value FROM fulmar.limits WHERE tenant = current_database() AND name = $1";
+    assert_eq!(shop.query_one(sql, &[&"max_connections"]).await.unwrap().get::<_, &str>(0), "7");
+    assert_eq!(shop.query_one(sql, &[&"max_size"]).await.unwrap().get::<_, Option<&str>>(0), None);
+
+    let row = shop.query_one("SELECT set_config('app.tenant', $1, false)", &[&"7"]).await.unwrap();
+    assert_eq!(row.get::<_, &str>(0), "7");
+    let row = shop.query_one("SELECT current_setting('app.tenant') || 'x'", &[]).await.unwrap();
+    assert_eq!(row.get::<_, &str>(0), "7x");
+    let refused = shop.query_one("SELECT set_config('statement_timeout', 'soon', false)", &[]).await;
+    assert_eq!(state(refused), "22023");
+    shop.batch_execute("BEGIN; SELECT set_config('app.tenant', '8', true); COMMIT").await.unwrap();
+    let row = shop.query_one("SELECT current_setting('app.tenant')", &[]).await.unwrap();
+    assert_eq!(row.get::<_, &str>(0), "7");
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn others_are_their_own_affair() {
+    let node = Node::start(|_| {}).await;
+    node.catalog.alter_user_password("fulmar", Some(fulmar_gateway::scram_verifier("x"))).await.unwrap();
+    let log_in = async |database: &str, user: &str, password: &str| {
+        let mut config = node.config(database, user);
+        config.password(password);
+        connect(&config).await.unwrap()
+    };
+    let admin = log_in("fulmar", "fulmar", "x").await;
+    for statement in
+        ["CREATE USER anna PASSWORD 'a'", "CREATE DATABASE shop OWNER anna", "CREATE DATABASE other"]
+    {
+        admin.batch_execute(statement).await.unwrap();
+    }
+    let anna = log_in("shop", "anna", "a").await;
+    for table in ["pg_stat_activity", "pg_database", "pg_stat_database"] {
+        let names = anna.query(&format!("SELECT DISTINCT datname FROM {table}"), &[]).await.unwrap();
+        let names: Vec<&str> = names.iter().map(|row| row.get(0)).collect();
+        assert_eq!(names, ["shop"], "{table}");
+    }
+    for table in ["fulmar.tenant_stats", "fulmar.limits"] {
+        let names = anna.query(&format!("SELECT DISTINCT tenant FROM {table}"), &[]).await.unwrap();
+        assert_eq!(names.iter().map(|row| row.get::<_, &str>(0)).collect::<Vec<_>>(), ["shop"], "{table}");
+    }
+    let roles = anna.query("SELECT rolname FROM pg_roles", &[]).await.unwrap();
+    assert_eq!(roles.iter().map(|row| row.get::<_, &str>(0)).collect::<Vec<_>>(), ["anna"]);
+    let other = pid(&admin).await;
+    assert_eq!(state(anna.query_one("SELECT pg_terminate_backend($1)", &[&other]).await), "42501");
+    // What others run is not to be had through a view either, which would outlive the right to look.
+    anna.batch_execute("CREATE VIEW v AS SELECT * FROM pg_stat_activity").await.unwrap();
+    assert!(anna.query("SELECT * FROM v", &[]).await.is_err());
+    node.stop().await;
+}
