@@ -21,6 +21,7 @@
 //! nobody can overtake it. Else the page's difference goes into the log's buffer, the page in front of its chain, and
 //! the version becomes current. The answer waits until the log is durable, and the thread does other work.
 
+pub mod array;
 mod cancel;
 mod clock;
 mod connection;

@@ -80,6 +80,8 @@ pub struct Known<'a> {
     pub system: bool,
     /// The declared types of some of its parameters; `[]` alone makes an array of what SQLite's text tells.
     pub parameters: &'a [(u16, String)],
+    /// It is asked about once, and not kept: another statement may have the same text.
+    pub once: bool,
 }
 
 impl Statement {

@@ -81,6 +81,8 @@ pub(crate) struct Slot {
     /// Of the session that has the connection.
     pub(crate) system: Option<Arc<dyn System>>,
     pub(crate) installed: bool,
+    /// The running statement may use them: whoever else names one finds nothing.
+    pub(crate) active: bool,
     /// Rows that the running statement has asked for.
     pub(crate) rows: HashMap<usize, Rc<Rows>>,
 }

@@ -12,7 +12,7 @@ use crate::{Error, Result, sqlstate};
 type Function = unsafe extern "C" fn(*mut ffi::sqlite3_context, c_int, *mut *mut ffi::sqlite3_value);
 
 /// Name, number of arguments, implementation.
-const FUNCTIONS: [(&CStr, c_int, Function); 11] = [
+const FUNCTIONS: [(&CStr, c_int, Function); 12] = [
     (c"random", 0, random),
     (c"randomblob", 1, randomblob),
     (c"changes", 0, changes),
@@ -24,6 +24,7 @@ const FUNCTIONS: [(&CStr, c_int, Function); 11] = [
     (c"txid_status", 1, transaction_status),
     (c"now", 0, now),
     (c"clock_timestamp", 0, now),
+    (c"pg_array_json", 1, array_json),
 ];
 
 /// Largest answer of `randomblob`, bytes.
@@ -212,6 +213,35 @@ unsafe extern "C" fn transaction_status(
                 Ok(Err(error)) => fail(context, link, error),
                 Err(_) => ffi::sqlite3_result_error_code(context, ffi::SQLITE_INTERRUPT),
             }
+        });
+    }
+}
+
+/// Bytes of an array that is taken apart.
+const LONGEST_ARRAY_BYTES: usize = 16 << 20;
+
+/// The elements of an array as JSON: what `= ANY (array)` becomes asks for it.
+unsafe extern "C" fn array_json(
+    context: *mut ffi::sqlite3_context,
+    _: c_int,
+    arguments: *mut *mut ffi::sqlite3_value,
+) {
+    // SAFETY: called by SQLite with one argument; its text lives until the value is converted again.
+    unsafe {
+        answer(context, |link| {
+            let pointer = ffi::sqlite3_value_text(*arguments);
+            let length = ffi::sqlite3_value_bytes(*arguments) as usize;
+            let bytes =
+                if pointer.is_null() { None } else { Some(std::slice::from_raw_parts(pointer, length)) };
+            if length > LONGEST_ARRAY_BYTES {
+                let message = format!("an array has at most {} MiB", LONGEST_ARRAY_BYTES >> 20);
+                return fail(context, link, Error::new(sqlstate::PROGRAM_LIMIT, message));
+            }
+            let text = bytes.map(String::from_utf8_lossy);
+            let json = crate::array::json(text.as_deref());
+            let (start, length) = (json.as_ptr().cast(), json.len() as u64);
+            let encoding = ffi::SQLITE_UTF8 as std::ffi::c_uchar;
+            ffi::sqlite3_result_text64(context, start, length, ffi::SQLITE_TRANSIENT(), encoding);
         });
     }
 }

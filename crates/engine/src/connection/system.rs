@@ -29,6 +29,7 @@ pub(super) unsafe fn enter(db: *mut ffi::sqlite3, link: &Link) -> Result<()> {
     let system = {
         let mut slot = link.system.borrow_mut();
         slot.rows.clear();
+        slot.active = true;
         match (&slot.system, slot.installed) {
             (Some(system), false) => system.clone(),
             _ => return Ok(()),
@@ -47,6 +48,8 @@ pub(super) unsafe fn enter(db: *mut ffi::sqlite3, link: &Link) -> Result<()> {
 /// Forgets the rows that a statement has asked for.
 pub(super) fn leave(link: &Link) {
     let mut slot = link.system.borrow_mut();
+    slot.system = None;
+    slot.active = false;
     if !slot.rows.is_empty() {
         slot.rows.clear();
     }
@@ -93,11 +96,14 @@ impl Source {
     fn ask<T>(&self, ask: impl FnOnce(&dyn System, &Database<'_>) -> Result<T>) -> rusqlite::Result<T> {
         // SAFETY: the link outlives the connection, which calls.
         let link = unsafe { &*self.link };
-        let system = link.system.borrow().system.clone();
+        let system = {
+            let slot = link.system.borrow();
+            slot.system.clone().filter(|_| slot.active)
+        };
         let answer = catch_unwind(AssertUnwindSafe(|| {
             let Some(system) = system else {
-                let message = "the system tables are not available to this statement";
-                return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, message));
+                let message = "no such function or table here: it is there for questions to the catalog";
+                return Err(Error::new(sqlstate::UNDEFINED_FUNCTION, message));
             };
             // SAFETY: a valid handle, which is not closed when this goes.
             let connection = unsafe { rusqlite::Connection::from_handle(self.db) };
@@ -110,7 +116,10 @@ impl Source {
             Err(_) => Error::new(sqlstate::INTERNAL, "a system table could not be computed"),
         };
         let message = error.to_string();
-        link.transaction.borrow_mut().failure.get_or_insert(error);
+        // A cancel is told as what it is.
+        if !link.cancel.borrow().is_set() {
+            link.transaction.borrow_mut().failure.get_or_insert(error);
+        }
         Err(rusqlite::Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_ERROR), Some(message)))
     }
 
@@ -265,6 +274,8 @@ struct Gather {
 
 /// Values that one aggregate gathers at most.
 const GATHERED: usize = 100_000;
+/// Bytes of one of them.
+const LONGEST_GATHERED_BYTES: usize = 1 << 10;
 
 impl Aggregate<Vec<Value>, rusqlite::types::Value> for Gather {
     fn init(&self, _: &mut Context<'_>) -> rusqlite::Result<Vec<Value>> {
@@ -272,8 +283,13 @@ impl Aggregate<Vec<Value>, rusqlite::types::Value> for Gather {
     }
 
     fn step(&self, context: &mut Context<'_>, values: &mut Vec<Value>) -> rusqlite::Result<()> {
-        if values.len() == GATHERED {
-            let message = format!("an array has at most {GATHERED} elements");
+        let bytes = match context.get_raw(0) {
+            rusqlite::types::ValueRef::Text(bytes) | rusqlite::types::ValueRef::Blob(bytes) => bytes.len(),
+            _ => 0,
+        };
+        if values.len() == GATHERED || bytes > LONGEST_GATHERED_BYTES {
+            let message =
+                format!("an array has at most {GATHERED} elements of {LONGEST_GATHERED_BYTES} bytes");
             return self.source.ask(|_, _| Err(Error::new(sqlstate::PROGRAM_LIMIT, message)));
         }
         values.push(borrowed(context.get_raw(0)).to_owned());

@@ -154,6 +154,7 @@ pub(super) fn run_statement(
         Run { id: statement.id, sql: &statement.sql, columns: Some(statement.columns.len()), parameters };
     connection.link.begin_statement();
     connection.link.vacuuming.set(statement.plan.vacuum);
+    connection.link.system.borrow_mut().active = false;
     if statement.plan.system
         && let Err(error) = connection.enter_system_here()
     {

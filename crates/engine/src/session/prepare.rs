@@ -21,14 +21,17 @@ pub(super) async fn prepare<'a>(
     let writing = session.open.as_ref().is_some_and(|open| open.has_written());
     let partition = session.partition().await?;
     let schema = partition.schema_cookie();
-    if !writing && let Some(known) = partition.statements.get(sql, schema) {
-        return Ok((known, ""));
+    if !writing
+        && !known.once
+        && let Some(kept) = partition.statements.get(sql, schema)
+    {
+        return Ok((kept, ""));
     }
     let (statement, rest) = describe(session, sql, known).await?;
     let statement = Arc::new(statement);
     // A description made under the transaction's own schema changes is nobody else's.
     // A procedure may be replaced without a change of the schema.
-    let lasts = !statement.plan.temporary && statement.plan.call.is_none();
+    let lasts = !known.once && !statement.plan.temporary && statement.plan.call.is_none();
     if !writing && rest.is_empty() && lasts && session.own.is_none() {
         partition.statements.put(sql, schema, &statement);
     }

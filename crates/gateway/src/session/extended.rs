@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
 use fulmar_engine::{CommandTag, Error, Known, Scope, Statement, StatementKind, sqlstate};
 
 use super::rows::Layout;
@@ -99,8 +97,10 @@ impl Session {
         let mut probed = Vec::new();
         // A probe that SQLite does not understand was no good guess.
         if let Some(probe) = inference.probe()
-            && let Ok(probe) =
-                self.link.prepare_as(&probe, Known { system: statement.uses_system(), parameters: &[] }).await
+            && let Ok(probe) = self
+                .link
+                .prepare_as(&probe, Known { system: statement.uses_system(), parameters: &[], once: true })
+                .await
         {
             probed = statements::columns(&Plan::Engine(probe)).iter().map(|column| column.kind).collect();
         }
@@ -112,7 +112,7 @@ impl Session {
     /// The session, as system tables are to see it.
     pub(super) fn viewer(&self) -> Arc<Viewer> {
         let (shared, settings) = (self.shared.clone(), self.settings.clone());
-        Arc::new(Viewer { shared, identity: self.identity.clone(), settings, changes: Mutex::default() })
+        Arc::new(Viewer::new(shared, self.identity.clone(), settings))
     }
 
     /// Finds out how to run the first statement of `sql`; answers what follows it too.
@@ -136,7 +136,7 @@ impl Session {
                     self.link.engine.set_system(self.viewer());
                 }
                 let (system, parameters) = (translated.system, &translated.parameters);
-                let known = Known { system, parameters };
+                let known = Known { system, parameters, once: false };
                 // A place in this text would mislead.
                 let statement = self.link.prepare_as(&translated.sql, known).await;
                 Ok((Plan::Engine(statement.map_err(Error::without_position)?), rest))

@@ -1,11 +1,13 @@
 //! Functions of arrays, which are texts ([`crate::types::array`]). SQLite's table-valued functions take JSON.
 
+use fulmar_engine::array::{Element, read, write};
 use fulmar_engine::{Error, Value, ValueRef, sqlstate};
 
 use crate::Result;
-use crate::types::array::{Element, read, write};
 
-/// Elements of an array at most.
+/// Bytes of the separators of a joined array.
+const JOINED_BYTES: usize = 16 << 20;
+/// Elements of a series at most.
 const ELEMENTS: i64 = 100_000;
 
 /// What a value of SQL's is in a text.
@@ -25,34 +27,7 @@ fn elements(value: Option<&ValueRef<'_>>) -> Option<Vec<Element>> {
 /// `pg_array(a, b)` and `array_agg(a)`: their arguments as an array.
 pub(super) fn of_arguments(arguments: &[ValueRef<'_>]) -> Value {
     let elements: Vec<Element> = arguments.iter().map(|value| text_of(*value)).collect();
-    Value::Text(write(elements.iter().map(Option::as_deref)))
-}
-
-/// `pg_array_json(array)`: as JSON, in which numbers are numbers.
-pub(super) fn json(arguments: &[ValueRef<'_>]) -> Value {
-    let Some(elements) = elements(arguments.first()) else { return Value::Null };
-    let written: Vec<String> = elements
-        .iter()
-        .map(|element| match element {
-            None => "null".to_owned(),
-            Some(text) if text.parse::<i64>().is_ok_and(|number| number.to_string() == *text) => text.clone(),
-            Some(text) => json_string(text),
-        })
-        .collect();
-    Value::Text(format!("[{}]", written.join(",")))
-}
-
-fn json_string(text: &str) -> String {
-    let mut json = String::from('"');
-    for character in text.chars() {
-        match character {
-            '"' | '\\' => json.extend(['\\', character]),
-            control if control < ' ' => json.push_str(&format!("\\u{:04x}", control as u32)),
-            other => json.push(other),
-        }
-    }
-    json.push('"');
-    json
+    Value::Text(write(elements.iter().map(Option::as_deref), false))
 }
 
 /// `array[n]`: counted from 1, and from 0 in vectors.
@@ -74,13 +49,19 @@ fn scalar(text: String) -> Value {
 }
 
 /// `array_to_string(array, separator, null)`.
-pub(super) fn join(arguments: &[ValueRef<'_>]) -> Value {
-    let Some(elements) = elements(arguments.first()) else { return Value::Null };
+pub(super) fn join(arguments: &[ValueRef<'_>]) -> Result<Value> {
+    let Some(elements) = elements(arguments.first()) else { return Ok(Value::Null) };
     let separator = arguments.get(1).and_then(|value| text_of(*value)).unwrap_or_default();
+    if elements.len().saturating_mul(separator.len()) > JOINED_BYTES {
+        return Err(Error::new(
+            sqlstate::PROGRAM_LIMIT,
+            format!("the text has more than {} MiB", JOINED_BYTES >> 20),
+        ));
+    }
     let null = arguments.get(2).and_then(|value| text_of(*value));
     let shown: Vec<String> =
         elements.into_iter().filter_map(|element| element.or_else(|| null.clone())).collect();
-    Value::Text(shown.join(&separator))
+    Ok(Value::Text(shown.join(&separator)))
 }
 
 /// `string_to_array(text, separator)`.
@@ -91,7 +72,7 @@ pub(super) fn split(arguments: &[ValueRef<'_>]) -> Value {
         return Value::Text("{}".into());
     }
     let parts: Vec<&str> = if separator.is_empty() { vec![&text] } else { text.split(&separator).collect() };
-    Value::Text(write(parts.into_iter().map(Some)))
+    Value::Text(write(parts.into_iter().map(Some), false))
 }
 
 /// `array_length(array, dimension)`, `array_upper`, `cardinality`.
@@ -113,7 +94,7 @@ pub(super) fn remove(arguments: &[ValueRef<'_>]) -> Value {
     let unwanted = arguments.get(1).and_then(|value| text_of(*value));
     let Some(mut elements) = elements(arguments.first()) else { return Value::Null };
     elements.retain(|element| *element != unwanted);
-    Value::Text(write(elements.iter().map(Option::as_deref)))
+    Value::Text(write(elements.iter().map(Option::as_deref), false))
 }
 
 /// `generate_series(first, last, step)`.
@@ -129,12 +110,13 @@ pub(super) fn series(arguments: &[ValueRef<'_>]) -> Result<Value> {
     if step == 0 {
         return Err(Error::new(sqlstate::INVALID_PARAMETER_VALUE, "step size cannot equal zero"));
     }
-    let count = (i128::from(last) - i128::from(first)) / i128::from(step) + 1;
+    let (distance, step) = (i128::from(last) - i128::from(first), i128::from(step));
+    let count = if distance.signum() * step.signum() < 0 { 0 } else { distance / step + 1 };
     if count > i128::from(ELEMENTS) {
         let message = format!("a series has at most {ELEMENTS} elements");
         return Err(Error::new(sqlstate::PROGRAM_LIMIT, message));
     }
-    let numbers = (0..count.max(0) as i64).map(|place| (first + place * step).to_string());
+    let numbers = (0..count).map(|place| (i128::from(first) + place * step).to_string());
     Ok(Value::Text(format!("{{{}}}", numbers.collect::<Vec<_>>().join(","))))
 }
 
@@ -144,11 +126,12 @@ mod tests {
 
     #[test]
     fn arrays_are_asked_about() {
-        let array = ValueRef::Text(br#"{a,"b c",NULL,"","null","q\"\\"}"#);
-        assert_eq!(json(&[array]), Value::Text(r#"["a","b c",null,"","null","q\"\\"]"#.into()));
         assert_eq!(item(&[ValueRef::Text(b"{7,8}"), ValueRef::Integer(2)]), Value::Integer(8));
         assert_eq!(item(&[ValueRef::Text(b"7 8"), ValueRef::Integer(0)]), Value::Integer(7));
-        assert_eq!(join(&[ValueRef::Text(b"{a,NULL,b}"), ValueRef::Text(b", ")]), Value::Text("a, b".into()));
+        assert_eq!(
+            join(&[ValueRef::Text(b"{a,NULL,b}"), ValueRef::Text(b", ")]).unwrap(),
+            Value::Text("a, b".into())
+        );
     }
 
     #[test]
@@ -157,6 +140,8 @@ mod tests {
         assert_eq!(series(1, 3, 1).unwrap(), Value::Text("{1,2,3}".into()));
         assert_eq!(series(3, 1, -2).unwrap(), Value::Text("{3,1}".into()));
         assert_eq!(series(1, 0, 1).unwrap(), Value::Text("{}".into()));
+        assert_eq!(series(3, 1, 5).unwrap(), Value::Text("{}".into()));
+        assert_eq!(series(i64::MAX - 1, i64::MAX, 5).unwrap(), Value::Text(format!("{{{}}}", i64::MAX - 1)));
         assert!(series(i64::MIN, i64::MAX, 1).is_err() && series(1, 2, 0).is_err());
     }
 }

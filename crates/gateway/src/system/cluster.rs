@@ -1,6 +1,9 @@
 //! `pg_database`, `pg_roles`, `pg_settings`: what belongs to the whole server, as far as the viewer may see it.
 
-use fulmar_meta::Tenant;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use fulmar_meta::{Tenant, User};
 
 use super::cells::row;
 use super::relations::OWNER;
@@ -132,7 +135,7 @@ pub(super) fn oid(tenant: &Tenant) -> i64 {
 }
 
 /// The tenants that the viewer may connect to: the names of others are their own affair.
-pub(super) fn tenants(viewer: &Viewer) -> Vec<std::sync::Arc<Tenant>> {
+pub(super) fn tenants(viewer: &Viewer) -> Vec<Arc<Tenant>> {
     let catalog = &viewer.shared.catalog;
     let user = catalog.user(&viewer.identity.user);
     let mut tenants = catalog.tenants();
@@ -142,34 +145,36 @@ pub(super) fn tenants(viewer: &Viewer) -> Vec<std::sync::Arc<Tenant>> {
     tenants
 }
 
-/// The users that the viewer may see, with their numbers.
-fn users(viewer: &Viewer) -> Vec<(i64, std::sync::Arc<fulmar_meta::User>)> {
-    let all = (OWNER..).zip(viewer.shared.catalog.users());
-    all.filter(|(_, user)| viewer.identity.superuser || user.name == viewer.identity.user).collect()
+/// Numbers of users; the owner of the viewer's tenant has the number of what owns its tables.
+const FIRST_USER: i64 = 100;
+
+/// The users that the viewer may see, with their numbers: superusers see all, others themselves and the owners of the
+/// tenants that they may connect to.
+pub(super) fn users(viewer: &Viewer) -> Vec<(i64, Arc<User>)> {
+    let identity = &viewer.identity;
+    let owners: Vec<String> = match identity.superuser {
+        true => Vec::new(),
+        false => tenants(viewer).iter().map(|tenant| tenant.owner.clone()).collect(),
+    };
+    let numbered = (FIRST_USER..).zip(viewer.shared.catalog.users());
+    numbered
+        .filter(|(_, user)| identity.superuser || user.name == identity.user || owners.contains(&user.name))
+        .map(|(oid, user)| if user.name == identity.tenant.owner { (OWNER, user) } else { (oid, user) })
+        .collect()
 }
 
-/// The number of a user, which the viewer need not see: it is shown as an owner.
-pub(super) fn user_oid(viewer: &Viewer, name: &str) -> i64 {
-    (OWNER..)
-        .zip(viewer.shared.catalog.users())
-        .find(|(_, user)| user.name == name)
-        .map_or(OWNER, |(oid, _)| oid)
-}
-
-/// The user of that number: in tables of a tenant, its owner.
-pub(super) fn user_name(viewer: &Viewer, oid: i64) -> Option<String> {
-    (OWNER..)
-        .zip(viewer.shared.catalog.users())
-        .find(|(known, _)| *known == oid)
-        .map(|(_, user)| user.name.clone())
+/// The numbers of the users that the viewer may see, by their names.
+pub(super) fn user_numbers(viewer: &Viewer) -> HashMap<String, i64> {
+    users(viewer).into_iter().map(|(oid, user)| (user.name.clone(), oid)).collect()
 }
 
 fn databases(asked: Asked<'_>) -> Result<Rows> {
+    let numbers = user_numbers(asked.viewer);
     let row = |tenant: &Tenant| {
         row![
             oid(tenant),
             tenant.name.as_str(),
-            user_oid(asked.viewer, &tenant.owner),
+            numbers.get(&tenant.owner).copied(),
             6i64,
             "c",
             false,
@@ -189,7 +194,7 @@ fn databases(asked: Asked<'_>) -> Result<Rows> {
 }
 
 fn roles(asked: Asked<'_>) -> Result<Rows> {
-    let row = |(oid, user): (i64, std::sync::Arc<fulmar_meta::User>)| {
+    let row = |(oid, user): (i64, Arc<User>)| {
         let (name, may) = (user.name.as_str(), user.superuser);
         row![name, may, true, may, may, user.verifier.is_some(), false, -1i64, "********", (), false, (), oid]
     };

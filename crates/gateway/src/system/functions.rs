@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use fulmar_engine::{CancelReason, Error, SystemFunction, Value, ValueRef, sqlstate};
+use fulmar_engine::{CancelReason, Error, SystemFunction, Value, ValueRef, array, sqlstate};
 use regex::{Regex, RegexBuilder};
 
 use super::arrays::{self, text_of};
@@ -11,7 +11,6 @@ use super::{Asked, cluster, relations, statistics, types};
 use crate::Result;
 use crate::dialect::token::{Lexer, quote_text};
 use crate::registry::Handle;
-use crate::types::array;
 
 type Arguments<'a, 'v> = &'a [ValueRef<'v>];
 type Function = fn(Arguments<'_, '_>, Asked<'_>) -> Result<Value>;
@@ -20,6 +19,9 @@ type Function = fn(Arguments<'_, '_>, Asked<'_>) -> Result<Value>;
 type Known = (&'static str, i32, Function);
 
 const UNDEFINED_OBJECT: &str = "42704";
+
+/// Bytes that a call may be given.
+const ARGUMENT_BYTES: usize = 4 << 20;
 
 /// Any number of arguments.
 const ANY: i32 = -1;
@@ -34,17 +36,17 @@ const FUNCTIONS: &[Known] = &[
     ("pg_get_expr", ANY, |arguments, _| Ok(first(arguments))),
     ("pg_get_indexdef", ANY, index_definition),
     ("pg_get_constraintdef", ANY, |arguments, asked| {
-        let schema = Schema::read(asked.database)?;
+        let schema = asked.schema()?;
         Ok(text(integer(arguments.first()).and_then(|oid| relations::constraint_definition(&schema, oid))))
     }),
     ("pg_get_viewdef", ANY, |arguments, asked| {
-        let schema = Schema::read(asked.database)?;
+        let schema = asked.schema()?;
         let view = arguments.first().and_then(|value| regclass_oid(*value, &schema));
         let view = view.and_then(|oid| schema.relation_of(oid)).filter(|relation| relation.is_view);
         Ok(text(view.map(|view| view.sql.clone())))
     }),
     ("pg_get_triggerdef", ANY, |arguments, asked| {
-        let schema = Schema::read(asked.database)?;
+        let schema = asked.schema()?;
         let oid = integer(arguments.first());
         Ok(text(
             schema
@@ -55,11 +57,9 @@ const FUNCTIONS: &[Known] = &[
         ))
     }),
     ("pg_get_userbyid", 1, |arguments, asked| {
-        let name = integer(arguments.first()).and_then(|oid| match oid {
-            relations::OWNER => Some(asked.viewer.identity.tenant.owner.clone()),
-            oid => cluster::user_name(asked.viewer, oid),
-        });
-        Ok(text(name))
+        let name = integer(arguments.first()).map(|oid| user_name(oid, asked));
+        // As Postgres says it of who is not there.
+        Ok(text(name.map(|(oid, name)| name.unwrap_or_else(|| format!("unknown (OID={oid})")))))
     }),
     ("pg_encoding_to_char", 1, |_, _| Ok(Value::Text("UTF8".into()))),
     ("pg_char_to_encoding", 1, |_, _| Ok(Value::Integer(6))),
@@ -90,8 +90,10 @@ const FUNCTIONS: &[Known] = &[
     ("pg_regrole", 1, |arguments, asked| {
         let role = arguments.first().and_then(|value| text_of(*value)).unwrap_or_default();
         Ok(match role.parse() {
-            Ok(oid) => text(cluster::user_name(asked.viewer, oid)),
-            Err(_) => Value::Integer(cluster::user_oid(asked.viewer, &role)),
+            Ok(oid) => text(user_name(oid, asked).1),
+            Err(_) => {
+                cluster::user_numbers(asked.viewer).get(&role).map_or(Value::Null, |oid| Value::Integer(*oid))
+            }
         })
     }),
     ("pg_regclass_name", 1, |arguments, asked| {
@@ -179,16 +181,15 @@ const FUNCTIONS: &[Known] = &[
     ("parse_ident", ANY, |arguments, _| {
         let path = arguments.first().and_then(|value| text_of(*value)).unwrap_or_default();
         let names: Vec<String> = Lexer::new(&path).filter_map(|token| token.name()).collect();
-        Ok(Value::Text(array::write(names.iter().map(|name| Some(name.as_str())))))
+        Ok(Value::Text(array::write(names.iter().map(|name| Some(name.as_str())), false)))
     }),
     ("inet_server_addr", 0, null),
     ("inet_server_port", 0, null),
     ("inet_client_addr", 0, null),
     ("inet_client_port", 0, null),
     ("pg_array", ANY, |arguments, _| Ok(arrays::of_arguments(arguments))),
-    ("pg_array_json", 1, |arguments, _| Ok(arrays::json(arguments))),
     ("pg_array_item", 2, |arguments, _| Ok(arrays::item(arguments))),
-    ("array_to_string", ANY, |arguments, _| Ok(arrays::join(arguments))),
+    ("array_to_string", ANY, |arguments, _| arrays::join(arguments)),
     ("string_to_array", ANY, |arguments, _| Ok(arrays::split(arguments))),
     ("array_length", 2, |arguments, _| Ok(arrays::length(arguments))),
     ("array_upper", 2, |arguments, _| Ok(arrays::length(arguments))),
@@ -254,6 +255,14 @@ pub(crate) fn is_function(name: &str) -> bool {
 
 /// Calls the function of that number.
 pub(super) fn call(function: usize, arguments: Arguments<'_, '_>, asked: Asked<'_>) -> Result<Value> {
+    let bytes = |value: &ValueRef<'_>| match value {
+        ValueRef::Text(bytes) | ValueRef::Blob(bytes) => bytes.len(),
+        _ => 0,
+    };
+    if arguments.iter().map(bytes).sum::<usize>() > ARGUMENT_BYTES {
+        let message = format!("a function of the catalog takes at most {} MiB", ARGUMENT_BYTES >> 20);
+        return Err(Error::new(sqlstate::PROGRAM_LIMIT, message));
+    }
     match FUNCTIONS.get(function) {
         Some((_, _, run)) => run(arguments, asked),
         None if function < FUNCTIONS.len() + GRANTED.len() => Ok(Value::Integer(1)),
@@ -288,6 +297,15 @@ fn integer(value: Option<&ValueRef<'_>>) -> Option<i64> {
     }
 }
 
+/// The user of that number, if the viewer may see it.
+fn user_name(oid: i64, asked: Asked<'_>) -> (i64, Option<String>) {
+    if oid == relations::OWNER {
+        return (oid, Some(asked.viewer.identity.tenant.owner.clone()));
+    }
+    let users = cluster::users(asked.viewer);
+    (oid, users.into_iter().find(|(known, _)| *known == oid).map(|(_, user)| user.name.clone()))
+}
+
 /// The name of what a value stands for, whether it is its number or a name.
 fn shown_name(
     arguments: Arguments<'_, '_>,
@@ -318,7 +336,7 @@ fn regclass(arguments: Arguments<'_, '_>, asked: Asked<'_>, must_exist: bool) ->
     let Some(value) = arguments.first().filter(|value| **value != ValueRef::Null) else {
         return Ok(Value::Null);
     };
-    let schema = Schema::read(asked.database)?;
+    let schema = asked.schema()?;
     if let ValueRef::Integer(oid) = value {
         let index = || schema.indexes.iter().find(|index| index.oid == *oid).map(|index| shown(&index.name));
         let name = schema.relation_of(*oid).map(|relation| shown(&relation.name)).or_else(index);
@@ -354,6 +372,7 @@ fn namespace(value: ValueRef<'_>) -> Value {
 
 /// `set_config(name, value, is_local)`: the session does it when the statement has been run.
 fn set_config(arguments: Arguments<'_, '_>, asked: Asked<'_>) -> Result<Value> {
+    const CHANGES: usize = 100;
     let mut texts = arguments.iter().map(|value| text_of(*value));
     let (name, value) =
         (texts.next().flatten().unwrap_or_default(), texts.next().flatten().unwrap_or_default());
@@ -361,13 +380,18 @@ fn set_config(arguments: Arguments<'_, '_>, asked: Asked<'_>) -> Result<Value> {
     let mut settings = asked.viewer.settings.clone();
     settings.set(&name, Some(&value))?;
     let shown = settings.get(&name)?.to_owned();
-    asked.viewer.changes.lock().push((name, value, local));
+    let mut changes = asked.viewer.changes.lock();
+    if changes.len() == CHANGES {
+        let message = format!("a statement sets {CHANGES} parameters at most");
+        return Err(Error::new(sqlstate::PROGRAM_LIMIT, message));
+    }
+    changes.push((name, value, local));
     Ok(Value::Text(shown))
 }
 
 /// `pg_get_indexdef(index)`, or of one of its columns.
 fn index_definition(arguments: Arguments<'_, '_>, asked: Asked<'_>) -> Result<Value> {
-    let schema = Schema::read(asked.database)?;
+    let schema = asked.schema()?;
     let oid = integer(arguments.first());
     let Some(index) = schema.indexes.iter().find(|index| Some(index.oid) == oid) else {
         return Ok(Value::Null);
@@ -421,12 +445,19 @@ fn size(bytes: i64) -> String {
 
 /// `text REGEXP pattern`; SQLite gives the pattern first.
 fn matches(arguments: Arguments<'_, '_>, _: Asked<'_>) -> Result<Value> {
+    const PATTERN_BYTES: usize = 4 << 10;
+    const MATCHED_BYTES: usize = 64 << 10;
     /// Of a compiled pattern.
     const MOST_BYTES: usize = 1 << 20;
     let mut texts = arguments.iter().map(|value| text_of(*value));
     let (Some(Some(pattern)), Some(Some(text))) = (texts.next(), texts.next()) else {
         return Ok(Value::Null);
     };
+    if pattern.len() > PATTERN_BYTES || text.len() > MATCHED_BYTES {
+        let message =
+            format!("patterns have at most {PATTERN_BYTES} bytes, and texts for them {MATCHED_BYTES}");
+        return Err(Error::new(sqlstate::PROGRAM_LIMIT, message));
+    }
     thread_local! {
         /// A question compares one pattern with many names.
         static LAST: std::cell::RefCell<Option<(String, Regex)>> = const { std::cell::RefCell::new(None) };

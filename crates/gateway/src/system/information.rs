@@ -36,7 +36,7 @@ pub(super) const TABLES: &[Filled] = &[
             ],
         ),
         |asked| {
-            let schema = Schema::read(asked.database)?;
+            let schema = asked.schema()?;
             let row = |relation: &Relation| {
                 let (kind, insertable) =
                     if relation.is_view { ("VIEW", "NO") } else { ("BASE TABLE", "YES") };
@@ -59,7 +59,7 @@ pub(super) const TABLES: &[Filled] = &[
             ],
         ),
         |asked| {
-            let schema = Schema::read(asked.database)?;
+            let schema = asked.schema()?;
             let views = schema.relations.iter().filter(|relation| relation.is_view);
             let row = |view: &Relation| {
                 row![database(asked), SCHEMA, view.name.as_str(), view.sql.as_str(), "NONE", "NO", "NO"]
@@ -117,7 +117,7 @@ pub(super) const TABLES: &[Filled] = &[
             ],
         ),
         |asked| {
-            let schema = Schema::read(asked.database)?;
+            let schema = asked.schema()?;
             let row = |name: String, table: &str, kind: &str| {
                 let catalog = database(asked);
                 row![catalog.as_str(), SCHEMA, name, catalog.as_str(), SCHEMA, table, kind, "NO", "NO", "YES"]
@@ -183,7 +183,7 @@ pub(super) const TABLES: &[Filled] = &[
             ],
         ),
         |asked| {
-            let schema = Schema::read(asked.database)?;
+            let schema = asked.schema()?;
             let catalog = database(asked);
             let rows = schema.foreign_keys.iter().map(|key| {
                 let to = referred(&schema, key).map(|index| index.name.clone());
@@ -228,7 +228,7 @@ fn database(asked: Asked<'_>) -> String {
 }
 
 fn columns(asked: Asked<'_>) -> Result<Rows> {
-    let schema = Schema::read(asked.database)?;
+    let schema = asked.schema()?;
     let catalog = database(asked);
     let mut rows = Vec::new();
     for relation in &schema.relations {
@@ -305,7 +305,7 @@ fn referred<'a>(schema: &'a Schema, key: &super::schema::ForeignKey) -> Option<&
 }
 
 fn key_columns(asked: Asked<'_>) -> Result<Rows> {
-    let schema = Schema::read(asked.database)?;
+    let schema = asked.schema()?;
     let catalog = database(asked);
     let row = |name: &str, table: &str, column: &str, position: i64, other: Option<i64>| {
         row![catalog.as_str(), SCHEMA, name, catalog.as_str(), SCHEMA, table, column, position, other]
@@ -327,7 +327,7 @@ fn key_columns(asked: Asked<'_>) -> Result<Rows> {
 }
 
 fn constraint_columns(asked: Asked<'_>) -> Result<Rows> {
-    let schema = Schema::read(asked.database)?;
+    let schema = asked.schema()?;
     let catalog = database(asked);
     let row = |table: &str, column: &str, name: &str| {
         row![catalog.as_str(), SCHEMA, table, column, catalog.as_str(), SCHEMA, name]

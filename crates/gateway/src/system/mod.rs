@@ -37,6 +37,7 @@ use parking_lot::Mutex;
 use crate::Result;
 use crate::gateway::Shared;
 use crate::session::{Identity, Settings};
+use schema::Schema;
 
 pub(crate) use functions::is_function;
 
@@ -47,6 +48,14 @@ pub(crate) struct Viewer {
     pub(crate) settings: Settings,
     /// What `set_config` wants of them: name, value, and whether only for the transaction.
     pub(crate) changes: Mutex<Vec<(String, String, bool)>>,
+    schema: Mutex<Option<Arc<Schema>>>,
+}
+
+impl Viewer {
+    /// A session that asks now: what it has found out is good for one statement.
+    pub(crate) fn new(shared: Arc<Shared>, identity: Identity, settings: Settings) -> Viewer {
+        Viewer { shared, identity, settings, changes: Mutex::default(), schema: Mutex::default() }
+    }
 }
 
 /// A question to a table or function: who asks, and where.
@@ -54,6 +63,19 @@ pub(crate) struct Viewer {
 struct Asked<'a> {
     viewer: &'a Viewer,
     database: &'a Database<'a>,
+}
+
+impl Asked<'_> {
+    /// The tenant's schema: read once for a statement, however many of its rows ask for a name.
+    fn schema(&self) -> Result<Arc<Schema>> {
+        if let Some(schema) = &*self.viewer.schema.lock() {
+            return Ok(schema.clone());
+        }
+        // Not under the lock: it runs queries.
+        let schema = Arc::new(Schema::read(self.database)?);
+        *self.viewer.schema.lock() = Some(schema.clone());
+        Ok(schema)
+    }
 }
 
 type Rows = Vec<Vec<Value>>;

@@ -195,7 +195,7 @@ pub(super) const TABLES: &[Filled] = &[
             ],
         ),
         |asked| {
-            let schema = Schema::read(asked.database)?;
+            let schema = asked.schema()?;
             let owner = asked.viewer.identity.tenant.owner.as_str();
             let tables = schema.relations.iter().filter(|relation| !relation.is_view);
             let row = |table: &Relation| {
@@ -212,7 +212,7 @@ pub(super) const TABLES: &[Filled] = &[
             &[("schemaname", "NAME"), ("viewname", "NAME"), ("viewowner", "NAME"), ("definition", "TEXT")],
         ),
         |asked| {
-            let schema = Schema::read(asked.database)?;
+            let schema = asked.schema()?;
             let owner = asked.viewer.identity.tenant.owner.as_str();
             let views = schema.relations.iter().filter(|relation| relation.is_view);
             Ok(views.map(|view| row!["public", view.name.as_str(), owner, view.sql.as_str()]).collect())
@@ -230,7 +230,7 @@ pub(super) const TABLES: &[Filled] = &[
             ],
         ),
         |asked| {
-            let schema = Schema::read(asked.database)?;
+            let schema = asked.schema()?;
             let row = |index: &Index| {
                 row!["public", index.table_name.as_str(), index.name.as_str(), (), index.sql()]
             };
@@ -240,7 +240,7 @@ pub(super) const TABLES: &[Filled] = &[
 ];
 
 fn classes(asked: Asked<'_>) -> Result<Rows> {
-    let schema = Schema::read(asked.database)?;
+    let schema = asked.schema()?;
     let class =
         |oid: i64, name: &str, kind: &str, columns: usize, checks: usize, indexed: bool, triggered: bool| {
             let method = match kind {
@@ -314,7 +314,7 @@ fn classes(asked: Asked<'_>) -> Result<Rows> {
 }
 
 fn attributes(asked: Asked<'_>) -> Result<Rows> {
-    let schema = Schema::read(asked.database)?;
+    let schema = asked.schema()?;
     let mut rows = Vec::new();
     for relation in &schema.relations {
         for (number, column) in (1i64..).zip(&relation.columns) {
@@ -394,7 +394,7 @@ fn attributes(asked: Asked<'_>) -> Result<Rows> {
 }
 
 fn defaults(asked: Asked<'_>) -> Result<Rows> {
-    let schema = Schema::read(asked.database)?;
+    let schema = asked.schema()?;
     let mut rows: Rows = Vec::new();
     for relation in &schema.relations {
         for (number, column) in (1i64..).zip(&relation.columns) {
@@ -408,7 +408,7 @@ fn defaults(asked: Asked<'_>) -> Result<Rows> {
 }
 
 fn indexes(asked: Asked<'_>) -> Result<Rows> {
-    let schema = Schema::read(asked.database)?;
+    let schema = asked.schema()?;
     let row = |index: &Index| {
         let each = |of: fn(&super::schema::Key) -> i64| {
             index.keys.iter().map(|key| of(key).to_string()).collect::<Vec<_>>().join(" ")
@@ -458,7 +458,7 @@ fn action(action: &str) -> &'static str {
 }
 
 fn constraints(asked: Asked<'_>) -> Result<Rows> {
-    let schema = Schema::read(asked.database)?;
+    let schema = asked.schema()?;
     let mut rows: Rows = Vec::new();
     for index in schema.indexes.iter().filter(|index| index.primary || index.constraint) {
         let kind = if index.primary { "p" } else { "u" };
@@ -567,7 +567,7 @@ pub(super) fn constraint_definition(schema: &Schema, oid: i64) -> Option<String>
 }
 
 fn triggers(asked: Asked<'_>) -> Result<Rows> {
-    let schema = Schema::read(asked.database)?;
+    let schema = asked.schema()?;
     let rows = schema.triggers.iter().map(|trigger| {
         let table: Value =
             schema.relation(&trigger.table).map_or(Value::Null, |table| Value::Integer(table.oid));

@@ -177,7 +177,9 @@ impl Schema {
             }
             let Some(relation) = self.relation(&table) else { continue };
             let origin = text(&row[3]);
-            let (oid, written) = written.get(&name).cloned().unwrap_or_default();
+            // The key of a table without row numbers is the table itself.
+            let own = (relation.oid + KEY_OIDS, String::new());
+            let (oid, written) = written.get(&name).cloned().unwrap_or(own);
             let index = Index {
                 oid,
                 name,

@@ -9,7 +9,7 @@ use fulmar_engine::{Error, PartitionStatistics, Value, sqlstate};
 use fulmar_meta::Tenant;
 
 use super::cells::row;
-use super::cluster::{oid, tenants, user_oid};
+use super::cluster::{oid, tenants, user_numbers};
 use super::{Asked, Filled, Rows, Viewer, table};
 use crate::Result;
 use crate::registry::Handle;
@@ -142,7 +142,7 @@ pub(super) const TABLES: &[Filled] = &[
             ],
         ),
         |asked| {
-            let schema = super::schema::Schema::read(asked.database)?;
+            let schema = asked.schema()?;
             let tables = schema.relations.iter().filter(|relation| !relation.is_view);
             Ok(tables
                 .map(|table| {
@@ -168,15 +168,15 @@ pub(super) fn started(viewer: &Viewer) -> Value {
 
 fn activity(asked: Asked<'_>) -> Result<Rows> {
     let viewer = asked.viewer;
-    let visible = tenants(viewer);
+    let (visible, numbers) = (tenants(viewer), user_numbers(viewer));
     let rows = viewer.shared.registry.all().into_iter().filter_map(|handle| {
         let tenant = visible.iter().find(|tenant| tenant.partition == handle.partition)?;
-        Some(session(&handle, tenant, viewer))
+        Some(session(&handle, tenant, numbers.get(&handle.who.user).copied(), viewer))
     });
     Ok(rows.collect())
 }
 
-fn session(handle: &Handle, tenant: &Tenant, viewer: &Viewer) -> Vec<Value> {
+fn session(handle: &Handle, tenant: &Tenant, user: Option<i64>, viewer: &Viewer) -> Vec<Value> {
     let now = handle.activity.now();
     let who = &handle.who;
     let own = who.user == viewer.identity.user || tenant.owner == viewer.identity.user;
@@ -192,7 +192,7 @@ fn session(handle: &Handle, tenant: &Tenant, viewer: &Viewer) -> Vec<Value> {
         tenant.name.as_str(),
         i64::from(handle.pid),
         (),
-        user_oid(viewer, &who.user),
+        user,
         who.user.as_str(),
         &*now.application,
         who.address.map(|address| address.to_string()),

@@ -1,68 +1,16 @@
-//! Arrays of one dimension, in Postgres's text: `{a,"b c",NULL}`; and its binary form.
+//! Arrays of one dimension: from Postgres's binary form into its text ([`fulmar_engine::array`]), and back.
 //!
 //! ```text
 //! binary: dimensions u32 (0 or 1), has NULLs u32, type of the elements u32; length u32, first index u32; then for
 //!         each element its length i32 (-1: NULL) and its bytes
 //! ```
-//!
-//! What Postgres keeps as a vector (`1 2 3`, the columns of an index) can be read as an array too.
 
 use bytes::{Buf, BufMut};
+use fulmar_engine::array::{Element, read, write};
 use fulmar_engine::{Value, ValueRef};
 
 use super::{Type, decode, encode};
 use crate::protocol::Format;
-
-/// An element; `None` is NULL.
-pub(crate) type Element = Option<String>;
-
-/// The array of these elements.
-pub(crate) fn write<'a>(elements: impl Iterator<Item = Option<&'a str>>) -> String {
-    let written: Vec<String> = elements
-        .map(|element| match element {
-            None => "NULL".to_owned(),
-            Some(text) => {
-                let special = |byte: u8| b"{}\",\\".contains(&byte) || byte.is_ascii_whitespace();
-                let quoted =
-                    text.is_empty() || text.eq_ignore_ascii_case("null") || text.bytes().any(special);
-                if quoted {
-                    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
-                } else {
-                    text.into()
-                }
-            }
-        })
-        .collect();
-    format!("{{{}}}", written.join(","))
-}
-
-/// The elements of an array of one dimension, or of a vector.
-pub(crate) fn read(text: &str) -> Vec<Element> {
-    let text = text.trim();
-    let Some(inner) = text.strip_prefix('{').and_then(|text| text.strip_suffix('}')) else {
-        return text.split_ascii_whitespace().map(|element| Some(element.to_owned())).collect();
-    };
-    let mut elements = Vec::new();
-    let (mut element, mut quoted, mut inside) = (String::new(), false, false);
-    let mut characters = inner.chars();
-    let mut end = |element: &mut String, quoted: &mut bool| {
-        let text = std::mem::take(element);
-        let was_quoted = std::mem::take(quoted);
-        elements.push((was_quoted || !text.eq_ignore_ascii_case("null")).then_some(text));
-    };
-    while let Some(character) = characters.next() {
-        match character {
-            '\\' => element.extend(characters.next()),
-            '"' => (inside, quoted) = (!inside, true),
-            ',' if !inside => end(&mut element, &mut quoted),
-            other => element.push(other),
-        }
-    }
-    if !inner.is_empty() {
-        end(&mut element, &mut quoted);
-    }
-    elements
-}
 
 /// The text of an array that came in binary; `None` if the bytes are no array of one dimension of that type.
 pub(crate) fn from_binary(mut bytes: &[u8], element: Type) -> Option<String> {
@@ -87,7 +35,7 @@ pub(crate) fn from_binary(mut bytes: &[u8], element: Type) -> Option<String> {
         bytes = rest;
         elements.push(Some(text(&decode::value(value, element, Format::Binary).ok()?, element)?));
     }
-    bytes.is_empty().then(|| write(elements.iter().map(Option::as_deref)))
+    bytes.is_empty().then(|| write(elements.iter().map(Option::as_deref), element.is_text()))
 }
 
 /// Writes the binary form of an array that is there as text; `None` if an element is not of that type.
@@ -127,24 +75,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arrays_are_written_and_read() {
-        let elements = [Some("a"), Some("b c"), None, Some(""), Some("null"), Some("q\"\\")];
-        let text = write(elements.into_iter());
-        assert_eq!(text, r#"{a,"b c",NULL,"","null","q\"\\"}"#);
-        let owned: Vec<Element> = elements.iter().map(|element| element.map(str::to_owned)).collect();
-        assert_eq!(read(&text), owned);
-        assert_eq!(read("{}"), []);
-        assert_eq!(read("1 2"), [Some("1".to_owned()), Some("2".to_owned())]);
-    }
-
-    #[test]
     fn the_binary_form() {
         for (array, element) in [
             ("{1,NULL,-3}", Type::Int4),
             ("{}", Type::Int8),
-            (r#"{a,"b c"}"#, Type::Text),
+            (r#"{"a","b c"}"#, Type::Text),
             ("{t,f}", Type::Bool),
-            ("{2026-11-20}", Type::Date),
+            (r#"{"2026-11-20"}"#, Type::Date),
         ] {
             let mut bytes = Vec::new();
             put_binary(&mut bytes, array, element).unwrap();
@@ -158,7 +95,7 @@ mod tests {
         #[test]
         fn survives_anything(bytes in proptest::collection::vec(any::<u8>(), 0..60), text in "[{},\"\\\\a ]{0,20}") {
             from_binary(&bytes, Type::Int4);
-            read(&text);
+            put_binary(&mut Vec::new(), &text, Type::Text);
         }
     }
 }

@@ -60,7 +60,15 @@ fn bad_binary(kind: Type) -> Error {
 fn from_text(text: &str, kind: Type) -> Option<Value> {
     if kind.element().is_some() {
         let is_array = text.trim_start().starts_with('{') && text.trim_end().ends_with('}');
-        return is_array.then(|| Value::Text(text.trim().to_owned()));
+        let texts = kind.element().is_some_and(Type::is_text);
+        let elements = || fulmar_engine::array::read(text);
+        return is_array.then(|| {
+            Value::Text(match texts {
+                // As texts, which look like numbers perhaps.
+                true => fulmar_engine::array::write(elements().iter().map(Option::as_deref), true),
+                false => text.trim().to_owned(),
+            })
+        });
     }
     Some(match kind {
         Type::Text | Type::Varchar | Type::Bpchar | Type::Name | Type::Unknown | Type::Json | Type::Jsonb => {

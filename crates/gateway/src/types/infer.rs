@@ -39,6 +39,8 @@ pub(crate) enum Guess {
     Like(usize),
     /// A number that is a float if that column is one, else an integer.
     Number(usize),
+    /// An array of what that column holds.
+    ArrayLike(usize),
 }
 
 impl Guess {
@@ -48,6 +50,7 @@ impl Guess {
             Guess::Unknown => None,
             Guess::Known(kind) => Some(kind),
             Guess::Like(column) => *probed.get(column)?,
+            Guess::ArrayLike(column) => probed.get(column)?.unwrap_or(Type::Text).array(),
             Guess::Number(column) => match (*probed.get(column)?)? {
                 Type::Int2 | Type::Int4 | Type::Int8 | Type::Bool => Some(Type::Int8),
                 Type::Float4 | Type::Float8 => Some(Type::Float8),
@@ -160,6 +163,15 @@ impl Inference {
         let asks = name.text.ends_with("_is_visible") || name.text.ends_with("_privilege");
         if asks {
             Guess::Known(self.logical())
+        } else if is(&["array_agg", "pg_array"]) {
+            let first = Places::of(inner).split(inner, 0..inner.len()).into_iter().next().unwrap_or_default();
+            // What is behind the argument is its order.
+            let order = first.iter().position(|token| token.is("order")).unwrap_or(first.len());
+            match self.guess(without_distinct(&first[..order]), depth - 1) {
+                Guess::Known(kind) => Guess::Known(kind.array().unwrap_or(Type::TextArray)),
+                Guess::Like(column) => Guess::ArrayLike(column),
+                _ => Guess::Known(Type::TextArray),
+            }
         } else if is(&INTEGERS) {
             Guess::Known(Type::Int8)
         } else if is(&TEXTS) {

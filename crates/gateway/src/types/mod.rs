@@ -167,6 +167,12 @@ impl Type {
         ARRAYS.iter().find(|entry| entry.1 == self).map(|entry| entry.0)
     }
 
+    /// Whether SQLite keeps its values as texts.
+    pub(crate) fn is_text(self) -> bool {
+        use Type::{Bool, Bytea, Float4, Float8, Int2, Int4, Int8, Numeric, Oid};
+        !matches!(self, Bool | Bytea | Int2 | Int4 | Int8 | Oid | Float4 | Float8 | Numeric)
+    }
+
     /// Whether its binary form is its text.
     pub(crate) fn is_textual(self) -> bool {
         use Type::{Bpchar, Json, Name, Text, Unknown, Varchar};
@@ -275,7 +281,10 @@ pub(crate) fn declared(declaration: &str) -> Option<Declared> {
         return None;
     }
     if let Some(element) = declaration.trim_end().strip_suffix("[]") {
-        let kind = declared(element).and_then(|element| element.kind.array()).unwrap_or(Type::Text);
+        // Of more dimensions than one it is a text; and nobody counts them on the stack.
+        let nested = element.trim_end().ends_with("[]");
+        let element = if nested { None } else { declared(element) };
+        let kind = element.and_then(|element| element.kind.array()).unwrap_or(Type::Text);
         return Some(Declared { kind, modifier: -1 });
     }
     let tail = declaration.rsplit_once(')').map_or("", |(_, tail)| tail.trim());

@@ -1,12 +1,25 @@
 //! Expressions: casts, operators, arrays.
 
-use super::super::token::{Kind, Token, quote_name, quote_text};
+use fulmar_engine::Value;
+
+use super::super::token::{Kind, Lexer, Token, quote_name, quote_text};
 use super::query::query;
-use super::{SCHEMAS, begins_query, closing, find, is_any, pieces};
+use super::{NOT_CAST, SCHEMAS, begins_query, closing, find, is_any, pieces};
+use crate::protocol::Format;
+use crate::types::{Type, decode};
 
 /// Translates tokens that are no query as a whole: expressions, clauses.
 pub(super) fn expression(tokens: &[Token<'_>]) -> String {
-    let mut output = Output::default();
+    write(tokens, false)
+}
+
+/// Translates a statement of a user's: casts and comparisons with arrays, and nothing else.
+pub(super) fn of_user(tokens: &[Token<'_>]) -> String {
+    write(tokens, true)
+}
+
+fn write(tokens: &[Token<'_>], of_user: bool) -> String {
+    let mut output = Output { of_user, ..Output::default() };
     let mut at = 0;
     while at < tokens.len() {
         at = output.take(tokens, at).max(at + 1);
@@ -20,6 +33,8 @@ struct Output {
     pieces: Vec<Piece>,
     /// What was left out stood apart from what is before it.
     gap: bool,
+    /// Only what SQLite has no words for is put otherwise.
+    of_user: bool,
 }
 
 struct Piece {
@@ -63,25 +78,31 @@ impl Output {
             return self.take_word(tokens, at, apart);
         }
         if token.kind == Kind::String {
-            let text = if token.text.starts_with('\'') { token.text.to_owned() } else { string(token) };
+            let plain = self.of_user || token.text.starts_with('\'');
+            let text = if plain { token.text.to_owned() } else { string(token) };
             self.push(text, Is::Literal, apart);
         } else if token.kind != Kind::Sign {
             self.push(token.text, Is::Literal, apart);
         } else if token.is_sign('(') {
             let end = closing(tokens, at);
-            self.push(group(inside(tokens, at, end)), Is::Group, apart);
+            let inner = inside(tokens, at, end);
+            let text = if !self.of_user && begins_query(inner) { query(inner) } else { self.inner(inner) };
+            self.push(format!("({text})"), Is::Group, apart);
             return end + 1;
         } else if token.is_sign(':') && next_is(1, ':') {
             let (kind, end) = type_name(tokens, at + 2);
             let operand = self.take_operand();
-            self.push(cast(&operand, &kind), Is::Group, true);
+            self.push(self.cast(&operand, &kind), Is::Group, true);
             return end;
-        } else if token.is_sign('[') {
+        } else if token.is_sign('[') && !self.of_user {
             let end = closing(tokens, at);
             let (operand, index) = (self.take_operand(), expression(inside(tokens, at, end)));
             self.push(format!("pg_array_item({operand}, {index})"), Is::Group, true);
             return end + 1;
-        } else if (token.is_sign('~') || token.is_sign('!') && next_is(1, '~')) && self.ends_in_operand() {
+        } else if !self.of_user
+            && (token.is_sign('~') || token.is_sign('!') && next_is(1, '~'))
+            && self.ends_in_operand()
+        {
             let length = tokens[at..].iter().take_while(|sign| is_match(sign)).count();
             let signs: String = tokens[at..at + length].iter().map(|sign| sign.text).collect();
             self.push(matching(&signs), Is::Other, true);
@@ -97,6 +118,9 @@ impl Output {
         let next_is = |ahead: usize, sign| tokens.get(at + ahead).is_some_and(|next| next.is_sign(sign));
         let after_dot = self.pieces.last().is_some_and(|piece| piece.text == ".");
         let name = token.name().unwrap_or_default();
+        if self.of_user {
+            return self.take_word_of_user(tokens, at, apart, &name);
+        }
         if after_dot {
             let is_field = self.pieces.iter().rev().nth(1).is_some_and(|piece| piece.kind == Is::Group);
             if is_field {
@@ -128,7 +152,7 @@ impl Output {
                 "cast" => {
                     let split = find(inner, 0, |token| token.is("as"));
                     let (kind, _) = type_name(inner, split + 1);
-                    self.push(cast(&expression(&inner[..split]), &kind), Is::Group, apart);
+                    self.push(self.cast(&expression(&inner[..split]), &kind), Is::Group, apart);
                     return end + 1;
                 }
                 "operator" => {
@@ -137,16 +161,16 @@ impl Output {
                     self.push(matching(&signs), Is::Other, true);
                     return end + 1;
                 }
-                "any" | "some" | "all" => {
-                    self.take_any(inner, name == "all");
-                    return end + 1;
-                }
+                "any" | "some" | "all" if self.take_any(inner, name == "all") => return end + 1,
                 "trim" | "substring" | "position" => {
                     self.push(with_keywords(&name, inner), Is::Group, apart);
                     return end + 1;
                 }
                 "array" => {
-                    let text = format!("(WITH t(c) AS ({}) SELECT array_agg(c) FROM t)", query(inner));
+                    let text = format!(
+                        "(WITH array_rows(c) AS ({}) SELECT array_agg(c) FROM array_rows)",
+                        query(inner)
+                    );
                     self.push(text, Is::Group, apart);
                     return end + 1;
                 }
@@ -187,37 +211,65 @@ impl Output {
         at + 3
     }
 
-    /// `= ANY (...)` and `<> ALL (...)`: of a list, a query, or the elements of an array.
-    fn take_any(&mut self, inner: &[Token<'_>], all: bool) {
-        while self.pieces.last().is_some_and(|piece| matches!(piece.text.as_str(), "=" | "<" | ">" | "!")) {
-            self.pieces.pop();
+    /// A word of a user's statement: only `CAST` to what SQLite would make a number of, and `= ANY (...)`, are other.
+    fn take_word_of_user(&mut self, tokens: &[Token<'_>], at: usize, apart: bool, name: &str) -> usize {
+        let token = &tokens[at];
+        let after_dot = self.pieces.last().is_some_and(|piece| piece.text == ".");
+        if tokens.get(at + 1).is_some_and(|next| next.is_sign('(')) && !after_dot {
+            let end = closing(tokens, at + 1);
+            let inner = inside(tokens, at + 1, end);
+            if name == "cast" {
+                let split = find(inner, 0, |token| token.is("as"));
+                let (kind, _) = type_name(inner, split + 1);
+                if NOT_CAST.contains(&kind.as_str()) {
+                    let operand = self.inner(&inner[..split]);
+                    self.push(self.cast(&operand, &kind), Is::Group, apart);
+                    return end + 1;
+                }
+            }
+            if matches!(name, "any" | "some" | "all") && self.take_any(inner, name == "all") {
+                return end + 1;
+            }
         }
+        let operator =
+            ["and", "or", "not", "in", "is", "like", "then", "when", "else", "case", "values", "select"];
+        self.push(token.text, if is_any(token, &operator) { Is::Other } else { Is::Name }, apart);
+        at + 1
+    }
+
+    /// What stands in parentheses, in the way that all of this is translated.
+    fn inner(&self, tokens: &[Token<'_>]) -> String {
+        write(tokens, self.of_user)
+    }
+
+    /// `= ANY (...)` and `<> ALL (...)`: of a list, a query, or the elements of an array. Answers whether it is one of the
+    /// two: of no other comparison an IN can be made.
+    fn take_any(&mut self, inner: &[Token<'_>], all: bool) -> bool {
+        let is_sign = |piece: &&Piece| matches!(piece.text.as_str(), "=" | "<" | ">" | "!");
+        let signs: Vec<&str> =
+            self.pieces.iter().rev().take_while(is_sign).map(|piece| piece.text.as_str()).collect();
+        let fits = match signs.as_slice() {
+            ["="] => !all,
+            [">", "<"] | ["=", "!"] => all,
+            _ => false,
+        };
+        if !fits {
+            return false;
+        }
+        let signs = signs.len();
+        self.pieces.truncate(self.pieces.len() - signs);
         self.push(if all { "NOT IN" } else { "IN" }, Is::Other, true);
-        let listed = match inner {
-            [array, open, items @ .., last]
-                if array.is("array") && open.is_sign('[') && last.is_sign(']') =>
-            {
-                Some(items)
-            }
-            // In parentheses of its own, or as an array of some type.
-            [open, array, bracket, ..] if open.is_sign('(') && array.is("array") && bracket.is_sign('[') => {
-                let end = closing(inner, 2);
-                Some(inside(inner, 2, end))
-            }
-            [array, bracket, ..] if array.is("array") && bracket.is_sign('[') => {
-                Some(inside(inner, 1, closing(inner, 1)))
-            }
-            _ => None,
-        };
-        let text = match listed {
+        let text = match listed(inner) {
             Some(items) => {
-                let items: Vec<String> = pieces(items).into_iter().map(expression).collect();
-                format!("({})", items.join(", "))
+                let items: Vec<String> = pieces(items).into_iter().map(|item| self.inner(item)).collect();
+                items.join(", ")
             }
-            None if begins_query(inner) => format!("({})", query(inner)),
-            None => format!("(SELECT value FROM json_each(pg_array_json({})))", expression(inner)),
+            None if begins_query(inner) && !self.of_user => query(inner),
+            None if begins_query(inner) => self.inner(inner),
+            None => format!("SELECT value FROM json_each(pg_array_json({}))", self.inner(inner)),
         };
-        self.push(text, Is::Group, true);
+        self.push(format!("({text})"), Is::Group, true);
+        true
     }
 
     fn ends_in_operand(&self) -> bool {
@@ -314,8 +366,26 @@ fn inside<'a, 't>(tokens: &'t [Token<'a>], open: usize, close: usize) -> &'t [To
     &tokens[(open + 1).min(close)..close]
 }
 
-fn group(inner: &[Token<'_>]) -> String {
-    if begins_query(inner) { format!("({})", query(inner)) } else { format!("({})", expression(inner)) }
+/// The items of `ARRAY[a, b]`, in parentheses perhaps, and as an array of some type; `None` for anything else.
+fn listed<'a, 't>(tokens: &'t [Token<'a>]) -> Option<&'t [Token<'a>]> {
+    match tokens {
+        [open, inner @ .., close]
+            if open.is_sign('(') && close.is_sign(')') && closing(tokens, 0) + 1 == tokens.len() =>
+        {
+            listed(inner)
+        }
+        [array, bracket, rest @ ..] if array.is("array") && bracket.is_sign('[') => {
+            let end = closing(tokens, 1);
+            let behind = tokens.get(end + 1..).unwrap_or_default();
+            let is_cast = match behind {
+                [] => true,
+                [a, b, ..] if a.is_sign(':') && b.is_sign(':') => type_name(behind, 2).1 == behind.len(),
+                _ => false,
+            };
+            (is_cast && !rest.is_empty()).then(|| inside(tokens, 1, end))
+        }
+        _ => None,
+    }
 }
 
 fn string(token: &Token<'_>) -> String {
@@ -345,7 +415,7 @@ fn matching(signs: &str) -> String {
 
 /// The type that is named at `at`, as its last name in lower case; with `[]` behind it for an array. And where it ends.
 pub(in crate::dialect) fn type_name(tokens: &[Token<'_>], mut at: usize) -> (String, usize) {
-    let mut name = String::new();
+    let (mut name, start) = (String::new(), at.min(tokens.len()));
     while let Some(next) = tokens.get(at).and_then(Token::name) {
         name = next;
         at += 1;
@@ -365,6 +435,19 @@ pub(in crate::dialect) fn type_name(tokens: &[Token<'_>], mut at: usize) -> (Str
     }
     if tokens.get(at).is_some_and(|token| token.is_sign('(')) {
         at = (closing(tokens, at) + 1).min(tokens.len());
+        // TIMESTAMP(3) WITH TIME ZONE
+        while tokens.get(at).is_some_and(|token| is_any(token, words)) {
+            at += 1;
+        }
+    }
+    // By one word, whichever the spelling.
+    let written = &tokens[start..at.min(tokens.len())];
+    let has = |word: &str| written.iter().any(|token| token.is(word));
+    match name.as_str() {
+        "timestamp" if has("with") => "timestamptz".clone_into(&mut name),
+        "character" if has("varying") => "varchar".clone_into(&mut name),
+        "double" => "float8".clone_into(&mut name),
+        _ => {}
     }
     while tokens.get(at).is_some_and(|token| token.is_sign('[')) {
         name.push_str("[]");
@@ -373,23 +456,57 @@ pub(in crate::dialect) fn type_name(tokens: &[Token<'_>], mut at: usize) -> (Str
     (name, at)
 }
 
-/// A value as a type: a name where the type stands for something in the catalog. A parameter comes as what its type is;
-/// that is noted, since the same text with another type is another statement.
-fn cast(operand: &str, kind: &str) -> String {
-    let is_parameter =
-        operand.strip_prefix('$').is_some_and(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
-    if is_parameter && crate::types::named(kind).is_some() {
-        return format!("{operand}/*{kind}*/");
-    }
-    match kind {
-        "regclass" | "regtype" | "regnamespace" | "regrole" => format!("pg_{kind}({operand})"),
-        "regproc" | "regprocedure" | "regoper" | "regoperator" => format!("pg_regproc({operand})"),
-        // Shown as a name, although it is compared as a number.
-        "text" | "varchar" | "name" if operand.starts_with("pg_reg") => operand.replacen('(', "_name(", 1),
-        "text" | "varchar" | "character" | "char" | "bpchar" | "name" => format!("CAST({operand} AS TEXT)"),
-        "oid" | "xid" | "int" | "integer" | "int2" | "int4" | "int8" | "bigint" | "smallint" => {
-            format!("CAST({operand} AS INTEGER)")
+impl Output {
+    /// A value as a type. A parameter comes as what its type is; that is noted, since the same text with another type is
+    /// another statement.
+    fn cast(&self, operand: &str, kind: &str) -> String {
+        let is_parameter =
+            operand.strip_prefix('$').is_some_and(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
+        let known = crate::types::named(kind);
+        if is_parameter && known.is_some() {
+            return format!("{operand}/*{kind}*/");
         }
-        _ => format!("({operand})"),
+        if let Some(literal) = known.and_then(|known| literal(operand, known)) {
+            return literal;
+        }
+        match kind {
+            // A name where the type stands for something in the catalog.
+            "regclass" | "regtype" | "regnamespace" | "regrole" => format!("pg_{kind}({operand})"),
+            "regproc" | "regprocedure" | "regoper" | "regoperator" => format!("pg_regproc({operand})"),
+            // Shown as a name, although it is compared as a number.
+            "text" | "varchar" | "name" if operand.starts_with("pg_reg") => {
+                operand.replacen('(', "_name(", 1)
+            }
+            "text" | "varchar" | "character" | "char" | "bpchar" | "name" => {
+                format!("CAST({operand} AS TEXT)")
+            }
+            "oid" | "xid" | "int" | "integer" | "int2" | "int4" | "int8" | "bigint" | "smallint" => {
+                format!("CAST({operand} AS INTEGER)")
+            }
+            "real" | "float" | "float4" | "float8" | "double" => format!("CAST({operand} AS REAL)"),
+            "numeric" | "decimal" => format!("CAST({operand} AS NUMERIC)"),
+            "bytea" => format!("CAST({operand} AS BLOB)"),
+            "date" => format!("date({operand})"),
+            "time" => format!("time({operand})"),
+            _ => format!("({operand})"),
+        }
     }
+}
+
+/// A literal as a value of a type, as it would be stored; `None` if it is none, or not of that type.
+fn literal(operand: &str, kind: Type) -> Option<String> {
+    let token =
+        Lexer::new(operand).next().filter(|token| token.kind == Kind::String && token.text == operand)?;
+    let value = decode::value(token.string()?.as_bytes(), kind, Format::Text).ok()?;
+    Some(match value {
+        Value::Null => "NULL".to_owned(),
+        Value::Integer(integer) => integer.to_string(),
+        Value::Real(real) if real.is_finite() => format!("{real:?}"),
+        Value::Real(_) => return None,
+        Value::Text(text) => quote_text(&text),
+        Value::Blob(bytes) => {
+            let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+            format!("x'{digits}'")
+        }
+    })
 }

@@ -13,9 +13,11 @@
 //! information_schema.tables                         "information_schema.tables" AS tables
 //! ```
 //!
-//! [`query`] knows the clauses of a SELECT, [`from`] what stands in its FROM, [`expression`] everything else. Only
-//! statements that name something of the catalog come here, or that say what SQLite has no words for and drivers write
-//! into every statement (`$1::INTEGER`, `= ANY ($1)`); all others are SQLite's from the first to the last byte.
+//! [`query`] knows the clauses of a SELECT, [`from`] what stands in its FROM, [`expression`] everything else.
+//!
+//! A statement of a user's comes here only if it says what SQLite has no words for and drivers write into every statement
+//! (`$1::INTEGER`, `= ANY ($1)`, `CAST(x AS date)`). Then just these are put otherwise, and the rest stays what it is;
+//! all other statements are SQLite's from the first to the last byte.
 
 mod expression;
 mod from;
@@ -30,7 +32,8 @@ use crate::{Result, system, types};
 /// Schemas whose tables are known by both names.
 const SCHEMAS: [&str; 2] = ["information_schema", "fulmar"];
 /// Functions of the engine's, which need no more than that.
-const OF_ENGINE: [&str; 3] = ["pg_current_xact_id", "pg_current_xact_id_if_assigned", "pg_xact_status"];
+const OF_ENGINE: [&str; 4] =
+    ["pg_array_json", "pg_current_xact_id", "pg_current_xact_id_if_assigned", "pg_xact_status"];
 
 /// Types that SQLite would make numbers of.
 const NOT_CAST: [&str; 10] =
@@ -38,6 +41,8 @@ const NOT_CAST: [&str; 10] =
 
 /// Each level of a question takes some stack here, before SQLite counts.
 const DEEPEST: usize = 100;
+/// Casts, subscripts and points without a comma or an operator between them.
+const MOST_BEHIND: usize = 1000;
 
 /// A statement in SQLite's words.
 #[derive(Debug, PartialEq)]
@@ -80,7 +85,7 @@ fn is_comparison(token: &Token<'_>) -> bool {
 
 /// The statement in SQLite's words.
 pub(super) fn translate(tokens: &[Token<'_>]) -> Result<Translated> {
-    let (mut depth, mut deepest, mut parts) = (0usize, 0, 0);
+    let (mut depth, mut deepest, mut parts, mut behind, mut most_behind) = (0usize, 0, 0, 0, 0);
     for token in tokens {
         if token.is_sign('(') || token.is_sign('[') {
             depth += 1;
@@ -88,15 +93,26 @@ pub(super) fn translate(tokens: &[Token<'_>]) -> Result<Translated> {
         } else if token.is_sign(')') || token.is_sign(']') {
             depth = depth.saturating_sub(1);
         }
-        parts += usize::from(is_any(token, &["union", "intersect", "except", "with"]));
+        parts += usize::from(is_any(token, &["union", "intersect", "except", "recursive"]));
+        // Each takes all that it stands behind with it.
+        let postfix = [':', '[', '.'].iter().any(|sign| token.is_sign(*sign));
+        let separates = token.kind == Kind::Sign
+            && !postfix
+            && !token.is_sign(']')
+            && !token.is_sign('(')
+            && !token.is_sign(')');
+        behind = if separates { 0 } else { behind + usize::from(postfix) };
+        most_behind = most_behind.max(behind);
     }
-    if deepest.max(parts) > DEEPEST {
+    if deepest.max(parts) > DEEPEST || most_behind > MOST_BEHIND {
         let message = format!("a statement in Postgres's SQL nests {DEEPEST} parentheses or queries at most");
         return Err(Error::new(sqlstate::PROGRAM_LIMIT, message)
             .hint("say it in SQLite's SQL, or in several statements"));
     }
-    let sql = query::query(tokens);
-    let system = names_system(tokens) || names_system(&Lexer::new(&sql).collect::<Vec<_>>());
+    let system = names_system(tokens);
+    let sql = if system { query::query(tokens) } else { expression::of_user(tokens) };
+    // ARRAY[1, 2] and the like are functions of the catalog's.
+    let system = system || names_system(&Lexer::new(&sql).collect::<Vec<_>>());
     Ok(Translated { system, parameters: parameters(tokens), sql })
 }
 

@@ -54,7 +54,7 @@ fn what_postgres_says_in_sqlites_words() {
         ),
         ("SELECT t.select AS a", "SELECT t.\"select\" AS \"a\""),
         ("SELECT EXISTS (SELECT FROM pg_class)", "SELECT EXISTS (SELECT NULL FROM pg_class) AS \"exists\""),
-        ("SELECT E'a\\n', 'x'::\"char\"", "SELECT 'a\n' AS \"?column?\", CAST('x' AS TEXT) AS \"?column?\""),
+        ("SELECT E'a\\n', 'x'::\"char\"", "SELECT 'a\n' AS \"?column?\", 'x' AS \"?column?\""),
         (
             "SELECT 1 UNION ALL (SELECT 2)",
             "SELECT 1 AS \"?column?\" UNION ALL SELECT * FROM (SELECT 2 AS \"?column?\")",
@@ -65,11 +65,11 @@ fn what_postgres_says_in_sqlites_words() {
         ),
         (
             "SELECT array(select 1 from pg_roles where oid = any (r)) FROM (VALUES (1)) AS t(x)",
-            "SELECT (WITH t(c) AS (select 1 AS \"?column?\" FROM pg_roles where oid IN (SELECT value FROM json_each(pg_array_json(r)))) \
-             SELECT array_agg(c) FROM t) AS \"array\" FROM (WITH \"t\"(\"x\") AS (VALUES (1)) SELECT * FROM \"t\") AS \"t\"",
+            "SELECT (WITH array_rows(c) AS (select 1 AS \"?column?\" FROM pg_roles where oid IN (SELECT value FROM json_each(pg_array_json(r)))) \
+             SELECT array_agg(c) FROM array_rows) AS \"array\" FROM (WITH \"t\"(\"x\") AS (VALUES (1)) SELECT * FROM \"t\") AS \"t\"",
         ),
     ] {
-        assert_eq!(translated(postgres), sqlite);
+        assert_eq!(super::query::query(&first_statement(postgres).0), sqlite);
     }
 }
 
@@ -77,6 +77,8 @@ fn what_postgres_says_in_sqlites_words() {
 fn depth_is_bounded() {
     let deep = format!("SELECT {}1{}", "(".repeat(5000), ")".repeat(5000));
     assert_eq!(super::translate(&first_statement(&deep).0).unwrap_err().state(), "54000");
+    let casts = format!("SELECT 1{}", "::int".repeat(5000));
+    assert_eq!(super::translate(&first_statement(&casts).0).unwrap_err().state(), "54000");
     let long = format!("SELECT 1{}", " UNION SELECT 1".repeat(5000));
     assert_eq!(super::translate(&first_statement(&long).0).unwrap_err().state(), "54000");
 }
@@ -96,12 +98,46 @@ fn what_concerns_the_catalog() {
 }
 
 #[test]
+fn statements_of_users_keep_their_words() {
+    for (postgres, sqlite) in [
+        (
+            "SELECT a COLLATE NOCASE, format('%05d', b), CAST(c AS REAL) / d FROM t AS Ä WHERE id = ANY ($1) ORDER BY e ISNULL",
+            "SELECT a COLLATE NOCASE, format('%05d', b), CAST(c AS REAL) / d FROM t AS Ä WHERE id IN (SELECT value FROM json_each(pg_array_json($1))) ORDER BY e ISNULL",
+        ),
+        (
+            "SELECT count(*)::float8 / 7, '5'::numeric > 10, x ->> '$.a', ~y FROM t",
+            "SELECT CAST(count(*) AS REAL) / 7, 5 > 10, x ->> '$.a', ~y FROM t",
+        ),
+        ("SELECT '\\x00ff'::bytea, 'true'::boolean, created::date", "SELECT x'00ff', 1, date(created)"),
+        (
+            "INSERT INTO t SELECT '2026-11-21T10:00:00+02:00'::timestamptz",
+            "INSERT INTO t SELECT '2026-11-21 08:00:00'",
+        ),
+        (
+            "DELETE FROM t WHERE a <> ALL (ARRAY[1, 2]::int[]) AND b != ALL ($1::text[])",
+            "DELETE FROM t WHERE a NOT IN (1, 2) AND b NOT IN (SELECT value FROM json_each(pg_array_json($1/*text[]*/)))",
+        ),
+        // SQLite says what it thinks of these.
+        ("SELECT 1 WHERE a < ANY ($1) AND b = ALL ($2)", "SELECT 1 WHERE a < ANY ($1) AND b = ALL ($2)"),
+        (
+            "SELECT 1 WHERE a = ANY (ARRAY[1] || b)",
+            "SELECT 1 WHERE a IN (SELECT value FROM json_each(pg_array_json(ARRAY[1] || b)))",
+        ),
+        (
+            "SELECT $1::TIMESTAMP(3) WITH TIME ZONE, $2::character varying",
+            "SELECT $1/*timestamptz*/, $2/*varchar*/",
+        ),
+    ] {
+        assert_eq!(translated(postgres), sqlite);
+    }
+}
+
+#[test]
 fn casts_tell_the_types_of_parameters() {
     let sql =
         "UPDATE t SET a = $1::INTEGER, b = CAST($2 AS varchar(3)) WHERE c = $4::regclass AND id = any($3)";
     let translated = super::translate(&first_statement(sql).0).unwrap();
-    let expected = "UPDATE t SET a = $1/*integer*/, b = $2/*varchar*/ WHERE c = pg_regclass($4) AND id \
-                    IN (SELECT value FROM json_each(pg_array_json($3)))";
+    let expected = "UPDATE t SET a = $1/*integer*/, b = CAST($2 AS varchar(3)) WHERE c = pg_regclass($4) AND id IN (SELECT value FROM json_each(pg_array_json($3)))";
     assert_eq!(translated.sql, expected);
     assert!(translated.system);
     let kind = |number: u16, kind: &str| (number, kind.to_owned());

@@ -1,0 +1,151 @@
+//! Arrays in Postgres's text: `{a,"b c",NULL}`. SQLite has none: they are texts, and JSON where its table-valued functions
+//! are to take them apart.
+//!
+//! Quotes tell texts from numbers: `{"5"}` has a text, `{5}` a number. What Postgres keeps as a vector (`1 2 3`, the columns
+//! of an index) can be read as an array too.
+
+/// An element; `None` is NULL.
+pub type Element = Option<String>;
+
+/// Elements of an array at most; what comes behind is not read.
+pub const MOST_ELEMENTS: usize = 1_000_000;
+
+/// The array of these elements; `texts` are quoted, whatever stands in them.
+pub fn write<'a>(elements: impl Iterator<Item = Option<&'a str>>, texts: bool) -> String {
+    let mut array = String::from("{");
+    for (place, element) in elements.enumerate() {
+        if place > 0 {
+            array.push(',');
+        }
+        let Some(text) = element else {
+            array.push_str("NULL");
+            continue;
+        };
+        let special = |byte: u8| b"{}\",\\".contains(&byte) || byte.is_ascii_whitespace();
+        if !texts && !text.is_empty() && !text.eq_ignore_ascii_case("null") && !text.bytes().any(special) {
+            array.push_str(text);
+            continue;
+        }
+        array.push('"');
+        for character in text.chars() {
+            if matches!(character, '"' | '\\') {
+                array.push('\\');
+            }
+            array.push(character);
+        }
+        array.push('"');
+    }
+    array.push('}');
+    array
+}
+
+/// The elements of an array of one dimension, or of a vector.
+pub fn read(text: &str) -> Vec<Element> {
+    elements(text).map(|(element, _)| element).collect()
+}
+
+/// The array as JSON, in which numbers are numbers; NULL is an array of NULL, which equals nothing and differs from
+/// nothing.
+pub fn json(array: Option<&str>) -> String {
+    let Some(array) = array else { return "[null]".to_owned() };
+    let mut json = String::from("[");
+    for (place, (element, quoted)) in elements(array).enumerate() {
+        if place > 0 {
+            json.push(',');
+        }
+        match element {
+            None => json.push_str("null"),
+            Some(text) if !quoted && is_number(&text) => json.push_str(&text),
+            Some(text) => put_string(&mut json, &text),
+        }
+    }
+    json.push(']');
+    json
+}
+
+/// Whether a text is a number as JSON writes it: an integer, or one with a fraction.
+fn is_number(text: &str) -> bool {
+    let digits = text.strip_prefix('-').unwrap_or(text);
+    let (whole, fraction) =
+        digits.split_once('.').map_or((digits, None), |(whole, fraction)| (whole, Some(fraction)));
+    let all_digits =
+        |text: &str| !text.is_empty() && text.len() < 40 && text.bytes().all(|byte| byte.is_ascii_digit());
+    all_digits(whole) && (whole == "0" || !whole.starts_with('0')) && fraction.is_none_or(all_digits)
+}
+
+fn put_string(json: &mut String, text: &str) {
+    json.push('"');
+    for character in text.chars() {
+        match character {
+            '"' | '\\' => json.extend(['\\', character]),
+            control if control < ' ' => json.push_str(&format!("\\u{:04x}", control as u32)),
+            other => json.push(other),
+        }
+    }
+    json.push('"');
+}
+
+/// Each element, and whether it was quoted.
+fn elements(text: &str) -> impl Iterator<Item = (Element, bool)> + '_ {
+    let text = text.trim();
+    let inner = text.strip_prefix('{').and_then(|text| text.strip_suffix('}'));
+    let (mut rest, vector) = match inner {
+        Some(inner) => (inner, None),
+        None => ("", Some(text.split_ascii_whitespace())),
+    };
+    let mut more = !rest.trim().is_empty();
+    let array = std::iter::from_fn(move || {
+        if !std::mem::take(&mut more) {
+            return None;
+        }
+        let (element, quoted, behind) = element(rest);
+        if let Some(behind) = behind {
+            (rest, more) = (behind, true);
+        }
+        let is_null = !quoted && element.eq_ignore_ascii_case("null");
+        Some(((!is_null).then_some(element), quoted))
+    });
+    let vector = vector.into_iter().flatten().map(|element| (Some(element.to_owned()), false));
+    array.chain(vector).take(MOST_ELEMENTS)
+}
+
+/// The first element, whether it is quoted, and what stands behind its comma.
+fn element(text: &str) -> (String, bool, Option<&str>) {
+    let (mut element, mut quoted, mut inside) = (String::new(), false, false);
+    let mut characters = text.char_indices();
+    while let Some((at, character)) = characters.next() {
+        match character {
+            '\\' => element.extend(characters.next().map(|(_, character)| character)),
+            '"' => (inside, quoted) = (!inside, true),
+            ',' if !inside => {
+                let element = if quoted { element } else { element.trim().to_owned() };
+                return (element, quoted, Some(&text[at + 1..]));
+            }
+            blank if blank.is_ascii_whitespace() && quoted && !inside => {}
+            other => element.push(other),
+        }
+    }
+    let element = if quoted { element } else { element.trim().to_owned() };
+    (element, quoted, None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arrays_are_written_and_read() {
+        let elements = [Some("a"), Some("b c"), None, Some(""), Some("null"), Some("q\"\\"), Some("5")];
+        let text = write(elements.into_iter(), false);
+        assert_eq!(text, r#"{a,"b c",NULL,"","null","q\"\\",5}"#);
+        let owned: Vec<Element> = elements.iter().map(|element| element.map(str::to_owned)).collect();
+        assert_eq!(read(&text), owned);
+        assert_eq!(read(&write(elements.into_iter(), true)), owned);
+        assert_eq!(read("{}"), []);
+        assert_eq!(read("{ a , \"b\" }"), [Some("a".to_owned()), Some("b".to_owned())]);
+        assert_eq!(read("1 2"), [Some("1".to_owned()), Some("2".to_owned())]);
+        assert_eq!(json(Some(&text)), r#"["a","b c",null,"","null","q\"\\",5]"#);
+        assert_eq!(json(Some(r#"{"5",-1.5,007,1e3}"#)), r#"["5",-1.5,"007","1e3"]"#);
+        assert_eq!((json(Some("{}")).as_str(), json(None).as_str()), ("[]", "[null]"));
+    }
+}
