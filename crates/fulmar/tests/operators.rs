@@ -1,0 +1,310 @@
+//! The operators' tools: scripts in many tenants, tenants as files, verification, a disk that gets full.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::{Output, Stdio};
+
+use common::{Node, client, fulmar, number, refusal, run, stdout};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_script_runs_once_in_each_tenant() {
+    let directory = tempfile::tempdir().unwrap();
+    let node = Node::start(&directory.path().join("data"), &["--insecure"]);
+    let url = node.url();
+    let file = directory.path().join("migrate.sql");
+    let path = file.to_str().unwrap();
+    let exec = |arguments: &[&str]| run(&[&["tenant", "--server", &url, "exec"], arguments].concat());
+    stdout(&run(&["tenant", "--server", &url, "create", "a-1", "a-2", "b-1"]));
+    stdout(&exec(&["--all", "-c", "CREATE TABLE log(n INTEGER)"]));
+    std::fs::write(
+        &file,
+        "INSERT INTO log VALUES (1); CREATE TABLE t(x); INSERT INTO t SELECT sum(n) FROM log;",
+    )
+    .unwrap();
+
+    // It fails in one tenant, which keeps nothing of it.
+    client(&node, "a-2").await.batch_execute("CREATE TABLE t(y)").await.unwrap();
+    let refused = exec(&["--like", "A-_", "-f", path, "--json"]);
+    assert!(refusal(&refused, 1).contains("the script failed"));
+    let report: serde_json::Value = serde_json::from_slice(&refused.stdout).unwrap();
+    assert_eq!((&report["done"], &report["skipped"]), (&1.into(), &0.into()));
+    let failed = report["failed"].as_array().unwrap();
+    assert_eq!(
+        (failed.len(), &failed[0]["tenant"], &failed[0]["sqlstate"]),
+        (1, &"a-2".into(), &"42P07".into())
+    );
+    assert!(failed[0]["message"].as_str().unwrap().contains("already exists"));
+    assert_eq!(number(&client(&node, "a-2").await, "SELECT count(*) FROM log").await, 0);
+    let listed = exec(&["--like", "a-_", "-f", path]);
+    assert!(refusal(&listed, 1).contains("goes on there"));
+    let table = String::from_utf8(listed.stdout).unwrap();
+    assert!(table.contains("42P07") && table.contains("done in 0 tenants, 1 had it, 1 failed"), "{table}");
+
+    // The cause is mended: the next run goes on where it has not been done, and the one after has nothing to do.
+    client(&node, "a-2").await.batch_execute("DROP TABLE t").await.unwrap();
+    assert!(stdout(&exec(&["--all", "-f", path])).starts_with("done in 2 tenants, 1 had it, 0 failed"));
+    assert!(stdout(&exec(&["--all", "-f", path])).starts_with("done in 0 tenants, 3 had it, 0 failed"));
+    for name in ["a-1", "a-2", "b-1"] {
+        assert_eq!(number(&client(&node, name).await, "SELECT count(*) FROM log").await, 1);
+    }
+
+    // Another text is another script; tenants that are not there are failures like others.
+    std::fs::write(&file, "INSERT INTO log VALUES (2)").unwrap();
+    let refused = exec(&["a-1", "nobody", "-f", path, "--json"]);
+    assert!(refusal(&refused, 1).contains("the script failed"));
+    let report: serde_json::Value = serde_json::from_slice(&refused.stdout).unwrap();
+    assert_eq!((&report["done"], &report["failed"][0]["sqlstate"]), (&1.into(), &"3D000".into()));
+
+    let ends = exec(&["a-1", "-c", "INSERT INTO log VALUES (9); ROLLBACK; INSERT INTO log VALUES (9)"]);
+    assert!(String::from_utf8_lossy(&ends.stdout).contains("ends its transaction itself"));
+    assert_eq!(number(&client(&node, "a-1").await, "SELECT count(*) FROM log WHERE n = 9").await, 1);
+    stdout(&exec(&["a-1", "-c", "VACUUM", "--no-transaction"]));
+    refusal(&exec(&["--all", "a-1", "-c", "SELECT 1"]), 2);
+    refusal(&exec(&["--all"]), 2);
+    assert!(refusal(&exec(&["--like", "nobody", "-c", "SELECT 1"]), 1).contains("tenant list"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_became_of_an_interrupted_script_is_asked_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let node = Node::start(&directory.path().join("data"), &["--insecure"]);
+    let url = node.url();
+    let file = directory.path().join("migrate.sql");
+    let path = file.to_str().unwrap();
+    stdout(&run(&["tenant", "--server", &url, "create", "a", "b"]));
+    let exec = ["tenant", "--server", &url, "exec", "--all", "-f", path];
+    let table = "CREATE TABLE log(n INTEGER PRIMARY KEY); INSERT INTO log VALUES (1)";
+    stdout(&run(&["tenant", "--server", &url, "exec", "--all", "-c", table]));
+    std::fs::write(&file, "SELECT * FROM log WHERE n = 1 FOR UPDATE; INSERT INTO log VALUES (2)").unwrap();
+
+    // In one tenant it has to wait for a row, and Ctrl-C comes meanwhile.
+    let holder = client(&node, "b").await;
+    holder.batch_execute("BEGIN; SELECT * FROM log WHERE n = 1 FOR UPDATE").await.unwrap();
+    let mut process = fulmar(&exec).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    let one = client(&node, "a").await;
+    while number(&one, "SELECT count(*) FROM log WHERE n = 2").await == 0 {
+        tokio::task::yield_now().await;
+    }
+    rustix::process::kill_process(rustix::process::Pid::from_child(&process), rustix::process::Signal::INT)
+        .unwrap();
+    assert_eq!(process.wait().unwrap().code(), Some(130));
+    holder.batch_execute("ROLLBACK").await.unwrap();
+
+    // As if it had died between its COMMIT and the note.
+    let notes = std::fs::read_to_string(directory.path().join("migrate.sql.state")).unwrap();
+    let begun: Vec<&str> = notes.lines().filter(|line| line.ends_with("\"done\":false}")).collect();
+    assert!(begun.iter().all(|line| line.contains("\"tenant\":\"a\"")), "{notes}");
+    std::fs::write(directory.path().join("migrate.sql.state"), begun.join("\n")).unwrap();
+    let report: serde_json::Value =
+        serde_json::from_str(&stdout(&run(&[&exec[..], &["--json"]].concat()))).unwrap();
+    assert_eq!((&report["done"], &report["skipped"]), (&2.into(), &0.into()));
+    for name in ["a", "b"] {
+        let client = client(&node, name).await;
+        assert_eq!(number(&client, "SELECT count(*) FROM log WHERE n = 2").await, 1, "{name}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_leaves_as_a_file_and_comes_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let data = directory.path().join("data");
+    let node = Node::start(&data, &["--insecure"]);
+    let url = node.url();
+    let tenant = |arguments: &[&str]| run(&[&["tenant", "--server", &url], arguments].concat());
+    let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    stdout(&tenant(&["create", "shop"]));
+    let rows = "CREATE TABLE item(id INTEGER PRIMARY KEY, name TEXT UNIQUE);
+        WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000)
+        INSERT INTO item SELECT i, 'item ' || i FROM n";
+    client(&node, "shop").await.batch_execute(rows).await.unwrap();
+
+    let file = path("shop.db");
+    assert!(stdout(&tenant(&["export", "shop", &file])).starts_with("exported shop to "));
+    let stock = |file: &str, sql: &str| -> String {
+        rusqlite::Connection::open(file).unwrap().query_row(sql, [], |row| row.get(0)).unwrap()
+    };
+    assert_eq!(stock(&file, "PRAGMA integrity_check"), "ok");
+    assert_eq!(stock(&file, "SELECT name FROM item WHERE id = 20000"), "item 20000");
+    assert!(refusal(&tenant(&["export", "shop", &file]), 1).contains("--force"));
+    let again = stdout(&tenant(&["export", "shop", &file, "--force", "--json"]));
+    let again: serde_json::Value = serde_json::from_str(&again).unwrap();
+    assert_eq!(again["bytes"], std::fs::metadata(&file).unwrap().len());
+    assert!(refusal(&tenant(&["export", "nobody", &path("nobody.db")]), 1).contains("does not exist"));
+    assert_eq!(tenant(&["export", "shop", "-"]).stdout, std::fs::read(&file).unwrap());
+
+    // A file that others use is not changed meanwhile; what is not all in the file is refused.
+    let user = rusqlite::Connection::open(&file).unwrap();
+    user.execute_batch("PRAGMA journal_mode = WAL; UPDATE item SET name = 'changed' WHERE id = 1").unwrap();
+    let refused = refusal(&tenant(&["import", "store", &file]), 1);
+    assert!(refused.contains("write-ahead log") && refused.contains("VACUUM INTO"), "{refused}");
+    drop(user);
+    assert!(stdout(&tenant(&["import", "store", &file])).contains(" as store: "));
+    assert!(refusal(&tenant(&["import", "store", &file]), 1).contains("already exists"));
+    std::fs::write(path("text"), "no database").unwrap();
+    assert!(
+        refusal(&tenant(&["import", "other", &path("text")]), 1).contains("nothing was imported as other")
+    );
+    assert!(!stdout(&tenant(&["list"])).contains("other"));
+    let names: Vec<_> =
+        std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(names.iter().all(|name| !name.to_string_lossy().contains("partial")), "{names:?}");
+
+    // It is there for good, like any tenant.
+    client(&node, "store").await.batch_execute("INSERT INTO item VALUES (0, 'zero')").await.unwrap();
+    assert_eq!(node.end(rustix::process::Signal::KILL), None);
+    let node = Node::start(&data, &["--insecure"]);
+    let store = client(&node, "store").await;
+    assert_eq!(number(&store, "SELECT count(*) FROM item WHERE name IN ('zero', 'changed')").await, 2);
+    assert_eq!(number(&store, "SELECT count(*) FROM item").await, 20_001);
+    let sound: String = store.query_one("PRAGMA integrity_check", &[]).await.unwrap().get(0);
+    assert_eq!(sound, "ok");
+}
+
+/// Files below a directory whose names begin or end so.
+fn files(directory: &Path, wanted: &dyn Fn(&str) -> bool) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => found.extend(files(&path, wanted)),
+            false if wanted(path.to_str().unwrap()) => found.push(path),
+            false => {}
+        }
+    }
+    found.sort();
+    found
+}
+
+fn flip(file: &Path, byte: usize) {
+    let mut bytes = std::fs::read(file).unwrap();
+    bytes[byte] ^= 0x10;
+    std::fs::write(file, bytes).unwrap();
+}
+
+/// Places that `fulmar verify` names, each with its byte.
+fn damage(output: &Output) -> Vec<(String, Option<u64>)> {
+    assert!(matches!(output.status.code(), Some(0 | 1)), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let place = |damage: &serde_json::Value| {
+        assert!(!damage["problem"].as_str().unwrap().is_empty());
+        (damage["place"].as_str().unwrap().to_owned(), damage["byte"].as_u64())
+    };
+    let places: Vec<_> = report["damage"].as_array().unwrap().iter().map(place).collect();
+    assert_eq!(output.status.success(), places.is_empty());
+    places
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn verify_names_every_damaged_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let data = directory.path().canonicalize().unwrap().join("data");
+    let verify = || run(&["verify", "--data", data.to_str().unwrap(), "--json"]);
+    assert!(refusal(&verify(), 1).contains("no data directory"));
+    let node = Node::start(&data, &["--insecure"]);
+    stdout(&run(&["tenant", "--server", &node.url(), "create", "shop", "big"]));
+    let shop = client(&node, "shop").await;
+    shop.batch_execute("CREATE TABLE t(x); INSERT INTO t VALUES (1), (2)").await.unwrap();
+    // So much at once that the log only names the segment.
+    let large =
+        "CREATE TABLE t(x); WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 3000)
+        INSERT INTO t SELECT randomblob(4000) FROM n";
+    client(&node, "big").await.batch_execute(large).await.unwrap();
+    assert!(refusal(&verify(), 1).contains("in use by process"));
+    // What a crash leaves is sound.
+    assert_eq!(node.end(rustix::process::Signal::KILL), None);
+    assert_eq!(damage(&verify()), []);
+    let named_by_log = files(&data.join("store"), &|name| name.contains("/segments/"));
+    assert_eq!(named_by_log.len(), 1);
+    let aside = directory.path().join("aside");
+    std::fs::rename(&named_by_log[0], &aside).unwrap();
+    assert_eq!(damage(&verify()), [(named_by_log[0].to_str().unwrap().to_owned(), None)]);
+    std::fs::rename(&aside, &named_by_log[0]).unwrap();
+
+    let node = Node::start(&data, &["--insecure"]);
+    client(&node, "shop").await.batch_execute("INSERT INTO t VALUES (3)").await.unwrap();
+    assert_eq!(node.end(rustix::process::Signal::INT), Some(0));
+    assert_eq!(damage(&verify()), []);
+    let read = stdout(&run(&["verify", "--data", data.to_str().unwrap()]));
+    assert!(read.starts_with("sound: read 1 catalog, "), "{read}");
+
+    let mut places = vec![(data.join("meta.db"), 100, None)];
+    let mut kinds = 1;
+    let mut add = |found: Vec<PathBuf>, bytes: &dyn Fn(usize) -> Vec<(usize, Option<u64>)>| {
+        assert!(!found.is_empty());
+        kinds += 1;
+        for file in found {
+            let length = std::fs::metadata(&file).unwrap().len() as usize;
+            places.extend(bytes(length).into_iter().map(|(at, named)| (file.clone(), at, named)));
+        }
+    };
+    // Header, first frame, index, footer, magic.
+    add(files(&data.join("store"), &|name| name.contains("/segments/")), &|length| {
+        vec![(0, Some(0)), (40, Some(17)), (length - 46, None), (length - 30, None), (length - 1, None)]
+    });
+    add(files(&data.join("store"), &|name| name.contains("/manifests/")), &|length| {
+        vec![(0, Some(0)), (30, None), (length - 1, None)]
+    });
+    // The header, the head of the first frame, and its body; of files that have been begun.
+    let begun = |file: &PathBuf| std::fs::read(file).unwrap().starts_with(b"FULMCLOG");
+    let logs = files(&data.join("log"), &|name| name.ends_with(".log"));
+    add(logs.into_iter().filter(begun).collect(), &|_| vec![(0, Some(0)), (50, Some(48)), (70, Some(48))]);
+    for (file, at, named) in &places {
+        flip(file, *at);
+        let found = damage(&verify());
+        assert_eq!(found.len(), 1, "byte {at} of {}: {found:?}", file.display());
+        assert_eq!(Path::new(&found[0].0), file, "byte {at}");
+        if named.is_some() {
+            assert_eq!(found[0].1, *named, "byte {at} of {}", file.display());
+        }
+        flip(file, *at);
+    }
+    assert_eq!((kinds, damage(&verify())), (4, vec![]));
+
+    // A node that runs tells the same of what it has in the store.
+    let node = Node::start(&data, &["--insecure"]);
+    let ask = |flags: &[&str]| run(&[&["verify", "--server", &node.url(), "--json"], flags].concat());
+    assert_eq!(damage(&ask(&["--deep"])), []);
+    let segments = files(&data.join("store"), &|name| name.contains("/segments/"));
+    let big = segments.iter().max_by_key(|file| std::fs::metadata(file).unwrap().len()).unwrap();
+    assert_eq!(node.end(rustix::process::Signal::INT), Some(0));
+    flip(big, 5_000_000);
+    let node = Node::start(&data, &["--insecure"]);
+    let ask = |flags: &[&str]| run(&[&["verify", "--server", &node.url(), "--json"], flags].concat());
+    let found = damage(&ask(&[]));
+    let place = format!("store/{}", big.strip_prefix(data.join("store")).unwrap().display());
+    assert_eq!(found.iter().map(|(place, _)| place).collect::<Vec<_>>(), [&place]);
+    let found = damage(&ask(&["--deep"]));
+    assert_eq!(
+        found.iter().map(|(place, _)| place.as_str()).collect::<Vec<_>>(),
+        [place.as_str(), "tenant big"]
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_whose_disk_is_nearly_full_reads_and_drops() {
+    let directory = tempfile::tempdir().unwrap();
+    let node = Node::start(directory.path(), &["--insecure", "--disk-reserve", "0"]);
+    stdout(&run(&["tenant", "--server", &node.url(), "create", "shop", "old"]));
+    client(&node, "shop").await.batch_execute("CREATE TABLE t(x); INSERT INTO t VALUES (1)").await.unwrap();
+    assert_eq!(node.end(rustix::process::Signal::INT), Some(0));
+
+    // No disk has so much.
+    let node = Node::start(directory.path(), &["--insecure", "--disk-reserve", "4000000TB"]);
+    let shop = client(&node, "shop").await;
+    assert_eq!(number(&shop, "SELECT count(*) FROM t").await, 1);
+    let refused = shop.batch_execute("INSERT INTO t VALUES (2)").await.unwrap_err();
+    let refused = refused.as_db_error().unwrap();
+    assert_eq!(refused.code().code(), "53100");
+    assert!(refused.hint().unwrap().contains("goes on by itself"), "{refused:?}");
+    let created = run(&["tenant", "--server", &node.url(), "create", "new"]);
+    assert!(refusal(&created, 1).contains("53100"));
+    stdout(&run(&["tenant", "--server", &node.url(), "drop", "old"]));
+    let status = run(&["status", "--json", "--http", &node.http]);
+    assert!(refusal(&status, 1).contains("the disk is full"));
+    let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
+    let level = |metric: &&serde_json::Value| metric["name"] == "fulmar_disk_level";
+    assert_eq!(status["metrics"].as_array().unwrap().iter().find(level).unwrap()["value"], 2.0);
+    drop(shop);
+    assert_eq!(node.end(rustix::process::Signal::INT), Some(0));
+}
