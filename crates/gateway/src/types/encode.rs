@@ -57,6 +57,7 @@ pub(super) fn put_text(out: &mut Vec<u8>, value: ValueRef<'_>, kind: Type) {
         }
         (_, ValueRef::Real(value)) => number::put_f64(out, value),
         (Type::Bytea, ValueRef::Text(bytes) | ValueRef::Blob(bytes)) => put_hex(out, bytes),
+        (Type::BoolArray, ValueRef::Text(text)) => put_booleans(out, &String::from_utf8_lossy(text)),
         (Type::Timestamptz, ValueRef::Text(text)) => match datetime::parse_timestamp(text) {
             Some(moment_us) if datetime::put_timestamp(out, moment_us) => out.put_slice(b"+00"),
             _ => put_utf8(out, text),
@@ -65,6 +66,17 @@ pub(super) fn put_text(out: &mut Vec<u8>, value: ValueRef<'_>, kind: Type) {
         (_, ValueRef::Blob(bytes)) if std::str::from_utf8(bytes).is_ok() => out.put_slice(bytes),
         (_, ValueRef::Blob(bytes)) => put_hex(out, bytes),
     }
+}
+
+/// An array of truth values, which SQLite has as numbers.
+fn put_booleans(out: &mut Vec<u8>, array: &str) {
+    let elements = fulmar_engine::array::read(array);
+    let letters = elements.iter().map(|element| match element.as_deref() {
+        Some("1" | "t" | "true") => Some("t"),
+        Some(_) => Some("f"),
+        None => None,
+    });
+    put_utf8(out, fulmar_engine::array::write(letters, false).as_bytes());
 }
 
 /// The binary form, or `None` where the value has none in this type.

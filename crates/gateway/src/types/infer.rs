@@ -26,6 +26,8 @@ pub(crate) struct Inference {
     /// The columns that guesses refer to.
     columns: Vec<String>,
     logical: Option<Type>,
+    /// Columns of sub-queries that are arrays.
+    arrays: Vec<(String, Type)>,
     /// What stands before the list, and from FROM to the end of the conditions.
     frame: (String, String),
 }
@@ -41,6 +43,8 @@ pub(crate) enum Guess {
     Number(usize),
     /// An array of what that column holds.
     ArrayLike(usize),
+    /// As that column, or this type if SQLite tells nothing of it.
+    LikeOr(usize, Type),
 }
 
 impl Guess {
@@ -50,6 +54,7 @@ impl Guess {
             Guess::Unknown => None,
             Guess::Known(kind) => Some(kind),
             Guess::Like(column) => *probed.get(column)?,
+            Guess::LikeOr(column, kind) => Some(probed.get(column).copied().flatten().unwrap_or(kind)),
             Guess::ArrayLike(column) => probed.get(column)?.unwrap_or(Type::Text).array(),
             Guess::Number(column) => match (*probed.get(column)?)? {
                 Type::Int2 | Type::Int4 | Type::Int8 | Type::Bool => Some(Type::Int8),
@@ -73,6 +78,7 @@ impl Inference {
         let from = places.find(&tokens, list, &["from"]).unwrap_or(tokens.len());
         let end = places.find(&tokens, list, &ENDS).unwrap_or(tokens.len());
         let mut inference = Inference { logical: Some(logical), ..Inference::default() };
+        inference.find_arrays(&tokens);
         for item in places.split(&tokens, list..from.min(end)) {
             let item = without_alias(item);
             if item.last().is_none_or(|token| token.is_sign('*')) {
@@ -88,6 +94,32 @@ impl Inference {
         };
         inference.frame = (text(0..list), if from < end { text(from..end) } else { String::new() });
         inference
+    }
+
+    /// Finds `array_agg(...) AS name`, wherever it stands.
+    fn find_arrays(&mut self, tokens: &[Token<'_>]) {
+        for at in (0..tokens.len()).filter(|at| tokens[*at].is("array_agg")) {
+            let mut depth = 0;
+            let close = tokens[at + 1..].iter().position(|token| {
+                depth += i32::from(token.is_sign('(')) - i32::from(token.is_sign(')'));
+                depth <= 0
+            });
+            let Some(end) = close.map(|close| at + 1 + close) else { return };
+            let [before, name, ..] = tokens.get(end + 1..).unwrap_or_default() else { return };
+            let order =
+                tokens[at..end].iter().position(|token| token.is("order")).map_or(end, |order| at + order);
+            let argument = tokens.get(at + 2..order).unwrap_or_default();
+            // What a sub-query computes: by what it says of it.
+            let defined =
+                argument.last().filter(|_| is_path(argument)).and_then(|name| definition(tokens, name));
+            let kind = match self.guess(defined.unwrap_or(argument), DEPTH) {
+                Guess::Known(kind) => kind.array().unwrap_or(Type::TextArray),
+                _ => Type::TextArray,
+            };
+            self.arrays.extend(name.name().filter(|_| before.is("as")).map(|name| (name, kind)));
+        }
+        // What was looked at for its type is no column of the answer.
+        self.columns.clear();
     }
 
     /// A statement whose columns are those that the guesses refer to; `None` if they refer to none.
@@ -118,7 +150,13 @@ impl Inference {
             }
             [sign, rest @ ..] if sign.is_sign('-') || sign.is_sign('+') => self.guess(rest, depth - 1),
             [case, .., end] if case.is("case") && end.is("end") => self.guess_case(tokens, depth),
-            _ if is_path(tokens) => Guess::Like(self.column(tokens)),
+            _ if is_path(tokens) => {
+                let name = tokens.last().and_then(Token::name);
+                let array =
+                    self.arrays.iter().find(|(known, _)| Some(known) == name.as_ref()).map(|(_, kind)| *kind);
+                let column = self.column(tokens);
+                array.map_or(Guess::Like(column), |kind| Guess::LikeOr(column, kind))
+            }
             _ => self.guess_composed(tokens, &places, depth),
         }
     }
@@ -207,6 +245,19 @@ impl Inference {
             self.columns.len() - 1
         })
     }
+}
+
+/// The expression that some SELECT of the text calls by that name.
+fn definition<'a, 't>(tokens: &'t [Token<'a>], name: &Token<'_>) -> Option<&'t [Token<'a>]> {
+    let wanted = name.name()?;
+    let end =
+        tokens.windows(2).position(|pair| pair[0].is("as") && pair[1].name().as_ref() == Some(&wanted))?;
+    let mut depth = 0;
+    let before = tokens[..end].iter().rposition(|token| {
+        depth += i32::from(token.is_sign(')')) - i32::from(token.is_sign('('));
+        depth < 0 || depth == 0 && (token.is_sign(',') || token.is("select"))
+    })?;
+    Some(&tokens[before + 1..end])
 }
 
 /// What ends the conditions, outside of parentheses.

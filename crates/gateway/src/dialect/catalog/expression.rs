@@ -86,6 +86,13 @@ impl Output {
         } else if token.is_sign('(') {
             let end = closing(tokens, at);
             let inner = inside(tokens, at, end);
+            if let Some((name, columns, next)) = named_values(tokens, inner, end + 1).filter(|_| self.of_user)
+            {
+                let rows = self.inner(inner);
+                let text = format!("(WITH {name}({columns}) AS ({rows}) SELECT * FROM {name}) AS {name}");
+                self.push(text, Is::Group, apart);
+                return next;
+            }
             let text = if !self.of_user && begins_query(inner) { query(inner) } else { self.inner(inner) };
             self.push(format!("({text})"), Is::Group, apart);
             return end + 1;
@@ -364,6 +371,17 @@ fn with_keywords(name: &str, inner: &[Token<'_>]) -> String {
 /// What stands between the signs at `open` and `close`.
 fn inside<'a, 't>(tokens: &'t [Token<'a>], open: usize, close: usize) -> &'t [Token<'a>] {
     &tokens[(open + 1).min(close)..close]
+}
+
+/// `(VALUES ...) AS name (columns)`: the name, the columns, and where that ends. SQLite has no names for columns there.
+fn named_values(tokens: &[Token<'_>], inner: &[Token<'_>], mut at: usize) -> Option<(String, String, usize)> {
+    inner.first().filter(|token| token.is("values"))?;
+    at += usize::from(tokens.get(at)?.is("as"));
+    let name = tokens.get(at).filter(|token| super::is_alias(token))?;
+    tokens.get(at + 1).filter(|token| token.is_sign('('))?;
+    let end = closing(tokens, at + 1);
+    let columns: Vec<&str> = inside(tokens, at + 1, end).iter().map(|token| token.text).collect();
+    Some((name.text.to_owned(), columns.concat(), end + 1))
 }
 
 /// The items of `ARRAY[a, b]`, in parentheses perhaps, and as an array of some type; `None` for anything else.

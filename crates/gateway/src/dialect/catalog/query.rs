@@ -52,8 +52,13 @@ fn select(tokens: &[Token<'_>]) -> String {
         text.push_str(&from_clause(&tokens[end + 1..rest]));
     }
     for (number, set) in sets.iter().enumerate() {
-        text.push_str(if number == 0 && rest == end { " FROM " } else { ", " });
-        text.push_str(&format!("json_each(pg_array_json({set})) AS set_{number}"));
+        let rows = format!("json_each(pg_array_json({set})) AS set_{number}");
+        // Several go side by side.
+        text.push_str(&match number {
+            0 if rest == end => format!(" FROM {rows}"),
+            0 => format!(", {rows}"),
+            _ => format!(" LEFT JOIN {rows} ON set_{number}.key = set_0.key"),
+        });
     }
     if rest < tokens.len() {
         text.push(' ');

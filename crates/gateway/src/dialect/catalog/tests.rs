@@ -117,6 +117,10 @@ fn statements_of_users_keep_their_words() {
             "DELETE FROM t WHERE a <> ALL (ARRAY[1, 2]::int[]) AND b != ALL ($1::text[])",
             "DELETE FROM t WHERE a NOT IN (1, 2) AND b NOT IN (SELECT value FROM json_each(pg_array_json($1/*text[]*/)))",
         ),
+        (
+            "INSERT INTO t SELECT p0::VARCHAR FROM (VALUES ($1::VARCHAR, 0)) AS v(p0, n) ORDER BY n RETURNING t.id",
+            "INSERT INTO t SELECT CAST(p0 AS TEXT) FROM (WITH v(p0,n) AS (VALUES ($1/*varchar*/, 0)) SELECT * FROM v) AS v ORDER BY n RETURNING t.id",
+        ),
         // SQLite says what it thinks of these.
         ("SELECT 1 WHERE a < ANY ($1) AND b = ALL ($2)", "SELECT 1 WHERE a < ANY ($1) AND b = ALL ($2)"),
         (
