@@ -24,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::activity;
+use crate::advisory::AdvisoryLocks;
 use crate::auth::Decoy;
 use crate::failures::Failures;
 use crate::metrics::{self, WorkerMetrics};
@@ -75,6 +76,7 @@ pub(crate) struct Shared {
     pub(crate) catalog: Arc<Catalog>,
     pub(crate) registry: Arc<Registry>,
     pub(crate) tenants: Tenants,
+    pub(crate) advisory: AdvisoryLocks,
     /// Milliseconds since 1970.
     pub(crate) started_ms: u64,
     pub(crate) decoy: Decoy,
@@ -128,6 +130,7 @@ impl Gateway {
             catalog,
             registry,
             tenants: Tenants::default(),
+            advisory: AdvisoryLocks::default(),
             started_ms: activity::now_ms(),
             decoy: Decoy::new(),
             failures: Failures::new(),

@@ -21,6 +21,7 @@
 mod activity;
 mod admin;
 mod admission;
+mod advisory;
 mod auth;
 mod copy;
 mod dialect;

@@ -54,7 +54,7 @@ async fn statements_are_seen_and_ended() {
     assert!(left.await.unwrap().is_empty());
     let none = admin.simple_query("SELECT pg_cancel_backend(0)").await.unwrap();
     let tokio_postgres::SimpleQueryMessage::Row(row) = &none[1] else { panic!("{none:?}") };
-    assert_eq!(row.get(0), Some("0"));
+    assert_eq!(row.get(0), Some("f"));
     node.stop().await;
 }
 
@@ -134,5 +134,27 @@ async fn others_are_their_own_affair() {
     // What others run is not to be had through a view either, which would outlive the right to look.
     anna.batch_execute("CREATE VIEW v AS SELECT * FROM pg_stat_activity").await.unwrap();
     assert!(anna.query("SELECT * FROM v", &[]).await.is_err());
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn migrations_agree_about_a_number() {
+    let node = Node::insecure().await;
+    let (one, other) = (node.database("shop").await, node.client("shop").await);
+    let asks = async |client: &Client, function: &str| {
+        let sql = format!("SELECT {function}($1)");
+        client.query_one(&sql, &[&7_i64]).await.map(|row| row.get::<_, bool>(0))
+    };
+    assert!(asks(&one, "pg_try_advisory_lock").await.unwrap());
+    assert!(!asks(&other, "pg_try_advisory_lock").await.unwrap());
+    assert_eq!(state(other.query_one("SELECT pg_advisory_lock(7)", &[]).await), "55P03");
+    assert!(asks(&one, "pg_advisory_unlock").await.unwrap());
+    other.query_one("SELECT pg_advisory_lock(7)", &[]).await.unwrap();
+    assert!(!asks(&one, "pg_try_advisory_lock").await.unwrap());
+    let pid = pid(&other).await;
+    one.query_one("SELECT pg_terminate_backend($1)", &[&pid]).await.unwrap();
+    while !asks(&one, "pg_try_advisory_lock").await.unwrap() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     node.stop().await;
 }

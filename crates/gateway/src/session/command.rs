@@ -183,6 +183,7 @@ impl Session {
             }
         }
         self.statements.close_statements();
+        self.shared.advisory.unlock_all(self.link.handle.pid);
         self.settings.reset_all();
         self.apply_settings();
         Ok(())

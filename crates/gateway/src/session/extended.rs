@@ -112,7 +112,7 @@ impl Session {
     /// The session, as system tables are to see it.
     pub(super) fn viewer(&self) -> Arc<Viewer> {
         let (shared, settings) = (self.shared.clone(), self.settings.clone());
-        Arc::new(Viewer::new(shared, self.identity.clone(), settings))
+        Arc::new(Viewer::new(shared, self.identity.clone(), self.link.handle.pid, settings))
     }
 
     /// Finds out how to run the first statement of `sql`; answers what follows it too.

@@ -190,6 +190,7 @@ impl Session {
         }
         self.say_goodbye(end).await;
         self.link.engine.close().await;
+        self.shared.advisory.unlock_all(self.link.handle.pid);
         self.link.wire.shutdown().await;
     }
 

@@ -83,7 +83,13 @@ impl Session {
             return Ok(true);
         }
         let scope = if last && !self.link.implicit { Scope::Auto } else { Scope::Implicit };
-        let columns = columns(plan);
+        let mut columns = columns(plan);
+        if let Plan::Engine(statement) = plan
+            && statement.uses_system()
+        {
+            // As Postgres announces them: a client compares with 't'.
+            self.infer_types(statement, &mut columns).await;
+        }
         let layout = Layout { columns: &columns, formats: &TEXT, describe: true };
         let mut output = std::mem::take(&mut self.output);
         let ran = self.run_plan(plan, &[], scope, layout, &mut output).await;

@@ -8,6 +8,8 @@ use regex::{Regex, RegexBuilder};
 use super::arrays::{self, text_of};
 use super::schema::{Schema, shown};
 use super::{Asked, cluster, relations, statistics, types};
+use fulmar_pages::PartitionId;
+
 use crate::Result;
 use crate::dialect::token::{Lexer, quote_text};
 use crate::registry::Handle;
@@ -174,7 +176,22 @@ const FUNCTIONS: &[Known] = &[
     ("pg_partition_ancestors", 1, null),
     ("pg_partition_root", 1, null),
     ("pg_tablespace_location", 1, null),
-    ("pg_advisory_unlock_all", 0, null),
+    ("pg_advisory_lock", ANY, |arguments, asked| {
+        let (tenant, number, pid) = advisory(arguments, asked);
+        asked.viewer.shared.advisory.lock(tenant, number, pid).map(|()| Value::Null)
+    }),
+    ("pg_try_advisory_lock", ANY, |arguments, asked| {
+        let (tenant, number, pid) = advisory(arguments, asked);
+        asked.viewer.shared.advisory.try_lock(tenant, number, pid).map(|taken| Value::Integer(taken.into()))
+    }),
+    ("pg_advisory_unlock", ANY, |arguments, asked| {
+        let (tenant, number, pid) = advisory(arguments, asked);
+        Ok(Value::Integer(asked.viewer.shared.advisory.unlock(tenant, number, pid).into()))
+    }),
+    ("pg_advisory_unlock_all", 0, |_, asked| {
+        asked.viewer.shared.advisory.unlock_all(asked.viewer.pid);
+        Ok(Value::Null)
+    }),
     ("pg_get_keywords", 0, |_, _| Ok(Value::Text("{}".into()))),
     ("pg_stat_get_numscans", 1, no),
     ("pg_format", ANY, |arguments, _| Ok(text(format(arguments)))),
@@ -295,6 +312,13 @@ fn integer(value: Option<&ValueRef<'_>>) -> Option<i64> {
         ValueRef::Integer(integer) => Some(*integer),
         other => text_of(*other)?.parse().ok(),
     }
+}
+
+/// Whose lock of which number: one, or two of 32 bits, which are another.
+fn advisory(arguments: Arguments<'_, '_>, asked: Asked<'_>) -> (PartitionId, i64, i32) {
+    let number = |place| integer(arguments.get(place)).unwrap_or(0);
+    let key = if arguments.len() == 2 { number(0) << 32 | number(1) & 0xffff_ffff } else { number(0) };
+    (asked.viewer.identity.tenant.partition, key, asked.viewer.pid)
 }
 
 /// The user of that number, if the viewer may see it.

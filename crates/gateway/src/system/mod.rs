@@ -45,6 +45,7 @@ pub(crate) use functions::is_function;
 pub(crate) struct Viewer {
     pub(crate) shared: Arc<Shared>,
     pub(crate) identity: Identity,
+    pid: i32,
     pub(crate) settings: Settings,
     /// What `set_config` wants of them: name, value, and whether only for the transaction.
     pub(crate) changes: Mutex<Vec<(String, String, bool)>>,
@@ -53,8 +54,8 @@ pub(crate) struct Viewer {
 
 impl Viewer {
     /// A session that asks now: what it has found out is good for one statement.
-    pub(crate) fn new(shared: Arc<Shared>, identity: Identity, settings: Settings) -> Viewer {
-        Viewer { shared, identity, settings, changes: Mutex::default(), schema: Mutex::default() }
+    pub(crate) fn new(shared: Arc<Shared>, identity: Identity, pid: i32, settings: Settings) -> Viewer {
+        Viewer { shared, identity, pid, settings, changes: Mutex::default(), schema: Mutex::default() }
     }
 }
 

@@ -198,7 +198,14 @@ impl Inference {
                 .map_or(Guess::Unknown, |known| Guess::Known(known.kind));
         }
         let is = |names: &[&str]| names.iter().any(|known| name.is(known));
-        let asks = name.text.ends_with("_is_visible") || name.text.ends_with("_privilege");
+        let asks = name.text.ends_with("_is_visible")
+            || name.text.ends_with("_privilege")
+            || is(&[
+                "pg_try_advisory_lock",
+                "pg_advisory_unlock",
+                "pg_cancel_backend",
+                "pg_terminate_backend",
+            ]);
         if asks {
             Guess::Known(self.logical())
         } else if is(&["array_agg", "pg_array"]) {

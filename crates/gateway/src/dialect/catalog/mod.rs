@@ -138,6 +138,8 @@ fn parameters(tokens: &[Token<'_>]) -> Vec<(u16, String)> {
         } else if before(2).is_some_and(|token| is_any(token, &["pg_cancel_backend", "pg_terminate_backend"]))
         {
             "int4".to_owned()
+        } else if before(2).is_some_and(|token| token.text.to_ascii_lowercase().contains("advisory")) {
+            "int8".to_owned()
         } else {
             continue;
         };
