@@ -1,6 +1,7 @@
 //! What can be asked of `fulmar`, and the help that teaches it.
 
 mod tenant;
+mod top;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -11,6 +12,7 @@ use fulmar_workload::ycsb::YcsbArgs;
 
 use crate::size::Bytes;
 pub use tenant::{ExecArgs, ExportArgs, ImportArgs, LoadArgs, TenantAction, TenantArgs};
+pub use top::{Sort, TopArgs};
 
 const EXAMPLES: &str = "\
 Try it:
@@ -43,6 +45,8 @@ pub enum Command {
     Verify(VerifyArgs),
     /// Show how a node is
     Status(StatusArgs),
+    /// Show which tenants are busy now
+    Top(TopArgs),
     /// Run workloads, and compare with PostgreSQL
     Bench(BenchArgs),
     /// Show in one minute what Fulmar does
@@ -93,6 +97,9 @@ pub struct StartArgs {
     /// No passwords: everybody who can connect is superuser. Loopback addresses only
     #[arg(long)]
     pub insecure: bool,
+    /// Log statements that take longer than so many milliseconds, without their literals; 0 for none
+    #[arg(long, default_value_t = 1000, value_name = "MS")]
+    pub slow_statement: u64,
     /// How logs are written
     #[arg(long, value_enum, default_value_t = LogFormat::Text, value_name = "FORMAT")]
     pub log_format: LogFormat,
@@ -256,6 +263,7 @@ mod tests {
             panic!("not start");
         };
         assert_eq!((start.memory, start.insecure, start.http.port()), (Some(Bytes(256 << 20)), true, 2));
+        assert_eq!(start.slow_statement, 1000);
         let refused =
             ["fulmar start --data d", "fulmar start --data d --sql 127.0.0.1:1 --http h:1 --tls-cert c"];
         for line in refused {

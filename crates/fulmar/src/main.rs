@@ -6,6 +6,7 @@
 //!     ├── tenant   administration, loads and migrations over the Postgres protocol, as any client could
 //!     ├── verify   everything that is kept, compared with its checksums
 //!     ├── status   /healthz and /metrics of a node, as a table
+//!     ├── top      the busiest tenants of a node, again and again
 //!     ├── bench    the workloads of the crate `fulmar-workload`
 //!     └── demo     a node, a hundred tenants, a crash: one minute
 //! ```
@@ -26,6 +27,7 @@ mod size;
 mod start;
 mod status;
 mod tenant;
+mod top;
 mod verify;
 
 use std::process::ExitCode;
@@ -70,6 +72,7 @@ fn run(command: Command) -> anyhow::Result<()> {
             Command::Tenant(arguments) => interrupt::or_interrupted(tenant::run(arguments)).await,
             Command::Verify(arguments) => interrupt::or_interrupted(verify::run(arguments)).await,
             Command::Status(arguments) => status::run(arguments).await,
+            Command::Top(arguments) => top::run(arguments).await,
             Command::Bench(arguments) => interrupt::or_interrupted(bench::run(arguments)).await,
             Command::Demo(arguments) => interrupt::or_interrupted(demo::run(arguments)).await,
         }

@@ -27,8 +27,9 @@ use crate::activity;
 use crate::advisory::AdvisoryLocks;
 use crate::auth::Decoy;
 use crate::failures::Failures;
-use crate::metrics::{self, WorkerMetrics};
+use crate::metrics::{self, TenantFigures, WorkerMetrics};
 use crate::registry::Registry;
+use crate::session::SlowLog;
 use crate::startup;
 use crate::tenants::Tenants;
 
@@ -52,6 +53,8 @@ pub struct GatewayConfig {
     pub temporary_directory: PathBuf,
     /// How long running statements get to end at a shutdown.
     pub shutdown_grace: Duration,
+    /// Statements that take longer are logged; `None`: none are.
+    pub slow_statement: Option<Duration>,
 }
 
 impl GatewayConfig {
@@ -65,6 +68,7 @@ impl GatewayConfig {
             max_sessions: 20_000,
             temporary_directory: std::env::temp_dir(),
             shutdown_grace: Duration::from_secs(5),
+            slow_statement: None,
         }
     }
 }
@@ -77,6 +81,7 @@ pub(crate) struct Shared {
     pub(crate) registry: Arc<Registry>,
     pub(crate) tenants: Tenants,
     pub(crate) advisory: AdvisoryLocks,
+    pub(crate) slow: SlowLog,
     /// Milliseconds since 1970.
     pub(crate) started_ms: u64,
     pub(crate) decoy: Decoy,
@@ -96,20 +101,35 @@ pub struct Gateway {
 
 /// Where the figures for a scrape come from.
 pub(crate) struct MetricsSource {
-    engine: Arc<Engine>,
-    registry: Arc<Registry>,
+    shared: Arc<Shared>,
     workers: Vec<Arc<WorkerMetrics>>,
 }
 
 impl MetricsSource {
     /// All figures, as Prometheus reads them.
     pub(crate) fn render(&self) -> String {
-        metrics::render(&self.workers, self.registry.len(), &self.engine.statistics())
+        let Shared { engine, registry, .. } = &*self.shared;
+        metrics::render(&self.workers, registry.len(), &engine.statistics(), &self.busiest_tenants())
+    }
+
+    fn busiest_tenants(&self) -> Vec<TenantFigures> {
+        let Shared { engine, registry, catalog, tenants, .. } = &*self.shared;
+        let mut busiest = tenants.busiest(metrics::TENANTS);
+        let named = catalog.tenants().into_iter().filter_map(|tenant| {
+            let counts = busiest.remove(&tenant.partition)?;
+            Some(TenantFigures {
+                name: tenant.name.clone(),
+                counts,
+                commits: engine.partition_statistics(tenant.partition).unwrap_or_default().commits,
+                sessions: registry.count(tenant.partition) as u64,
+            })
+        });
+        named.collect()
     }
 
     /// Whether commits are accepted.
     pub(crate) fn is_healthy(&self) -> bool {
-        self.engine.accepts_commits()
+        self.shared.engine.accepts_commits()
     }
 }
 
@@ -125,6 +145,7 @@ impl Gateway {
         let registry = Arc::new(Registry::new(config.max_sessions));
         let count = config.workers.max(1);
         let shared = Arc::new(Shared {
+            slow: SlowLog::new(config.slow_statement),
             config,
             engine,
             catalog,
@@ -144,8 +165,7 @@ impl Gateway {
             threads.push(thread);
         }
         let metrics = Arc::new(MetricsSource {
-            engine: shared.engine.clone(),
-            registry: shared.registry.clone(),
+            shared: shared.clone(),
             workers: workers.iter().map(|worker| worker.metrics.clone()).collect(),
         });
         let acceptor = tokio::spawn(accept(listener, workers));

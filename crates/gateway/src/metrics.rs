@@ -10,9 +10,14 @@ use std::time::Duration;
 
 use fulmar_engine::EngineStatistics;
 
+use crate::tenants::TenantCounts;
+
 /// Upper bounds of the buckets for statement times: 16 us, doubled so often.
 pub(crate) const BUCKETS: usize = 21;
 const FIRST_BUCKET_US: u64 = 16;
+
+/// Tenants that have figures of their own: the busiest. A node has thousands, and each name makes new time series.
+pub(crate) const TENANTS: usize = 20;
 
 /// A counter that one thread writes.
 #[derive(Default)]
@@ -72,6 +77,14 @@ impl WorkerMetrics {
     }
 }
 
+/// What is told of one tenant.
+pub(crate) struct TenantFigures {
+    pub(crate) name: String,
+    pub(crate) counts: TenantCounts,
+    pub(crate) commits: u64,
+    pub(crate) sessions: u64,
+}
+
 /// The bucket whose upper bound is the first that is not below `time_us`.
 pub(crate) fn bucket(time_us: u64) -> usize {
     let units = time_us.div_ceil(FIRST_BUCKET_US).max(1);
@@ -88,6 +101,7 @@ pub(crate) fn render(
     workers: &[Arc<WorkerMetrics>],
     sessions_now: usize,
     engine: &EngineStatistics,
+    tenants: &[TenantFigures],
 ) -> String {
     let mut out = String::new();
     let sum =
@@ -106,6 +120,7 @@ pub(crate) fn render(
     counter(&mut out, "fulmar_sent_bytes_total", "Bytes to clients.", sent);
     statement_times(&mut out, workers);
     engine_figures(&mut out, engine);
+    tenant_figures(&mut out, tenants);
     out
 }
 
@@ -173,6 +188,38 @@ fn engine_figures(out: &mut String, engine: &EngineStatistics) {
     }
 }
 
+fn tenant_figures(out: &mut String, tenants: &[TenantFigures]) {
+    type Value = fn(&TenantFigures) -> f64;
+    let figures: [(&str, &str, &str, Value); 5] = [
+        ("statements_total", "counter", "Statements of the tenant.", |tenant| {
+            tenant.counts.statements as f64
+        }),
+        (
+            "busy_seconds_total",
+            "counter",
+            "How long the tenant's sessions have kept workers busy.",
+            |tenant| tenant.counts.busy_us as f64 / 1e6,
+        ),
+        ("errors_total", "counter", "Errors that clients of the tenant were told of.", |tenant| {
+            tenant.counts.errors as f64
+        }),
+        ("commits_total", "counter", "Commits of the tenant.", |tenant| tenant.commits as f64),
+        ("sessions", "gauge", "Sessions of the tenant that are open.", |tenant| tenant.sessions as f64),
+    ];
+    for (figure, kind, help, value) in figures {
+        let name = format!("fulmar_tenant_{figure}");
+        header(out, &name, help, kind);
+        for tenant in tenants {
+            line(out, format_args!("{name}{{tenant=\"{}\"}} {}", escaped(&tenant.name), value(tenant)));
+        }
+    }
+}
+
+/// The value of a label, as the format wants it.
+fn escaped(label: &str) -> String {
+    label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
 fn counter(out: &mut String, name: &str, help: &str, value: u64) {
     header(out, name, help, "counter");
     line(out, format_args!("{name} {value}"));
@@ -209,7 +256,8 @@ mod tests {
         let workers: Vec<Arc<WorkerMetrics>> = (0..2).map(|_| Arc::default()).collect();
         workers[0].ran(Duration::from_micros(20), 3);
         workers[1].ran(Duration::from_secs(60), 4);
-        let text = render(&workers, 5, &EngineStatistics { log_bytes: 7, ..EngineStatistics::default() });
+        let engine = EngineStatistics { log_bytes: 7, ..EngineStatistics::default() };
+        let text = render(&workers, 5, &engine, &[]);
         for expected in [
             "fulmar_sessions 5\n",
             "fulmar_rows_total 7\n",
@@ -218,6 +266,22 @@ mod tests {
             "fulmar_statement_seconds_bucket{le=\"+Inf\"} 2\n",
             "fulmar_statement_seconds_count 2\n",
             "fulmar_log_bytes_total 7\n",
+        ] {
+            assert!(text.contains(expected), "{expected} in {text}");
+        }
+    }
+
+    #[test]
+    fn tenants_are_told_by_their_names() {
+        let counts = TenantCounts { statements: 3, busy_us: 2_500_000, errors: 1, ..TenantCounts::default() };
+        let shop = TenantFigures { name: "a \"b\\\n".into(), counts, commits: 1 << 50, sessions: 4 };
+        let text = render(&[], 0, &EngineStatistics::default(), &[shop]);
+        for expected in [
+            "# TYPE fulmar_tenant_statements_total counter\nfulmar_tenant_statements_total{tenant=\"a \\\"b\\\\\\n\"} 3\n",
+            "fulmar_tenant_busy_seconds_total{tenant=\"a \\\"b\\\\\\n\"} 2.5\n",
+            "fulmar_tenant_errors_total{tenant=\"a \\\"b\\\\\\n\"} 1\n",
+            "fulmar_tenant_commits_total{tenant=\"a \\\"b\\\\\\n\"} 1125899906842624\n",
+            "fulmar_tenant_sessions{tenant=\"a \\\"b\\\\\\n\"} 4\n",
         ] {
             assert!(text.contains(expected), "{expected} in {text}");
         }

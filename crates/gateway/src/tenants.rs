@@ -3,6 +3,7 @@
 //! A tenant is counted from its first session on; counters outlive its sessions. All workers count in the same place,
 //! with a few relaxed additions for a statement.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,7 +25,8 @@ pub(crate) struct TenantStats {
     errors: AtomicU64,
     time_us: AtomicU64,
     smoothed_us: AtomicU64,
-    busy_us: AtomicU64,
+    /// Not microseconds: a worker is often busy for a few only, and what is cut off would add up.
+    busy_ns: AtomicU64,
     buckets: [AtomicU64; BUCKETS + 1],
 }
 
@@ -72,7 +74,7 @@ impl TenantStats {
 
     /// A session has kept a worker busy.
     pub(crate) fn worked(&self, time: Duration) {
-        add(&self.busy_us, time.as_micros() as u64);
+        add(&self.busy_ns, time.as_nanos() as u64);
     }
 
     /// What has been counted.
@@ -84,7 +86,7 @@ impl TenantStats {
             errors: load(&self.errors),
             time_us: load(&self.time_us),
             smoothed_us: load(&self.smoothed_us),
-            busy_us: load(&self.busy_us),
+            busy_us: load(&self.busy_ns) / 1000,
             half_us: self.quantile_us(50),
             most_us: self.quantile_us(99),
         }
@@ -123,6 +125,15 @@ impl Tenants {
         stats.map(|stats| stats.counts())
     }
 
+    /// Those that have kept workers busy longest, so many.
+    pub(crate) fn busiest(&self, count: usize) -> HashMap<PartitionId, TenantCounts> {
+        let busy_ns = |stats: &Arc<TenantStats>| stats.busy_ns.load(Ordering::Relaxed);
+        let mut all: Vec<(u64, PartitionId, Arc<TenantStats>)> =
+            self.0.lock().iter().map(|(tenant, stats)| (busy_ns(stats), *tenant, stats.clone())).collect();
+        all.sort_unstable_by_key(|(busy_ns, tenant, _)| (Reverse(*busy_ns), *tenant));
+        all.iter().take(count).map(|(_, tenant, stats)| (*tenant, stats.counts())).collect()
+    }
+
     /// Forgets a tenant that has been dropped.
     pub(crate) fn forget(&self, tenant: PartitionId) {
         self.0.lock().remove(&tenant);
@@ -146,5 +157,16 @@ mod tests {
         stats.ran(Duration::from_millis(10), 0);
         stats.ran(Duration::from_millis(10), 0);
         assert_eq!(stats.counts().most_us, 16_384);
+    }
+
+    #[test]
+    fn the_busiest_are_found() {
+        let tenants = Tenants::default();
+        for id in 1..=5 {
+            tenants.of(PartitionId(id)).worked(Duration::from_micros(id % 4));
+        }
+        let busiest = tenants.busiest(3);
+        assert_eq!(busiest.len(), 3);
+        assert_eq!([3, 2, 1].map(|id| busiest[&PartitionId(id)].busy_us), [3, 2, 1]);
     }
 }

@@ -51,6 +51,7 @@ impl Node {
         let mut config = GatewayConfig::new(arguments.sql);
         config.tls = tls;
         config.insecure = arguments.insecure;
+        config.slow_statement = limit(arguments.slow_statement);
         config.temporary_directory = data.path().join(TEMPORARY_DIRECTORY);
         let gateway = Gateway::start(config, engine.clone(), catalog)
             .await
@@ -81,6 +82,11 @@ impl Node {
         }
         self.engine.shutdown().await.context("the engine did not stop cleanly; nothing acknowledged is lost")
     }
+}
+
+/// A time of 0 is none.
+fn limit(milliseconds: u64) -> Option<Duration> {
+    (milliseconds > 0).then(|| Duration::from_millis(milliseconds))
 }
 
 /// Drops what a crash left half made or half dropped: nobody was ever told that it is there.

@@ -134,7 +134,7 @@ pub async fn texts<const N: usize>(client: &Client, sql: &str) -> anyhow::Result
 /// A client of a database.
 pub async fn connect(arguments: &ServerArgs, database: &str) -> anyhow::Result<Client> {
     let mut config = arguments.config()?;
-    config.dbname(database).application_name("fulmar tenant");
+    config.dbname(database).application_name("fulmar");
     if let Some(password) = password(&config, arguments.password_file.as_deref())? {
         config.password(password);
     }
@@ -149,6 +149,11 @@ pub async fn connect(arguments: &ServerArgs, database: &str) -> anyhow::Result<C
 }
 
 impl ServerArgs {
+    /// The database that the URL names.
+    pub fn database(&self) -> anyhow::Result<Option<String>> {
+        Ok(self.config()?.get_dbname().map(str::to_owned))
+    }
+
     fn config(&self) -> anyhow::Result<Config> {
         self.server.parse().context("cannot read --server; write postgres://USER:PASSWORD@HOST:PORT")
     }

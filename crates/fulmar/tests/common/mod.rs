@@ -41,11 +41,17 @@ pub struct Node {
 
 impl Node {
     pub fn start(data: &Path, flags: &[&str]) -> Self {
+        Self::start_with(data, flags, Stdio::inherit())
+    }
+
+    /// The same, with its log going elsewhere.
+    pub fn start_with(data: &Path, flags: &[&str], log: Stdio) -> Self {
         let data = data.to_str().unwrap();
         let mut process = fulmar(&["start", "--data", data, "--sql", "127.0.0.1:0", "--http", "127.0.0.1:0"])
             .args(["--memory", "64MB", "--log-level", "warn"])
             .args(flags)
             .stdout(Stdio::piped())
+            .stderr(log)
             .spawn()
             .unwrap();
         let mut line = String::new();

@@ -143,7 +143,9 @@ impl Session {
             }
             Front::Command(command, rest) => {
                 self.link.check_not_failed()?;
-                Ok((Plan::Command(Arc::from(command)), rest))
+                let text = sql.get(..sql.len().saturating_sub(rest.len())).unwrap_or_default();
+                let shown = super::slow::shown(text).into();
+                Ok((Plan::Command { command: Arc::from(command), shown }, rest))
             }
         }
     }
@@ -287,7 +289,7 @@ impl Session {
 fn statement_parameters(plan: &Plan) -> usize {
     match plan {
         Plan::Engine(statement) => statement.parameters.len(),
-        Plan::Command(_) => 0,
+        Plan::Command { .. } => 0,
     }
 }
 

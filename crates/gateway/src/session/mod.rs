@@ -28,18 +28,20 @@ mod link;
 pub(crate) mod rows;
 mod settings;
 mod simple;
+mod slow;
 mod statements;
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use fulmar_engine::{CommandTag, Completion, Error, Scope, TransactionStatus, Value, sqlstate};
 use fulmar_meta::{Access, LiveLimits, Tenant};
 
 pub(crate) use link::Link;
 pub(crate) use settings::Settings;
+pub(crate) use slow::SlowLog;
 
 use crate::gateway::Shared;
 use crate::metrics::WorkerMetrics;
@@ -195,21 +197,21 @@ impl Session {
     }
 
     async fn serve(&mut self) -> End {
+        let stats = self.stats.clone();
         loop {
             // Boxed: its state is large, and lies in memory that this worker has just used for another session. While a
             // session waits it has none of it.
-            let mut busy = Duration::ZERO;
             let handled = {
                 let mut work = pin!(self.handle_input());
                 poll_fn(|cx| {
                     let began = Instant::now();
                     let polled = work.as_mut().poll(cx);
-                    busy += began.elapsed();
+                    // Each time, for those who look on while it runs.
+                    stats.worked(began.elapsed());
                     polled
                 })
                 .await
             };
-            self.stats.worked(busy);
             match handled {
                 Ok(true) => continue,
                 Ok(false) => {}
@@ -388,11 +390,12 @@ impl Session {
                 }
             }
             // Boxed, as all that is rare: else every session's future would have room for it.
-            Plan::Command(command) => Box::pin(self.command(command, layout, output)).await,
+            Plan::Command { command, .. } => Box::pin(self.command(command, layout, output)).await,
         };
         let (time, rows) = (started.elapsed(), if let Ok(Ran::Done { rows, .. }) = &ran { *rows } else { 0 });
         self.metrics.ran(time, rows);
         self.stats.ran(time, rows);
+        self.log_if_slow(plan, time, rows, &ran);
         ran
     }
 

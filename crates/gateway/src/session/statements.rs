@@ -32,7 +32,11 @@ const CACHED: usize = 16;
 #[derive(Clone, Debug)]
 pub(crate) enum Plan {
     Engine(Arc<Statement>),
-    Command(Arc<Command>),
+    Command {
+        command: Arc<Command>,
+        /// Its text, as it may be logged.
+        shown: Arc<str>,
+    },
 }
 
 /// A parameter of a statement.
@@ -59,7 +63,7 @@ impl Prepared {
     pub(crate) fn new(plan: Plan, oids: Oids<'_>, columns: Vec<Column>) -> Prepared {
         let parameters = match &plan {
             Plan::Engine(statement) => parameters(statement, oids),
-            Plan::Command(_) => Vec::new(),
+            Plan::Command { .. } => Vec::new(),
         };
         let mut description = Vec::new();
         describe_columns(&mut description, &columns, &TEXT);
@@ -98,7 +102,7 @@ fn describe_columns(out: &mut Vec<u8>, columns: &[Column], formats: &Formats) {
 pub(crate) fn columns(plan: &Plan) -> Vec<Column> {
     match plan {
         Plan::Engine(statement) => statement.columns.iter().map(column).collect(),
-        Plan::Command(command) => match &**command {
+        Plan::Command { command, .. } => match &**command {
             Command::Show(name) => vec![Column::new(name.as_str(), Type::Text)],
             Command::ShowAll => {
                 ["name", "setting", "description"].map(|name| Column::new(name, Type::Text)).to_vec()

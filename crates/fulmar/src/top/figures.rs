@@ -1,0 +1,262 @@
+//! Counters, and what two looks at them tell of the time between.
+
+use std::cmp::Ordering;
+use std::collections::HashMap;
+use std::time::Instant;
+
+use serde::Serialize;
+use tokio_postgres::Row;
+
+use crate::cli::Sort;
+
+/// What a look asks for.
+pub const COUNTERS: &str = "SELECT tenant, sessions, statements, busy_ms, commits, conflicts, errors, p99_ms, \
+                            size_bytes, memory_bytes FROM fulmar.tenant_stats";
+
+/// Statements and open transactions, the oldest first; not this one.
+pub const RUNNING: &str = "\
+    SELECT datname, usename, pid, state, (julianday('now') - julianday(since)) * 86400.0 AS seconds, query \
+    FROM (SELECT *, CASE state WHEN 'active' THEN state_change ELSE xact_start END AS since FROM pg_stat_activity) \
+    WHERE state <> 'idle' AND pid <> pg_backend_pid() ORDER BY since LIMIT 5";
+
+/// What the counters of a tenant stand at.
+pub struct Counters {
+    name: String,
+    sessions: i64,
+    statements: i64,
+    busy_ms: f64,
+    commits: i64,
+    conflicts: i64,
+    errors: i64,
+    p99_ms: f64,
+    size_bytes: Option<i64>,
+    memory_bytes: Option<i64>,
+}
+
+impl Counters {
+    /// Out of a row of [`COUNTERS`].
+    pub fn read(row: &Row) -> Result<Self, tokio_postgres::Error> {
+        Ok(Self {
+            name: row.try_get(0)?,
+            sessions: row.try_get(1)?,
+            statements: row.try_get(2)?,
+            busy_ms: row.try_get(3)?,
+            commits: row.try_get(4)?,
+            conflicts: row.try_get(5)?,
+            errors: row.try_get(6)?,
+            p99_ms: row.try_get(7)?,
+            size_bytes: row.try_get(8)?,
+            memory_bytes: row.try_get(9)?,
+        })
+    }
+}
+
+/// All counters at a moment.
+pub struct Look {
+    pub at: Instant,
+    pub tenants: Vec<Counters>,
+}
+
+/// A session that runs a statement, or is inside a transaction.
+#[derive(Debug, PartialEq, Serialize)]
+pub struct Running {
+    pub tenant: String,
+    pub user: String,
+    pub pid: i32,
+    pub state: String,
+    pub seconds: f64,
+    pub query: String,
+}
+
+impl Running {
+    /// Out of a row of [`RUNNING`].
+    pub fn read(row: &Row) -> Result<Self, tokio_postgres::Error> {
+        Ok(Self {
+            tenant: row.try_get(0)?,
+            user: row.try_get(1)?,
+            pid: row.try_get(2)?,
+            state: row.try_get(3)?,
+            // It may have begun since the question did.
+            seconds: row.try_get::<_, Option<f64>>(4)?.unwrap_or_default().max(0.0),
+            query: row.try_get(5)?,
+        })
+    }
+}
+
+/// What a tenant, or all of them, did in an interval.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Figures {
+    pub sessions: i64,
+    pub statements_per_second: f64,
+    /// Of one processor: 200 is two of them.
+    pub busy_percent: f64,
+    pub commits_per_second: f64,
+    pub conflicts_per_second: f64,
+    pub errors_per_second: f64,
+    /// `None` while nobody has the tenant open.
+    pub size_bytes: Option<i64>,
+    pub memory_bytes: Option<i64>,
+}
+
+/// A line of the table.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Tenant {
+    #[serde(rename = "tenant")]
+    pub name: String,
+    #[serde(flatten)]
+    pub figures: Figures,
+    /// Since the node's start.
+    pub p99_ms: f64,
+}
+
+/// What was done between two looks.
+#[derive(Debug, PartialEq, Serialize)]
+pub struct Interval {
+    pub seconds: f64,
+    /// Of all tenants, those that are not shown included.
+    pub total: Figures,
+    pub tenants: Vec<Tenant>,
+    /// What runs longest.
+    pub running: Vec<Running>,
+}
+
+impl Interval {
+    /// Of the tenants that were there at both looks: of others nothing is known of the time between. (A tenant that
+    /// was renamed meanwhile is another one.)
+    pub fn between(before: &Look, now: &Look, running: Vec<Running>) -> Self {
+        let seconds = now.at.saturating_duration_since(before.at).as_secs_f64().max(f64::EPSILON);
+        let known: HashMap<&str, &Counters> =
+            before.tenants.iter().map(|counters| (counters.name.as_str(), counters)).collect();
+        let tenants: Vec<Tenant> = now
+            .tenants
+            .iter()
+            .filter_map(|now| {
+                let before =
+                    known.get(now.name.as_str()).filter(|before| before.statements <= now.statements)?;
+                Some(Tenant::between(before, now, seconds))
+            })
+            .collect();
+        let total = tenants.iter().fold(Figures::default(), |total, tenant| total.plus(&tenant.figures));
+        Self { seconds, total, tenants, running }
+    }
+
+    /// Puts first what there is most of.
+    pub fn sort(&mut self, by: Sort) {
+        self.tenants.sort_by(|a, b| {
+            let order = match by {
+                Sort::Tenant => Ordering::Equal,
+                by => b.figure(by).total_cmp(&a.figure(by)),
+            };
+            order.then_with(|| a.name.cmp(&b.name))
+        });
+    }
+}
+
+impl Tenant {
+    fn between(before: &Counters, now: &Counters, seconds: f64) -> Self {
+        let rate = |before: i64, now: i64| now.saturating_sub(before).max(0) as f64 / seconds;
+        let figures = Figures {
+            sessions: now.sessions,
+            statements_per_second: rate(before.statements, now.statements),
+            busy_percent: (now.busy_ms - before.busy_ms).max(0.0) / (seconds * 10.0),
+            commits_per_second: rate(before.commits, now.commits),
+            conflicts_per_second: rate(before.conflicts, now.conflicts),
+            errors_per_second: rate(before.errors, now.errors),
+            size_bytes: now.size_bytes,
+            memory_bytes: now.memory_bytes,
+        };
+        Self { name: now.name.clone(), figures, p99_ms: now.p99_ms }
+    }
+
+    /// What it is sorted by.
+    fn figure(&self, by: Sort) -> f64 {
+        let figures = &self.figures;
+        match by {
+            Sort::Tenant => 0.0,
+            Sort::Sessions => figures.sessions as f64,
+            Sort::Statements => figures.statements_per_second,
+            Sort::Busy => figures.busy_percent,
+            Sort::Commits => figures.commits_per_second,
+            Sort::Conflicts => figures.conflicts_per_second,
+            Sort::Errors => figures.errors_per_second,
+            Sort::P99 => self.p99_ms,
+            Sort::Size => figures.size_bytes.unwrap_or(-1) as f64,
+            Sort::Memory => figures.memory_bytes.unwrap_or(-1) as f64,
+        }
+    }
+}
+
+impl Figures {
+    fn plus(&self, other: &Self) -> Self {
+        let sum = |a: Option<i64>, b: Option<i64>| match (a, b) {
+            (Some(a), Some(b)) => Some(a.saturating_add(b)),
+            (known, None) | (None, known) => known,
+        };
+        Self {
+            sessions: self.sessions.saturating_add(other.sessions),
+            statements_per_second: self.statements_per_second + other.statements_per_second,
+            busy_percent: self.busy_percent + other.busy_percent,
+            commits_per_second: self.commits_per_second + other.commits_per_second,
+            conflicts_per_second: self.conflicts_per_second + other.conflicts_per_second,
+            errors_per_second: self.errors_per_second + other.errors_per_second,
+            size_bytes: sum(self.size_bytes, other.size_bytes),
+            memory_bytes: sum(self.memory_bytes, other.memory_bytes),
+        }
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn counters(name: &str, statements: i64, busy_ms: f64) -> Counters {
+        Counters {
+            name: name.to_owned(),
+            sessions: 1,
+            statements,
+            busy_ms,
+            commits: statements / 2,
+            conflicts: 0,
+            errors: 1,
+            p99_ms: 0.5,
+            size_bytes: (statements > 0).then_some(8192),
+            memory_bytes: None,
+        }
+    }
+
+    /// Two seconds of some tenants.
+    pub fn interval() -> Interval {
+        let at = Instant::now();
+        let before = vec![counters("a", 0, 0.0), counters("b", 100, 50.0), counters("again", 9, 9.0)];
+        let tenants = vec![
+            counters("a", 10, 100.0),
+            counters("b", 120, 3050.0),
+            counters("again", 8, 8.0),
+            counters("new", 7, 7.0),
+        ];
+        let now = Look { at: at + Duration::from_secs(2), tenants };
+        Interval::between(&Look { at, tenants: before }, &now, Vec::new())
+    }
+
+    fn names(interval: &Interval) -> Vec<&str> {
+        interval.tenants.iter().map(|tenant| tenant.name.as_str()).collect()
+    }
+
+    #[test]
+    fn two_looks_make_rates() {
+        let mut interval = interval();
+        assert_eq!(names(&interval), ["a", "b"], "others were not there all the time");
+        let b = &interval.tenants[1].figures;
+        assert_eq!((b.statements_per_second, b.busy_percent, b.commits_per_second), (10.0, 150.0, 5.0));
+        assert_eq!((b.errors_per_second, b.size_bytes, b.memory_bytes), (0.0, Some(8192), None));
+        let total = &interval.total;
+        assert_eq!((total.statements_per_second, total.busy_percent, total.sessions), (15.0, 155.0, 2));
+        assert_eq!((total.size_bytes, total.memory_bytes), (Some(16384), None));
+        interval.sort(Sort::Busy);
+        assert_eq!(names(&interval), ["b", "a"]);
+        interval.sort(Sort::Size);
+        assert_eq!(names(&interval), ["a", "b"], "equal ones by their names");
+    }
+}
