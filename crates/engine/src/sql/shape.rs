@@ -168,7 +168,8 @@ fn parameter_number(token: &Token<'_>) -> Option<u16> {
     (token.kind == Kind::Parameter).then(|| token.text[1..].parse().ok()).flatten().filter(|n| *n > 0)
 }
 
-/// `column = $1`, `column < $1`, `SET column = column + $1`, `$1 = column`, `column BETWEEN $1 AND $2`, `IN ($1, $2)`.
+/// `column = $1`, `column < $1`, `SET column = column + $1`, `$1 = column`, `column BETWEEN $1 AND $2`,
+/// `[NOT] IN ($1, $2)`.
 fn compared_parameters(tokens: &[Token<'_>]) -> Vec<ParameterPlace> {
     const COMPARES: [&str; 14] = ["=", "==", "<", ">", "<=", ">=", "<>", "!=", "+", "-", "*", "/", "%", "||"];
     let compares = |t: &Token<'_>| {
@@ -181,7 +182,8 @@ fn compared_parameters(tokens: &[Token<'_>]) -> Vec<ParameterPlace> {
         if token.is_symbol(")") {
             within = None;
         } else if token.is("IN") && i > 0 {
-            within = tokens[i - 1].name();
+            let negated = tokens[i - 1].is("NOT");
+            within = i.checked_sub(1 + usize::from(negated)).and_then(|at| tokens[at].name());
         }
         let Some(number) = parameter_number(token) else { continue };
         let before = i.checked_sub(2).filter(|_| compares(&tokens[i - 1])).and_then(|at| tokens[at].name());
