@@ -111,6 +111,7 @@ fn elements(text: &str) -> impl Iterator<Item = (Element, bool)> + '_ {
 
 /// The first element, whether it is quoted, and what stands behind its comma.
 fn element(text: &str) -> (String, bool, Option<&str>) {
+    let text = text.trim_ascii_start();
     let (mut element, mut quoted, mut inside) = (String::new(), false, false);
     let mut characters = text.char_indices();
     while let Some((at, character)) = characters.next() {
