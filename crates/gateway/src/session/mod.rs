@@ -199,8 +199,7 @@ impl Session {
     async fn serve(&mut self) -> End {
         let stats = self.stats.clone();
         loop {
-            // Boxed: its state is large, and lies in memory that this worker has just used for another session. While a
-            // session waits it has none of it.
+            // Not boxed, although its state is large: that makes no difference that could be measured (500 tenants).
             let handled = {
                 let mut work = pin!(self.handle_input());
                 poll_fn(|cx| {
