@@ -49,6 +49,9 @@ pub trait System: Send + Sync {
     /// The functions: the same for all sessions.
     fn functions(&self) -> &'static [SystemFunction];
 
+    /// A statement begins, for the first time or in a replay: what was found out for another one may be over.
+    fn begin(&self);
+
     /// All rows of a table, each with a value for every column.
     fn rows(&self, table: usize, database: &Database<'_>) -> Result<Vec<Vec<Value>>>;
 

@@ -50,8 +50,11 @@ async fn statements_are_seen_and_ended() {
     wait_for(&admin, shop_pid, "idle in transaction (aborted)").await;
     admin.batch_execute(&format!("SELECT pg_terminate_backend({shop_pid})")).await.unwrap();
     assert!(shop.batch_execute("SELECT 1").await.is_err());
-    let left = admin.query("SELECT 1 FROM pg_stat_activity WHERE datname = 'shop'", &[]);
-    assert!(left.await.unwrap().is_empty());
+    // The client is told before the session has given everything back.
+    let sessions = "SELECT 1 FROM pg_stat_activity WHERE datname = 'shop'";
+    while !admin.query(sessions, &[]).await.unwrap().is_empty() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     let none = admin.simple_query("SELECT pg_cancel_backend(0)").await.unwrap();
     let tokio_postgres::SimpleQueryMessage::Row(row) = &none[1] else { panic!("{none:?}") };
     assert_eq!(row.get(0), Some("f"));
@@ -156,5 +159,53 @@ async fn migrations_agree_about_a_number() {
     while !asks(&one, "pg_try_advisory_lock").await.unwrap() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+    node.stop().await;
+}
+
+/// What a transaction has read of the catalog is part of what it has read: its replay asks again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_reads_the_schema_anew() {
+    let node = Node::insecure().await;
+    let (one, other) = (node.database("shop").await, node.client("shop").await);
+    one.batch_execute("CREATE TABLE t (a INTEGER)").await.unwrap();
+    for (interferes, ends) in [("INSERT INTO t VALUES (2)", None), ("CREATE TABLE late (a)", Some("40001"))] {
+        one.batch_execute("BEGIN").await.unwrap();
+        let sql = "SELECT count(*) FROM pg_class WHERE relname = 'late'";
+        assert_eq!(one.query_one(sql, &[]).await.unwrap().get::<_, i64>(0), 0);
+        one.batch_execute("INSERT INTO t VALUES (1)").await.unwrap();
+        other.batch_execute(interferes).await.unwrap();
+        let committed = one.batch_execute("COMMIT").await;
+        assert_eq!(committed.err().map(|error| error.code().unwrap().code().to_owned()).as_deref(), ends);
+    }
+    node.stop().await;
+}
+
+/// Every table can be read, and has a value for each of its columns.
+#[tokio::test(flavor = "multi_thread")]
+async fn all_tables_can_be_read() {
+    let node = Node::insecure().await;
+    let client = node.database("shop").await;
+    client
+        .batch_execute(
+            "CREATE TABLE t (a INTEGER PRIMARY KEY, b TEXT UNIQUE DEFAULT 'x' CHECK (b <> '')); \
+             CREATE TABLE u (a INT REFERENCES t, PRIMARY KEY (a)) WITHOUT ROWID; \
+             CREATE VIEW v AS SELECT * FROM t; CREATE INDEX i ON u (a DESC) WHERE a > 1; \
+             CREATE TRIGGER r AFTER INSERT ON t BEGIN SELECT 1; END",
+        )
+        .await
+        .unwrap();
+    let sql = "SELECT DISTINCT m.name FROM pragma_module_list AS m, pg_am WHERE m.name LIKE 'pg~_%' ESCAPE '~' \
+               OR m.name LIKE '%.%' ORDER BY 1";
+    let names = client.query(sql, &[]).await.unwrap();
+    assert!(names.len() > 60, "{}", names.len());
+    let mut filled = 0;
+    for name in &names {
+        let (name, from) = (name.get::<_, &str>(0), "SELECT * FROM");
+        filled += usize::from(!client.query(&format!("{from} {name}"), &[]).await.unwrap().is_empty());
+    }
+    assert!(filled >= 30, "{filled}");
+    let keys = "SELECT count(DISTINCT indexrelid), count(*) FROM pg_index";
+    let row = client.query_one(keys, &[]).await.unwrap();
+    assert_eq!(row.get::<_, i64>(0), row.get::<_, i64>(1));
     node.stop().await;
 }

@@ -30,10 +30,12 @@ pub(super) unsafe fn enter(db: *mut ffi::sqlite3, link: &Link) -> Result<()> {
         let mut slot = link.system.borrow_mut();
         slot.rows.clear();
         slot.active = true;
-        match (&slot.system, slot.installed) {
-            (Some(system), false) => system.clone(),
-            _ => return Ok(()),
+        let Some(system) = slot.system.clone() else { return Ok(()) };
+        system.begin();
+        if slot.installed {
+            return Ok(());
         }
+        system
     };
     let source = Source { db, link };
     // SAFETY: the caller's promise; the handle is not closed when this goes.

@@ -4,14 +4,13 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use bytes::{Bytes, BytesMut};
-use futures::{SinkExt, pin_mut};
+use bytes::Bytes;
+use futures::pin_mut;
 use rusqlite::OpenFlags;
 use serde::Serialize;
-use tokio::io::AsyncReadExt;
 use tokio_postgres::Client;
 
-use super::{PIECE_BYTES, open, quoted, server_error};
+use super::{open, quoted, send_file, server_error};
 use crate::cli::ImportArgs;
 use crate::output;
 
@@ -36,20 +35,7 @@ pub async fn run(client: &Client, arguments: &ImportArgs, json: bool) -> anyhow:
     let sink = copied.with_context(not_imported)?;
     pin_mut!(sink);
     let bar = output::byte_progress("importing", length);
-    let mut bytes = 0;
-    let sent = loop {
-        let mut piece = BytesMut::with_capacity(PIECE_BYTES);
-        match input.read_buf(&mut piece).await {
-            Ok(0) => break Ok(()),
-            Ok(count) => bytes += count as u64,
-            // The sink is dropped: the server hears that the client gives up, and keeps nothing.
-            Err(cause) => break Err(anyhow::anyhow!("cannot read {}: {cause}", file.display())),
-        }
-        if let Err(error) = sink.send(piece.freeze()).await {
-            break Err(server_error(&error));
-        }
-        bar.set_position(bytes);
-    };
+    let (bytes, sent) = send_file(&mut input, file, sink.as_mut(), &bar).await;
     let done = match sent {
         Ok(()) => sink.finish().await.map_err(|error| server_error(&error)),
         Err(error) => Err(error),

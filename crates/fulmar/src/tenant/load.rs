@@ -3,13 +3,12 @@
 use std::time::Instant;
 
 use anyhow::Context;
-use bytes::{Bytes, BytesMut};
-use futures::{SinkExt, pin_mut};
+use bytes::Bytes;
+use futures::pin_mut;
 use serde::Serialize;
-use tokio::io::AsyncReadExt;
 use tokio_postgres::Client;
 
-use super::{PIECE_BYTES, open, quoted, server_error};
+use super::{open, quoted, send_file, server_error};
 use crate::cli::LoadArgs;
 use crate::output;
 
@@ -37,20 +36,7 @@ pub async fn run(client: &Client, arguments: &LoadArgs, json: bool) -> anyhow::R
         .with_context(|| format!("nothing was loaded into {table} of {name}"))?;
     pin_mut!(sink);
     let bar = output::byte_progress("loading", length);
-    let mut bytes = 0;
-    let copied = loop {
-        let mut piece = BytesMut::with_capacity(PIECE_BYTES);
-        match input.read_buf(&mut piece).await {
-            Ok(0) => break Ok(()),
-            Ok(count) => bytes += count as u64,
-            // The sink is dropped: the server hears that the client gives up, and keeps nothing.
-            Err(cause) => break Err(anyhow::anyhow!("cannot read {}: {cause}", file.display())),
-        }
-        if let Err(error) = sink.send(piece.freeze()).await {
-            break Err(server_error(&error));
-        }
-        bar.set_position(bytes);
-    };
+    let (bytes, copied) = send_file(&mut input, file, sink.as_mut(), &bar).await;
     let rows = match copied {
         Ok(()) => commit(client, sink.finish().await).await.map_err(|error| server_error(&error)),
         Err(error) => Err(error),

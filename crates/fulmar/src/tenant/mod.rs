@@ -11,11 +11,15 @@ mod load;
 use std::fmt;
 use std::io::IsTerminal;
 use std::path::Path;
+use std::pin::Pin;
 
 use anyhow::{Context, bail};
+use bytes::{Bytes, BytesMut};
+use futures::SinkExt;
+use indicatif::ProgressBar;
 use serde::Serialize;
-use tokio::io::AsyncRead;
-use tokio_postgres::{Client, Config, NoTls, SimpleQueryMessage, SimpleQueryRow};
+use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio_postgres::{Client, Config, CopyInSink, NoTls, SimpleQueryMessage, SimpleQueryRow};
 
 use crate::cli::{ServerArgs, TenantAction, TenantArgs};
 use crate::output;
@@ -225,6 +229,29 @@ async fn open(file: &Path) -> anyhow::Result<(Box<dyn AsyncRead + Unpin>, Option
     let opened = opened.with_context(|| format!("cannot open {}", file.display()))?;
     let data = opened.metadata().await?;
     Ok((Box::new(opened), data.is_file().then_some(data.len())))
+}
+
+/// Sends the file, with a bar; answers how many bytes that is, and what stopped it. A sink that is dropped then tells the
+/// server that the client gives up, and nothing is kept.
+async fn send_file(
+    input: &mut (dyn AsyncRead + Unpin),
+    file: &Path,
+    mut sink: Pin<&mut CopyInSink<Bytes>>,
+    bar: &ProgressBar,
+) -> (u64, anyhow::Result<()>) {
+    let mut bytes = 0;
+    loop {
+        let mut piece = BytesMut::with_capacity(PIECE_BYTES);
+        match input.read_buf(&mut piece).await {
+            Ok(0) => return (bytes, Ok(())),
+            Ok(count) => bytes += count as u64,
+            Err(cause) => return (bytes, Err(anyhow::anyhow!("cannot read {}: {cause}", file.display()))),
+        }
+        if let Err(error) = sink.send(piece.freeze()).await {
+            return (bytes, Err(server_error(&error)));
+        }
+        bar.set_position(bytes);
+    }
 }
 
 fn create_clauses(owner: Option<&str>, template: Option<&str>) -> String {

@@ -39,6 +39,7 @@ fn may_concern(window: [u8; 3]) -> bool {
         | [b'a', b'r', b'.']
         | [b'r', b'e', b'g']
         | [b't', b'e', b'_'] => true,
+        [b'e', b'_', b'i'] | [b'o', b'_', b'a'] => true, // parse_ident, string_to_array
         [b'_', b't', b'y'] | [b'_', b'p', b'r'] | [b'_', b'd', b'e'] => true,
         // any, all, some, CAST, ::
         [b'a', b'n', b'y']

@@ -29,7 +29,7 @@ use admin::Admin;
 use catalog::Translated;
 use copy::Copy;
 use procedure::Procedure;
-use token::{Cursor, Lexer, first_statement};
+use token::{Cursor, Lexer, Token, first_statement};
 
 /// What the front must know of the session.
 pub(crate) struct Context<'a> {
@@ -99,6 +99,12 @@ fn in_main_schema(sql: &str) -> Option<(String, &str)> {
         return None;
     }
     let (tokens, rest) = first_statement(sql);
+    let is_public = |token: &Token<'_>| token.name().is_some_and(|name| name == "public");
+    // Something else has that name.
+    let dotted = |at: usize| tokens.get(at + 1).is_some_and(|next| next.is_sign('.'));
+    if tokens.iter().enumerate().any(|(at, token)| is_public(token) && !dotted(at)) {
+        return None;
+    }
     let mut text = String::new();
     let start = tokens.first()?.start;
     let mut copied = start;
@@ -107,7 +113,7 @@ fn in_main_schema(sql: &str) -> Option<(String, &str)> {
             place.and_then(|place| tokens.get(place)).is_some_and(|token| token.is_sign('.'))
         };
         let is_schema = dot(Some(at + 1)) && !dot(at.checked_sub(1));
-        if is_schema && token.name().is_some_and(|name| name == "public") {
+        if is_schema && is_public(token) {
             text.push_str(&sql[copied..token.start]);
             text.push_str("main");
             copied = token.end();

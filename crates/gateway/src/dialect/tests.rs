@@ -43,6 +43,7 @@ fn sqlite_s_own_passes() {
         "select region from t where version = 1",
         "UPDATE t SET now = 1",
         "SELECT t.current_user FROM t",
+        "SELECT public.a FROM t AS public",
         "BEGIN",
         "COMMIT",
         "CREATE TABLE t (a int)",

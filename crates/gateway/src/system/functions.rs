@@ -511,6 +511,16 @@ mod tests {
     }
 
     #[test]
+    fn each_is_known_to_the_front() {
+        use crate::dialect::{Context, Front, front};
+        let context = Context { database: "shop", user: "anna", pid: 1 };
+        for function in all().iter().filter(|function| is_function(function.name)) {
+            let sql = format!("SELECT {}(1)", function.name);
+            assert!(matches!(front(&sql, &context), Ok(Front::Translated(..))), "{sql}");
+        }
+    }
+
+    #[test]
     fn names_of_functions_are_unique() {
         let mut names: Vec<&str> = all().iter().map(|function| function.name).collect();
         let count = names.len();
