@@ -19,5 +19,8 @@ mod log;
 mod objects;
 
 pub use files::{Fault, FaultyFiles, LogFile, LogFiles, Operation, StdFiles};
-pub use log::{CommitLog, FullCause, LogError, LogOptions, LogStatistics, Lsn, MAX_RETRY_DELAY, OnDiscard};
+pub use log::{
+    CommitLog, FullCause, LogError, LogOptions, LogStatistics, Lsn, MAX_NAP, MAX_RETRY_DELAY, OnDiscard,
+    Urgency,
+};
 pub use objects::{ManifestName, PageStore, SegmentWriter, StoreError};

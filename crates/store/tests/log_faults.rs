@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::sync::{Arc, Barrier};
 
 use common::*;
-use fulmar_store::{CommitLog, Fault, FaultyFiles, FullCause, LogError, LogOptions, Lsn, Operation};
+use fulmar_store::{CommitLog, Fault, FaultyFiles, FullCause, LogError, LogOptions, Lsn, Operation, Urgency};
 
 /// Where discards are reported.
 fn discards(log: &CommitLog) -> mpsc::Receiver<(Lsn, Lsn)> {
@@ -58,8 +58,9 @@ fn too_much_pending_is_refused_until_there_is_room() {
     let options = LogOptions { pending_bytes: 2000, ..options() };
     let (log, _) = open_with(options, files.clone()).unwrap();
     files.hold(Operation::Sync, true);
-    let refused = (1..).find(|transaction| log.append(&commit(*transaction, 100)).is_err()).unwrap();
-    let error = log.append(&commit(refused, 100)).unwrap_err();
+    let refused =
+        (1..).find(|transaction| log.append(&commit(*transaction, 100), Urgency::Prompt).is_err()).unwrap();
+    let error = log.append(&commit(refused, 100), Urgency::Prompt).unwrap_err();
     assert!(matches!(error, LogError::Busy), "{error}");
     let mut room = Box::pin(log.wait_room(commit(refused, 100).len()));
     assert!(room.as_mut().now_or_never().is_none());
@@ -134,7 +135,7 @@ fn a_failure_discards_what_is_not_durable_and_tells_so_only_when_that_is_durable
         assert_eq!(discards.recv().unwrap(), (kept, lost));
         // The new log cannot begin yet, so nobody is told, and nothing is taken.
         assert!(log.wait_durable(lost).now_or_never().is_none());
-        let error = log.append(&commit(3, 100)).unwrap_err();
+        let error = log.append(&commit(3, 100), Urgency::Prompt).unwrap_err();
         assert!(matches!(error, LogError::Failed { .. }), "{error}");
         assert!(log.wait_durable(kept).now_or_never().unwrap().is_ok());
         files.fail_while(operation, None);
@@ -288,6 +289,6 @@ fn a_callback_that_panics_leaves_nobody_waiting() {
     let lsn = append(&log, 1, 100).unwrap();
     let error = block_on(log.wait_durable(lsn)).unwrap_err();
     assert!(matches!(error, LogError::Closed), "{error}");
-    assert!(matches!(log.append(&commit(2, 10)), Err(LogError::Closed)));
+    assert!(matches!(log.append(&commit(2, 10), Urgency::Prompt), Err(LogError::Closed)));
     assert!(log.close().is_err());
 }

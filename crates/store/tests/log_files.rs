@@ -54,3 +54,35 @@ fn a_file_keeps_its_length_and_names_change() {
     files.remove("b").unwrap();
     assert!(files.describe("b").starts_with(directory.path().to_str().unwrap()));
 }
+
+/// Pieces of all lengths, one behind the other, through several openings: what was written is there, with zeros behind.
+#[test]
+fn what_is_written_front_to_back_is_read_back() {
+    const BYTES: usize = 4 << 20;
+    let directory = tempfile::tempdir().unwrap();
+    let files = StdFiles::open(directory.path()).unwrap();
+    let mut file = files.create("a", BYTES as u64).unwrap();
+    file.write_at(0, &[0xee; BYTES]).unwrap();
+    let (mut written, mut expected) = (0, vec![0xee; BYTES]);
+    let lengths = [64, 150, 4096, 3786, 1, 8191, 700_000, 4096 * 64, 5, 300_000, 4095, 1, 123_456];
+    for (round, length) in lengths.into_iter().cycle().take(30).enumerate() {
+        let piece: Vec<u8> = (0..length).map(|at| (at * 7 + round) as u8).collect();
+        if written + length > BYTES {
+            break;
+        }
+        file.write_at(written as u64, &piece).unwrap();
+        expected[written..written + length].copy_from_slice(&piece);
+        written += length;
+        let block = written.next_multiple_of(4096);
+        expected[written..block].fill(0);
+        if round % 3 == 0 {
+            file.sync_data().unwrap();
+            file = files.open("a").unwrap();
+        }
+        let mut seen = vec![0; BYTES];
+        file.read_at(0, &mut seen).unwrap();
+        let differs = seen.iter().zip(&expected).position(|(a, b)| a != b);
+        assert_eq!(differs, None, "after {written} bytes");
+    }
+    assert!(written > 2 << 20);
+}

@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use fulmar_store::{CommitLog, FaultyFiles, LogError, LogFiles, Lsn, Operation};
+use fulmar_store::{CommitLog, FaultyFiles, LogError, LogFiles, Lsn, Operation, Urgency};
 
 const HEADER_BYTES: u64 = 48;
 
@@ -48,7 +48,7 @@ fn an_empty_directory_is_an_empty_log() {
     assert!(seen.is_empty());
     log.close().unwrap();
     log.close().unwrap();
-    assert!(matches!(log.append(&commit(1, 1)), Err(LogError::Closed)));
+    assert!(matches!(log.append(&commit(1, 1), Urgency::Prompt), Err(LogError::Closed)));
     assert!(open(files).1.is_empty());
 }
 
@@ -253,7 +253,7 @@ fn a_record_longer_than_a_file_gets_a_file_of_its_own() {
     append_durably(&log, 1, 100);
     append_durably(&log, 2, 50_000);
     append_durably(&log, 3, 100);
-    let error = log.append(&commit(4, 600_000)).unwrap_err();
+    let error = log.append(&commit(4, 600_000), Urgency::Prompt).unwrap_err();
     assert!(matches!(error, LogError::TooLong { .. }), "{error}");
     append_durably(&log, 5, 4096);
     let (_, seen) = open(files.process_kill());

@@ -31,7 +31,7 @@ use std::sync::atomic::Ordering;
 
 use fulmar_pages::record::{self, RecordBuilder, RecordHeader, RecordKind};
 use fulmar_pages::{Outcome, PAGE_SIZE, Page, PageNo, Version};
-use fulmar_store::{LogError, Lsn};
+use fulmar_store::{LogError, Lsn, MAX_NAP, Urgency};
 use hashbrown::HashSet;
 
 use super::large::LargeSegment;
@@ -86,6 +86,10 @@ pub(crate) mod page_one {
     }
 }
 
+/// A partition that commits less often than this loses nothing that its clients would notice if its records wait for
+/// others' to share a sync: at most a tenth of the time between two.
+const SELDOM_MS: u64 = 10 * MAX_NAP.as_millis() as u64;
+
 /// A commit whose garbage is not collected yet.
 struct Recent {
     snapshot: Snapshot,
@@ -100,6 +104,8 @@ struct Recent {
 pub(crate) struct Commits {
     /// The last number given; never reused, not even after a discard.
     last_number: u64,
+    /// The hybrid timestamp of the last commit since the partition was opened; 0: there was none.
+    last_timestamp: u64,
     recent: VecDeque<Recent>,
     /// The sum over `recent`.
     replaced_bytes: u64,
@@ -144,6 +150,7 @@ impl Commits {
     pub(super) fn new(current: Snapshot) -> Self {
         Commits {
             last_number: current.number,
+            last_timestamp: 0,
             recent: VecDeque::new(),
             replaced_bytes: 0,
             settled: current,
@@ -158,6 +165,16 @@ impl Commits {
     /// Bytes of pages that commits have replaced and that are not freed, since a snapshot or a discard may need them.
     pub(super) fn held_bytes(&self) -> u64 {
         self.replaced_bytes
+    }
+
+    /// How soon a commit made now must be durable: a partition whose clients commit one transaction after the other (or
+    /// together) is not held up.
+    fn urgency(&self, timestamp: u64) -> Urgency {
+        let milliseconds = |timestamp: u64| timestamp >> 16;
+        match milliseconds(timestamp).saturating_sub(milliseconds(self.last_timestamp)) >= SELDOM_MS {
+            true => Urgency::Patient,
+            false => Urgency::Prompt,
+        }
     }
 
     fn push_recent(&mut self, recent: Recent) {
@@ -335,12 +352,13 @@ impl Partition {
             record.push_outcome(Outcome { transaction: transaction.id, committed: true });
         }
         let body = record.finish();
-        record::patch(body, number, self.node.clock.tick());
+        let timestamp = self.node.clock.tick();
+        record::patch(body, number, timestamp);
         record::patch_page_count(body, page_count);
         // At or before the record's beginning: others append too.
         let start = self.node.log.appended();
         let body_bytes = body.len();
-        let lsn = match self.node.log.append(body) {
+        let lsn = match self.node.log.append(body, commits.urgency(timestamp)) {
             Ok(lsn) => lsn,
             Err(LogError::Busy) => {
                 record.truncate(unmerged_bytes);
@@ -379,7 +397,7 @@ impl Partition {
             self.pages.end(no, number);
         }
         commits.dirty_since.get_or_insert_with(|| (start, self.node.clock.monotonic_ms()));
-        commits.last_number = number;
+        (commits.last_number, commits.last_timestamp) = (number, timestamp);
         commits.push_recent(Recent {
             snapshot,
             pages: changed.into_boxed_slice(),
@@ -577,7 +595,7 @@ impl Partition {
         });
         record.push_outcome(Outcome { transaction: id, committed });
         let start = self.node.log.appended();
-        let lsn = self.node.log.append(record.finish()).map_err(log_error)?;
+        let lsn = self.node.log.append(record.finish(), Urgency::Prompt).map_err(log_error)?;
         self.node.buffers.give(record.into_buffer());
         let snapshot = Snapshot { number, lsn, page_count: current.page_count };
         commits.dirty_since.get_or_insert_with(|| (start, self.node.clock.monotonic_ms()));

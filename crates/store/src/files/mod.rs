@@ -8,6 +8,7 @@
 //! - after a failed `sync_data` nothing is known of what was written since the last good one, and a later good one
 //!   says nothing about it either (the kernel forgets that those pages were dirty).
 
+mod direct;
 mod faulty;
 mod std_files;
 
@@ -61,7 +62,8 @@ pub trait LogFile: Send + Sync {
     /// Reads exactly `buffer.len()` bytes at `offset`.
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()>;
 
-    /// Writes all of `bytes` at `offset`.
+    /// Writes all of `bytes` at `offset`. What stands behind them up to the next multiple of 4096 may become zeros: logs are
+    /// written front to back.
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
 
     /// Makes what was written durable.

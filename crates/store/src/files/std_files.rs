@@ -3,9 +3,12 @@
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use parking_lot::Mutex;
+
+use super::direct::DirectWriter;
 use super::{LogFile, LogFiles};
 
 /// Zeros are written in pieces of this size.
@@ -63,7 +66,7 @@ impl LogFiles for StdFiles {
         let path = self.path(name);
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path)?;
         match fill_with_zeros(&file, bytes) {
-            Ok(()) => Ok(Box::new(StdFile(file))),
+            Ok(()) => Ok(Box::new(StdFile::new(file, &path)?)),
             Err(error) => {
                 // The first error counts; what is left of the file has no header and is removed at the next start.
                 let _ = fs::remove_file(&path);
@@ -73,7 +76,9 @@ impl LogFiles for StdFiles {
     }
 
     fn open(&self, name: &str) -> io::Result<Box<dyn LogFile>> {
-        Ok(Box::new(StdFile(OpenOptions::new().read(true).write(true).open(self.path(name))?)))
+        let path = self.path(name);
+        let file = OpenOptions::new().read(true).write(true).open(&path)?;
+        Ok(Box::new(StdFile::new(file, &path)?))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
@@ -129,22 +134,42 @@ fn about(path: &Path, what: &str, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{what} {}: {error}", path.display()))
 }
 
-struct StdFile(File);
+struct StdFile {
+    file: File,
+    /// Writes past the page cache, where the file system can.
+    direct: Option<Mutex<DirectWriter>>,
+}
+
+impl StdFile {
+    fn new(file: File, path: &Path) -> io::Result<Self> {
+        let direct = match DirectWriter::takes(file.metadata()?.len()) {
+            true => OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(path).ok(),
+            false => None,
+        };
+        Ok(StdFile { file, direct: direct.map(|file| Mutex::new(DirectWriter::new(file))) })
+    }
+}
 
 impl LogFile for StdFile {
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
-        self.0.read_exact_at(buffer, offset)
+        self.file.read_exact_at(buffer, offset)
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.0.write_all_at(bytes, offset)
+        match &self.direct {
+            None => self.file.write_all_at(bytes, offset),
+            Some(direct) => {
+                let before = |offset, buffer: &mut [u8]| self.file.read_exact_at(buffer, offset);
+                direct.lock().write_at(offset, bytes, before)
+            }
+        }
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.0.sync_data()
+        self.file.sync_data()
     }
 
     fn length_bytes(&self) -> io::Result<u64> {
-        Ok(self.0.metadata()?.len())
+        Ok(self.file.metadata()?.len())
     }
 }

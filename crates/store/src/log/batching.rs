@@ -1,6 +1,6 @@
 //! How long a batch waits for more records: see "Appending" in the log's description.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Syncs that are faster are never waited for: the next batch is soon on its way.
 const SLOW_SYNC: Duration = Duration::from_millis(1);
@@ -10,11 +10,20 @@ const LINGER_PART: u32 = 4;
 /// ... and at most so long.
 const MAX_LINGER: Duration = Duration::from_millis(2);
 
+/// The most that a patient record waits for company.
+pub const MAX_NAP: Duration = Duration::from_millis(2);
+/// A nap is as long as so many records take to come, if it can be.
+const NAP_RECORDS: u32 = 2;
+
 /// What the batches of late were like.
 #[derive(Default)]
 pub(super) struct Batching {
     /// The records that the next batch can be expected to have: a peak that decays by an eighth with each batch.
     expected_records: u64,
+    /// The smoothed time between two records.
+    gap: Option<Duration>,
+    /// When the last batch was taken.
+    taken: Option<Instant>,
 }
 
 impl Batching {
@@ -26,10 +35,20 @@ impl Batching {
         }
     }
 
+    /// How long to wait for patient records, if they come so often that more than one can be expected.
+    pub(super) fn nap(&self) -> Option<Duration> {
+        self.gap.filter(|gap| *gap < MAX_NAP).map(|gap| (gap * NAP_RECORDS).min(MAX_NAP))
+    }
+
     /// A batch of so many records is on its way.
-    pub(super) fn taken(&mut self, records: u64) {
+    pub(super) fn taken(&mut self, records: u64, now: Instant) {
         let decayed = self.expected_records - self.expected_records.div_ceil(8);
         self.expected_records = records.max(decayed);
+        if let Some(last) = self.taken.replace(now) {
+            // A long silence counts for no more than it must: that the next record will be alone.
+            let gap = (now - last).min(8 * MAX_NAP) / u32::try_from(records).unwrap_or(u32::MAX).max(1);
+            self.gap = Some(self.gap.map_or(gap, |before| before - before / 8 + gap / 8));
+        }
     }
 }
 
@@ -39,9 +58,9 @@ mod tests {
 
     #[test]
     fn only_slow_syncs_and_small_batches_wait_and_not_for_long() {
-        let mut batching = Batching::default();
+        let (mut batching, now) = (Batching::default(), Instant::now());
         assert!(batching.patience(1, SLOW_SYNC).is_zero(), "nothing is known yet");
-        batching.taken(32);
+        batching.taken(32, now);
         assert!(batching.patience(1, SLOW_SYNC / 2).is_zero());
         assert!(batching.patience(32, SLOW_SYNC * 4).is_zero());
         assert_eq!(batching.patience(31, SLOW_SYNC * 4), SLOW_SYNC);
@@ -50,11 +69,30 @@ mod tests {
 
     #[test]
     fn who_is_left_alone_soon_waits_no_more() {
-        let mut batching = Batching::default();
-        batching.taken(1000);
+        let (mut batching, now) = (Batching::default(), Instant::now());
+        batching.taken(1000, now);
         for _ in 0..50 {
-            batching.taken(1);
+            batching.taken(1, now);
         }
         assert!(batching.patience(1, SLOW_SYNC).is_zero());
+    }
+
+    #[test]
+    fn naps_are_for_records_that_come_often() {
+        let (mut batching, mut now) = (Batching::default(), Instant::now());
+        assert_eq!(batching.nap(), None, "nothing is known yet");
+        let mut come = |records, gap| {
+            for _ in 0..100 {
+                now += gap;
+                batching.taken(records, now);
+            }
+            batching.nap()
+        };
+        let ms = Duration::from_millis;
+        assert_eq!(come(1, ms(10)), None, "nobody else would come");
+        assert_eq!(come(2, ms(3)), Some(MAX_NAP));
+        let nap = come(10, ms(1)).expect("ten in a millisecond");
+        assert!((Duration::from_micros(190)..Duration::from_micros(210)).contains(&nap), "{nap:?}");
+        assert_eq!(come(1, ms(3)), None, "as soon as they come less often");
     }
 }

@@ -25,6 +25,11 @@
 //! for the rest: clients that were answered together come back together, and would else alternate between a batch
 //! of one and a batch of all others. Appending wakes the thread only if it sleeps, so a busy log costs no system calls.
 //!
+//! A sync costs as much processor time as dozens of reads, whether it is for one record or a hundred. Many tenants that each commit
+//! now and then would get one sync each. So records come with an [`Urgency`]: if all are patient and more of them than one
+//! come within [`MAX_NAP`], the thread sleeps for about the time in which two come before it looks again, and is
+//! woken for a prompt one only.
+//!
 //! # Recovery, and what is torn or corrupt
 //!
 //! A crash may leave the last batch half written; that is no fault: the *torn tail* is cut off. But a bad place in
@@ -90,6 +95,7 @@ use frame::{FRAME_HEAD_BYTES, MAX_BODY_BYTES};
 use state::{Admission, Core, Stop};
 use waiters::{Ticket, Waiters};
 
+pub use batching::MAX_NAP;
 pub use error::{FullCause, LogError};
 pub use statistics::LogStatistics;
 
@@ -101,6 +107,15 @@ impl std::fmt::Display for Lsn {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.0.fmt(f)
     }
+}
+
+/// How soon a record must be on its way to the disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Urgency {
+    /// As soon as the disk is free: somebody waits for it who has more to do.
+    Prompt,
+    /// It may wait a little for company (at most [`MAX_NAP`]).
+    Patient,
 }
 
 /// How a log is set up.
@@ -192,11 +207,11 @@ impl CommitLog {
     /// Appends a record and answers the position of its end. Never waits for the disk. After an error nothing has
     /// been appended: [`LogError::Full`], [`LogError::Busy`], [`LogError::Failed`], [`LogError::TooLong`],
     /// [`LogError::Closed`].
-    pub fn append(&self, body: &[u8]) -> Result<Lsn, LogError> {
+    pub fn append(&self, body: &[u8], urgency: Urgency) -> Result<Lsn, LogError> {
         let core = &self.core;
         let mut state = core.state.lock();
-        let outcome = state.append(core, body);
-        let wake = outcome.is_ok() && std::mem::take(&mut state.writer_idle);
+        let outcome = state.append(core, body, urgency);
+        let wake = outcome.is_ok() && state.wakes_writer();
         drop(state);
         match &outcome {
             Err(LogError::Full(_)) => drop(core.statistics.refused_full.fetch_add(1, Relaxed)),

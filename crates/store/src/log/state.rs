@@ -10,7 +10,8 @@ use parking_lot::{Condvar, Mutex};
 
 use super::frame::{Frames, HEADER_BYTES};
 use super::{
-    FRAME_HEAD_BYTES, FullCause, LogError, LogOptions, LogStatistics, Lsn, MAX_BODY_BYTES, OnDiscard, Waiters,
+    FRAME_HEAD_BYTES, FullCause, LogError, LogOptions, LogStatistics, Lsn, MAX_BODY_BYTES, OnDiscard,
+    Urgency, Waiters,
 };
 use crate::files::{LogFile, LogFiles};
 
@@ -99,6 +100,8 @@ pub(super) struct Batch {
     /// Frames, their heads not filled in.
     pub(super) bytes: Vec<u8>,
     pub(super) records: u64,
+    /// One of them is [`Urgency::Prompt`].
+    pub(super) prompt: bool,
     /// Where in `bytes` another file begins.
     pub(super) switches: Vec<(usize, ReadyFile)>,
 }
@@ -110,6 +113,17 @@ pub(super) enum Admission {
     Fits,
     /// As the first of the file that is ready.
     Switch,
+}
+
+/// What the log's writer sleeps for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Awaits {
+    /// It does not sleep, or not for records.
+    Nothing,
+    /// Any record.
+    Any,
+    /// A [`Urgency::Prompt`] record.
+    Prompt,
 }
 
 /// What the state's lock protects.
@@ -125,8 +139,8 @@ pub(super) struct State {
     pub(super) wanted: u64,
     /// Why no file is ready, if that is known.
     pub(super) trouble: Option<FullCause>,
-    /// The writer sleeps, or is about to: whoever appends must wake it.
-    pub(super) writer_idle: bool,
+    /// What the writer sleeps for, or is about to: who appends that must wake it.
+    pub(super) writer_awaits: Awaits,
     /// Positions that were handed out and then lost: (after, upto].
     discarded: Vec<(u64, u64)>,
     /// The files that hold the log, oldest first; the last one is active.
@@ -289,7 +303,7 @@ impl State {
             ready: None,
             wanted: 0,
             trouble: None,
-            writer_idle: false,
+            writer_awaits: Awaits::Nothing,
             discarded: Vec::new(),
             live,
             retired: VecDeque::new(),
@@ -298,7 +312,7 @@ impl State {
         }
     }
 
-    pub(super) fn append(&mut self, core: &Core, body: &[u8]) -> Result<Lsn, LogError> {
+    pub(super) fn append(&mut self, core: &Core, body: &[u8], urgency: Urgency) -> Result<Lsn, LogError> {
         let admission = self.admit(core, body.len())?;
         let bytes = (FRAME_HEAD_BYTES + body.len()) as u64;
         if admission == Admission::Switch
@@ -317,6 +331,7 @@ impl State {
         }
         self.room -= bytes;
         self.pending.records += 1;
+        self.pending.prompt |= urgency == Urgency::Prompt;
         Frames::push(&mut self.pending.bytes, body);
         self.set_appended(core, self.appended + bytes);
         Ok(Lsn(self.appended))
@@ -349,10 +364,24 @@ impl State {
             return Ok(Admission::Switch);
         }
         if self.wanted < file_bytes {
-            self.wanted = file_bytes;
+            // In whole blocks, so that it can be written past the page cache.
+            self.wanted = file_bytes.next_multiple_of(MIN_FILE_BYTES);
             core.supply.notify_one();
         }
         Err(self.trouble.clone().map_or(LogError::Busy, LogError::Full))
+    }
+
+    /// Whether the writer must be woken, who is not woken twice.
+    pub(super) fn wakes_writer(&mut self) -> bool {
+        let wakes = match self.writer_awaits {
+            Awaits::Nothing => false,
+            Awaits::Any => true,
+            Awaits::Prompt => self.pending.prompt,
+        };
+        if wakes {
+            self.writer_awaits = Awaits::Nothing;
+        }
+        wakes
     }
 
     fn set_appended(&mut self, core: &Core, position: u64) {

@@ -10,7 +10,7 @@ use fulmar_pages::{LogId, PartitionId, RecordBuilder, RecordHeader, RecordKind, 
 use super::batching::Batching;
 use super::frame::{Frames, HEADER_BYTES, Header};
 use super::recover::Recovered;
-use super::state::{Batch, Core, FileRoom, LiveFile, ReadyFile, State, Stop};
+use super::state::{Awaits, Batch, Core, FileRoom, LiveFile, ReadyFile, State, Stop};
 use super::supply::{self, Supplier};
 use super::{LogError, LogOptions, Lsn, MAX_RETRY_DELAY};
 use crate::failpoint;
@@ -172,10 +172,20 @@ impl Writer {
     /// Sleeps until there is something to do.
     fn next(&mut self) -> Next {
         let core = self.core.clone();
+        let mut nap = self.batching.nap();
         loop {
             let mut state = core.state.lock();
             if state.stop == Stop::Abandon {
                 return Next::Abandoned;
+            }
+            if state.stop == Stop::No
+                && !state.pending.prompt
+                && let Some(nap) = nap.take()
+            {
+                state.writer_awaits = Awaits::Prompt;
+                drop(state);
+                thread::park_timeout(nap);
+                continue;
             }
             if state.pending.records > 0 {
                 drop(state);
@@ -185,7 +195,7 @@ impl Writer {
             if state.stop == Stop::Drain {
                 return Next::Drained;
             }
-            state.writer_idle = true;
+            state.writer_awaits = Awaits::Any;
             drop(state);
             thread::park();
         }
@@ -212,11 +222,11 @@ impl Writer {
     fn take(&mut self) -> Batch {
         let empty = Batch { bytes: std::mem::take(&mut self.buffer), ..Batch::default() };
         let mut state = self.core.state.lock();
-        state.writer_idle = false;
+        state.writer_awaits = Awaits::Nothing;
         let batch = std::mem::replace(&mut state.pending, empty);
         drop(state);
         self.core.room.wake_up_to(0);
-        self.batching.taken(batch.records);
+        self.batching.taken(batch.records, Instant::now());
         batch
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fulmar_pages::{PartitionId, RecordBuilder, RecordHeader, RecordKind, Version};
-use fulmar_store::{CommitLog, LogError, LogFiles, LogOptions, Lsn};
+use fulmar_store::{CommitLog, LogError, LogFiles, LogOptions, Lsn, Urgency};
 
 pub use futures::FutureExt;
 pub use futures::executor::block_on;
@@ -63,7 +63,7 @@ pub fn transactions(seen: &[(u64, Lsn)]) -> Vec<u64> {
 pub fn append(log: &CommitLog, transaction: u64, bytes: usize) -> Result<Lsn, LogError> {
     let body = commit(transaction, bytes);
     loop {
-        match log.append(&body) {
+        match log.append(&body, Urgency::Prompt) {
             Err(LogError::Busy) => block_on(log.wait_room(body.len()))?,
             other => return other,
         }

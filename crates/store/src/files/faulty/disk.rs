@@ -82,7 +82,10 @@ impl Contents {
         let end = end.ok_or_else(|| io::Error::other("a log file is written beyond its end"))?;
         self.now[offset..end].copy_from_slice(bytes);
         if end > offset {
-            self.dirty.extend(offset / SECTOR_BYTES..=(end - 1) / SECTOR_BYTES);
+            // As a file does that is written in whole blocks.
+            let block = end.next_multiple_of(4096).min(self.now.len());
+            self.now[end..block].fill(0);
+            self.dirty.extend(offset / SECTOR_BYTES..=(block - 1) / SECTOR_BYTES);
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use fulmar_fuzz::Target;
 use futures::executor::block_on;
 
 use super::super::supply::log_name;
-use super::super::{CommitLog, LogOptions};
+use super::super::{CommitLog, LogOptions, Urgency};
 use super::tests::{body, written};
 use super::*;
 use crate::FaultyFiles;
@@ -92,7 +92,7 @@ fn open_and_append(disk: &FaultyFiles, transaction: u64) -> Result<Vec<u64>, Log
             Ok(())
         },
     )?;
-    let end = log.append(&body(RecordKind::Commit, transaction, None))?;
+    let end = log.append(&body(RecordKind::Commit, transaction, None), Urgency::Prompt)?;
     block_on(log.wait_durable(end))?;
     log.close()?;
     Ok(seen)
