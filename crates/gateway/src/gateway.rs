@@ -1,8 +1,4 @@
-//! The gateway as a whole: acceptor, workers, shutdown.
-//!
-//! Every worker is a thread with a runtime of its own. The acceptor hands a connection to the worker that has the fewest;
-//! there it stays. So sessions share no locks on their way, and a statement that is ready at once is answered without
-//! leaving the thread that received it.
+//! The gateway as a whole: acceptor, [workers](crate::worker), shutdown.
 //!
 //! A shutdown has three steps: no new connections, and sessions that wait are told to go (57P01); statements that run
 //! get a while to end; what still runs then is cancelled.
@@ -11,17 +7,13 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use fulmar_engine::Engine;
 use fulmar_meta::Catalog;
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::runtime::{Builder, LocalOptions};
-use tokio::sync::mpsc;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 use crate::activity;
 use crate::advisory::AdvisoryLocks;
@@ -30,8 +22,8 @@ use crate::failures::Failures;
 use crate::metrics::{self, TenantFigures, WorkerMetrics};
 use crate::registry::Registry;
 use crate::session::SlowLog;
-use crate::startup;
 use crate::tenants::Tenants;
+use crate::worker::{self, Worker};
 
 /// How long cancelled statements get to end before a shutdown goes on without them.
 const LAST_WAIT: Duration = Duration::from_secs(10);
@@ -157,13 +149,7 @@ impl Gateway {
             failures: Failures::new(),
             closing: CancellationToken::new(),
         });
-        let mut workers = Vec::new();
-        let mut threads = Vec::new();
-        for number in 0..count {
-            let (worker, thread) = Worker::start(number, shared.clone())?;
-            workers.push(worker);
-            threads.push(thread);
-        }
+        let (workers, threads) = worker::start(count, &shared)?;
         let metrics = Arc::new(MetricsSource {
             shared: shared.clone(),
             workers: workers.iter().map(|worker| worker.metrics.clone()).collect(),
@@ -221,7 +207,7 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 }
 
 /// Hands connections to workers, for ever.
-async fn accept(listener: TcpListener, workers: Vec<Worker>) {
+async fn accept(listener: TcpListener, workers: Arc<[Worker]>) {
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
@@ -232,72 +218,9 @@ async fn accept(listener: TcpListener, workers: Vec<Worker>) {
                 continue;
             }
         };
-        let Some(worker) = workers.iter().min_by_key(|worker| worker.load.load(Ordering::Relaxed)) else {
+        let Some(worker) = workers.iter().min_by_key(|worker| worker.load()) else {
             return;
         };
         worker.hand(stream).await;
     }
-}
-
-/// A worker, as the acceptor knows it.
-struct Worker {
-    sockets: mpsc::Sender<std::net::TcpStream>,
-    load: Arc<AtomicUsize>,
-    metrics: Arc<WorkerMetrics>,
-}
-
-/// Counts a connection of a worker while it lives.
-struct Load(Arc<AtomicUsize>);
-
-impl Drop for Load {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-impl Worker {
-    fn start(number: usize, shared: Arc<Shared>) -> io::Result<(Worker, JoinHandle<()>)> {
-        /// Connections that wait for a busy worker; the acceptor waits for it beyond that.
-        const WAITING: usize = 1024;
-        let (sockets, received) = mpsc::channel(WAITING);
-        let (load, metrics) = (Arc::<AtomicUsize>::default(), Arc::<WorkerMetrics>::default());
-        let worker = Worker { sockets, load: load.clone(), metrics: metrics.clone() };
-        let thread = std::thread::Builder::new().name(format!("fulmar-sql-{number}")).spawn(move || {
-            match Builder::new_current_thread().enable_all().build_local(LocalOptions::default()) {
-                Ok(runtime) => runtime.block_on(serve(received, shared, load, metrics)),
-                Err(error) => tracing::error!(%error, "a worker of the gateway could not start"),
-            }
-        })?;
-        Ok((worker, thread))
-    }
-
-    async fn hand(&self, stream: TcpStream) {
-        // From the acceptor's runtime to the worker's.
-        let Ok(stream) = stream.into_std() else { return };
-        self.load.fetch_add(1, Ordering::Relaxed);
-        if self.sockets.send(stream).await.is_err() {
-            self.load.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-}
-
-/// What a worker does: serves the connections that it is given, until there are no more to come and the last is done.
-async fn serve(
-    mut sockets: mpsc::Receiver<std::net::TcpStream>,
-    shared: Arc<Shared>,
-    load: Arc<AtomicUsize>,
-    metrics: Arc<WorkerMetrics>,
-) {
-    let sessions = TaskTracker::new();
-    while let Some(stream) = sockets.recv().await {
-        let load = Load(load.clone());
-        let Ok(stream) = TcpStream::from_std(stream) else { continue };
-        let (shared, metrics) = (shared.clone(), metrics.clone());
-        sessions.spawn_local(async move {
-            startup::serve(stream, shared, metrics).await;
-            drop(load);
-        });
-    }
-    sessions.close();
-    sessions.wait().await;
 }

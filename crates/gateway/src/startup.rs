@@ -45,18 +45,18 @@ const PACKET_BYTES: usize = 10_000;
 /// How long a client may take to become a session.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Serves a connection from its first byte to its last.
-pub(crate) async fn serve(stream: TcpStream, shared: Arc<Shared>, metrics: Arc<WorkerMetrics>) {
+/// Makes a session of a connection, if it is to be one.
+pub(crate) async fn serve(
+    stream: TcpStream,
+    shared: Arc<Shared>,
+    metrics: Arc<WorkerMetrics>,
+) -> Option<(Session, Entry)> {
     // Small answers must not wait for the acknowledgement of earlier ones. Without it all still works, slower.
     let _ = stream.set_nodelay(true);
     let closing = shared.closing.clone();
     // Boxed: what only the beginning needs is not to be held for as long as the session lasts.
-    let greeted = tokio::time::timeout(PATIENCE, greet(stream, shared, metrics.clone()));
-    let greeted = Box::pin(closing.run_until_cancelled(greeted));
-    if let Some(Ok(Some((session, _entry)))) = greeted.await {
-        metrics.connected();
-        session.run().await;
-    }
+    let greeted = tokio::time::timeout(PATIENCE, greet(stream, shared, metrics));
+    Box::pin(closing.run_until_cancelled(greeted)).await?.ok()?
 }
 
 /// A connection before it is a session.

@@ -68,6 +68,8 @@ pub(crate) enum Closed {
 pub(crate) enum Stream {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
+    /// The session is on its way to another worker.
+    Detached,
 }
 
 impl AsyncRead for Stream {
@@ -79,6 +81,7 @@ impl AsyncRead for Stream {
         match self.get_mut() {
             Stream::Plain(stream) => Pin::new(stream).poll_read(cx, buffer),
             Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_read(cx, buffer),
+            Stream::Detached => Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
         }
     }
 }
@@ -88,12 +91,13 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Stream::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
             Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_write(cx, bytes),
+            Stream::Detached => Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
         }
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
-            Stream::Plain(_) => Poll::Ready(Ok(())),
+            Stream::Plain(_) | Stream::Detached => Poll::Ready(Ok(())),
             Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_flush(cx),
         }
     }
@@ -102,6 +106,7 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Stream::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
             Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_shutdown(cx),
+            Stream::Detached => Poll::Ready(Ok(())),
         }
     }
 }
@@ -119,6 +124,24 @@ impl Wire {
     /// A connection, of which `input` has been read already.
     pub(crate) fn new(stream: Stream, input: Vec<u8>) -> Wire {
         Wire { stream, input, gone: false, rhythm: Rhythm::new() }
+    }
+
+    /// Whether it can be detached: nothing is received, and all that is known of the connection is its socket.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        matches!(self.stream, Stream::Plain(_)) && self.input.is_empty() && !self.gone
+    }
+
+    /// Takes the socket out of this thread's runtime.
+    pub(crate) fn detach(&mut self) -> Option<std::net::TcpStream> {
+        match std::mem::replace(&mut self.stream, Stream::Detached) {
+            Stream::Plain(stream) => stream.into_std().ok(),
+            _ => None,
+        }
+    }
+
+    /// Goes on with the socket, registered with this thread's runtime.
+    pub(crate) fn attach(&mut self, stream: Option<TcpStream>) {
+        self.stream = stream.map_or(Stream::Detached, Stream::Plain);
     }
 
     /// Waits for more bytes in `input`. Holds no buffer while it waits, unless part of a message is there.

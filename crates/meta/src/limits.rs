@@ -235,7 +235,8 @@ pub struct LiveLimits {
 }
 
 impl LiveLimits {
-    pub(crate) fn new(limits: &Limits) -> LiveLimits {
+    /// The limits as they are now.
+    pub fn new(limits: &Limits) -> LiveLimits {
         let live = LiveLimits {
             values: [const { AtomicU64::new(NONE) }; Limit::ALL.len()],
             generation: AtomicU64::new(0),

@@ -48,7 +48,7 @@ use crate::variables::Variables;
 pub(crate) const NAME: &CStr = c"fulmar";
 
 /// How long a statement computes before others on its thread get their turn.
-const SLICE: Duration = Duration::from_millis(2);
+const SLICE: Duration = Duration::from_millis(1);
 
 /// What a connection's files, functions and handlers share. Boxed by the connection: its address is stable.
 pub(crate) struct Link {

@@ -140,6 +140,11 @@ impl Link {
         wait_for_client(pin!(wire.send(bytes, handle)), engine).await
     }
 
+    /// Nothing is open, and nothing is received that has not been answered.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        !self.implicit && self.status() == TransactionStatus::Idle && self.wire.is_at_rest()
+    }
+
     /// Whether the client has begun a transaction.
     pub(crate) fn status(&self) -> TransactionStatus {
         self.engine.status()

@@ -1,6 +1,6 @@
 //! A client's session: messages in, answers out.
 //!
-//! One loop per session ([`Session::run`]), on the worker that it was given to and never on another:
+//! One loop per session ([`Session::serve`]), on one worker; between two messages it may move to another:
 //!
 //! ```text
 //!      +--> read: one recv; idle sessions wait here and hold no buffer
@@ -34,21 +34,26 @@ mod statements;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::ready;
 use std::time::Instant;
 
 use fulmar_engine::{CommandTag, Completion, Error, Scope, TransactionStatus, Value, sqlstate};
 use fulmar_meta::{Access, LiveLimits, Tenant};
+use tokio::net::TcpStream;
+use tokio::sync::mpsc::OwnedPermit;
 
 pub(crate) use link::Link;
 pub(crate) use settings::Settings;
 pub(crate) use slow::SlowLog;
 
+use crate::fair::Gate;
 use crate::gateway::Shared;
 use crate::metrics::WorkerMetrics;
 use crate::protocol::backend::{self, Severity};
 use crate::protocol::frontend::{self, Malformed, Message};
 use crate::tenants::TenantStats;
 use crate::wire::{Closed, give_buffer, take_buffer};
+use crate::worker::{Arrival, Post};
 use copy::CopyIn;
 use rows::{Layout, RowWriter, Spill};
 use statements::{Plan, Statements};
@@ -81,6 +86,13 @@ pub(crate) enum End {
     Malformed(Malformed),
     /// An error after which there is nothing to go on with.
     Fatal(Error),
+}
+
+/// How a session leaves its worker.
+pub(crate) enum Leave {
+    Ends(End),
+    /// There is room for it elsewhere.
+    Moves(OwnedPermit<Arrival>),
 }
 
 impl From<Closed> for End {
@@ -184,9 +196,8 @@ impl Session {
         session
     }
 
-    /// Serves the client until it goes, then gives back what the session held.
-    pub(crate) async fn run(mut self) {
-        let end = self.serve().await;
+    /// Ends: tells the client, and gives back what the session held.
+    pub(crate) async fn end(mut self, end: End) {
         if let Some(mut copy) = self.copy.take() {
             copy.give_up(&self).await;
         }
@@ -196,17 +207,34 @@ impl Session {
         self.link.wire.shutdown().await;
     }
 
-    async fn serve(&mut self) -> End {
+    /// Takes its socket with it to another worker; `None` if that cannot be had.
+    pub(crate) fn depart(&mut self) -> Option<std::net::TcpStream> {
+        self.link.wire.detach()
+    }
+
+    /// Goes on at a worker.
+    pub(crate) fn arrive(&mut self, stream: Option<TcpStream>, metrics: Arc<WorkerMetrics>) {
+        self.link.wire.attach(stream);
+        self.metrics = metrics;
+    }
+
+    /// Serves the client until the session ends, or moves.
+    pub(crate) async fn serve(&mut self, post: &Post) -> Leave {
         let stats = self.stats.clone();
+        let mut gate = Gate::new(self.identity.tenant.partition, &self.identity.limits);
         loop {
             // Not boxed, although its state is large: that makes no difference that could be measured (500 tenants).
             let handled = {
                 let mut work = pin!(self.handle_input());
                 poll_fn(|cx| {
                     let began = Instant::now();
+                    post.crew.look(post.number, began);
+                    ready!(gate.poll_pass(cx, began));
                     let polled = work.as_mut().poll(cx);
+                    let time = began.elapsed();
+                    gate.worked(time);
                     // Each time, for those who look on while it runs.
-                    stats.worked(began.elapsed());
+                    stats.worked(time);
                     polled
                 })
                 .await
@@ -214,13 +242,22 @@ impl Session {
             match handled {
                 Ok(true) => continue,
                 Ok(false) => {}
-                Err(end) => return end,
+                Err(end) => return Leave::Ends(end),
+            }
+            if let Some(room) = self.elsewhere(post) {
+                return Leave::Moves(room);
             }
             match self.link.read().await {
                 Ok(count) => self.metrics.received(count),
-                Err(closed) => return closed.into(),
+                Err(closed) => return Leave::Ends(closed.into()),
             }
         }
+    }
+
+    /// Whether it is wanted elsewhere, and can be moved as it is.
+    fn elsewhere(&self, post: &Post) -> Option<OwnedPermit<Arrival>> {
+        let room = post.elsewhere(self.link.handle.pid)?;
+        (self.link.is_at_rest() && self.copy.is_none()).then_some(room)
     }
 
     /// Tells the client why the session ends, where there is something to tell.

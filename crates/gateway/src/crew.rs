@@ -1,0 +1,197 @@
+//! How many workers are at work, and whose session is whose.
+//!
+//! A node has a worker for each processor, and seldom needs them all. Two workers that are each a quarter busy are woken up nearly
+//! twice as often as one that is half busy, with half as much to do each time, and have each other's data in their
+//! caches: they take an eighth more processor time for the same work. So sessions are kept together: of `n` workers the
+//! first `active` serve, where `active` follows the load.
+//!
+//! ```text
+//!   a worker is busy for more than 3/4 of three windows -----------> one more
+//!   all together would keep one fewer busy for less than 1/2, -----> one fewer
+//!   for a second
+//! ```
+//! Each session has a *home* among those that are active, by its number. One that finds itself elsewhere after it has
+//! answered, with nothing open and nothing received, moves there: its state is sent to the other worker, which
+//! registers its socket. So a session that says nothing stays where it is. Sessions over TLS do not move, and are
+//! spread over all workers when they are accepted.
+//!
+//! Workers look at their own load while they work, so an idle node has no timer for this.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::rest::{self, Rested};
+
+/// A worker looks at its load when so much time has gone by.
+const WINDOW: Duration = Duration::from_millis(20);
+/// What a worker has told of itself counts for so long.
+const FRESH: Duration = Duration::from_millis(200);
+/// So many windows in a row a worker must be busy before another comes to help it: one may be the machine's fault.
+const BUSY_WINDOWS: u32 = 3;
+/// For so long there must be one worker too many before it is sent home.
+const CALM: Duration = Duration::from_secs(1);
+/// Thousandths of a window.
+const BUSY: u32 = 750;
+const HALF_BUSY: u32 = 500;
+
+thread_local! {
+    static WINDOW_BEGAN: Cell<Option<(Instant, Rested)>> = const { Cell::new(None) };
+}
+
+/// The workers of a gateway, as they see each other.
+pub(crate) struct Crew {
+    born: Instant,
+    active: AtomicUsize,
+    seats: Box<[Seat]>,
+    /// Since when there is one too many, in microseconds since `born`; 0: there is not.
+    calm_since_us: AtomicU64,
+}
+
+/// What a worker has told of itself.
+#[derive(Default)]
+struct Seat {
+    busy: AtomicU32,
+    /// Windows in a row in which it was too busy.
+    busy_windows: AtomicU32,
+    told_us: AtomicU64,
+}
+
+impl Crew {
+    pub(crate) fn new(workers: usize) -> Crew {
+        Crew {
+            born: Instant::now(),
+            active: AtomicUsize::new(1),
+            seats: (0..workers.max(1)).map(|_| Seat::default()).collect(),
+            calm_since_us: AtomicU64::new(0),
+        }
+    }
+
+    /// The worker on which a session belongs at the moment.
+    pub(crate) fn home(&self, session: i32) -> usize {
+        session.cast_unsigned() as usize % self.active.load(Ordering::Relaxed)
+    }
+
+    /// How many are at work.
+    pub(crate) fn active(&self) -> usize {
+        self.active.load(Ordering::Relaxed)
+    }
+
+    /// To be called by a worker now and then while it works.
+    pub(crate) fn look(&self, worker: usize, now: Instant) {
+        let rested = rest::rested();
+        let (began, before) = WINDOW_BEGAN.get().unwrap_or((now, rested));
+        let window = now.saturating_duration_since(began);
+        if window < WINDOW {
+            if window.is_zero() {
+                WINDOW_BEGAN.set(Some((now, rested)));
+            }
+            return;
+        }
+        WINDOW_BEGAN.set(Some((now, rested)));
+        let slept = rested.time.saturating_sub(before.time);
+        let busy = 1000 - (slept.as_micros() * 1000 / window.as_micros()).min(1000) as u32;
+        self.tell(worker, busy, now.saturating_duration_since(self.born));
+    }
+
+    /// A worker has been so busy, in thousandths of the window that ends now.
+    fn tell(&self, worker: usize, busy: u32, now: Duration) {
+        let now_us = now.as_micros() as u64;
+        let Some(seat) = self.seats.get(worker) else { return };
+        seat.busy.store(busy, Ordering::Relaxed);
+        seat.told_us.store(now_us.max(1), Ordering::Relaxed);
+        let active = self.active();
+        let busy_windows = if busy > BUSY { seat.busy_windows.load(Ordering::Relaxed) + 1 } else { 0 };
+        seat.busy_windows.store(busy_windows % BUSY_WINDOWS, Ordering::Relaxed);
+        if busy_windows == BUSY_WINDOWS && worker < active && active < self.seats.len() {
+            self.calm_since_us.store(0, Ordering::Relaxed);
+            self.change(active, active + 1);
+        } else if active > 1 {
+            self.consider_fewer(active, now_us);
+        }
+    }
+
+    fn consider_fewer(&self, active: usize, now_us: u64) {
+        let fresh = |seat: &&Seat| {
+            let told_us = seat.told_us.load(Ordering::Relaxed);
+            told_us > 0 && now_us.saturating_sub(told_us) < FRESH.as_micros() as u64
+        };
+        let all: u32 = self.seats.iter().filter(fresh).map(|seat| seat.busy.load(Ordering::Relaxed)).sum();
+        let since_us = self.calm_since_us.load(Ordering::Relaxed);
+        if all >= (active as u32 - 1) * HALF_BUSY {
+            self.calm_since_us.store(0, Ordering::Relaxed);
+        } else if since_us == 0 {
+            self.calm_since_us.store(now_us.max(1), Ordering::Relaxed);
+        } else if now_us.saturating_sub(since_us) >= CALM.as_micros() as u64 {
+            self.calm_since_us.store(0, Ordering::Relaxed);
+            self.change(active, active - 1);
+        }
+    }
+
+    /// If two want a change at once, one of them gets it.
+    fn change(&self, from: usize, to: usize) {
+        let _ = self.active.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_at_once_and_fewer_after_a_while() {
+        let crew = Crew::new(4);
+        let mut now = Duration::ZERO;
+        let mut tell = |loads: &[u32]| {
+            now += WINDOW;
+            loads.iter().enumerate().for_each(|(worker, busy)| crew.tell(worker, *busy, now));
+            crew.active()
+        };
+        assert_eq!(tell(&[700]), 1);
+        assert_eq!((tell(&[900]), tell(&[900]), tell(&[300])), (1, 1, 1), "that was nothing");
+        assert_eq!((tell(&[900]), tell(&[900]), tell(&[900])), (1, 1, 2));
+        assert_eq!(tell(&[600, 600]), 2);
+        assert_eq!((tell(&[600, 900]), tell(&[600, 900]), tell(&[600, 900])), (2, 2, 3));
+        for _ in 0..40 {
+            assert_eq!(tell(&[200, 200, 200]), 3, "too early to say");
+        }
+        assert_eq!(tell(&[400, 400, 400]), 3, "it was not to be");
+        for _ in 0..40 {
+            assert_eq!(tell(&[200, 200, 200]), 3);
+        }
+        for _ in 0..12 {
+            tell(&[200, 200, 200]);
+        }
+        assert_eq!(tell(&[300, 300]), 2);
+        for _ in 0..100 {
+            assert_eq!(tell(&[300, 300]), 2, "that would be too much for one");
+        }
+        for _ in 0..52 {
+            tell(&[200, 200]);
+        }
+        assert_eq!(crew.active(), 1);
+    }
+
+    #[test]
+    fn who_says_nothing_does_nothing() {
+        let crew = Crew::new(2);
+        for ms in [20, 40, 60] {
+            crew.tell(0, 1000, Duration::from_millis(ms));
+            crew.tell(1, 1000, Duration::from_millis(ms));
+        }
+        assert_eq!(crew.active(), 2);
+        for ms in (1000..3000).step_by(20) {
+            crew.tell(0, 100, Duration::from_millis(ms));
+        }
+        assert_eq!(crew.active(), 1);
+    }
+
+    #[test]
+    fn every_session_has_a_home_among_the_active() {
+        let crew = Crew::new(3);
+        assert!((0..10).chain([i32::MIN, -1, i32::MAX]).all(|session| crew.home(session) == 0));
+        (1..=BUSY_WINDOWS).for_each(|window| crew.tell(0, 1000, window * WINDOW));
+        let homes: Vec<usize> = (0..4).map(|session| crew.home(session)).collect();
+        assert_eq!(homes, [0, 1, 0, 1]);
+    }
+}
