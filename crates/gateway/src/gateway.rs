@@ -18,12 +18,13 @@ use tokio_util::sync::CancellationToken;
 use crate::activity;
 use crate::advisory::AdvisoryLocks;
 use crate::auth::Decoy;
+use crate::crew::Crew;
 use crate::failures::Failures;
 use crate::metrics::{self, TenantFigures, WorkerMetrics};
 use crate::registry::Registry;
 use crate::session::SlowLog;
 use crate::tenants::Tenants;
-use crate::worker::{self, Worker};
+use crate::worker::{self, Worker, Workers};
 
 /// How long cancelled statements get to end before a shutdown goes on without them.
 const LAST_WAIT: Duration = Duration::from_secs(10);
@@ -94,6 +95,7 @@ pub struct Gateway {
 /// Where the figures for a scrape come from.
 pub(crate) struct MetricsSource {
     shared: Arc<Shared>,
+    crew: Arc<Crew>,
     workers: Vec<Arc<WorkerMetrics>>,
 }
 
@@ -101,7 +103,13 @@ impl MetricsSource {
     /// All figures, as Prometheus reads them.
     pub(crate) fn render(&self) -> String {
         let Shared { engine, registry, .. } = &*self.shared;
-        metrics::render(&self.workers, registry.len(), &engine.statistics(), &self.busiest_tenants())
+        metrics::render(
+            &self.workers,
+            self.crew.active(),
+            registry.len(),
+            &engine.statistics(),
+            &self.busiest_tenants(),
+        )
     }
 
     fn busiest_tenants(&self) -> Vec<TenantFigures> {
@@ -149,9 +157,10 @@ impl Gateway {
             failures: Failures::new(),
             closing: CancellationToken::new(),
         });
-        let (workers, threads) = worker::start(count, &shared)?;
+        let Workers { all: workers, crew, threads } = worker::start(count, &shared)?;
         let metrics = Arc::new(MetricsSource {
             shared: shared.clone(),
+            crew,
             workers: workers.iter().map(|worker| worker.metrics.clone()).collect(),
         });
         let acceptor = tokio::spawn(accept(listener, workers));

@@ -44,6 +44,7 @@ pub(crate) struct WorkerMetrics {
     received_bytes: Counter,
     sent_bytes: Counter,
     sessions: Counter,
+    moved: Counter,
 }
 
 impl WorkerMetrics {
@@ -69,6 +70,11 @@ impl WorkerMetrics {
     /// Bytes go to a client.
     pub(crate) fn sent(&self, bytes: usize) {
         self.sent_bytes.add(bytes as u64);
+    }
+
+    /// A session has come from another worker.
+    pub(crate) fn moved(&self) {
+        self.moved.add(1);
     }
 
     /// A client has connected.
@@ -99,6 +105,7 @@ pub(crate) fn bucket_bound_us(bucket: usize) -> u64 {
 /// Writes all figures of a node in the Prometheus text format.
 pub(crate) fn render(
     workers: &[Arc<WorkerMetrics>],
+    workers_active: usize,
     sessions_now: usize,
     engine: &EngineStatistics,
     tenants: &[TenantFigures],
@@ -108,6 +115,20 @@ pub(crate) fn render(
         |counter: fn(&WorkerMetrics) -> &Counter| workers.iter().map(|worker| counter(worker).get()).sum();
     gauge(&mut out, "fulmar_sessions", "Sessions that are open.", sessions_now as u64);
     counter(&mut out, "fulmar_sessions_total", "Sessions since the start.", sum(|worker| &worker.sessions));
+    let active = workers_active as u64;
+    gauge(
+        &mut out,
+        "fulmar_workers_active",
+        "Threads that sessions are kept on; as few as the load needs.",
+        active,
+    );
+    let moved = sum(|worker| &worker.moved);
+    counter(
+        &mut out,
+        "fulmar_sessions_moved_total",
+        "Times that a session moved to another of these threads.",
+        moved,
+    );
     counter(&mut out, "fulmar_rows_total", "Rows sent to clients.", sum(|worker| &worker.rows));
     counter(
         &mut out,
@@ -257,7 +278,7 @@ mod tests {
         workers[0].ran(Duration::from_micros(20), 3);
         workers[1].ran(Duration::from_secs(60), 4);
         let engine = EngineStatistics { log_bytes: 7, ..EngineStatistics::default() };
-        let text = render(&workers, 5, &engine, &[]);
+        let text = render(&workers, 2, 5, &engine, &[]);
         for expected in [
             "fulmar_sessions 5\n",
             "fulmar_rows_total 7\n",
@@ -275,7 +296,7 @@ mod tests {
     fn tenants_are_told_by_their_names() {
         let counts = TenantCounts { statements: 3, busy_us: 2_500_000, errors: 1, ..TenantCounts::default() };
         let shop = TenantFigures { name: "a \"b\\\n".into(), counts, commits: 1 << 50, sessions: 4 };
-        let text = render(&[], 0, &EngineStatistics::default(), &[shop]);
+        let text = render(&[], 1, 0, &EngineStatistics::default(), &[shop]);
         for expected in [
             "# TYPE fulmar_tenant_statements_total counter\nfulmar_tenant_statements_total{tenant=\"a \\\"b\\\\\\n\"} 3\n",
             "fulmar_tenant_busy_seconds_total{tenant=\"a \\\"b\\\\\\n\"} 2.5\n",

@@ -64,13 +64,20 @@ impl Drop for Load {
     }
 }
 
+/// All workers.
+pub(crate) struct Workers {
+    pub(crate) all: Arc<[Worker]>,
+    pub(crate) crew: Arc<Crew>,
+    pub(crate) threads: Vec<JoinHandle<()>>,
+}
+
 /// Starts so many workers.
-pub(crate) fn start(count: usize, shared: &Arc<Shared>) -> io::Result<(Arc<[Worker]>, Vec<JoinHandle<()>>)> {
+pub(crate) fn start(count: usize, shared: &Arc<Shared>) -> io::Result<Workers> {
     let (workers, received): (Vec<_>, Vec<_>) = (0..count.max(1)).map(|_| Worker::new()).unzip();
-    let (workers, crew): (Arc<[Worker]>, _) = (workers.into(), Arc::new(Crew::new(count)));
+    let (all, crew): (Arc<[Worker]>, _) = (workers.into(), Arc::new(Crew::new(count)));
     let mut threads = Vec::new();
     for (number, arrivals) in received.into_iter().enumerate() {
-        let (workers, crew, shared) = (workers.clone(), crew.clone(), shared.clone());
+        let (workers, crew, shared) = (all.clone(), crew.clone(), shared.clone());
         let thread = std::thread::Builder::new().name(format!("fulmar-sql-{number}"));
         threads.push(thread.spawn(move || {
             let mut runtime = Builder::new_current_thread();
@@ -85,7 +92,7 @@ pub(crate) fn start(count: usize, shared: &Arc<Shared>) -> io::Result<(Arc<[Work
             }
         })?);
     }
-    Ok((workers, threads))
+    Ok(Workers { all, crew, threads })
 }
 
 impl Worker {
@@ -139,6 +146,7 @@ impl Post {
         let Traveller { mut session, stream, entry } = *traveller;
         // If its socket cannot be registered the session finds its client gone.
         session.arrive(TcpStream::from_std(stream).ok(), self.metrics.clone());
+        self.metrics.moved();
         self.serve(session, entry).await;
     }
 
