@@ -16,7 +16,7 @@
 //! `recv`, the engine, one `send`, and next to no allocation. SQL is the engine's matter; this crate knows messages,
 //! types, and the handful of statements that SQLite does not have.
 //!
-//! [`Gateway::start`] serves SQL, [`http::serve`] metrics and health.
+//! [`Gateway::start`] serves SQL, [`http::serve`] metrics and health. What happens is noted in [`events`].
 
 mod activity;
 mod admin;
@@ -25,6 +25,7 @@ mod advisory;
 mod auth;
 mod copy;
 mod dialect;
+pub mod events;
 mod failures;
 mod gateway;
 pub mod http;
@@ -36,6 +37,7 @@ mod session;
 mod startup;
 mod system;
 mod tenants;
+mod tokens;
 mod types;
 mod wire;
 

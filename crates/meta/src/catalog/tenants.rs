@@ -144,22 +144,27 @@ impl Catalog {
         Ok(Arc::new(Tenant { revision, ..tenant }))
     }
 
-    /// Changes a tenant's limits. Whoever serves it sees them at once, through [`Catalog::live_limits`].
+    /// Changes a tenant's limits, and answers it. Whoever serves it sees them at once, through [`Catalog::live_limits`].
     ///
     /// Errors: `Missing`, and what the store says.
-    pub async fn alter_limits(&self, name: &str, alter: impl Fn(&mut Limits)) -> Result<(), MetaError> {
-        self.change(|state| {
-            let current = state.ready_tenant(name)?;
-            let mut tenant = Tenant::clone(current);
-            alter(&mut tenant.limits);
-            let key = Key::Tenant(name).to_string();
-            let transaction = Transaction::new()
-                .unchanged(key.as_str(), current.revision)
-                .put(key, records::tenant_value(&tenant));
-            Ok((transaction, ()))
-        })
-        .await?;
-        Ok(())
+    pub async fn alter_limits(
+        &self,
+        name: &str,
+        alter: impl Fn(&mut Limits),
+    ) -> Result<Arc<Tenant>, MetaError> {
+        let (tenant, revision) = self
+            .change(|state| {
+                let current = state.ready_tenant(name)?;
+                let mut tenant = Tenant::clone(current);
+                alter(&mut tenant.limits);
+                let key = Key::Tenant(name).to_string();
+                let transaction = Transaction::new()
+                    .unchanged(key.as_str(), current.revision)
+                    .put(key, records::tenant_value(&tenant));
+                Ok((transaction, tenant))
+            })
+            .await?;
+        Ok(Arc::new(Tenant { revision, ..tenant }))
     }
 
     /// The limits of a tenant, now and later, by whatever name it goes.
