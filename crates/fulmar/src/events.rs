@@ -13,12 +13,8 @@ use crate::tenant::{SYSTEM_DATABASE, connect, server_error};
 
 /// How often a node is asked for more.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Events of one question.
-const PORTION: i64 = 1000;
-
-const NEWEST: &str = "SELECT * FROM (SELECT id, CAST(time AS TEXT) AS at, kind, severity, database, \"user\", address, \
-                      text, CAST(details AS TEXT) AS details FROM fulmar.events \
-                      WHERE id > $1 AND ($2 = '' OR database = $2) ORDER BY id DESC LIMIT $3) AS e ORDER BY id";
+/// As SQLite's LIMIT: all of them.
+const ALL: i64 = -1;
 
 /// A line.
 #[derive(Serialize)]
@@ -47,28 +43,33 @@ async fn watch(arguments: &EventsArgs) -> anyhow::Result<()> {
     let database = arguments.server.database()?;
     let client = connect(&arguments.server, database.as_deref().unwrap_or(SYSTEM_DATABASE)).await?;
     let mut last_id = 0;
-    let mut portion = i64::from(arguments.last);
+    let mut at_most = i64::from(arguments.last);
     loop {
-        for event in newest(&client, last_id, arguments.database.as_deref(), portion).await? {
+        for event in newest(&client, last_id, arguments.database.as_deref(), at_most).await? {
             last_id = event.id;
             if arguments.json { output::json(&event) } else { output::line(&event.line()) }?;
         }
         if !arguments.follow {
             return Ok(());
         }
-        portion = PORTION;
+        at_most = ALL;
         tokio::time::sleep(PERIOD).await;
     }
 }
 
+/// The newest events after one, the oldest first.
 async fn newest(
     client: &Client,
     after: i64,
     database: Option<&str>,
-    portion: i64,
+    at_most: i64,
 ) -> anyhow::Result<Vec<Shown>> {
-    let rows = client.query(NEWEST, &[&after, &database.unwrap_or_default(), &portion]).await;
-    let rows = rows.map_err(|error| server_error(&error))?;
+    let sql = format!(
+        "SELECT * FROM (SELECT id, CAST(time AS TEXT) AS at, kind, severity, database, \"user\", address, text, \
+         CAST(details AS TEXT) AS details FROM fulmar.events \
+         WHERE id > {after} AND database IS coalesce($1, database) ORDER BY id DESC LIMIT {at_most}) ORDER BY id"
+    );
+    let rows = client.query(&sql, &[&database]).await.map_err(|error| server_error(&error))?;
     rows.iter().map(Shown::read).collect()
 }
 

@@ -22,6 +22,7 @@ pub struct EventsArgs {
     pub server: ServerArgs,
     /// Events to begin with: the newest
     #[arg(short = 'n', long = "last", default_value_t = 20, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pub last: u32,
     /// Only those of this tenant
     #[arg(long, value_name = "TENANT")]
