@@ -96,7 +96,7 @@ pub struct StartArgs {
     /// [default: 1GiB, or 5 % of the disk if that is less]
     #[arg(long, value_name = "BYTES")]
     pub disk_reserve: Option<Bytes>,
-    /// Certificate chain, PEM; clients may then use TLS
+    /// Certificate chain, PEM; clients may then use TLS. Read again when it changes, and on SIGHUP
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
     /// Its private key, PEM

@@ -404,7 +404,7 @@ async fn a_busy_tenant_leaves_time_for_others() {
     let active = "SELECT count(*) FROM pg_stat_activity WHERE datname = 'shop' AND state = 'active'";
     while admin.query_one(active, &[]).await.unwrap().get::<_, i64>(0) < 8 {}
     let dora = log_in(&node, "other", "dora").await.unwrap();
-    for n in 0..50_i64 {
+    for n in 0..10_i64 {
         dora.execute("INSERT INTO secret VALUES ($1)", &[&n.to_string()]).await.unwrap();
     }
     for (statement, token) in busy {
