@@ -8,7 +8,7 @@ use super::*;
 
 const CONTEXT: Context<'_> = Context { database: "shop", user: "o'neill", pid: 7 };
 
-const SEEDS: [&str; 46] = [
+const SEEDS: [&str; 47] = [
     "SELECT version(), now(), current_user, pg_catalog.current_database() FROM t; SELECT 2",
     "SELECT 1 AS \"a;b\", [c;d], `e;f`, 'g;h' /* ; */ -- ;\n, pg_backend_pid(); x",
     "INSERT INTO t VALUES (now(), current_schema())",
