@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fulmar_pages::{PAGE_SIZE, PartitionId, SegmentId, record};
 use fulmar_store::PageStore;
@@ -18,6 +18,7 @@ use tokio::sync::OnceCell;
 use crate::clock::{Clock, SystemTime, TimeSource};
 use crate::disk::{self, Disk, SpaceSource};
 use crate::flush;
+use crate::health::Recovery;
 use crate::memory::MemoryBudget;
 use crate::node::{Buffers, Node, NodeStats};
 use crate::partition::{Partition, PartitionStats, Replay, SnapshotBounds, closed_error, store_error};
@@ -87,6 +88,7 @@ pub struct Engine {
     replays: Mutex<HashMap<PartitionId, Arc<Replay>>>,
     /// Partitions that were dropped since the start; their ids are never used again.
     dropped: Mutex<HashSet<PartitionId>>,
+    recovery: Recovery,
     tickets: AtomicU64,
     seeds: AtomicU64,
     pub(crate) flusher: flush::Flusher,
@@ -176,7 +178,9 @@ impl Engine {
             }
         };
         let clock = Clock::new(config.time);
+        let begun = Instant::now();
         let (log, replays, clock) = recover(config.log, files, config.live, clock).await?;
+        let recovery = Recovery::of(&replays, begun.elapsed());
         let node = Arc::new(Node {
             log,
             store: Arc::new(store),
@@ -199,6 +203,7 @@ impl Engine {
             partitions: Mutex::default(),
             counted: Mutex::default(),
             replays: Mutex::new(replays),
+            recovery,
             dropped: Mutex::default(),
             tickets: AtomicU64::new(1),
             seeds: AtomicU64::new(seed.wrapping_mul(0x2545_F491_4F6C_DD1D)),
@@ -257,13 +262,6 @@ impl Engine {
         }
     }
 
-    /// Whether commits are accepted, for health checks: the log is not failing, and neither it nor the disk is full.
-    pub fn accepts_commits(&self) -> bool {
-        use futures::FutureExt;
-        self.node.disk.admit(false).is_ok()
-            && !matches!(self.node.log.wait_room(0).now_or_never(), Some(Err(_)))
-    }
-
     /// Counters for metrics.
     pub fn statistics(&self) -> EngineStatistics {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -317,6 +315,11 @@ impl Engine {
     /// itself.
     pub async fn flush(&self) -> Result<()> {
         flush::flush_all(self).await
+    }
+
+    /// What the start has read.
+    pub fn recovery(&self) -> Recovery {
+        self.recovery
     }
 
     pub(crate) fn node(&self) -> &Arc<Node> {

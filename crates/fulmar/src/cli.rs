@@ -1,6 +1,8 @@
 //! What can be asked of `fulmar`, and the help that teaches it.
 
+mod events;
 mod tenant;
+mod token;
 mod top;
 
 use std::net::SocketAddr;
@@ -11,7 +13,9 @@ use fulmar_workload::compare::CompareArgs;
 use fulmar_workload::ycsb::YcsbArgs;
 
 use crate::size::Bytes;
+pub use events::EventsArgs;
 pub use tenant::{ExecArgs, ExportArgs, ImportArgs, LoadArgs, TenantAction, TenantArgs};
+pub use token::{TokenAction, TokenArgs};
 pub use top::{Sort, TopArgs};
 
 const EXAMPLES: &str = "\
@@ -41,6 +45,10 @@ pub enum Command {
     Start(StartArgs),
     /// Create, drop, rename and list tenants; load, export and import; run a script in many
     Tenant(TenantArgs),
+    /// Create, drop and list tokens for HTTP
+    Token(TokenArgs),
+    /// Show what happened on a node, and go on
+    Events(EventsArgs),
     /// Read all data, and compare it with its checksums
     Verify(VerifyArgs),
     /// Show how a node is
@@ -88,12 +96,15 @@ pub struct StartArgs {
     /// [default: 1GiB, or 5 % of the disk if that is less]
     #[arg(long, value_name = "BYTES")]
     pub disk_reserve: Option<Bytes>,
-    /// Certificate chain, PEM; clients may then use TLS
+    /// Certificate chain, PEM; clients may then use TLS. Read again when it changes, and on SIGHUP
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
     /// Its private key, PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
+    /// Serve /metrics without a token: for an address that only your monitoring reaches
+    #[arg(long)]
+    pub public_metrics: bool,
     /// No passwords: everybody who can connect is superuser. Loopback addresses only
     #[arg(long)]
     pub insecure: bool,
@@ -158,6 +169,7 @@ const STATUS_EXAMPLES: &str = "\
 Examples:
   fulmar status --http 127.0.0.1:8080
   fulmar status --json | jq '.metrics[].name'
+  fulmar status --token-file /etc/fulmar/token        a token of `fulmar token create`; not with --insecure
 
 Exit code 0 if the node is healthy, else 1.";
 
@@ -168,6 +180,9 @@ pub struct StatusArgs {
     /// Where the node serves HTTP
     #[arg(long, env = "FULMAR_HTTP", default_value = "127.0.0.1:8080", value_name = "ADDR:PORT")]
     pub http: String,
+    /// A file that holds a token for /metrics
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
     /// Print the result as JSON
     #[arg(long)]
     pub json: bool,

@@ -4,6 +4,8 @@
 //!   main ─ cli (what can be asked, and the help that teaches it)
 //!     ├── start    a node in the foreground: lock, engine, catalog, gateway, signals
 //!     ├── tenant   administration, loads and migrations over the Postgres protocol, as any client could
+//!     ├── token    tokens for HTTP, in the same way
+//!     ├── events   the journal of a node
 //!     ├── verify   everything that is kept, compared with its checksums
 //!     ├── status   /healthz and /metrics of a node, as a table
 //!     ├── top      the busiest tenants of a node, again and again
@@ -21,12 +23,14 @@
 mod bench;
 mod cli;
 mod demo;
+mod events;
 mod interrupt;
 mod output;
 mod size;
 mod start;
 mod status;
 mod tenant;
+mod token;
 mod top;
 mod verify;
 
@@ -70,6 +74,8 @@ fn run(command: Command) -> anyhow::Result<()> {
         match command {
             Command::Start(arguments) => start::run(arguments).await,
             Command::Tenant(arguments) => interrupt::or_interrupted(tenant::run(arguments)).await,
+            Command::Token(arguments) => interrupt::or_interrupted(token::run(arguments)).await,
+            Command::Events(arguments) => events::run(arguments).await,
             Command::Verify(arguments) => interrupt::or_interrupted(verify::run(arguments)).await,
             Command::Status(arguments) => status::run(arguments).await,
             Command::Top(arguments) => top::run(arguments).await,

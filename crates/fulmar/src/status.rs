@@ -3,6 +3,7 @@
 //! A node says all it knows of itself in Prometheus' text format. This shows its counters and gauges, and of
 //! each histogram or summary how often and how much on average, and leaves the rest to Prometheus.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
@@ -36,8 +37,13 @@ struct Metric {
 
 /// Runs `fulmar status`. A node that is not healthy is an error, after what is known has been printed.
 pub async fn run(arguments: StatusArgs) -> anyhow::Result<()> {
-    let (code, health) = get(&arguments.http, "/healthz").await?;
-    let (metrics_code, text) = get(&arguments.http, "/metrics").await?;
+    let token = arguments.token_file.as_deref().map(token).transpose()?;
+    let (code, health) = get(&arguments.http, "/healthz", None).await?;
+    let (metrics_code, text) = get(&arguments.http, "/metrics", token.as_deref()).await?;
+    ensure!(
+        metrics_code != 401,
+        "the node shows its metrics to who has a token; make one with `fulmar token create` and say --token-file"
+    );
     ensure!(metrics_code == 200, "the node answered {metrics_code} to /metrics; is --http its HTTP address?");
     let health = health.trim().to_owned();
     let status = Status { healthy: code == 200, health, metrics: metrics(&text) };
@@ -108,11 +114,25 @@ fn parse(line: &str) -> Option<Metric> {
     Some(Metric { name: name.trim().to_owned(), labels: labels.to_owned(), value: value.parse().ok()? })
 }
 
+/// The token in a file.
+fn token(file: &Path) -> anyhow::Result<String> {
+    let text = std::fs::read_to_string(file);
+    let text = text.with_context(|| format!("cannot read the token file {}", file.display()))?;
+    let token = text.trim();
+    ensure!(
+        !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic()),
+        "the file {} holds no token",
+        file.display()
+    );
+    Ok(token.to_owned())
+}
+
 /// Asks over HTTP/1.0, so that the answer ends where the connection does.
-async fn get(address: &str, path: &str) -> anyhow::Result<(u16, String)> {
+async fn get(address: &str, path: &str, token: Option<&str>) -> anyhow::Result<(u16, String)> {
     let exchange = async {
         let mut stream = TcpStream::connect(address).await?;
-        let request = format!("GET {path} HTTP/1.0\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+        let bearer = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
+        let request = format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n{bearer}Connection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await?;
         let mut answer = Vec::new();
         stream.take(MAX_ANSWER_BYTES).read_to_end(&mut answer).await?;

@@ -1,4 +1,4 @@
-//! `docs/operations.md` has a remedy for every alarm and every SQLSTATE that the code can raise.
+//! `docs/operations.md` has a remedy for every alarm and every SQLSTATE that the code can raise, and says what every event is.
 
 use std::path::{Path, PathBuf};
 
@@ -73,5 +73,13 @@ fn every_sqlstate_has_a_remedy() {
     let words: Vec<&str> = documented.split(|c: char| !c.is_ascii_alphanumeric()).collect();
     for state in states {
         assert!(words.contains(&state.as_str()), "SQLSTATE {state} has no remedy");
+    }
+}
+
+#[test]
+fn every_event_is_explained() {
+    let documented = operations();
+    for kind in fulmar_gateway::events::Kind::ALL {
+        assert!(documented.contains(&format!("`{}`", kind.name())), "{}", kind.name());
     }
 }

@@ -31,7 +31,8 @@ const REMEMBERED: usize = 10_000;
 /// Who failed.
 #[derive(Clone, Copy)]
 pub(crate) struct Who<'a> {
-    pub(crate) user: &'a str,
+    /// `None` for who came with a token: it names nobody.
+    pub(crate) user: Option<&'a str>,
     /// `None` if it is not known.
     pub(crate) address: Option<IpAddr>,
 }
@@ -82,9 +83,9 @@ impl Failures {
 
     /// What counts, and how many failures of each are free.
     fn keys(&self, who: Who<'_>) -> impl Iterator<Item = (u64, u32)> {
-        let user = (self.hash.hash_one((0, who.user)), 0);
+        let user = who.user.map(|user| (self.hash.hash_one((0, user)), 0));
         let address = who.address.map(|address| (self.hash.hash_one((1, site(address))), FREE_OF_ADDRESS));
-        std::iter::once(user).chain(address)
+        user.into_iter().chain(address)
     }
 }
 
@@ -118,7 +119,7 @@ mod tests {
     use super::*;
 
     fn who<'a>(user: &'a str, address: &str) -> Who<'a> {
-        Who { user, address: Some(address.parse().unwrap()) }
+        Who { user: Some(user), address: Some(address.parse().unwrap()) }
     }
 
     #[test]
@@ -151,14 +152,14 @@ mod tests {
         assert_eq!(failures.delay(who("new", "2001:db8::1"), now), FIRST_DELAY);
         assert_eq!(failures.delay(who("new", "2001:db8::ffff:2"), now), FIRST_DELAY, "the same network");
         assert_eq!(failures.delay(who("new", "2001:db8:0:1::1"), now), Duration::ZERO);
-        assert_eq!(failures.delay(Who { user: "new", address: None }, now), Duration::ZERO);
+        assert_eq!(failures.delay(Who { user: Some("new"), address: None }, now), Duration::ZERO);
     }
 
     #[test]
     fn the_table_is_bounded_and_forgets_the_oldest() {
         let (failures, start) = (Failures::new(), Instant::now());
         let user = |name: &str, second: u64| {
-            failures.note(Who { user: name, address: None }, start + Duration::from_millis(second));
+            failures.note(Who { user: Some(name), address: None }, start + Duration::from_millis(second));
         };
         user("first", 0);
         user("second", 1);
@@ -166,9 +167,10 @@ mod tests {
             user(&n.to_string(), 2 + n % 1000);
         }
         assert_eq!(failures.table.lock().len(), REMEMBERED);
-        let delay = |user| failures.delay(Who { user, address: None }, start + Duration::from_secs(2));
+        let delay =
+            |user| failures.delay(Who { user: Some(user), address: None }, start + Duration::from_secs(2));
         assert_eq!((delay("first"), delay("second")), (Duration::ZERO, FIRST_DELAY));
-        failures.note(Who { user: "late", address: None }, start + 2 * PEACE);
+        failures.note(Who { user: Some("late"), address: None }, start + 2 * PEACE);
         assert_eq!(failures.table.lock().len(), 1);
     }
 }

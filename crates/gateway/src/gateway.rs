@@ -4,14 +4,15 @@
 //! get a while to end; what still runs then is cancelled.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use fulmar_engine::Engine;
-use fulmar_meta::Catalog;
+use fulmar_meta::{Catalog, Tenant};
+use fulmar_pages::PartitionId;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio_util::sync::CancellationToken;
 
@@ -19,11 +20,13 @@ use crate::activity;
 use crate::advisory::AdvisoryLocks;
 use crate::auth::Decoy;
 use crate::crew::Crew;
+use crate::events::{self, Journal};
 use crate::failures::Failures;
 use crate::metrics::{self, TenantFigures, WorkerMetrics};
 use crate::registry::Registry;
 use crate::session::SlowLog;
-use crate::tenants::Tenants;
+use crate::tenants::{TenantCounts, Tenants};
+use crate::tokens::{self, Refused, Scope};
 use crate::worker::{self, Worker, Workers};
 
 /// How long cancelled statements get to end before a shutdown goes on without them.
@@ -48,6 +51,10 @@ pub struct GatewayConfig {
     pub shutdown_grace: Duration,
     /// Statements that take longer are logged; `None`: none are.
     pub slow_statement: Option<Duration>,
+    /// Metrics are told without a token.
+    pub public_metrics: bool,
+    /// Where it is noted what happens.
+    pub journal: Arc<Journal>,
 }
 
 impl GatewayConfig {
@@ -62,6 +69,8 @@ impl GatewayConfig {
             temporary_directory: std::env::temp_dir(),
             shutdown_grace: Duration::from_secs(5),
             slow_statement: None,
+            public_metrics: false,
+            journal: Arc::new(Journal::in_memory()),
         }
     }
 }
@@ -83,6 +92,12 @@ pub(crate) struct Shared {
     pub(crate) closing: CancellationToken,
 }
 
+impl Shared {
+    pub(crate) fn journal(&self) -> &Journal {
+        &self.config.journal
+    }
+}
+
 /// A running gateway.
 pub struct Gateway {
     shared: Arc<Shared>,
@@ -100,30 +115,53 @@ pub(crate) struct MetricsSource {
 }
 
 impl MetricsSource {
-    /// All figures, as Prometheus reads them.
-    pub(crate) fn render(&self) -> String {
+    /// The figures that may be seen, as Prometheus reads them.
+    pub(crate) fn render(&self, scope: Scope) -> String {
         let Shared { engine, registry, .. } = &*self.shared;
-        metrics::render(
-            &self.workers,
-            self.crew.active(),
-            registry.len(),
-            &engine.statistics(),
-            &self.busiest_tenants(),
-        )
+        match scope {
+            Scope::Node => metrics::render(
+                &self.workers,
+                self.crew.active(),
+                registry.len(),
+                &engine.statistics(),
+                &self.busiest_tenants(),
+            ),
+            Scope::Tenant(partition) => metrics::render_tenant(self.tenant(partition)),
+        }
+    }
+
+    /// What the bearer of a token may see.
+    pub(crate) async fn authorize(
+        &self,
+        secret: Option<&str>,
+        address: Option<IpAddr>,
+    ) -> Result<Scope, Refused> {
+        tokens::authorize(secret, address, &self.shared).await
+    }
+
+    fn tenant(&self, partition: PartitionId) -> Option<TenantFigures> {
+        let Shared { catalog, tenants, .. } = &*self.shared;
+        let tenant = catalog.tenant_of(partition)?;
+        Some(self.figures(&tenant, tenants.counts(partition).unwrap_or_default()))
+    }
+
+    fn figures(&self, tenant: &Tenant, counts: TenantCounts) -> TenantFigures {
+        let Shared { engine, registry, .. } = &*self.shared;
+        TenantFigures {
+            name: tenant.name.clone(),
+            counts,
+            commits: engine.partition_statistics(tenant.partition).unwrap_or_default().commits,
+            sessions: registry.count(tenant.partition) as u64,
+        }
     }
 
     fn busiest_tenants(&self) -> Vec<TenantFigures> {
-        let Shared { engine, registry, catalog, tenants, .. } = &*self.shared;
+        let Shared { catalog, tenants, .. } = &*self.shared;
         let mut busiest = tenants.busiest(metrics::TENANTS);
-        let named = catalog.tenants().into_iter().filter_map(|tenant| {
-            let counts = busiest.remove(&tenant.partition)?;
-            Some(TenantFigures {
-                name: tenant.name.clone(),
-                counts,
-                commits: engine.partition_statistics(tenant.partition).unwrap_or_default().commits,
-                sessions: registry.count(tenant.partition) as u64,
-            })
-        });
+        let named = catalog
+            .tenants()
+            .into_iter()
+            .filter_map(|tenant| Some(self.figures(&tenant, busiest.remove(&tenant.partition)?)));
         named.collect()
     }
 
@@ -164,6 +202,7 @@ impl Gateway {
             workers: workers.iter().map(|worker| worker.metrics.clone()).collect(),
         });
         let acceptor = tokio::spawn(accept(listener, workers));
+        tokio::spawn(events::watch(shared.clone()));
         Ok(Gateway { shared, local_address, acceptor, workers: threads, metrics })
     }
 

@@ -1,18 +1,22 @@
 //! HTTP: `/metrics` for Prometheus, `/healthz` for whoever watches.
+//!
+//! Health is told to everybody: load balancers have no tokens, and it says no more than whether commits are accepted.
+//! Metrics have the names of tenants: they need a token ([`crate::tokens`]), and that of a tenant shows that tenant only.
 
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::State;
-use axum::http::{StatusCode, header};
-use axum::response::IntoResponse;
+use axum::extract::{ConnectInfo, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
 use crate::gateway::{Gateway, MetricsSource};
+use crate::tokens::Refused;
 
 /// A running HTTP server.
 pub struct HttpServer {
@@ -30,7 +34,8 @@ pub async fn serve(address: SocketAddr, gateway: &Gateway) -> io::Result<HttpSer
         .route("/healthz", get(health))
         .with_state(gateway.metrics());
     let (stop, stopped) = oneshot::channel::<()>();
-    let server = axum::serve(listener, router).with_graceful_shutdown(async move {
+    let service = router.into_make_service_with_connect_info::<SocketAddr>();
+    let server = axum::serve(listener, service).with_graceful_shutdown(async move {
         let _ = stopped.await; // a dropped sender says the same
     });
     let task = tokio::spawn(async move { server.await });
@@ -50,8 +55,34 @@ impl HttpServer {
     }
 }
 
-async fn metrics(State(source): State<Arc<MetricsSource>>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], source.render())
+async fn metrics(
+    State(source): State<Arc<MetricsSource>>,
+    ConnectInfo(address): ConnectInfo<SocketAddr>,
+    headers: HeaderMap,
+) -> Response {
+    match source.authorize(bearer(&headers), Some(address.ip())).await {
+        Ok(scope) => {
+            let kind = (header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8");
+            ([kind], source.render(scope)).into_response()
+        }
+        Err(refused) => {
+            let text = match refused {
+                Refused::Missing => {
+                    "send a token: Authorization: Bearer ...; a superuser makes one: CREATE TOKEN name\n"
+                }
+                Refused::Unknown => {
+                    "the token is unknown, or has expired; a superuser makes one: CREATE TOKEN name\n"
+                }
+            };
+            (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer")], text).into_response()
+        }
+    }
+}
+
+/// The token that a client sends, if it sends one.
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let (scheme, secret) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then_some(secret.trim())
 }
 
 async fn health(State(source): State<Arc<MetricsSource>>) -> impl IntoResponse {

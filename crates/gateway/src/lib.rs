@@ -16,7 +16,7 @@
 //! `recv`, the engine, one `send`, and next to no allocation. SQL is the engine's matter; this crate knows messages,
 //! types, and the handful of statements that SQLite does not have.
 //!
-//! [`Gateway::start`] serves SQL, [`http::serve`] metrics and health.
+//! [`Gateway::start`] serves SQL, [`http::serve`] metrics and health. What happens is noted in [`events`].
 
 mod activity;
 mod admin;
@@ -26,6 +26,7 @@ mod auth;
 mod copy;
 mod crew;
 mod dialect;
+pub mod events;
 mod failures;
 mod fair;
 mod gateway;
@@ -39,6 +40,7 @@ mod session;
 mod startup;
 mod system;
 mod tenants;
+mod tokens;
 mod types;
 mod wire;
 mod worker;

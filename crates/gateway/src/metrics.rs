@@ -145,6 +145,13 @@ pub(crate) fn render(
     out
 }
 
+/// The same of one tenant: what its own may see.
+pub(crate) fn render_tenant(tenant: Option<TenantFigures>) -> String {
+    let mut out = String::new();
+    tenant_figures(&mut out, tenant.as_slice());
+    out
+}
+
 fn statement_times(out: &mut String, workers: &[Arc<WorkerMetrics>]) {
     const NAME: &str = "fulmar_statement_seconds";
     header(out, NAME, "How long statements take in the server.", "histogram");

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use bytes::{Buf, BufMut, BytesMut};
 use fulmar_engine::{Error, TransactionStatus, sqlstate};
-use fulmar_meta::Access;
+use fulmar_meta::{Access, User};
 use pgwire::messages::cancel::CancelRequest;
 use pgwire::messages::startup::{
     Authentication, BackendKeyData, GssEncRequest, SecretKey, SslRequest, Startup,
@@ -31,6 +31,7 @@ use crate::Result;
 use crate::activity;
 use crate::admission::{most_sessions, no_room, still_there, tenant};
 use crate::auth::{self, Exchange, Step};
+use crate::events::{Actor, Event, Kind};
 use crate::failures::Who;
 use crate::gateway::Shared;
 use crate::metrics::WorkerMetrics;
@@ -197,11 +198,14 @@ impl Greeting {
         let user = user.ok_or_else(|| {
             Error::new(sqlstate::INVALID_AUTHORIZATION, "no PostgreSQL user name specified in startup packet")
         })?;
-        let superuser = self.authenticate(user, shared).await?;
+        let account = self.authenticate(user, shared).await?;
+        // Nobody has an account who needs none.
+        let superuser = account.as_ref().is_none_or(|account| account.superuser);
         let database = parameters.get("database").filter(|name| !name.is_empty()).unwrap_or(user);
         let (tenant, access) = tenant(database, user, shared)?;
         let limits = shared.catalog.live_limits(&tenant);
-        let identity = Identity { user: user.clone(), superuser, access, tenant, limits };
+        let (user, address) = (user.clone(), self.address);
+        let identity = Identity { user, address, account, superuser, access, tenant, limits };
         let settings = settings(&parameters, fixed_settings(&identity))?;
         Ok((identity, settings))
     }
@@ -224,11 +228,11 @@ impl Greeting {
         }
     }
 
-    /// Lets the client prove who it is; answers whether it is a superuser.
-    async fn authenticate(&mut self, name: &str, shared: &Shared) -> Result<bool, Refusal> {
+    /// Lets the client prove who it is; answers that, or nothing where all are let in.
+    async fn authenticate(&mut self, name: &str, shared: &Shared) -> Result<Option<Arc<User>>, Refusal> {
         if shared.config.insecure {
             auth::put(&mut self.output, &Authentication::Ok)?;
-            return Ok(true);
+            return Ok(None);
         }
         let user = shared.catalog.user(name);
         let mut exchange = Exchange::begin(name, user.as_deref(), &shared.decoy, &mut self.output)?;
@@ -236,7 +240,10 @@ impl Greeting {
             self.send().await?;
             let body = self.read_password().await?;
             if self.step(&mut exchange, &body, name, shared).await? == Step::Authenticated {
-                return Ok(user.is_some_and(|user| user.superuser));
+                // Nobody proves to be somebody who is not there.
+                let user =
+                    user.ok_or_else(|| Error::new(sqlstate::INVALID_PASSWORD, "there is no such user"))?;
+                return Ok(Some(user));
             }
         }
     }
@@ -249,7 +256,7 @@ impl Greeting {
         user: &str,
         shared: &Shared,
     ) -> Result<Step> {
-        let who = Who { user, address: self.address };
+        let who = Who { user: Some(user), address: self.address };
         if exchange.is_challenged() {
             let delay = shared.failures.delay(who, Instant::now());
             // Even a sleep of nothing may take a millisecond.
@@ -260,6 +267,8 @@ impl Greeting {
         let step = exchange.step(body, &mut self.output);
         if step.as_ref().is_err_and(|error| error.state() == sqlstate::INVALID_PASSWORD) {
             shared.failures.note(who, Instant::now());
+            let actor = Actor { user: Some(user), address: self.address };
+            shared.journal().gather(Event::new(Kind::LoginFailed).by(actor));
         }
         step
     }
@@ -306,9 +315,7 @@ impl Greeting {
                 return None;
             }
         };
-        if identity.access == Access::ReadOnly {
-            engine.forbid_writes();
-        }
+        engine.set_may_write(identity.access == Access::ReadWrite);
         settings.take_reports();
         for (name, value) in settings.reported() {
             backend::parameter_status(&mut self.output, name, value);

@@ -1,8 +1,9 @@
-//! What users may do in a database: everything, or read it.
+//! What users may do in a database: everything, or read it; and what a change of that does to who is connected.
 
 mod common;
 
 use common::{Node, connect, state};
+use futures::SinkExt;
 use tokio_postgres::{Client, Error};
 
 async fn log_in(node: &Node, user: &str) -> Result<Client, Error> {
@@ -154,5 +155,75 @@ async fn the_last_grant_holds() {
     anna_again.batch_execute("DELETE FROM t").await.unwrap();
     assert_eq!(state(anna_again.batch_execute("GRANT SELECT ON DATABASE shop TO bert").await), "42501");
     drop((admin, anna, anna_again));
+    node.stop().await;
+}
+
+/// What a client is told, and that it is the last.
+async fn ended(client: &Client, statement: &str, expected: &str, why: &str) {
+    let error = client.batch_execute(statement).await.unwrap_err();
+    let said = error.as_db_error().unwrap_or_else(|| panic!("{why}: {error}"));
+    assert_eq!((said.code().code(), said.severity()), (expected, "FATAL"), "{said}");
+    assert!(said.message().contains(why), "{said}");
+    assert!(client.batch_execute("SELECT 1").await.is_err() && client.is_closed());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_counts_from_the_next_statement_on() {
+    let (node, admin, anna) = node_with_a_shop().await;
+    admin.batch_execute("GRANT CONNECT ON DATABASE shop TO bert").await.unwrap();
+    let bert = log_in(&node, "bert").await.unwrap();
+    let insert = bert.prepare("INSERT INTO t (b) VALUES ('y')").await.unwrap();
+    bert.execute(&insert, &[]).await.unwrap();
+
+    admin.batch_execute("GRANT SELECT ON DATABASE shop TO bert").await.unwrap();
+    assert_eq!(state(bert.execute(&insert, &[]).await), "25006");
+    assert_eq!(state(bert.batch_execute("BEGIN READ WRITE").await), "42501");
+    assert_eq!(count(&bert).await, 2);
+    admin.batch_execute("GRANT CONNECT ON DATABASE shop TO bert").await.unwrap();
+    bert.execute(&insert, &[]).await.unwrap();
+
+    // What was written before can be committed; more is not.
+    bert.batch_execute("BEGIN; INSERT INTO t (b) VALUES ('z'); SAVEPOINT s").await.unwrap();
+    admin.batch_execute("GRANT SELECT ON DATABASE shop TO bert").await.unwrap();
+    assert_eq!(state(bert.batch_execute("INSERT INTO t (b) VALUES ('z')").await), "25006");
+    bert.batch_execute("ROLLBACK TO s; COMMIT").await.unwrap();
+    assert_eq!(count(&anna).await, 4);
+
+    // Nothing is left of a transaction whose session ends.
+    admin.batch_execute("GRANT CONNECT ON DATABASE shop TO bert").await.unwrap();
+    bert.batch_execute("BEGIN; DELETE FROM t").await.unwrap();
+    admin.batch_execute("REVOKE CONNECT ON DATABASE shop FROM bert").await.unwrap();
+    ended(&bert, "COMMIT", "57P01", "the right to connect").await;
+    assert_eq!(count(&anna).await, 4);
+    drop((admin, anna, bert));
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_not_known_any_more_is_sent_away() {
+    let (node, admin, anna) = node_with_a_shop().await;
+    admin.batch_execute("GRANT CONNECT ON DATABASE shop TO bert").await.unwrap();
+    let bert = log_in(&node, "bert").await.unwrap();
+    admin.batch_execute("ALTER USER bert PASSWORD 'other'; ").await.unwrap();
+    ended(&bert, "SELECT 1", "28000", "the password").await;
+    admin.batch_execute("ALTER USER bert PASSWORD 'bert'").await.unwrap();
+    let bert = log_in(&node, "bert").await.unwrap();
+    admin.batch_execute("DROP USER bert").await.unwrap();
+    ended(&bert, "SELECT 1", "28000", "was dropped").await;
+    // A COPY is ended as well, and nothing of it stays.
+    let sink = anna.copy_in("COPY t (b) FROM STDIN").await.unwrap();
+    let mut sink = std::pin::pin!(sink);
+    sink.send(bytes::Bytes::from_static(b"one\n")).await.unwrap();
+    admin.batch_execute("ALTER USER anna PASSWORD 'anna'").await.unwrap();
+    assert_eq!(state(sink.finish().await), "28000");
+    assert_eq!(count(&log_in(&node, "anna").await.unwrap()).await, 1);
+    // Who changes the own password goes on; the own other sessions do not.
+    let mut config = node.config("fulmar", "fulmar");
+    config.password("top secret");
+    let other = connect(&config).await.unwrap();
+    admin.batch_execute("ALTER USER fulmar PASSWORD 'new'").await.unwrap();
+    admin.batch_execute("CREATE USER carl").await.unwrap();
+    ended(&other, "SELECT 1", "28000", "the password").await;
+    drop((admin, anna, bert, other));
     node.stop().await;
 }

@@ -12,7 +12,7 @@ use tokio_postgres::{Client, Statement};
 const SESSIONS: i64 = 12;
 /// Some hundred microseconds.
 const WORK: &str = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000) \
-                    SELECT count(*) + $1::int8 FROM n";
+                    SELECT CAST(count(*) + $1::int8 AS BIGINT) FROM n";
 /// Longer than any machine takes to see that it is busy, or that it is not.
 const LONGEST: Duration = Duration::from_secs(60);
 

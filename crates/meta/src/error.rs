@@ -11,6 +11,8 @@ pub enum What {
     Tenant,
     /// A user.
     User,
+    /// A token.
+    Token,
 }
 
 impl fmt::Display for What {
@@ -18,6 +20,7 @@ impl fmt::Display for What {
         f.write_str(match self {
             What::Tenant => "tenant",
             What::User => "user",
+            What::Token => "token",
         })
     }
 }
@@ -108,6 +111,7 @@ impl MetaError {
                 "`fulmar tenant list` shows the tenants there are"
             }
             MetaError::Missing { what: What::User, .. } => "create it with CREATE USER",
+            MetaError::Missing { what: What::Token, .. } => "`fulmar token list` shows the tokens there are",
             MetaError::InvalidName { .. } => "choose a name that keeps the rule",
             MetaError::UnknownLimit { known, .. } => known,
             MetaError::InvalidLimit { rule, .. } => rule,

@@ -29,6 +29,7 @@
 //! | `partition/ID` | `{"v":1,"lineage":2,"epoch":1}` | ID: 16 hexadecimal digits |
 //! | `user/NAME` | `{"v":1,"superuser":false,"leaving":false,"verifier":{"iterations":4096,"salt":"...","stored_key":"...","server_key":"..."}}` | bytes as hexadecimal digits; `verifier` is null for a user without password |
 //! | `grant/ID/NAME` | `{"v":1,"read_only":true}` | user NAME may read the tenant whose partition is ID; without `read_only` also write |
+//! | `token/NAME` | `{"v":1,"hash":"...","partition":2,"created_unix_ms":1790000000000,"expires_unix_ms":1800000000000}` | the hash of a token for HTTP (hexadecimal digits); without `partition` it is for the whole node, without `expires_unix_ms` for ever |
 //! | `counter/partition` | `{"v":1,"next":66}` | no partition id at or above `next` was ever given out |
 //!
 //! Other keys are left alone: they belong to rooms of later.
@@ -54,7 +55,7 @@ mod store;
 mod units;
 
 pub use catalog::{Access, Catalog, PartitionRecord, SYSTEM_PARTITION, SYSTEM_TENANT, SYSTEM_USER};
-pub use catalog::{ScramVerifier, Tenant, TenantState, User};
+pub use catalog::{ScramVerifier, SecretHash, Tenant, TenantState, Token, User};
 pub use embedded::Embedded;
 pub use error::{MetaError, What};
 pub use limits::{Limit, Limits, LiveLimits, ShownLimit};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use fulmar_meta::{
     Access, Catalog, Embedded, Limit, Limits, MetaError, MetadataStore, SYSTEM_PARTITION, SYSTEM_TENANT,
-    SYSTEM_USER, ScramVerifier, Tenant, TenantState, Transaction, What,
+    SYSTEM_USER, ScramVerifier, SecretHash, Tenant, TenantState, Transaction, What,
 };
 
 async fn open(directory: &Path) -> Arc<Catalog> {
@@ -470,4 +470,59 @@ async fn a_user_has_one_access_to_a_tenant() {
     catalog.grant("shop", "ada", Access::ReadOnly).await.unwrap();
     catalog.revoke("shop", "ada", Access::ReadWrite).await.unwrap();
     assert_eq!(access(&catalog), None);
+}
+
+#[tokio::test]
+async fn tokens_are_found_by_their_secret_until_they_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let hash = |byte: u8| SecretHash(vec![byte; 32]);
+    let catalog = open(directory.path()).await;
+    let shop = create(&catalog, "shop").await;
+    let all = catalog.create_token("all", hash(1), None, None).await.unwrap();
+    let of_shop = catalog.create_token("one", hash(2), Some("shop"), Some(1)).await.unwrap();
+    assert_eq!((all.partition, of_shop.partition), (None, Some(shop.partition)));
+    catalog.create_token("over", hash(3), None, Some(0)).await.unwrap();
+    let taken = catalog.create_token("all", hash(4), None, None).await;
+    assert!(matches!(taken, Err(MetaError::Exists { what: What::Token, .. })));
+    let nowhere = catalog.create_token("new", hash(4), Some("nowhere"), None).await;
+    assert!(matches!(nowhere, Err(MetaError::Missing { what: What::Tenant, .. })));
+
+    let catalog = open_after(directory.path(), catalog).await;
+    assert_eq!(catalog.find_token(&hash(1)), Some(all));
+    assert_eq!(catalog.find_token(&hash(2)), Some(of_shop));
+    assert_eq!((catalog.find_token(&hash(3)), catalog.find_token(&hash(4))), (None, None), "over; unknown");
+    assert_eq!(catalog.find_token(&SecretHash(vec![1; 31])), None);
+    drop_tenant(&catalog, "shop").await;
+    let left = || catalog.tokens().iter().map(|token| token.name.clone()).collect::<Vec<_>>();
+    assert_eq!(left(), ["all", "over"], "a tenant's tokens go with it");
+    catalog.drop_token("all").await.unwrap();
+    assert!(catalog.find_token(&hash(1)).is_none());
+    assert!(matches!(catalog.drop_token("all").await, Err(MetaError::Missing { what: What::Token, .. })));
+}
+
+#[tokio::test]
+async fn every_change_of_a_right_has_a_number_and_others_have_none() {
+    let directory = tempfile::tempdir().unwrap();
+    let catalog = open(directory.path()).await;
+    create(&catalog, "shop").await;
+    let mut seen = catalog.rights_generation();
+    let mut changed = || {
+        let before = std::mem::replace(&mut seen, catalog.rights_generation());
+        before != catalog.rights_generation()
+    };
+    assert!(!changed());
+    catalog.create_user("ada", false, None).await.unwrap();
+    assert!(changed());
+    catalog.grant("shop", "ada", Access::ReadOnly).await.unwrap();
+    assert!(changed());
+    catalog.alter_user_password("ada", Some(verifier(1))).await.unwrap();
+    assert!(changed());
+    catalog.revoke("shop", "ada", Access::ReadWrite).await.unwrap();
+    assert!(changed());
+    catalog.revoke("shop", "ada", Access::ReadWrite).await.unwrap();
+    create(&catalog, "other").await;
+    catalog.alter_limits("shop", |limits| limits.set(Limit::CpuShare, Some(7))).await.unwrap();
+    assert!(!changed(), "nothing of rights");
+    catalog.drop_user("ada").await.unwrap();
+    assert!(changed());
 }

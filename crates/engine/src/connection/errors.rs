@@ -93,6 +93,8 @@ fn general(message: String) -> Error {
         }
         m if m.contains("too many")
             || m.contains("too deep")
+            || m.contains("too complex")
+            || m.contains("Recursion limit")
             || m.contains("Expression tree is too large") =>
         {
             sqlstate::PROGRAM_LIMIT

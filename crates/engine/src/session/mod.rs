@@ -222,9 +222,13 @@ impl Session {
         self.default_read_only = on;
     }
 
-    /// From now on all its transactions are read-only, whatever they ask for: its user may not write.
-    pub fn forbid_writes(&mut self) {
-        self.may_write = false;
+    /// Whether its user may write at all, from its next statement on. If not, all its transactions are read-only, whatever
+    /// they ask for, and so is the rest of the open one.
+    pub fn set_may_write(&mut self, may_write: bool) {
+        self.may_write = may_write;
+        if let Some(open) = self.open.as_mut().filter(|_| !may_write) {
+            open.read_only = true;
+        }
     }
 
     fn begins_read_only(&self) -> bool {

@@ -32,13 +32,14 @@ use crate::output;
 pub use data::DataDirectory;
 pub use node::METADATA_FILE;
 use node::Node;
+use tls::Tls;
 
 /// Runs a node until it is asked to end.
 pub async fn run(arguments: StartArgs) -> anyhow::Result<()> {
     // For crash tests: nothing happens unless the environment names failpoints.
     fulmar_store::failpoint::arm_from_environment()?;
     check_insecure(&arguments)?;
-    let tls = tls::load(arguments.tls_cert.as_deref(), arguments.tls_key.as_deref())?;
+    let tls = Tls::load(arguments.tls_cert.as_deref(), arguments.tls_key.as_deref())?;
     let memory = memory::budget(arguments.memory)?;
     logs::begin(arguments.log_format, &arguments.log_level)?;
     limits::raise_open_files();
@@ -62,6 +63,7 @@ pub async fn run(arguments: StartArgs) -> anyhow::Result<()> {
     ))?;
     let signal = signals.next().await;
     tracing::info!(signal, "asked to end; a second signal ends at once");
+    node.stopping(signal);
     tokio::select! {
         ended = node.shutdown() => ended?,
         signal = signals.next() => {

@@ -6,13 +6,16 @@ use std::time::Duration;
 
 use anyhow::Context;
 use fulmar_engine::{Config, Engine};
+use fulmar_gateway::events::{Before, Event, Journal, Kind};
 use fulmar_gateway::http::{self, HttpServer};
 use fulmar_gateway::{Gateway, GatewayConfig};
 use fulmar_meta::{Catalog, Embedded};
-use rustls::ServerConfig;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinHandle;
 
 use super::data::DataDirectory;
 use super::superuser;
+use super::tls::Tls;
 use crate::cli::StartArgs;
 use crate::size::Bytes;
 
@@ -20,6 +23,8 @@ use crate::size::Bytes;
 pub const METADATA_FILE: &str = "meta.db";
 /// Where large answers wait; the engine makes it, and keeps its own temporary files there.
 const TEMPORARY_DIRECTORY: &str = "tmp";
+/// Where the journal of events is kept in the data directory.
+const EVENTS_DIRECTORY: &str = "events";
 /// How long a slow reader of metrics can hold up the end of the node.
 const HTTP_GRACE: Duration = Duration::from_secs(2);
 
@@ -28,6 +33,9 @@ pub struct Node {
     engine: Arc<Engine>,
     gateway: Gateway,
     http: HttpServer,
+    journal: Arc<Journal>,
+    /// Reads certificates again.
+    tls: Option<JoinHandle<()>>,
 }
 
 impl Node {
@@ -36,8 +44,12 @@ impl Node {
         arguments: &StartArgs,
         data: &DataDirectory,
         memory: Bytes,
-        tls: Option<Arc<ServerConfig>>,
+        tls: Option<Arc<Tls>>,
     ) -> anyhow::Result<Self> {
+        let events = data.path().join(EVENTS_DIRECTORY);
+        let journal = Journal::open(&events)
+            .with_context(|| format!("cannot open the journal of events in {}", events.display()))?;
+        let journal = Arc::new(journal);
         let store = Embedded::open(&data.path().join(METADATA_FILE))?;
         let catalog = Catalog::open(Arc::new(store)).await?;
         let mut config = Config::new(data.path(), memory.0);
@@ -49,7 +61,9 @@ impl Node {
             superuser::ensure_password(&catalog, data.path()).await?;
         }
         let mut config = GatewayConfig::new(arguments.sql);
-        config.tls = tls;
+        config.tls = tls.as_ref().map(Tls::server);
+        config.public_metrics = arguments.public_metrics;
+        config.journal = journal.clone();
         config.insecure = arguments.insecure;
         config.slow_statement = limit(arguments.slow_statement);
         config.temporary_directory = data.path().join(TEMPORARY_DIRECTORY);
@@ -59,8 +73,10 @@ impl Node {
         let http = http::serve(arguments.http, &gateway)
             .await
             .with_context(|| format!("cannot listen on --http {}", arguments.http))?;
+        let tls = tls.map(|tls| follow(tls, journal.clone())).transpose()?;
         tracing::info!(%memory, insecure = arguments.insecure, "the node takes connections");
-        Ok(Self { engine, gateway, http })
+        journal.record(started(&journal, &engine, arguments));
+        Ok(Self { engine, gateway, http, journal, tls })
     }
 
     /// Where clients connect; the port is the real one if 0 was asked for.
@@ -73,6 +89,11 @@ impl Node {
         self.http.local_addr()
     }
 
+    /// Notes that it will stop, and why.
+    pub fn stopping(&self, signal: &'static str) {
+        self.journal.record(Event::new(Kind::NodeStopping).detail("signal", signal));
+    }
+
     /// Takes no more connections, lets running statements end within the gateway's bound, flushes, stops.
     pub async fn shutdown(self) -> anyhow::Result<()> {
         self.gateway.shutdown().await;
@@ -80,8 +101,39 @@ impl Node {
             Ok(stopped) => stopped.context("the HTTP server did not stop cleanly")?,
             Err(_) => tracing::warn!("a client of the HTTP server was cut off"),
         }
-        self.engine.shutdown().await.context("the engine did not stop cleanly; nothing acknowledged is lost")
+        if let Some(tls) = self.tls {
+            tls.abort();
+        }
+        let stopped = self.engine.shutdown().await;
+        stopped.context("the engine did not stop cleanly; nothing acknowledged is lost")?;
+        self.journal.record(Event::new(Kind::NodeStopped));
+        let journal = self.journal;
+        tokio::task::spawn_blocking(move || journal.close()).await.context("the journal did not close")
     }
+}
+
+/// From now on the signal does not end the process: only where there is something to read again.
+fn follow(tls: Arc<Tls>, journal: Arc<Journal>) -> anyhow::Result<JoinHandle<()>> {
+    let hangups = signal(SignalKind::hangup()).context("cannot listen for signals")?;
+    Ok(tokio::spawn(tls.follow(hangups, journal)))
+}
+
+/// How the node has started.
+fn started(journal: &Journal, engine: &Engine, arguments: &StartArgs) -> Event {
+    let after = match journal.before() {
+        Before::Nothing => "nothing",
+        Before::Stop => "a stop",
+        Before::Crash => "a crash",
+    };
+    let recovery = engine.recovery();
+    Event::new(Kind::NodeStarted)
+        .detail("version", env!("CARGO_PKG_VERSION"))
+        .detail("after", after)
+        .detail("insecure", arguments.insecure)
+        .detail("log_records", recovery.records)
+        .detail("log_bytes", recovery.bytes)
+        .detail("log_databases", recovery.partitions)
+        .detail("recovery_ms", recovery.time.as_millis() as u64)
 }
 
 /// A time of 0 is none.

@@ -262,7 +262,7 @@ fn create_clauses(owner: Option<&str>, template: Option<&str>) -> String {
 }
 
 /// As an SQL identifier.
-fn quoted(name: &str) -> String {
+pub fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 

@@ -47,8 +47,10 @@ impl Node {
     /// The same, with its log going elsewhere.
     pub fn start_with(data: &Path, flags: &[&str], log: Stdio) -> Self {
         let data = data.to_str().unwrap();
+        let level: &[&str] = if flags.contains(&"--log-level") { &[] } else { &["--log-level", "warn"] };
         let mut process = fulmar(&["start", "--data", data, "--sql", "127.0.0.1:0", "--http", "127.0.0.1:0"])
-            .args(["--memory", "64MB", "--log-level", "warn"])
+            .args(["--memory", "64MB"])
+            .args(level)
             .args(flags)
             .stdout(Stdio::piped())
             .stderr(log)

@@ -1,11 +1,11 @@
 //! Administration of tenants and users: Postgres's statements about databases and roles.
 
 use fulmar_engine::{Error, sqlstate};
-use fulmar_meta::Access;
+use fulmar_meta::{Access, Unit};
 
 use super::setting::assignment;
 use super::token::Cursor;
-use super::{end, unexpected};
+use super::{end, shorten, unexpected};
 use crate::Result;
 
 /// What an administrator asks for.
@@ -59,6 +59,16 @@ pub(crate) enum Admin {
         databases: Vec<String>,
         users: Vec<String>,
     },
+    /// Without a database it is for the whole node, without a time for ever.
+    CreateToken {
+        name: String,
+        database: Option<String>,
+        lasts_ms: Option<u64>,
+    },
+    DropToken {
+        name: String,
+        if_exists: bool,
+    },
 }
 
 impl Admin {
@@ -75,6 +85,8 @@ impl Admin {
             Admin::DropUser { .. } => "DROP ROLE",
             Admin::Grant { .. } => "GRANT",
             Admin::Revoke { .. } => "REVOKE",
+            Admin::CreateToken { .. } => "CREATE TOKEN",
+            Admin::DropToken { .. } => "DROP TOKEN",
         }
     }
 }
@@ -96,6 +108,11 @@ pub(super) fn parse(cursor: &mut Cursor<'_, '_>) -> Result<Option<Admin>> {
     } else if user(cursor, "drop") {
         let if_exists = cursor.words(&["if", "exists"]);
         Admin::DropUser { names: names(cursor)?, if_exists }
+    } else if cursor.words(&["create", "token"]) {
+        create_token(cursor)?
+    } else if cursor.words(&["drop", "token"]) {
+        let if_exists = cursor.words(&["if", "exists"]);
+        Admin::DropToken { name: name(cursor)?, if_exists }
     } else if cursor.word("grant") {
         let (access, databases, users) = rights(cursor, "to")?;
         Admin::Grant { access, databases, users }
@@ -223,6 +240,23 @@ fn alter_user(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
     let password =
         password(cursor)?.ok_or_else(|| unexpected(cursor).hint("Only the password can be changed."))?;
     Ok(Admin::AlterPassword { name, password })
+}
+
+/// `name [FOR DATABASE db] [EXPIRES IN 'time']`.
+fn create_token(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
+    let token = name(cursor)?;
+    let database = cursor.words(&["for", "database"]).then(|| name(cursor)).transpose()?;
+    let mut lasts_ms = None;
+    if cursor.words(&["expires", "in"]) {
+        let text = cursor.string().ok_or_else(|| unexpected(cursor))?;
+        let time = Unit::Milliseconds.parse(&text).ok_or_else(|| {
+            let message = format!("\"{}\" is no time", shorten(&text));
+            Error::new(sqlstate::INVALID_PARAMETER_VALUE, message)
+                .hint(format!("It is {}: '90d'.", Unit::Milliseconds.rule()))
+        })?;
+        lasts_ms = Some(time);
+    }
+    Ok(Admin::CreateToken { name: token, database, lasts_ms })
 }
 
 /// `CONNECT ON DATABASE a, b TO|FROM u, v`; `SELECT` instead of it is to read only.

@@ -8,7 +8,7 @@ use super::*;
 
 const CONTEXT: Context<'_> = Context { database: "shop", user: "o'neill", pid: 7 };
 
-const SEEDS: [&str; 46] = [
+const SEEDS: [&str; 47] = [
     "SELECT version(), now(), current_user, pg_catalog.current_database() FROM t; SELECT 2",
     "SELECT 1 AS \"a;b\", [c;d], `e;f`, 'g;h' /* ; */ -- ;\n, pg_backend_pid(); x",
     "INSERT INTO t VALUES (now(), current_schema())",
@@ -32,6 +32,7 @@ const SEEDS: [&str; 46] = [
     "ALTER TABLE ONLY t ADD CONSTRAINT c PRIMARY KEY (a, b)",
     "VACUUM (ANALYZE, VERBOSE) t",
     "CREATE DATABASE a WITH OWNER = b TEMPLATE c",
+    "CREATE TOKEN a FOR DATABASE b EXPIRES IN '90d'",
     "DROP DATABASE IF EXISTS a WITH (FORCE)",
     "ALTER DATABASE a RENAME TO b",
     "CREATE USER a WITH SUPERUSER PASSWORD 'x'",

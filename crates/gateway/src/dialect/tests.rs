@@ -214,6 +214,16 @@ fn administration() {
         admin("ALTER USER anna PASSWORD NULL"),
         Admin::AlterPassword { name: "anna".into(), password: None }
     );
+    assert_eq!(
+        admin("CREATE TOKEN \"T\" FOR DATABASE shop EXPIRES IN '2h'"),
+        Admin::CreateToken { name: "T".into(), database: Some("shop".into()), lasts_ms: Some(7_200_000) }
+    );
+    assert_eq!(
+        admin("create token t"),
+        Admin::CreateToken { name: "t".into(), database: None, lasts_ms: None }
+    );
+    assert_eq!(failure("CREATE TOKEN t EXPIRES IN 'soon'"), sqlstate::INVALID_PARAMETER_VALUE);
+    assert_eq!(admin("DROP TOKEN IF EXISTS t"), Admin::DropToken { name: "t".into(), if_exists: true });
     for (sql, access) in [
         ("GRANT CONNECT ON DATABASE a, b TO anna", Access::ReadWrite),
         ("GRANT ALL PRIVILEGES ON DATABASE a, b TO anna", Access::ReadWrite),

@@ -9,9 +9,11 @@ use super::rows::{Collector, Layout, RowWriter, ValueRow};
 use super::{Fault, Ran, Session};
 use crate::Result;
 use crate::dialect::Command;
+use crate::dialect::admin::Admin;
 use crate::dialect::copy::Copy;
 use crate::dialect::procedure::Procedure;
 use crate::dialect::token::quote_name;
+use crate::events::{Event, Kind};
 use crate::protocol::backend;
 
 impl Session {
@@ -77,7 +79,14 @@ impl Session {
             }
             Command::Admin(admin) => {
                 self.outside_transaction(admin.tag())?;
-                crate::admin::run(admin, &self.shared, &self.identity).await?;
+                let secret = crate::admin::run(admin, &self.shared, &self.identity).await?;
+                if matches!(admin, Admin::AlterPassword { name, .. } if *name == self.identity.user) {
+                    self.renew_account();
+                }
+                if let Some(secret) = secret {
+                    let rows = vec![vec![Value::Text(secret)]];
+                    return self.answer(rows, CommandTag::Plain(admin.tag()), layout, output);
+                }
                 admin.tag()
             }
             Command::Verify => {
@@ -85,6 +94,7 @@ impl Session {
                 crate::admin::check_right("VERIFY", &self.identity)?;
                 let damage = self.link.verify().await?.damage;
                 let count = damage.len() as u64;
+                self.note_verified(&damage);
                 let row = |damage: Damage| {
                     let byte = damage.offset.map_or(Value::Null, |at| Value::Integer(at as i64));
                     vec![Value::Text(damage.file), byte, Value::Text(damage.problem)]
@@ -94,6 +104,15 @@ impl Session {
             }
         };
         Ok(Ran::Done { tag: CommandTag::Plain(tag), rows: 0, spill: None })
+    }
+
+    fn note_verified(&self, damage: &[Damage]) {
+        /// Files that are named.
+        const NAMED: usize = 10;
+        let event = if damage.is_empty() { Event::new(Kind::Verified) } else { Event::new(Kind::Damage) };
+        let files: Vec<&str> = damage.iter().take(NAMED).map(|damage| damage.file.as_str()).collect();
+        let event = event.detail("damaged", damage.len()).detail("files", files);
+        self.shared.journal().record(event.by(self.identity.actor()));
     }
 
     /// Writes rows that the gateway made.

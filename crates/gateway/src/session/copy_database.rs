@@ -20,6 +20,7 @@ use super::copy::{CopyIn, Target};
 use super::{Fault, Ran, Session};
 use crate::Result;
 use crate::admin;
+use crate::events::{Event, Kind};
 use crate::protocol::backend;
 
 /// What it is called in errors.
@@ -39,6 +40,8 @@ impl Session {
     pub(super) async fn export(&mut self, output: &mut Vec<u8>) -> Result<Ran, Fault> {
         self.outside_transaction(TAG)?;
         let mut export = self.shared.engine.export(self.identity.tenant.partition).await?;
+        let exported = Event::new(Kind::DatabaseExported).database(&self.identity.tenant);
+        self.shared.journal().gather(exported.by(self.identity.actor()));
         backend::copy_out_bytes(output);
         let (mut pages, mut piece) = (0, Vec::new());
         while export.next(&mut piece).await? {
@@ -87,6 +90,19 @@ impl Importing {
     /// The file is complete: it becomes a tenant if it is sound. Answers its pages.
     pub(super) async fn finish(&mut self, session: &mut Session) -> Result<u64> {
         let Some(import) = self.import.take() else { return Ok(0) };
+        let finished = self.check(import, session).await;
+        let event = match &finished {
+            Ok(pages) => Event::new(Kind::DatabaseImported).database(&self.tenant).detail("pages", *pages),
+            Err(error) => {
+                let event = Event::new(Kind::ImportFailed).database_name(&self.tenant.name);
+                event.detail("sqlstate", error.state()).detail("problem", error.message())
+            }
+        };
+        session.shared.journal().record(event.by(session.identity.actor()));
+        finished
+    }
+
+    async fn check(&self, import: Import, session: &mut Session) -> Result<u64> {
         let pages = import.finish().await?;
         let mut beside = session.link.engine.beside(self.tenant.partition);
         std::mem::swap(&mut session.link.engine, &mut beside);

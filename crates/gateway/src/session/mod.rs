@@ -25,6 +25,7 @@ mod copy_out;
 mod extended;
 mod limits;
 mod link;
+mod rights;
 pub(crate) mod rows;
 mod settings;
 mod simple;
@@ -32,13 +33,14 @@ mod slow;
 mod statements;
 
 use std::future::{Future, poll_fn};
+use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::ready;
 use std::time::Instant;
 
 use fulmar_engine::{CommandTag, Completion, Error, Scope, TransactionStatus, Value, sqlstate};
-use fulmar_meta::{Access, LiveLimits, Tenant};
+use fulmar_meta::{Access, LiveLimits, Tenant, User};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc::OwnedPermit;
 
@@ -46,6 +48,7 @@ pub(crate) use link::Link;
 pub(crate) use settings::Settings;
 pub(crate) use slow::SlowLog;
 
+use crate::events::Actor;
 use crate::fair::Gate;
 use crate::gateway::Shared;
 use crate::metrics::WorkerMetrics;
@@ -67,12 +70,23 @@ const OUTPUT_BYTES: usize = 64 * 1024;
 #[derive(Clone)]
 pub(crate) struct Identity {
     pub(crate) user: String,
+    /// `None` if the system does not say.
+    pub(crate) address: Option<IpAddr>,
+    /// The user as it was when it proved who it is; `None` where nobody has to.
+    pub(crate) account: Option<Arc<User>>,
     pub(crate) superuser: bool,
     /// What the user may do in the tenant.
     pub(crate) access: Access,
     pub(crate) tenant: Arc<Tenant>,
     /// What the tenant may use now.
     pub(crate) limits: Arc<LiveLimits>,
+}
+
+impl Identity {
+    /// Who does what the session does.
+    pub(crate) fn actor(&self) -> Actor<'_> {
+        Actor { user: Some(&self.user), address: self.address }
+    }
 }
 
 /// Why a session ends.
@@ -149,6 +163,8 @@ pub(crate) struct Session {
     stats: Arc<TenantStats>,
     /// The generation of the limits that it keeps to.
     limits_seen: u64,
+    /// The generation of the rights that it goes by.
+    rights_seen: u64,
     settings: Settings,
     statements: Statements,
     /// After an error: nothing is done until Sync.
@@ -187,6 +203,7 @@ impl Session {
             identity,
             stats,
             limits_seen: 0,
+            rights_seen: 0,
             settings,
             statements: Statements::default(),
             skipping: false,
@@ -310,6 +327,7 @@ impl Session {
     }
 
     async fn handle(&mut self, message: Message<'_>, next: &[u8]) -> Result<(), End> {
+        self.follow_rights()?;
         self.follow_limits();
         let fault = match message {
             Message::Terminate => return Err(End::Client),

@@ -17,6 +17,7 @@ use smallvec::SmallVec;
 use super::rows::Spill;
 use crate::Result;
 use crate::dialect::Command;
+use crate::dialect::admin::Admin;
 use crate::protocol::frontend::Oids;
 use crate::protocol::{Format, Formats, backend, frontend};
 use crate::types::{self, Column, Type};
@@ -104,6 +105,7 @@ pub(crate) fn columns(plan: &Plan) -> Vec<Column> {
         Plan::Engine(statement) => statement.columns.iter().map(column).collect(),
         Plan::Command { command, .. } => match &**command {
             Command::Show(name) => vec![Column::new(name.as_str(), Type::Text)],
+            Command::Admin(Admin::CreateToken { .. }) => vec![Column::new("token", Type::Text)],
             Command::ShowAll => {
                 ["name", "setting", "description"].map(|name| Column::new(name, Type::Text)).to_vec()
             }

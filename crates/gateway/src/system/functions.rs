@@ -12,6 +12,7 @@ use fulmar_pages::PartitionId;
 
 use crate::Result;
 use crate::dialect::token::{Lexer, quote_text};
+use crate::events::Kind;
 use crate::registry::Handle;
 
 type Arguments<'a, 'v> = &'a [ValueRef<'v>];
@@ -118,10 +119,13 @@ const FUNCTIONS: &[Known] = &[
     ("set_config", 3, set_config),
     ("pg_cancel_backend", 1, |arguments, asked| {
         let pid = integer(arguments.first()).unwrap_or(0);
-        statistics::signal(pid, asked.viewer, |handle| handle.canceller().cancel(CancelReason::User))
+        statistics::signal(pid, asked.viewer, Kind::SessionCancelled, |handle| {
+            handle.canceller().cancel(CancelReason::User);
+        })
     }),
     ("pg_terminate_backend", ANY, |arguments, asked| {
-        statistics::signal(integer(arguments.first()).unwrap_or(0), asked.viewer, Handle::kill)
+        let pid = integer(arguments.first()).unwrap_or(0);
+        statistics::signal(pid, asked.viewer, Kind::SessionTerminated, Handle::kill)
     }),
     ("pg_postmaster_start_time", 0, |_, asked| Ok(statistics::started(asked.viewer))),
     ("pg_conf_load_time", 0, |_, asked| Ok(statistics::started(asked.viewer))),

@@ -9,6 +9,7 @@
 //! | [`relations`] | `pg_class`, `pg_attribute`, `pg_index`, `pg_constraint` ...: the schema, as Postgres has it |
 //! | [`cluster`] | `pg_database`, `pg_roles`, `pg_settings` ...: what is not a tenant's |
 //! | [`statistics`] | `pg_stat_activity`, `pg_stat_database`, `fulmar.tenant_stats`, `fulmar.limits` |
+//! | [`journal`] | `fulmar.events`, `fulmar.tokens` |
 //! | [`types`] | `pg_type`, and names of types |
 //! | [`information`] | `information_schema` |
 //! | [`nothing`] | what Fulmar has none of: policies, publications, inheritance; clients ask all the same |
@@ -22,6 +23,7 @@ mod cells;
 mod cluster;
 mod functions;
 mod information;
+mod journal;
 mod nothing;
 mod relations;
 mod schema;
@@ -96,6 +98,7 @@ static TABLES: LazyLock<Tables> = LazyLock::new(|| {
         statistics::TABLES,
         types::TABLES,
         information::TABLES,
+        journal::TABLES,
         nothing::TABLES,
     ]
     .concat();

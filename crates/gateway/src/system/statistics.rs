@@ -12,6 +12,7 @@ use super::cells::row;
 use super::cluster::{oid, tenants, user_numbers};
 use super::{Asked, Filled, Rows, Viewer, table};
 use crate::Result;
+use crate::events::{Event, Kind};
 use crate::registry::Handle;
 use crate::tenants::TenantCounts;
 
@@ -154,9 +155,10 @@ pub(super) const TABLES: &[Filled] = &[
 ];
 
 /// A moment as SQLite's text, from which the client's form is made.
-fn moment(unix_ms: u64) -> Value {
+pub(super) fn moment(unix_ms: u64) -> Value {
     let mut text = Vec::new();
-    let since_2000_us = unix_ms as i64 * 1000 - 946_684_800_000_000;
+    let since_1970_us = i64::try_from(unix_ms).unwrap_or(i64::MAX).saturating_mul(1000);
+    let since_2000_us = since_1970_us.saturating_sub(946_684_800_000_000);
     let written = crate::types::datetime::put_timestamp(&mut text, since_2000_us);
     String::from_utf8(text).ok().filter(|_| written).map_or(Value::Null, Value::Text)
 }
@@ -282,7 +284,7 @@ fn milliseconds(time_us: u64) -> Value {
 }
 
 /// `pg_cancel_backend`, `pg_terminate_backend`: of one's own sessions, and for superusers of all.
-pub(super) fn signal(pid: i64, viewer: &Viewer, send: impl Fn(&Handle)) -> Result<Value> {
+pub(super) fn signal(pid: i64, viewer: &Viewer, kind: Kind, send: impl Fn(&Handle)) -> Result<Value> {
     let found = i32::try_from(pid).ok().and_then(|pid| viewer.shared.registry.find(pid));
     let Some(handle) = found else { return Ok(Value::Integer(0)) };
     if !viewer.identity.superuser && handle.who.user != viewer.identity.user {
@@ -293,5 +295,18 @@ pub(super) fn signal(pid: i64, viewer: &Viewer, send: impl Fn(&Handle)) -> Resul
         .hint("Superusers may, and users their own."));
     }
     send(&handle);
+    let event = Event::new(kind).by(viewer.identity.actor());
+    let event = event.detail("role", handle.who.user.as_str()).detail("pid", handle.pid);
+    let event = match viewer.shared.catalog.tenant_of(handle.partition) {
+        Some(tenant) => event.database(&tenant),
+        None => event,
+    };
+    let journal = viewer.shared.journal();
+    // Of one's own sessions anybody can end as many as he likes.
+    if viewer.identity.superuser {
+        journal.record(event)
+    } else {
+        journal.gather(event)
+    }
     Ok(Value::Integer(1))
 }

@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use fulmar_pages::PartitionId;
 use parking_lot::{RwLock, RwLockReadGuard};
 
 use super::records::{self, Key};
 use super::types::Grant;
-use super::{PartitionRecord, Tenant, User};
+use super::{PartitionRecord, Tenant, Token, User};
 use crate::{Change, Entry, LiveLimits, MetaError, Observer, Revision};
 
 /// Everything the catalog knows.
@@ -18,6 +19,7 @@ pub(super) struct State {
     pub(super) users: BTreeMap<String, Arc<User>>,
     /// What users may do in the tenant of a partition, beside its owner and superusers.
     pub(super) grants: BTreeMap<PartitionId, BTreeMap<String, Grant>>,
+    pub(super) tokens: BTreeMap<String, Arc<Token>>,
     pub(super) partitions: BTreeMap<PartitionId, PartitionRecord>,
     /// The limits of the tenant of a partition. Sessions hold them: they stay the same ones until it is dropped.
     pub(super) limits: BTreeMap<PartitionId, Arc<LiveLimits>>,
@@ -29,11 +31,22 @@ pub(super) struct State {
 #[derive(Default)]
 pub(super) struct Cache {
     state: RwLock<State>,
+    /// See [`super::Catalog::rights_generation`].
+    rights: AtomicU64,
 }
 
 impl Cache {
     pub(super) fn state(&self) -> RwLockReadGuard<'_, State> {
         self.state.read()
+    }
+
+    pub(super) fn rights_generation(&self) -> u64 {
+        self.rights.load(Ordering::Acquire)
+    }
+
+    /// Called while the state is locked: who sees the new number and then looks sees what has changed.
+    fn rights_changed(&self) {
+        self.rights.fetch_add(1, Ordering::Release);
     }
 }
 
@@ -47,6 +60,7 @@ impl Observer for Cache {
         let mut current = self.state.write();
         state.keep_limits(std::mem::take(&mut current.limits));
         *current = state;
+        self.rights_changed();
         Ok(())
     }
 
@@ -58,6 +72,12 @@ impl Observer for Cache {
                 // record is out of date now; every change of it will be refused by its revision.
                 tracing::error!(%error, remedy = error.remedy(), "a change of the catalog is ignored");
             }
+        }
+        if changes
+            .iter()
+            .any(|change| matches!(Key::parse(&change.key), Ok(Some(Key::User(_) | Key::Grant(..)))))
+        {
+            self.rights_changed();
         }
     }
 }
@@ -87,6 +107,9 @@ impl State {
                 let grant = records::grant(entry)?;
                 self.grants.entry(id).or_default().insert(user.to_owned(), grant);
             }
+            Some(Key::Token(name)) => {
+                self.tokens.insert(name.to_owned(), Arc::new(records::token(name, entry)?));
+            }
             Some(Key::PartitionCounter) => self.next_partition = Some(records::counter(entry)?),
         }
         Ok(())
@@ -105,6 +128,7 @@ impl State {
             None => {}
             Some(Key::Tenant(name)) => drop(self.tenants.remove(name)),
             Some(Key::User(name)) => drop(self.users.remove(name)),
+            Some(Key::Token(name)) => drop(self.tokens.remove(name)),
             // Not with the tenant's record: that goes when it is renamed, too.
             Some(Key::Partition(id)) => {
                 self.partitions.remove(&id);

@@ -12,6 +12,7 @@ mod names;
 mod partitions;
 mod records;
 mod tenants;
+mod tokens;
 mod types;
 mod users;
 
@@ -24,7 +25,7 @@ use crate::{Limits, MetaError, MetadataStore, Outcome, Revision, Transaction};
 use cache::{Cache, State};
 use partitions::IdBlock;
 use records::Key;
-pub use types::{Access, PartitionRecord, ScramVerifier, Tenant, TenantState, User};
+pub use types::{Access, PartitionRecord, ScramVerifier, SecretHash, Tenant, TenantState, Token, User};
 
 /// The tenant that administration connects to. It always exists.
 pub const SYSTEM_TENANT: &str = "fulmar";

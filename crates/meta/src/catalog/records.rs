@@ -7,7 +7,7 @@ use fulmar_pages::PartitionId;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::types::Grant;
-use super::{Access, PartitionRecord, ScramVerifier, Tenant, TenantState, User};
+use super::{Access, PartitionRecord, ScramVerifier, SecretHash, Tenant, TenantState, Token, User};
 use crate::{Entry, Limit, Limits, MetaError, Revision};
 
 /// The format version of every value.
@@ -20,6 +20,7 @@ pub(super) enum Key<'a> {
     Partition(PartitionId),
     User(&'a str),
     Grant(PartitionId, &'a str),
+    Token(&'a str),
     PartitionCounter,
 }
 
@@ -30,6 +31,7 @@ impl fmt::Display for Key<'_> {
             Key::Partition(id) => write!(f, "partition/{:016x}", id.0),
             Key::User(name) => write!(f, "user/{name}"),
             Key::Grant(id, user) => write!(f, "grant/{:016x}/{user}", id.0),
+            Key::Token(name) => write!(f, "token/{name}"),
             Key::PartitionCounter => f.write_str("counter/partition"),
         }
     }
@@ -45,6 +47,7 @@ impl<'a> Key<'a> {
         Ok(Some(match kind {
             "tenant" => Key::Tenant(rest),
             "user" => Key::User(rest),
+            "token" => Key::Token(rest),
             "partition" => Key::Partition(partition_id(rest).ok_or_else(bad)?),
             "grant" => {
                 let (id, user) = rest.split_once('/').ok_or_else(bad)?;
@@ -113,6 +116,16 @@ struct VerifierValue {
 struct GrantValue {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     read_only: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+struct TokenValue {
+    hash: HexBytes,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    partition: Option<u64>,
+    created_unix_ms: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    expires_unix_ms: Option<u64>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -231,6 +244,27 @@ pub(super) fn grant(entry: &Entry) -> Result<Grant, MetaError> {
     Ok(Grant { access, revision: entry.modified })
 }
 
+pub(super) fn token_value(token: &Token) -> Vec<u8> {
+    encode(TokenValue {
+        hash: HexBytes(token.hash.0.clone()),
+        partition: token.partition.map(|partition| partition.0),
+        created_unix_ms: token.created_unix_ms,
+        expires_unix_ms: token.expires_unix_ms,
+    })
+}
+
+pub(super) fn token(name: &str, entry: &Entry) -> Result<Token, MetaError> {
+    let value: TokenValue = decode(entry)?;
+    Ok(Token {
+        name: name.to_owned(),
+        hash: SecretHash(value.hash.0),
+        partition: value.partition.map(PartitionId),
+        created_unix_ms: value.created_unix_ms,
+        expires_unix_ms: value.expires_unix_ms,
+        revision: entry.modified,
+    })
+}
+
 pub(super) fn counter_value(next: u64) -> Vec<u8> {
     encode(CounterValue { next })
 }
@@ -272,6 +306,7 @@ mod tests {
             Key::User("tenant/x"),
             Key::Partition(PartitionId(u64::MAX)),
             Key::Grant(PartitionId(0xab), "o/'hara"),
+            Key::Token("a/b"),
             Key::PartitionCounter,
         ] {
             assert_eq!(Key::parse(&key.to_string()), Ok(Some(key)));
@@ -350,6 +385,26 @@ mod tests {
             assert_eq!(String::from_utf8_lossy(&value), written);
             let key = Key::Grant(PartitionId(2), "ada");
             assert_eq!(grant(&entry(key, value)), Ok(Grant { access, revision: Revision(7) }));
+        }
+        for (partition, expires_unix_ms, written) in [
+            (None, None, r#"{"v":1,"hash":"00ff","created_unix_ms":1}"#),
+            (
+                Some(PartitionId(2)),
+                Some(9),
+                r#"{"v":1,"hash":"00ff","partition":2,"created_unix_ms":1,"expires_unix_ms":9}"#,
+            ),
+        ] {
+            let token = Token {
+                name: "scraper".to_owned(),
+                hash: SecretHash(vec![0, 0xff]),
+                partition,
+                created_unix_ms: 1,
+                expires_unix_ms,
+                revision: Revision(7),
+            };
+            let value = token_value(&token);
+            assert_eq!(String::from_utf8_lossy(&value), written);
+            assert_eq!(super::token("scraper", &entry(Key::Token("scraper"), value)), Ok(token));
         }
     }
 

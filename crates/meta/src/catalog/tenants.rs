@@ -95,13 +95,15 @@ impl Catalog {
     }
 
     /// Second step of dropping, or of giving up a creation, when the partition is gone: forgets the tenant, its
-    /// partition and all rights to it. The name is free again; the partition id is not.
+    /// partition, all rights to it, and its tokens. The name is free again; the partition id is not.
     pub async fn finish_drop(&self, tenant: &Tenant) -> Result<(), MetaError> {
         self.cache.state().unfinished_tenant(tenant)?;
-        // Nobody can be granted a right to a tenant that is not ready, so the rights only get fewer.
-        self.forget_grants(|state| {
+        // Neither rights nor tokens are made for a tenant that is not ready, so they only get fewer.
+        self.forget(|state| {
             let users = state.grants.get(&tenant.partition).into_iter().flat_map(|users| users.keys());
-            users.map(|user| Key::Grant(tenant.partition, user).to_string()).collect()
+            let grants = users.map(|user| Key::Grant(tenant.partition, user).to_string());
+            let tokens = state.tokens.values().filter(|token| token.partition == Some(tenant.partition));
+            grants.chain(tokens.map(|token| Key::Token(&token.name).to_string())).collect()
         })
         .await?;
         self.change(|state| {
@@ -142,22 +144,27 @@ impl Catalog {
         Ok(Arc::new(Tenant { revision, ..tenant }))
     }
 
-    /// Changes a tenant's limits. Whoever serves it sees them at once, through [`Catalog::live_limits`].
+    /// Changes a tenant's limits, and answers it. Whoever serves it sees them at once, through [`Catalog::live_limits`].
     ///
     /// Errors: `Missing`, and what the store says.
-    pub async fn alter_limits(&self, name: &str, alter: impl Fn(&mut Limits)) -> Result<(), MetaError> {
-        self.change(|state| {
-            let current = state.ready_tenant(name)?;
-            let mut tenant = Tenant::clone(current);
-            alter(&mut tenant.limits);
-            let key = Key::Tenant(name).to_string();
-            let transaction = Transaction::new()
-                .unchanged(key.as_str(), current.revision)
-                .put(key, records::tenant_value(&tenant));
-            Ok((transaction, ()))
-        })
-        .await?;
-        Ok(())
+    pub async fn alter_limits(
+        &self,
+        name: &str,
+        alter: impl Fn(&mut Limits),
+    ) -> Result<Arc<Tenant>, MetaError> {
+        let (tenant, revision) = self
+            .change(|state| {
+                let current = state.ready_tenant(name)?;
+                let mut tenant = Tenant::clone(current);
+                alter(&mut tenant.limits);
+                let key = Key::Tenant(name).to_string();
+                let transaction = Transaction::new()
+                    .unchanged(key.as_str(), current.revision)
+                    .put(key, records::tenant_value(&tenant));
+                Ok((transaction, tenant))
+            })
+            .await?;
+        Ok(Arc::new(Tenant { revision, ..tenant }))
     }
 
     /// The limits of a tenant, now and later, by whatever name it goes.
@@ -191,8 +198,8 @@ impl Catalog {
         Ok(Arc::new(Tenant { revision, ..tenant }))
     }
 
-    /// Deletes grants until `find` finds none, as many at a time as a transaction takes.
-    pub(super) async fn forget_grants(&self, find: impl Fn(&State) -> Vec<String>) -> Result<(), MetaError> {
+    /// Deletes records until `find` finds none, as many at a time as a transaction takes.
+    pub(super) async fn forget(&self, find: impl Fn(&State) -> Vec<String>) -> Result<(), MetaError> {
         loop {
             let (deleted, _) = self
                 .change(|state| {

@@ -73,6 +73,41 @@ impl fmt::Debug for ScramVerifier {
     }
 }
 
+/// The hash of a secret that nobody can guess: what is kept in the place of a token.
+#[derive(Clone, PartialEq, Eq)]
+pub struct SecretHash(pub Vec<u8>);
+
+impl SecretHash {
+    /// Whether it is the same. How long this takes says nothing of where the two differ.
+    pub fn matches(&self, other: &SecretHash) -> bool {
+        let differences = self.0.iter().zip(&other.0).fold(0, |found, (one, other)| found | (one ^ other));
+        self.0.len() == other.0.len() && differences == 0
+    }
+}
+
+impl fmt::Debug for SecretHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SecretHash")
+    }
+}
+
+/// What a client of HTTP proves its right with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Token {
+    /// What it is called; no secret.
+    pub name: String,
+    /// Of the secret, which is kept nowhere.
+    pub hash: SecretHash,
+    /// The tenant that it is for; `None`: the whole node.
+    pub partition: Option<PartitionId>,
+    /// When it was made, in milliseconds since 1970.
+    pub created_unix_ms: u64,
+    /// From when on it is worth nothing.
+    pub expires_unix_ms: Option<u64>,
+    /// Of its record: what a change compares.
+    pub(crate) revision: Revision,
+}
+
 /// What a user may do in a tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {

@@ -1,4 +1,4 @@
-//! Administration: tenants and users, in SQL.
+//! Administration: tenants, users, rights ([`users`]) and tokens ([`tokens`]), in SQL.
 //!
 //! It is done in the system tenant, by superusers. A tenant is a record in the catalog *and* a partition in the engine,
 //! so making one has three steps, each durable before the next:
@@ -12,6 +12,9 @@
 //! got that far) and then the record. The record comes first and goes last, so no partition is ever without one. An
 //! error in between is undone in the same way at once; if that fails too, the next start does it.
 
+mod tokens;
+mod users;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,69 +23,68 @@ use fulmar_meta::{Limit, Limits, MetaError, SYSTEM_TENANT, Tenant, What};
 
 use crate::Result;
 use crate::dialect::admin::Admin;
+use crate::events::{Event, Kind};
 use crate::gateway::Shared;
 use crate::session::Identity;
 
 /// How long the sessions of a dropped tenant may take to end.
 const LAST_SESSIONS: Duration = Duration::from_secs(10);
 
-/// Does what an administrator asks for.
-pub(crate) async fn run(admin: &Admin, shared: &Shared, identity: &Identity) -> Result<()> {
+/// Does what an administrator asks for, and notes it. Answers the secret of a new token.
+pub(crate) async fn run(admin: &Admin, shared: &Shared, identity: &Identity) -> Result<Option<String>> {
     check_right(admin.tag(), identity)?;
+    match admin {
+        Admin::CreateToken { name, database, lasts_ms } => {
+            tokens::create(name, database.as_deref(), *lasts_ms, shared, identity).await.map(Some)
+        }
+        Admin::DropToken { name, if_exists } => {
+            tokens::drop(name, *if_exists, shared, identity).await.map(|()| None)
+        }
+        Admin::CreateUser { .. } | Admin::AlterPassword { .. } | Admin::DropUser { .. } => {
+            users::run(admin, shared, identity).await.map(|()| None)
+        }
+        Admin::Grant { .. } | Admin::Revoke { .. } => {
+            users::rights(admin, shared, identity).await.map(|()| None)
+        }
+        _ => databases(admin, shared, identity).await.map(|()| None),
+    }
+}
+
+/// Statements about databases.
+async fn databases(admin: &Admin, shared: &Shared, identity: &Identity) -> Result<()> {
     let catalog = &shared.catalog;
+    let note = |event: Event| shared.journal().record(event.by(identity.actor()));
     match admin {
         Admin::CreateDatabase { name, owner, template } => {
             create_database(name, owner.as_deref(), template.as_deref(), shared, identity).await
         }
         Admin::DropDatabase { name, if_exists, force } => {
-            drop_database(name, *if_exists, *force, shared).await
+            if let Some(dropped) = drop_database(name, *if_exists, *force, shared).await? {
+                note(Event::new(Kind::DatabaseDropped).database(&dropped));
+            }
+            Ok(())
         }
         Admin::RenameDatabase { from, to } => {
-            catalog.rename_tenant(from, to).await.map(|_| ()).map_err(|error| answer(&error))
+            let tenant = catalog.rename_tenant(from, to).await.map_err(|error| answer(&error))?;
+            note(Event::new(Kind::DatabaseRenamed).database(&tenant).detail("from", from.as_str()));
+            Ok(())
         }
         Admin::AlterLimit { database, name, value } => {
-            alter_limit(database, name, value.as_deref(), shared).await
+            let tenant = alter_limit(database, name, value.as_deref(), shared).await?;
+            let value = value.as_deref().unwrap_or("default");
+            let changed = Event::new(Kind::LimitChanged).database(&tenant);
+            note(changed.detail("limit", name.as_str()).detail("value", value));
+            Ok(())
         }
         Admin::ResetLimits { database } => {
             let reset = catalog.alter_limits(database, |limits| *limits = Limits::default()).await;
-            reset.map_err(|error| answer(&error))
-        }
-        Admin::CreateUser { name, superuser, password } => {
-            let verifier = password.as_deref().map(crate::scram_verifier);
-            catalog.create_user(name, *superuser, verifier).await.map(|_| ()).map_err(|error| answer(&error))
-        }
-        Admin::AlterPassword { name, password } => {
-            let verifier = password.as_deref().map(crate::scram_verifier);
-            catalog.alter_user_password(name, verifier).await.map(|_| ()).map_err(|error| answer(&error))
-        }
-        Admin::DropUser { names, if_exists } => {
-            for name in names {
-                match catalog.drop_user(name).await {
-                    Err(MetaError::Missing { .. }) if *if_exists => {}
-                    outcome => outcome.map_err(|error| answer(&error))?,
-                }
-            }
+            let tenant = reset.map_err(|error| answer(&error))?;
+            let changed = Event::new(Kind::LimitChanged).database(&tenant);
+            note(changed.detail("limit", "all").detail("value", "default"));
             Ok(())
         }
-        Admin::Grant { access, databases, users } => {
-            for (database, user) in pairs(databases, users) {
-                catalog.grant(database, user, *access).await.map_err(|error| answer(&error))?;
-            }
-            Ok(())
-        }
-        Admin::Revoke { access, databases, users } => {
-            for (database, user) in pairs(databases, users) {
-                catalog.revoke(database, user, *access).await.map_err(|error| answer(&error))?;
-            }
-            Ok(())
-        }
+        _ => Ok(()),
     }
-}
-
-fn pairs<'a>(databases: &'a [String], users: &'a [String]) -> impl Iterator<Item = (&'a str, &'a str)> {
-    databases
-        .iter()
-        .flat_map(move |database| users.iter().map(move |user| (database.as_str(), user.as_str())))
 }
 
 /// Who may administer, and where.
@@ -111,11 +113,11 @@ fn default_owner<'a>(shared: &Shared, identity: &'a Identity) -> &'a str {
 async fn create_database(
     name: &str,
     owner: Option<&str>,
-    template: Option<&str>,
+    template_name: Option<&str>,
     shared: &Shared,
     identity: &Identity,
 ) -> Result<()> {
-    let template = match template {
+    let template = match template_name {
         None => None,
         Some(template) => {
             let missing = || MetaError::Missing { what: What::Tenant, name: template.to_owned() };
@@ -130,8 +132,15 @@ async fn create_database(
     };
     if created.is_err() {
         undo(&tenant, shared).await;
+        return created;
     }
-    created
+    let mut event =
+        Event::new(Kind::DatabaseCreated).database(&tenant).detail("owner", tenant.owner.as_str());
+    if let Some(template) = template_name {
+        event = event.detail("template", template);
+    }
+    shared.journal().record(event.by(identity.actor()));
+    Ok(())
 }
 
 /// The first step of a creation: the record that nobody sees. Its partition comes next, then [`finish_create`], or [`undo`].
@@ -162,14 +171,25 @@ pub(crate) async fn undo(tenant: &Tenant, shared: &Shared) {
 }
 
 /// No value is the default.
-async fn alter_limit(database: &str, name: &str, value: Option<&str>, shared: &Shared) -> Result<()> {
+async fn alter_limit(
+    database: &str,
+    name: &str,
+    value: Option<&str>,
+    shared: &Shared,
+) -> Result<Arc<Tenant>> {
     let limit = Limit::find(name).map_err(|error| answer(&error))?;
     let parsed = value.map(|value| limit.parse(value)).transpose().map_err(|error| answer(&error))?;
     let altered = shared.catalog.alter_limits(database, |limits| limits.set(limit, parsed.flatten())).await;
     altered.map_err(|error| answer(&error))
 }
 
-async fn drop_database(name: &str, if_exists: bool, force: bool, shared: &Shared) -> Result<()> {
+/// Answers what it was, if there was one.
+async fn drop_database(
+    name: &str,
+    if_exists: bool,
+    force: bool,
+    shared: &Shared,
+) -> Result<Option<Arc<Tenant>>> {
     if let Some(tenant) = shared.catalog.tenant(name).filter(|_| !force) {
         let sessions = shared.registry.count(tenant.partition);
         if sessions > 0 {
@@ -180,7 +200,7 @@ async fn drop_database(name: &str, if_exists: bool, force: bool, shared: &Shared
         }
     }
     let tenant = match shared.catalog.begin_drop(name).await {
-        Err(MetaError::Missing { .. }) if if_exists => return Ok(()),
+        Err(MetaError::Missing { .. }) if if_exists => return Ok(None),
         begun => begun.map_err(|error| answer(&error))?,
     };
     shared.registry.kill(tenant.partition);
@@ -192,7 +212,8 @@ async fn drop_database(name: &str, if_exists: bool, force: bool, shared: &Shared
     }
     shared.engine.drop_partition(tenant.partition).await?;
     shared.tenants.forget(tenant.partition);
-    shared.catalog.finish_drop(&tenant).await.map_err(|error| answer(&error))
+    shared.catalog.finish_drop(&tenant).await.map_err(|error| answer(&error))?;
+    Ok(Some(tenant))
 }
 
 /// A metadata error as Postgres clients know it.
@@ -207,6 +228,8 @@ pub(crate) fn answer(error: &MetaError) -> Error {
         MetaError::Exists { what: What::User, name } => {
             (sqlstate::DUPLICATE_OBJECT, format!("role \"{name}\" already exists"))
         }
+        MetaError::Exists { what: What::Token, .. } => (sqlstate::DUPLICATE_OBJECT, message),
+        MetaError::Missing { what: What::Token, .. } => (UNDEFINED_OBJECT, message),
         MetaError::Missing { what: What::Tenant, name } => {
             (sqlstate::INVALID_CATALOG_NAME, format!("database \"{name}\" does not exist"))
         }

@@ -1,0 +1,104 @@
+//! `fulmar events`: the journal of a node, as a client of `fulmar.events`.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use serde::Serialize;
+use tokio_postgres::{Client, Row};
+
+use crate::cli::EventsArgs;
+use crate::interrupt::{Interrupted, or_interrupted};
+use crate::output;
+use crate::tenant::{SYSTEM_DATABASE, connect, server_error};
+
+/// How often a node is asked for more.
+const PERIOD: Duration = Duration::from_secs(1);
+/// As SQLite's LIMIT: all of them.
+const ALL: i64 = -1;
+
+/// A line.
+#[derive(Serialize)]
+struct Shown {
+    id: i64,
+    time: String,
+    kind: String,
+    severity: String,
+    database: Option<String>,
+    user: Option<String>,
+    address: Option<String>,
+    text: String,
+    details: Option<serde_json::Value>,
+}
+
+/// Runs `fulmar events`.
+pub async fn run(arguments: EventsArgs) -> anyhow::Result<()> {
+    match or_interrupted(watch(&arguments)).await {
+        // There is no other way out.
+        Err(error) if arguments.follow && error.is::<Interrupted>() => Ok(()),
+        ended => ended,
+    }
+}
+
+async fn watch(arguments: &EventsArgs) -> anyhow::Result<()> {
+    let database = arguments.server.database()?;
+    let client = connect(&arguments.server, database.as_deref().unwrap_or(SYSTEM_DATABASE)).await?;
+    let mut last_id = 0;
+    let mut at_most = i64::from(arguments.last);
+    loop {
+        for event in newest(&client, last_id, arguments.database.as_deref(), at_most).await? {
+            last_id = event.id;
+            if arguments.json { output::json(&event) } else { output::line(&event.line()) }?;
+        }
+        if !arguments.follow {
+            return Ok(());
+        }
+        at_most = ALL;
+        tokio::time::sleep(PERIOD).await;
+    }
+}
+
+/// The newest events after one, the oldest first.
+async fn newest(
+    client: &Client,
+    after: i64,
+    database: Option<&str>,
+    at_most: i64,
+) -> anyhow::Result<Vec<Shown>> {
+    let sql = format!(
+        "SELECT * FROM (SELECT id, CAST(time AS TEXT) AS at, kind, severity, database, \"user\", address, text, \
+         CAST(details AS TEXT) AS details FROM fulmar.events \
+         WHERE id > {after} AND database IS coalesce($1, database) ORDER BY id DESC LIMIT {at_most}) ORDER BY id"
+    );
+    let rows = client.query(&sql, &[&database]).await.map_err(|error| server_error(&error))?;
+    rows.iter().map(Shown::read).collect()
+}
+
+impl Shown {
+    fn read(row: &Row) -> anyhow::Result<Shown> {
+        let details: Option<String> = row.try_get(8)?;
+        let details = details.map(|text| serde_json::from_str(&text)).transpose();
+        Ok(Shown {
+            id: row.try_get(0)?,
+            time: row.try_get(1)?,
+            kind: row.try_get(2)?,
+            severity: row.try_get(3)?,
+            database: row.try_get(4)?,
+            user: row.try_get(5)?,
+            address: row.try_get(6)?,
+            text: row.try_get(7)?,
+            details: details.context("the server answered with details that are no JSON")?,
+        })
+    }
+
+    /// For people: the time, the kind, where, by whom, what, and what else there is to know.
+    fn line(&self) -> String {
+        let mut line = format!("{} {:7} {:22}", self.time, self.severity, self.kind);
+        let named = [("database", &self.database), ("user", &self.user), ("address", &self.address)];
+        for (name, value) in named {
+            value.iter().for_each(|value| line.push_str(&format!(" {name}={value}")));
+        }
+        line.push_str(&format!(" {}", self.text));
+        self.details.iter().for_each(|details| line.push_str(&format!(" {details}")));
+        line
+    }
+}

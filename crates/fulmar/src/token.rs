@@ -1,0 +1,100 @@
+//! `fulmar token`: tokens for HTTP, as statements of a client.
+
+use anyhow::Context;
+use serde::Serialize;
+use tokio_postgres::Client;
+
+use crate::cli::{TokenAction, TokenArgs};
+use crate::output;
+use crate::tenant::{SYSTEM_DATABASE, connect, quoted, server_error, texts};
+
+/// A new token.
+#[derive(Serialize)]
+struct Made<'a> {
+    name: &'a str,
+    token: &'a str,
+}
+
+/// A line of the list.
+#[derive(Serialize)]
+struct Listed {
+    name: String,
+    database: Option<String>,
+    created: String,
+    expires: Option<String>,
+}
+
+/// Runs `fulmar token`.
+pub async fn run(arguments: TokenArgs) -> anyhow::Result<()> {
+    let client = connect(&arguments.server, SYSTEM_DATABASE).await?;
+    match arguments.action {
+        TokenAction::Create { name, database, expires } => {
+            let statement = create(&name, database.as_deref(), expires.as_deref());
+            let rows = texts::<1>(&client, &statement).await;
+            let rows = rows.with_context(|| format!("token \"{name}\" was not made"))?;
+            let [token] = rows.first().context("the server answered no token")?;
+            if arguments.json { output::json(&Made { name: &name, token }) } else { output::line(token) }
+        }
+        TokenAction::Drop { names } => drop_all(&client, &names, arguments.json).await,
+        TokenAction::List => list(&client, arguments.json).await,
+    }
+}
+
+fn create(name: &str, database: Option<&str>, expires: Option<&str>) -> String {
+    let mut statement = format!("CREATE TOKEN {}", quoted(name));
+    database.iter().for_each(|database| statement.push_str(&format!(" FOR DATABASE {}", quoted(database))));
+    expires
+        .iter()
+        .for_each(|time| statement.push_str(&format!(" EXPIRES IN '{}'", time.replace('\'', "''"))));
+    statement
+}
+
+async fn drop_all(client: &Client, names: &[String], json: bool) -> anyhow::Result<()> {
+    for name in names {
+        let dropped = client.batch_execute(&format!("DROP TOKEN {}", quoted(name))).await;
+        dropped
+            .map_err(|error| server_error(&error))
+            .with_context(|| format!("token \"{name}\" was not dropped"))?;
+        if !json {
+            output::line(&format!("dropped {name}"))?;
+        }
+    }
+    if json { output::json(&names) } else { Ok(()) }
+}
+
+async fn list(client: &Client, json: bool) -> anyhow::Result<()> {
+    // What is not there is shown as nothing.
+    let sql = "SELECT name, coalesce(database, ''), CAST(created AS TEXT), coalesce(CAST(expires AS TEXT), '') \
+               FROM fulmar.tokens ORDER BY name";
+    let some = |text: String| (!text.is_empty()).then_some(text);
+    let rows = texts(client, sql).await?.into_iter();
+    let tokens: Vec<Listed> = rows
+        .map(|[name, database, created, expires]| Listed {
+            name,
+            database: some(database),
+            created,
+            expires: some(expires),
+        })
+        .collect();
+    if json {
+        return output::json(&tokens);
+    }
+    let mut table = output::table(["token", "tenant", "created", "expires"]);
+    for token in &tokens {
+        let database = token.database.as_deref().unwrap_or("(all)");
+        table.add_row([&*token.name, database, &*token.created, token.expires.as_deref().unwrap_or("never")]);
+    }
+    output::line(&table.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_times_are_quoted() {
+        assert_eq!(create("a\"b", None, None), "CREATE TOKEN \"a\"\"b\"");
+        let statement = create("a", Some("shop"), Some("9'0d"));
+        assert_eq!(statement, "CREATE TOKEN \"a\" FOR DATABASE \"shop\" EXPIRES IN '9''0d'");
+    }
+}

@@ -1,0 +1,168 @@
+//! The journal and tokens as operators meet them: over restarts, on the command line, without secrets.
+
+mod common;
+
+use std::path::Path;
+
+use common::{Node, client, fulmar, refusal, run, stdout};
+use rustix::process::Signal;
+use serde_json::Value;
+
+fn events(node: &Node, arguments: &[&str]) -> Vec<Value> {
+    let url = node.url();
+    let printed = stdout(&run(&[&["events", "--server", &url, "-n", "1000", "--json"], arguments].concat()));
+    printed.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn of_kind<'a>(events: &'a [Value], kind: &str) -> Vec<&'a Value> {
+    events.iter().filter(|event| event["kind"] == kind).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_tells_how_it_began_and_ended() {
+    let directory = tempfile::tempdir().unwrap();
+    let node = Node::start(directory.path(), &["--insecure"]);
+    stdout(&run(&["tenant", "--server", &node.url(), "create", "shop"]));
+    let first = events(&node, &[]);
+    let kinds: Vec<&str> = first.iter().map(|event| event["kind"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["node.started", "database.created"]);
+    assert_eq!(first[0]["details"]["after"], "nothing");
+    client(&node, "shop").await.batch_execute("CREATE TABLE t(a); INSERT INTO t VALUES (1)").await.unwrap();
+    // What is shown is on its way to the disk; a signal that can be handled waits for it.
+    assert_eq!(node.end(Signal::TERM), Some(0));
+
+    let node = Node::start(directory.path(), &["--insecure"]);
+    let second = events(&node, &[]);
+    let started = of_kind(&second, "node.started");
+    assert_eq!((started.len(), &started[1]["details"]["after"]), (2, &"a stop".into()));
+    assert_eq!(of_kind(&second, "node.stopping")[0]["details"]["signal"], "SIGTERM");
+    assert_eq!(of_kind(&second, "node.stopped").len(), 1);
+    client(&node, "shop").await.batch_execute("INSERT INTO t VALUES (2)").await.unwrap();
+    assert_eq!(node.end(Signal::KILL), None);
+
+    let node = Node::start(directory.path(), &["--insecure", "--disk-reserve", "4000000TB"]);
+    let third = loop {
+        let third = events(&node, &[]);
+        if !of_kind(&third, "disk.full").is_empty() {
+            break third;
+        }
+    };
+    let started = of_kind(&third, "node.started");
+    assert_eq!(started.last().unwrap()["details"]["after"], "a crash");
+    assert!(started.last().unwrap()["details"]["log_records"].as_u64() >= Some(1), "{started:?}");
+    assert!(third.is_sorted_by_key(|event| event["id"].as_u64()));
+    let of_shop = events(&node, &["--database", "shop"]);
+    assert!(of_shop.len() == 1 && of_shop[0]["kind"] == "database.created", "{of_shop:?}");
+    let printed = stdout(&run(&["events", "--server", &node.url(), "-n", "1"]));
+    assert!(printed.contains(" error   disk.full ") && printed.lines().count() == 1, "{printed}");
+    assert_eq!(node.end(Signal::INT), Some(0));
+}
+
+#[test]
+fn events_are_followed() {
+    use std::io::{BufRead, BufReader};
+    let directory = tempfile::tempdir().unwrap();
+    let node = Node::start(directory.path(), &["--insecure"]);
+    let url = node.url();
+    let mut following = fulmar(&["events", "--server", &url, "--follow", "--json"])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(following.stdout.take().unwrap()).lines();
+    let mut next = || -> Value { serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap() };
+    assert_eq!(next()["kind"], "node.started");
+    stdout(&run(&["tenant", "--server", &url, "create", "shop"]));
+    let created = next();
+    assert_eq!((&created["kind"], &created["database"]), (&"database.created".into(), &"shop".into()));
+    stdout(&run(&["tenant", "--server", &url, "rename", "shop", "store"]));
+    assert_eq!(next()["details"]["from"], "shop");
+    rustix::process::kill_process(rustix::process::Pid::from_child(&following), Signal::INT).unwrap();
+    assert_eq!(following.wait().unwrap().code(), Some(0));
+}
+
+/// Everything under a directory, one after the other.
+fn all_bytes(directory: &Path, all: &mut Vec<u8>) {
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            all_bytes(&path, all);
+        } else if path.file_name().is_some_and(|name| name != "superuser-password") {
+            all.extend(std::fs::read(path).unwrap());
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn secrets_are_nowhere_and_tokens_do_their_work() {
+    let directory = tempfile::tempdir().unwrap();
+    let (data, log) = (directory.path().join("data"), directory.path().join("log"));
+    let log_file = std::fs::File::create(&log).unwrap();
+    let node = Node::start_with(&data, &["--log-level", "trace", "--slow-statement", "1"], log_file.into());
+    let superuser = std::fs::read_to_string(data.join("superuser-password")).unwrap().trim().to_owned();
+    let password = data.join("superuser-password");
+    let (url, password) = (node.url(), password.to_str().unwrap());
+    let token = |arguments: &[&str]| {
+        run(&[&["token", "--server", &url, "--password-file", password], arguments].concat())
+    };
+    stdout(&run(&["tenant", "--server", &url, "--password-file", password, "create", "shop"]));
+    let all = stdout(&token(&["create", "all"])).trim().to_owned();
+    let made: Value = serde_json::from_str(&stdout(&token(&[
+        "create",
+        "one",
+        "--database",
+        "shop",
+        "--expires",
+        "90d",
+        "--json",
+    ])))
+    .unwrap();
+    let one = made["token"].as_str().unwrap().to_owned();
+    let listed: Value = serde_json::from_str(&stdout(&token(&["list", "--json"]))).unwrap();
+    assert_eq!(
+        (&listed[0]["name"], &listed[0]["database"], &listed[0]["expires"]),
+        (&"all".into(), &Value::Null, &Value::Null)
+    );
+    assert_eq!((&listed[1]["database"], listed[1]["expires"].is_string()), (&"shop".into(), true));
+    assert!(stdout(&token(&["list"])).contains("never"));
+    assert!(refusal(&token(&["create", "two", "--expires", "soon"]), 1).contains("is no time"));
+
+    let file = directory.path().join("token");
+    let status = |token: &str| {
+        std::fs::write(&file, format!("{token}\n")).unwrap();
+        run(&["status", "--json", "--http", &node.http, "--token-file", file.to_str().unwrap()])
+    };
+    let metrics = |output: String| serde_json::from_str::<Value>(&output).unwrap()["metrics"].to_string();
+    assert!(metrics(stdout(&status(&all))).contains("fulmar_sessions_total"));
+    let of_one = metrics(stdout(&status(&one)));
+    assert!(of_one.contains("shop") && !of_one.contains("fulmar_sessions_total"), "{of_one}");
+    let none = refusal(&run(&["status", "--http", &node.http]), 1);
+    assert!(none.contains("fulmar token create"), "{none}");
+    refusal(&status("fulmar_guessed-token"), 1);
+    assert_eq!(stdout(&token(&["drop", "one"])), "dropped one\n");
+    refusal(&status(&one), 1);
+
+    // Passwords on each way that they can take.
+    let mut config: tokio_postgres::Config = format!("{url}/fulmar").parse().unwrap();
+    let (root, connection) = config.password(&superuser).connect(tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    root.batch_execute("CREATE USER anna PASSWORD 'hunter2-created'").await.unwrap();
+    root.batch_execute("ALTER USER anna PASSWORD 'hunter2-altered'").await.unwrap();
+    assert!(root.batch_execute("ALTER USER nobody PASSWORD 'hunter2-failed'").await.is_err());
+    assert!(root.batch_execute("ALTER USER anna PASSWORD 'hunter2-syntax' AND MORE").await.is_err());
+    assert!(root.execute("CREATE USER bert PASSWORD 'hunter2-extended'", &[]).await.is_ok());
+    let guess = config.user("anna").password("hunter2-guessed").connect(tokio_postgres::NoTls).await;
+    assert!(guess.is_err());
+    drop(root);
+    assert_eq!(node.end(Signal::TERM), Some(0));
+
+    let mut written = std::fs::read(&log).unwrap();
+    assert!(written.len() > 1000, "the log is there");
+    all_bytes(&data, &mut written);
+    let secrets = [superuser.as_str(), &all, &one, "hunter2", "guessed-token"];
+    for secret in secrets {
+        let found = written.windows(secret.len()).position(|window| window == secret.as_bytes());
+        let around =
+            found.map(|at| String::from_utf8_lossy(&written[at.saturating_sub(200)..at + 20]).into_owned());
+        assert_eq!(around, None, "{secret}");
+    }
+}

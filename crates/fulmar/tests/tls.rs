@@ -1,0 +1,110 @@
+//! Certificates that are renewed while a node runs.
+
+mod common;
+
+use std::path::Path;
+use std::process::Command;
+
+use common::{Node, client, fulmar, stdout};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// A certificate that signs itself, of `name`, in the place of the files that are there.
+fn certificate(directory: &Path, name: &str) {
+    let made = Command::new("openssl")
+        .current_dir(directory)
+        .args([
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-days",
+            "2",
+        ])
+        .args(["-subj", &format!("/CN={name}"), "-addext", "subjectAltName=DNS:localhost"])
+        .args(["-out", "new.crt", "-keyout", "new.key"])
+        .output()
+        .unwrap_or_else(|error| panic!("openssl cannot be run ({error}): apt-get install openssl"));
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    for file in ["crt", "key"] {
+        std::fs::rename(directory.join(format!("new.{file}")), directory.join(format!("server.{file}")))
+            .unwrap();
+    }
+}
+
+/// Whether psql trusts the node if it knows this certificate.
+fn is_shown(node: &Node, certificate: &Path) -> bool {
+    let port = node.sql.rsplit_once(':').unwrap().1;
+    let url = format!(
+        "host=localhost hostaddr=127.0.0.1 port={port} user=fulmar dbname=fulmar sslmode=verify-full sslrootcert={}",
+        certificate.display()
+    );
+    let asked = Command::new("psql")
+        .args(["-X", "-At", "-c", "SELECT 7", &url])
+        .output()
+        .unwrap_or_else(|error| panic!("psql cannot be run ({error}): apt-get install postgresql-client-15"));
+    String::from_utf8_lossy(&asked.stdout).trim() == "7"
+}
+
+/// Waits for an event after this one; answers its number and what it tells.
+async fn wait_for(asks: &tokio_postgres::Client, kind: &str, after: i64) -> (i64, String) {
+    let sql = "SELECT id, coalesce(CAST(details AS TEXT), '') FROM fulmar.events WHERE kind = $1 AND id > $2";
+    loop {
+        if let Some(row) = asks.query_opt(sql, &[&kind, &after]).await.unwrap() {
+            return (row.get(0), row.get(1));
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_certificate_is_shown_and_a_bad_one_is_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str| directory.path().join(name);
+    certificate(directory.path(), "one");
+    std::fs::copy(file("server.crt"), file("one.crt")).unwrap();
+    let (crt, key) = (file("server.crt"), file("server.key"));
+    let log = file("log");
+    let node = Node::start_with(
+        &file("data"),
+        &["--insecure", "--tls-cert", crt.to_str().unwrap(), "--tls-key", key.to_str().unwrap()],
+        std::fs::File::create(&log).unwrap().into(),
+    );
+    // It stays connected all the time.
+    let asks = client(&node, "fulmar").await;
+    let hang_up = || kill_process(Pid::from_child(&node.process), Signal::HUP).unwrap();
+    assert!(is_shown(&node, &file("one.crt")));
+
+    certificate(directory.path(), "two");
+    std::fs::copy(&crt, file("two.crt")).unwrap();
+    hang_up();
+    let (reloaded, _) = wait_for(&asks, "tls.reloaded", 0).await;
+    assert!(is_shown(&node, &file("two.crt")) && !is_shown(&node, &file("one.crt")));
+
+    // The certificate of another key, and what is no certificate.
+    std::fs::copy(file("one.crt"), &crt).unwrap();
+    hang_up();
+    let (refused, cause) = wait_for(&asks, "tls.refused", 0).await;
+    assert!(refused > reloaded && cause.contains("do not go together"), "{cause}");
+    assert!(is_shown(&node, &file("two.crt")));
+    std::fs::remove_file(&crt).unwrap();
+    hang_up();
+    let (_, cause) = wait_for(&asks, "tls.refused", refused).await;
+    assert!(cause.contains("cannot read --tls-cert"), "{cause}");
+    assert!(is_shown(&node, &file("two.crt")));
+    drop(asks);
+    assert_eq!(node.end(Signal::TERM), Some(0));
+    let log = std::fs::read_to_string(log).unwrap();
+    assert!(log.contains("the new certificate cannot be used"), "{log}");
+}
+
+/// Without certificates there is nothing to read again, and the signal means what it means to every process.
+#[test]
+fn without_certificates_a_hangup_ends_the_node() {
+    let directory = tempfile::tempdir().unwrap();
+    let node = Node::start(directory.path(), &["--insecure"]);
+    assert_eq!(node.end(Signal::HUP), None);
+    stdout(&fulmar(&["verify", "--data", directory.path().to_str().unwrap()]).output().unwrap());
+}

@@ -1,0 +1,76 @@
+//! Users, their passwords, and what they may do.
+
+use fulmar_meta::{Access, MetaError};
+
+use super::answer;
+use crate::Result;
+use crate::dialect::admin::Admin;
+use crate::events::{Event, Kind};
+use crate::gateway::Shared;
+use crate::session::Identity;
+
+/// Statements about users.
+pub(super) async fn run(admin: &Admin, shared: &Shared, identity: &Identity) -> Result<()> {
+    let catalog = &shared.catalog;
+    let note = |kind: Kind, name: &str| {
+        shared.journal().record(Event::new(kind).by(identity.actor()).detail("role", name));
+    };
+    match admin {
+        Admin::CreateUser { name, superuser, password } => {
+            let verifier = password.as_deref().map(crate::scram_verifier);
+            catalog.create_user(name, *superuser, verifier).await.map_err(|error| answer(&error))?;
+            note(Kind::UserCreated, name);
+        }
+        Admin::AlterPassword { name, password } => {
+            let verifier = password.as_deref().map(crate::scram_verifier);
+            catalog.alter_user_password(name, verifier).await.map_err(|error| answer(&error))?;
+            note(Kind::PasswordChanged, name);
+        }
+        Admin::DropUser { names, if_exists } => {
+            for name in names {
+                match catalog.drop_user(name).await {
+                    Err(MetaError::Missing { .. }) if *if_exists => {}
+                    Err(error) => return Err(answer(&error)),
+                    Ok(()) => note(Kind::UserDropped, name),
+                }
+            }
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// Statements about rights.
+pub(super) async fn rights(admin: &Admin, shared: &Shared, identity: &Identity) -> Result<()> {
+    let catalog = &shared.catalog;
+    let note = |kind: Kind, database: &str, user: &str, access: Access| {
+        let right = if access == Access::ReadOnly { "SELECT" } else { "CONNECT" };
+        let event = Event::new(kind).by(identity.actor()).detail("role", user).detail("right", right);
+        shared.journal().record(match catalog.tenant(database) {
+            Some(tenant) => event.database(&tenant),
+            None => event.database_name(database),
+        });
+    };
+    match admin {
+        Admin::Grant { access, databases, users } => {
+            for (database, user) in pairs(databases, users) {
+                catalog.grant(database, user, *access).await.map_err(|error| answer(&error))?;
+                note(Kind::RightGranted, database, user, *access);
+            }
+        }
+        Admin::Revoke { access, databases, users } => {
+            for (database, user) in pairs(databases, users) {
+                catalog.revoke(database, user, *access).await.map_err(|error| answer(&error))?;
+                note(Kind::RightRevoked, database, user, *access);
+            }
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+fn pairs<'a>(databases: &'a [String], users: &'a [String]) -> impl Iterator<Item = (&'a str, &'a str)> {
+    databases
+        .iter()
+        .flat_map(move |database| users.iter().map(move |user| (database.as_str(), user.as_str())))
+}

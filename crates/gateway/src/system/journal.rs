@@ -1,0 +1,94 @@
+//! `fulmar.events` and `fulmar.tokens`: what happened on the node, and who may ask it over HTTP.
+//!
+//! Superusers see all. The owner of a tenant sees what happened to that tenant, and its tokens; of others no names.
+
+use std::sync::Arc;
+
+use fulmar_meta::{Tenant, Token};
+
+use super::cells::row;
+use super::cluster::tenants;
+use super::statistics::moment;
+use super::{Asked, Filled, Rows, Viewer, table};
+use crate::Result;
+use crate::events::Event;
+
+pub(super) const TABLES: &[Filled] = &[
+    (
+        table(
+            "fulmar.events",
+            &[
+                ("id", "INT8"),
+                ("time", "TIMESTAMPTZ"),
+                ("kind", "TEXT"),
+                ("severity", "TEXT"),
+                ("database", "NAME"),
+                ("user", "NAME"),
+                ("address", "TEXT"),
+                ("text", "TEXT"),
+                ("details", "JSON"),
+            ],
+        ),
+        events,
+    ),
+    (
+        table(
+            "fulmar.tokens",
+            &[("name", "NAME"), ("database", "NAME"), ("created", "TIMESTAMPTZ"), ("expires", "TIMESTAMPTZ")],
+        ),
+        tokens,
+    ),
+];
+
+/// The tenants that belong to the viewer.
+fn owned(viewer: &Viewer) -> Vec<Arc<Tenant>> {
+    let mut tenants = tenants(viewer);
+    tenants.retain(|tenant| tenant.owner == viewer.identity.user);
+    tenants
+}
+
+fn events(asked: Asked<'_>) -> Result<Rows> {
+    let identity = &asked.viewer.identity;
+    let events = asked.viewer.shared.journal().events();
+    if identity.superuser {
+        return Ok(events.iter().map(|event| shown(event)).collect());
+    }
+    let owned = owned(asked.viewer);
+    let own = events.iter().filter(|event| owned.iter().any(|tenant| event.concerns(tenant.partition)));
+    Ok(own.map(|event| shown(&event.for_owner(&identity.user))).collect())
+}
+
+fn shown(event: &Event) -> Vec<fulmar_engine::Value> {
+    let details =
+        (!event.details.is_empty()).then(|| serde_json::Value::from(event.details.clone()).to_string());
+    row![
+        event.id as i64,
+        moment(event.time_unix_ms),
+        event.kind.as_ref(),
+        event.severity.name(),
+        event.database.as_deref(),
+        event.user.as_deref(),
+        event.address.map(|address| address.to_string()),
+        event.text.as_ref(),
+        details,
+    ]
+}
+
+fn tokens(asked: Asked<'_>) -> Result<Rows> {
+    let viewer = asked.viewer;
+    let (superuser, visible) = match viewer.identity.superuser {
+        true => (true, tenants(viewer)),
+        false => (false, owned(viewer)),
+    };
+    let tenant = |token: &Token| visible.iter().find(|tenant| Some(tenant.partition) == token.partition);
+    let tokens = viewer.shared.catalog.tokens().into_iter();
+    let shown = tokens.filter(|token| superuser || tenant(token).is_some()).map(|token| {
+        row![
+            token.name.as_str(),
+            tenant(&token).map(|tenant| tenant.name.as_str()),
+            moment(token.created_unix_ms),
+            token.expires_unix_ms.map(moment),
+        ]
+    });
+    Ok(shown.collect())
+}
