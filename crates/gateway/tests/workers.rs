@@ -31,7 +31,10 @@ async fn sessions_follow_the_load() {
     for number in 0..SESSIONS {
         let client = node.client("t1").await;
         client.batch_execute(&format!("SET application_name = 'a{number}'")).await.unwrap();
-        client.batch_execute(&format!("CREATE TEMP TABLE own AS SELECT {number} AS n")).await.unwrap();
+        client
+            .batch_execute(&format!("CREATE TEMP TABLE own(n INTEGER); INSERT INTO own VALUES ({number})"))
+            .await
+            .unwrap();
         client.execute("INSERT INTO t VALUES ($1, 0)", &[&number]).await.unwrap();
         let statement = client.prepare(WORK).await.unwrap();
         sessions.push((number, client, statement));
