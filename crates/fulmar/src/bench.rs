@@ -4,16 +4,17 @@ use std::sync::Arc;
 
 use anyhow::{Context, ensure};
 use fulmar_workload::compare::{self, CompareArgs};
-use fulmar_workload::ycsb::{self, YcsbArgs, YcsbEvent};
+use fulmar_workload::run::{RunEvent, run as run_against};
+use fulmar_workload::workload::Workload;
 use indicatif::ProgressBar;
 
-use crate::cli::{BenchAction, BenchArgs, Comparison, Workload};
+use crate::cli::{BenchAction, BenchArgs, Comparison, Workload as Chosen, WorkloadArgs};
 use crate::output;
 
 /// Runs `fulmar bench`.
 pub async fn run(arguments: BenchArgs) -> anyhow::Result<()> {
     match arguments.action {
-        BenchAction::Run(Workload::Ycsb { arguments, json }) => run_ycsb(arguments, json).await,
+        BenchAction::Run(Chosen::Ycsb(arguments)) => run_workload(arguments).await,
         BenchAction::Compare(Comparison::Node(arguments)) => compare_node(arguments).await,
     }
 }
@@ -28,26 +29,27 @@ async fn compare_node(arguments: CompareArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn run_ycsb(arguments: YcsbArgs, json: bool) -> anyhow::Result<()> {
+async fn run_workload<W: Workload>(arguments: WorkloadArgs<W>) -> anyhow::Result<()> {
+    let WorkloadArgs { workload, run, json } = arguments;
     let bar = output::progress("loading", 0);
-    let mut options = arguments.into_options().await?;
+    let mut options = run.into_options::<W>().await?;
     let watched = bar.clone();
     options.watcher = Some(Arc::new(move |event| show(&watched, event)));
-    let report = ycsb::run(options).await;
+    let report = run_against(workload, options).await;
     bar.finish_and_clear();
     let report = report?;
     if json { output::json(&report) } else { output::line(&report.to_string()) }
 }
 
-fn show(bar: &ProgressBar, event: &YcsbEvent) {
+fn show(bar: &ProgressBar, event: &RunEvent) {
     match event {
-        YcsbEvent::Loading { rows, of } => {
+        RunEvent::Loading { rows, of } => {
             bar.set_length(*of);
             bar.set_position(*rows);
         }
-        YcsbEvent::WarmUp => bar.set_message("warming up"),
-        YcsbEvent::Opens | YcsbEvent::Closes => {}
-        YcsbEvent::Tick(tick) => {
+        RunEvent::WarmUp => bar.set_message("warming up"),
+        RunEvent::Opens | RunEvent::Closes => {}
+        RunEvent::Tick(tick) => {
             bar.set_length(tick.of.as_secs());
             bar.set_position(tick.elapsed.as_secs());
             bar.set_message(format!(

@@ -8,7 +8,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use fulmar_workload::compare::CompareArgs;
-use fulmar_workload::ycsb::YcsbArgs;
+use fulmar_workload::run::RunArgs;
+use fulmar_workload::ycsb::Ycsb;
 
 use crate::size::Bytes;
 pub use tenant::{ExecArgs, ExportArgs, ImportArgs, LoadArgs, TenantAction, TenantArgs};
@@ -203,14 +204,21 @@ Examples:
 pub enum Workload {
     /// YCSB as ElasTraS runs it: transactions of ten operations, nine reads and one update
     #[command(after_help = YCSB_EXAMPLES)]
-    Ycsb {
-        /// The workload's own arguments.
-        #[command(flatten)]
-        arguments: YcsbArgs,
-        /// Print the result as JSON
-        #[arg(long)]
-        json: bool,
-    },
+    Ycsb(WorkloadArgs<Ycsb>),
+}
+
+/// The run of a workload.
+#[derive(Args, Debug)]
+pub struct WorkloadArgs<W: Args> {
+    /// The workload's own arguments.
+    #[command(flatten)]
+    pub workload: W,
+    /// Those that all workloads share.
+    #[command(flatten)]
+    pub run: RunArgs,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 const COMPARE_EXAMPLES: &str = "\

@@ -15,6 +15,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use rand::{Rng, RngExt};
+use serde::{Serialize, Serializer};
 
 /// How accesses are spread over the keys.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -69,6 +70,12 @@ impl FromStr for Distribution {
             }),
             _ => Err(bad()),
         }
+    }
+}
+
+impl Serialize for Distribution {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 

@@ -2,9 +2,10 @@
 //!
 //! ```text
 //!  compare   cases against PostgreSQL, in turns           fulmar bench compare node
-//!  ycsb      ElasTraS's YCSB: load, run, report           fulmar bench run ycsb, fulmar demo
+//!  ycsb      ElasTraS's YCSB                              fulmar bench run ycsb, fulmar demo
 //!  pgbench   PostgreSQL's own driver, as a load
 //!  ------------------------------------------------
+//!  workload  what a workload is (a trait)                 run       loads, connects, measures, reports
 //!  server    starts, measures and ends servers            tenants   makes many databases
 //!  driver    a thread and event loop for the load         keys      uniform, Zipfian, hot spot
 //!  client    a lean Postgres client                       measure   histograms, windows, spreads
@@ -20,9 +21,11 @@ mod driver;
 pub mod keys;
 pub mod measure;
 pub mod pgbench;
+pub mod run;
 pub mod server;
 mod target;
 pub mod tenants;
+pub mod workload;
 pub mod ycsb;
 
 pub use target::{Target, TargetError};

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
+use crate::workload::Done;
+
 /// Latencies are kept in microseconds, to three digits, up to an hour.
 const LONGEST_MICROSECONDS: u64 = 3_600_000_000;
 const DIGITS: u8 = 3;
@@ -107,8 +109,8 @@ impl Meter {
         }
     }
 
-    /// A transaction committed: its first statement was due at `due`, its last was answered at `end`.
-    pub(crate) fn committed(&mut self, due: Instant, end: Instant, statements: u64) {
+    /// A transaction ended as it should: its first statement was due at `due`, its last was answered at `end`.
+    pub(crate) fn done(&mut self, _kind: usize, _done: Done, due: Instant, end: Instant, statements: u64) {
         let latency = end.saturating_duration_since(due);
         self.recent.record(latency);
         if self.window.contains(end) {
@@ -181,10 +183,10 @@ mod tests {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
         let mut meter = Meter::new(Window { opens: at(100), closes: at(200) });
-        meter.committed(at(90), at(99), 12);
-        meter.committed(at(95), at(105), 12);
-        meter.committed(at(150), at(170), 12);
-        meter.committed(at(190), at(201), 12);
+        meter.done(0, Done::Committed, at(90), at(99), 12);
+        meter.done(0, Done::Committed, at(95), at(105), 12);
+        meter.done(0, Done::Committed, at(150), at(170), 12);
+        meter.done(0, Done::Committed, at(190), at(201), 12);
         let latency = meter.latency();
         assert_eq!((latency.count, meter.statements), (2, 24));
         assert!((latency.mean_ms - 15.0).abs() < 0.1, "{latency:?}");

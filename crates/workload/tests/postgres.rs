@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use fulmar_workload::client::{Client, Parameter, Type};
 use fulmar_workload::keys::Distribution;
+use fulmar_workload::run::{Report, RunEvent, RunOptions, run};
 use fulmar_workload::server::{Postgres, Server};
 use fulmar_workload::tenants;
-use fulmar_workload::ycsb::{self, YcsbEvent, YcsbOptions, YcsbReport};
+use fulmar_workload::ycsb::Ycsb;
 use tokio::task::JoinHandle;
 
 const MEMORY_BYTES: u64 = 64 << 20;
@@ -119,14 +120,17 @@ async fn a_frozen_server_is_thawed_and_a_dropped_one_leaves_nothing() {
     assert!(pids.iter().all(|pid| !matches!(state(*pid), Some('T' | 'R' | 'S' | 'D'))), "all are gone");
 }
 
-fn options(server: &Server) -> YcsbOptions {
-    YcsbOptions {
+fn workload(records: u32) -> Ycsb {
+    Ycsb { records, ..Ycsb::default() }
+}
+
+fn options(server: &Server) -> RunOptions {
+    RunOptions {
         connections: 3,
-        records: 300,
         warm_up: Duration::from_millis(100),
         measure: Duration::from_millis(700),
         tick: Duration::from_millis(100),
-        ..YcsbOptions::new(server.target())
+        ..RunOptions::new(server.target())
     }
 }
 
@@ -146,12 +150,12 @@ async fn ycsb_loads_runs_and_changes_what_it_says() {
     options.watcher = Some(Arc::new(move |event| told.lock().unwrap().push(event.clone())));
 
     // Twice: the second run finds the data and must not write what the first has written.
-    for run in 0..2 {
+    for round in 0..2 {
         client.query("DROP TABLE IF EXISTS before").await.unwrap();
-        if run == 1 {
+        if round == 1 {
             client.query("CREATE TABLE before AS SELECT * FROM ycsb_primary").await.unwrap();
         }
-        let report = ycsb::run(options.clone()).await.unwrap();
+        let report = run(workload(300), options.clone()).await.unwrap();
         assert!(report.transactions > 0 && report.failed == 0 && report.lost_connections == 0, "{report}");
         assert_eq!(report.statements, report.transactions * 12, "ten operations, BEGIN, COMMIT");
         assert!(report.latency.p50_ms > 0.0 && report.latency.p50_ms <= report.latency.max_ms);
@@ -165,11 +169,11 @@ async fn ycsb_loads_runs_and_changes_what_it_says() {
     assert!(count(&mut client, changed).await > 0);
 
     let events = events.lock().unwrap();
-    let place = |wanted: fn(&YcsbEvent) -> bool| events.iter().position(wanted).expect("the event came");
-    let loaded = place(|event| matches!(event, YcsbEvent::Loading { rows: 900, of: 900 }));
-    let opens = place(|event| matches!(event, YcsbEvent::Opens));
-    let ticks = place(|event| matches!(event, YcsbEvent::Tick(tick) if tick.throughput_tps > 0.0));
-    let closes = place(|event| matches!(event, YcsbEvent::Closes));
+    let place = |wanted: fn(&RunEvent) -> bool| events.iter().position(wanted).expect("the event came");
+    let loaded = place(|event| matches!(event, RunEvent::Loading { rows: 900, of: 900 }));
+    let opens = place(|event| matches!(event, RunEvent::Opens));
+    let ticks = place(|event| matches!(event, RunEvent::Tick(tick) if tick.throughput_tps > 0.0));
+    let closes = place(|event| matches!(event, RunEvent::Closes));
     assert!(loaded < opens && opens < closes && loaded < ticks);
 }
 
@@ -180,10 +184,9 @@ async fn conflicts_are_run_again_and_counted() {
     client.query("ALTER SYSTEM SET default_transaction_isolation = 'serializable'").await.unwrap();
     client.query("SELECT pg_reload_conf()").await.unwrap();
     let mut options = options(&server);
-    options.records = 2;
     options.connections = 8;
-    options.distribution = Distribution::Uniform;
-    let report = ycsb::run(options).await.unwrap();
+    let workload = Ycsb { distribution: Distribution::Uniform, ..workload(2) };
+    let report = run(workload, options).await.unwrap();
     assert!(report.retries() > 0 && report.transactions > 0, "{report}");
     assert!(report.errors.keys().eq(["40001"]), "{report}");
 }
@@ -196,11 +199,9 @@ async fn an_open_loop_over_tenants_keeps_its_rate() {
     tenants::create(&server.target(), &databases, |_| ()).await.expect("existing databases are fine");
     let mut options = options(&server);
     options.databases = databases;
-    options.operations = 1;
-    options.records = 20;
     options.rate_tps = Some(200.0);
     options.measure = Duration::from_secs(2);
-    let report = ycsb::run(options).await.unwrap();
+    let report = run(Ycsb { operations: 1, ..workload(20) }, options).await.unwrap();
     assert_eq!(report.tenants, 4);
     assert_eq!(report.statements, report.transactions, "one statement each, without BEGIN and COMMIT");
     // 400 are expected with a standard deviation of 20 (Poisson).
@@ -208,14 +209,14 @@ async fn an_open_loop_over_tenants_keeps_its_rate() {
 }
 
 /// Starts a run and comes back when its measured window is open.
-async fn start(mut options: YcsbOptions) -> JoinHandle<anyhow::Result<YcsbReport>> {
+async fn start(mut options: RunOptions) -> JoinHandle<anyhow::Result<Report>> {
     let (opened, mut opens) = tokio::sync::mpsc::unbounded_channel();
     options.watcher = Some(Arc::new(move |event| {
-        if matches!(event, YcsbEvent::Opens) {
+        if matches!(event, RunEvent::Opens) {
             opened.send(()).unwrap();
         }
     }));
-    let run = tokio::spawn(ycsb::run(options));
+    let run = tokio::spawn(run(workload(300), options));
     opens.recv().await.expect("the window opens");
     run
 }
@@ -251,9 +252,7 @@ async fn a_patient_run_outlives_the_server() {
 #[tokio::test]
 async fn tables_of_another_size_are_not_measured() {
     let server = postgres().await;
-    ycsb::run(options(&server)).await.unwrap();
-    let mut smaller = options(&server);
-    smaller.records = 100;
-    let error = ycsb::run(smaller).await.unwrap_err();
+    run(workload(300), options(&server)).await.unwrap();
+    let error = run(workload(100), options(&server)).await.unwrap_err();
     assert!(format!("{error:#}").contains("--records 300"), "{error:#}");
 }

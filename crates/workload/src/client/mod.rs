@@ -78,6 +78,7 @@ pub struct Client {
     input: BytesMut,
     output: BytesMut,
     statements: u32,
+    executed: u64,
     in_transaction: bool,
 }
 
@@ -95,6 +96,7 @@ impl Client {
             input: BytesMut::with_capacity(BUFFER_BYTES),
             output: BytesMut::with_capacity(BUFFER_BYTES),
             statements: 0,
+            executed: 0,
             in_transaction: false,
         };
         client.authenticate(target).await?;
@@ -127,6 +129,7 @@ impl Client {
             .map_err(|_| Error::Protocol("a parameter is too long"))?;
         frontend::execute("", 0, &mut self.output)?;
         frontend::sync(&mut self.output);
+        self.executed += 1;
         self.send().await?;
         self.row_count().await
     }
@@ -186,6 +189,11 @@ impl Client {
             }
             self.receive().await?;
         }
+    }
+
+    /// How many prepared statements this connection has executed.
+    pub fn executed(&self) -> u64 {
+        self.executed
     }
 
     /// The session is inside a transaction block (a failed one too).
