@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use fulmar_workload::Target;
+use fulmar_workload::arrival::Arrival;
 use fulmar_workload::run::{Report, RunEvent, RunOptions, run};
 use fulmar_workload::ycsb::Ycsb;
 use tokio::sync::oneshot;
@@ -53,7 +54,7 @@ impl Shops {
             connections: 1,
             warm_up: Duration::from_secs(1),
             measure: duration,
-            rate_tps: Some(RATE_TPS),
+            arrival: Arrival::poisson(RATE_TPS),
             patience: PATIENCE,
             watcher: Some(Arc::new(watcher)),
             ..RunOptions::new(target.clone())

@@ -215,12 +215,15 @@ impl Client {
         Ok(result?)
     }
 
-    /// Reads messages up to ReadyForQuery; answers how many rows the last command says that it returned or changed.
+    /// Reads messages up to ReadyForQuery; answers how many rows were returned, or how many the last command says that it
+    /// changed. (A CALL does not say how many it returned.)
     async fn row_count(&mut self) -> Result<u64, Error> {
-        let mut rows = 0;
+        let (mut returned, mut rows) = (0, 0);
         self.answer(|frame| {
-            if frame.tag == b'C' {
-                rows = frame.row_count();
+            match frame.tag {
+                b'D' => returned += 1,
+                b'C' => rows = frame.row_count().max(returned),
+                _ => {}
             }
             Ok(())
         })

@@ -13,6 +13,7 @@ use futures::stream::{self, StreamExt, TryStreamExt};
 use super::cases::{Case, case};
 use super::result::CaseResult;
 use super::turns::{Bench, Pair, Side};
+use crate::arrival::Arrival;
 use crate::run::{RunEvent, RunOptions, run};
 use crate::server::{ProcessTree, Server};
 use crate::tenants;
@@ -41,7 +42,8 @@ pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::
     let rate_tps = capacity(bench, &mut pair, &databases).await? / 2.0;
     let cases = [case("tenants-500-cpu"), case("tenants-500-memory")];
     let results = bench.in_turns(&mut pair, cases, async |server| {
-        let options = RunOptions { rate_tps: Some(rate_tps), ..options(bench, server, &databases) };
+        let options =
+            RunOptions { arrival: Arrival::poisson(rate_tps), ..options(bench, server, &databases) };
         cost(workload(bench), options, server).await
     });
     let results = results.await.map(|result| result.with_note(format!("at {rate_tps:.0} transactions/s")));
@@ -80,8 +82,8 @@ async fn cost(workload: Ycsb, mut options: RunOptions, server: &Server) -> anyho
             samples.take(event, processes);
         }
     }));
-    let offered = options.rate_tps.unwrap_or(0.0);
     let report = run(workload, options).await?;
+    let offered = report.offered_tps.unwrap_or(0.0);
     anyhow::ensure!(report.failed == 0, "{} transactions failed: {:?}", report.failed, report.first_error);
     anyhow::ensure!(
         report.throughput_tps >= offered * LEAST_KEPT,

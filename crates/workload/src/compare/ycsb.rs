@@ -66,6 +66,23 @@ pub(super) async fn measure_log(bench: &Bench, wanted: &[&'static Case]) -> anyh
     Ok(wanted.iter().map(|case| CaseResult::value(case, rounds.clone())).collect())
 }
 
+/// What the driver itself costs: a closed loop of single point reads.
+pub(super) async fn measure_driver(
+    bench: &Bench,
+    wanted: &[&'static Case],
+) -> anyhow::Result<Vec<CaseResult>> {
+    let server = bench.fulmar(MOST_CLIENTS).await?;
+    load(bench, &server).await?;
+    let mut rounds = Vec::new();
+    for round in 1..=bench.rounds {
+        bench.step(&format!("driver-us: round {round} of {}", bench.rounds));
+        let reads = Ycsb { operations: 1, reads: 100.0, ..workload(bench, false) };
+        let report = run(reads, options(bench, &server, MOST_CLIENTS)).await?;
+        rounds.push(report.driver.cpu_us_per_statement);
+    }
+    Ok(wanted.iter().map(|case| CaseResult::value(case, rounds.clone())).collect())
+}
+
 fn workload(bench: &Bench, procedure: bool) -> Ycsb {
     Ycsb { records: bench.sizes.ycsb_records, procedure, ..Ycsb::default() }
 }

@@ -3,24 +3,41 @@
 //! ```text
 //!  load what is missing -> connect all -> warm up |  measured window  | close -> check
 //!                                                 ^ Opens      Ticks  ^ Closes
-//! ```
-//! Several tenants are several instances of the workload side by side, each in a database of its own.
 //!
-//! Closed loop by default: every connection has one transaction under way, always. With a rate it is an open loop:
-//! transactions fall due at random (Poisson) moments whatever the server does, and latency counts from the moment
-//! that they were due, so that a stall is not hidden by the load that it stopped. (Timers are good to a millisecond.)
+//!  driver thread 1   terminals --> meter --+                     +--> watcher (a display)
+//!  driver thread 2   terminals --> meter --+--> collector -------+--> JSON lines (--output)
+//!  sampler           /proc, once an interval +                   +--> report
+//! ```
+//! Several tenants are several instances of the workload side by side, each in a database of its own. The
+//! terminals of all are spread over the driver's threads (one, unless more are asked for); every thread counts for
+//! itself ([`crate::measure`]) and hands an interval to the collector when it is over. How transactions arrive is said in
+//! [`crate::arrival`].
 
 mod arguments;
+mod collector;
+mod database;
+mod driver;
+mod machine;
+mod record;
 mod report;
+mod sampler;
 mod session;
 mod stages;
+mod table;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::process::Pid;
+
 pub use self::arguments::RunArgs;
-pub use self::report::Report;
+pub use self::machine::Machine;
+pub use self::record::{IntervalRecord, KindRecord, Record, RunRecord, TenantRecord, UsageRecord};
+pub use self::report::{Availability, Driver, KindReport, Report, ServerUsage};
 use crate::Target;
+use crate::arrival::Arrival;
+use crate::keys::Distribution;
 use crate::workload::Workload;
 
 /// How to run a workload.
@@ -32,19 +49,33 @@ pub struct RunOptions {
     pub databases: Vec<String>,
     /// Connections per database.
     pub connections: usize,
+    /// How the data is spread over the tenants, the first having most.
+    pub tenant_sizes: Distribution,
+    /// How an open loop's rate is spread over them.
+    pub tenant_rates: Distribution,
+    /// When transactions start.
+    pub arrival: Arrival,
     /// Before the measured window.
     pub warm_up: Duration,
     /// The measured window.
     pub measure: Duration,
-    /// Open loop: transactions per second over all databases. `None`: closed loop.
-    pub rate_tps: Option<f64>,
     /// How long a connection that was lost is tried again; zero: its loss ends the run with an error.
     pub patience: Duration,
     /// Of everything that is drawn.
     pub seed: u64,
-    /// Between two ticks.
+    /// Driver threads, each with an event loop of its own.
+    pub threads: usize,
+    /// A slot of the window in which no transaction of a tenant ends is a down interval.
+    pub down_interval_seconds: usize,
+    /// An interval of the report, between two ticks.
     pub tick: Duration,
-    /// Is told how the run goes, on the driver's thread: it must be quick.
+    /// Processes of the server: what they and their children use is measured too.
+    pub server_processes: Vec<Pid>,
+    /// Where the JSON lines go.
+    pub output: Option<PathBuf>,
+    /// What made this driver, for the JSON lines.
+    pub build: &'static str,
+    /// Is told how the run goes, on a driver thread: it must be quick.
     pub watcher: Option<Watcher>,
 }
 
@@ -55,16 +86,50 @@ impl RunOptions {
             target,
             databases: Vec::new(),
             connections: 8,
+            tenant_sizes: Distribution::Uniform,
+            tenant_rates: Distribution::Uniform,
+            arrival: Arrival::Closed,
             warm_up: Duration::from_secs(2),
             measure: Duration::from_secs(10),
-            rate_tps: None,
             patience: Duration::ZERO,
             seed: 1,
+            threads: 1,
+            down_interval_seconds: 1,
             tick: Duration::from_secs(1),
+            server_processes: Vec::new(),
+            output: None,
+            build: env!("CARGO_PKG_VERSION"),
             watcher: None,
         }
     }
+
+    /// The databases of the tenants, in their order.
+    fn targets(&self) -> Vec<Target> {
+        match &self.databases[..] {
+            [] => vec![self.target.clone()],
+            databases => databases.iter().map(|database| self.target.with_database(database)).collect(),
+        }
+    }
+
+    fn validate(&self) -> anyhow::Result<()> {
+        anyhow::ensure!(self.connections > 0, "a run needs at least one connection per database");
+        anyhow::ensure!(!self.measure.is_zero(), "a run measures for some time: give it seconds");
+        anyhow::ensure!(self.threads > 0, "a run needs a driver thread");
+        anyhow::ensure!(self.tick >= SHORTEST_TICK, "an interval is at least {SHORTEST_TICK:?} long");
+        match &self.arrival {
+            Arrival::Open { rate_tps, .. } => {
+                anyhow::ensure!(*rate_tps > 0.0, "a rate is more than zero transactions a second");
+            }
+            Arrival::Closed => anyhow::ensure!(
+                self.tenant_rates == Distribution::Uniform,
+                "without a rate there is none to spread over the tenants"
+            ),
+        }
+        Ok(())
+    }
 }
+
+const SHORTEST_TICK: Duration = Duration::from_millis(10);
 
 /// Somebody who is told how a run goes.
 pub type Watcher = Arc<dyn Fn(&RunEvent) + Send + Sync>;
@@ -96,7 +161,7 @@ pub struct RunTick {
     pub elapsed: Duration,
     /// Warm-up and measured window together.
     pub of: Duration,
-    /// Committed transactions per second.
+    /// Transactions per second that ended as they should.
     pub throughput_tps: f64,
     /// Median latency, in milliseconds.
     pub p50_ms: f64,
@@ -108,12 +173,7 @@ pub struct RunTick {
 
 /// Loads what is missing, warms up, measures, checks. Dropping the future ends the run.
 pub async fn run<W: Workload>(workload: W, options: RunOptions) -> anyhow::Result<Report> {
-    anyhow::ensure!(options.connections > 0, "a run needs at least one connection per database");
-    anyhow::ensure!(
-        options.rate_tps.is_none_or(|rate| rate > 0.0),
-        "a rate is more than zero transactions a second"
-    );
-    anyhow::ensure!(!options.measure.is_zero(), "a run measures for some time: give it seconds");
+    options.validate()?;
     workload.validate()?;
-    crate::driver::on_own_thread(move || stages::run(workload, options)).await
+    stages::run(workload, options).await
 }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use crate::Target;
 use crate::client::{Client, Error, Statement};
-use crate::measure::Meter;
-use crate::workload::{Dialect, Done, Failure, Terminal};
+use crate::measure::{Event, Meter};
+use crate::workload::{Dialect, Done, Failure, Place, Terminal};
 
 /// A transaction that the server keeps refusing is given up after this many tries.
 const MAX_TRIES: u32 = 100;
@@ -26,6 +26,7 @@ pub(super) struct Shared {
 /// A terminal and its connection.
 pub(super) struct Session<T: Terminal> {
     pub(super) terminal: T,
+    pub(super) place: Place,
     target: Target,
     shared: Rc<Shared>,
     connection: Option<Connection<T::Statements>>,
@@ -38,8 +39,8 @@ struct Connection<S> {
 }
 
 impl<T: Terminal> Session<T> {
-    pub(super) fn new(terminal: T, target: Target, shared: Rc<Shared>) -> Session<T> {
-        Session { terminal, target, shared, connection: None }
+    pub(super) fn new(terminal: T, place: Place, target: Target, shared: Rc<Shared>) -> Session<T> {
+        Session { terminal, place, target, shared, connection: None }
     }
 
     /// Connects, unless it is connected; waits within the run's patience for a server that is away.
@@ -68,24 +69,39 @@ impl<T: Terminal> Session<T> {
 
     /// Runs the transaction that was drawn and was due at `due`, until it ends or is given up. An error ends the run.
     pub(super) async fn transaction(&mut self, kind: usize, due: Instant) -> anyhow::Result<()> {
+        let event = self.event(kind, due);
         for _ in 0..MAX_TRIES {
             self.connect().await?;
             let error = match self.attempt().await {
                 Ok((done, statements)) => {
-                    self.shared.meter.borrow_mut().done(kind, done, due, Instant::now(), statements);
+                    self.shared.meter.borrow_mut().done(event, done, Instant::now(), statements);
                     return Ok(());
                 }
                 Err(Failure::Client(error)) => error,
                 Err(Failure::Data(what)) => anyhow::bail!("{what}"),
             };
             if !self.after(&error).await? {
-                self.shared.meter.borrow_mut().gave_up(&error);
+                self.shared.meter.borrow_mut().gave_up(event, Instant::now(), &error);
                 return Ok(());
             }
         }
         let error = Error::Protocol("a transaction was refused a hundred times in a row");
-        self.shared.meter.borrow_mut().gave_up(&error);
+        self.shared.meter.borrow_mut().gave_up(event, Instant::now(), &error);
         Ok(())
+    }
+
+    fn event(&self, kind: usize, due: Instant) -> Event {
+        Event { tenant: self.place.tenant, kind, due }
+    }
+
+    /// A transaction is too late to be started.
+    pub(super) fn cancelled(&self, kind: usize, due: Instant, now: Instant) {
+        self.shared.meter.borrow_mut().cancelled(self.event(kind, due), now);
+    }
+
+    /// The run ends before a transaction that was due.
+    pub(super) fn unsent(&self, kind: usize, due: Instant) {
+        self.shared.meter.borrow_mut().unsent(self.event(kind, due));
     }
 
     /// One try; answers how many statements it took.
@@ -113,7 +129,7 @@ impl<T: Terminal> Session<T> {
     /// The connection is gone. Whether its transaction committed is not known: it is neither counted nor run again.
     fn lost(&mut self, error: &Error) -> anyhow::Result<bool> {
         self.connection = None;
-        self.shared.meter.borrow_mut().lost_connections += 1;
+        self.shared.meter.borrow_mut().lost();
         anyhow::ensure!(!self.shared.patience.is_zero(), "lost {}: {error}", self.target);
         Ok(false)
     }

@@ -56,10 +56,11 @@ impl Statements {
     pub(super) async fn prepare(
         client: &mut Client,
         field: usize,
+        tables: u8,
         procedure: Option<Dialect>,
     ) -> Result<Statements, Error> {
         let (mut read, mut update) = (Vec::new(), Vec::new());
-        for table in TABLES {
+        for table in TABLES.into_iter().take(usize::from(tables)) {
             let sql = format!("SELECT {} FROM {table} WHERE id = $1", fields(", "));
             read.push(client.prepare(&sql, &[Type::Int4]).await?);
             let sql = format!("UPDATE {table} SET field{} = $1 WHERE id = $2", field % FIELDS);
@@ -80,8 +81,8 @@ impl Statements {
 
 /// Makes the tables of a database and loads what is missing of keys `0..records`. A load that was interrupted goes on
 /// where it was.
-pub(super) async fn load(loading: &mut Loading<'_>, records: u32) -> anyhow::Result<()> {
-    for (number, table) in TABLES.into_iter().enumerate() {
+pub(super) async fn load(loading: &mut Loading<'_>, records: u32, tables: u8) -> anyhow::Result<()> {
+    for (number, table) in TABLES.into_iter().enumerate().take(usize::from(tables)) {
         create(loading.client, table).await?;
         let present = count(loading.client, table).await?;
         anyhow::ensure!(

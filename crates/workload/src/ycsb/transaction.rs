@@ -33,6 +33,7 @@ struct Operation {
 pub struct YcsbTerminal {
     keys: Keys,
     operations: u32,
+    tables: u8,
     updates: f64,
     procedure: bool,
     number: usize,
@@ -47,6 +48,7 @@ impl YcsbTerminal {
         YcsbTerminal {
             keys: Keys::new(workload.distribution, workload.records),
             operations: workload.operations,
+            tables: workload.tables,
             updates: workload.updates(),
             procedure: workload.procedure,
             number: place.number,
@@ -104,15 +106,18 @@ impl Terminal for YcsbTerminal {
 
     async fn prepare(&self, client: &mut Client, dialect: Dialect) -> Result<Statements, Error> {
         let procedure = self.procedure.then_some(dialect);
-        Statements::prepare(client, self.number, procedure).await
+        Statements::prepare(client, self.number, self.tables, procedure).await
     }
 
-    fn draw(&mut self, _kind: usize) {
-        let extra = self.choices.random::<f64>() < self.updates.fract();
-        let updates = self.updates as u32 + u32::from(extra);
+    fn draw(&mut self, kind: usize) {
+        let updates = match self.operations {
+            // A read or an update.
+            1 => kind as u32,
+            _ => self.updates as u32 + u32::from(self.choices.random::<f64>() < self.updates.fract()),
+        };
         self.plan.clear();
         for number in 0..self.operations {
-            let table = self.choices.random_range(0..TABLES.len());
+            let table = usize::from(self.choices.random_range(0..self.tables));
             let key = i32::try_from(self.keys.draw(&mut self.choices)).unwrap_or(i32::MAX);
             self.plan.push(Operation { table, key, update: number < updates });
         }
@@ -168,12 +173,21 @@ mod tests {
 
     #[test]
     fn a_fraction_of_an_update_is_a_chance() {
-        let mut terminal = terminal(1, 90.0);
-        let updates = (0..20_000).filter(|_| {
+        let mut terminal = terminal(4, 80.0);
+        let updates = (0..20_000).map(|_| {
             terminal.draw(0);
-            terminal.plan[0].update
+            terminal.plan.iter().filter(|operation| operation.update).count()
         });
-        let count = updates.count();
-        assert!((1_800..2_200).contains(&count), "{count}");
+        let count: usize = updates.sum();
+        assert!((15_500..16_500).contains(&count), "0.8 of each: {count}");
+    }
+
+    #[test]
+    fn a_single_operation_is_what_its_kind_says() {
+        let mut terminal = terminal(1, 85.0);
+        for kind in [0, 1, 0] {
+            terminal.draw(kind);
+            assert_eq!((terminal.plan.len(), terminal.plan[0].update), (1, kind == 1));
+        }
     }
 }
