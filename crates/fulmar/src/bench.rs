@@ -71,7 +71,13 @@ async fn run_workload<W: Workload>(arguments: WorkloadArgs<W>) -> anyhow::Result
     let report = run_against(workload, options).await;
     bar.finish_and_clear();
     let report = report?;
-    if json { output::json(&report) } else { output::line(&report.to_string()) }
+    if !json {
+        return output::line(&report.to_string());
+    }
+    if report.driver.is_bottleneck() {
+        eprintln!("fulmar: the driver may have been the limit, not the server; raise --threads");
+    }
+    output::json(&report)
 }
 
 fn show(bar: &ProgressBar, event: &RunEvent) {

@@ -1,9 +1,8 @@
 //! TATP, the telecommunication application transaction processing benchmark: a home location register, seven kinds of
 //! short transactions, 80 % of which read.
 //!
-//! Some find nothing by design (a quarter to two thirds of their kind do find something): those have no effect and are
-//! counted as rolled back. Subscribers are chosen by `--distribution`; the specification's default is uniform.
-//! What differs from it: a location is a number of 31 bits, since parameters are `int4`.
+//! Some find nothing by design: those have no effect, and are counted as rolled back. Subscribers are chosen by
+//! `--distribution`. What differs from the specification: a location is a number of 31 bits, since parameters are `int4`.
 
 mod population;
 mod schema;
