@@ -31,9 +31,20 @@ impl Window {
         (self.opens..=self.closes).contains(&moment)
     }
 
+    /// When an interval ends; the first of the window has the number zero.
+    pub(crate) fn interval_end(&self, tick: Duration, number: i64) -> Instant {
+        let after = tick * u32::try_from((number + 1).unsigned_abs()).unwrap_or(u32::MAX);
+        if number < -1 { self.opens - after } else { self.opens + after }
+    }
+
     fn touches(&self, begin: Instant, end: Instant) -> bool {
         begin <= self.closes && end >= self.opens
     }
+}
+
+/// The number of the interval in which a run begins, so long before its window.
+pub(crate) fn first_interval(warm_up: Duration, tick: Duration) -> i64 {
+    -i64::try_from(warm_up.as_nanos().div_ceil(tick.as_nanos())).unwrap_or(0)
 }
 
 /// How many transactions of a kind ended how.
@@ -126,7 +137,7 @@ impl Meter {
         kinds: usize,
         tenants: impl Iterator<Item = bool>,
     ) -> Meter {
-        let first = -i64::try_from(warm_up.as_nanos().div_ceil(tick.as_nanos())).unwrap_or(0);
+        let first = first_interval(warm_up, tick);
         Meter {
             window,
             tick,
@@ -225,7 +236,7 @@ impl Meter {
 
     /// Ends the intervals that are over.
     fn roll(&mut self, now: Instant) {
-        while now >= self.end(self.current.number) {
+        while now >= self.current_end() {
             let next = Interval { number: self.current.number + 1, ..Interval::default() };
             let mut over = std::mem::replace(&mut self.current, next);
             let recent = self.recent.iter_mut();
@@ -235,14 +246,9 @@ impl Meter {
         }
     }
 
-    fn end(&self, number: i64) -> Instant {
-        let after = self.tick * u32::try_from((number + 1).unsigned_abs()).unwrap_or(u32::MAX);
-        if number < -1 { self.window.opens - after } else { self.window.opens + after }
-    }
-
     /// When the interval that is under way ends.
     pub(crate) fn current_end(&self) -> Instant {
-        self.end(self.current.number)
+        self.window.interval_end(self.tick, self.current.number)
     }
 
     /// The intervals that are over and have not been taken yet.

@@ -150,10 +150,10 @@ fn tenants(file: &RunFile) -> String {
     table.push_str("</tr>\n");
     for (unavailable, tenant) in worst.iter().take(TENANTS) {
         let lost = tenant.lost_work_s.map_or_else(String::new, |lost| format!("{lost:.2}"));
-        let _ = write!(
+        let _ = writeln!(
             table,
             "<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{unavailable:.1}</td><td class=\"n\">{}</td>\
-             <td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{lost}</td></tr>\n",
+             <td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{lost}</td></tr>",
             escape(&tenant.tenant),
             tenant.transactions,
             tenant.outages_s.len(),

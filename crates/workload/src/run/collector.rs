@@ -40,7 +40,8 @@ struct State {
 struct Pending {
     pieces: usize,
     interval: Option<Interval>,
-    driver_cpu: Vec<Duration>,
+    /// By thread.
+    driver_cpu: BTreeMap<usize, Duration>,
     usage: Option<UsageRecord>,
 }
 
@@ -84,9 +85,9 @@ impl Collector {
     }
 
     /// A driver thread has counted an interval, and used so much CPU time meanwhile.
-    pub(super) fn counted(&self, interval: Interval, cpu: Duration) {
+    pub(super) fn counted(&self, thread: usize, interval: Interval, cpu: Duration) {
         self.bring(interval.number, |pending| {
-            pending.driver_cpu.push(cpu);
+            pending.driver_cpu.insert(thread, cpu);
             match &mut pending.interval {
                 Some(before) => before.merge(interval),
                 none => *none = Some(interval),
@@ -108,6 +109,7 @@ impl Collector {
             && let Some(Pending { interval: Some(interval), driver_cpu, usage, .. }) =
                 state.pending.remove(&number)
         {
+            let driver_cpu: Vec<_> = driver_cpu.into_values().collect();
             self.whole(&mut state, interval, &driver_cpu, usage);
         }
     }

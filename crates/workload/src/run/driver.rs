@@ -278,10 +278,10 @@ async fn first_failure<S: 'static>(
 async fn watch<W: Workload>(plan: &Plan<W>, thread: usize, meter: &RefCell<Meter>, clock: Clock) -> Duration {
     plan.tell(thread, RunEvent::WarmUp);
     let mut spent = thread_cpu();
-    hand_over_until(plan, meter, clock.window.opens, &mut spent).await;
+    hand_over_until(plan, thread, meter, clock.window.opens, &mut spent).await;
     plan.tell(thread, RunEvent::Opens);
     let opened = thread_cpu();
-    hand_over_until(plan, meter, clock.window.closes, &mut spent).await;
+    hand_over_until(plan, thread, meter, clock.window.closes, &mut spent).await;
     let cpu = thread_cpu().saturating_sub(opened);
     plan.tell(thread, RunEvent::Closes);
     cpu
@@ -289,6 +289,7 @@ async fn watch<W: Workload>(plan: &Plan<W>, thread: usize, meter: &RefCell<Meter
 
 async fn hand_over_until<W: Workload>(
     plan: &Plan<W>,
+    thread: usize,
     meter: &RefCell<Meter>,
     end: Instant,
     spent: &mut Duration,
@@ -301,7 +302,7 @@ async fn hand_over_until<W: Workload>(
         let finished = meter.borrow_mut().take_finished(now);
         for interval in finished {
             let before = std::mem::replace(spent, thread_cpu());
-            plan.collector.counted(interval, spent.saturating_sub(before));
+            plan.collector.counted(thread, interval, spent.saturating_sub(before));
         }
     }
 }

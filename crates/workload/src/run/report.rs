@@ -193,7 +193,9 @@ impl Report {
             failed: meter.failed,
             first_error: meter.first_error.clone(),
             cancelled: all.counts.cancelled,
-            lost_work_s: offered_tps.map(|offered| all.counts.cancelled as f64 / offered),
+            lost_work_s: offered_tps
+                .filter(|offered| *offered > 0.0)
+                .map(|offered| all.counts.cancelled as f64 / offered),
             unsent: meter.unsent,
             lost_connections: meter.lost_connections,
             availability: Availability::new(options, meter, tenants),

@@ -7,6 +7,7 @@ use anyhow::Context;
 
 use super::driver::Plan;
 use super::record::UsageRecord;
+use crate::measure::first_interval;
 use crate::server::{ProcessTree, Usage};
 use crate::workload::Workload;
 
@@ -17,14 +18,11 @@ pub(super) async fn sample<W: Workload>(plan: Arc<Plan<W>>) -> anyhow::Result<Op
     Usage::of(&trees).context("cannot look at the server's processes")?;
     let clock = plan.clock().await;
     let tick = plan.options.tick;
-    let warm_up_ticks = plan.options.warm_up.as_nanos().div_ceil(tick.as_nanos());
-    let mut number = -i64::try_from(warm_up_ticks).unwrap_or(0);
+    let mut number = first_interval(plan.options.warm_up, tick);
     let mut before = Usage::of(&trees).ok();
     let mut opened = before;
     loop {
-        let ticks = u32::try_from(number + i64::try_from(warm_up_ticks)?)? + 1;
-        let first = clock.window.opens - tick * u32::try_from(warm_up_ticks)?;
-        let end = first + tick * ticks;
+        let end = clock.window.interval_end(tick, number);
         if end > clock.window.closes {
             break;
         }

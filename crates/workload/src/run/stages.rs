@@ -32,17 +32,21 @@ pub(super) async fn run<W: Workload>(workload: W, options: RunOptions) -> anyhow
         clock: OnceLock::new(),
         options,
     });
-    on_each(&plan, |plan| async move { database::load(&plan.workloads, &plan.options, plan.dialect).await })
-        .await?;
+    on_a_thread(
+        &plan,
+        |plan| async move { database::load(&plan.workloads, &plan.options, plan.dialect).await },
+    )
+    .await?;
     plan.collector.write(&Record::Run(RunRecord { started_unix_s: unix_seconds(), ..first }));
 
-    let drivers = try_join_all((0..threads).map(|thread| on_each(&plan, move |plan| drive(plan, thread))));
+    let drivers =
+        try_join_all((0..threads).map(|thread| on_a_thread(&plan, move |plan| drive(plan, thread))));
     let sampling = !plan.options.server_processes.is_empty();
-    let sampler = OptionFuture::from(sampling.then(|| on_each(&plan, sampler::sample)));
+    let sampler = OptionFuture::from(sampling.then(|| on_a_thread(&plan, sampler::sample)));
     let sampler = async { sampler.await.transpose() };
     let (outcomes, usage) = tokio::try_join!(drivers, sampler)?;
     let usage = usage.flatten();
-    on_each(&plan, |plan| async move { database::check(&plan.workloads, &plan.options).await }).await?;
+    on_a_thread(&plan, |plan| async move { database::check(&plan.workloads, &plan.options).await }).await?;
 
     let driver_cpu: Vec<_> = outcomes.iter().map(|outcome| outcome.cpu).collect();
     let meter = merged(outcomes)?;
@@ -66,7 +70,7 @@ pub(super) async fn run<W: Workload>(workload: W, options: RunOptions) -> anyhow
 }
 
 /// Does a piece of the work on a thread of its own.
-async fn on_each<W, T, F, R>(plan: &Arc<Plan<W>>, work: F) -> anyhow::Result<T>
+async fn on_a_thread<W, T, F, R>(plan: &Arc<Plan<W>>, work: F) -> anyhow::Result<T>
 where
     W: Workload,
     T: Send + 'static,
@@ -105,7 +109,7 @@ fn tenants<W: Workload>(plan: &Plan<W>, meter: &Meter, offered_tps: Option<f64>)
     let each = names.zip(&meter.tenants).zip(&plan.rate_shares);
     each.filter_map(|((tenant, availability), share)| {
         let availability = availability.as_ref()?;
-        let offered = offered_tps.map(|offered| offered * share);
+        let offered = offered_tps.map(|offered| offered * share).filter(|offered| *offered > 0.0);
         Some(TenantRecord {
             tenant,
             transactions: availability.slots(1).sum(),

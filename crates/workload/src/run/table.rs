@@ -21,7 +21,7 @@ impl Report {
         lines.add("transactions/s", format!("{:.1}", self.throughput_tps));
         lines.latency("latency", &self.latency);
         if self.kinds.len() > 1 {
-            for kind in &self.kinds {
+            for kind in self.kinds.iter().filter(|kind| kind.latency.count > 0) {
                 let ended = kind.committed + kind.rolled_back;
                 let name = format!("{}: {:.1}/s", kind.kind, ended as f64 / self.seconds);
                 lines.latency(&name, &kind.latency);
