@@ -1,53 +1,94 @@
 //! `fulmar bench`: the workloads of the crate `fulmar-workload`, with a progress bar and a way to print.
 
+use std::fs::File;
+use std::io::BufReader;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
 use fulmar_workload::compare::{self, CompareArgs};
-use fulmar_workload::ycsb::{self, YcsbArgs, YcsbEvent};
+use fulmar_workload::figure::figure;
+use fulmar_workload::report::RunFile;
+use fulmar_workload::run::{RunEvent, run as run_against};
+use fulmar_workload::workload::Workload;
 use indicatif::ProgressBar;
 
-use crate::cli::{BenchAction, BenchArgs, Comparison, Workload};
+use crate::cli::{BenchAction, BenchArgs, Comparison, ReportArgs, Workload as Chosen, WorkloadArgs};
 use crate::output;
+use crate::start::raise_open_files;
 
 /// Runs `fulmar bench`.
 pub async fn run(arguments: BenchArgs) -> anyhow::Result<()> {
     match arguments.action {
-        BenchAction::Run(Workload::Ycsb { arguments, json }) => run_ycsb(arguments, json).await,
+        BenchAction::Run(Chosen::Ycsb(arguments)) => run_workload(arguments).await,
+        BenchAction::Run(Chosen::Voter(arguments)) => run_workload(arguments).await,
+        BenchAction::Run(Chosen::Tatp(arguments)) => run_workload(arguments).await,
+        BenchAction::Report(arguments) => report(&arguments),
+        BenchAction::Figure(arguments) => {
+            let rows = figure(&arguments, this_binary()?, |step| eprintln!("{step}")).await?;
+            output::line(rows.trim_end())
+        }
         BenchAction::Compare(Comparison::Node(arguments)) => compare_node(arguments).await,
     }
+}
+
+fn this_binary() -> anyhow::Result<PathBuf> {
+    std::env::current_exe().context("cannot find this very command to start a node")
+}
+
+/// The version and, where it was built from a repository, the commit.
+const BUILD: &str = match option_env!("FULMAR_COMMIT") {
+    Some(commit) => commit,
+    None => env!("CARGO_PKG_VERSION"),
+};
+
+fn report(arguments: &ReportArgs) -> anyhow::Result<()> {
+    let ReportArgs { lines, output } = arguments;
+    let file = File::open(lines).with_context(|| format!("cannot open {}", lines.display()))?;
+    let run =
+        RunFile::read(BufReader::new(file)).with_context(|| format!("cannot read {}", lines.display()))?;
+    std::fs::write(output, run.html()).with_context(|| format!("cannot write {}", output.display()))
 }
 
 /// Prints by itself, while and after it measures. A case that could not be measured is an error; one that was
 /// slower than hoped for is a result.
 async fn compare_node(arguments: CompareArgs) -> anyhow::Result<()> {
-    let binary = std::env::current_exe().context("cannot find this very command to start a node")?;
-    let results = compare::node(arguments.into_options(binary)).await?;
+    let results = compare::node(arguments.into_options(this_binary()?)).await?;
     let failed = results.iter().filter(|result| result.is_failed()).count();
     ensure!(failed == 0, "{failed} of {} cases could not be measured", results.len());
     Ok(())
 }
 
-async fn run_ycsb(arguments: YcsbArgs, json: bool) -> anyhow::Result<()> {
+async fn run_workload<W: Workload>(arguments: WorkloadArgs<W>) -> anyhow::Result<()> {
+    let WorkloadArgs { workload, run, json } = arguments;
+    // A terminal is one.
+    raise_open_files();
     let bar = output::progress("loading", 0);
-    let mut options = arguments.into_options().await?;
+    let mut options = run.into_options::<W>().await?;
     let watched = bar.clone();
     options.watcher = Some(Arc::new(move |event| show(&watched, event)));
-    let report = ycsb::run(options).await;
+    options.build = BUILD;
+    let report = run_against(workload, options).await;
     bar.finish_and_clear();
     let report = report?;
-    if json { output::json(&report) } else { output::line(&report.to_string()) }
+    if !json {
+        return output::line(&report.to_string());
+    }
+    if report.driver.is_bottleneck() {
+        eprintln!("fulmar: the driver may have been the limit, not the server; raise --threads");
+    }
+    output::json(&report)
 }
 
-fn show(bar: &ProgressBar, event: &YcsbEvent) {
+fn show(bar: &ProgressBar, event: &RunEvent) {
     match event {
-        YcsbEvent::Loading { rows, of } => {
+        RunEvent::Loading { rows, of } => {
             bar.set_length(*of);
             bar.set_position(*rows);
         }
-        YcsbEvent::WarmUp => bar.set_message("warming up"),
-        YcsbEvent::Opens | YcsbEvent::Closes => {}
-        YcsbEvent::Tick(tick) => {
+        RunEvent::WarmUp => bar.set_message("warming up"),
+        RunEvent::Opens | RunEvent::Closes => {}
+        RunEvent::Tick(tick) => {
             bar.set_length(tick.of.as_secs());
             bar.set_position(tick.elapsed.as_secs());
             bar.set_message(format!(

@@ -10,7 +10,11 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use fulmar_workload::compare::CompareArgs;
-use fulmar_workload::ycsb::YcsbArgs;
+use fulmar_workload::figure::FigureArgs;
+use fulmar_workload::run::RunArgs;
+use fulmar_workload::tatp::Tatp;
+use fulmar_workload::voter::Voter;
+use fulmar_workload::ycsb::Ycsb;
 
 use crate::size::Bytes;
 pub use events::EventsArgs;
@@ -205,27 +209,68 @@ pub enum BenchAction {
     /// Run cases against PostgreSQL and Fulmar in turns, on this machine
     #[command(subcommand)]
     Compare(Comparison),
+    /// Make an HTML page, with charts and without anything from elsewhere, of a run's JSON lines
+    Report(ReportArgs),
+    /// Run the experiment of a paper's figure, scaled, against a node of its own; the rows come as CSV
+    Figure(FigureArgs),
+}
+
+/// `fulmar bench report`
+#[derive(Args, Debug)]
+pub struct ReportArgs {
+    /// What `fulmar bench run ... --output FILE` has written
+    #[arg(value_name = "FILE.jsonl")]
+    pub lines: PathBuf,
+    /// Where the page goes
+    #[arg(long, short, value_name = "FILE.html")]
+    pub output: PathBuf,
 }
 
 const YCSB_EXAMPLES: &str = "\
 Examples:
   fulmar bench run ycsb --target postgres://fulmar@127.0.0.1:5433/shop
   fulmar bench run ycsb --target postgres://postgres@127.0.0.1:5432/postgres --connections 32
-  fulmar bench run ycsb --target postgres://fulmar@127.0.0.1:5433/fulmar --tenants 100 --connections 1";
+  fulmar bench run ycsb --target postgres://fulmar@127.0.0.1:5433/fulmar --tenants 100 --connections 1
+  fulmar bench run ycsb --target postgres://fulmar@127.0.0.1:5433/shop --tables 1 --operations 1 --reads 85 \
+      --distribution high-skew                                            E-Store's form
+  fulmar bench run ycsb --target postgres://fulmar@127.0.0.1:5433/shop --rate 500 --arrival schedule \
+      --trace world-cup --seconds 600 --output run.jsonl                  an open loop through a match day";
+
+const VOTER_EXAMPLES: &str = "\
+Examples:
+  fulmar bench run voter --target postgres://fulmar@127.0.0.1:5433/votes
+  fulmar bench run voter --target postgres://fulmar@127.0.0.1:5433/votes --distribution high-skew:80:30 --procedure";
+
+const TATP_EXAMPLES: &str = "\
+Examples:
+  fulmar bench run tatp --target postgres://fulmar@127.0.0.1:5433/register --subscribers 1000000";
 
 /// A workload.
 #[derive(Debug, Subcommand)]
 pub enum Workload {
     /// YCSB as ElasTraS runs it: transactions of ten operations, nine reads and one update
     #[command(after_help = YCSB_EXAMPLES)]
-    Ycsb {
-        /// The workload's own arguments.
-        #[command(flatten)]
-        arguments: YcsbArgs,
-        /// Print the result as JSON
-        #[arg(long)]
-        json: bool,
-    },
+    Ycsb(WorkloadArgs<Ycsb>),
+    /// Voter: a telephone vote, many short transactions that insert
+    #[command(after_help = VOTER_EXAMPLES)]
+    Voter(WorkloadArgs<Voter>),
+    /// TATP: a home location register, seven kinds of short transactions, 80 % of which read
+    #[command(after_help = TATP_EXAMPLES)]
+    Tatp(WorkloadArgs<Tatp>),
+}
+
+/// The run of a workload.
+#[derive(Args, Debug)]
+pub struct WorkloadArgs<W: Args> {
+    /// The workload's own arguments.
+    #[command(flatten)]
+    pub workload: W,
+    /// Those that all workloads share.
+    #[command(flatten)]
+    pub run: RunArgs,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 const COMPARE_EXAMPLES: &str = "\

@@ -2,9 +2,14 @@
 //!
 //! ```text
 //!  compare   cases against PostgreSQL, in turns           fulmar bench compare node
-//!  ycsb      ElasTraS's YCSB: load, run, report           fulmar bench run ycsb, fulmar demo
+//!  figure    the experiments of papers' figures           fulmar bench figure elastras/4
+//!  ycsb      ElasTraS's YCSB, and E-Store's               fulmar bench run ycsb, fulmar demo
+//!  voter     a telephone vote                             fulmar bench run voter
+//!  tatp      a home location register                     fulmar bench run tatp
 //!  pgbench   PostgreSQL's own driver, as a load
 //!  ------------------------------------------------
+//!  workload  what a workload is (a trait)                 run       loads, connects, measures
+//!  arrival   when transactions start                      report    a run's JSON lines as HTML
 //!  server    starts, measures and ends servers            tenants   makes many databases
 //!  driver    a thread and event loop for the load         keys      uniform, Zipfian, hot spot
 //!  client    a lean Postgres client                       measure   histograms, windows, spreads
@@ -14,15 +19,22 @@
 
 #![forbid(unsafe_code)]
 
+pub mod arrival;
 pub mod client;
 pub mod compare;
 mod driver;
+pub mod figure;
 pub mod keys;
 pub mod measure;
 pub mod pgbench;
+pub mod report;
+pub mod run;
 pub mod server;
 mod target;
+pub mod tatp;
 pub mod tenants;
+pub mod voter;
+pub mod workload;
 pub mod ycsb;
 
 pub use target::{Target, TargetError};

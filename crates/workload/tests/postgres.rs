@@ -3,11 +3,13 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use fulmar_workload::arrival::{Arrival, Shape};
 use fulmar_workload::client::{Client, Parameter, Type};
 use fulmar_workload::keys::Distribution;
+use fulmar_workload::run::{Record, Report, RunEvent, RunOptions, run};
 use fulmar_workload::server::{Postgres, Server};
 use fulmar_workload::tenants;
-use fulmar_workload::ycsb::{self, YcsbEvent, YcsbOptions, YcsbReport};
+use fulmar_workload::ycsb::Ycsb;
 use tokio::task::JoinHandle;
 
 const MEMORY_BYTES: u64 = 64 << 20;
@@ -119,14 +121,17 @@ async fn a_frozen_server_is_thawed_and_a_dropped_one_leaves_nothing() {
     assert!(pids.iter().all(|pid| !matches!(state(*pid), Some('T' | 'R' | 'S' | 'D'))), "all are gone");
 }
 
-fn options(server: &Server) -> YcsbOptions {
-    YcsbOptions {
+fn workload(records: u32) -> Ycsb {
+    Ycsb { records, ..Ycsb::default() }
+}
+
+fn options(server: &Server) -> RunOptions {
+    RunOptions {
         connections: 3,
-        records: 300,
         warm_up: Duration::from_millis(100),
         measure: Duration::from_millis(700),
         tick: Duration::from_millis(100),
-        ..YcsbOptions::new(server.target())
+        ..RunOptions::new(server.target())
     }
 }
 
@@ -146,12 +151,12 @@ async fn ycsb_loads_runs_and_changes_what_it_says() {
     options.watcher = Some(Arc::new(move |event| told.lock().unwrap().push(event.clone())));
 
     // Twice: the second run finds the data and must not write what the first has written.
-    for run in 0..2 {
+    for round in 0..2 {
         client.query("DROP TABLE IF EXISTS before").await.unwrap();
-        if run == 1 {
+        if round == 1 {
             client.query("CREATE TABLE before AS SELECT * FROM ycsb_primary").await.unwrap();
         }
-        let report = ycsb::run(options.clone()).await.unwrap();
+        let report = run(workload(300), options.clone()).await.unwrap();
         assert!(report.transactions > 0 && report.failed == 0 && report.lost_connections == 0, "{report}");
         assert_eq!(report.statements, report.transactions * 12, "ten operations, BEGIN, COMMIT");
         assert!(report.latency.p50_ms > 0.0 && report.latency.p50_ms <= report.latency.max_ms);
@@ -165,11 +170,11 @@ async fn ycsb_loads_runs_and_changes_what_it_says() {
     assert!(count(&mut client, changed).await > 0);
 
     let events = events.lock().unwrap();
-    let place = |wanted: fn(&YcsbEvent) -> bool| events.iter().position(wanted).expect("the event came");
-    let loaded = place(|event| matches!(event, YcsbEvent::Loading { rows: 900, of: 900 }));
-    let opens = place(|event| matches!(event, YcsbEvent::Opens));
-    let ticks = place(|event| matches!(event, YcsbEvent::Tick(tick) if tick.throughput_tps > 0.0));
-    let closes = place(|event| matches!(event, YcsbEvent::Closes));
+    let place = |wanted: fn(&RunEvent) -> bool| events.iter().position(wanted).expect("the event came");
+    let loaded = place(|event| matches!(event, RunEvent::Loading { rows: 900, of: 900 }));
+    let opens = place(|event| matches!(event, RunEvent::Opens));
+    let ticks = place(|event| matches!(event, RunEvent::Tick(tick) if tick.throughput_tps > 0.0));
+    let closes = place(|event| matches!(event, RunEvent::Closes));
     assert!(loaded < opens && opens < closes && loaded < ticks);
 }
 
@@ -180,10 +185,9 @@ async fn conflicts_are_run_again_and_counted() {
     client.query("ALTER SYSTEM SET default_transaction_isolation = 'serializable'").await.unwrap();
     client.query("SELECT pg_reload_conf()").await.unwrap();
     let mut options = options(&server);
-    options.records = 2;
     options.connections = 8;
-    options.distribution = Distribution::Uniform;
-    let report = ycsb::run(options).await.unwrap();
+    let workload = Ycsb { distribution: Distribution::Uniform, ..workload(2) };
+    let report = run(workload, options).await.unwrap();
     assert!(report.retries() > 0 && report.transactions > 0, "{report}");
     assert!(report.errors.keys().eq(["40001"]), "{report}");
 }
@@ -196,11 +200,9 @@ async fn an_open_loop_over_tenants_keeps_its_rate() {
     tenants::create(&server.target(), &databases, |_| ()).await.expect("existing databases are fine");
     let mut options = options(&server);
     options.databases = databases;
-    options.operations = 1;
-    options.records = 20;
-    options.rate_tps = Some(200.0);
+    options.arrival = Arrival::poisson(200.0);
     options.measure = Duration::from_secs(2);
-    let report = ycsb::run(options).await.unwrap();
+    let report = run(Ycsb { operations: 1, ..workload(20) }, options).await.unwrap();
     assert_eq!(report.tenants, 4);
     assert_eq!(report.statements, report.transactions, "one statement each, without BEGIN and COMMIT");
     // 400 are expected with a standard deviation of 20 (Poisson).
@@ -208,14 +210,14 @@ async fn an_open_loop_over_tenants_keeps_its_rate() {
 }
 
 /// Starts a run and comes back when its measured window is open.
-async fn start(mut options: YcsbOptions) -> JoinHandle<anyhow::Result<YcsbReport>> {
+async fn start(mut options: RunOptions) -> JoinHandle<anyhow::Result<Report>> {
     let (opened, mut opens) = tokio::sync::mpsc::unbounded_channel();
     options.watcher = Some(Arc::new(move |event| {
-        if matches!(event, YcsbEvent::Opens) {
+        if matches!(event, RunEvent::Opens) {
             opened.send(()).unwrap();
         }
     }));
-    let run = tokio::spawn(ycsb::run(options));
+    let run = tokio::spawn(run(workload(300), options));
     opens.recv().await.expect("the window opens");
     run
 }
@@ -251,9 +253,117 @@ async fn a_patient_run_outlives_the_server() {
 #[tokio::test]
 async fn tables_of_another_size_are_not_measured() {
     let server = postgres().await;
-    ycsb::run(options(&server)).await.unwrap();
-    let mut smaller = options(&server);
-    smaller.records = 100;
-    let error = ycsb::run(smaller).await.unwrap_err();
+    run(workload(300), options(&server)).await.unwrap();
+    let error = run(workload(100), options(&server)).await.unwrap_err();
     assert!(format!("{error:#}").contains("--records 300"), "{error:#}");
+}
+
+/// The thesis's schedule against a server that stands still for a while: everything that it must show.
+#[tokio::test]
+async fn a_server_that_stops_for_ten_seconds_is_seen_to() {
+    const STOPPED: Duration = Duration::from_secs(10);
+    // Timers are good to milliseconds, signals and the first answer take some; the rest is for a machine that is busy.
+    const SLACK_S: f64 = 1.5;
+    let mut server = postgres().await;
+    let mut options = options(&server);
+    options.arrival = Arrival::poisson(100.0);
+    options.measure = Duration::from_secs(16);
+    options.tick = Duration::from_secs(1);
+    options.server_processes = vec![server.processes().unwrap().root()];
+    let directory = tempfile::tempdir().unwrap();
+    let lines = directory.path().join("run.jsonl");
+    options.output = Some(lines.clone());
+    let run = start(options).await;
+    // Not an event that could be waited for: the stop must lie well inside of the window.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    server.freeze().unwrap();
+    tokio::time::sleep(STOPPED).await;
+    server.thaw().unwrap();
+    let report = run.await.unwrap().unwrap();
+
+    let stopped = STOPPED.as_secs_f64();
+    let near = |seconds: f64| (stopped - SLACK_S..stopped + SLACK_S).contains(&seconds);
+    assert_eq!(report.availability.outages, 1, "{report}");
+    assert!(near(report.availability.unavailable_s), "{report}");
+    assert!(near(report.latency.p999_ms / 1e3), "what was due at the stop waited for all of it: {report}");
+    // Of 1,600 that fell due 1,000 did so in the stop, evenly: the 5 % that waited longest did so for 9.2 s or more.
+    assert!(report.latency.p95_ms / 1e3 > stopped - 1.0 - SLACK_S, "{report}");
+    assert!((9..=11).contains(&report.availability.down_intervals), "{report}");
+    assert_eq!(report.availability.worst_tenant_tps.len(), 1, "one whole slot of ten seconds");
+    assert_eq!((report.failed, report.lost_connections, report.cancelled), (0, 0, 0), "{report}");
+
+    let text = std::fs::read_to_string(lines).unwrap();
+    let records: Vec<Record> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let Some(Record::Report(last)) = records.last() else { panic!("the report is last: {text}") };
+    assert_eq!((last.transactions, &last.kinds[0].kind), (report.transactions, &"transaction".to_owned()));
+    let intervals: Vec<_> = records
+        .iter()
+        .filter_map(|record| match record {
+            Record::Interval(interval) => Some(interval),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(intervals.len(), 17, "a cut one of the warm-up, and the window's");
+    let silent =
+        intervals.iter().filter(|interval| interval.kinds[0].committed == 0 && interval.ends_s > 0.0);
+    assert!((9..=11).contains(&silent.count()));
+    let samples = intervals
+        .iter()
+        .filter(|interval| interval.ends_s > 0.0)
+        .flat_map(|interval| &interval.kinds[0].samples_us);
+    let counted: u64 = samples.map(|(_, count)| count).sum();
+    assert!(counted >= report.transactions, "all samples are there");
+    assert!(intervals.iter().any(|interval| interval.usage.is_some_and(|usage| usage.cpu_s > 0.0)));
+    assert!(report.server.is_some_and(|server| server.usage.pss_bytes > 1 << 20));
+}
+
+#[tokio::test]
+async fn a_schedule_cancels_what_is_too_late_and_counts_the_lost_work() {
+    let mut server = postgres().await;
+    let mut options = options(&server);
+    let tolerance = Some(Duration::from_secs(1));
+    options.arrival = Arrival::Open { rate_tps: 100.0, shape: Shape::constant(), tolerance };
+    options.measure = Duration::from_secs(8);
+    options.tick = Duration::from_secs(1);
+    let run = start(options).await;
+    server.freeze().unwrap();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    server.thaw().unwrap();
+    let report = run.await.unwrap().unwrap();
+    // Of five seconds' work, that of the last one was still in time.
+    let lost_s = report.lost_work_s.expect("an open loop");
+    assert!((3.0..5.0).contains(&lost_s), "{report}");
+    assert!((report.cancelled as f64 / 100.0 - lost_s).abs() < 1e-9);
+    assert!(report.latency.max_ms < 6_500.0, "one for each connection was under way: {report}");
+}
+
+#[tokio::test]
+async fn threads_share_the_terminals_and_add_up() {
+    let server = postgres().await;
+    let databases = tenants::names("t_", 3);
+    tenants::create(&server.target(), &databases, |_| ()).await.unwrap();
+    let mut options = options(&server);
+    options.databases = databases;
+    options.threads = 2;
+    options.tenant_rates = Distribution::Zipfian { exponent: 1.0 };
+    options.tenant_sizes = Distribution::Zipfian { exponent: 1.0 };
+    options.arrival = Arrival::poisson(300.0);
+    options.measure = Duration::from_secs(4);
+    let ticked = Arc::new(Mutex::new(0.0));
+    let sum = ticked.clone();
+    options.watcher = Some(Arc::new(move |event| {
+        if let RunEvent::Tick(tick) = event {
+            *sum.lock().unwrap() += tick.throughput_tps * 0.1;
+        }
+    }));
+    let report = run(workload(30), options).await.unwrap();
+    // 1,200 are expected with a standard deviation of 35; the ticks have those of the warm-up too.
+    assert!((1_000..=1_400).contains(&report.transactions), "{report}");
+    let ticked = *ticked.lock().unwrap();
+    assert!((ticked - report.transactions as f64 - 30.0).abs() < 60.0, "{ticked} {report}");
+    assert_eq!((report.tenants, report.driver.threads), (3, 2));
+    for (tenant, rows) in [("t_0000", 49), ("t_0001", 25), ("t_0002", 16)] {
+        let mut client = Client::connect(&server.target().with_database(tenant)).await.unwrap();
+        assert_eq!(count(&mut client, "SELECT count(*) FROM ycsb_primary").await, rows, "{tenant}");
+    }
 }

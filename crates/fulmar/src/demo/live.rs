@@ -9,7 +9,7 @@ use std::io::IsTerminal;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use fulmar_workload::ycsb::YcsbTick;
+use fulmar_workload::run::RunTick;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::pgbench::Progress;
@@ -25,14 +25,14 @@ pub struct Live {
 
 #[derive(Default)]
 struct Figures {
-    shops: Option<YcsbTick>,
+    shops: Option<RunTick>,
     banks: BTreeMap<String, Progress>,
     ledger_rows: u64,
 }
 
 impl Live {
     /// The shops' last second.
-    pub fn shops(&self, tick: &YcsbTick) {
+    pub fn shops(&self, tick: &RunTick) {
         self.figures().shops = Some(tick.clone());
     }
 

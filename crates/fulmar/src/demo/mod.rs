@@ -27,8 +27,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use fulmar_workload::run::Report;
 use fulmar_workload::server::{Fulmar, Server};
-use fulmar_workload::ycsb::YcsbReport;
+
 use fulmar_workload::{Target, tenants};
 use futures::future::try_join_all;
 use tokio::time::{Instant, sleep_until};
@@ -156,7 +157,7 @@ struct Summary<'a> {
     tenants: u32,
     took: Duration,
     back_after: Duration,
-    report: &'a YcsbReport,
+    report: &'a Report,
 }
 
 fn summary(summary: &Summary<'_>, banks: &[Bank], ledger: &Ledger) -> anyhow::Result<()> {

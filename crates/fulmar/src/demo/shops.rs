@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use anyhow::Context;
 use fulmar_workload::Target;
-use fulmar_workload::ycsb::{self, YcsbEvent, YcsbOptions, YcsbReport};
+use fulmar_workload::arrival::Arrival;
+use fulmar_workload::run::{Report, RunEvent, RunOptions, run};
+use fulmar_workload::ycsb::Ycsb;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -24,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A run of YCSB; it ends with the value.
 pub struct Shops {
-    run: JoinHandle<anyhow::Result<YcsbReport>>,
+    run: JoinHandle<anyhow::Result<Report>>,
 }
 
 impl Shops {
@@ -37,28 +39,27 @@ impl Shops {
     ) -> anyhow::Result<Self> {
         let (opened, opens) = oneshot::channel();
         let opened = Mutex::new(Some(opened));
-        let watcher = move |event: &YcsbEvent| match event {
-            YcsbEvent::Tick(tick) => live.shops(tick),
-            YcsbEvent::Opens => {
+        let watcher = move |event: &RunEvent| match event {
+            RunEvent::Tick(tick) => live.shops(tick),
+            RunEvent::Opens => {
                 if let Some(opened) = opened.lock().unwrap_or_else(PoisonError::into_inner).take() {
                     // Nobody waits any more if the demo was interrupted.
                     let _ = opened.send(());
                 }
             }
-            YcsbEvent::Loading { .. } | YcsbEvent::WarmUp | YcsbEvent::Closes => {}
+            RunEvent::Loading { .. } | RunEvent::WarmUp | RunEvent::Closes => {}
         };
-        let options = YcsbOptions {
+        let options = RunOptions {
             databases: databases.to_vec(),
             connections: 1,
-            records: RECORDS,
             warm_up: Duration::from_secs(1),
             measure: duration,
-            rate_tps: Some(RATE_TPS),
+            arrival: Arrival::poisson(RATE_TPS),
             patience: PATIENCE,
             watcher: Some(Arc::new(watcher)),
-            ..YcsbOptions::new(target.clone())
+            ..RunOptions::new(target.clone())
         };
-        let shops = Self { run: tokio::spawn(ycsb::run(options)) };
+        let shops = Self { run: tokio::spawn(run(Ycsb { records: RECORDS, ..Ycsb::default() }, options)) };
         match opens.await {
             Ok(()) => Ok(shops),
             // The watcher is gone, so the run has ended before it began to measure: it says why.
@@ -67,7 +68,7 @@ impl Shops {
     }
 
     /// Waits for the end of the run.
-    pub async fn finish(mut self) -> anyhow::Result<YcsbReport> {
+    pub async fn finish(mut self) -> anyhow::Result<Report> {
         (&mut self.run).await.context("YCSB failed")?
     }
 }

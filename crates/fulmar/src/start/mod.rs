@@ -30,6 +30,7 @@ use crate::cli::StartArgs;
 use crate::interrupt::EndSignals;
 use crate::output;
 pub use data::DataDirectory;
+pub use limits::raise_open_files;
 pub use node::METADATA_FILE;
 use node::Node;
 use tls::Tls;
@@ -42,7 +43,7 @@ pub async fn run(arguments: StartArgs) -> anyhow::Result<()> {
     let tls = Tls::load(arguments.tls_cert.as_deref(), arguments.tls_key.as_deref())?;
     let memory = memory::budget(arguments.memory)?;
     logs::begin(arguments.log_format, &arguments.log_level)?;
-    limits::raise_open_files();
+    raise_open_files();
     let mut signals = EndSignals::listen()?;
     // Whatever this process writes is its owner's only, even in a directory that others can read.
     rustix::process::umask(Mode::RWXG | Mode::RWXO);

@@ -78,6 +78,7 @@ pub struct Client {
     input: BytesMut,
     output: BytesMut,
     statements: u32,
+    executed: u64,
     in_transaction: bool,
 }
 
@@ -95,6 +96,7 @@ impl Client {
             input: BytesMut::with_capacity(BUFFER_BYTES),
             output: BytesMut::with_capacity(BUFFER_BYTES),
             statements: 0,
+            executed: 0,
             in_transaction: false,
         };
         client.authenticate(target).await?;
@@ -127,6 +129,7 @@ impl Client {
             .map_err(|_| Error::Protocol("a parameter is too long"))?;
         frontend::execute("", 0, &mut self.output)?;
         frontend::sync(&mut self.output);
+        self.executed += 1;
         self.send().await?;
         self.row_count().await
     }
@@ -188,6 +191,11 @@ impl Client {
         }
     }
 
+    /// How many prepared statements this connection has executed.
+    pub fn executed(&self) -> u64 {
+        self.executed
+    }
+
     /// The session is inside a transaction block (a failed one too).
     pub fn in_transaction(&self) -> bool {
         self.in_transaction
@@ -207,12 +215,15 @@ impl Client {
         Ok(result?)
     }
 
-    /// Reads messages up to ReadyForQuery; answers how many rows the last command says that it returned or changed.
+    /// Reads messages up to ReadyForQuery; answers how many rows were returned, or how many the last command says that it
+    /// changed. (A CALL does not say how many it returned.)
     async fn row_count(&mut self) -> Result<u64, Error> {
-        let mut rows = 0;
+        let (mut returned, mut rows) = (0, 0);
         self.answer(|frame| {
-            if frame.tag == b'C' {
-                rows = frame.row_count();
+            match frame.tag {
+                b'D' => returned += 1,
+                b'C' => rows = frame.row_count().max(returned),
+                _ => {}
             }
             Ok(())
         })

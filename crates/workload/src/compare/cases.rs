@@ -8,6 +8,7 @@ pub(super) enum Group {
     Reads,
     Ycsb,
     Log,
+    Driver,
     Tpcb,
     Tenants,
     Idle,
@@ -16,13 +17,14 @@ pub(super) enum Group {
 }
 
 impl Group {
-    pub(super) const ALL: [Group; 8] = [
+    pub(super) const ALL: [Group; 9] = [
         Group::Reads,
         Group::Ycsb,
         Group::Tpcb,
         Group::Tenants,
         Group::Idle,
         Group::Log,
+        Group::Driver,
         Group::Connections,
         Group::Copy,
     ];
@@ -70,6 +72,7 @@ pub(super) const CASES: &[Case] = &[
     row("idle-connection-kib", Group::Connections, "memory (PSS) per idle connection, 3,000 of them", "KiB", AtMost(24.0)),
     row("copy-in", Group::Copy, "COPY of 1,000,000 rows of 1 KB", "rows/s", AtLeast(1.0)),
     row("log-bytes-ratio", Group::Log, "log bytes per YCSB transaction over full page images", "ratio", AtMost(0.1)),
+    row("driver-us", Group::Driver, "the driver's own CPU per point-read statement, 32 connections", "us", AtMost(15.0)),
 ];
 
 /// The case of this name, which one of ours always has.

@@ -160,6 +160,7 @@ async fn measure(bench: &Bench, wanted: &[&'static Case]) -> Vec<CaseResult> {
             Group::Reads => reads::measure(bench, &cases).await,
             Group::Ycsb => ycsb::measure(bench, &cases).await,
             Group::Log => ycsb::measure_log(bench, &cases).await,
+            Group::Driver => ycsb::measure_driver(bench, &cases).await,
             Group::Tpcb => tpcb::measure(bench, &cases).await,
             Group::Tenants => tenants::measure(bench, &cases).await,
             Group::Idle => idle::measure(bench, &cases).await,

@@ -13,9 +13,11 @@ use futures::stream::{self, StreamExt, TryStreamExt};
 use super::cases::{Case, case};
 use super::result::CaseResult;
 use super::turns::{Bench, Pair, Side};
+use crate::arrival::Arrival;
+use crate::run::{RunEvent, RunOptions, run};
 use crate::server::{ProcessTree, Server};
 use crate::tenants;
-use crate::ycsb::{self, YcsbEvent, YcsbOptions};
+use crate::ycsb::Ycsb;
 
 /// A server that keeps less than this of the rate has not done the work.
 const LEAST_KEPT: f64 = 0.95;
@@ -27,8 +29,8 @@ pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::
         bench.step(&format!("making {} databases in {}", databases.len(), server.name()));
         tenants::create(&server.target(), &databases, |_| ()).await?;
         bench.step(&format!("loading them in {}", server.name()));
-        let brief = YcsbOptions { measure: bench.sizes.warm_up, ..options(bench, server, &databases) };
-        ycsb::run(brief).await?;
+        let brief = RunOptions { measure: bench.sizes.warm_up, ..options(bench, server, &databases) };
+        run(workload(bench), brief).await?;
         bench.step(&format!("settling {}", server.name()));
         stream::iter(&databases)
             .map(|database| server.settle(database))
@@ -40,21 +42,25 @@ pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::
     let rate_tps = capacity(bench, &mut pair, &databases).await? / 2.0;
     let cases = [case("tenants-500-cpu"), case("tenants-500-memory")];
     let results = bench.in_turns(&mut pair, cases, async |server| {
-        cost(YcsbOptions { rate_tps: Some(rate_tps), ..options(bench, server, &databases) }, server).await
+        let options =
+            RunOptions { arrival: Arrival::poisson(rate_tps), ..options(bench, server, &databases) };
+        cost(workload(bench), options, server).await
     });
     let results = results.await.map(|result| result.with_note(format!("at {rate_tps:.0} transactions/s")));
     Ok(results.into_iter().filter(|result| wanted.iter().any(|case| case.name == result.name)).collect())
 }
 
-fn options(bench: &Bench, server: &Server, databases: &[String]) -> YcsbOptions {
-    YcsbOptions {
+fn workload(bench: &Bench) -> Ycsb {
+    Ycsb { records: bench.sizes.tenant_records, operations: 1, ..Ycsb::default() }
+}
+
+fn options(bench: &Bench, server: &Server, databases: &[String]) -> RunOptions {
+    RunOptions {
         databases: databases.to_vec(),
         connections: 1,
-        records: bench.sizes.tenant_records,
-        operations: 1,
         warm_up: bench.sizes.warm_up,
         measure: bench.time,
-        ..YcsbOptions::new(server.target())
+        ..RunOptions::new(server.target())
     }
 }
 
@@ -62,13 +68,13 @@ fn options(bench: &Bench, server: &Server, databases: &[String]) -> YcsbOptions 
 async fn capacity(bench: &Bench, pair: &mut Pair, databases: &[String]) -> anyhow::Result<f64> {
     bench.step("measuring the capacity of postgres");
     pair.alone(Side::Postgres, &mut async |server: &Server| {
-        Ok(ycsb::run(options(bench, server, databases)).await?.throughput_tps)
+        Ok(run(workload(bench), options(bench, server, databases)).await?.throughput_tps)
     })
     .await
 }
 
 /// Microseconds of server CPU per transaction, and MiB of server memory.
-async fn cost(mut options: YcsbOptions, server: &Server) -> anyhow::Result<[f64; 2]> {
+async fn cost(workload: Ycsb, mut options: RunOptions, server: &Server) -> anyhow::Result<[f64; 2]> {
     let samples = Arc::new(Mutex::new(Samples::default()));
     let (taken, processes) = (samples.clone(), server.processes()?);
     options.watcher = Some(Arc::new(move |event| {
@@ -76,8 +82,8 @@ async fn cost(mut options: YcsbOptions, server: &Server) -> anyhow::Result<[f64;
             samples.take(event, processes);
         }
     }));
-    let offered = options.rate_tps.unwrap_or(0.0);
-    let report = ycsb::run(options).await?;
+    let report = run(workload, options).await?;
+    let offered = report.offered_tps.unwrap_or(0.0);
     anyhow::ensure!(report.failed == 0, "{} transactions failed: {:?}", report.failed, report.first_error);
     anyhow::ensure!(
         report.throughput_tps >= offered * LEAST_KEPT,
@@ -98,10 +104,10 @@ struct Samples {
 }
 
 impl Samples {
-    fn take(&mut self, event: &YcsbEvent, processes: ProcessTree) {
+    fn take(&mut self, event: &RunEvent, processes: ProcessTree) {
         match event {
-            YcsbEvent::Opens => self.opened = processes.cpu().ok(),
-            YcsbEvent::Closes => {
+            RunEvent::Opens => self.opened = processes.cpu().ok(),
+            RunEvent::Closes => {
                 self.closed = processes.cpu().ok();
                 self.pss_bytes = processes.pss_bytes().ok();
             }

@@ -43,9 +43,10 @@ async fn both_servers_are_measured_in_turns() {
 
 #[tokio::test]
 async fn restarts_are_timed_and_a_case_that_fails_spoils_no_other() {
-    let wanted = [cases::case("log-bytes-ratio"), cases::case("restart-ms"), cases::case("idle-tenant-kib")];
+    let wanted = ["log-bytes-ratio", "restart-ms", "idle-tenant-kib", "driver-us"].map(cases::case);
     let results = measure(&bench(1), &wanted).await;
-    let [idle, restart, log] = &results[..] else { panic!("{results:?}") };
+    let [idle, restart, log, driver] = &results[..] else { panic!("{results:?}") };
+    assert!(matches!(&driver.outcome, Outcome::Value { value } if value.min > 0.0), "{driver:?}");
     assert!(matches!(&idle.outcome, Outcome::Value { .. }), "{idle:?}");
     assert!(matches!(&restart.outcome, Outcome::Value { value } if value.min > 0.0), "{restart:?}");
     assert!(matches!(&log.outcome, Outcome::Failed { reason } if reason.contains("/metrics")), "{log:?}");

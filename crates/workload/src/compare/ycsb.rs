@@ -7,9 +7,10 @@ use tokio::net::TcpStream;
 use super::cases::{Case, case};
 use super::result::CaseResult;
 use super::turns::Bench;
+use crate::run::{Report, RunOptions, run};
 use crate::server::Server;
 use crate::tenants;
-use crate::ycsb::{self, YcsbOptions, YcsbReport};
+use crate::ycsb::Ycsb;
 
 const DATABASE: &str = "ycsb";
 const MOST_CLIENTS: u32 = 32;
@@ -34,7 +35,7 @@ pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::
         if wanted.iter().any(|case| case.name == name) {
             let mut notes = Vec::new();
             let rounds = bench.in_turns(&mut pair, [case(name)], async |server| {
-                let report = run(bench, server, connections, procedure).await?;
+                let report = transactions(bench, server, connections, procedure).await?;
                 notes.push((server.name(), report.latency.p50_ms, report.latency.p99_ms, report.retries()));
                 Ok([report.throughput_tps])
             });
@@ -58,37 +59,58 @@ pub(super) async fn measure_log(bench: &Bench, wanted: &[&'static Case]) -> anyh
     for round in 1..=bench.rounds {
         bench.step(&format!("log-bytes-ratio: round {round} of {}", bench.rounds));
         let before = LogCounters::of(&server).await?;
-        run(bench, &server, 8, false).await?;
+        transactions(bench, &server, 8, false).await?;
         let after = LogCounters::of(&server).await?;
         rounds.push((after.bytes - before.bytes) / ((after.pages - before.pages) * PAGE_IMAGE_BYTES));
     }
     Ok(wanted.iter().map(|case| CaseResult::value(case, rounds.clone())).collect())
 }
 
-fn options(bench: &Bench, server: &Server, connections: u32) -> YcsbOptions {
-    YcsbOptions {
+/// What the driver itself costs: a closed loop of single point reads.
+pub(super) async fn measure_driver(
+    bench: &Bench,
+    wanted: &[&'static Case],
+) -> anyhow::Result<Vec<CaseResult>> {
+    let server = bench.fulmar(MOST_CLIENTS).await?;
+    load(bench, &server).await?;
+    let mut rounds = Vec::new();
+    for round in 1..=bench.rounds {
+        bench.step(&format!("driver-us: round {round} of {}", bench.rounds));
+        let reads = Ycsb { operations: 1, reads: 100.0, ..workload(bench, false) };
+        let report = run(reads, options(bench, &server, MOST_CLIENTS)).await?;
+        rounds.push(report.driver.cpu_us_per_statement);
+    }
+    Ok(wanted.iter().map(|case| CaseResult::value(case, rounds.clone())).collect())
+}
+
+fn workload(bench: &Bench, procedure: bool) -> Ycsb {
+    Ycsb { records: bench.sizes.ycsb_records, procedure, ..Ycsb::default() }
+}
+
+fn options(bench: &Bench, server: &Server, connections: u32) -> RunOptions {
+    RunOptions {
         connections: connections as usize,
-        records: bench.sizes.ycsb_records,
         warm_up: bench.sizes.warm_up,
         measure: bench.time,
-        ..YcsbOptions::new(server.target().with_database(DATABASE))
+        ..RunOptions::new(server.target().with_database(DATABASE))
     }
 }
 
 async fn load(bench: &Bench, server: &Server) -> anyhow::Result<()> {
     bench.step(&format!("loading {} for YCSB", server.name()));
     tenants::create(&server.target(), &[DATABASE.to_owned()], |_| ()).await?;
-    ycsb::run(YcsbOptions { measure: bench.sizes.warm_up, ..options(bench, server, 8) }).await?;
+    let brief = RunOptions { measure: bench.sizes.warm_up, ..options(bench, server, 8) };
+    run(workload(bench, false), brief).await?;
     server.settle(DATABASE).await
 }
 
-async fn run(
+async fn transactions(
     bench: &Bench,
     server: &Server,
     connections: u32,
     procedure: bool,
-) -> anyhow::Result<YcsbReport> {
-    let report = ycsb::run(YcsbOptions { procedure, ..options(bench, server, connections) }).await?;
+) -> anyhow::Result<Report> {
+    let report = run(workload(bench, procedure), options(bench, server, connections)).await?;
     let error = report.first_error.as_deref().unwrap_or_default();
     anyhow::ensure!(report.failed == 0, "{} transactions were given up: {error}", report.failed);
     anyhow::ensure!(report.transactions > 0, "no transaction committed");

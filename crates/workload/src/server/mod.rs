@@ -22,7 +22,7 @@ use tempfile::TempDir;
 
 pub use self::fulmar::Fulmar;
 pub use self::postgres::Postgres;
-pub use self::usage::ProcessTree;
+pub use self::usage::{ProcessTree, Usage};
 use crate::Target;
 use crate::client::Client;
 

@@ -7,6 +7,9 @@
 //!   scheduler's nanoseconds (`/proc/PID/task/*/schedstat`) are taken where they say more. (They forget threads that
 //!   have ended, which `stat` remembers: both are lower bounds, the greater one is nearer.)
 //! - **Memory**: PSS, in which a page that n processes share counts 1/n for each, so that shared buffers count once.
+//! - **Disk**: what the living processes have had read from and written to disks (`/proc/PID/io`).
+//! - **Network**: the kernel does not count by process, so all interfaces of the machine (`/proc/net/dev`), loopback
+//!   included.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -35,6 +38,11 @@ impl ProcessTree {
     /// The tree under (and with) this process.
     pub fn of(root: Pid) -> ProcessTree {
         ProcessTree { root }
+    }
+
+    /// The process at its root.
+    pub fn root(&self) -> Pid {
+        self.root
     }
 
     /// The root and its living descendants.
@@ -84,6 +92,56 @@ impl ProcessTree {
         }
         Ok(total)
     }
+}
+
+/// What servers have used since they started.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Usage {
+    /// CPU time, user and system.
+    pub cpu: Duration,
+    /// Memory now.
+    pub pss_bytes: u64,
+    /// Read from disks.
+    pub read_bytes: u64,
+    /// Written to disks, or to be.
+    pub written_bytes: u64,
+    /// Received by all network interfaces of the machine.
+    pub received_bytes: u64,
+    /// Sent by them.
+    pub sent_bytes: u64,
+}
+
+impl Usage {
+    /// Of all these processes together.
+    pub fn of(trees: &[ProcessTree]) -> io::Result<Usage> {
+        let mut usage = Usage::default();
+        for tree in trees {
+            usage.cpu += tree.cpu()?;
+            usage.pss_bytes += tree.pss_bytes()?;
+            for pid in tree.pids()? {
+                // A process may be gone, or not ours to look at.
+                let Ok(text) = fs::read_to_string(format!("/proc/{pid}/io")) else { continue };
+                usage.read_bytes += parse_io(&text, "read_bytes:");
+                usage.written_bytes += parse_io(&text, "write_bytes:");
+            }
+        }
+        (usage.received_bytes, usage.sent_bytes) = parse_network(&fs::read_to_string("/proc/net/dev")?);
+        Ok(usage)
+    }
+}
+
+fn parse_io(text: &str, name: &str) -> u64 {
+    let value = text.lines().find_map(|line| line.strip_prefix(name));
+    value.and_then(|value| value.trim().parse().ok()).unwrap_or(0)
+}
+
+/// Bytes received and sent, over all interfaces.
+fn parse_network(text: &str) -> (u64, u64) {
+    let interfaces = text.lines().filter_map(|line| line.split_once(':'));
+    interfaces.fold((0, 0), |(received, sent), (_, counters)| {
+        let counter = |place| counters.split_whitespace().nth(place).and_then(|text| text.parse().ok());
+        (received + counter(0).unwrap_or(0), sent + counter(8).unwrap_or(0))
+    })
 }
 
 /// The process is there and has not ended.
@@ -151,6 +209,15 @@ mod tests {
             Some(340 * 1024)
         );
         assert_eq!(parse_pss("nothing"), None);
+    }
+
+    #[test]
+    fn disks_and_networks_are_added_up() {
+        let io = "rchar: 5\nwchar: 6\nread_bytes: 4096\nwrite_bytes: 8192\ncancelled_write_bytes: 7\n";
+        assert_eq!((parse_io(io, "read_bytes:"), parse_io(io, "write_bytes:")), (4096, 8192));
+        let network = "Inter-|   Receive  |  Transmit\n face |bytes packets errs drop fifo frame compressed \
+            multicast|bytes packets\n    lo: 100 1 0 0 0 0 0 0 200 2 0 0 0 0 0 0\n  eth0:10 1 0 0 0 0 0 0 20 2\n";
+        assert_eq!(parse_network(network), (110, 220));
     }
 
     /// A shell that burns CPU in a child of its own, then tells on stdout and waits for its stdin to close.

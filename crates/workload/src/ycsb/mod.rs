@@ -1,147 +1,139 @@
-//! YCSB in ElasTraS's transactional form (2013 paper, 7.2.1 and table III), against any Postgres-protocol server.
+//! YCSB in ElasTraS's transactional form (2013 paper, 7.2.1 and table III).
 //!
 //! A tenant has three tables of ten 100-byte columns. A transaction is a number of single-row operations by primary
 //! key, by default nine reads and one update, each a statement of its own between BEGIN and COMMIT: the logic runs at
-//! the client, as in the paper. Several tenants are several instances side by side.
+//! the client, as in the paper.
 //!
-//! ```text
-//!  load what is missing -> connect all -> warm up |  measured window  | close
-//!                                                 ^ Opens      Ticks  ^ Closes
-//! ```
-//! Closed loop by default: every connection has one transaction under way, always. With a rate it is an open loop:
-//! transactions fall due at random (Poisson) moments whatever the server does, and latency counts from the moment
-//! that they were due, so that a stall is not hidden by the load that it stopped. (Timers are good to a millisecond.)
+//! E-Store's form (2014 paper, 6.1) is one table and one operation, 85 % reads, with the skews of its section 2.2:
+//! `--tables 1 --operations 1 --reads 85 --distribution low-skew`. A transaction of one operation is of a kind by itself.
 
-mod arguments;
 mod procedure;
-mod report;
-mod run;
 mod schema;
 mod transaction;
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::rc::Rc;
 
-pub use self::arguments::YcsbArgs;
-pub use self::report::YcsbReport;
-use crate::Target;
+use clap::Args;
+use serde::Serialize;
+
+use self::transaction::YcsbTerminal;
 use crate::keys::Distribution;
+use crate::workload::{Kind, Loading, Place, Workload};
 
-/// What to run.
-#[derive(Clone)]
-pub struct YcsbOptions {
-    /// The server; its database is used only if `databases` is empty.
-    pub target: Target,
-    /// One instance runs in each of these databases (which must exist). Empty: in the target's.
-    pub databases: Vec<String>,
-    /// Connections per database.
-    pub connections: usize,
-    /// Keys; a table has this many rows, a database three times as many of a kilobyte each.
+/// The workload and its options: the paper's (table III) at a size that loads in a moment.
+#[derive(Args, Clone, Debug, PartialEq, Serialize)]
+pub struct Ycsb {
+    /// Keys of each instance: a row of a kilobyte in each table for each
+    #[arg(long, default_value_t = 10_000, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
     pub records: u32,
-    /// How keys are chosen.
+    /// Tables of each instance: ElasTraS has three, E-Store one
+    #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=3))]
+    pub tables: u8,
+    /// uniform, zipfian[:S], hotspot[:OPERATIONS%:KEYS%], low-skew or high-skew[:OPERATIONS%:NUMBER]
+    #[arg(long, default_value = "hotspot:90:20", value_name = "NAME")]
     pub distribution: Distribution,
-    /// Operations of a transaction; one operation is a transaction without BEGIN and COMMIT.
+    /// Operations of a transaction (1: a single statement without BEGIN and COMMIT)
+    #[arg(long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub operations: u32,
-    /// Per cent of the operations that read; the others update one field.
-    pub read_percent: f64,
-    /// A transaction is one call of a procedure (Lua at Fulmar, PL/pgSQL at PostgreSQL).
+    /// Per cent of the operations that read; the others update one field
+    #[arg(long, default_value_t = 90.0, value_name = "PERCENT")]
+    pub reads: f64,
+    /// Run each transaction as one call of a stored procedure
+    #[arg(long)]
     pub procedure: bool,
-    /// Before the measured window.
-    pub warm_up: Duration,
-    /// The measured window.
-    pub measure: Duration,
-    /// Open loop: transactions per second over all databases. `None`: closed loop.
-    pub rate_tps: Option<f64>,
-    /// How long a connection that was lost is tried again; zero: its loss ends the run with an error.
-    pub patience: Duration,
-    /// For keys and the order of operations (not for the values written, which never repeat).
-    pub seed: u64,
-    /// Between two ticks.
-    pub tick: Duration,
-    /// Is told how the run goes, on the driver's thread: it must be quick.
-    pub watcher: Option<Watcher>,
 }
 
-impl YcsbOptions {
-    /// The paper's defaults (table III) at a size that loads in a moment.
-    pub fn new(target: Target) -> YcsbOptions {
-        YcsbOptions {
-            target,
-            databases: Vec::new(),
-            connections: 8,
+impl Default for Ycsb {
+    fn default() -> Ycsb {
+        Ycsb {
             records: 10_000,
+            tables: 3,
             distribution: Distribution::HOT_90_20,
             operations: 10,
-            read_percent: 90.0,
+            reads: 90.0,
             procedure: false,
-            warm_up: Duration::from_secs(2),
-            measure: Duration::from_secs(10),
-            rate_tps: None,
-            patience: Duration::ZERO,
-            seed: 1,
-            tick: Duration::from_secs(1),
-            watcher: None,
         }
     }
 }
 
-/// Somebody who is told how a run goes.
-pub type Watcher = Arc<dyn Fn(&YcsbEvent) + Send + Sync>;
-
-/// What a watcher is told.
-#[derive(Clone, Debug)]
-pub enum YcsbEvent {
-    /// Rows that are in place, of all that will be.
-    Loading {
-        /// So far.
-        rows: u64,
-        /// In the end.
-        of: u64,
-    },
-    /// All are connected; the warm-up begins.
-    WarmUp,
-    /// The measured window opens.
-    Opens,
-    /// Some time has gone by.
-    Tick(YcsbTick),
-    /// The measured window has closed; the connections are still there.
-    Closes,
+impl Ycsb {
+    /// Updates per transaction of several operations; the fraction is the chance of one more.
+    fn updates(&self) -> f64 {
+        f64::from(self.operations) * (1.0 - self.reads / 100.0)
+    }
 }
 
-/// How a run goes: what happened since the tick before.
-#[derive(Clone, Debug)]
-pub struct YcsbTick {
-    /// Since the warm-up began.
-    pub elapsed: Duration,
-    /// Warm-up and measured window together.
-    pub of: Duration,
-    /// Committed transactions per second.
-    pub throughput_tps: f64,
-    /// Median latency, in milliseconds.
-    pub p50_ms: f64,
-    /// 99th percentile of latency, in milliseconds.
-    pub p99_ms: f64,
-    /// Connections lost since the run began.
-    pub lost_connections: u64,
+impl Workload for Ycsb {
+    const NAME: &'static str = "ycsb";
+
+    type Terminal = YcsbTerminal;
+
+    fn validate(&self) -> anyhow::Result<()> {
+        anyhow::ensure!((0.0..=100.0).contains(&self.reads), "reads are 0 to 100 per cent of the operations");
+        anyhow::ensure!(
+            !self.procedure
+                || self.operations == procedure::OPERATIONS && self.reads == 90.0 && self.tables == 3,
+            "the procedure has {} operations on three tables, one of which updates: leave --operations, --reads and \
+             --tables as they are",
+            procedure::OPERATIONS
+        );
+        Ok(())
+    }
+
+    fn kinds(&self) -> Vec<Kind> {
+        match self.operations {
+            1 => vec![
+                Kind { name: "read", weight: self.reads },
+                Kind { name: "update", weight: 100.0 - self.reads },
+            ],
+            _ => vec![Kind { name: "transaction", weight: 1.0 }],
+        }
+    }
+
+    fn rows(&self) -> u64 {
+        u64::from(self.records) * u64::from(self.tables)
+    }
+
+    fn scaled(&self, factor: f64) -> Ycsb {
+        let records = (f64::from(self.records) * factor).round().clamp(1.0, f64::from(i32::MAX)) as u32;
+        Ycsb { records, ..self.clone() }
+    }
+
+    async fn load(&self, loading: &mut Loading<'_>) -> anyhow::Result<()> {
+        schema::load(loading, self.records, self.tables).await?;
+        if self.procedure {
+            procedure::create(loading.client, loading.dialect).await?;
+        }
+        Ok(())
+    }
+
+    fn terminal(self: &Rc<Self>, place: Place) -> YcsbTerminal {
+        YcsbTerminal::new(self, place)
+    }
 }
 
-/// Loads what is missing, warms up, measures. Dropping the future ends the run.
-pub async fn run(options: YcsbOptions) -> anyhow::Result<YcsbReport> {
-    anyhow::ensure!(options.connections > 0, "a run needs at least one connection per database");
-    anyhow::ensure!((1..=1000).contains(&options.operations), "a transaction has 1 to 1000 operations");
-    anyhow::ensure!(
-        (1..=i32::MAX as u32).contains(&options.records),
-        "a table has 1 to {} records",
-        i32::MAX
-    );
-    anyhow::ensure!(
-        (0.0..=100.0).contains(&options.read_percent),
-        "reads are 0 to 100 per cent of the operations"
-    );
-    anyhow::ensure!(
-        options.rate_tps.is_none_or(|rate| rate > 0.0),
-        "a rate is more than zero transactions a second"
-    );
-    anyhow::ensure!(!options.measure.is_zero(), "a run measures for some time: give it seconds");
-    crate::driver::on_own_thread(move || run::run(options)).await
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        workload: Ycsb,
+    }
+
+    #[test]
+    fn the_defaults_are_those_of_the_command_line() {
+        assert_eq!(Line::try_parse_from(["bench"]).unwrap().workload, Ycsb::default());
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for bad in [["--distribution", "zip"], ["--operations", "0"], ["--records", "0"]] {
+            assert!(Line::try_parse_from(["bench"].iter().chain(&bad)).is_err(), "{bad:?}");
+        }
+        Ycsb { reads: 101.0, ..Ycsb::default() }.validate().unwrap_err();
+        Ycsb { operations: 5, procedure: true, ..Ycsb::default() }.validate().unwrap_err();
+    }
 }

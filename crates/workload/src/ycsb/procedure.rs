@@ -5,28 +5,26 @@
 
 use super::schema::{TABLES, fields};
 use crate::client::{Client, Error, Statement, Type};
+use crate::workload::Dialect;
 
 /// Operations of a call: the paper's.
 pub(super) const OPERATIONS: u32 = 10;
 
-/// Makes the procedure, or replaces it; which one the server wants is told by what it says of itself.
-pub(super) async fn create(client: &mut Client) -> Result<(), Error> {
-    let text = if is_fulmar(client).await? { lua() } else { plpgsql() };
+/// Makes the procedure, or replaces it.
+pub(super) async fn create(client: &mut Client, dialect: Dialect) -> Result<(), Error> {
+    let text = match dialect {
+        Dialect::Fulmar => lua(),
+        Dialect::Postgres => plpgsql(),
+    };
     client.query(&text).await.map(drop)
 }
 
 /// Prepares the call: tables, place, value, keys.
-pub(super) async fn prepare(client: &mut Client) -> Result<Statement, Error> {
-    let verb = if is_fulmar(client).await? { "CALL" } else { "SELECT" };
+pub(super) async fn prepare(client: &mut Client, dialect: Dialect) -> Result<Statement, Error> {
     let mut types = vec![Type::Varchar, Type::Int4, Type::Varchar];
     types.resize(types.len() + OPERATIONS as usize, Type::Int4);
     let parameters = (1..=types.len()).map(|n| format!("${n}")).collect::<Vec<_>>().join(", ");
-    client.prepare(&format!("{verb} ycsb_transaction({parameters})"), &types).await
-}
-
-async fn is_fulmar(client: &mut Client) -> Result<bool, Error> {
-    let version = client.query("SELECT version()").await?;
-    Ok(version.into_iter().flatten().flatten().any(|text| text.contains("Fulmar")))
+    client.prepare(&format!("{} ycsb_transaction({parameters})", dialect.call()), &types).await
 }
 
 fn keys(with: &str) -> String {

@@ -10,17 +10,18 @@
 
 use rand::Rng;
 
-use crate::client::{ANSWER_TIMEOUT, Client, Error, Parameter, Statement, Type, within};
+use crate::client::{Client, Error, Statement, Type};
+use crate::workload::{Dialect, Loading, generator};
 
 pub(super) const TABLES: [&str; 3] = ["ycsb_primary", "ycsb_secondary_1", "ycsb_secondary_2"];
 pub(super) const FIELDS: usize = 10;
 pub(super) const FIELD_BYTES: usize = 100;
 
-/// Rows of one INSERT while loading: enough to make round trips cheap, few enough parameters for every server.
-const ROWS_PER_INSERT: u32 = 64;
+/// Rows of one COPY, and so of one transaction, while loading.
+const ROWS_PER_COPY: u32 = 20_000;
 
-/// Rows of one transaction while loading.
-const ROWS_PER_COMMIT: u32 = 2_048;
+/// Rows that are sent at once while loading.
+const ROWS_PER_PIECE: u32 = 64;
 
 /// A field's value.
 pub(super) type Field = [u8; FIELD_BYTES];
@@ -38,10 +39,9 @@ pub(super) fn fill(field: &mut Field, random: &mut impl Rng) {
 }
 
 /// The statements of one connection.
-pub(super) struct Statements {
+pub struct Statements {
     pub(super) begin: Statement,
     pub(super) commit: Statement,
-    pub(super) rollback: Statement,
     /// By table.
     pub(super) read: Vec<Statement>,
     /// By table.
@@ -56,10 +56,11 @@ impl Statements {
     pub(super) async fn prepare(
         client: &mut Client,
         field: usize,
-        procedure: bool,
+        tables: u8,
+        procedure: Option<Dialect>,
     ) -> Result<Statements, Error> {
         let (mut read, mut update) = (Vec::new(), Vec::new());
-        for table in TABLES {
+        for table in TABLES.into_iter().take(usize::from(tables)) {
             let sql = format!("SELECT {} FROM {table} WHERE id = $1", fields(", "));
             read.push(client.prepare(&sql, &[Type::Int4]).await?);
             let sql = format!("UPDATE {table} SET field{} = $1 WHERE id = $2", field % FIELDS);
@@ -68,44 +69,67 @@ impl Statements {
         Ok(Statements {
             begin: client.prepare("BEGIN", &[]).await?,
             commit: client.prepare("COMMIT", &[]).await?,
-            rollback: client.prepare("ROLLBACK", &[]).await?,
             read,
             update,
-            call: if procedure { Some(super::procedure::prepare(client).await?) } else { None },
+            call: match procedure {
+                Some(dialect) => Some(super::procedure::prepare(client, dialect).await?),
+                None => None,
+            },
         })
     }
 }
 
-/// Makes the tables of a database and loads what is missing of keys `0..records`; calls `loaded` with every number of
-/// rows that is there. A load that was interrupted goes on where it was.
-pub(super) async fn load(
-    client: &mut Client,
-    records: u32,
-    random: &mut impl Rng,
-    mut loaded: impl FnMut(u32),
-) -> anyhow::Result<()> {
-    for table in TABLES {
-        create(client, table).await?;
-        let present = count(client, table).await?;
+/// Makes the tables of a database and loads what is missing of keys `0..records`. A load that was interrupted goes on
+/// where it was.
+pub(super) async fn load(loading: &mut Loading<'_>, records: u32, tables: u8) -> anyhow::Result<()> {
+    for (number, table) in TABLES.into_iter().enumerate().take(usize::from(tables)) {
+        create(loading.client, table).await?;
+        let present = count(loading.client, table).await?;
         anyhow::ensure!(
             present <= records,
             "table {table} has {present} rows already; run with --records {present}, or drop the ycsb_ tables"
         );
-        loaded(present);
-        let mut insert = Insert::default();
-        let mut next = present;
-        while next < records {
-            let until = records.min(next + ROWS_PER_COMMIT);
-            client.query("BEGIN").await?;
-            for first in (next..until).step_by(ROWS_PER_INSERT as usize) {
-                insert.run(client, table, first..until.min(first + ROWS_PER_INSERT), random).await?;
-                loaded(until.min(first + ROWS_PER_INSERT) - first);
-            }
-            client.query("COMMIT").await?;
-            next = until;
+        (loading.loaded)(u64::from(present));
+        let mut lines = Lines { seed: loading.seed, table: number as u64, next: present, end: present };
+        while lines.next < records {
+            lines.end = records.min(lines.next + ROWS_PER_COPY);
+            let write = |piece: &mut Vec<u8>| {
+                let rows = lines.write(piece);
+                (loading.loaded)(u64::from(rows));
+                rows > 0
+            };
+            loading.client.copy_in(&format!("COPY {table} FROM STDIN"), write).await?;
         }
     }
     Ok(())
+}
+
+/// The rows of a table as COPY's text, each from a generator of its own.
+struct Lines {
+    seed: u64,
+    table: u64,
+    next: u32,
+    end: u32,
+}
+
+impl Lines {
+    /// Writes the next ones; answers how many.
+    fn write(&mut self, piece: &mut Vec<u8>) -> u32 {
+        let rows = ROWS_PER_PIECE.min(self.end - self.next);
+        let mut field = [0; FIELD_BYTES];
+        for key in self.next..self.next + rows {
+            let mut random = generator(self.seed, &[self.table, u64::from(key)]);
+            piece.extend_from_slice(key.to_string().as_bytes());
+            for _ in 0..FIELDS {
+                fill(&mut field, &mut random);
+                piece.push(b'\t');
+                piece.extend_from_slice(&field);
+            }
+            piece.push(b'\n');
+        }
+        self.next += rows;
+        rows
+    }
 }
 
 async fn create(client: &mut Client, table: &str) -> Result<(), Error> {
@@ -129,51 +153,6 @@ async fn count(client: &mut Client, table: &str) -> anyhow::Result<u32> {
 /// `field0<separator>field1<separator>...field9`
 pub(super) fn fields(separator: &str) -> String {
     (0..FIELDS).map(|field| format!("field{field}")).collect::<Vec<_>>().join(separator)
-}
-
-/// The multi-row INSERT of a table, prepared for the number of rows that it was last used for.
-#[derive(Default)]
-struct Insert {
-    statement: Option<(u32, Statement)>,
-    values: Vec<Field>,
-}
-
-impl Insert {
-    async fn run(
-        &mut self,
-        client: &mut Client,
-        table: &str,
-        keys: std::ops::Range<u32>,
-        random: &mut impl Rng,
-    ) -> anyhow::Result<()> {
-        let rows = keys.end - keys.start;
-        let statement = match self.statement.take() {
-            Some((prepared, statement)) if prepared == rows => statement,
-            _ => prepare_insert(client, table, rows as usize).await?,
-        };
-        self.values.resize(rows as usize * FIELDS, [0; FIELD_BYTES]);
-        self.values.iter_mut().for_each(|field| fill(field, random));
-        let mut parameters = Vec::with_capacity(rows as usize * (FIELDS + 1));
-        for (key, row) in keys.zip(self.values.chunks(FIELDS)) {
-            parameters.push(Parameter::Int4(i32::try_from(key)?));
-            parameters.extend(row.iter().map(|field| Parameter::Text(field)));
-        }
-        within(ANSWER_TIMEOUT, client.execute(&statement, &parameters)).await?;
-        self.statement = Some((rows, statement));
-        Ok(())
-    }
-}
-
-async fn prepare_insert(client: &mut Client, table: &str, rows: usize) -> Result<Statement, Error> {
-    let mut types = [Type::Varchar; FIELDS + 1];
-    types[0] = Type::Int4;
-    let row = |row: usize| {
-        let parameters = (1..=types.len()).map(|column| format!("${}", row * types.len() + column));
-        format!("({})", parameters.collect::<Vec<_>>().join(", "))
-    };
-    let values = (0..rows).map(row).collect::<Vec<_>>().join(", ");
-    let sql = format!("INSERT INTO {table} (id, {}) VALUES {values}", fields(", "));
-    client.prepare(&sql, &types.repeat(rows)).await
 }
 
 #[cfg(test)]

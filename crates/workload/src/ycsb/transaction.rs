@@ -1,4 +1,4 @@
-//! A session that runs YCSB transactions, one after the other.
+//! A terminal that runs YCSB transactions, one after the other.
 //!
 //! ```text
 //! BEGIN                                     each line a prepared statement, each a round trip
@@ -13,37 +13,15 @@
 //! comes from the operating system's randomness, since a second run with the same seed would otherwise write what is
 //! already there, and engines skip updates that change nothing.
 
-use std::cell::RefCell;
-use std::rc::Rc;
-use std::time::{Duration, Instant};
-
-use rand::rngs::Xoshiro256PlusPlus;
+use rand::RngExt;
 use rand::seq::SliceRandom;
-use rand::{RngExt, SeedableRng};
 
+use super::Ycsb;
+use super::procedure::OPERATIONS;
 use super::schema::{FIELD_BYTES, Field, Statements, TABLES, fill};
-use crate::Target;
 use crate::client::{Client, Error, Parameter};
 use crate::keys::Keys;
-use crate::measure::Meter;
-
-/// A transaction that the server keeps refusing is given up after this many tries.
-const MAX_TRIES: u32 = 100;
-
-/// Between two attempts to reach a server that is away.
-const RECONNECT_PAUSE: Duration = Duration::from_millis(20);
-
-/// What every session of a run does.
-pub(super) struct Mix {
-    pub(super) keys: Keys,
-    pub(super) operations: u32,
-    /// Updates per transaction; the fraction is the chance of one more.
-    pub(super) updates: f64,
-    /// A transaction is one call.
-    pub(super) procedure: bool,
-    /// How long a session tries to reach a server that is away; zero: losing the server ends the run.
-    pub(super) patience: Duration,
-}
+use crate::workload::{Dialect, Done, Failure, Place, Random, Terminal};
 
 struct Operation {
     table: usize,
@@ -51,190 +29,118 @@ struct Operation {
     update: bool,
 }
 
-/// One connection and its generators.
-pub(super) struct Session {
-    target: Target,
-    mix: Rc<Mix>,
-    meter: Rc<RefCell<Meter>>,
+/// The generators of one connection, and the transaction that it runs.
+pub struct YcsbTerminal {
+    keys: Keys,
+    operations: u32,
+    tables: u8,
+    updates: f64,
+    procedure: bool,
     number: usize,
-    connection: Option<(Client, Statements)>,
-    choices: Xoshiro256PlusPlus,
-    values: Xoshiro256PlusPlus,
+    choices: Random,
+    values: Random,
     plan: Vec<Operation>,
     field: Field,
 }
 
-/// Why a try came to nothing.
-enum Failure {
-    Client(Error),
-    Rows { table: &'static str, key: i32, rows: u64 },
-}
-
-impl From<Error> for Failure {
-    fn from(error: Error) -> Failure {
-        Failure::Client(error)
-    }
-}
-
-impl Session {
-    pub(super) fn new(
-        target: Target,
-        mix: Rc<Mix>,
-        meter: Rc<RefCell<Meter>>,
-        seed: u64,
-        number: usize,
-    ) -> Session {
-        Session {
-            target,
-            mix,
-            meter,
-            number,
-            connection: None,
-            choices: Xoshiro256PlusPlus::seed_from_u64(seed.wrapping_add((number as u64) << 32)),
+impl YcsbTerminal {
+    pub(super) fn new(workload: &Ycsb, place: Place) -> YcsbTerminal {
+        YcsbTerminal {
+            keys: Keys::new(workload.distribution, workload.records),
+            operations: workload.operations,
+            tables: workload.tables,
+            updates: workload.updates(),
+            procedure: workload.procedure,
+            number: place.number,
+            choices: place.random(),
             values: rand::make_rng(),
             plan: Vec::new(),
             field: [0; FIELD_BYTES],
         }
     }
 
-    /// Connects, unless it is connected; waits within the run's patience for a server that is away.
-    pub(super) async fn connect(&mut self) -> anyhow::Result<()> {
-        let give_up = Instant::now() + self.mix.patience;
-        while self.connection.is_none() {
-            match self.try_connect().await {
-                Ok(connection) => self.connection = Some(connection),
-                Err(error) if error.ends_session() && Instant::now() < give_up => {
-                    tokio::time::sleep(RECONNECT_PAUSE).await;
-                }
-                Err(error) => {
-                    return Err(anyhow::Error::new(error).context(format!("cannot use {}", self.target)));
-                }
+    async fn call(&self, client: &mut Client, statements: &Statements) -> Result<(), Failure> {
+        let mut tables = [0; OPERATIONS as usize];
+        let mut parameters = [Parameter::Int4(0); OPERATIONS as usize + 3];
+        let mut place = 0;
+        for (number, operation) in self.plan.iter().enumerate() {
+            tables[number] = b'0' + operation.table as u8;
+            parameters[number + 3] = Parameter::Int4(operation.key);
+            if operation.update {
+                place = number as i32 + 1;
             }
         }
+        parameters[0] = Parameter::Text(&tables);
+        parameters[1] = Parameter::Int4(place);
+        parameters[2] = Parameter::Text(&self.field);
+        client.execute(statements.call.as_ref().ok_or(Error::Closed)?, &parameters).await?;
         Ok(())
     }
 
-    async fn try_connect(&self) -> Result<(Client, Statements), Error> {
-        let mut client = Client::connect(&self.target).await?;
-        let statements = Statements::prepare(&mut client, self.number, self.mix.procedure).await?;
-        Ok((client, statements))
-    }
-
-    /// Runs one transaction, which was due at `due`, until it commits or is given up. An error ends the run.
-    pub(super) async fn transaction(&mut self, due: Instant) -> anyhow::Result<()> {
-        self.draw_plan();
-        for _ in 0..MAX_TRIES {
-            self.connect().await?;
-            let error = match self.attempt().await {
-                Ok(statements) => {
-                    self.meter.borrow_mut().committed(due, Instant::now(), statements);
-                    return Ok(());
-                }
-                Err(Failure::Client(error)) => error,
-                Err(Failure::Rows { table, key, rows }) => {
-                    anyhow::bail!(
-                        "{rows} rows of {table} have id {key}, not one: drop the ycsb_ tables and load again"
-                    )
-                }
-            };
-            if !self.after(&error).await? {
-                self.meter.borrow_mut().gave_up(&error);
-                return Ok(());
-            }
-        }
-        self.meter
-            .borrow_mut()
-            .gave_up(&Error::Protocol("a transaction was refused a hundred times in a row"));
-        Ok(())
-    }
-
-    /// Counts an error and clears up behind it; answers whether another try makes sense.
-    async fn after(&mut self, error: &Error) -> anyhow::Result<bool> {
-        if let Some(sqlstate) = error.sqlstate() {
-            self.meter.borrow_mut().refused(sqlstate);
-        }
-        if error.ends_session() {
-            return self.lost(error);
-        }
-        match self.roll_back().await {
-            Ok(()) => Ok(error.is_retryable()),
-            Err(error) => self.lost(&error),
-        }
-    }
-
-    /// The connection is gone. Whether its transaction committed is not known: it is neither counted nor run again.
-    fn lost(&mut self, error: &Error) -> anyhow::Result<bool> {
-        self.connection = None;
-        self.meter.borrow_mut().lost_connections += 1;
-        anyhow::ensure!(!self.mix.patience.is_zero(), "lost {}: {error}", self.target);
-        Ok(false)
-    }
-
-    async fn roll_back(&mut self) -> Result<(), Error> {
-        match &mut self.connection {
-            Some((client, statements)) if client.in_transaction() => {
-                client.execute(&statements.rollback, &[]).await.map(drop)
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// One try; answers how many statements it took.
-    async fn attempt(&mut self) -> Result<u64, Failure> {
-        let (client, statements) = self.connection.as_mut().ok_or(Error::Closed)?;
-        if let Some(call) = &statements.call {
+    async fn operate(
+        &mut self,
+        client: &mut Client,
+        statements: &Statements,
+        number: usize,
+    ) -> Result<(), Failure> {
+        let Operation { table, key, update } = self.plan[number];
+        let key_parameter = Parameter::Int4(key);
+        let rows = if update {
             fill(&mut self.field, &mut self.values);
-            let tables: Vec<u8> = self.plan.iter().map(|operation| b'0' + operation.table as u8).collect();
-            let place = self.plan.iter().position(|operation| operation.update).map_or(0, |at| at as i32 + 1);
-            let mut parameters =
-                vec![Parameter::Text(&tables), Parameter::Int4(place), Parameter::Text(&self.field)];
-            parameters.extend(self.plan.iter().map(|operation| Parameter::Int4(operation.key)));
-            client.execute(call, &parameters).await?;
-            return Ok(1);
+            client.execute(&statements.update[table], &[Parameter::Text(&self.field), key_parameter]).await?
+        } else {
+            client.execute(&statements.read[table], &[key_parameter]).await?
+        };
+        if rows == 1 {
+            return Ok(());
         }
-        let bracketed = self.plan.len() > 1;
-        if bracketed {
-            client.execute(&statements.begin, &[]).await?;
-        }
-        for Operation { table, key, update } in &self.plan {
-            let key_parameter = Parameter::Int4(*key);
-            let rows = if *update {
-                fill(&mut self.field, &mut self.values);
-                client
-                    .execute(&statements.update[*table], &[Parameter::Text(&self.field), key_parameter])
-                    .await?
-            } else {
-                client.execute(&statements.read[*table], &[key_parameter]).await?
-            };
-            if rows != 1 {
-                return Err(Failure::Rows { table: TABLES[*table], key: *key, rows });
-            }
-        }
-        if bracketed {
-            client.execute(&statements.commit, &[]).await?;
-        }
-        Ok(self.plan.len() as u64 + if bracketed { 2 } else { 0 })
+        let table = TABLES[table];
+        Err(Failure::Data(format!(
+            "{rows} rows of {table} have id {key}, not one: drop the ycsb_ tables and load again"
+        )))
+    }
+}
+
+impl Terminal for YcsbTerminal {
+    type Statements = Statements;
+
+    async fn prepare(&self, client: &mut Client, dialect: Dialect) -> Result<Statements, Error> {
+        let procedure = self.procedure.then_some(dialect);
+        Statements::prepare(client, self.number, self.tables, procedure).await
     }
 
-    fn draw_plan(&mut self) {
-        let Mix { keys, operations, updates, .. } = &*self.mix;
-        let extra = self.choices.random::<f64>() < updates.fract();
-        let updates = *updates as u32 + u32::from(extra);
+    fn draw(&mut self, kind: usize) {
+        let updates = match self.operations {
+            // A read or an update.
+            1 => kind as u32,
+            _ => self.updates as u32 + u32::from(self.choices.random::<f64>() < self.updates.fract()),
+        };
         self.plan.clear();
-        for number in 0..*operations {
-            let table = self.choices.random_range(0..TABLES.len());
-            let key = i32::try_from(keys.draw(&mut self.choices)).unwrap_or(i32::MAX);
+        for number in 0..self.operations {
+            let table = usize::from(self.choices.random_range(0..self.tables));
+            let key = i32::try_from(self.keys.draw(&mut self.choices)).unwrap_or(i32::MAX);
             self.plan.push(Operation { table, key, update: number < updates });
         }
         self.plan.shuffle(&mut self.choices);
     }
 
-    /// Ends the connection politely.
-    pub(super) async fn close(mut self) {
-        if let Some((client, _)) = self.connection.take() {
-            // The run is over; a server that is gone needs no good-bye.
-            drop(client.close().await);
+    async fn attempt(&mut self, client: &mut Client, statements: &Statements) -> Result<Done, Failure> {
+        if self.procedure {
+            fill(&mut self.field, &mut self.values);
+            self.call(client, statements).await?;
+            return Ok(Done::Committed);
         }
+        let bracketed = self.plan.len() > 1;
+        if bracketed {
+            client.execute(&statements.begin, &[]).await?;
+        }
+        for number in 0..self.plan.len() {
+            self.operate(client, statements, number).await?;
+        }
+        if bracketed {
+            client.execute(&statements.commit, &[]).await?;
+        }
+        Ok(Done::Committed)
     }
 }
 
@@ -242,25 +148,23 @@ impl Session {
 mod tests {
     use super::*;
     use crate::keys::Distribution;
-    use crate::measure::Window;
+    use crate::workload::Workload;
+    use std::rc::Rc;
 
-    fn session(operations: u32, updates: f64) -> Session {
-        let now = Instant::now();
-        let meter = Meter::new(Window { opens: now, closes: now });
-        let keys = Keys::new(Distribution::Uniform, 100);
-        let mix = Mix { keys, operations, updates, procedure: false, patience: Duration::ZERO };
-        let target = "postgres://nobody@127.0.0.1:1/none".parse().unwrap();
-        Session::new(target, Rc::new(mix), Rc::new(RefCell::new(meter)), 42, 0)
+    fn terminal(operations: u32, reads: f64) -> YcsbTerminal {
+        let workload =
+            Ycsb { records: 100, distribution: Distribution::Uniform, operations, reads, ..Ycsb::default() };
+        Rc::new(workload).terminal(Place { tenant: 0, number: 0, of: 1, seed: 42 })
     }
 
     #[test]
     fn the_papers_mix_has_one_update_at_a_random_place() {
-        let mut session = session(10, 1.0);
+        let mut terminal = terminal(10, 90.0);
         let mut places = [0; 10];
         for _ in 0..10_000 {
-            session.draw_plan();
-            assert_eq!(session.plan.len(), 10);
-            let updates: Vec<usize> = (0..10).filter(|place| session.plan[*place].update).collect();
+            terminal.draw(0);
+            assert_eq!(terminal.plan.len(), 10);
+            let updates: Vec<usize> = (0..10).filter(|place| terminal.plan[*place].update).collect();
             assert_eq!(updates.len(), 1);
             places[updates[0]] += 1;
         }
@@ -269,12 +173,21 @@ mod tests {
 
     #[test]
     fn a_fraction_of_an_update_is_a_chance() {
-        let mut session = session(1, 0.1);
-        let updates = (0..20_000).filter(|_| {
-            session.draw_plan();
-            session.plan[0].update
+        let mut terminal = terminal(4, 80.0);
+        let updates = (0..20_000).map(|_| {
+            terminal.draw(0);
+            terminal.plan.iter().filter(|operation| operation.update).count()
         });
-        let count = updates.count();
-        assert!((1_800..2_200).contains(&count), "{count}");
+        let count: usize = updates.sum();
+        assert!((15_500..16_500).contains(&count), "0.8 of each: {count}");
+    }
+
+    #[test]
+    fn a_single_operation_is_what_its_kind_says() {
+        let mut terminal = terminal(1, 85.0);
+        for kind in [0, 1, 0] {
+            terminal.draw(kind);
+            assert_eq!((terminal.plan.len(), terminal.plan[0].update), (1, kind == 1));
+        }
     }
 }

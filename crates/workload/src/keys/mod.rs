@@ -4,17 +4,21 @@
 //! uniform            every key alike
 //! hotspot:90:20      90 % of the operations on the first 20 % of the keys (the paper's Hot90-20)
 //! zipfian:1.0        the k-th most popular key with probability proportional to 1 / k^1.0
+//! low-skew           Zipfian, such that a third of the keys gets two thirds (E-Store 2.2)
+//! high-skew:60:40    60 % on the first 40 keys alone, the others as with low-skew (E-Store 2.2; Voter 80:30)
 //! ```
 //! A hot spot is a contiguous range, as in YCSB, so that it fills few pages. Zipfian ranks are scattered over the key
 //! space by a permutation, as in YCSB's scrambled generator (which hashes, and so lets ranks collide: this does not).
-//!
-//! YCSB's own Zipfian algorithm divides by 1 - s and cannot do the paper's coefficient of 1.0. This one is
-//! rejection-inversion (Hoermann and Derflinger, 1996): exact for every s >= 0, no table, about 1.1 draws per key.
+
+mod zipf;
 
 use std::fmt;
 use std::str::FromStr;
 
 use rand::{Rng, RngExt};
+use serde::{Serialize, Serializer};
+
+use self::zipf::{Scatter, Zipf, low_skew_exponent};
 
 /// How accesses are spread over the keys.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -33,6 +37,15 @@ pub enum Distribution {
         /// The coefficient s.
         exponent: f64,
     },
+    /// E-Store's low skew: Zipfian with the coefficient that gives two thirds of the operations to a third of the keys.
+    LowSkew,
+    /// E-Store's high skew: a few keys get a share of the operations, all keys the rest with a low skew.
+    HighSkew {
+        /// Per cent of the operations that touch the hot keys.
+        operations_percent: f64,
+        /// How many keys are hot.
+        hot_keys: u32,
+    },
 }
 
 impl Distribution {
@@ -41,10 +54,39 @@ impl Distribution {
         Distribution::Hotspot { operations_percent: 90.0, keys_percent: 20.0 };
 }
 
+impl Distribution {
+    /// What share of the accesses, or of anything else, each of `count` gets, the first most of all.
+    pub fn shares(self, count: usize) -> Vec<f64> {
+        let hot = |percent: f64| ((count as f64 * percent / 100.0).round() as usize).clamp(1, count.max(1));
+        let zipf = |number: usize, exponent: f64| ((number + 1) as f64).powf(-exponent);
+        let low_exponent = low_skew_exponent(u32::try_from(count).unwrap_or(u32::MAX).max(1));
+        let low_sum: f64 = (0..count).map(|number| zipf(number, low_exponent)).sum();
+        let weight = |number: usize| match self {
+            Distribution::Uniform => 1.0,
+            Distribution::Hotspot { keys_percent, .. } if hot(keys_percent) == count => 1.0,
+            Distribution::Hotspot { operations_percent, keys_percent } => match hot(keys_percent) {
+                hot if number < hot => operations_percent / hot as f64,
+                hot => (100.0 - operations_percent) / (count - hot) as f64,
+            },
+            Distribution::Zipfian { exponent } => zipf(number, exponent),
+            Distribution::LowSkew => zipf(number, low_exponent),
+            Distribution::HighSkew { operations_percent, hot_keys } => {
+                let hot = count.min(hot_keys as usize);
+                let of_hot = if number < hot { operations_percent / 100.0 / hot as f64 } else { 0.0 };
+                of_hot + (1.0 - operations_percent / 100.0) * zipf(number, low_exponent) / low_sum
+            }
+        };
+        let weights: Vec<f64> = (0..count).map(weight).collect();
+        let sum: f64 = weights.iter().sum();
+        weights.into_iter().map(|weight| weight / sum).collect()
+    }
+}
+
 /// A distribution that could not be understood.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{0:?} is no distribution; write uniform, zipfian, zipfian:S (0 to 5), hotspot or hotspot:OPERATIONS%:KEYS%"
+    "{0:?} is no distribution; write uniform, zipfian, zipfian:S (0 to 5), hotspot, hotspot:OPERATIONS%:KEYS%, low-skew, \
+     high-skew or high-skew:OPERATIONS%:NUMBER"
 )]
 pub struct DistributionError(String);
 
@@ -67,8 +109,20 @@ impl FromStr for Distribution {
                 operations_percent: number(operations, 100.0)?,
                 keys_percent: number(keys, 100.0)?,
             }),
+            ["low-skew"] => Ok(Distribution::LowSkew),
+            ["high-skew"] => Ok(Distribution::HighSkew { operations_percent: 60.0, hot_keys: 40 }),
+            ["high-skew", operations, keys] => Ok(Distribution::HighSkew {
+                operations_percent: number(operations, 100.0)?,
+                hot_keys: keys.parse().ok().filter(|keys| *keys > 0).ok_or_else(bad)?,
+            }),
             _ => Err(bad()),
         }
+    }
+}
+
+impl Serialize for Distribution {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 
@@ -80,6 +134,10 @@ impl fmt::Display for Distribution {
                 write!(f, "hotspot:{operations_percent}:{keys_percent}")
             }
             Distribution::Zipfian { exponent } => write!(f, "zipfian:{exponent}"),
+            Distribution::LowSkew => write!(f, "low-skew"),
+            Distribution::HighSkew { operations_percent, hot_keys } => {
+                write!(f, "high-skew:{operations_percent}:{hot_keys}")
+            }
         }
     }
 }
@@ -96,6 +154,7 @@ enum Chooser {
     Uniform,
     Hotspot { hot_keys: u32, hot_share: f64 },
     Zipfian { ranks: Zipf, scatter: Scatter },
+    HighSkew { hot_keys: u32, hot_share: f64, ranks: Zipf, scatter: Scatter },
 }
 
 impl Keys {
@@ -111,6 +170,16 @@ impl Keys {
             Distribution::Zipfian { exponent } => {
                 Chooser::Zipfian { ranks: Zipf::new(count, exponent), scatter: Scatter::new(count) }
             }
+            Distribution::LowSkew => {
+                let ranks = Zipf::new(count, low_skew_exponent(count));
+                Chooser::Zipfian { ranks, scatter: Scatter::new(count) }
+            }
+            Distribution::HighSkew { operations_percent, hot_keys } => Chooser::HighSkew {
+                hot_keys: hot_keys.clamp(1, count),
+                hot_share: operations_percent / 100.0,
+                ranks: Zipf::new(count, low_skew_exponent(count)),
+                scatter: Scatter::new(count),
+            },
         };
         Keys { count, chooser }
     }
@@ -128,87 +197,15 @@ impl Keys {
                 }
             }
             Chooser::Zipfian { ranks, scatter } => scatter.key(ranks.draw(random) - 1),
-        }
-    }
-}
-
-/// Ranks `1..=count` with probability proportional to `rank^-exponent`.
-///
-/// The area under the hat `x^-exponent` over `[rank - 1/2, rank + 1/2]` is a little more than the rank's probability:
-/// a uniform draw of area is inverted to a point, rounded to its rank, and rejected if it fell into the excess.
-#[derive(Clone, Debug)]
-struct Zipf {
-    count: f64,
-    exponent: f64,
-    area_from: f64,
-    area_to: f64,
-    /// Points this close above their rank need no test (true for the first ranks, so for most draws).
-    sure: f64,
-}
-
-impl Zipf {
-    fn new(count: u32, exponent: f64) -> Zipf {
-        let mut zipf = Zipf { count: f64::from(count), exponent, area_from: 0.0, area_to: 0.0, sure: 0.0 };
-        zipf.area_from = zipf.area(1.5) - 1.0;
-        zipf.area_to = zipf.area(zipf.count + 0.5);
-        zipf.sure = 2.0 - zipf.area_inverse(zipf.area(2.5) - zipf.hat(2.0));
-        zipf
-    }
-
-    fn draw(&self, random: &mut impl Rng) -> u32 {
-        loop {
-            let area = self.area_to + random.random::<f64>() * (self.area_from - self.area_to);
-            let point = self.area_inverse(area);
-            let rank = point.round().clamp(1.0, self.count);
-            if rank - point <= self.sure || area >= self.area(rank + 0.5) - self.hat(rank) {
-                return rank as u32;
+            Chooser::HighSkew { hot_keys, hot_share, ranks, scatter } => {
+                if random.random::<f64>() < *hot_share {
+                    random.random_range(0..*hot_keys)
+                } else {
+                    scatter.key(ranks.draw(random) - 1)
+                }
             }
         }
     }
-
-    fn hat(&self, x: f64) -> f64 {
-        (-self.exponent * x.ln()).exp()
-    }
-
-    /// An antiderivative of the hat: `(x^(1-s) - 1) / (1-s)`, which is `ln x` where s is 1.
-    fn area(&self, x: f64) -> f64 {
-        let log = x.ln();
-        let t = (1.0 - self.exponent) * log;
-        if t.abs() < 1e-8 { log * (1.0 + t / 2.0) } else { t.exp_m1() / t * log }
-    }
-
-    fn area_inverse(&self, area: f64) -> f64 {
-        let t = ((1.0 - self.exponent) * area).max(-1.0);
-        let log = if t.abs() < 1e-8 { area * (1.0 - t / 2.0) } else { t.ln_1p() / t * area };
-        log.exp()
-    }
-}
-
-/// A permutation of `0..count` that tears neighbours apart: multiplication by a number coprime to `count`.
-#[derive(Clone, Debug)]
-struct Scatter {
-    count: u64,
-    factor: u64,
-}
-
-impl Scatter {
-    fn new(count: u32) -> Scatter {
-        let count = u64::from(count);
-        // Near the golden ratio of the range, consecutive ranks fall far from each other.
-        let mut factor = ((count as f64 * 0.618_033_988_749_895) as u64).max(1);
-        while greatest_common_divisor(factor, count) != 1 {
-            factor += 1;
-        }
-        Scatter { count, factor }
-    }
-
-    fn key(&self, rank: u32) -> u32 {
-        (u64::from(rank) * self.factor % self.count) as u32
-    }
-}
-
-fn greatest_common_divisor(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
 #[cfg(test)]
@@ -275,6 +272,42 @@ mod tests {
     }
 
     #[test]
+    fn shares_are_of_one() {
+        assert_eq!(Distribution::Uniform.shares(4), [0.25; 4]);
+        let zipf = Distribution::Zipfian { exponent: 1.0 }.shares(3);
+        for (share, expected) in zipf.into_iter().zip([6.0 / 11.0, 3.0 / 11.0, 2.0 / 11.0]) {
+            assert!((share - expected).abs() < 1e-12);
+        }
+        let hot = Distribution::HOT_90_20.shares(10);
+        assert!((hot[0] - 0.45).abs() < 1e-12 && (hot[9] - 0.0125).abs() < 1e-12, "{hot:?}");
+        assert_eq!(Distribution::HOT_90_20.shares(1), [1.0]);
+        assert!(Distribution::Uniform.shares(0).is_empty());
+    }
+
+    #[test]
+    fn a_low_skew_gives_two_thirds_to_a_third() {
+        for count in [3, 99, 3_000] {
+            let mut counts = counts(Distribution::LowSkew, count);
+            counts.sort_unstable_by(|a, b| b.total_cmp(a));
+            let third: f64 = counts[..count as usize / 3].iter().sum();
+            assert!((third / DRAWS as f64 - 2.0 / 3.0).abs() < 0.01, "{count}: {third}");
+        }
+        // Of very many, the share of a third is (1/3)^(1-s).
+        let expected = 1.0 - (2.0_f64 / 3.0).ln() / (1.0_f64 / 3.0).ln();
+        assert!((low_skew_exponent(60_000_000) - expected).abs() < 0.01);
+    }
+
+    #[test]
+    fn a_high_skew_favours_a_few_keys_on_top() {
+        let high = counts(Distribution::HighSkew { operations_percent: 60.0, hot_keys: 40 }, 3_000);
+        let low = counts(Distribution::LowSkew, 3_000);
+        let first = |counts: &[f64]| counts[..40].iter().sum::<f64>() / DRAWS as f64;
+        assert!((first(&high) - (0.6 + 0.4 * first(&low))).abs() < 0.005);
+        let shares = Distribution::HighSkew { operations_percent: 60.0, hot_keys: 3 }.shares(99);
+        assert!((shares.iter().sum::<f64>() - 1.0).abs() < 1e-9 && shares[2] > 0.2, "{shares:?}");
+    }
+
+    #[test]
     fn scattering_is_a_permutation() {
         for count in [1, 2, 3, 10, 97, 1000, 4096] {
             let scatter = Scatter::new(count);
@@ -286,7 +319,16 @@ mod tests {
 
     #[test]
     fn one_key_and_all_hot_are_fine() {
-        for distribution in ["uniform", "zipfian", "zipfian:0", "hotspot", "hotspot:50:100", "hotspot:0:0"] {
+        for distribution in [
+            "uniform",
+            "zipfian",
+            "zipfian:0",
+            "hotspot",
+            "hotspot:50:100",
+            "hotspot:0:0",
+            "low-skew",
+            "high-skew",
+        ] {
             let distribution = distribution.parse().unwrap();
             let mut random = Xoshiro256PlusPlus::seed_from_u64(1);
             assert_eq!(Keys::new(distribution, 1).draw(&mut random), 0);
@@ -295,11 +337,20 @@ mod tests {
 
     #[test]
     fn names_round_trip_and_nonsense_is_refused() {
-        for text in ["uniform", "zipfian:1", "zipfian:0.99", "hotspot:90:20"] {
+        for text in ["uniform", "zipfian:1", "zipfian:0.99", "hotspot:90:20", "low-skew", "high-skew:80:30"] {
             assert_eq!(text.parse::<Distribution>().unwrap().to_string(), text);
         }
         assert_eq!("hotspot".parse::<Distribution>().unwrap(), Distribution::HOT_90_20);
-        for text in ["", "zipf", "zipfian:x", "zipfian:-1", "hotspot:90", "hotspot:101:5", "hotspot:1:2:3"] {
+        for text in [
+            "",
+            "zipf",
+            "zipfian:x",
+            "zipfian:-1",
+            "hotspot:90",
+            "hotspot:101:5",
+            "hotspot:1:2:3",
+            "high-skew:60:0",
+        ] {
             assert!(text.parse::<Distribution>().is_err(), "{text}");
         }
     }

@@ -1,0 +1,183 @@
+//! The workloads against a real node and a real PostgreSQL, by the library and by the command.
+
+mod common;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use common::{run as command, stdout};
+use fulmar_workload::Target;
+use fulmar_workload::client::Client;
+use fulmar_workload::keys::Distribution;
+use fulmar_workload::run::{Report, RunOptions, run};
+use fulmar_workload::server::{Fulmar, Postgres, Product, Server};
+use fulmar_workload::tatp::Tatp;
+use fulmar_workload::tenants;
+use fulmar_workload::voter::Voter;
+use fulmar_workload::workload::{Dialect, Workload};
+use fulmar_workload::ycsb::Ycsb;
+
+const DATABASE: &str = "bench";
+
+/// A server of each kind, with an empty database.
+async fn servers() -> [Server; 2] {
+    let fulmar = Fulmar::at(PathBuf::from(env!("CARGO_BIN_EXE_fulmar")));
+    [start(Box::new(fulmar)).await, start(Box::new(Postgres::installed().unwrap())).await]
+}
+
+async fn start(product: Box<dyn Product>) -> Server {
+    let server = Server::start(product, 256 << 20, 20).await.unwrap();
+    tenants::create(&server.target(), &[DATABASE.to_owned()], |_| ()).await.unwrap();
+    server
+}
+
+fn target(server: &Server) -> Target {
+    server.target().with_database(DATABASE)
+}
+
+async fn client(server: &Server) -> Client {
+    Client::connect(&target(server)).await.unwrap()
+}
+
+async fn go(server: &Server, workload: impl Workload) -> Report {
+    let options = RunOptions {
+        connections: 4,
+        warm_up: Duration::from_millis(100),
+        measure: Duration::from_secs(1),
+        tick: Duration::from_millis(100),
+        ..RunOptions::new(target(server))
+    };
+    let report = run(workload, options).await.unwrap();
+    assert_eq!((report.failed, report.lost_connections), (0, 0), "{report}");
+    report
+}
+
+async fn number(client: &mut Client, sql: &str) -> u64 {
+    client.query(sql).await.unwrap()[0][0].as_ref().unwrap().parse().unwrap()
+}
+
+/// A share of a kind of transaction that committed.
+fn committed_share(report: &Report, kind: &str) -> f64 {
+    let kind = report.kinds.iter().find(|report| report.kind == kind).unwrap();
+    kind.committed as f64 / (kind.committed + kind.rolled_back) as f64
+}
+
+#[tokio::test]
+async fn voter_counts_every_vote_that_it_says_it_counted() {
+    for server in servers().await {
+        for procedure in [false, true] {
+            votes_are_counted(&server, procedure).await;
+        }
+    }
+}
+
+async fn votes_are_counted(server: &Server, procedure: bool) {
+    let client = &mut client(server).await;
+    client.query("DROP TABLE IF EXISTS votes").await.unwrap();
+    let distribution = Distribution::HighSkew { operations_percent: 80.0, hot_keys: 30 };
+    let report = go(server, Voter { distribution, procedure, ..Voter::default() }).await;
+    let (counted, beyond) = (report.transactions - report.rolled_back, report.rolled_back);
+    // The window is a part of the run: the table has those of the warm-up and of the last moment too.
+    let votes = number(client, "SELECT count(*) FROM votes").await;
+    assert!(counted > 0 && votes >= counted, "{votes} {report}");
+    assert!(beyond > counted, "thirty telephones soon have no votes left: {report}");
+    let of_most = "SELECT max(n) FROM (SELECT count(*) AS n FROM votes GROUP BY phone_number) AS each";
+    let most = number(client, of_most).await;
+    match Dialect::of(client).await.unwrap() {
+        Dialect::Fulmar => assert_eq!(most, 10),
+        // Two votes at once both see room for one.
+        Dialect::Postgres => assert!((10..20).contains(&most), "{most}"),
+    }
+    let elsewhere = "SELECT count(*) FROM votes AS v JOIN area_code_state AS a \
+                     ON a.area_code = substr(v.phone_number, 1, 3) WHERE v.state <> a.state";
+    assert_eq!(number(client, elsewhere).await, 0);
+}
+
+#[tokio::test]
+async fn tatp_finds_what_was_loaded() {
+    let of = |subscribers| Tatp { subscribers, ..Tatp::default() };
+    for server in servers().await {
+        let report = go(&server, of(2_000)).await;
+        assert_eq!(committed_share(&report, "get-subscriber-data"), 1.0);
+        assert_eq!(committed_share(&report, "update-location"), 1.0);
+        for (kind, expected, slack) in [("get-access-data", 0.625, 0.06), ("get-new-destination", 0.239, 0.1)]
+        {
+            let share = committed_share(&report, kind);
+            assert!((share - expected).abs() < slack, "{kind}: {share} {report}");
+        }
+        let foreseen = ["23503", "23505"];
+        assert!(report.errors.keys().all(|sqlstate| foreseen.contains(&sqlstate.as_str())), "{report}");
+
+        // A second run finds its data; one of another size does not.
+        go(&server, of(2_000)).await;
+        let error = run(of(1_000), RunOptions::new(target(&server))).await.unwrap_err();
+        assert!(format!("{error:#}").contains("--subscribers 2000"), "{error:#}");
+    }
+}
+
+#[tokio::test]
+async fn e_stores_ycsb_is_of_one_table_and_two_kinds() {
+    let distribution = Distribution::HighSkew { operations_percent: 60.0, hot_keys: 40 };
+    for server in servers().await {
+        let ycsb =
+            Ycsb { records: 500, tables: 1, operations: 1, reads: 85.0, distribution, ..Ycsb::default() };
+        let report = go(&server, ycsb).await;
+        let share = report.kinds[0].committed as f64 / report.transactions as f64;
+        assert!((share - 0.85).abs() < 0.05 && report.rolled_back == 0, "{report}");
+        let mut client = client(&server).await;
+        assert_eq!(number(&mut client, "SELECT count(*) FROM ycsb_primary").await, 500);
+        client.query("SELECT count(*) FROM ycsb_secondary_1").await.unwrap_err();
+    }
+}
+
+/// The command, from a run over tenants to the page.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_is_written_down_and_drawn() {
+    let server = start(Box::new(Fulmar::at(PathBuf::from(env!("CARGO_BIN_EXE_fulmar"))))).await;
+    // Tenants are made in the system database.
+    let (url, pid) = (server.target().to_string(), server.processes().unwrap().root());
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let (lines, page) = (path("run.jsonl"), path("run.html"));
+    let pid = pid.as_raw_nonzero().to_string();
+    let arguments =
+        ["bench", "run", "ycsb", "--target", &url, "--records", "50", "--tenants", "5", "--connections", "2"];
+    let load =
+        ["--rate", "200", "--arrival", "schedule", "--trace", "steps:1,2", "--tenant-rates", "zipfian"];
+    let measures =
+        ["--warm-up", "1", "--seconds", "3", "--server-process", &pid, "--output", &lines, "--json"];
+    let report = stdout(&command(&[&arguments[..], &load, &measures].concat()));
+    let report: Report = serde_json::from_str(&report).unwrap();
+    assert!(report.transactions > 500 && report.tenants == 5, "{report}");
+    assert!(report.server.is_some_and(|server| server.usage.cpu_s > 0.0));
+
+    stdout(&command(&["bench", "report", &lines, "--output", &page]));
+    let page = std::fs::read_to_string(page).unwrap();
+    for told in
+        ["ycsb_0004", "Fulmar", "schedule, 200 transactions/s, steps:1,2", "Memory of the server", "<svg"]
+    {
+        assert!(page.contains(told), "{told}");
+    }
+}
+
+#[test]
+fn a_papers_figure_is_run_and_drawn() {
+    let directory = tempfile::tempdir().unwrap();
+    let page = directory.path().join("figure.html");
+    let small = ["--scale", "0.0001", "--memory-mib", "64", "--line", "hotspot:90:20", "--seconds", "1"];
+    let arguments = ["bench", "figure", "elastras/6", "--output", page.to_str().unwrap()];
+    let rows = stdout(&command(&[&arguments[..], &small].concat()));
+    let rows: Vec<Vec<&str>> = rows.lines().skip(1).map(|row| row.split(',').collect()).collect();
+    let reads: Vec<&str> = rows.iter().map(|row| row[2]).collect();
+    assert_eq!(reads, ["50", "60", "70", "80", "90"]);
+    for row in &rows {
+        assert_eq!((row[0], row[1], row[6]), ("elastras/6", "hotspot:90:20", ""), "{row:?}");
+        let throughput: f64 = row[3].parse().unwrap();
+        // Poisson: 200 a second with a standard deviation of 14.
+        assert!((130.0..270.0).contains(&throughput), "{row:?}");
+    }
+    assert!(std::fs::read_to_string(page).unwrap().matches("<svg").count() == 3);
+
+    let unknown = common::refusal(&command(&["bench", "figure", "elastras/99"]), 1);
+    assert!(unknown.contains("elastras/4"), "{unknown}");
+}

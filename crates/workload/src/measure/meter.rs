@@ -1,0 +1,389 @@
+//! What a driver thread counts: transactions, their latencies, their errors, by kind, by tenant and by interval.
+//!
+//! ```text
+//!                opens                              closes
+//!  warm-up  | -2 | -1 |  0  |  1  |  2  |  3  | ...    |      intervals: all of the run, numbered from the window's opening
+//!                     |<------ whole ---------------->|      counts: what ended in it; latencies: what waited in it
+//! ```
+//! A latency belongs to the whole if its transaction waited or ran inside the window, so that what a server answers only
+//! after the end cannot hide; a commit belongs to it if it came inside. An interval is cut by the clock with the first
+//! event behind its end, exactly, however late the driver's timers are.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use super::availability::Availability;
+use super::latency::{Latencies, Sample};
+use crate::workload::Done;
+
+/// The most different SQLSTATEs that are told apart.
+const MAX_SQLSTATES: usize = 64;
+
+/// When a run begins to measure and when it ends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Window {
+    pub(crate) opens: Instant,
+    pub(crate) closes: Instant,
+}
+
+impl Window {
+    fn contains(&self, moment: Instant) -> bool {
+        (self.opens..=self.closes).contains(&moment)
+    }
+
+    /// When an interval ends; the first of the window has the number zero.
+    pub(crate) fn interval_end(&self, tick: Duration, number: i64) -> Instant {
+        let after = tick * u32::try_from((number + 1).unsigned_abs()).unwrap_or(u32::MAX);
+        if number < -1 { self.opens - after } else { self.opens + after }
+    }
+
+    fn touches(&self, begin: Instant, end: Instant) -> bool {
+        begin <= self.closes && end >= self.opens
+    }
+}
+
+/// The number of the interval in which a run begins, so long before its window.
+pub(crate) fn first_interval(warm_up: Duration, tick: Duration) -> i64 {
+    -i64::try_from(warm_up.as_nanos().div_ceil(tick.as_nanos())).unwrap_or(0)
+}
+
+/// How many transactions of a kind ended how.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Counts {
+    pub(crate) committed: u64,
+    pub(crate) rolled_back: u64,
+    pub(crate) cancelled: u64,
+    pub(crate) failed: u64,
+}
+
+impl Counts {
+    /// As they should: with a commit, or without effect as foreseen.
+    pub(crate) fn ended_well(self) -> u64 {
+        self.committed + self.rolled_back
+    }
+
+    fn add(&mut self, other: Counts) {
+        self.committed += other.committed;
+        self.rolled_back += other.rolled_back;
+        self.cancelled += other.cancelled;
+        self.failed += other.failed;
+    }
+}
+
+/// Transactions of one kind.
+pub(crate) struct Tally {
+    pub(crate) counts: Counts,
+    pub(crate) latencies: Latencies,
+}
+
+impl Tally {
+    fn new() -> Tally {
+        Tally { counts: Counts::default(), latencies: Latencies::new() }
+    }
+}
+
+/// What happened in a piece of the run.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Interval {
+    /// From the window's opening; negative in the warm-up.
+    pub(crate) number: i64,
+    /// By kind.
+    pub(crate) kinds: Vec<(Counts, Vec<Sample>)>,
+    /// Tries that the server refused.
+    pub(crate) refused: u64,
+    pub(crate) lost_connections: u64,
+}
+
+impl Interval {
+    /// Adds what another driver thread has seen.
+    pub(crate) fn merge(&mut self, other: Interval) {
+        for ((counts, samples), (more, more_samples)) in self.kinds.iter_mut().zip(other.kinds) {
+            counts.add(more);
+            samples.extend(more_samples);
+        }
+        self.refused += other.refused;
+        self.lost_connections += other.lost_connections;
+    }
+}
+
+/// Counts of one run, at one driver thread.
+pub(crate) struct Meter {
+    window: Window,
+    tick: Duration,
+    /// By kind.
+    pub(crate) whole: Vec<Tally>,
+    recent: Vec<Tally>,
+    current: Interval,
+    finished: Vec<Interval>,
+    /// By tenant, in the order of their databases; of those that have terminals on this thread.
+    pub(crate) tenants: Vec<Option<Availability>>,
+    pub(crate) statements: u64,
+    pub(crate) lost_connections: u64,
+    /// Transactions that were due in the window and not sent when it closed.
+    pub(crate) unsent: u64,
+    /// Transactions that were given up, in all of the run.
+    pub(crate) failed: u64,
+    pub(crate) errors: BTreeMap<String, u64>,
+    pub(crate) first_error: Option<String>,
+}
+
+impl Meter {
+    /// For a run of so many kinds of transactions, which begins so long before its window. `tenants` says of each
+    /// whether it has terminals on this thread.
+    pub(crate) fn new(
+        window: Window,
+        warm_up: Duration,
+        tick: Duration,
+        kinds: usize,
+        tenants: impl Iterator<Item = bool>,
+    ) -> Meter {
+        let first = first_interval(warm_up, tick);
+        Meter {
+            window,
+            tick,
+            whole: (0..kinds).map(|_| Tally::new()).collect(),
+            recent: (0..kinds).map(|_| Tally::new()).collect(),
+            current: Interval { number: first, ..Interval::default() },
+            finished: Vec::new(),
+            tenants: tenants.map(|here| here.then(|| Availability::new(window))).collect(),
+            statements: 0,
+            lost_connections: 0,
+            unsent: 0,
+            failed: 0,
+            errors: BTreeMap::new(),
+            first_error: None,
+        }
+    }
+
+    /// A transaction ended as it should: its first statement was due at `due`, its last was answered at `end`.
+    pub(crate) fn done(&mut self, event: Event, done: Done, end: Instant, statements: u64) {
+        let Event { tenant, kind, due } = event;
+        let mut counts = Counts::default();
+        match done {
+            Done::Committed => counts.committed = 1,
+            Done::RolledBack => counts.rolled_back = 1,
+        }
+        self.count(kind, counts, end);
+        if self.window.contains(end) {
+            self.statements += statements;
+        }
+        let latency = end.saturating_duration_since(due);
+        self.recent[kind].latencies.record(latency);
+        if self.window.touches(due, end) {
+            self.whole[kind].latencies.record(latency);
+        }
+        if let Some(tenant) = &mut self.tenants[tenant] {
+            tenant.answered(due, end);
+        }
+    }
+
+    /// A transaction was too late to be started.
+    pub(crate) fn cancelled(&mut self, event: Event, now: Instant) {
+        self.count(event.kind, Counts { cancelled: 1, ..Counts::default() }, now);
+        self.unanswered(event);
+        if self.window.contains(now)
+            && let Some(tenant) = &mut self.tenants[event.tenant]
+        {
+            tenant.cancelled += 1;
+        }
+    }
+
+    /// A transaction that is due in the window will not be sent: the window closes.
+    pub(crate) fn unsent(&mut self, event: Event) {
+        if self.window.contains(event.due) {
+            self.unsent += 1;
+            self.unanswered(event);
+        }
+    }
+
+    fn unanswered(&mut self, event: Event) {
+        if let Some(tenant) = &mut self.tenants[event.tenant] {
+            tenant.unanswered(event.due);
+        }
+    }
+
+    /// A transaction was given up.
+    pub(crate) fn gave_up(&mut self, event: Event, now: Instant, error: &dyn std::error::Error) {
+        self.count(event.kind, Counts { failed: 1, ..Counts::default() }, now);
+        self.unanswered(event);
+        self.failed += 1;
+        self.first_error.get_or_insert_with(|| error.to_string());
+    }
+
+    fn count(&mut self, kind: usize, counts: Counts, now: Instant) {
+        self.roll(now);
+        self.recent[kind].counts.add(counts);
+        if self.window.contains(now) {
+            self.whole[kind].counts.add(counts);
+        }
+    }
+
+    /// The server refused a statement (a retry may follow).
+    pub(crate) fn refused(&mut self, sqlstate: &str) {
+        self.current.refused += 1;
+        if let Some(count) = self.errors.get_mut(sqlstate) {
+            *count += 1;
+        } else if self.errors.len() < MAX_SQLSTATES {
+            self.errors.insert(sqlstate.to_owned(), 1);
+        }
+    }
+
+    /// A connection was lost.
+    pub(crate) fn lost(&mut self) {
+        self.current.lost_connections += 1;
+        self.lost_connections += 1;
+    }
+
+    /// Ends the intervals that are over.
+    fn roll(&mut self, now: Instant) {
+        while now >= self.current_end() {
+            let next = Interval { number: self.current.number + 1, ..Interval::default() };
+            let mut over = std::mem::replace(&mut self.current, next);
+            let recent = self.recent.iter_mut();
+            over.kinds =
+                recent.map(|tally| (std::mem::take(&mut tally.counts), tally.latencies.take())).collect();
+            self.finished.push(over);
+        }
+    }
+
+    /// When the interval that is under way ends.
+    pub(crate) fn current_end(&self) -> Instant {
+        self.window.interval_end(self.tick, self.current.number)
+    }
+
+    /// The intervals that are over and have not been taken yet.
+    pub(crate) fn take_finished(&mut self, now: Instant) -> Vec<Interval> {
+        self.roll(now);
+        std::mem::take(&mut self.finished)
+    }
+
+    /// Adds what another driver thread has counted.
+    pub(crate) fn merge(&mut self, other: &Meter) {
+        for (tally, more) in self.whole.iter_mut().zip(&other.whole) {
+            tally.counts.add(more.counts);
+            tally.latencies.merge(&more.latencies);
+        }
+        self.statements += other.statements;
+        self.lost_connections += other.lost_connections;
+        self.unsent += other.unsent;
+        self.failed += other.failed;
+        for (sqlstate, count) in &other.errors {
+            *self.errors.entry(sqlstate.clone()).or_default() += count;
+        }
+        for (tenant, more) in self.tenants.iter_mut().zip(&other.tenants) {
+            match (tenant, more) {
+                (Some(tenant), Some(more)) => tenant.merge(more),
+                (tenant, Some(more)) => *tenant = Some(more.clone()),
+                (_, None) => {}
+            }
+        }
+        self.first_error = self.first_error.take().or_else(|| other.first_error.clone());
+    }
+
+    /// All kinds together.
+    pub(crate) fn all(&self) -> Tally {
+        let mut all = Tally::new();
+        for tally in &self.whole {
+            all.counts.add(tally.counts);
+            all.latencies.merge(&tally.latencies);
+        }
+        all
+    }
+}
+
+/// Which transaction something happened to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Event {
+    pub(crate) tenant: usize,
+    pub(crate) kind: usize,
+    pub(crate) due: Instant,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Run {
+        opens: Instant,
+        meter: Meter,
+    }
+
+    impl Run {
+        /// A window of 100 ms after 20 ms of warm-up, in intervals of 50 ms.
+        fn new() -> Run {
+            let opens = Instant::now() + Duration::from_secs(10);
+            let window = Window { opens, closes: opens + Duration::from_millis(100) };
+            let tick = Duration::from_millis(50);
+            Run {
+                opens,
+                meter: Meter::new(window, Duration::from_millis(20), tick, 2, std::iter::once(true)),
+            }
+        }
+
+        fn at(&self, ms: i64) -> Instant {
+            let time = Duration::from_millis(ms.unsigned_abs());
+            if ms < 0 { self.opens - time } else { self.opens + time }
+        }
+
+        fn done(&mut self, kind: usize, due: i64, end: i64) {
+            let event = Event { tenant: 0, kind, due: self.at(due) };
+            self.meter.done(event, Done::Committed, self.at(end), 12);
+        }
+    }
+
+    #[test]
+    fn commits_count_where_they_come_and_latencies_where_they_are_waited() {
+        let mut run = Run::new();
+        for (due, end) in [(-10, -1), (-5, 5), (50, 70), (90, 101), (102, 103)] {
+            run.done(0, due, end);
+        }
+        let all = run.meter.all();
+        assert_eq!((all.counts.committed, run.meter.statements), (2, 24));
+        let latency = all.latencies.summary();
+        assert_eq!(latency.count, 3, "not the one before, not the one after");
+        assert!((latency.max_ms - 20.0).abs() < 0.1, "{latency:?}");
+    }
+
+    #[test]
+    fn intervals_are_cut_by_the_clock() {
+        let mut run = Run::new();
+        for (kind, end) in [(0, -3), (1, 49), (1, 50), (0, 220)] {
+            run.done(kind, end - 1, end);
+        }
+        let finished = run.meter.take_finished(run.at(230));
+        let numbers: Vec<_> = finished.iter().map(|interval| interval.number).collect();
+        assert_eq!(numbers, [-1, 0, 1, 2, 3], "each is there, the one of 200 ms is not over");
+        let committed = |interval: &Interval, kind: usize| interval.kinds[kind].0.committed;
+        let by_kind: Vec<_> = finished.iter().map(|over| (committed(over, 0), committed(over, 1))).collect();
+        assert_eq!(by_kind, [(1, 0), (0, 1), (0, 1), (0, 0), (0, 0)]);
+        assert_eq!(finished[1].kinds[1].1, [(1_000, 1)], "the samples themselves");
+        assert!(run.meter.take_finished(run.at(240)).is_empty());
+        assert_eq!(run.meter.current_end(), run.at(250));
+    }
+
+    #[test]
+    fn threads_add_up() {
+        let (mut one, mut other) = (Run::new(), Run::new());
+        one.done(0, 10, 20);
+        other.done(0, 10, 90);
+        other.meter.refused("40001");
+        other.meter.lost();
+        one.meter.merge(&other.meter);
+        let all = one.meter.all();
+        assert_eq!((all.counts.committed, one.meter.errors["40001"], one.meter.lost_connections), (2, 1, 1));
+        assert!(all.latencies.summary().max_ms > 79.0);
+        let mut interval = one.meter.take_finished(one.at(101)).remove(1);
+        interval.merge(other.meter.take_finished(other.at(101)).remove(1));
+        assert_eq!((interval.kinds[0].0.committed, interval.kinds[0].1.len()), (1, 1));
+    }
+
+    #[test]
+    fn errors_are_counted_by_sqlstate_within_bounds() {
+        let mut meter = Run::new().meter;
+        meter.refused("40001");
+        meter.refused("40001");
+        (0..200).for_each(|n| meter.refused(&format!("{n:05}")));
+        assert_eq!(meter.errors["40001"], 2);
+        assert_eq!(meter.errors.len(), MAX_SQLSTATES);
+    }
+}

@@ -1,0 +1,12 @@
+//! What a run counts and what it comes to.
+
+mod availability;
+mod latency;
+mod meter;
+mod spread;
+
+pub(crate) use self::availability::Availability;
+pub(crate) use self::latency::Latencies;
+pub use self::latency::{Latency, Sample};
+pub(crate) use self::meter::{Counts, Event, Interval, Meter, Window, first_interval};
+pub use self::spread::Spread;

@@ -1,0 +1,272 @@
+//! Line charts as SVG.
+
+use std::fmt::Write;
+
+const WIDTH: f64 = 860.0;
+const HEIGHT: f64 = 260.0;
+const LEFT: f64 = 64.0;
+const RIGHT: f64 = 12.0;
+const TOP: f64 = 12.0;
+const BOTTOM: f64 = 40.0;
+
+/// Gridlines of an axis, about.
+const TICKS: f64 = 6.0;
+
+/// Colours that people tell apart who see colours differently (Okabe and Ito).
+const COLOURS: [&str; 8] =
+    ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999", "#b3a500"];
+
+/// Some values over something.
+pub(crate) struct Series {
+    pub(crate) name: String,
+    pub(crate) points: Vec<(f64, f64)>,
+}
+
+/// How an axis is divided.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Scale {
+    /// Evenly, from zero.
+    Linear,
+    /// By powers of ten.
+    Log,
+    /// Of shares from 0 to 1: by powers of ten of what is missing to 1 (50 %, 90 %, 99 % ...).
+    Nines,
+}
+
+/// A chart: all series in one frame.
+pub(crate) struct Chart {
+    pub(crate) title: &'static str,
+    pub(crate) x: (&'static str, Scale),
+    pub(crate) y: (&'static str, Scale),
+    pub(crate) series: Vec<Series>,
+    /// What lies before is shaded: the warm-up.
+    pub(crate) measured_from: Option<f64>,
+}
+
+/// An axis: values to places between 0 and 1.
+struct Axis {
+    scale: Scale,
+    from: f64,
+    to: f64,
+}
+
+impl Axis {
+    fn of(scale: Scale, values: impl Iterator<Item = f64>) -> Axis {
+        let range = |(least, most): (f64, f64), value: f64| (least.min(value), most.max(value));
+        let placed = values.map(|value| project(scale, value)).filter(|value| value.is_finite());
+        let (least, most) = placed.fold((f64::INFINITY, f64::NEG_INFINITY), range);
+        let (least, most) = if least <= most { (least, most) } else { (0.0, 1.0) };
+        let (from, to) = match scale {
+            Scale::Linear => (least.min(0.0), if most > 0.0 { most } else { 1.0 }),
+            Scale::Log => (least.floor(), (least.floor() + 1.0).max(most.ceil())),
+            Scale::Nines => (0.0, most.max(1.0)),
+        };
+        Axis { scale, from, to }
+    }
+
+    /// `None` for what the scale cannot show (a logarithm of zero).
+    fn place(&self, value: f64) -> Option<f64> {
+        let placed = (project(self.scale, value) - self.from) / (self.to - self.from);
+        placed.is_finite().then_some(placed.clamp(0.0, 1.0))
+    }
+
+    /// Values that get a line and a number.
+    fn ticks(&self) -> Vec<(f64, String)> {
+        let whole = |from: f64, to: f64| (from as i32)..=(to as i32);
+        match self.scale {
+            Scale::Linear => {
+                let step = nice((self.to - self.from) / TICKS);
+                let first = (self.from / step).ceil();
+                let count = ((self.to / step).floor() - first) as u32;
+                let values = (0..=count).map(|number| (first + f64::from(number)) * step);
+                values.map(|value| (value, short(value))).collect()
+            }
+            Scale::Log => whole(self.from, self.to)
+                .map(|power| 10_f64.powi(power))
+                .map(|value| (value, short(value)))
+                .collect(),
+            Scale::Nines => {
+                let percent = |nines: i32| format!("{} %", 100.0 - 10_f64.powi(2 - nines));
+                whole(0.0, self.to).map(|nines| (1.0 - 10_f64.powi(-nines), percent(nines))).collect()
+            }
+        }
+    }
+}
+
+fn project(scale: Scale, value: f64) -> f64 {
+    match scale {
+        Scale::Linear => value,
+        Scale::Log => value.log10(),
+        Scale::Nines => -(1.0 - value).log10(),
+    }
+}
+
+/// The step of 1, 2 or 5 times a power of ten that is nearest above.
+fn nice(step: f64) -> f64 {
+    let power = 10_f64.powf(step.log10().floor());
+    let digits = [1.0, 2.0, 5.0, 10.0].into_iter().find(|digit| digit * power >= step * 0.999);
+    digits.unwrap_or(10.0) * power
+}
+
+/// A number with as many digits as it needs.
+fn short(value: f64) -> String {
+    let rounded = (value * 1e6).round() / 1e6;
+    match rounded.abs() {
+        size if size >= 1e9 => format!("{}G", rounded / 1e9),
+        size if size >= 1e6 => format!("{}M", rounded / 1e6),
+        size if size >= 1e4 => format!("{}k", rounded / 1e3),
+        _ => format!("{}", if rounded == 0.0 { 0.0 } else { rounded }),
+    }
+}
+
+/// Text that means itself inside of HTML.
+pub(crate) fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+impl Chart {
+    pub(crate) fn svg(&self) -> String {
+        let values = |pick: fn(&(f64, f64)) -> f64| {
+            self.series.iter().flat_map(|series| series.points.iter()).map(pick)
+        };
+        let x = Axis::of(self.x.1, values(|point| point.0));
+        let y = Axis::of(self.y.1, values(|point| point.1));
+        let mut svg = String::new();
+        // Writing to a string cannot fail, here and below.
+        let _ = writeln!(
+            svg,
+            "<figure><figcaption>{}</figcaption>{}<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">",
+            escape(self.title),
+            self.legend(),
+            escape(self.title),
+        );
+        self.shade(&mut svg, &x);
+        self.grid(&mut svg, &x, &y);
+        for (series, colour) in self.series.iter().zip(COLOURS.iter().cycle()) {
+            let path = path(&series.points, &x, &y);
+            let _ =
+                writeln!(svg, "<path d=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\"/>");
+        }
+        svg.push_str("</svg></figure>\n");
+        svg
+    }
+
+    fn legend(&self) -> String {
+        let series = self.series.iter().zip(COLOURS.iter().cycle());
+        let names = series.map(|(series, colour)| {
+            format!("<span><i style=\"background:{colour}\"></i>{}</span>", escape(&series.name))
+        });
+        format!("<div class=\"legend\">{}</div>", names.collect::<String>())
+    }
+
+    fn shade(&self, svg: &mut String, x: &Axis) {
+        let Some(place) = self.measured_from.and_then(|from| x.place(from)).filter(|place| *place > 0.0)
+        else {
+            return;
+        };
+        let (width, height) = (across(place) - LEFT, HEIGHT - TOP - BOTTOM);
+        let _ = writeln!(
+            svg,
+            "<rect x=\"{LEFT}\" y=\"{TOP}\" width=\"{width:.1}\" height=\"{height}\" class=\"warm-up\"/>"
+        );
+    }
+
+    fn grid(&self, svg: &mut String, x: &Axis, y: &Axis) {
+        for (value, text) in y.ticks() {
+            let Some(at) = y.place(value).map(down) else { continue };
+            let (right, middle) = (WIDTH - RIGHT, at + 4.0);
+            let _ = writeln!(
+                svg,
+                "<line x1=\"{LEFT}\" y1=\"{at:.1}\" x2=\"{right}\" y2=\"{at:.1}\" class=\"grid\"/>"
+            );
+            let _ = writeln!(
+                svg,
+                "<text x=\"{}\" y=\"{middle:.1}\" text-anchor=\"end\">{text}</text>",
+                LEFT - 6.0
+            );
+        }
+        for (value, text) in x.ticks() {
+            let Some(at) = x.place(value).map(across) else { continue };
+            let (bottom, below) = (HEIGHT - BOTTOM, HEIGHT - BOTTOM + 16.0);
+            let _ = writeln!(
+                svg,
+                "<line x1=\"{at:.1}\" y1=\"{TOP}\" x2=\"{at:.1}\" y2=\"{bottom}\" class=\"grid\"/>"
+            );
+            let _ = writeln!(svg, "<text x=\"{at:.1}\" y=\"{below}\" text-anchor=\"middle\">{text}</text>");
+        }
+        let (middle, last) = ((LEFT + WIDTH - RIGHT) / 2.0, HEIGHT - 6.0);
+        let _ = writeln!(
+            svg,
+            "<text x=\"{middle}\" y=\"{last}\" text-anchor=\"middle\">{}</text>",
+            escape(self.x.0)
+        );
+        let height = (HEIGHT - BOTTOM + TOP) / 2.0;
+        let _ = writeln!(
+            svg,
+            "<text x=\"12\" y=\"{height}\" text-anchor=\"middle\" transform=\"rotate(-90 12 {height})\">{}</text>",
+            escape(self.y.0)
+        );
+    }
+}
+
+fn across(place: f64) -> f64 {
+    LEFT + place * (WIDTH - LEFT - RIGHT)
+}
+
+fn down(place: f64) -> f64 {
+    HEIGHT - BOTTOM - place * (HEIGHT - TOP - BOTTOM)
+}
+
+/// A line through the points; what cannot be shown interrupts it.
+fn path(points: &[(f64, f64)], x: &Axis, y: &Axis) -> String {
+    let mut path = String::new();
+    let mut command = 'M';
+    for (point_x, point_y) in points {
+        match x.place(*point_x).zip(y.place(*point_y)) {
+            Some((right, up)) => {
+                let _ = write!(path, "{command}{:.1} {:.1}", across(right), down(up));
+                command = 'L';
+            }
+            None => command = 'M',
+        }
+    }
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(axis: &Axis) -> Vec<String> {
+        axis.ticks().into_iter().map(|(_, text)| text).collect()
+    }
+
+    #[test]
+    fn ticks_are_round_numbers() {
+        let axis = |scale, values: &[f64]| Axis::of(scale, values.iter().copied());
+        assert_eq!(texts(&axis(Scale::Linear, &[3.0, 97.0])), ["0", "20", "40", "60", "80"]);
+        assert_eq!(texts(&axis(Scale::Linear, &[-2.0, 10.0])), ["-2", "0", "2", "4", "6", "8", "10"]);
+        assert_eq!(texts(&axis(Scale::Linear, &[0.0])), ["0", "0.2", "0.4", "0.6", "0.8", "1"]);
+        assert_eq!(texts(&axis(Scale::Linear, &[45_000.0])), ["0", "10k", "20k", "30k", "40k"]);
+        assert_eq!(texts(&axis(Scale::Log, &[0.3, 42.0, 0.0])), ["0.1", "1", "10", "100"]);
+        assert_eq!(texts(&axis(Scale::Nines, &[0.0, 0.9995])), ["0 %", "90 %", "99 %", "99.9 %"]);
+        assert_eq!(texts(&axis(Scale::Log, &[])).len(), 2, "nothing to show is a chart all the same");
+    }
+
+    #[test]
+    fn what_cannot_be_shown_interrupts_the_line() {
+        let points = [(0.0, 1.0), (1.0, 10.0), (2.0, 0.0), (3.0, 100.0)];
+        let x = Axis::of(Scale::Linear, points.iter().map(|point| point.0));
+        let y = Axis::of(Scale::Log, points.iter().map(|point| point.1));
+        let path = path(&points, &x, &y);
+        assert_eq!((path.matches('M').count(), path.matches('L').count()), (2, 1), "{path}");
+    }
+
+    #[test]
+    fn names_are_text() {
+        let series = vec![Series { name: "<script>&\"".to_owned(), points: vec![(0.0, 1.0)] }];
+        let x = ("s", Scale::Linear);
+        let svg = Chart { title: "t", x, y: x, series, measured_from: None }.svg();
+        assert!(svg.contains("&lt;script&gt;&amp;&quot;") && !svg.contains("<script>"));
+    }
+}

@@ -1,0 +1,166 @@
+//! The page around the charts: what was run, and what it came to, as tables.
+
+use std::fmt::Write;
+
+use super::chart::escape;
+use super::{RunFile, series};
+use crate::measure::Latency;
+use crate::run::{Report, RunRecord};
+
+const STYLE: &str = "\
+body{font:14px/1.45 system-ui,sans-serif;max-width:900px;margin:2em auto;padding:0 1em;color:#222;background:#fff}\
+h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em}\
+table{border-collapse:collapse;margin:.5em 0}td,th{padding:.15em .8em .15em 0;text-align:left;vertical-align:top;border-bottom:1px solid #ddd}\
+td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}\
+figure{margin:1.5em 0}figcaption{font-weight:600}svg{width:100%;height:auto}svg text{font-size:11px;fill:#444}\
+.grid{stroke:#e4e4e4}.warm-up{fill:#f2f2f2}.legend span{margin-right:1em}\
+.legend i{display:inline-block;width:.8em;height:.8em;margin-right:.35em}.warning{background:#fff3cd;padding:.5em .8em}";
+
+/// The tenants that get a row.
+const TENANTS: usize = 20;
+
+/// A page of its own, whose title is not escaped yet.
+pub(crate) fn frame(title: &str, body: &str) -> String {
+    let title = escape(title);
+    format!(
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{title}</title>\
+         <style>{STYLE}</style></head><body>\n<h1>{title}</h1>\n{body}</body></html>\n"
+    )
+}
+
+pub(super) fn html(file: &RunFile) -> String {
+    let mut body = warnings(file);
+    body.push_str(&facts(&file.run));
+    if let Some(report) = &file.report {
+        body.push_str(&outcome(report));
+    }
+    body.push_str("<h2>Over time</h2>\n<p>The warm-up is shaded.</p>\n");
+    series::charts(file).iter().for_each(|chart| body.push_str(&chart.svg()));
+    body.push_str(&tenants(file));
+    frame(&format!("{} against {}", file.run.workload, file.run.target), &body)
+}
+
+fn warnings(file: &RunFile) -> String {
+    match &file.report {
+        None => "<p class=\"warning\">The run did not come to its end: there is no report.</p>\n".to_owned(),
+        Some(report) if report.driver.is_bottleneck() => format!(
+            "<p class=\"warning\">The driver was the limit: its busiest thread used {:.0} % of a processor.</p>\n",
+            report.driver.busiest_thread * 100.0
+        ),
+        Some(_) => String::new(),
+    }
+}
+
+/// Rows of a name and a value.
+fn pairs(rows: &[(&str, String)]) -> String {
+    let row = |(name, value): &(&str, String)| {
+        format!("<tr><th>{}</th><td>{}</td></tr>\n", escape(name), escape(value))
+    };
+    format!("<table>\n{}</table>\n", rows.iter().map(row).collect::<String>())
+}
+
+fn facts(run: &RunRecord) -> String {
+    let options = run.options.as_object().into_iter().flatten();
+    let options = options.map(|(name, value)| format!("{name} {}", value.to_string().trim_matches('"')));
+    let machine = &run.machine;
+    let gib = machine.memory_bytes as f64 / f64::from(1 << 30);
+    let kernel = &machine.kernel;
+    let rows = [
+        ("workload", format!("{}: {}", run.workload, options.collect::<Vec<_>>().join(", "))),
+        ("arrival", run.arrival.clone()),
+        ("server", run.server.clone()),
+        ("driver", run.build.clone()),
+        ("seed", run.seed.to_string()),
+        ("machine", format!("{} x {}, {gib:.1} GiB, Linux {kernel}", machine.processors, machine.processor)),
+        ("window", format!("{} s after {} s of warm-up", run.window_s, run.warm_up_s)),
+        ("started", format!("{} s after 1970 (Unix time)", run.started_unix_s)),
+    ];
+    format!("<h2>What was run</h2>\n{}", pairs(&rows))
+}
+
+fn outcome(report: &Report) -> String {
+    let mut rows = vec![
+        ("instances x connections", format!("{} x {}", report.tenants, report.connections)),
+        ("transactions", format!("{} ({:.1}/s)", report.transactions, report.throughput_tps)),
+        ("of them without effect, as foreseen", report.rolled_back.to_string()),
+    ];
+    if let Some(offered) = report.offered_tps {
+        rows.push(("offered", format!("{offered:.1}/s")));
+    }
+    if let Some(lost) = report.lost_work_s {
+        rows.push(("cancelled, lost work", format!("{}, {lost:.2} s of the offered load", report.cancelled)));
+    }
+    let availability = &report.availability;
+    rows.push((
+        "outages",
+        format!(
+            "{}, together {:.1} s, the longest {:.1} s",
+            availability.outages, availability.unavailable_s, availability.longest_outage_s
+        ),
+    ));
+    let down = format!("{} of {} s", availability.down_intervals, availability.down_interval_s);
+    rows.push(("down intervals", down));
+    let errors = report.errors.iter().map(|(sqlstate, count)| format!("{sqlstate}: {count}"));
+    rows.push(("refused by SQLSTATE", errors.collect::<Vec<_>>().join(", ")));
+    rows.push(("run again, given up", format!("{}, {}", report.retries(), report.failed)));
+    if let Some(server) = &report.server {
+        rows.push(("server CPU per transaction", format!("{:.1} us", server.cpu_us_per_transaction)));
+    }
+    rows.push(("driver CPU per statement", format!("{:.1} us", report.driver.cpu_us_per_statement)));
+    format!("<h2>What it came to</h2>\n{}{}", pairs(&rows), latencies(report))
+}
+
+fn latencies(report: &Report) -> String {
+    let mut table = "<h2>Latency, ms</h2>\n<table>\n<tr><th>transactions</th>".to_owned();
+    for head in ["number", "mean", "p50", "p95", "p99", "p99.9", "longest"] {
+        let _ = write!(table, "<th class=\"n\">{head}</th>");
+    }
+    table.push_str("</tr>\n");
+    let mut row = |name: &str, latency: &Latency| {
+        let Latency { count, mean_ms, p50_ms, p95_ms, p99_ms, p999_ms, max_ms } = latency;
+        let _ = write!(table, "<tr><td>{}</td><td class=\"n\">{count}</td>", escape(name));
+        for value in [mean_ms, p50_ms, p95_ms, p99_ms, p999_ms, max_ms] {
+            let _ = write!(table, "<td class=\"n\">{value:.2}</td>");
+        }
+        table.push_str("</tr>\n");
+    };
+    row("all", &report.latency);
+    if report.kinds.len() > 1 {
+        report.kinds.iter().for_each(|kind| row(&kind.kind, &kind.latency));
+    }
+    table.push_str("</table>\n");
+    table
+}
+
+fn tenants(file: &RunFile) -> String {
+    if file.tenants.len() < 2 {
+        return String::new();
+    }
+    let mut worst: Vec<_> =
+        file.tenants.iter().map(|tenant| (tenant.outages_s.iter().sum::<f64>(), tenant)).collect();
+    worst.sort_by(|(a, one), (b, other)| b.total_cmp(a).then(other.down_intervals.cmp(&one.down_intervals)));
+    let mut table = format!(
+        "<h2>Tenants</h2>\n<p>The {} of {} that were unavailable longest.</p>\n<table>\n<tr><th>tenant</th>",
+        worst.len().min(TENANTS),
+        worst.len()
+    );
+    for head in ["transactions", "unavailable, s", "outages", "down intervals", "cancelled", "lost work, s"] {
+        let _ = write!(table, "<th class=\"n\">{head}</th>");
+    }
+    table.push_str("</tr>\n");
+    for (unavailable, tenant) in worst.iter().take(TENANTS) {
+        let lost = tenant.lost_work_s.map_or_else(String::new, |lost| format!("{lost:.2}"));
+        let _ = writeln!(
+            table,
+            "<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{unavailable:.1}</td><td class=\"n\">{}</td>\
+             <td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{lost}</td></tr>",
+            escape(&tenant.tenant),
+            tenant.transactions,
+            tenant.outages_s.len(),
+            tenant.down_intervals,
+            tenant.cancelled,
+        );
+    }
+    table.push_str("</table>\n");
+    table
+}

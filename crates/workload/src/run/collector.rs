@@ -1,0 +1,167 @@
+//! Puts the pieces of each interval together: what every driver thread has counted, and what the server has used.
+//!
+//! Whoever brings the last piece of an interval tells the watcher and writes its JSON line. The lock is taken once an
+//! interval by each thread, for as long as that takes.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::Context;
+
+use super::record::{IntervalRecord, Record, UsageRecord};
+use super::{RunEvent, RunOptions, RunTick, Watcher};
+use crate::measure::{Interval, Latencies};
+use crate::workload::Kind;
+
+pub(super) struct Collector {
+    kinds: Vec<Kind>,
+    tick: Duration,
+    warm_up: Duration,
+    measure: Duration,
+    /// Driver threads, and the sampler if there is one.
+    pieces: usize,
+    watcher: Option<Watcher>,
+    state: Mutex<State>,
+}
+
+struct State {
+    pending: BTreeMap<i64, Pending>,
+    /// Of all kinds together, for the watcher; kept since it is large.
+    latencies: Latencies,
+    lost_connections: u64,
+    lines: Option<Lines>,
+}
+
+#[derive(Default)]
+struct Pending {
+    pieces: usize,
+    interval: Option<Interval>,
+    /// By thread.
+    driver_cpu: BTreeMap<usize, Duration>,
+    usage: Option<UsageRecord>,
+}
+
+/// The JSON lines; an error is kept until somebody asks.
+struct Lines {
+    file: BufWriter<File>,
+    error: Option<std::io::Error>,
+}
+
+impl Lines {
+    fn create(path: &Path) -> anyhow::Result<Lines> {
+        let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(Lines { file: BufWriter::new(file), error: None })
+    }
+
+    fn write(&mut self, record: &Record) {
+        if self.error.is_none() {
+            let written = serde_json::to_writer(&mut self.file, record).map_err(std::io::Error::from);
+            self.error = written.and_then(|()| self.file.write_all(b"\n")).err();
+        }
+    }
+}
+
+impl Collector {
+    pub(super) fn new(options: &RunOptions, kinds: Vec<Kind>, pieces: usize) -> anyhow::Result<Collector> {
+        let lines = options.output.as_deref().map(Lines::create).transpose()?;
+        Ok(Collector {
+            kinds,
+            tick: options.tick,
+            warm_up: options.warm_up,
+            measure: options.measure,
+            pieces,
+            watcher: options.watcher.clone(),
+            state: Mutex::new(State {
+                pending: BTreeMap::new(),
+                latencies: Latencies::new(),
+                lost_connections: 0,
+                lines,
+            }),
+        })
+    }
+
+    /// A driver thread has counted an interval, and used so much CPU time meanwhile.
+    pub(super) fn counted(&self, thread: usize, interval: Interval, cpu: Duration) {
+        self.bring(interval.number, |pending| {
+            pending.driver_cpu.insert(thread, cpu);
+            match &mut pending.interval {
+                Some(before) => before.merge(interval),
+                none => *none = Some(interval),
+            }
+        });
+    }
+
+    /// The sampler has looked at the end of an interval.
+    pub(super) fn used(&self, number: i64, usage: Option<UsageRecord>) {
+        self.bring(number, |pending| pending.usage = usage);
+    }
+
+    fn bring(&self, number: i64, put: impl FnOnce(&mut Pending)) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let pending = state.pending.entry(number).or_default();
+        put(pending);
+        pending.pieces += 1;
+        if pending.pieces == self.pieces
+            && let Some(Pending { interval: Some(interval), driver_cpu, usage, .. }) =
+                state.pending.remove(&number)
+        {
+            let driver_cpu: Vec<_> = driver_cpu.into_values().collect();
+            self.whole(&mut state, interval, &driver_cpu, usage);
+        }
+    }
+
+    fn whole(
+        &self,
+        state: &mut State,
+        interval: Interval,
+        driver_cpu: &[Duration],
+        usage: Option<UsageRecord>,
+    ) {
+        // The first one may be cut by the start of the run.
+        let after = i32::try_from(interval.number + 1).unwrap_or(i32::MAX);
+        let ends_s = f64::from(after) * self.tick.as_secs_f64();
+        let seconds = self.tick.as_secs_f64().min(ends_s + self.warm_up.as_secs_f64());
+        state.lost_connections += interval.lost_connections;
+        if let Some(watcher) = &self.watcher {
+            watcher(&RunEvent::Tick(self.tick(state, &interval, ends_s, seconds)));
+        }
+        if let Some(lines) = &mut state.lines {
+            let record = IntervalRecord::new(interval, &self.kinds, ends_s, seconds, driver_cpu, usage);
+            lines.write(&Record::Interval(record));
+        }
+    }
+
+    fn tick(&self, state: &mut State, interval: &Interval, ends_s: f64, seconds: f64) -> RunTick {
+        interval.kinds.iter().for_each(|(_, samples)| state.latencies.add(samples));
+        let latency = state.latencies.summary();
+        state.latencies.take();
+        let ended: u64 = interval.kinds.iter().map(|(counts, _)| counts.ended_well()).sum();
+        RunTick {
+            elapsed: Duration::from_secs_f64((self.warm_up.as_secs_f64() + ends_s).max(0.0)),
+            of: self.warm_up + self.measure,
+            throughput_tps: ended as f64 / seconds,
+            p50_ms: latency.p50_ms,
+            p99_ms: latency.p99_ms,
+            lost_connections: state.lost_connections,
+        }
+    }
+
+    /// Writes what is not an interval.
+    pub(super) fn write(&self, record: &Record) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(lines) = &mut state.lines {
+            lines.write(record);
+        }
+    }
+
+    /// Writes the rest, and answers for all that was written.
+    pub(super) fn finish(&self) -> anyhow::Result<()> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(Lines { mut file, error }) = state.lines.take() else { return Ok(()) };
+        error.map_or_else(|| file.flush(), Err).context("cannot write the JSON lines")
+    }
+}

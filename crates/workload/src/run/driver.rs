@@ -1,0 +1,308 @@
+//! One driver thread: its terminals, from the first connection to the last answer.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use futures::stream::{self, StreamExt, TryStreamExt};
+use rand::RngExt;
+use tokio::sync::Barrier;
+use tokio::task::JoinSet;
+
+use super::collector::Collector;
+use super::session::{Session, Shared};
+use super::{RunEvent, RunOptions};
+use crate::arrival::{Arrival, Offer, Schedule};
+use crate::driver::thread_cpu;
+use crate::measure::{Availability, Meter, Window};
+use crate::workload::{Dialect, Kind, Place, Random, Terminal, Workload, generator};
+
+/// Connections that a thread makes at a time.
+const CONCURRENT_CONNECTS: usize = 32;
+
+/// How long after its end a run waits for the last answers.
+const GRACE: Duration = Duration::from_secs(60);
+
+/// Tells the generators of arrivals from those of terminals.
+const ARRIVALS: u64 = 1;
+
+/// What all threads of a run share.
+pub(super) struct Plan<W> {
+    pub(super) options: RunOptions,
+    /// By tenant.
+    pub(super) workloads: Vec<W>,
+    /// Of an open loop's rate, by tenant.
+    pub(super) rate_shares: Vec<f64>,
+    pub(super) dialect: Dialect,
+    pub(super) collector: Collector,
+    /// Where all wait for each other before the clock starts.
+    pub(super) ready: Barrier,
+    pub(super) clock: OnceLock<Clock>,
+}
+
+/// The run's clock: the moment of the start and the window.
+#[derive(Clone, Copy)]
+pub(super) struct Clock {
+    pub(super) starts: Instant,
+    pub(super) window: Window,
+}
+
+impl<W: Workload> Plan<W> {
+    /// Starts the clock when everybody is ready, so that connecting is no part of the warm-up.
+    pub(super) async fn clock(&self) -> Clock {
+        self.ready.wait().await;
+        *self.clock.get_or_init(|| self.starting_now())
+    }
+
+    fn starting_now(&self) -> Clock {
+        let starts = Instant::now();
+        let opens = starts + self.options.warm_up;
+        Clock { starts, window: Window { opens, closes: opens + self.options.measure } }
+    }
+
+    /// The terminals of a thread. Those of a tenant stay together where there are tenants enough.
+    fn places(&self, thread: usize) -> Vec<Place> {
+        let (threads, of) = (self.options.threads, self.options.connections);
+        let tenants = self.workloads.len();
+        let all = (0..of).flat_map(|number| (0..tenants).map(move |tenant| (tenant, number)));
+        let here = |(tenant, number): &(usize, usize)| match tenants >= threads {
+            true => tenant % threads == thread,
+            false => (tenant * of + number) % threads == thread,
+        };
+        let place = |(tenant, number)| Place { tenant, number, of, seed: self.options.seed };
+        all.filter(here).map(place).collect()
+    }
+
+    fn meter(&self, window: Window, places: &[Place]) -> Meter {
+        let mut here = vec![false; self.workloads.len()];
+        places.iter().for_each(|place| here[place.tenant] = true);
+        let kinds = self.workloads.first().map_or(0, |workload| workload.kinds().len());
+        Meter::new(window, self.options.warm_up, self.options.tick, kinds, here.into_iter())
+    }
+
+    fn tell(&self, thread: usize, event: RunEvent) {
+        if let Some(watcher) = self.options.watcher.as_ref().filter(|_| thread == 0) {
+            watcher(&event);
+        }
+    }
+}
+
+/// What a thread has counted, and its own CPU time in the window.
+pub(super) struct Outcome {
+    pub(super) meter: Meter,
+    pub(super) cpu: Duration,
+}
+
+/// Runs the terminals of one thread.
+pub(super) async fn drive<W: Workload>(plan: Arc<Plan<W>>, thread: usize) -> anyhow::Result<Outcome> {
+    let places = plan.places(thread);
+    let meter = plan.meter(plan.starting_now().window, &places);
+    let shared = Rc::new(Shared {
+        meter: RefCell::new(meter),
+        dialect: plan.dialect,
+        patience: plan.options.patience,
+    });
+    let sessions = connect_all(&plan, &places, &shared).await?;
+    let clock = plan.clock().await;
+    *shared.meter.borrow_mut() = plan.meter(clock.window, &places);
+
+    let mut running = start_all(&plan, sessions, clock);
+    let mut ended = Vec::new();
+    let cpu = tokio::select! {
+        cpu = watch(&plan, thread, &shared.meter, clock) => cpu,
+        error = first_failure(&mut running, &mut ended) => return Err(error),
+    };
+    let stragglers = async {
+        while let Some(session) = running.join_next().await {
+            ended.push(session??);
+        }
+        anyhow::Ok(())
+    };
+    let stragglers = tokio::time::timeout(GRACE, stragglers).await;
+    stragglers.with_context(|| format!("some answers are still out after {GRACE:?}"))??;
+    stream::iter(ended).for_each_concurrent(CONCURRENT_CONNECTS, Session::close).await;
+
+    let shared = Rc::into_inner(shared).context("a terminal has outlived its run")?;
+    let mut meter = shared.meter.into_inner();
+    meter.tenants.iter_mut().flatten().for_each(Availability::close);
+    Ok(Outcome { meter, cpu })
+}
+
+type Sessions<W> = Vec<Session<<W as Workload>::Terminal>>;
+
+async fn connect_all<W: Workload>(
+    plan: &Plan<W>,
+    places: &[Place],
+    shared: &Rc<Shared>,
+) -> anyhow::Result<Sessions<W>> {
+    let targets = plan.options.targets();
+    let workloads: Vec<Rc<W>> = plan.workloads.iter().cloned().map(Rc::new).collect();
+    stream::iter(places)
+        .map(|place| {
+            let terminal = workloads[place.tenant].terminal(*place);
+            let target = targets[place.tenant].clone();
+            let mut session = Session::new(terminal, *place, target, shared.clone());
+            async move {
+                session.connect().await?;
+                anyhow::Ok(session)
+            }
+        })
+        .buffer_unordered(CONCURRENT_CONNECTS)
+        .try_collect()
+        .await
+}
+
+type Running<T> = JoinSet<anyhow::Result<Session<T>>>;
+
+fn start_all<W: Workload>(plan: &Plan<W>, sessions: Sessions<W>, clock: Clock) -> Running<W::Terminal> {
+    let mut running = JoinSet::new();
+    let kinds: Rc<[Kind]> = plan.workloads.first().map_or_else(Vec::new, Workload::kinds).into();
+    let options = &plan.options;
+    let seconds = (options.warm_up + options.measure).as_secs_f64();
+    match &options.arrival {
+        Arrival::Closed => {
+            for session in sessions {
+                let choice = Choice { kinds: kinds.clone(), random: arrivals(session.place) };
+                running.spawn_local(closed_loop(session, clock, choice));
+            }
+        }
+        Arrival::Open { rate_tps, shape, tolerance } => {
+            let offer = Offer { starts: clock.starts, trace: shape.over(seconds), tolerance: *tolerance };
+            let offer = Rc::new(offer);
+            for session in sessions {
+                let share = plan.rate_shares[session.place.tenant] / options.connections as f64;
+                let random = arrivals(session.place);
+                let schedule = Schedule::new(offer.clone(), rate_tps * share, &kinds, random);
+                running.spawn_local(open_loop(session, clock, schedule, *tolerance));
+            }
+        }
+    }
+    running
+}
+
+fn arrivals(place: Place) -> Random {
+    generator(place.seed, &[place.tenant as u64, place.number as u64, ARRIVALS])
+}
+
+/// Chooses the kinds of a session's transactions, by their weights.
+struct Choice {
+    kinds: Rc<[Kind]>,
+    random: Random,
+}
+
+impl Choice {
+    fn kind(&mut self) -> usize {
+        if let [_] = *self.kinds {
+            return 0;
+        }
+        let total: f64 = self.kinds.iter().map(|kind| kind.weight).sum();
+        let mut place = self.random.random::<f64>() * total;
+        let before = self.kinds.iter().take_while(|kind| {
+            place -= kind.weight;
+            place >= 0.0
+        });
+        // Rounding may leave a hair beyond the last.
+        before.count().min(self.kinds.len() - 1)
+    }
+}
+
+async fn closed_loop<T: Terminal>(
+    mut session: Session<T>,
+    clock: Clock,
+    mut choice: Choice,
+) -> anyhow::Result<Session<T>> {
+    loop {
+        let kind = choice.kind();
+        session.terminal.draw(kind);
+        pause(session.terminal.keying(), clock).await;
+        let now = Instant::now();
+        if now >= clock.window.closes {
+            return Ok(session);
+        }
+        session.transaction(kind, now).await?;
+        pause(session.terminal.thinking(), clock).await;
+    }
+}
+
+/// Pauses, at most to the end of the run.
+async fn pause(time: Duration, clock: Clock) {
+    if !time.is_zero() {
+        tokio::time::sleep_until((Instant::now() + time).min(clock.window.closes).into()).await;
+    }
+}
+
+/// Transactions fall due by a schedule. A session that is late runs what is overdue at once, each timed from when it was
+/// due, or cancels it if it is later than the tolerance.
+async fn open_loop<T: Terminal>(
+    mut session: Session<T>,
+    clock: Clock,
+    mut schedule: Schedule,
+    tolerance: Option<Duration>,
+) -> anyhow::Result<Session<T>> {
+    while let Some((kind, due)) = schedule.next().filter(|(_, due)| *due < clock.window.closes) {
+        let now = Instant::now();
+        if tolerance.is_some_and(|tolerance| now.saturating_duration_since(due) > tolerance) {
+            session.cancelled(kind, due, now);
+            continue;
+        }
+        if now >= clock.window.closes {
+            session.unsent(kind, due);
+            continue;
+        }
+        session.terminal.draw(kind);
+        tokio::time::sleep_until(due.into()).await;
+        session.transaction(kind, due).await?;
+    }
+    tokio::time::sleep_until(clock.window.closes.into()).await;
+    Ok(session)
+}
+
+/// The first session that failed; waits for ever if none does. Sessions that end well are kept, still connected.
+async fn first_failure<S: 'static>(
+    running: &mut JoinSet<anyhow::Result<S>>,
+    ended: &mut Vec<S>,
+) -> anyhow::Error {
+    loop {
+        match running.join_next().await {
+            Some(Ok(Ok(session))) => ended.push(session),
+            Some(Ok(Err(error))) => return error,
+            Some(Err(error)) => return error.into(),
+            None => return std::future::pending().await,
+        }
+    }
+}
+
+/// Hands over each interval until the window closes; answers the CPU time of this thread within the window.
+async fn watch<W: Workload>(plan: &Plan<W>, thread: usize, meter: &RefCell<Meter>, clock: Clock) -> Duration {
+    plan.tell(thread, RunEvent::WarmUp);
+    let mut spent = thread_cpu();
+    hand_over_until(plan, thread, meter, clock.window.opens, &mut spent).await;
+    plan.tell(thread, RunEvent::Opens);
+    let opened = thread_cpu();
+    hand_over_until(plan, thread, meter, clock.window.closes, &mut spent).await;
+    let cpu = thread_cpu().saturating_sub(opened);
+    plan.tell(thread, RunEvent::Closes);
+    cpu
+}
+
+async fn hand_over_until<W: Workload>(
+    plan: &Plan<W>,
+    thread: usize,
+    meter: &RefCell<Meter>,
+    end: Instant,
+    spent: &mut Duration,
+) {
+    let mut now = Instant::now();
+    while now < end {
+        let next = meter.borrow().current_end();
+        tokio::time::sleep_until(next.min(end).into()).await;
+        now = Instant::now();
+        let finished = meter.borrow_mut().take_finished(now);
+        for interval in finished {
+            let before = std::mem::replace(spent, thread_cpu());
+            plan.collector.counted(thread, interval, spent.saturating_sub(before));
+        }
+    }
+}

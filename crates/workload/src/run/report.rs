@@ -1,0 +1,315 @@
+//! What came of a run, for scripts (serde); [`super::table`] has it for people.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::RunOptions;
+use super::record::{TenantRecord, UsageRecord};
+use crate::measure::{Latency, Meter};
+use crate::workload::Kind;
+
+/// The slot of the worst tenant's throughput (the thesis's figure 23).
+const WORST_SLOT_SECONDS: usize = 10;
+
+/// Tenants that are named as the worst.
+const WORST_TENANTS: usize = 5;
+
+/// A driver thread that is busier than this may be what limits the run.
+const BUSY_DRIVER: f64 = 0.8;
+
+/// What came of a run. Counts are of the measured window, except errors and losses, which are of the whole run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// The workload's name.
+    pub workload: String,
+    /// The workload's options.
+    pub options: serde_json::Value,
+    /// The server.
+    pub target: String,
+    /// Instances, one per database.
+    pub tenants: usize,
+    /// Connections per instance.
+    pub connections: usize,
+    /// Open loop: the transactions per second that fell due, on average.
+    pub offered_tps: Option<f64>,
+    /// Length of the measured window.
+    pub seconds: f64,
+    /// Transactions that ended as they should: by a commit, or without effect where the workload foresees it.
+    pub transactions: u64,
+    /// Those of them without effect.
+    pub rolled_back: u64,
+    /// Transactions per second.
+    pub throughput_tps: f64,
+    /// From the first statement (open loop: from when it was due) to the answer of COMMIT, retries included.
+    pub latency: Latency,
+    /// By kind of transaction.
+    pub kinds: Vec<KindReport>,
+    /// Statements of the transactions, BEGIN and COMMIT included.
+    pub statements: u64,
+    /// Errors of the server by SQLSTATE; 40001 and 40P01 were run again.
+    pub errors: BTreeMap<String, u64>,
+    /// Transactions that were given up.
+    pub failed: u64,
+    /// The first error that made one be given up.
+    pub first_error: Option<String>,
+    /// Transactions that were too late to be started.
+    pub cancelled: u64,
+    /// Lost work: those in seconds of the offered load.
+    pub lost_work_s: Option<f64>,
+    /// Open loop: transactions that were due and had not been sent when the window closed.
+    pub unsent: u64,
+    /// Connections that were lost.
+    pub lost_connections: u64,
+    /// Were the tenants served?
+    pub availability: Availability,
+    /// What the driver cost.
+    pub driver: Driver,
+    /// What the server's processes used.
+    pub server: Option<ServerUsage>,
+}
+
+/// A kind of transaction.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct KindReport {
+    /// Its name.
+    pub kind: String,
+    /// Committed.
+    pub committed: u64,
+    /// Ended without effect, as the workload foresees for some.
+    pub rolled_back: u64,
+    /// Too late to be started.
+    pub cancelled: u64,
+    /// Given up.
+    pub failed: u64,
+    /// Of those that ended as they should.
+    pub latency: Latency,
+}
+
+/// Whether the tenants were served.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Availability {
+    /// Times of a second or more in which clients of a tenant waited and none was answered, over all tenants.
+    pub outages: u64,
+    /// Those together, in seconds of one tenant.
+    pub unavailable_s: f64,
+    /// The longest of them.
+    pub longest_outage_s: f64,
+    /// The slot of the next one.
+    pub down_interval_s: usize,
+    /// Slots in which no transaction of a tenant ended, over all tenants.
+    pub down_intervals: u64,
+    /// In each ten seconds, the transactions per second of the tenant that had the fewest.
+    pub worst_tenant_tps: Vec<f64>,
+    /// The tenants that were unavailable longest.
+    pub worst: Vec<TenantRecord>,
+}
+
+/// What the driver cost.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Driver {
+    /// Its threads.
+    pub threads: usize,
+    /// CPU time of them all per statement, in microseconds.
+    pub cpu_us_per_statement: f64,
+    /// The share of a processor that the busiest one used.
+    pub busiest_thread: f64,
+}
+
+impl Driver {
+    pub(super) fn new(cpu: &[Duration], statements: u64, seconds: f64) -> Driver {
+        let total: f64 = cpu.iter().map(Duration::as_secs_f64).sum();
+        let busiest = cpu.iter().max().map_or(0.0, Duration::as_secs_f64);
+        Driver {
+            threads: cpu.len(),
+            cpu_us_per_statement: ratio(total * 1e6, statements),
+            busiest_thread: busiest / seconds,
+        }
+    }
+
+    /// The driver may be what limited the run.
+    pub fn is_bottleneck(&self) -> bool {
+        self.busiest_thread > BUSY_DRIVER
+    }
+}
+
+/// What the server's processes used in the window.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ServerUsage {
+    /// All of it.
+    #[serde(flatten)]
+    pub usage: UsageRecord,
+    /// CPU time per transaction, in microseconds.
+    pub cpu_us_per_transaction: f64,
+}
+
+fn ratio(of: f64, count: u64) -> f64 {
+    if count == 0 { 0.0 } else { of / count as f64 }
+}
+
+/// What a report is made of.
+pub(super) struct Findings<'a> {
+    pub(super) workload: &'static str,
+    pub(super) workload_options: serde_json::Value,
+    pub(super) kinds: &'a [Kind],
+    pub(super) options: &'a RunOptions,
+    pub(super) meter: &'a Meter,
+    pub(super) tenants: &'a [TenantRecord],
+    pub(super) offered_tps: Option<f64>,
+    pub(super) driver_cpu: &'a [Duration],
+    pub(super) usage: Option<UsageRecord>,
+}
+
+impl Report {
+    pub(super) fn new(findings: Findings<'_>) -> Report {
+        let Findings { workload, workload_options, kinds, options, meter, tenants, offered_tps, .. } =
+            findings;
+        let all = meter.all();
+        let seconds = options.measure.as_secs_f64();
+        let kinds = kinds.iter().zip(&meter.whole).map(|(kind, tally)| KindReport {
+            kind: kind.name.to_owned(),
+            committed: tally.counts.committed,
+            rolled_back: tally.counts.rolled_back,
+            cancelled: tally.counts.cancelled,
+            failed: tally.counts.failed,
+            latency: tally.latencies.summary(),
+        });
+        Report {
+            workload: workload.to_owned(),
+            options: workload_options,
+            target: options.target.to_string(),
+            tenants: tenants.len(),
+            connections: options.connections,
+            offered_tps,
+            seconds,
+            transactions: all.counts.ended_well(),
+            rolled_back: all.counts.rolled_back,
+            throughput_tps: all.counts.ended_well() as f64 / seconds,
+            latency: all.latencies.summary(),
+            kinds: kinds.collect(),
+            statements: meter.statements,
+            errors: meter.errors.clone(),
+            failed: meter.failed,
+            first_error: meter.first_error.clone(),
+            cancelled: all.counts.cancelled,
+            lost_work_s: offered_tps
+                .filter(|offered| *offered > 0.0)
+                .map(|offered| all.counts.cancelled as f64 / offered),
+            unsent: meter.unsent,
+            lost_connections: meter.lost_connections,
+            availability: Availability::new(options, meter, tenants),
+            driver: Driver::new(findings.driver_cpu, meter.statements, seconds),
+            server: findings.usage.map(|usage| ServerUsage {
+                usage,
+                cpu_us_per_transaction: ratio(usage.cpu_s * 1e6, all.counts.ended_well()),
+            }),
+        }
+    }
+
+    /// Tries that were refused with a serialization failure or a deadlock, and run again.
+    pub fn retries(&self) -> u64 {
+        ["40001", "40P01"].iter().filter_map(|sqlstate| self.errors.get(*sqlstate)).sum()
+    }
+}
+
+impl Availability {
+    fn new(options: &RunOptions, meter: &Meter, tenants: &[TenantRecord]) -> Availability {
+        let outages = || tenants.iter().flat_map(|tenant| tenant.outages_s.iter().copied());
+        let unavailable = |tenant: &TenantRecord| tenant.outages_s.iter().sum::<f64>();
+        let mut worst: Vec<_> =
+            tenants.iter().filter(|tenant| !tenant.outages_s.is_empty()).cloned().collect();
+        worst.sort_by(|a, b| unavailable(b).total_cmp(&unavailable(a)));
+        worst.truncate(WORST_TENANTS);
+        let mut worst_tenant: Vec<u64> = Vec::new();
+        for (number, tenant) in meter.tenants.iter().flatten().enumerate() {
+            let slots: Vec<u64> = tenant.slots(WORST_SLOT_SECONDS).collect();
+            if number == 0 {
+                worst_tenant = slots;
+            } else {
+                worst_tenant.iter_mut().zip(slots).for_each(|(least, count)| *least = count.min(*least));
+            }
+        }
+        Availability {
+            outages: outages().count() as u64,
+            // An empty sum is -0.
+            unavailable_s: outages().fold(0.0, |sum, outage| sum + outage),
+            longest_outage_s: outages().fold(0.0, f64::max),
+            down_interval_s: options.down_interval_seconds,
+            down_intervals: tenants.iter().map(|tenant| tenant.down_intervals).sum(),
+            worst_tenant_tps: worst_tenant
+                .into_iter()
+                .map(|count| count as f64 / WORST_SLOT_SECONDS as f64)
+                .collect(),
+            worst,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::measure::{Event, Window};
+    use crate::workload::Done;
+    use std::time::Instant;
+
+    const KINDS: [Kind; 2] = [Kind { name: "read", weight: 1.0 }, Kind { name: "write", weight: 1.0 }];
+
+    fn meter(opens: Instant, seconds: u64) -> Meter {
+        let window = Window { opens, closes: opens + Duration::from_secs(seconds) };
+        Meter::new(window, Duration::ZERO, Duration::from_secs(1), KINDS.len(), std::iter::once(true))
+    }
+
+    fn report(meter: &Meter, seconds: u64, cpu: Duration) -> Report {
+        let mut options = RunOptions::new("postgres://a:secret@b/c".parse().unwrap());
+        options.measure = Duration::from_secs(seconds);
+        Report::new(Findings {
+            workload: "test",
+            workload_options: serde_json::json!({ "records": 7 }),
+            kinds: &KINDS,
+            options: &options,
+            meter,
+            tenants: &[],
+            offered_tps: Some(100.0),
+            driver_cpu: &[cpu],
+            usage: None,
+        })
+    }
+
+    #[test]
+    fn rates_are_of_the_window() {
+        let opens = Instant::now();
+        let mut meter = meter(opens, 4);
+        for number in 1..=200 {
+            let end = opens + Duration::from_millis(number * 10);
+            let event = Event { tenant: 0, kind: 1, due: end - Duration::from_millis(5) };
+            meter.done(event, Done::Committed, end, 12);
+        }
+        let event = Event { tenant: 0, kind: 0, due: opens };
+        (0..50).for_each(|_| meter.cancelled(event, opens + Duration::from_secs(3)));
+        meter.refused("40001");
+        meter.refused("40P01");
+        meter.refused("23505");
+        let report = report(&meter, 4, Duration::from_millis(24));
+        assert_eq!((report.transactions, report.statements, report.retries()), (200, 2400, 2));
+        assert_eq!(report.throughput_tps, 50.0);
+        assert_eq!((report.cancelled, report.lost_work_s), (50, Some(0.5)), "50 of 100 a second");
+        assert_eq!((report.kinds[0].cancelled, report.kinds[1].committed), (50, 200));
+        assert!((report.driver.cpu_us_per_statement - 10.0).abs() < 1e-9 && !report.driver.is_bottleneck());
+        let text = format!("{report}{}", serde_json::to_string(&report).unwrap());
+        assert!(text.contains("50.0") && text.contains("23505: 1") && !text.contains("secret"), "{text}");
+    }
+
+    #[test]
+    fn a_run_without_transactions_divides_by_nothing() {
+        let report = report(&meter(Instant::now(), 1), 1, Duration::ZERO);
+        assert_eq!((report.throughput_tps, report.driver.cpu_us_per_statement), (0.0, 0.0));
+    }
+
+    #[test]
+    fn a_busy_driver_is_said() {
+        let report = report(&meter(Instant::now(), 10), 10, Duration::from_millis(8_500));
+        assert!(report.driver.is_bottleneck());
+        assert!(report.to_string().contains("85 % of a processor; raise --threads"), "{report}");
+    }
+}

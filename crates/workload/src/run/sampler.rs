@@ -1,0 +1,51 @@
+//! Looks at the server's processes at the end of each interval, on a thread of its own: adding up the memory of a large
+//! process takes the kernel milliseconds, in which no terminal may have to wait.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+
+use super::driver::Plan;
+use super::record::UsageRecord;
+use crate::measure::first_interval;
+use crate::server::{ProcessTree, Usage};
+use crate::workload::Workload;
+
+/// Samples until the window closes; answers what was used inside it, if the processes were there at both of its ends.
+pub(super) async fn sample<W: Workload>(plan: Arc<Plan<W>>) -> anyhow::Result<Option<UsageRecord>> {
+    let trees: Vec<_> = plan.options.server_processes.iter().copied().map(ProcessTree::of).collect();
+    // A wrong process id is an error now and not after the run.
+    Usage::of(&trees).context("cannot look at the server's processes")?;
+    let clock = plan.clock().await;
+    let tick = plan.options.tick;
+    let mut number = first_interval(plan.options.warm_up, tick);
+    let mut before = Usage::of(&trees).ok();
+    let mut opened = before;
+    loop {
+        let end = clock.window.interval_end(tick, number);
+        if end > clock.window.closes {
+            break;
+        }
+        tokio::time::sleep_until(end.into()).await;
+        // A server that is away has no processes: it uses nothing, and what it used before is no base for later.
+        let now = Usage::of(&trees).ok();
+        plan.collector.used(number, now.zip(before).map(|(now, before)| record(now, before)));
+        before = now;
+        number += 1;
+        if number == 0 {
+            opened = now;
+        }
+    }
+    Ok(before.zip(opened).map(|(closed, opened)| record(closed, opened)))
+}
+
+fn record(now: Usage, before: Usage) -> UsageRecord {
+    UsageRecord {
+        cpu_s: now.cpu.saturating_sub(before.cpu).as_secs_f64(),
+        pss_bytes: now.pss_bytes,
+        read_bytes: now.read_bytes.saturating_sub(before.read_bytes),
+        written_bytes: now.written_bytes.saturating_sub(before.written_bytes),
+        received_bytes: now.received_bytes.saturating_sub(before.received_bytes),
+        sent_bytes: now.sent_bytes.saturating_sub(before.sent_bytes),
+    }
+}

@@ -1,0 +1,148 @@
+//! A run, from loading to the report.
+
+use std::sync::{Arc, OnceLock};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
+use futures::future::{OptionFuture, try_join_all};
+use tokio::sync::Barrier;
+
+use super::collector::Collector;
+use super::driver::{Outcome, Plan, drive};
+use super::record::{Record, RunRecord, TenantRecord};
+use super::report::{Findings, Report};
+use super::{Machine, RunOptions, database, sampler};
+use crate::arrival::Arrival;
+use crate::driver::on_own_thread;
+use crate::keys::Distribution;
+use crate::measure::Meter;
+use crate::workload::Workload;
+
+pub(super) async fn run<W: Workload>(workload: W, options: RunOptions) -> anyhow::Result<Report> {
+    let server = database::server(options.targets().first().context("a run needs a database")?).await?;
+    let threads = options.threads;
+    let pieces = threads + usize::from(!options.server_processes.is_empty());
+    let first = first_record(&workload, &options, server.version)?;
+    let plan = Arc::new(Plan {
+        workloads: workloads(&workload, &options),
+        rate_shares: options.tenant_rates.shares(options.targets().len()),
+        dialect: server.dialect,
+        collector: Collector::new(&options, workload.kinds(), pieces)?,
+        ready: Barrier::new(pieces),
+        clock: OnceLock::new(),
+        options,
+    });
+    on_a_thread(
+        &plan,
+        |plan| async move { database::load(&plan.workloads, &plan.options, plan.dialect).await },
+    )
+    .await?;
+    plan.collector.write(&Record::Run(RunRecord { started_unix_s: unix_seconds(), ..first }));
+
+    let drivers =
+        try_join_all((0..threads).map(|thread| on_a_thread(&plan, move |plan| drive(plan, thread))));
+    let sampling = !plan.options.server_processes.is_empty();
+    let sampler = OptionFuture::from(sampling.then(|| on_a_thread(&plan, sampler::sample)));
+    let sampler = async { sampler.await.transpose() };
+    let (outcomes, usage) = tokio::try_join!(drivers, sampler)?;
+    let usage = usage.flatten();
+    on_a_thread(&plan, |plan| async move { database::check(&plan.workloads, &plan.options).await }).await?;
+
+    let driver_cpu: Vec<_> = outcomes.iter().map(|outcome| outcome.cpu).collect();
+    let meter = merged(outcomes)?;
+    let offered_tps = offered(&plan.options);
+    let tenants = tenants(&plan, &meter, offered_tps);
+    let report = Report::new(Findings {
+        workload: W::NAME,
+        workload_options: serde_json::to_value(&workload)?,
+        kinds: &workload.kinds(),
+        options: &plan.options,
+        meter: &meter,
+        tenants: &tenants,
+        offered_tps,
+        driver_cpu: &driver_cpu,
+        usage,
+    });
+    tenants.into_iter().for_each(|tenant| plan.collector.write(&Record::Tenant(tenant)));
+    plan.collector.write(&Record::Report(Box::new(report.clone())));
+    plan.collector.finish()?;
+    Ok(report)
+}
+
+/// Does a piece of the work on a thread of its own.
+async fn on_a_thread<W, T, F, R>(plan: &Arc<Plan<W>>, work: F) -> anyhow::Result<T>
+where
+    W: Workload,
+    T: Send + 'static,
+    F: FnOnce(Arc<Plan<W>>) -> R + Send + 'static,
+    R: Future<Output = anyhow::Result<T>> + 'static,
+{
+    let plan = plan.clone();
+    on_own_thread(move || work(plan)).await
+}
+
+/// Each tenant's own: all alike, or of different sizes that come to the same amount of data.
+fn workloads<W: Workload>(workload: &W, options: &RunOptions) -> Vec<W> {
+    let tenants = options.targets().len();
+    match options.tenant_sizes {
+        Distribution::Uniform => vec![workload.clone(); tenants],
+        sizes => sizes.shares(tenants).iter().map(|share| workload.scaled(share * tenants as f64)).collect(),
+    }
+}
+
+/// What falls due in the window, in transactions per second.
+fn offered(options: &RunOptions) -> Option<f64> {
+    let Arrival::Open { rate_tps, shape, .. } = &options.arrival else { return None };
+    let (opens, seconds) = (options.warm_up.as_secs_f64(), options.measure.as_secs_f64());
+    Some(rate_tps * shape.over(opens + seconds).mean(opens, opens + seconds))
+}
+
+fn merged(outcomes: Vec<Outcome>) -> anyhow::Result<Meter> {
+    let mut meters = outcomes.into_iter().map(|outcome| outcome.meter);
+    let mut all = meters.next().context("a run needs a driver thread")?;
+    meters.for_each(|meter| all.merge(&meter));
+    Ok(all)
+}
+
+fn tenants<W: Workload>(plan: &Plan<W>, meter: &Meter, offered_tps: Option<f64>) -> Vec<TenantRecord> {
+    let names = plan.options.targets().into_iter().map(|target| target.database);
+    let each = names.zip(&meter.tenants).zip(&plan.rate_shares);
+    each.filter_map(|((tenant, availability), share)| {
+        let availability = availability.as_ref()?;
+        let offered = offered_tps.map(|offered| offered * share).filter(|offered| *offered > 0.0);
+        Some(TenantRecord {
+            tenant,
+            transactions: availability.slots(1).sum(),
+            cancelled: availability.cancelled,
+            lost_work_s: offered.map(|offered| availability.cancelled as f64 / offered),
+            down_intervals: availability.down_intervals(plan.options.down_interval_seconds),
+            outages_s: availability.outages().map(|outage| outage.as_secs_f64()).collect(),
+        })
+    })
+    .collect()
+}
+
+fn first_record<W: Workload>(
+    workload: &W,
+    options: &RunOptions,
+    server: String,
+) -> anyhow::Result<RunRecord> {
+    Ok(RunRecord {
+        workload: W::NAME.to_owned(),
+        options: serde_json::to_value(workload)?,
+        arrival: options.arrival.to_string(),
+        target: options.target.to_string(),
+        server,
+        seed: options.seed,
+        build: options.build.to_owned(),
+        machine: Machine::this(),
+        started_unix_s: unix_seconds(),
+        warm_up_s: options.warm_up.as_secs_f64(),
+        window_s: options.measure.as_secs_f64(),
+        interval_s: options.tick.as_secs_f64(),
+    })
+}
+
+fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
