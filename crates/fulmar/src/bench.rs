@@ -28,6 +28,7 @@ pub async fn run(arguments: BenchArgs) -> anyhow::Result<()> {
             let rows = figure(&arguments, this_binary()?, |step| eprintln!("{step}")).await?;
             output::line(rows.trim_end())
         }
+        BenchAction::Run(Chosen::Tpcc(arguments)) => run_workload(arguments).await,
         BenchAction::Compare(Comparison::Node(arguments)) => compare_node(arguments).await,
     }
 }

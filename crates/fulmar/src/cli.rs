@@ -11,6 +11,7 @@ use fulmar_workload::compare::CompareArgs;
 use fulmar_workload::figure::FigureArgs;
 use fulmar_workload::run::RunArgs;
 use fulmar_workload::tatp::Tatp;
+use fulmar_workload::tpcc::Tpcc;
 use fulmar_workload::voter::Voter;
 use fulmar_workload::ycsb::Ycsb;
 
@@ -230,6 +231,12 @@ const TATP_EXAMPLES: &str = "\
 Examples:
   fulmar bench run tatp --target postgres://fulmar@127.0.0.1:5433/register --subscribers 1000000";
 
+const TPCC_EXAMPLES: &str = "\
+Examples:
+  fulmar bench run tpcc --target postgres://fulmar@127.0.0.1:5433/shop --warehouses 10 --connections 16
+  fulmar bench run tpcc --target postgres://postgres@127.0.0.1:5432/shop --warehouses 10 --procedures
+  fulmar bench run tpcc --target postgres://fulmar@127.0.0.1:5433/shop --warehouses 100 --skew high --one-warehouse";
+
 /// A workload.
 #[derive(Debug, Subcommand)]
 pub enum Workload {
@@ -242,6 +249,9 @@ pub enum Workload {
     /// TATP: a home location register, seven kinds of short transactions, 80 % of which read
     #[command(after_help = TATP_EXAMPLES)]
     Tatp(WorkloadArgs<Tatp>),
+    /// TPC-C: orders, payments and deliveries of a wholesale supplier; its consistency is checked after the run
+    #[command(after_help = TPCC_EXAMPLES)]
+    Tpcc(WorkloadArgs<Tpcc>),
 }
 
 /// The run of a workload.

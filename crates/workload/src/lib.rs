@@ -33,6 +33,7 @@ pub mod server;
 mod target;
 pub mod tatp;
 pub mod tenants;
+pub mod tpcc;
 pub mod voter;
 pub mod workload;
 pub mod ycsb;
