@@ -272,6 +272,7 @@ const COMPARE_EXAMPLES: &str = "\
 Examples:
   fulmar bench compare node                       all cases
   fulmar bench compare node --case read-8 --case proc-8 --seconds 10 --rounds 5
+  fulmar bench compare tpcc --memory-mib 2048     TPC-C
 
 Starts a PostgreSQL of its own (Debian's postgresql-15, default durability) and a Fulmar node, each in a
 temporary directory with equal memory, and runs each case against both in turns. docs/benchmarks.md tells how
@@ -283,6 +284,9 @@ pub enum Comparison {
     /// One node against one PostgreSQL
     #[command(after_help = COMPARE_EXAMPLES)]
     Node(CompareArgs),
+    /// TPC-C: statement by statement and as procedures
+    #[command(after_help = COMPARE_EXAMPLES)]
+    Tpcc(CompareArgs),
 }
 
 /// `fulmar demo`
