@@ -234,8 +234,9 @@ Examples:
 const TPCC_EXAMPLES: &str = "\
 Examples:
   fulmar bench run tpcc --target postgres://fulmar@127.0.0.1:5433/shop --warehouses 10 --connections 16
-  fulmar bench run tpcc --target postgres://postgres@127.0.0.1:5432/shop --warehouses 10 --procedures
-  fulmar bench run tpcc --target postgres://fulmar@127.0.0.1:5433/shop --warehouses 100 --skew high --one-warehouse";
+  fulmar bench run tpcc --target postgres://postgres@127.0.0.1:5432/shop --warehouses 10 --procedure
+  fulmar bench run tpcc --target postgres://fulmar@127.0.0.1:5433/shop --warehouses 100 \
+      --distribution high-skew:60:3 --one-warehouse                       E-Store's high skew";
 
 /// A workload.
 #[derive(Debug, Subcommand)]
@@ -272,7 +273,7 @@ const COMPARE_EXAMPLES: &str = "\
 Examples:
   fulmar bench compare node                       all cases
   fulmar bench compare node --case read-8 --case proc-8 --seconds 10 --rounds 5
-  fulmar bench compare tpcc --memory-mib 2048     TPC-C
+  fulmar bench compare tpcc                       TPC-C
 
 Starts a PostgreSQL of its own (Debian's postgresql-15, default durability) and a Fulmar node, each in a
 temporary directory with equal memory, and runs each case against both in turns. docs/benchmarks.md tells how

@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use fulmar_workload::client::Client;
+use fulmar_workload::keys::Distribution;
 use fulmar_workload::run::{Report, RunOptions, run};
 use fulmar_workload::server::{Fulmar, Postgres, Product, Server};
 use fulmar_workload::tenants;
-use fulmar_workload::tpcc::{Skew, Tpcc};
+use fulmar_workload::tpcc::Tpcc;
 use fulmar_workload::workload::{Dialect, Loading, Workload};
 
 const DATABASE: &str = "tpcc";
@@ -76,8 +77,8 @@ async fn traces_of_every_kind(server: &Server) {
 }
 
 async fn both_ways(server: &Server) {
-    for procedures in [false, true] {
-        let report = go(server, Tpcc { procedures, ..small() }, 1.5).await.unwrap();
+    for procedure in [false, true] {
+        let report = go(server, Tpcc { procedure, ..small() }, 1.5).await.unwrap();
         assert!(report.transactions > 50 && report.failed == 0, "{report}");
         traces_of_every_kind(server).await;
     }
@@ -178,9 +179,14 @@ async fn broken_books_fail_the_run() {
 #[tokio::test]
 async fn skews_and_pauses_run() {
     let server = fulmar().await;
-    let hot = Tpcc { skew: Skew::High, one_warehouse: true, procedures: true, ..small() };
+    let hot = Tpcc {
+        distribution: "high-skew:60:1".parse().unwrap(),
+        one_warehouse: true,
+        procedure: true,
+        ..small()
+    };
     assert!(go(&server, hot, 0.3).await.unwrap().transactions > 0);
-    let slow = Tpcc { skew: Skew::Low, pauses: 0.001, ..small() };
+    let slow = Tpcc { distribution: Distribution::LowSkew, pauses: 0.001, ..small() };
     let report = go(&server, slow, 1.0).await.unwrap();
     // A terminal's cycle is 23 ms on average, its transactions beside.
     assert!((1..=6 * 60).contains(&report.transactions), "{report}");

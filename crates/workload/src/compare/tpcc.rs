@@ -18,12 +18,12 @@ pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::
     let mut pair = bench.pair(TERMINALS).await?;
     pair.each(async |server| load(bench, server).await).await?;
     let mut results = Vec::new();
-    for (procedures, name) in [(false, "tpcc-16"), (true, "tpcc-proc-16")] {
+    for (procedure, name) in [(false, "tpcc-16"), (true, "tpcc-proc-16")] {
         if wanted.iter().any(|case| case.name == name) {
             let mut notes = Vec::new();
             let rounds = bench.in_turns(&mut pair, [case(name)], async |server| {
                 server.settle(DATABASE).await?;
-                let report = transactions(bench, server, procedures).await?;
+                let report = transactions(bench, server, procedure).await?;
                 notes.push(note(server, &report));
                 Ok([report.throughput_tps])
             });
@@ -34,9 +34,9 @@ pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::
     Ok(results)
 }
 
-fn workload(bench: &Bench, procedures: bool) -> Tpcc {
+fn workload(bench: &Bench, procedure: bool) -> Tpcc {
     let (warehouses, items, customers) = bench.sizes.tpcc;
-    Tpcc { warehouses, items, customers, procedures, ..Tpcc::default() }
+    Tpcc { warehouses, items, customers, procedure, ..Tpcc::default() }
 }
 
 fn options(bench: &Bench, server: &Server) -> RunOptions {
@@ -75,8 +75,8 @@ async fn read_all(server: &Server) -> anyhow::Result<()> {
     Ok(client.close().await?)
 }
 
-async fn transactions(bench: &Bench, server: &Server, procedures: bool) -> anyhow::Result<Report> {
-    let report = run(workload(bench, procedures), options(bench, server)).await?;
+async fn transactions(bench: &Bench, server: &Server, procedure: bool) -> anyhow::Result<Report> {
+    let report = run(workload(bench, procedure), options(bench, server)).await?;
     let error = report.first_error.as_deref().unwrap_or_default();
     anyhow::ensure!(report.failed == 0, "{} transactions were given up: {error}", report.failed);
     anyhow::ensure!(report.transactions > 0, "no transaction committed");

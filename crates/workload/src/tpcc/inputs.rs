@@ -3,8 +3,8 @@
 use rand::RngExt;
 
 use super::random::{Constants, write_last_name};
-use super::skew::Home;
 use super::{DISTRICTS, Tpcc};
+use crate::keys::{Distribution, Keys};
 use crate::workload::{Place, Random};
 
 /// A transaction and its inputs.
@@ -85,6 +85,30 @@ pub(super) struct StockLevel {
     pub(super) threshold: i32,
 }
 
+/// At which warehouse the transactions of a terminal take place.
+enum Home {
+    /// At its own, as in the specification.
+    Fixed(u32),
+    Drawn(Keys),
+}
+
+impl Home {
+    /// Of the terminal with this number: terminals are dealt out over the warehouses.
+    fn new(scale: &Tpcc, terminal: usize) -> Home {
+        match scale.distribution {
+            Distribution::Uniform => Home::Fixed((terminal % scale.warehouses as usize) as u32 + 1),
+            skewed => Home::Drawn(Keys::new(skewed, scale.warehouses)),
+        }
+    }
+
+    fn draw(&self, random: &mut Random) -> u32 {
+        match self {
+            Home::Fixed(warehouse) => *warehouse,
+            Home::Drawn(warehouses) => warehouses.draw(random) + 1,
+        }
+    }
+}
+
 /// Draws the inputs of a terminal.
 pub(super) struct Inputs {
     scale: Tpcc,
@@ -105,7 +129,7 @@ impl Inputs {
         let visits = place.number / scale.warehouses as usize;
         Inputs {
             scale: scale.clone(),
-            home: Home::new(scale.skew, scale.warehouses, place.number),
+            home: Home::new(scale, place.number),
             district: (visits % DISTRICTS as usize) as u32 + 1,
             constants: Constants::of_run(place.seed),
             random: place.random(),
@@ -263,6 +287,26 @@ mod tests {
                 assert_eq!(payment.warehouse, payment.customer_warehouse);
             }
         }
+    }
+
+    #[test]
+    fn terminals_stay_at_their_warehouse_unless_some_are_more_popular() {
+        let scale = Tpcc { warehouses: 3, ..Tpcc::default() };
+        for number in 0..7 {
+            let place = Place { tenant: 0, number, of: 7, seed: 5 };
+            let mut inputs = Inputs::new(&scale, place);
+            let home = (number % 3) as i32 + 1;
+            assert!(
+                (0..100).all(|_| inputs.new_order().warehouse == home && inputs.payment().warehouse == home)
+            );
+        }
+        let skew = Distribution::HighSkew { operations_percent: 60.0, hot_keys: 3 };
+        let mut inputs = inputs(Tpcc { warehouses: 100, distribution: skew, ..Tpcc::default() });
+        let mut counts = [0; 100];
+        (0..DRAWS).for_each(|_| counts[inputs.delivery().warehouse as usize - 1] += 1);
+        let hot = counts[..3].iter().sum::<usize>() as f64 / DRAWS as f64;
+        assert!((0.6..0.75).contains(&hot), "E-Store's three hot warehouses get {hot}");
+        assert!(counts.iter().all(|count| *count > 0), "and every other something");
     }
 
     #[test]

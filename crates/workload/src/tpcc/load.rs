@@ -42,7 +42,7 @@ pub(super) async fn load(scale: &Tpcc, loading: &mut Loading<'_>) -> anyhow::Res
         // It would do so by itself a minute later. Fulmar finds every row by its key without.
         loading.client.query("ANALYZE").await?;
     }
-    if scale.procedures {
+    if scale.procedure {
         procedures::create(loading.client, loading.dialect).await?;
     }
     Ok(())

@@ -26,7 +26,6 @@ mod procedures;
 mod queries;
 mod random;
 mod schema;
-mod skew;
 mod steps;
 mod terminal;
 
@@ -35,9 +34,9 @@ use std::rc::Rc;
 use clap::Args;
 use serde::Serialize;
 
-pub use self::skew::Skew;
 use self::terminal::TpccTerminal;
 use crate::client::Client;
+use crate::keys::Distribution;
 use crate::workload::{Kind, Loading, Place, Workload};
 
 /// Districts of a warehouse: the specification's, and the number of `s_dist_` columns.
@@ -56,13 +55,13 @@ pub struct Tpcc {
     /// Keep each transaction in one warehouse, as ElasTraS and the thesis do: no remote orders and payments
     #[arg(long)]
     pub one_warehouse: bool,
-    /// E-Store's skews: low (two thirds of the transactions at a third of the warehouses) or high (60 % at the first
-    /// three, the others as low). none: a terminal stays at its warehouse
-    #[arg(long, value_enum, default_value_t = Skew::None)]
-    pub skew: Skew,
+    /// At which warehouse a transaction takes place: low-skew and high-skew:60:3 are E-Store's (6.1); with uniform a
+    /// terminal stays at its warehouse
+    #[arg(long, default_value = "uniform", value_name = "NAME")]
+    pub distribution: Distribution,
     /// Run each transaction as one call of a stored procedure
     #[arg(long)]
-    pub procedures: bool,
+    pub procedure: bool,
     /// Keying and think times, as a multiple of the specification's (closed loop)
     #[arg(long, default_value_t = 0.0, value_name = "FACTOR")]
     pub pauses: f64,
@@ -79,8 +78,8 @@ impl Default for Tpcc {
         Tpcc {
             warehouses: 1,
             one_warehouse: false,
-            skew: Skew::None,
-            procedures: false,
+            distribution: Distribution::Uniform,
+            procedure: false,
             pauses: 0.0,
             items: ITEMS,
             customers: CUSTOMERS,

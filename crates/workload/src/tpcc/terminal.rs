@@ -70,7 +70,7 @@ impl Terminal for TpccTerminal {
     type Statements = Statements;
 
     async fn prepare(&self, client: &mut Client, dialect: Dialect) -> Result<Statements, Error> {
-        Ok(match self.scale.procedures {
+        Ok(match self.scale.procedure {
             true => Statements::Calls(Box::new(Calls::prepare(client, dialect).await?)),
             false => Statements::Steps(Box::new(Steps::prepare(client).await?)),
         })
