@@ -9,9 +9,8 @@
 //!   4 %  stock-level    which of the last twenty orders' items run low
 //! ```
 //! Statement by statement the logic is at the client, a round trip for each; as procedures ([`procedures`]) a
-//! transaction is one call. Rows that many transactions write (warehouse, district) come as late as can be in the
-//! statements' order, at both servers; the lines of an order are in the order of their keys, so that no circle of
-//! waiting transactions can close.
+//! transaction is one call. In a payment the rows that many transactions write (district, warehouse) come last; the lines
+//! of an order come in the order of their keys, so that no circle of waiting transactions can close.
 //!
 //! What a terminal would show is fetched, and not formatted.
 
