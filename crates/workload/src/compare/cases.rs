@@ -27,7 +27,7 @@ pub enum Suite {
 }
 
 impl Group {
-    pub(super) const ALL: [Group; 9] = [
+    pub(super) const ALL: [Group; 10] = [
         Group::Reads,
         Group::Ycsb,
         Group::Tpcb,
