@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
-use fulmar_workload::compare::{self, CompareArgs};
+use fulmar_workload::compare::{self, CompareArgs, Suite};
 use fulmar_workload::figure::figure;
 use fulmar_workload::report::RunFile;
 use fulmar_workload::run::{RunEvent, run as run_against};
@@ -28,7 +28,9 @@ pub async fn run(arguments: BenchArgs) -> anyhow::Result<()> {
             let rows = figure(&arguments, this_binary()?, |step| eprintln!("{step}")).await?;
             output::line(rows.trim_end())
         }
-        BenchAction::Compare(Comparison::Node(arguments)) => compare_node(arguments).await,
+        BenchAction::Run(Chosen::Tpcc(arguments)) => run_workload(arguments).await,
+        BenchAction::Compare(Comparison::Node(arguments)) => compare(Suite::Node, arguments).await,
+        BenchAction::Compare(Comparison::Tpcc(arguments)) => compare(Suite::Tpcc, arguments).await,
     }
 }
 
@@ -52,8 +54,8 @@ fn report(arguments: &ReportArgs) -> anyhow::Result<()> {
 
 /// Prints by itself, while and after it measures. A case that could not be measured is an error; one that was
 /// slower than hoped for is a result.
-async fn compare_node(arguments: CompareArgs) -> anyhow::Result<()> {
-    let results = compare::node(arguments.into_options(this_binary()?)).await?;
+async fn compare(suite: Suite, arguments: CompareArgs) -> anyhow::Result<()> {
+    let results = compare::run(arguments.into_options(suite, this_binary()?)).await?;
     let failed = results.iter().filter(|result| result.is_failed()).count();
     ensure!(failed == 0, "{failed} of {} cases could not be measured", results.len());
     Ok(())

@@ -13,6 +13,7 @@ use fulmar_workload::compare::CompareArgs;
 use fulmar_workload::figure::FigureArgs;
 use fulmar_workload::run::RunArgs;
 use fulmar_workload::tatp::Tatp;
+use fulmar_workload::tpcc::Tpcc;
 use fulmar_workload::voter::Voter;
 use fulmar_workload::ycsb::Ycsb;
 
@@ -245,6 +246,13 @@ const TATP_EXAMPLES: &str = "\
 Examples:
   fulmar bench run tatp --target postgres://fulmar@127.0.0.1:5433/register --subscribers 1000000";
 
+const TPCC_EXAMPLES: &str = "\
+Examples:
+  fulmar bench run tpcc --target postgres://fulmar@127.0.0.1:5433/shop --warehouses 10 --connections 16
+  fulmar bench run tpcc --target postgres://postgres@127.0.0.1:5432/shop --warehouses 10 --procedure
+  fulmar bench run tpcc --target postgres://fulmar@127.0.0.1:5433/shop --warehouses 100 \
+      --distribution high-skew:60:3 --one-warehouse                       E-Store's high skew";
+
 /// A workload.
 #[derive(Debug, Subcommand)]
 pub enum Workload {
@@ -257,6 +265,9 @@ pub enum Workload {
     /// TATP: a home location register, seven kinds of short transactions, 80 % of which read
     #[command(after_help = TATP_EXAMPLES)]
     Tatp(WorkloadArgs<Tatp>),
+    /// TPC-C: orders, payments and deliveries of a wholesale supplier; its consistency is checked after the run
+    #[command(after_help = TPCC_EXAMPLES)]
+    Tpcc(WorkloadArgs<Tpcc>),
 }
 
 /// The run of a workload.
@@ -277,6 +288,7 @@ const COMPARE_EXAMPLES: &str = "\
 Examples:
   fulmar bench compare node                       all cases
   fulmar bench compare node --case read-8 --case proc-8 --seconds 10 --rounds 5
+  fulmar bench compare tpcc                       TPC-C
 
 Starts a PostgreSQL of its own (Debian's postgresql-15, default durability) and a Fulmar node, each in a
 temporary directory with equal memory, and runs each case against both in turns. docs/benchmarks.md tells how
@@ -288,6 +300,9 @@ pub enum Comparison {
     /// One node against one PostgreSQL
     #[command(after_help = COMPARE_EXAMPLES)]
     Node(CompareArgs),
+    /// TPC-C: statement by statement and as procedures
+    #[command(after_help = COMPARE_EXAMPLES)]
+    Tpcc(CompareArgs),
 }
 
 /// `fulmar demo`

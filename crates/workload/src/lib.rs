@@ -1,11 +1,12 @@
 //! The load side: workloads, the driver that runs them, and the benches that start servers and compare them.
 //!
 //! ```text
-//!  compare   cases against PostgreSQL, in turns           fulmar bench compare node
+//!  compare   cases against PostgreSQL, in turns           fulmar bench compare
 //!  figure    the experiments of papers' figures           fulmar bench figure elastras/4
 //!  ycsb      ElasTraS's YCSB, and E-Store's               fulmar bench run ycsb, fulmar demo
 //!  voter     a telephone vote                             fulmar bench run voter
 //!  tatp      a home location register                     fulmar bench run tatp
+//!  tpcc      TPC-C                                       fulmar bench run tpcc
 //!  pgbench   PostgreSQL's own driver, as a load
 //!  ------------------------------------------------
 //!  workload  what a workload is (a trait)                 run       loads, connects, measures
@@ -33,6 +34,7 @@ pub mod server;
 mod target;
 pub mod tatp;
 pub mod tenants;
+pub mod tpcc;
 pub mod voter;
 pub mod workload;
 pub mod ycsb;

@@ -9,7 +9,8 @@
 //! ```
 //! Messages are built into a buffer that is kept, and answers are looked at where they were read: no allocation, no
 //! task, no channel per statement. A connection is driven by the task that owns it; hundreds of them share a thread
-//! and its event loop. Rows are counted, not decoded; [`Client::query`] decodes, for set-up and checks.
+//! and its event loop. Rows are counted, or read in place by who needs their columns ([`Client::fetch`]);
+//! [`Client::query`] decodes all, for set-up and checks.
 //!
 //! It speaks protocol 3.0 over TCP, trust, clear-text, MD5 and SCRAM-SHA-256 authentication. It has no TLS: a
 //! benchmark of a server elsewhere that demands it needs a tunnel.
@@ -17,6 +18,7 @@
 mod authentication;
 mod error;
 mod frames;
+mod row;
 
 use std::time::Duration;
 
@@ -28,6 +30,7 @@ use tokio::net::TcpStream;
 
 pub use self::error::Error;
 use self::frames::Frame;
+pub use self::row::Row;
 use crate::Target;
 
 /// How long a connection attempt may take, authentication included.
@@ -44,6 +47,8 @@ const BUFFER_BYTES: usize = 4 << 10;
 pub enum Type {
     /// `int4`
     Int4,
+    /// `int8`
+    Int8,
     /// `varchar`
     Varchar,
 }
@@ -52,6 +57,7 @@ impl Type {
     fn oid(self) -> u32 {
         match self {
             Type::Int4 => 23,
+            Type::Int8 => 20,
             Type::Varchar => 1043,
         }
     }
@@ -62,6 +68,8 @@ impl Type {
 pub enum Parameter<'a> {
     /// For [`Type::Int4`].
     Int4(i32),
+    /// For [`Type::Int8`].
+    Int8(i64),
     /// For [`Type::Varchar`]; UTF-8.
     Text(&'a [u8]),
 }
@@ -124,14 +132,42 @@ impl Client {
         statement: &Statement,
         parameters: &[Parameter<'_>],
     ) -> Result<u64, Error> {
+        self.begin_execution(statement, parameters).await?;
+        self.row_count().await
+    }
+
+    /// As [`Client::execute`], showing each row to `look` where it was read. An error of `look` is the answer once the
+    /// server has answered.
+    pub async fn fetch(
+        &mut self,
+        statement: &Statement,
+        parameters: &[Parameter<'_>],
+        mut look: impl FnMut(&mut Row<'_>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        self.begin_execution(statement, parameters).await?;
+        let mut failure = None;
+        self.answer(|frame| {
+            if frame.tag == b'D' && failure.is_none() {
+                failure = Row::new(frame.body).and_then(|mut row| look(&mut row)).err();
+            }
+            Ok(())
+        })
+        .await?;
+        failure.map_or(Ok(()), Err)
+    }
+
+    async fn begin_execution(
+        &mut self,
+        statement: &Statement,
+        parameters: &[Parameter<'_>],
+    ) -> Result<(), Error> {
         let parameters = parameters.iter();
         frontend::bind("", &statement.name, [1], parameters, write_parameter, [], &mut self.output)
             .map_err(|_| Error::Protocol("a parameter is too long"))?;
         frontend::execute("", 0, &mut self.output)?;
         frontend::sync(&mut self.output);
         self.executed += 1;
-        self.send().await?;
-        self.row_count().await
+        self.send().await
     }
 
     /// Runs statements by the simple protocol; answers the rows of all of them as text. Two minutes at most.
@@ -282,6 +318,7 @@ type ParameterError = Box<dyn std::error::Error + Sync + Send>;
 fn write_parameter(parameter: &Parameter<'_>, out: &mut BytesMut) -> Result<IsNull, ParameterError> {
     match parameter {
         Parameter::Int4(value) => out.put_i32(*value),
+        Parameter::Int8(value) => out.put_i64(*value),
         Parameter::Text(bytes) => out.put_slice(bytes),
     }
     Ok(IsNull::No)

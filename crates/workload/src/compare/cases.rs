@@ -14,10 +14,20 @@ pub(super) enum Group {
     Idle,
     Connections,
     Copy,
+    Tpcc,
+}
+
+/// What `bench compare` measures together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Suite {
+    /// A node, from point reads to thousands of tenants.
+    Node,
+    /// TPC-C.
+    Tpcc,
 }
 
 impl Group {
-    pub(super) const ALL: [Group; 9] = [
+    pub(super) const ALL: [Group; 10] = [
         Group::Reads,
         Group::Ycsb,
         Group::Tpcb,
@@ -27,10 +37,18 @@ impl Group {
         Group::Driver,
         Group::Connections,
         Group::Copy,
+        Group::Tpcc,
     ];
+
+    pub(super) fn suite(self) -> Suite {
+        match self {
+            Group::Tpcc => Suite::Tpcc,
+            _ => Suite::Node,
+        }
+    }
 }
 
-/// One row of the table.
+/// One row of an issue's table.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Case {
     pub(super) name: &'static str,
@@ -52,7 +70,7 @@ const fn row(
 
 use Bound::{AtLeast, AtMost};
 
-/// All cases, in the order of the table.
+/// All cases, in the order of the issues' tables.
 #[rustfmt::skip]
 pub(super) const CASES: &[Case] = &[
     row("read-1", Group::Reads, "point reads, prepared, 1 connection", "reads/s", AtLeast(1.5)),
@@ -73,15 +91,13 @@ pub(super) const CASES: &[Case] = &[
     row("copy-in", Group::Copy, "COPY of 1,000,000 rows of 1 KB", "rows/s", AtLeast(1.0)),
     row("log-bytes-ratio", Group::Log, "log bytes per YCSB transaction over full page images", "ratio", AtMost(0.1)),
     row("driver-us", Group::Driver, "the driver's own CPU per point-read statement, 32 connections", "us", AtMost(15.0)),
+    row("tpcc-16", Group::Tpcc, "TPC-C statement by statement, 10 warehouses, 16 terminals", "transactions/s", AtLeast(1.2)),
+    row("tpcc-proc-16", Group::Tpcc, "TPC-C as procedures, 10 warehouses, 16 terminals", "transactions/s", AtLeast(2.0)),
 ];
 
 /// The case of this name, which one of ours always has.
 pub(super) fn case(name: &str) -> &'static Case {
-    find(name).unwrap_or_else(|| unreachable!("no case is named {name}"))
-}
-
-pub(super) fn find(name: &str) -> Option<&'static Case> {
-    CASES.iter().find(|case| case.name == name)
+    CASES.iter().find(|case| case.name == name).unwrap_or_else(|| unreachable!("no case is named {name}"))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! `bench compare node`: a Fulmar node beside a PostgreSQL, case by case.
+//! `bench compare`: a Fulmar node beside a PostgreSQL, case by case.
 //!
 //! ```text
 //!            +--------------+   the same load    +---------------------+
@@ -19,6 +19,7 @@ mod reads;
 mod result;
 mod tenants;
 mod tpcb;
+mod tpcc;
 mod turns;
 mod ycsb;
 
@@ -28,15 +29,16 @@ use std::time::Duration;
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
+pub use self::cases::Suite;
 use self::cases::{CASES, Case, Group};
 pub use self::result::{Bound, CaseResult, Outcome, text};
 use self::turns::Bench;
 use crate::server::{Fulmar, Postgres};
 
-/// `fulmar bench compare node`: its arguments.
+/// `fulmar bench compare`: its arguments.
 #[derive(Args, Clone, Debug)]
 pub struct CompareArgs {
-    /// Only these cases (read-8, ycsb-32, restart-ms ...); may be repeated
+    /// Only these cases (read-8, restart-ms, tpcc-16 ...); may be repeated
     #[arg(long, value_name = "NAME")]
     pub case: Vec<String>,
     /// Seconds of each measurement
@@ -55,16 +57,18 @@ pub struct CompareArgs {
 
 impl CompareArgs {
     /// The options of the comparison of this binary.
-    pub fn into_options(self, fulmar_binary: PathBuf) -> CompareOptions {
+    pub fn into_options(self, suite: Suite, fulmar_binary: PathBuf) -> CompareOptions {
         let CompareArgs { case, seconds, rounds, memory_mib, json } = self;
-        CompareOptions { case, seconds, rounds, memory_bytes: memory_mib << 20, json, fulmar_binary }
+        CompareOptions { suite, case, seconds, rounds, memory_bytes: memory_mib << 20, json, fulmar_binary }
     }
 }
 
 /// What to compare, and how long.
 #[derive(Clone, Debug)]
 pub struct CompareOptions {
-    /// Cases by name; all if empty.
+    /// What to compare.
+    pub suite: Suite,
+    /// Cases of it by name; all if empty.
     pub case: Vec<String>,
     /// Seconds of each measurement.
     pub seconds: u64,
@@ -94,6 +98,8 @@ struct Sizes {
     copy_rows: u32,
     /// Connections of the `idle-connection` case.
     idle_connections: u32,
+    /// Warehouses, items and customers of a district of TPC-C.
+    tpcc: (u32, u32, u32),
     /// Before each measurement.
     warm_up: Duration,
     /// How long idle tenants' memory must have stood still before it is measured.
@@ -108,12 +114,13 @@ const FULL_SIZE: Sizes = Sizes {
     idle_tenants: 10_000,
     copy_rows: 1_000_000,
     idle_connections: 3_000,
+    tpcc: (10, 100_000, 3_000),
     warm_up: Duration::from_secs(2),
     still: Duration::from_secs(30),
 };
 
 /// Compares, prints the results on stdout and answers them. Ctrl-C and SIGTERM end it, servers included.
-pub async fn node(options: CompareOptions) -> anyhow::Result<Vec<CaseResult>> {
+pub async fn run(options: CompareOptions) -> anyhow::Result<Vec<CaseResult>> {
     let json = options.json;
     let mut terminate = signal(SignalKind::terminate())?;
     let results = tokio::select! {
@@ -130,20 +137,22 @@ pub async fn node(options: CompareOptions) -> anyhow::Result<Vec<CaseResult>> {
 }
 
 async fn compare(options: CompareOptions) -> anyhow::Result<Vec<CaseResult>> {
-    let wanted = wanted(&options.case)?;
+    let wanted = wanted(options.suite, &options.case)?;
     let binary = options.fulmar_binary.clone();
     let fulmar = Box::new(move || Ok(Box::new(Fulmar::at(binary.clone())) as _));
     let postgres = Box::new(|| Ok(Box::new(Postgres::installed()?) as _));
     Ok(measure(&Bench::new(&options, FULL_SIZE, fulmar, postgres), &wanted).await)
 }
 
-fn wanted(wanted: &[String]) -> anyhow::Result<Vec<&'static Case>> {
+fn wanted(suite: Suite, wanted: &[String]) -> anyhow::Result<Vec<&'static Case>> {
+    let cases: Vec<_> = CASES.iter().filter(|case| case.group.suite() == suite).collect();
     if wanted.is_empty() {
-        return Ok(CASES.iter().collect());
+        return Ok(cases);
     }
-    let names = || CASES.iter().map(|case| case.name).collect::<Vec<_>>().join(", ");
+    let names = || cases.iter().map(|case| case.name).collect::<Vec<_>>().join(", ");
     let find = |name: &String| {
-        cases::find(name).ok_or_else(|| anyhow::anyhow!("there is no case {name}; there are: {}", names()))
+        let found = cases.iter().copied().find(|case| case.name == *name);
+        found.ok_or_else(|| anyhow::anyhow!("there is no case {name}; there are: {}", names()))
     };
     wanted.iter().map(find).collect()
 }
@@ -166,6 +175,7 @@ async fn measure(bench: &Bench, wanted: &[&'static Case]) -> Vec<CaseResult> {
             Group::Idle => idle::measure(bench, &cases).await,
             Group::Connections => connections::measure(bench, &cases).await,
             Group::Copy => copy::measure(bench).await,
+            Group::Tpcc => tpcc::measure(bench, &cases).await,
         };
         match measured {
             Ok(measured) => results.extend(measured),

@@ -4,6 +4,7 @@ use super::*;
 
 fn bench(rounds: u32) -> Bench {
     let options = CompareOptions {
+        suite: Suite::Node,
         case: Vec::new(),
         seconds: 1,
         rounds,
@@ -19,6 +20,7 @@ fn bench(rounds: u32) -> Bench {
         idle_tenants: 3,
         copy_rows: 500,
         idle_connections: 20,
+        tpcc: (2, 100, 30),
         warm_up: Duration::from_secs(1),
         still: Duration::from_secs(1),
     };
@@ -29,7 +31,16 @@ fn bench(rounds: u32) -> Bench {
 /// Every case comes to a ratio of what was measured in as many rounds of either side.
 #[tokio::test]
 async fn both_servers_are_measured_in_turns() {
-    let names = ["cpu-read-8", "ycsb-8", "tpcb-8", "tenants-500-cpu", "tenants-500-memory", "copy-in"];
+    let names = [
+        "cpu-read-8",
+        "ycsb-8",
+        "tpcb-8",
+        "tenants-500-cpu",
+        "tenants-500-memory",
+        "copy-in",
+        "tpcc-16",
+        "tpcc-proc-16",
+    ];
     let wanted: Vec<_> = names.iter().map(|name| cases::case(name)).collect();
     let results = measure(&bench(1), &wanted).await;
     assert_eq!(results.iter().map(|result| result.name).collect::<Vec<_>>(), names);
@@ -54,9 +65,11 @@ async fn restarts_are_timed_and_a_case_that_fails_spoils_no_other() {
 
 #[tokio::test]
 async fn an_unknown_case_is_named_with_those_that_are_known() {
-    let error = wanted(&["read-8".to_owned(), "read-9".to_owned()]).unwrap_err().to_string();
+    let error = wanted(Suite::Node, &["read-8".to_owned(), "read-9".to_owned()]).unwrap_err().to_string();
     assert!(
         error.contains("read-9") && error.contains("read-8") && error.contains("log-bytes-ratio"),
         "{error}"
     );
+    let other = wanted(Suite::Tpcc, &["read-8".to_owned()]).unwrap_err().to_string();
+    assert!(other.contains("tpcc-proc-16") && !other.contains("log-bytes-ratio"), "{other}");
 }

@@ -121,6 +121,8 @@ pub(crate) struct Meter {
     pub(crate) lost_connections: u64,
     /// Transactions that were due in the window and not sent when it closed.
     pub(crate) unsent: u64,
+    /// Transactions that one retry did not bring through, in all of the run.
+    pub(crate) retried_again: u64,
     /// Transactions that were given up, in all of the run.
     pub(crate) failed: u64,
     pub(crate) errors: BTreeMap<String, u64>,
@@ -149,6 +151,7 @@ impl Meter {
             statements: 0,
             lost_connections: 0,
             unsent: 0,
+            retried_again: 0,
             failed: 0,
             errors: BTreeMap::new(),
             first_error: None,
@@ -266,6 +269,7 @@ impl Meter {
         self.statements += other.statements;
         self.lost_connections += other.lost_connections;
         self.unsent += other.unsent;
+        self.retried_again += other.retried_again;
         self.failed += other.failed;
         for (sqlstate, count) in &other.errors {
             *self.errors.entry(sqlstate.clone()).or_default() += count;

@@ -66,7 +66,7 @@ fn report() -> Report {
         "workload": "test", "options": {}, "target": "postgres://a@b:5432/c", "tenants": 2, "connections": 8,
         "offered_tps": 200.0, "seconds": 10.0, "transactions": 1800, "rolled_back": 0, "throughput_tps": 180.0,
         "latency": latency, "kinds": [kind("read"), kind("write")], "statements": 1800, "errors": { "40001": 3 },
-        "failed": 0, "first_error": null, "cancelled": 30, "lost_work_s": 0.15, "unsent": 0, "lost_connections": 0,
+        "retried_again": 0, "failed": 0, "first_error": null, "cancelled": 30, "lost_work_s": 0.15, "unsent": 0, "lost_connections": 0,
         "availability": {
             "outages": 2, "unavailable_s": 2.5, "longest_outage_s": 1.25, "down_interval_s": 1, "down_intervals": 2,
             "worst_tenant_tps": [88.0], "worst": [tenant("t_0000")],

@@ -50,6 +50,8 @@ pub struct Report {
     pub statements: u64,
     /// Errors of the server by SQLSTATE; 40001 and 40P01 were run again.
     pub errors: BTreeMap<String, u64>,
+    /// Transactions that needed more than one retry.
+    pub retried_again: u64,
     /// Transactions that were given up.
     pub failed: u64,
     /// The first error that made one be given up.
@@ -190,6 +192,7 @@ impl Report {
             kinds: kinds.collect(),
             statements: meter.statements,
             errors: meter.errors.clone(),
+            retried_again: meter.retried_again,
             failed: meter.failed,
             first_error: meter.first_error.clone(),
             cancelled: all.counts.cancelled,

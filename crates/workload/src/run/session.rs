@@ -70,7 +70,7 @@ impl<T: Terminal> Session<T> {
     /// Runs the transaction that was drawn and was due at `due`, until it ends or is given up. An error ends the run.
     pub(super) async fn transaction(&mut self, kind: usize, due: Instant) -> anyhow::Result<()> {
         let event = self.event(kind, due);
-        for _ in 0..MAX_TRIES {
+        for tried in 0..MAX_TRIES {
             self.connect().await?;
             let error = match self.attempt().await {
                 Ok((done, statements)) => {
@@ -80,6 +80,9 @@ impl<T: Terminal> Session<T> {
                 Err(Failure::Client(error)) => error,
                 Err(Failure::Data(what)) => anyhow::bail!("{what}"),
             };
+            if tried == 1 {
+                self.shared.meter.borrow_mut().retried_again += 1;
+            }
             if !self.after(&error).await? {
                 self.shared.meter.borrow_mut().gave_up(event, Instant::now(), &error);
                 return Ok(());

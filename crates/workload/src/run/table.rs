@@ -31,6 +31,7 @@ impl Report {
             lines.add("without effect, as foreseen", self.rolled_back.to_string());
         }
         lines.add("run again (40001, 40P01)", self.retries().to_string());
+        lines.add("more than one retry", self.retried_again.to_string());
         lines.add("given up", self.failed.to_string());
         if let (true, Some(lost)) = (self.cancelled > 0, self.lost_work_s) {
             lines.add("cancelled, lost work", format!("{}, {lost:.2} s", self.cancelled));

@@ -1,0 +1,65 @@
+//! A row of an answer, read column by column where it was received.
+
+use super::error::Error;
+
+/// The columns of a row that have not been read yet, in text format.
+pub struct Row<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Row<'a> {
+    /// Of a DataRow's body.
+    pub(super) fn new(body: &'a [u8]) -> Result<Row<'a>, Error> {
+        let (_, rest) = body.split_first_chunk::<2>().ok_or(SHORT)?;
+        Ok(Row { rest })
+    }
+
+    /// The next column, which is not NULL.
+    pub fn text(&mut self) -> Result<&'a [u8], Error> {
+        let (length, rest) = self.rest.split_first_chunk::<4>().ok_or(SHORT)?;
+        let length = i32::from_be_bytes(*length);
+        let length =
+            usize::try_from(length).map_err(|_| Error::Protocol("NULL where a value was expected"))?;
+        let (value, rest) = rest.split_at_checked(length).ok_or(SHORT)?;
+        self.rest = rest;
+        Ok(value)
+    }
+
+    /// The next column as a whole number.
+    pub fn long(&mut self) -> Result<i64, Error> {
+        let text = std::str::from_utf8(self.text()?).map_err(|_| NO_NUMBER)?;
+        text.parse().map_err(|_| NO_NUMBER)
+    }
+
+    /// The next column as a whole number of 32 bits.
+    pub fn integer(&mut self) -> Result<i32, Error> {
+        i32::try_from(self.long()?).map_err(|_| NO_NUMBER)
+    }
+}
+
+const SHORT: Error = Error::Protocol("a data row shorter than it says");
+const NO_NUMBER: Error = Error::Protocol("no whole number where one was expected");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_read_in_order() {
+        let body = b"\0\x04\0\0\0\x02hi\0\0\0\x03-12\0\0\0\x0b12345678901\xff\xff\xff\xff";
+        let mut row = Row::new(body).unwrap();
+        assert_eq!(row.text().unwrap(), b"hi");
+        assert_eq!(row.integer().unwrap(), -12);
+        assert_eq!(row.long().unwrap(), 12_345_678_901);
+        assert!(row.text().is_err(), "NULL");
+    }
+
+    #[test]
+    fn what_does_not_fit_is_an_error() {
+        assert!(Row::new(b"\0").is_err());
+        assert!(Row::new(b"\0\x01\0\0\0\x09hi").unwrap().text().is_err());
+        assert!(Row::new(b"\0\x01\0\0\0\x02hi").unwrap().long().is_err());
+        assert!(Row::new(b"\0\x01\0\0\0\x0b12345678901").unwrap().integer().is_err());
+        assert!(Row::new(b"\0\0").unwrap().text().is_err());
+    }
+}

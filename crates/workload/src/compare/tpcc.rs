@@ -1,0 +1,96 @@
+//! TPC-C with ten warehouses and sixteen terminals that do not think, statement by statement and as procedures.
+//!
+//! The consistency conditions are checked after every round, by the run itself: a server that fails them fails the case.
+
+use super::cases::{Case, case};
+use super::result::CaseResult;
+use super::turns::Bench;
+use crate::client::Client;
+use crate::run::{Report, RunOptions, run};
+use crate::server::Server;
+use crate::tenants;
+use crate::tpcc::Tpcc;
+
+const DATABASE: &str = "tpcc";
+const TERMINALS: u32 = 16;
+
+pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::Result<Vec<CaseResult>> {
+    let mut pair = bench.pair(TERMINALS).await?;
+    pair.each(async |server| load(bench, server).await).await?;
+    let mut results = Vec::new();
+    for (procedure, name) in [(false, "tpcc-16"), (true, "tpcc-proc-16")] {
+        if wanted.iter().any(|case| case.name == name) {
+            let mut notes = Vec::new();
+            let rounds = bench.in_turns(&mut pair, [case(name)], async |server| {
+                server.settle(DATABASE).await?;
+                let report = transactions(bench, server, procedure).await?;
+                notes.push(note(server, &report));
+                Ok([report.throughput_tps])
+            });
+            let [result] = rounds.await;
+            results.push(notes.into_iter().fold(result, CaseResult::with_note));
+        }
+    }
+    Ok(results)
+}
+
+fn workload(bench: &Bench, procedure: bool) -> Tpcc {
+    let (warehouses, items, customers) = bench.sizes.tpcc;
+    Tpcc { warehouses, items, customers, procedure, ..Tpcc::default() }
+}
+
+fn options(bench: &Bench, server: &Server) -> RunOptions {
+    RunOptions {
+        connections: TERMINALS as usize,
+        warm_up: bench.sizes.warm_up,
+        measure: bench.time,
+        ..RunOptions::new(server.target().with_database(DATABASE))
+    }
+}
+
+async fn load(bench: &Bench, server: &Server) -> anyhow::Result<()> {
+    bench.step(&format!("loading {} for TPC-C", server.name()));
+    tenants::create(&server.target(), &[DATABASE.to_owned()], |_| ()).await?;
+    let brief = RunOptions { measure: bench.sizes.warm_up, ..options(bench, server) };
+    run(workload(bench, false), brief).await?;
+    read_all(server).await
+}
+
+/// Reads every row once, so that all data is in memory at both: a run alone takes minutes to touch it.
+async fn read_all(server: &Server) -> anyhow::Result<()> {
+    let mut client = Client::connect(&server.target().with_database(DATABASE)).await?;
+    for (column, table) in [
+        ("i_data", "item"),
+        ("w_name", "warehouse"),
+        ("d_name", "district"),
+        ("c_data", "customer"),
+        ("h_data", "history"),
+        ("s_data", "stock"),
+        ("ol_dist_info", "order_line"),
+    ] {
+        client.query(&format!("SELECT max(length({column})) FROM {table}")).await?;
+    }
+    client.query("SELECT sum(o_ol_cnt) FROM orders").await?;
+    client.query("SELECT sum(no_o_id) FROM new_order").await?;
+    Ok(client.close().await?)
+}
+
+async fn transactions(bench: &Bench, server: &Server, procedure: bool) -> anyhow::Result<Report> {
+    let report = run(workload(bench, procedure), options(bench, server)).await?;
+    let error = report.first_error.as_deref().unwrap_or_default();
+    anyhow::ensure!(report.failed == 0, "{} transactions were given up: {error}", report.failed);
+    anyhow::ensure!(report.transactions > 0, "no transaction committed");
+    Ok(report)
+}
+
+fn note(server: &Server, report: &Report) -> String {
+    format!(
+        "{}: {:.0} transactions/s, p50 {:.2} ms, p99 {:.2} ms, {} tries run again, {} transactions more than once",
+        server.name(),
+        report.throughput_tps,
+        report.latency.p50_ms,
+        report.latency.p99_ms,
+        report.retries(),
+        report.retried_again,
+    )
+}

@@ -1,0 +1,59 @@
+//! The consistency conditions 1 to 4 (clause 3.3.2), of the whole database: a server that loses an update, or half of a
+//! transaction, is fast, and is found here.
+
+use crate::client::Client;
+
+/// A condition, and a query that answers a row for each warehouse or district where it does not hold.
+struct Condition {
+    what: &'static str,
+    violations: &'static str,
+}
+
+const CONDITIONS: [Condition; 4] = [
+    Condition {
+        what: "1 (w_ytd is the sum of its districts' d_ytd)",
+        violations: "SELECT w_id, w_ytd, total FROM warehouse LEFT JOIN \
+             (SELECT d_w_id, sum(d_ytd) AS total FROM district GROUP BY d_w_id) AS sums ON d_w_id = w_id \
+             WHERE total IS NULL OR w_ytd <> total LIMIT 5",
+    },
+    Condition {
+        what: "2 (d_next_o_id is one more than the newest order, and than the newest open one)",
+        violations: "SELECT d_w_id, d_id, d_next_o_id, newest, newest_open FROM district LEFT JOIN \
+             (SELECT o_w_id, o_d_id, max(o_id) AS newest FROM orders GROUP BY o_w_id, o_d_id) AS o \
+             ON o_w_id = d_w_id AND o_d_id = d_id LEFT JOIN \
+             (SELECT no_w_id, no_d_id, max(no_o_id) AS newest_open FROM new_order GROUP BY no_w_id, no_d_id) AS n \
+             ON no_w_id = d_w_id AND no_d_id = d_id \
+             WHERE newest IS NULL OR d_next_o_id - 1 <> newest OR d_next_o_id - 1 <> newest_open LIMIT 5",
+    },
+    Condition {
+        what: "3 (open orders have consecutive numbers)",
+        violations: "SELECT no_w_id, no_d_id, min(no_o_id), max(no_o_id), count(*) FROM new_order \
+             GROUP BY no_w_id, no_d_id HAVING max(no_o_id) - min(no_o_id) + 1 <> count(*) LIMIT 5",
+    },
+    Condition {
+        what: "4 (districts have as many order lines as their orders say)",
+        violations: "SELECT d_w_id, d_id, said, counted FROM district LEFT JOIN \
+             (SELECT o_w_id, o_d_id, sum(o_ol_cnt) AS said FROM orders GROUP BY o_w_id, o_d_id) AS o \
+             ON o_w_id = d_w_id AND o_d_id = d_id LEFT JOIN \
+             (SELECT ol_w_id, ol_d_id, count(*) AS counted FROM order_line GROUP BY ol_w_id, ol_d_id) AS l \
+             ON ol_w_id = d_w_id AND ol_d_id = d_id \
+             WHERE said IS NULL OR counted IS NULL OR said <> counted LIMIT 5",
+    },
+];
+
+pub(super) async fn check(client: &mut Client) -> anyhow::Result<()> {
+    for Condition { what, violations } in CONDITIONS {
+        let rows = client.query(violations).await?;
+        let shown = |row: &Vec<Option<String>>| {
+            let values = row.iter().map(|value| value.as_deref().unwrap_or("NULL"));
+            format!("({})", values.collect::<Vec<_>>().join(", "))
+        };
+        let shown: Vec<String> = rows.iter().map(shown).collect();
+        anyhow::ensure!(
+            rows.is_empty(),
+            "TPC-C's consistency condition {what} does not hold: {}",
+            shown.join(", ")
+        );
+    }
+    Ok(())
+}

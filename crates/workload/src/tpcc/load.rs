@@ -1,0 +1,86 @@
+//! Loading by COPY: what is missing, a warehouse at a time.
+//!
+//! All rows of a warehouse are one transaction, in which its own row comes along: a warehouse is there or it is not, and
+//! a load that was interrupted goes on with the next. So does one that wants more warehouses than there are.
+
+use super::population::Rows;
+use super::schema::{Table, statements};
+use super::{Tpcc, procedures};
+use crate::client::Client;
+use crate::workload::{Dialect, Loading};
+
+/// Bytes that are sent at once, about.
+const PIECE_BYTES: usize = 64 << 10;
+
+/// Rows that a load leaves.
+pub(super) fn rows(scale: &Tpcc) -> u64 {
+    let count = |table| Rows::new(scale, table, 1, 0).count();
+    count(Table::Item) + u64::from(scale.warehouses) * Table::OF_WAREHOUSE.map(count).iter().sum::<u64>()
+}
+
+pub(super) async fn load(scale: &Tpcc, loading: &mut Loading<'_>) -> anyhow::Result<()> {
+    for statement in statements(loading.dialect) {
+        loading.client.query(&statement).await?;
+    }
+    let present = present(scale, loading.client).await?;
+    if present == 0 {
+        // Items are loaded anew where no warehouse has come to need them.
+        loading.client.query("DELETE FROM item").await?;
+        copy(scale, Table::Item, 0, loading).await?;
+    } else {
+        let there = Tpcc { warehouses: present.min(scale.warehouses), ..scale.clone() };
+        (loading.loaded)(rows(&there));
+    }
+    for warehouse in present + 1..=scale.warehouses {
+        loading.client.query("BEGIN").await?;
+        for table in Table::OF_WAREHOUSE {
+            copy(scale, table, warehouse, loading).await?;
+        }
+        loading.client.query("COMMIT").await?;
+    }
+    if present < scale.warehouses && loading.dialect == Dialect::Postgres {
+        // It would do so by itself a minute later. Fulmar finds every row by its key without.
+        loading.client.query("ANALYZE").await?;
+    }
+    if scale.procedure {
+        procedures::create(loading.client, loading.dialect).await?;
+    }
+    Ok(())
+}
+
+/// How many warehouses there are; refuses those of another scale.
+async fn present(scale: &Tpcc, client: &mut Client) -> anyhow::Result<u32> {
+    let present = number(client, "SELECT count(*) FROM warehouse").await?;
+    if present > 0 {
+        let items = number(client, "SELECT max(i_id) FROM item").await?;
+        let customers = "SELECT max(c_id) FROM customer WHERE c_w_id = 1 AND c_d_id = 1";
+        let customers = number(client, customers).await?;
+        anyhow::ensure!(
+            (items, customers) == (scale.items, scale.customers),
+            "TPC-C's tables are there with {items} items and {customers} customers a district; run with \
+             --items {items} --customers {customers}, or drop them"
+        );
+    }
+    Ok(present)
+}
+
+async fn number(client: &mut Client, sql: &str) -> anyhow::Result<u32> {
+    let rows = client.query(sql).await?;
+    let text = rows.into_iter().flatten().flatten().next();
+    Ok(text.ok_or_else(|| anyhow::anyhow!("no answer to {sql}"))?.parse()?)
+}
+
+async fn copy(scale: &Tpcc, table: Table, warehouse: u32, loading: &mut Loading<'_>) -> anyhow::Result<()> {
+    let mut rows = Rows::new(scale, table, warehouse, loading.seed);
+    let loaded = loading.loaded;
+    let command = format!("COPY {} FROM STDIN", table.name());
+    loading
+        .client
+        .copy_in(&command, |piece| {
+            let written = rows.write(PIECE_BYTES, piece);
+            loaded(written);
+            written > 0
+        })
+        .await?;
+    Ok(())
+}

@@ -1,0 +1,132 @@
+//! The transactions statement by statement: what they share.
+
+use super::delivery::DeliverySteps;
+use super::inputs::{Customer, Input};
+use super::new_order::NewOrderSteps;
+use super::payment::PaymentSteps;
+use super::queries::{OrderStatusSteps, StockLevelSteps};
+use crate::client::{Client, Error, Parameter, Row, Statement, Type};
+use crate::workload::{Done, Failure};
+
+/// What a connection prepares.
+pub struct Steps {
+    begin: Statement,
+    commit: Statement,
+    rollback: Statement,
+    new_order: NewOrderSteps,
+    payment: PaymentSteps,
+    order_status: OrderStatusSteps,
+    delivery: DeliverySteps,
+    stock_level: StockLevelSteps,
+}
+
+impl Steps {
+    pub(super) async fn prepare(client: &mut Client) -> Result<Steps, Error> {
+        Ok(Steps {
+            begin: client.prepare("BEGIN", &[]).await?,
+            commit: client.prepare("COMMIT", &[]).await?,
+            rollback: client.prepare("ROLLBACK", &[]).await?,
+            new_order: NewOrderSteps::prepare(client).await?,
+            payment: PaymentSteps::prepare(client).await?,
+            order_status: OrderStatusSteps::prepare(client).await?,
+            delivery: DeliverySteps::prepare(client).await?,
+            stock_level: StockLevelSteps::prepare(client).await?,
+        })
+    }
+
+    pub(super) async fn run(&self, client: &mut Client, input: &Input) -> Result<Done, Failure> {
+        client.execute(&self.begin, &[]).await?;
+        let done = match input {
+            Input::NewOrder(order) => self.new_order.run(client, order).await?,
+            Input::Payment(payment) => self.payment.run(client, payment).await?,
+            Input::OrderStatus(question) => self.order_status.run(client, question).await?,
+            Input::Delivery(delivery) => self.delivery.run(client, delivery).await?,
+            Input::StockLevel(question) => self.stock_level.run(client, question).await?,
+        };
+        let end = if done == Done::Committed { &self.commit } else { &self.rollback };
+        client.execute(end, &[]).await?;
+        Ok(done)
+    }
+}
+
+/// Parameters of type `INTEGER`.
+pub(super) fn integers<const N: usize>(values: [i32; N]) -> [Parameter<'static>; N] {
+    values.map(Parameter::Int4)
+}
+
+/// The one row that a statement answers, by what `read` takes of it.
+pub(super) async fn one<T>(
+    client: &mut Client,
+    statement: &Statement,
+    parameters: &[Parameter<'_>],
+    what: &str,
+    read: impl FnMut(&mut Row<'_>) -> Result<T, Error>,
+) -> Result<T, Failure> {
+    let found = at_most_one(client, statement, parameters, read).await?;
+    found.ok_or_else(|| missing(what, parameters))
+}
+
+/// The last row that a statement answers.
+pub(super) async fn at_most_one<T>(
+    client: &mut Client,
+    statement: &Statement,
+    parameters: &[Parameter<'_>],
+    mut read: impl FnMut(&mut Row<'_>) -> Result<T, Error>,
+) -> Result<Option<T>, Failure> {
+    let mut found = None;
+    client
+        .fetch(statement, parameters, |row| {
+            found = Some(read(row)?);
+            Ok(())
+        })
+        .await?;
+    Ok(found)
+}
+
+/// Runs a statement that changes one row.
+pub(super) async fn change_one(
+    client: &mut Client,
+    statement: &Statement,
+    parameters: &[Parameter<'_>],
+    what: &str,
+) -> Result<(), Failure> {
+    match client.execute(statement, parameters).await? {
+        1 => Ok(()),
+        _ => Err(missing(what, parameters)),
+    }
+}
+
+pub(super) fn missing(what: &str, parameters: &[Parameter<'_>]) -> Failure {
+    Failure::Data(format!("no {what} for {parameters:?}: drop the tables of TPC-C and load again"))
+}
+
+const BY_NAME: &str =
+    "SELECT c_id FROM customer WHERE c_w_id = $1 AND c_d_id = $2 AND c_last = $3 ORDER BY c_first";
+const BY_NAME_TYPES: [Type; 3] = [Type::Int4, Type::Int4, Type::Varchar];
+
+pub(super) async fn prepare_by_name(client: &mut Client) -> Result<Statement, Error> {
+    client.prepare(BY_NAME, &BY_NAME_TYPES).await
+}
+
+/// The number of a customer: of those with one last name it is the one in the middle, by first name (clause 2.5.2.2).
+pub(super) async fn number_of(
+    client: &mut Client,
+    by_name: &Statement,
+    [warehouse, district]: [i32; 2],
+    customer: &Customer,
+) -> Result<i32, Failure> {
+    let name = match customer {
+        Customer::Number(number) => return Ok(*number),
+        Customer::LastName(name) => name,
+    };
+    let parameters = [Parameter::Int4(warehouse), Parameter::Int4(district), Parameter::Text(name)];
+    let mut numbers = Vec::new();
+    client
+        .fetch(by_name, &parameters, |row| {
+            numbers.push(row.integer()?);
+            Ok(())
+        })
+        .await?;
+    let middle = numbers.len().saturating_sub(1) / 2;
+    numbers.get(middle).copied().ok_or_else(|| missing("customer", &parameters))
+}

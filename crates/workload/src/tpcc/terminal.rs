@@ -1,0 +1,122 @@
+//! A terminal: draws transactions of the mix and runs them, statement by statement or as procedures.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use rand::RngExt;
+
+use super::Tpcc;
+use super::inputs::{Input, Inputs};
+use super::procedures::Calls;
+use super::steps::Steps;
+use crate::client::{Client, Error};
+use crate::workload::{Dialect, Done, Failure, Kind, Place, Terminal};
+
+/// A kind of transaction, with the specification's times (clause 5.2.5.7).
+pub(super) struct TpccKind {
+    pub(super) kind: Kind,
+    draw: fn(&mut Inputs) -> Input,
+    keying_seconds: f64,
+    /// On average.
+    think_seconds: f64,
+}
+
+const fn kind(
+    name: &'static str,
+    weight: f64,
+    draw: fn(&mut Inputs) -> Input,
+    keying_seconds: f64,
+    think_seconds: f64,
+) -> TpccKind {
+    TpccKind { kind: Kind { name, weight }, draw, keying_seconds, think_seconds }
+}
+
+/// The mix (clause 5.2.3): the least shares of the four others, and what is left for new-order.
+pub(super) const KINDS: [TpccKind; 5] = [
+    kind("new-order", 45.0, |inputs| Input::NewOrder(inputs.new_order()), 18.0, 12.0),
+    kind("payment", 43.0, |inputs| Input::Payment(inputs.payment()), 3.0, 12.0),
+    kind("order-status", 4.0, |inputs| Input::OrderStatus(inputs.order_status()), 2.0, 10.0),
+    kind("delivery", 4.0, |inputs| Input::Delivery(inputs.delivery()), 2.0, 5.0),
+    kind("stock-level", 4.0, |inputs| Input::StockLevel(inputs.stock_level()), 2.0, 5.0),
+];
+
+/// Think times are negative exponential, ten means at most (clause 5.2.5.4).
+const LONGEST_THINKING: f64 = 10.0;
+
+/// One terminal.
+pub struct TpccTerminal {
+    scale: Rc<Tpcc>,
+    inputs: Inputs,
+    kind: usize,
+    input: Option<Input>,
+}
+
+impl TpccTerminal {
+    pub(super) fn new(scale: Rc<Tpcc>, place: Place) -> TpccTerminal {
+        let inputs = Inputs::new(&scale, place);
+        TpccTerminal { scale, inputs, kind: 0, input: None }
+    }
+}
+
+/// What a connection has prepared.
+pub enum Statements {
+    #[doc(hidden)]
+    Steps(Box<Steps>),
+    #[doc(hidden)]
+    Calls(Box<Calls>),
+}
+
+impl Terminal for TpccTerminal {
+    type Statements = Statements;
+
+    async fn prepare(&self, client: &mut Client, dialect: Dialect) -> Result<Statements, Error> {
+        Ok(match self.scale.procedure {
+            true => Statements::Calls(Box::new(Calls::prepare(client, dialect).await?)),
+            false => Statements::Steps(Box::new(Steps::prepare(client).await?)),
+        })
+    }
+
+    fn draw(&mut self, kind: usize) {
+        (self.kind, self.input) = (kind, KINDS.get(kind).map(|kind| (kind.draw)(&mut self.inputs)));
+    }
+
+    async fn attempt(&mut self, client: &mut Client, statements: &Statements) -> Result<Done, Failure> {
+        let Some(input) = &self.input else { return Ok(Done::RolledBack) };
+        match statements {
+            Statements::Steps(steps) => steps.run(client, input).await,
+            Statements::Calls(calls) => calls.run(client, input).await,
+        }
+    }
+
+    fn keying(&mut self) -> Duration {
+        Duration::from_secs_f64(KINDS[self.kind].keying_seconds * self.scale.pauses)
+    }
+
+    fn thinking(&mut self) -> Duration {
+        let means = -(1.0 - self.inputs.random.random::<f64>()).ln();
+        let seconds = KINDS[self.kind].think_seconds * means.min(LONGEST_THINKING);
+        Duration::from_secs_f64(seconds * self.scale.pauses)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_are_those_of_the_specification() {
+        let place = Place { tenant: 0, number: 0, of: 1, seed: 1 };
+        let mut terminal = TpccTerminal::new(Rc::new(Tpcc { pauses: 1.0, ..Tpcc::default() }), place);
+        for (number, kind) in KINDS.iter().enumerate() {
+            terminal.draw(number);
+            assert_eq!(terminal.keying().as_secs_f64(), kind.keying_seconds);
+            let thinks: Vec<f64> = (0..20_000).map(|_| terminal.thinking().as_secs_f64()).collect();
+            let mean = thinks.iter().sum::<f64>() / thinks.len() as f64;
+            assert!((mean / kind.think_seconds - 1.0).abs() < 0.05, "{mean}");
+            assert!(thinks.iter().all(|think| *think <= kind.think_seconds * LONGEST_THINKING));
+        }
+        let mut hasty = TpccTerminal::new(Rc::new(Tpcc::default()), place);
+        hasty.draw(0);
+        assert_eq!((hasty.keying(), hasty.thinking()), (Duration::ZERO, Duration::ZERO));
+    }
+}
