@@ -11,6 +11,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use tokio::runtime::Handle;
+
+use crate::{Error, sqlstate};
+
 /// Where spilled bytes go and how many there are.
 #[derive(Debug)]
 pub(crate) struct SpillArea {
@@ -18,11 +22,14 @@ pub(crate) struct SpillArea {
     /// Bytes that one buffer may hold in memory before it moves to a file.
     threshold_bytes: usize,
     files: AtomicU64,
+    runtime: Handle,
 }
 
 impl SpillArea {
+    /// Must be called inside a tokio runtime, which is to outlive it.
     pub(crate) fn new(directory: &Path, threshold_bytes: usize) -> Arc<Self> {
-        Arc::new(SpillArea { directory: directory.to_owned(), threshold_bytes, files: AtomicU64::new(0) })
+        let (directory, files) = (directory.to_owned(), AtomicU64::new(0));
+        Arc::new(SpillArea { directory, threshold_bytes, files, runtime: Handle::current() })
     }
 
     /// Temporary files made so far.
@@ -34,12 +41,27 @@ impl SpillArea {
         self.threshold_bytes
     }
 
+    /// Where what blocks can be run on other threads, whoever's thread this is.
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+
     /// A file without a name, gone when it is closed.
     pub(crate) fn file(&self) -> io::Result<File> {
         use std::os::unix::fs::OpenOptionsExt;
         self.files.fetch_add(1, Ordering::Relaxed);
         File::options().read(true).write(true).custom_flags(libc::O_TMPFILE).mode(0o600).open(&self.directory)
     }
+}
+
+/// The error of a transaction whose temporary file could not be written or read.
+pub(crate) fn error(cause: &io::Error) -> Error {
+    let state = match cause.raw_os_error() {
+        Some(libc::ENOSPC | libc::EDQUOT) => sqlstate::DISK_FULL,
+        _ => sqlstate::IO_ERROR,
+    };
+    Error::new(state, format!("a large transaction could not use its temporary file: {cause}"))
+        .hint("free space on the disk of the data directory, or make the transaction smaller")
 }
 
 /// Buffers kept for reuse by each thread, and the bytes of each at most: those of a small transaction's journal.
@@ -165,8 +187,8 @@ impl SpillBuffer {
 mod tests {
     use super::*;
 
-    #[test]
-    fn behaves_the_same_in_memory_and_in_a_file() {
+    #[tokio::test]
+    async fn behaves_the_same_in_memory_and_in_a_file() {
         let directory = tempfile::tempdir().unwrap();
         for threshold in [1 << 20, 16] {
             let area = SpillArea::new(directory.path(), threshold);

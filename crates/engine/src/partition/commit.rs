@@ -192,7 +192,7 @@ impl Partition {
         let Some(snapshot) = transaction.snapshot else {
             return Err(Refused::Failed(Error::new(sqlstate::INTERNAL, "a commit without a snapshot")));
         };
-        let mut changes = self.collect_changes(transaction, &snapshot, page_one, large)?;
+        let mut changes = self.collect_changes(transaction, &snapshot, page_one, large);
         let same_pages = changes.pages.is_empty() && changes.large.is_none();
         if same_pages && !changes.changed_allocation && !changes.changed_rest && transaction.id == 0 {
             return Ok(None);
@@ -241,16 +241,7 @@ impl Partition {
         snapshot: &Snapshot,
         page_one: Box<Page>,
         large: Option<Large>,
-    ) -> Result<Changes, Refused> {
-        let broken = |e: std::io::Error| {
-            Refused::Failed(
-                Error::new(
-                    sqlstate::IO_ERROR,
-                    format!("reading back a transaction's spilled pages failed: {e}"),
-                )
-                .hint("check the disk that holds the data directory's tmp folder"),
-            )
-        };
+    ) -> Changes {
         let mut record = RecordBuilder::new(self.node.buffers.take());
         record.begin(&RecordHeader {
             kind: RecordKind::Commit,
@@ -265,8 +256,7 @@ impl Partition {
         }
         let mut pages = Vec::with_capacity(transaction.overlay.len());
         let page_count = page_one::page_count(&page_one);
-        for changed in transaction.overlay.drain() {
-            let (no, data) = changed.map_err(broken)?;
+        for (no, data) in transaction.overlay.drain() {
             if no == 1 || no > page_count {
                 continue;
             }
@@ -284,7 +274,7 @@ impl Partition {
         let base_one = unsafe { self.resident(1, snapshot) }.unwrap_or(&[0; PAGE_SIZE]);
         let changed_allocation = !page_one::same_allocation(base_one, &page_one);
         let changed_rest = !page_one::same_rest(base_one, &page_one);
-        Ok(Changes { record, pages, large, page_one, changed_allocation, changed_rest })
+        Changes { record, pages, large, page_one, changed_allocation, changed_rest }
     }
 
     /// Step 2: validation, log, pages. Answers the commit and the bytes of memory that its pages take.

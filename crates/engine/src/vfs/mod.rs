@@ -106,6 +106,14 @@ impl Link {
         waited.ok().flatten().ok_or(Interrupted)
     }
 
+    /// Waits for a file of the transaction's own, without holding the thread. Not for long, so a cancel does not end it: a
+    /// statement that is being taken back writes pages, too.
+    pub(crate) fn wait_for_disk<F: Future>(&self, future: F) -> Result<F::Output, Interrupted> {
+        let waited = self.suspender.wait(future);
+        self.slice_ends.set(None);
+        waited.map_err(|_| Interrupted)
+    }
+
     /// Called now and then by a statement that computes; answers whether it shall end.
     pub(crate) fn checkpoint(&self) -> bool {
         if self.cancel.borrow().is_set() || self.is_expired() {
