@@ -105,6 +105,13 @@ mod tests {
     }
 
     #[test]
+    fn a_full_disk_is_told() {
+        let mut draft = Draft::new(File::options().write(true).open("/dev/full").unwrap());
+        let failed = (0..200).find_map(|no| draft.push(&page(no)).err()).unwrap();
+        assert_eq!(failed.raw_os_error(), Some(libc::ENOSPC));
+    }
+
+    #[test]
     fn pages_are_read_back_wherever_they_are_and_the_file_becomes_a_segment() {
         for cached in [false, true] {
             let mut draft = Draft::new(tempfile::tempfile().unwrap());

@@ -110,10 +110,15 @@ impl SpillBuffer {
         self.length
     }
 
+    /// Whether it lives in a file once it has so many bytes.
+    pub(crate) fn needs_file(&self, length: u64) -> bool {
+        self.file.is_some() || length > self.area.threshold_bytes as u64
+    }
+
     /// Writes at `offset`; a gap before it reads as zeros.
     pub(crate) fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let end = offset + bytes.len() as u64;
-        if self.file.is_none() && end > self.area.threshold_bytes as u64 {
+        if self.file.is_none() && self.needs_file(end) {
             let file = self.area.file()?;
             file.write_all_at(&self.memory, 0)?;
             self.file = Some(file);

@@ -238,3 +238,34 @@ fn plain_offset(index: u32) -> u64 {
 fn given_up() -> io::Error {
     io::Error::other("the transaction's file was given up after an earlier failure")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_failure_of_the_other_thread_is_met_by_whoever_comes_next() {
+        let directory = tempfile::tempdir().unwrap();
+        let area = SpillArea::new(directory.path(), 0);
+        let mut pages = SpilledPages::new(&area).unwrap();
+        let full = Draft::new(File::options().write(true).open("/dev/full").unwrap());
+        pages.work.as_mut().unwrap().draft = full;
+        let mut state = 1u64;
+        let mut noise: Page = [0; PAGE_SIZE];
+        let mut failed = None;
+        for _ in 0..10 * GATHERED {
+            noise.fill_with(|| {
+                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                (state >> 33) as u8
+            });
+            if let Err(error) = pages.draft(&noise).await {
+                failed = Some(error);
+                break;
+            }
+        }
+        assert_eq!(failed.unwrap().raw_os_error(), Some(libc::ENOSPC));
+        assert!(pages.read(Place::Draft(0), &mut noise).await.is_err());
+        assert!(pages.hand_over().await.is_err());
+        assert!(pages.finish(|_| Vec::new()).await.is_err());
+    }
+}

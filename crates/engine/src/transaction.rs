@@ -332,7 +332,8 @@ impl Transaction {
         self.keeps_within(self.limits.check_size(from, pages))
     }
 
-    fn keeps_within(&mut self, checked: Result<(), Error>) -> bool {
+    /// Whether a check of what it may take went well; notes it as its failure if not.
+    pub(crate) fn keeps_within(&mut self, checked: Result<(), Error>) -> bool {
         match checked {
             Err(error) if !self.beyond_limits => {
                 self.failure = Some(error);

@@ -414,6 +414,9 @@ impl Link {
         }
         let mut written = transaction.overlay.write(page, data);
         if written.is_ok() && transaction.overlay.is_full() {
+            if !transaction.keeps_within(self.partition.node.disk.admit(false)) {
+                return ffi::SQLITE_IOERR_WRITE;
+            }
             match self.wait_for_disk(transaction.overlay.relieve()) {
                 Ok(relieved) => written = relieved,
                 Err(super::Interrupted) => return ffi::SQLITE_IOERR_WRITE,

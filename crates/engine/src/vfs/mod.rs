@@ -146,10 +146,12 @@ impl Link {
         self.transaction.borrow().conflict == Some(Conflict::Expired)
     }
 
-    /// A temporary file is about to grow; answers whether it may.
-    fn grow_buffer(&self, bytes: u64) -> bool {
+    /// A temporary file is about to grow, `on_disk` if it is none in memory; answers whether it may.
+    fn grow_buffer(&self, bytes: u64, on_disk: bool) -> bool {
         let buffered_bytes = self.buffered_bytes.get();
-        let may = self.transaction.borrow_mut().may_hold(bytes, buffered_bytes);
+        let mut transaction = self.transaction.borrow_mut();
+        let may = transaction.may_hold(bytes, buffered_bytes)
+            && (!on_disk || transaction.keeps_within(self.partition.node.disk.admit(false)));
         if may {
             self.buffered_bytes.set(buffered_bytes + bytes);
         }

@@ -14,7 +14,7 @@ use std::os::fd::AsRawFd;
 use std::path::Path as FilePath;
 
 use fulmar_pages::SegmentId;
-use rustix::fs::{AtFlags, CWD};
+use rustix::fs::{AtFlags, CWD, Mode};
 use rustix::io::Errno;
 
 use super::{PageStore, SEGMENTS, StoreError, segment_path};
@@ -35,31 +35,27 @@ impl PageStore {
         };
         file.sync_all().map_err(failed)?;
         match link(file, directory, id) {
-            Ok(()) => Ok(Some(id)),
-            // Another file system; one without links; no /proc.
-            Err(Errno::XDEV | Errno::PERM | Errno::NOTSUP | Errno::NOENT) => Ok(None),
+            Ok(linked) => Ok(linked.then_some(id)),
             Err(cause) => Err(failed(cause.into())),
         }
     }
 }
 
-fn link(file: &File, store: &FilePath, id: SegmentId) -> Result<(), Errno> {
-    let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
+/// `false` if there can be no such link.
+fn link(file: &File, store: &FilePath, id: SegmentId) -> Result<bool, Errno> {
     let segments = store.join(SEGMENTS);
-    let name = segments.join(id.to_string());
-    let link = || rustix::fs::linkat(CWD, &unnamed, CWD, &name, AtFlags::SYMLINK_FOLLOW);
-    let linked = link();
-    if linked != Err(Errno::NOENT) {
-        linked?;
-        return sync_directory(&segments);
-    }
-    // The store's first segment.
-    match rustix::fs::mkdir(&segments, rustix::fs::Mode::from_raw_mode(0o777)) {
-        Ok(()) | Err(Errno::EXIST) => sync_directory(store)?,
+    match rustix::fs::mkdir(&segments, Mode::from_raw_mode(0o777)) {
+        Ok(()) => sync_directory(store)?,
+        Err(Errno::EXIST) => {}
         Err(cause) => return Err(cause),
     }
-    link()?;
-    sync_directory(&segments)
+    let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
+    match rustix::fs::linkat(CWD, unnamed, CWD, segments.join(id.to_string()), AtFlags::SYMLINK_FOLLOW) {
+        Ok(()) => sync_directory(&segments).map(|()| true),
+        // Another file system; one without links; no /proc.
+        Err(Errno::XDEV | Errno::PERM | Errno::NOTSUP | Errno::NOENT) => Ok(false),
+        Err(cause) => Err(cause),
+    }
 }
 
 fn sync_directory(directory: &FilePath) -> Result<(), Errno> {
