@@ -19,7 +19,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use fulmar_pages::segment::{Entry, FrameLocation};
-use fulmar_pages::{PAGE_SIZE, Page};
+use fulmar_pages::{PAGE_SIZE, Page, PageNo, PartitionId};
 use tokio::task::JoinHandle;
 
 use crate::draft::Draft;
@@ -35,9 +35,9 @@ const FEW_REPLACED: u32 = 64;
 /// Where a page is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// In the draft, or on its way: the how manieth it is.
+    /// In the draft, or on its way there: its number among those.
     Draft(u32),
-    /// In the plain file: the how manieth it is.
+    /// In the plain file: its number there.
     Plain(u32),
 }
 
@@ -173,15 +173,19 @@ impl SpilledPages {
         Ok(self.push_draft(page))
     }
 
-    /// The draft becomes a segment; `entries` are told from where each drafted page lies. Answers the file and its bytes.
+    /// The draft becomes a segment: `frames` tells the places in it of the partition's pages. Answers the file and its bytes.
     pub(crate) async fn finish(
         mut self,
-        entries: impl FnOnce(&[FrameLocation]) -> Vec<Entry>,
+        partition: PartitionId,
+        frames: Vec<(PageNo, u32)>,
     ) -> io::Result<(File, u64)> {
         self.hand_over().await?;
         self.rest().await?;
         let draft = self.work.take().ok_or_else(given_up)?.draft;
-        let entries = entries(&self.locations);
+        let locations = &self.locations;
+        let entry = |(no, index)| Some((partition, no, *locations.get(index as usize)?));
+        let entries: Option<Vec<Entry>> = frames.into_iter().map(entry).collect();
+        let entries = entries.ok_or_else(given_up)?;
         let finished = self.area.runtime().spawn_blocking(move || draft.finish(entries)).await;
         finished.map_err(io::Error::other)?
     }
@@ -266,6 +270,6 @@ mod tests {
         assert_eq!(failed.unwrap().raw_os_error(), Some(libc::ENOSPC));
         assert!(pages.read(Place::Draft(0), &mut noise).await.is_err());
         assert!(pages.hand_over().await.is_err());
-        assert!(pages.finish(|_| Vec::new()).await.is_err());
+        assert!(pages.finish(PartitionId(1), Vec::new()).await.is_err());
     }
 }

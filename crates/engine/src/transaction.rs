@@ -4,7 +4,6 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-use fulmar_pages::segment::FrameLocation;
 use fulmar_pages::{PAGE_SIZE, Page, PageNo, PartitionId};
 use hashbrown::HashMap;
 
@@ -175,20 +174,20 @@ impl Overlay {
     }
 
     /// The changed pages in order, taken out. Those that have been spilled must have been brought back.
-    pub(crate) fn drain(&mut self) -> Vec<(PageNo, Box<Page>)> {
+    pub(crate) fn drain(&mut self) -> io::Result<Vec<(PageNo, Box<Page>)>> {
         self.in_memory = 0;
         let in_memory = |(no, changed)| match changed {
-            Changed::Memory(page) => Some((no, page)),
-            Changed::Spilled(_) => None,
+            Changed::Memory(page) => Ok((no, page)),
+            Changed::Spilled(_) => Err(io::ErrorKind::NotFound.into()),
         };
-        let mut pages: Vec<_> = self.pages.drain().filter_map(in_memory).collect();
+        let mut pages = self.pages.drain().map(in_memory).collect::<io::Result<Vec<_>>>()?;
         pages.sort_unstable_by_key(|(page, _)| *page);
-        pages
+        Ok(pages)
     }
 
     /// Makes a segment of the changed pages up to `page_count`, but for page 1. Answers the file that holds it, not synced,
     /// and its bytes. The overlay is empty then.
-    pub(crate) async fn into_segment(
+    pub(crate) async fn make_segment(
         &mut self,
         partition: PartitionId,
         page_count: u32,
@@ -221,10 +220,7 @@ impl Overlay {
             };
             frames.push((no, index));
         }
-        let entry = |(no, index): (PageNo, u32), locations: &[FrameLocation]| {
-            locations.get(index as usize).map(|location| (partition, no, *location))
-        };
-        new.finish(|locations| frames.into_iter().filter_map(|frame| entry(frame, locations)).collect()).await
+        new.finish(partition, frames).await
     }
 
     pub(crate) fn clear(&mut self) {
@@ -375,7 +371,7 @@ mod tests {
     /// The pages of the overlay's segment, each with what it is filled with, and how many bytes it has.
     async fn segment(overlay: &mut Overlay, page_count: u32) -> (Vec<(u32, u32)>, u64) {
         use std::os::unix::fs::FileExt;
-        let (file, bytes) = overlay.into_segment(PartitionId(9), page_count).await.unwrap();
+        let (file, bytes) = overlay.make_segment(PartitionId(9), page_count).await.unwrap();
         let mut segment = vec![0; bytes as usize];
         file.read_exact_at(&mut segment, 0).unwrap();
         let index = fulmar_pages::segment::verify(&segment).unwrap();
@@ -406,7 +402,8 @@ mod tests {
         overlay.bring_back().await.unwrap();
         assert!(overlay.in_memory(PAGES / 2).is_some());
         check(&mut overlay, expected).await;
-        let drained: Vec<(u32, u8)> = overlay.drain().iter().map(|(no, page)| (*no, page[9])).collect();
+        let drained: Vec<(u32, u8)> =
+            overlay.drain().unwrap().iter().map(|(no, page)| (*no, page[9])).collect();
         assert_eq!(drained, (1..=PAGES).map(|no| (no, expected(no) as u8)).collect::<Vec<_>>());
         assert_eq!(overlay.len(), 0);
     }

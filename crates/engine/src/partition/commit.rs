@@ -37,7 +37,7 @@ use hashbrown::HashSet;
 use super::large::LargeSegment;
 use super::{Large, PageVersion, Partition, Snapshot, Status};
 use crate::transaction::{Committed, Conflict, Transaction};
-use crate::{Error, sqlstate};
+use crate::{Error, spill, sqlstate};
 
 /// The fields of page 1 that commits treat apart from the rest.
 pub(crate) mod page_one {
@@ -192,7 +192,7 @@ impl Partition {
         let Some(snapshot) = transaction.snapshot else {
             return Err(Refused::Failed(Error::new(sqlstate::INTERNAL, "a commit without a snapshot")));
         };
-        let mut changes = self.collect_changes(transaction, &snapshot, page_one, large);
+        let mut changes = self.collect_changes(transaction, &snapshot, page_one, large)?;
         let same_pages = changes.pages.is_empty() && changes.large.is_none();
         if same_pages && !changes.changed_allocation && !changes.changed_rest && transaction.id == 0 {
             return Ok(None);
@@ -241,7 +241,7 @@ impl Partition {
         snapshot: &Snapshot,
         page_one: Box<Page>,
         large: Option<Large>,
-    ) -> Changes {
+    ) -> Result<Changes, Refused> {
         let mut record = RecordBuilder::new(self.node.buffers.take());
         record.begin(&RecordHeader {
             kind: RecordKind::Commit,
@@ -256,7 +256,8 @@ impl Partition {
         }
         let mut pages = Vec::with_capacity(transaction.overlay.len());
         let page_count = page_one::page_count(&page_one);
-        for (no, data) in transaction.overlay.drain() {
+        let drained = transaction.overlay.drain();
+        for (no, data) in drained.map_err(|cause| Refused::Failed(spill::error(&cause)))? {
             if no == 1 || no > page_count {
                 continue;
             }
@@ -274,7 +275,7 @@ impl Partition {
         let base_one = unsafe { self.resident(1, snapshot) }.unwrap_or(&[0; PAGE_SIZE]);
         let changed_allocation = !page_one::same_allocation(base_one, &page_one);
         let changed_rest = !page_one::same_rest(base_one, &page_one);
-        Changes { record, pages, large, page_one, changed_allocation, changed_rest }
+        Ok(Changes { record, pages, large, page_one, changed_allocation, changed_rest })
     }
 
     /// Step 2: validation, log, pages. Answers the commit and the bytes of memory that its pages take.

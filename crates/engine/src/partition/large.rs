@@ -78,7 +78,7 @@ impl Partition {
         }
         self.node.disk.admit(true)?;
         let (file, bytes) =
-            overlay.into_segment(self.id, page_count).await.map_err(|cause| spill::error(&cause))?;
+            overlay.make_segment(self.id, page_count).await.map_err(|cause| spill::error(&cause))?;
         let naming = self.node.naming.clone().read_owned().await;
         let segment = self.store_segment(Arc::new(file), bytes).await?;
         failpoint::hit(failpoint::COMMIT_AFTER_SEGMENT);

@@ -8,7 +8,7 @@ use libsqlite3_sys as ffi;
 use super::{Link, guarded};
 use crate::partition::{PageVersion, Snapshot, log_error, page_one};
 use crate::spill;
-use crate::transaction::{Conflict, Overlay, Transaction};
+use crate::transaction::{Conflict, Transaction};
 
 #[repr(C)]
 struct MainFile {
@@ -325,7 +325,7 @@ impl Link {
                 transaction.reads.insert(page);
             }
             if transaction.overlay.contains(page) {
-                return self.read_own(&mut transaction.overlay, page, within, out);
+                return self.read_own(&mut transaction, page, within, out);
             }
             snapshot
         };
@@ -346,19 +346,21 @@ impl Link {
     }
 
     /// Reads a page that the transaction has changed.
-    fn read_own(&self, overlay: &mut Overlay, page: PageNo, within: usize, out: &mut [u8]) -> c_int {
-        if let Some(own) = overlay.in_memory(page) {
+    fn read_own(&self, transaction: &mut Transaction, page: PageNo, within: usize, out: &mut [u8]) -> c_int {
+        if let Some(own) = transaction.overlay.in_memory(page) {
             out.copy_from_slice(&own[within..within + out.len()]);
             return ffi::SQLITE_OK;
         }
         let mut own = Box::new([0; PAGE_SIZE]);
-        match self.wait_for_disk(overlay.read(page, &mut own)) {
+        match self.wait_for_disk(transaction.overlay.read(page, &mut own)) {
             Ok(Ok(_)) => {
                 out.copy_from_slice(&own[within..within + out.len()]);
-                ffi::SQLITE_OK
+                return ffi::SQLITE_OK;
             }
-            _ => ffi::SQLITE_IOERR_READ,
+            Ok(Err(cause)) => transaction.failure = Some(spill::error(&cause)),
+            Err(super::Interrupted) => {}
         }
+        ffi::SQLITE_IOERR_READ
     }
 
     /// When it opens a file SQLite reads the header before it locks.

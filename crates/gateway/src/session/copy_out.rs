@@ -21,7 +21,11 @@ use crate::protocol::backend;
 impl Session {
     /// The query for all rows of a table.
     pub(super) async fn table_query(&mut self, table: &Table) -> Result<String> {
-        let columns = self.table_columns(table).await?;
+        let of_tenant = |schema: &String| ["main", "temp"].contains(&schema.as_str());
+        let columns = match table.schema.as_ref().is_none_or(of_tenant) {
+            true => self.table_columns(table).await?,
+            false => Vec::new(),
+        };
         Ok(match columns.is_empty() {
             // A system table, or none.
             true => format!("SELECT * FROM {}", table.sql()),
