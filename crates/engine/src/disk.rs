@@ -7,7 +7,8 @@
 //!   available  > reserve              everything is accepted
 //!              < reserve              commits that make a database larger get 53100, and so do large ones, imports and
 //!                                     CREATE DATABASE; reading, deleting, changing what is there, DROP DATABASE go on
-//!              < half of the reserve  no commit is accepted; reading and DROP DATABASE go on
+//!              < half of the reserve  no commit is accepted, no temporary file grows; what reads without one, and
+//!                                     DROP DATABASE, go on
 //! ```
 //!
 //! It goes on by itself when an eighth of the reserve more is available. Meanwhile garbage is collected at once, since

@@ -26,6 +26,7 @@ mod cancel;
 mod clock;
 mod connection;
 mod disk;
+mod draft;
 mod engine;
 mod error;
 mod export;

@@ -11,6 +11,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use tokio::runtime::Handle;
+
+use crate::{Error, sqlstate};
+
 /// Where spilled bytes go and how many there are.
 #[derive(Debug)]
 pub(crate) struct SpillArea {
@@ -18,11 +22,14 @@ pub(crate) struct SpillArea {
     /// Bytes that one buffer may hold in memory before it moves to a file.
     threshold_bytes: usize,
     files: AtomicU64,
+    runtime: Handle,
 }
 
 impl SpillArea {
+    /// Must be called inside a tokio runtime, which is to outlive it.
     pub(crate) fn new(directory: &Path, threshold_bytes: usize) -> Arc<Self> {
-        Arc::new(SpillArea { directory: directory.to_owned(), threshold_bytes, files: AtomicU64::new(0) })
+        let (directory, files) = (directory.to_owned(), AtomicU64::new(0));
+        Arc::new(SpillArea { directory, threshold_bytes, files, runtime: Handle::current() })
     }
 
     /// Temporary files made so far.
@@ -34,12 +41,27 @@ impl SpillArea {
         self.threshold_bytes
     }
 
+    /// Where what blocks can be run on other threads, whoever's thread this is.
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+
     /// A file without a name, gone when it is closed.
     pub(crate) fn file(&self) -> io::Result<File> {
         use std::os::unix::fs::OpenOptionsExt;
         self.files.fetch_add(1, Ordering::Relaxed);
         File::options().read(true).write(true).custom_flags(libc::O_TMPFILE).mode(0o600).open(&self.directory)
     }
+}
+
+/// The error of a transaction whose temporary file could not be written or read.
+pub(crate) fn error(cause: &io::Error) -> Error {
+    let state = match cause.raw_os_error() {
+        Some(libc::ENOSPC | libc::EDQUOT) => sqlstate::DISK_FULL,
+        _ => sqlstate::IO_ERROR,
+    };
+    Error::new(state, format!("a large transaction could not use its temporary file: {cause}"))
+        .hint("free space on the disk of the data directory, or make the transaction smaller")
 }
 
 /// Buffers kept for reuse by each thread, and the bytes of each at most: those of a small transaction's journal.
@@ -88,10 +110,15 @@ impl SpillBuffer {
         self.length
     }
 
+    /// Whether it lives in a file once it has so many bytes.
+    pub(crate) fn needs_file(&self, length: u64) -> bool {
+        self.file.is_some() || length > self.area.threshold_bytes as u64
+    }
+
     /// Writes at `offset`; a gap before it reads as zeros.
     pub(crate) fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let end = offset + bytes.len() as u64;
-        if self.file.is_none() && end > self.area.threshold_bytes as u64 {
+        if self.file.is_none() && self.needs_file(end) {
             let file = self.area.file()?;
             file.write_all_at(&self.memory, 0)?;
             self.file = Some(file);
@@ -165,8 +192,8 @@ impl SpillBuffer {
 mod tests {
     use super::*;
 
-    #[test]
-    fn behaves_the_same_in_memory_and_in_a_file() {
+    #[tokio::test]
+    async fn behaves_the_same_in_memory_and_in_a_file() {
         let directory = tempfile::tempdir().unwrap();
         for threshold in [1 << 20, 16] {
             let area = SpillArea::new(directory.path(), threshold);

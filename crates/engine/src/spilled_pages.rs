@@ -1,149 +1,275 @@
-//! Pages of a large transaction in a temporary file.
+//! Pages of a large transaction outside of memory.
 //!
 //! ```text
-//! new page -> gathered, 256 KiB -> file        a bulk load: past the page cache, read back once, in order
-//!                 page again  <-> file         anything else: through the page cache
+//! new page -> gathered, 256 KiB -> another thread: compressed, appended to a draft of the commit's segment
+//! a page that was handed over, changed again -> a plain file, where it can be changed as often as it likes
 //! ```
 //!
-//! A bulk load in the order of its keys spills each of its pages once, and asks for none of them until the commit. In the
-//! page cache they would be of no use, and fresh memory for a gigabyte of them costs more time than the disk does. So
-//! they are written in large pieces past it, until the transaction turns out to want its pages again.
+//! A bulk load in the order of its keys spills each of its pages once: at the commit they are where they belong
+//! ([`crate::draft`]), and the session's thread has copied each once. Whatever it spills while the other thread is busy
+//! waits in the second of two buffers, and when that is full the session waits (its thread serves others meanwhile).
+//!
+//! The draft has one frame for each page at most, since a page that comes again goes to the plain file; and where many
+//! do, new pages go there at once. At the commit the plain pages are added to the draft. If most of the draft's frames mean
+//! nothing by then, all is written anew.
 
-use std::collections::VecDeque;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
-use fulmar_pages::{PAGE_SIZE, Page};
+use fulmar_pages::segment::{Entry, FrameLocation};
+use fulmar_pages::{PAGE_SIZE, Page, PageNo, PartitionId};
+use tokio::task::JoinHandle;
 
+use crate::draft::Draft;
 use crate::spill::SpillArea;
 
-/// New pages that gather before they are written.
+/// New pages that gather before they are handed over.
 const GATHERED: usize = 64;
-const PIECE_BYTES: u64 = (GATHERED * PAGE_SIZE) as u64;
-/// Pieces in memory while all is read back.
-const PIECES: usize = 8;
-/// Pages that a transaction has wanted again, from which on its file goes through the page cache.
+/// Pages that a transaction has wanted again, from which on its draft goes through the page cache.
 const MOST_WANTED_AGAIN: usize = 64;
+/// Drafted pages that may come again before it is looked at how many they are.
+const FEW_REPLACED: u32 = 64;
 
-/// A page where direct reads and writes want it: they take whole blocks of memory, too.
-#[derive(Clone, Copy)]
-#[repr(C, align(4096))]
-struct Aligned(Page);
+/// Where a page is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In the draft, or on its way there: its number among those.
+    Draft(u32),
+    /// In the plain file: its number there.
+    Plain(u32),
+}
 
-/// The file, and the new pages that are not in it yet.
+/// What the other thread works on, and gives back.
+struct Work {
+    draft: Draft,
+    pages: Vec<Page>,
+    locations: Vec<FrameLocation>,
+    outcome: io::Result<()>,
+}
+
 pub(crate) struct SpilledPages {
-    file: File,
-    /// The same file past the page cache; `None` if the file system has no such thing, or pages are wanted again.
-    direct: Option<File>,
+    area: Arc<SpillArea>,
+    /// Pages that are to be handed over next.
+    gathered: Vec<Page>,
+    /// Pages handed over before them.
+    handed_over: u32,
+    /// At rest; `None` while `job` has it, and after a failure.
+    work: Option<Box<Work>>,
+    job: Option<JoinHandle<Box<Work>>>,
+    /// Of the pages that are in the draft.
+    locations: Vec<FrameLocation>,
+    /// Pages in the draft that have been changed since.
+    replaced: u32,
     wanted_again: usize,
-    /// They belong at `gathered_at`.
-    gathered: Vec<Aligned>,
-    gathered_at: u64,
+    plain: Option<File>,
+    plain_pages: u32,
 }
 
 impl SpilledPages {
-    pub(crate) fn new(area: &SpillArea) -> io::Result<Self> {
-        let file = area.file()?;
-        let same = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let direct = OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(same).ok();
-        let gathered = Vec::with_capacity(GATHERED);
-        Ok(SpilledPages { file, direct, wanted_again: 0, gathered, gathered_at: 0 })
+    pub(crate) fn new(area: &Arc<SpillArea>) -> io::Result<Self> {
+        let draft = Draft::new(area.file()?);
+        let pages = Vec::with_capacity(GATHERED);
+        let work = Work { draft, pages, locations: Vec::new(), outcome: Ok(()) };
+        Ok(SpilledPages {
+            area: area.clone(),
+            gathered: Vec::with_capacity(GATHERED),
+            handed_over: 0,
+            work: Some(Box::new(work)),
+            job: None,
+            locations: Vec::new(),
+            replaced: 0,
+            wanted_again: 0,
+            plain: None,
+            plain_pages: 0,
+        })
     }
 
-    /// Adds a page; answers where it lies.
-    pub(crate) fn push(&mut self, page: &Page) -> io::Result<u64> {
-        if self.gathered.len() == GATHERED {
-            let file = self.direct.as_ref().unwrap_or(&self.file);
-            file.write_all_at(bytes(&self.gathered), self.gathered_at)?;
-            self.gathered_at += PIECE_BYTES;
-            self.gathered.clear();
-        }
-        let offset = self.gathered_at + (self.gathered.len() * PAGE_SIZE) as u64;
-        self.gathered.push(Aligned(*page));
-        Ok(offset)
-    }
-
-    /// Writes a page over what lies there.
-    pub(crate) fn write(&mut self, offset: u64, page: &Page) -> io::Result<()> {
-        if let Some(index) = self.gathered_index(offset) {
-            self.gathered[index].0 = *page;
-            return Ok(());
-        }
-        self.note_wanted_again();
-        self.file.write_all_at(page, offset)
-    }
-
-    pub(crate) fn read(&mut self, offset: u64, page: &mut Page) -> io::Result<()> {
-        if let Some(index) = self.gathered_index(offset) {
-            *page = self.gathered[index].0;
-            return Ok(());
-        }
-        self.note_wanted_again();
-        self.file.read_exact_at(page, offset)
-    }
-
-    /// To read the pages one last time.
-    pub(crate) fn into_reader(self) -> Reader {
-        Reader { pages: self, pieces: VecDeque::new() }
-    }
-
-    fn note_wanted_again(&mut self) {
-        self.wanted_again += 1;
-        if self.wanted_again > MOST_WANTED_AGAIN {
-            self.direct = None;
+    /// Adds a page.
+    pub(crate) fn push(&mut self, page: &Page) -> io::Result<Place> {
+        match self.replaced > FEW_REPLACED + self.handed_over / 8 {
+            true => self.push_plain(page),
+            false => Ok(Place::Draft(self.push_draft(page))),
         }
     }
 
-    /// Which of the gathered pages, if it is one of those.
-    fn gathered_index(&self, offset: u64) -> Option<usize> {
-        offset.checked_sub(self.gathered_at).map(|start| start as usize / PAGE_SIZE)
-    }
-}
-
-/// Reads pages back. What was written in one piece is read in one piece: SQLite spills its pages in their order, but for
-/// some that come a little earlier or later.
-pub(crate) struct Reader {
-    pages: SpilledPages,
-    /// Pieces and where they begin; the one that was used last is the last.
-    pieces: VecDeque<(u64, Vec<Aligned>)>,
-}
-
-impl Reader {
-    pub(crate) fn read(&mut self, offset: u64) -> io::Result<Box<Page>> {
-        if let Some(index) = self.pages.gathered_index(offset) {
-            return Ok(Box::new(self.pages.gathered[index].0));
-        }
-        let Some(direct) = &self.pages.direct else {
-            let mut page = Box::new([0; PAGE_SIZE]);
-            self.pages.file.read_exact_at(&mut page[..], offset)?;
-            return Ok(page);
-        };
-        let within = offset % PIECE_BYTES;
-        let start = offset - within;
-        let piece = match self.pieces.iter().position(|(at, _)| *at == start) {
-            Some(known) => self.pieces.remove(known).map(|(_, piece)| piece).unwrap_or_default(),
-            None => {
-                let oldest = if self.pieces.len() == PIECES { self.pieces.pop_front() } else { None };
-                let mut piece =
-                    oldest.map_or_else(|| vec![Aligned([0; PAGE_SIZE]); GATHERED], |(_, piece)| piece);
-                direct.read_exact_at(bytes_mut(&mut piece), start)?;
-                piece
+    /// A page has changed again; answers where it is now.
+    pub(crate) fn replace(&mut self, place: Place, page: &Page) -> io::Result<Place> {
+        match place {
+            Place::Plain(index) => {
+                self.plain()?.write_all_at(page, plain_offset(index))?;
+                Ok(place)
             }
-        };
-        let page = Box::new(piece[within as usize / PAGE_SIZE].0);
-        self.pieces.push_back((start, piece));
-        Ok(page)
+            Place::Draft(index) => match self.gathered_mut(index) {
+                Some(gathered) => {
+                    *gathered = *page;
+                    Ok(place)
+                }
+                None => {
+                    self.replaced += 1;
+                    self.push_plain(page)
+                }
+            },
+        }
+    }
+
+    pub(crate) async fn read(&mut self, place: Place, page: &mut Page) -> io::Result<()> {
+        match place {
+            Place::Plain(index) => self.plain()?.read_exact_at(page, plain_offset(index)),
+            Place::Draft(index) => {
+                if let Some(gathered) = self.gathered_mut(index) {
+                    *page = *gathered;
+                    return Ok(());
+                }
+                self.wanted_again += 1;
+                let cache = self.wanted_again > MOST_WANTED_AGAIN;
+                self.rest().await?;
+                let (Some(work), Some(location)) = (&mut self.work, self.locations.get(index as usize))
+                else {
+                    return Err(given_up());
+                };
+                if cache {
+                    work.draft.cache();
+                }
+                work.draft.read(*location, page)
+            }
+        }
+    }
+
+    /// Whether pages have gathered that are to be handed over before more come.
+    pub(crate) fn is_full(&self) -> bool {
+        self.gathered.len() >= GATHERED
+    }
+
+    /// Hands over what has gathered; waits for what was handed over before.
+    pub(crate) async fn hand_over(&mut self) -> io::Result<()> {
+        self.rest().await?;
+        let mut work = self.work.take().ok_or_else(given_up)?;
+        std::mem::swap(&mut work.pages, &mut self.gathered);
+        self.handed_over += work.pages.len() as u32;
+        self.job = Some(self.area.runtime().spawn_blocking(move || {
+            work.run();
+            work
+        }));
+        Ok(())
+    }
+
+    /// Pages that the draft has been given, those that have been replaced included.
+    pub(crate) fn drafted(&self) -> usize {
+        self.handed_over as usize + self.gathered.len()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn plain_pages(&self) -> u32 {
+        self.plain_pages
+    }
+
+    /// Adds a page to the draft, whatever happened before; answers its place there.
+    pub(crate) async fn draft(&mut self, page: &Page) -> io::Result<u32> {
+        if self.is_full() {
+            self.hand_over().await?;
+        }
+        Ok(self.push_draft(page))
+    }
+
+    /// The draft becomes a segment: `frames` tells the places in it of the partition's pages. Answers the file and its bytes.
+    pub(crate) async fn finish(
+        mut self,
+        partition: PartitionId,
+        frames: Vec<(PageNo, u32)>,
+    ) -> io::Result<(File, u64)> {
+        self.hand_over().await?;
+        self.rest().await?;
+        let draft = self.work.take().ok_or_else(given_up)?.draft;
+        let locations = &self.locations;
+        let entry = |(no, index)| Some((partition, no, *locations.get(index as usize)?));
+        let entries: Option<Vec<Entry>> = frames.into_iter().map(entry).collect();
+        let entries = entries.ok_or_else(given_up)?;
+        let finished = self.area.runtime().spawn_blocking(move || draft.finish(entries)).await;
+        finished.map_err(io::Error::other)?
+    }
+
+    /// Waits until the other thread has nothing to do.
+    async fn rest(&mut self) -> io::Result<()> {
+        let Some(job) = &mut self.job else { return Ok(()) };
+        let done = job.await;
+        self.job = None;
+        let mut work = done.map_err(io::Error::other)?;
+        self.locations.append(&mut work.locations);
+        std::mem::replace(&mut work.outcome, Ok(()))?;
+        self.work = Some(work);
+        Ok(())
+    }
+
+    fn push_draft(&mut self, page: &Page) -> u32 {
+        self.gathered.push(*page);
+        self.handed_over + self.gathered.len() as u32 - 1
+    }
+
+    fn push_plain(&mut self, page: &Page) -> io::Result<Place> {
+        let index = self.plain_pages;
+        self.plain()?.write_all_at(page, plain_offset(index))?;
+        self.plain_pages += 1;
+        Ok(Place::Plain(index))
+    }
+
+    fn plain(&mut self) -> io::Result<&File> {
+        match &mut self.plain {
+            Some(file) => Ok(file),
+            none => Ok(none.insert(self.area.file()?)),
+        }
+    }
+
+    /// The page, if it has not been handed over.
+    fn gathered_mut(&mut self, index: u32) -> Option<&mut Page> {
+        self.gathered.get_mut(index.checked_sub(self.handed_over)? as usize)
     }
 }
 
-fn bytes(pages: &[Aligned]) -> &[u8] {
-    // SAFETY: pages are bytes, one behind the other.
-    unsafe { std::slice::from_raw_parts(pages.as_ptr().cast(), size_of_val(pages)) }
+impl Work {
+    fn run(&mut self) {
+        let Work { draft, pages, locations, outcome } = self;
+        *outcome =
+            pages.drain(..).try_for_each(|page| draft.push(&page).map(|location| locations.push(location)));
+    }
 }
 
-fn bytes_mut(pages: &mut [Aligned]) -> &mut [u8] {
-    // SAFETY: as above.
-    unsafe { std::slice::from_raw_parts_mut(pages.as_mut_ptr().cast(), size_of_val(pages)) }
+fn plain_offset(index: u32) -> u64 {
+    u64::from(index) * PAGE_SIZE as u64
+}
+
+fn given_up() -> io::Error {
+    io::Error::other("the transaction's file was given up after an earlier failure")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_failure_of_the_other_thread_is_met_by_whoever_comes_next() {
+        let directory = tempfile::tempdir().unwrap();
+        let area = SpillArea::new(directory.path(), 0);
+        let mut pages = SpilledPages::new(&area).unwrap();
+        let full = Draft::new(File::options().write(true).open("/dev/full").unwrap());
+        pages.work.as_mut().unwrap().draft = full;
+        let mut state = 1u64;
+        let mut noise: Page = [0; PAGE_SIZE];
+        let mut failed = None;
+        for _ in 0..10 * GATHERED {
+            noise.fill_with(|| {
+                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                (state >> 33) as u8
+            });
+            if let Err(error) = pages.draft(&noise).await {
+                failed = Some(error);
+                break;
+            }
+        }
+        assert_eq!(failed.unwrap().raw_os_error(), Some(libc::ENOSPC));
+        assert!(pages.read(Place::Draft(0), &mut noise).await.is_err());
+        assert!(pages.hand_over().await.is_err());
+        assert!(pages.finish(PartitionId(1), Vec::new()).await.is_err());
+    }
 }

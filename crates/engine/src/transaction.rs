@@ -1,16 +1,17 @@
 //! What one open transaction has read and changed, as the VFS sees it: pages.
 
+use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-use fulmar_pages::{PAGE_SIZE, Page, PageNo};
+use fulmar_pages::{PAGE_SIZE, Page, PageNo, PartitionId};
 use hashbrown::HashMap;
 
 use crate::Error;
 use crate::limits::TransactionLimits;
 use crate::partition::Snapshot;
 use crate::spill::SpillArea;
-use crate::spilled_pages::SpilledPages;
+use crate::spilled_pages::{Place, SpilledPages};
 
 /// A set of pages that mostly grows: a list that is sorted and deduplicated whenever it has doubled, so that it never
 /// holds much more than one entry for each page of the partition.
@@ -68,11 +69,11 @@ impl PageSet {
 
 enum Changed {
     Memory(Box<Page>),
-    Spilled(u64),
+    Spilled(Place),
 }
 
 /// The pages that a transaction has changed, private to it until it commits. Beyond the spill area's threshold they
-/// go to a temporary file.
+/// go to files ([`crate::spilled_pages`]), all but page 1.
 pub(crate) struct Overlay {
     area: Arc<SpillArea>,
     pages: HashMap<PageNo, Changed>,
@@ -93,14 +94,15 @@ impl Overlay {
         self.pages.len()
     }
 
+    /// Keeps a changed page. If [`Overlay::is_full`] then, it is to be relieved before the next one.
     pub(crate) fn write(&mut self, page: PageNo, bytes: &Page) -> io::Result<()> {
         match self.pages.get_mut(&page) {
             Some(Changed::Memory(old)) => **old = *bytes,
-            Some(Changed::Spilled(offset)) => {
+            Some(Changed::Spilled(place)) => {
                 let Some(spilled) = &mut self.spilled else { return Err(io::ErrorKind::NotFound.into()) };
-                spilled.write(*offset, bytes)?;
+                *place = spilled.replace(*place, bytes)?;
             }
-            None if self.in_memory * PAGE_SIZE < self.area.threshold_bytes() => {
+            None if page == 1 || self.in_memory * PAGE_SIZE < self.area.threshold_bytes() => {
                 self.pages.insert(page, Changed::Memory(Box::new(*bytes)));
                 self.in_memory += 1;
             }
@@ -115,29 +117,39 @@ impl Overlay {
         Ok(())
     }
 
-    /// Copies a changed page out; answers whether there is one.
-    pub(crate) fn read(&mut self, page: PageNo, bytes: &mut Page) -> io::Result<bool> {
-        match self.pages.get(&page) {
-            None => Ok(false),
-            Some(Changed::Memory(data)) => {
-                *bytes = **data;
-                Ok(true)
-            }
-            Some(Changed::Spilled(offset)) => {
-                let Some(spilled) = &mut self.spilled else { return Err(io::ErrorKind::NotFound.into()) };
-                spilled.read(*offset, bytes)?;
-                Ok(true)
-            }
+    pub(crate) fn has_spilled(&self) -> bool {
+        self.spilled.is_some()
+    }
+
+    /// Whether pages wait for a file that had better be written.
+    pub(crate) fn is_full(&self) -> bool {
+        self.spilled.as_ref().is_some_and(SpilledPages::is_full)
+    }
+
+    pub(crate) async fn relieve(&mut self) -> io::Result<()> {
+        match &mut self.spilled {
+            Some(spilled) => spilled.hand_over().await,
+            None => Ok(()),
         }
     }
 
-    /// A copy of a changed page, if it is one.
-    pub(crate) fn copy(&mut self, page: PageNo) -> io::Result<Option<Box<Page>>> {
-        if let Some(Changed::Memory(data)) = self.pages.get(&page) {
-            return Ok(Some(data.clone()));
+    /// A changed page, if it is one and in memory. Page 1 is.
+    pub(crate) fn in_memory(&self, page: PageNo) -> Option<&Page> {
+        match self.pages.get(&page)? {
+            Changed::Memory(data) => Some(data),
+            Changed::Spilled(_) => None,
         }
-        let mut data = Box::new([0; PAGE_SIZE]);
-        Ok(self.read(page, &mut data)?.then_some(data))
+    }
+
+    /// Copies a changed page out; answers whether there is one.
+    pub(crate) async fn read(&mut self, page: PageNo, bytes: &mut Page) -> io::Result<bool> {
+        match (self.pages.get(&page), &mut self.spilled) {
+            (None, _) => return Ok(false),
+            (Some(Changed::Memory(data)), _) => *bytes = **data,
+            (Some(Changed::Spilled(place)), Some(spilled)) => spilled.read(*place, bytes).await?,
+            (Some(Changed::Spilled(_)), None) => return Err(io::ErrorKind::NotFound.into()),
+        }
+        Ok(true)
     }
 
     /// Forgets what lies beyond the first `page_count` pages.
@@ -146,17 +158,69 @@ impl Overlay {
         self.in_memory = self.pages.values().filter(|changed| matches!(changed, Changed::Memory(_))).count();
     }
 
-    /// The changed pages in order, taken out one by one.
-    pub(crate) fn drain(&mut self) -> impl Iterator<Item = io::Result<(PageNo, Box<Page>)>> + '_ {
-        let mut pages: Vec<(PageNo, Changed)> = self.pages.drain().collect();
-        pages.sort_unstable_by_key(|(page, _)| *page);
+    /// Brings the changed pages that have been spilled back into memory: they are few enough.
+    pub(crate) async fn bring_back(&mut self) -> io::Result<()> {
+        let Some(spilled) = &mut self.spilled else { return Ok(()) };
+        for changed in self.pages.values_mut() {
+            if let Changed::Spilled(place) = changed {
+                let mut page = Box::new([0; PAGE_SIZE]);
+                spilled.read(*place, &mut page).await?;
+                *changed = Changed::Memory(page);
+                self.in_memory += 1;
+            }
+        }
+        self.spilled = None;
+        Ok(())
+    }
+
+    /// The changed pages in order, taken out. Those that have been spilled must have been brought back.
+    pub(crate) fn drain(&mut self) -> io::Result<Vec<(PageNo, Box<Page>)>> {
         self.in_memory = 0;
-        let mut spilled = self.spilled.take().map(SpilledPages::into_reader);
-        pages.into_iter().map(move |(page, changed)| match (changed, &mut spilled) {
-            (Changed::Memory(data), _) => Ok((page, data)),
-            (Changed::Spilled(offset), Some(spilled)) => spilled.read(offset).map(|data| (page, data)),
-            (Changed::Spilled(_), None) => Err(io::ErrorKind::NotFound.into()),
-        })
+        let in_memory = |(no, changed)| match changed {
+            Changed::Memory(page) => Ok((no, page)),
+            Changed::Spilled(_) => Err(io::ErrorKind::NotFound.into()),
+        };
+        let mut pages = self.pages.drain().map(in_memory).collect::<io::Result<Vec<_>>>()?;
+        pages.sort_unstable_by_key(|(page, _)| *page);
+        Ok(pages)
+    }
+
+    /// Makes a segment of the changed pages up to `page_count`, but for page 1. Answers the file that holds it, not synced,
+    /// and its bytes. The overlay is empty then.
+    pub(crate) async fn make_segment(
+        &mut self,
+        partition: PartitionId,
+        page_count: u32,
+    ) -> io::Result<(File, u64)> {
+        let mut pages: Vec<(PageNo, Changed)> = self.pages.drain().collect();
+        pages.retain(|(no, _)| *no != 1 && *no <= page_count);
+        pages.sort_unstable_by_key(|(no, _)| *no);
+        self.in_memory = 0;
+        let mut new = match self.spilled.take() {
+            Some(spilled) => spilled,
+            None => SpilledPages::new(&self.area)?,
+        };
+        let in_draft = |(_, changed): &&_| matches!(changed, Changed::Spilled(Place::Draft(_)));
+        let live = pages.iter().filter(in_draft).count();
+        // Where most of the draft means nothing, all is written anew.
+        let mut old = None;
+        if live * 2 < new.drafted() {
+            old = Some(std::mem::replace(&mut new, SpilledPages::new(&self.area)?));
+        }
+        let mut frames = Vec::with_capacity(pages.len());
+        let mut page = Box::new([0; PAGE_SIZE]);
+        for (no, changed) in pages {
+            let index = match (changed, &mut old) {
+                (Changed::Memory(page), _) => new.draft(&page).await?,
+                (Changed::Spilled(Place::Draft(index)), None) => index,
+                (Changed::Spilled(place), old) => {
+                    old.as_mut().unwrap_or(&mut new).read(place, &mut page).await?;
+                    new.draft(&page).await?
+                }
+            };
+            frames.push((no, index));
+        }
+        new.finish(partition, frames).await
     }
 
     pub(crate) fn clear(&mut self) {
@@ -264,7 +328,8 @@ impl Transaction {
         self.keeps_within(self.limits.check_size(from, pages))
     }
 
-    fn keeps_within(&mut self, checked: Result<(), Error>) -> bool {
+    /// Whether a check of what it may take went well; notes it as its failure if not.
+    pub(crate) fn keeps_within(&mut self, checked: Result<(), Error>) -> bool {
         match checked {
             Err(error) if !self.beyond_limits => {
                 self.failure = Some(error);
@@ -280,30 +345,108 @@ impl Transaction {
 mod tests {
     use super::*;
 
-    #[test]
-    fn an_overlay_spills_and_gives_back_what_was_written() {
-        let directory = tempfile::tempdir().unwrap();
-        let mut overlay = Overlay::new(SpillArea::new(directory.path(), 3 * PAGE_SIZE));
-        // So many that some are in memory, some in the file, and some on their way there.
-        for page in (1..=200).rev() {
-            overlay.write(page, &[page as u8; PAGE_SIZE]).unwrap();
+    /// So many that some are in memory, some in files, some on their way there.
+    const PAGES: u32 = 400;
+
+    fn overlay(directory: &std::path::Path) -> Overlay {
+        Overlay::new(SpillArea::new(directory, 3 * PAGE_SIZE))
+    }
+
+    async fn write(overlay: &mut Overlay, no: u32, fill: u32) {
+        overlay.write(no, &[fill as u8; PAGE_SIZE]).unwrap();
+        if overlay.is_full() {
+            overlay.relieve().await.unwrap();
         }
-        let rewritten = [1, 100, 200];
-        for page in rewritten {
-            overlay.write(page, &[7; PAGE_SIZE]).unwrap();
-        }
-        overlay.truncate(200);
-        let expected = |page: u32| if rewritten.contains(&page) { 7 } else { page as u8 };
+    }
+
+    async fn check(overlay: &mut Overlay, expected: impl Fn(u32) -> u32) {
         let mut bytes = [0; PAGE_SIZE];
-        for page in 1..=200 {
-            assert!(overlay.read(page, &mut bytes).unwrap());
-            assert_eq!(bytes, [expected(page); PAGE_SIZE]);
+        for no in 1..=PAGES {
+            assert!(overlay.read(no, &mut bytes).await.unwrap());
+            assert_eq!(bytes, [expected(no) as u8; PAGE_SIZE], "{no}");
         }
-        assert!(!overlay.read(201, &mut bytes).unwrap());
+        assert!(!overlay.read(PAGES + 1, &mut bytes).await.unwrap());
+    }
+
+    /// The pages of the overlay's segment, each with what it is filled with, and how many bytes it has.
+    async fn segment(overlay: &mut Overlay, page_count: u32) -> (Vec<(u32, u32)>, u64) {
+        use std::os::unix::fs::FileExt;
+        let (file, bytes) = overlay.make_segment(PartitionId(9), page_count).await.unwrap();
+        let mut segment = vec![0; bytes as usize];
+        file.read_exact_at(&mut segment, 0).unwrap();
+        let index = fulmar_pages::segment::verify(&segment).unwrap();
+        let mut page = [0; PAGE_SIZE];
+        let pages = index.frames(PartitionId(9)).map(|(no, location)| {
+            let start = location.offset as usize;
+            fulmar_pages::segment::decode_frame(&segment[start..start + location.length as usize], &mut page)
+                .unwrap();
+            (no, page[77].into())
+        });
+        (pages.collect(), bytes)
+    }
+
+    #[tokio::test]
+    async fn an_overlay_spills_and_gives_back_what_was_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut overlay = overlay(directory.path());
+        for no in (1..=PAGES).rev() {
+            write(&mut overlay, no, no).await;
+        }
+        let rewritten = [1, 100, 200, PAGES];
+        for no in rewritten {
+            write(&mut overlay, no, 7).await;
+        }
+        let expected = |no: u32| if rewritten.contains(&no) { 7 } else { no };
+        overlay.truncate(PAGES);
+        check(&mut overlay, expected).await;
+        overlay.bring_back().await.unwrap();
+        assert!(overlay.in_memory(PAGES / 2).is_some());
+        check(&mut overlay, expected).await;
         let drained: Vec<(u32, u8)> =
-            overlay.drain().map(|p| p.map(|(no, data)| (no, data[9])).unwrap()).collect();
-        assert_eq!(drained, (1..=200).map(|page| (page, expected(page))).collect::<Vec<_>>());
+            overlay.drain().unwrap().iter().map(|(no, page)| (*no, page[9])).collect();
+        assert_eq!(drained, (1..=PAGES).map(|no| (no, expected(no) as u8)).collect::<Vec<_>>());
         assert_eq!(overlay.len(), 0);
+    }
+
+    #[tokio::test]
+    async fn an_overlay_becomes_a_segment_whatever_happened_to_its_pages() {
+        let directory = tempfile::tempdir().unwrap();
+        let once = |no: u32| no;
+        let some_again = |no: u32| if no.is_multiple_of(50) { no + 1 } else { no };
+        let all_again = |no: u32| no + 2;
+        let mut sizes = Vec::new();
+        for fill in [&once as &dyn Fn(u32) -> u32, &some_again, &all_again] {
+            let mut overlay = overlay(directory.path());
+            for no in 1..=PAGES {
+                write(&mut overlay, no, no).await;
+            }
+            for no in (1..=PAGES).filter(|no| fill(*no) != *no) {
+                write(&mut overlay, no, 0).await;
+                write(&mut overlay, no, fill(no)).await;
+            }
+            let (pages, bytes) = segment(&mut overlay, PAGES - 10).await;
+            assert_eq!(pages, (2..=PAGES - 10).map(|no| (no, fill(no) & 255)).collect::<Vec<_>>());
+            assert_eq!(overlay.len(), 0);
+            sizes.push(bytes);
+        }
+        assert!(sizes[1] > sizes[0], "replaced frames stay: {sizes:?}");
+        assert!(sizes[2] < sizes[0] * 3 / 2, "too many do not: {sizes:?}");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    #[tokio::test]
+    async fn pages_that_come_again_and_again_take_no_space_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut overlay = overlay(directory.path());
+        for round in 0..20 {
+            for no in 1..=PAGES {
+                write(&mut overlay, no, no + round).await;
+            }
+        }
+        let spilled = overlay.spilled.as_ref().unwrap();
+        assert!(spilled.drafted() <= PAGES as usize);
+        assert!(spilled.plain_pages() <= PAGES);
+        check(&mut overlay, |no| no + 19).await;
     }
 
     #[test]

@@ -62,6 +62,21 @@ async fn writers_stop_before_the_disk_is_full_and_go_on_by_themselves() {
     assert_eq!(shop.state("BEGIN; UPDATE t SET x = 1; COMMIT").await, "53100");
     shop.run("ROLLBACK").await.unwrap();
     assert_eq!(shop.int("SELECT count(*) FROM t").await, 1);
+    // What fits memory is sorted, what needs a file is not; nor does a transaction grow that could not commit.
+    let sort = |rows| {
+        format!(
+            "SELECT length(max(x)) FROM (WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {rows})
+             SELECT hex(randomblob(500)) AS x FROM n ORDER BY 1 LIMIT -1 OFFSET 1)"
+        )
+    };
+    assert_eq!(shop.int(&sort(1000)).await, 1000);
+    let error = shop.run(&sort(20000)).await.unwrap_err();
+    assert_eq!(error.state(), "53100");
+    assert!(error.get_hint().unwrap().contains("goes on by itself"), "{error:?}");
+    shop.run("BEGIN").await.unwrap();
+    assert_eq!(shop.state("INSERT INTO t(x) VALUES (zeroblob(20000000))").await, "53100");
+    shop.run("ROLLBACK").await.unwrap();
+    assert_eq!(shop.int("SELECT count(*) FROM t").await, 1);
     assert!(!engine.accepts_commits());
     engine.drop_partition(PartitionId(10)).await.unwrap();
 

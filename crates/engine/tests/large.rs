@@ -2,9 +2,13 @@
 
 mod common;
 
+use std::sync::Arc;
+
+use common::objects::{Objects, Writes};
 use common::{Client, Node};
-use fulmar_engine::{Config, Engine, Value, sqlstate};
+use fulmar_engine::{CancelReason, Config, Engine, Value, sqlstate};
 use fulmar_pages::PartitionId;
+use object_store::memory::InMemory;
 
 /// Resident memory of this process, bytes.
 fn resident_bytes() -> u64 {
@@ -14,6 +18,8 @@ fn resident_bytes() -> u64 {
 }
 
 const ROWS: &str = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 15000) SELECT i, randomblob(3500) FROM n";
+
+const SOME_ROWS: &str = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5000) SELECT i, randomblob(3500) FROM n";
 
 #[tokio::test]
 async fn a_gigabyte_of_changes_fits_into_256_megabytes() {
@@ -83,6 +89,118 @@ async fn a_rolled_back_large_transaction_leaves_nothing() {
     a.run(&format!("BEGIN; INSERT INTO t {ROWS}; ROLLBACK")).await.unwrap();
     assert_eq!(a.int("SELECT count(*) FROM t").await, 0);
     assert_eq!(a.int("PRAGMA page_count").await, 2);
+}
+
+/// What a table holds, as numbers that any change changes.
+const SUMS: &str = "SELECT count(*) || ' ' || sum(id) || ' ' || sum(n) || ' ' || sum(id * length(v)) FROM t";
+
+#[tokio::test]
+async fn what_was_spilled_is_read_changed_and_taken_back() {
+    let node = Node::start().await;
+    let mut a = node.client(1);
+    a.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB, n INTEGER DEFAULT 1); CREATE INDEX i ON t(n, id)")
+        .await
+        .unwrap();
+    a.run(&format!("BEGIN; INSERT INTO t(id, v) {SOME_ROWS}")).await.unwrap();
+    assert_eq!(a.int("SELECT sum(length(v)) FROM t WHERE id % 7 = 0").await, 714 * 3500);
+    // Some pages again, once and twice; then all of them, and back.
+    a.run("UPDATE t SET n = 2 WHERE id % 50 = 0; UPDATE t SET n = 3 WHERE id % 100 = 0").await.unwrap();
+    let sums = a.value(SUMS).await;
+    a.run("SAVEPOINT s; UPDATE t SET v = randomblob(3400), n = 4; DELETE FROM t WHERE id > 3000")
+        .await
+        .unwrap();
+    assert_eq!(a.int("SELECT sum(n) FROM t").await, 3000 * 4);
+    a.run("ROLLBACK TO s").await.unwrap();
+    assert_eq!(a.value(SUMS).await, sums);
+    a.run("DELETE FROM t WHERE id BETWEEN 1000 AND 1999; COMMIT").await.unwrap();
+    let check = async |a: &mut Client| {
+        assert_eq!(a.int("SELECT count(*) FROM t").await, 4000);
+        assert_eq!(a.int("SELECT count(*) FROM t WHERE n = 3").await, 40);
+        assert_eq!(a.value("PRAGMA integrity_check").await, Value::Text("ok".into()));
+        let verified = a.session.verify().await.unwrap();
+        assert!(verified.damage.is_empty() && verified.pages > 4000, "{verified:?}");
+    };
+    check(&mut a).await;
+    node.engine.flush().await.unwrap();
+    check(&mut a).await;
+    a.close().await;
+    let node = node.restart().await;
+    check(&mut node.client(1)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_large_transaction_that_is_cancelled_is_taken_back() {
+    let node = Node::start().await;
+    let mut a = node.client(1);
+    a.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB, n INTEGER DEFAULT 1)").await.unwrap();
+    a.run(&format!("INSERT INTO t(id, v) {SOME_ROWS}")).await.unwrap();
+    let sums = a.value(SUMS).await;
+    for spilled in 1..=3 {
+        // In the middle of its writes: when it has made so many files more.
+        let engine = node.engine.clone();
+        let before = engine.statistics().temporary_files;
+        let canceller = a.session.canceller();
+        let cancelling = tokio::spawn(async move {
+            while engine.statistics().temporary_files < before + spilled {
+                tokio::task::yield_now().await;
+            }
+            canceller.cancel(CancelReason::User);
+        });
+        let endless = "BEGIN; UPDATE t SET v = randomblob(3500); UPDATE t SET n = 2; UPDATE t SET n = (WITH RECURSIVE i(k) AS (SELECT 1 UNION ALL SELECT k + 1 FROM i) SELECT max(k) FROM i)";
+        assert_eq!(a.state(endless).await, sqlstate::QUERY_CANCELED);
+        cancelling.await.unwrap();
+        a.run("ROLLBACK").await.unwrap();
+        assert_eq!(a.value(SUMS).await, sums);
+    }
+    a.run("UPDATE t SET n = 2").await.unwrap();
+    assert_eq!(a.int("SELECT sum(n) FROM t").await, 10000);
+    assert_eq!(a.value("PRAGMA integrity_check").await, Value::Text("ok".into()));
+}
+
+/// A store that is no local directory is sent the segment; what it refuses has not happened.
+#[tokio::test]
+async fn a_large_commit_goes_to_any_store_or_fails_as_a_whole() {
+    let directory = tempfile::tempdir().unwrap();
+    let objects = Arc::new(Objects::new(Arc::new(InMemory::new())));
+    let config =
+        || Config { objects: Some(objects.clone()), ..Config::new(directory.path(), common::MEMORY) };
+    let engine = common::start_when_free(config).await;
+    let mut a = Client { session: engine.session(PartitionId(1)) };
+    a.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB, n INTEGER DEFAULT 1)").await.unwrap();
+    objects.set_writes(Writes::Fail);
+    assert_eq!(a.state(&format!("INSERT INTO t(id, v) {SOME_ROWS}")).await, sqlstate::IO_ERROR);
+    assert_eq!(a.int("SELECT count(*) FROM t").await, 0);
+    objects.set_writes(Writes::Pass);
+    a.run(&format!("INSERT INTO t(id, v) {SOME_ROWS}")).await.unwrap();
+    let sums = a.value(SUMS).await;
+    a.close().await;
+    drop(engine);
+    let engine = common::start_when_free(config).await;
+    let mut a = Client { session: engine.session(PartitionId(1)) };
+    assert_eq!(a.value(SUMS).await, sums);
+    assert_eq!(a.value("PRAGMA integrity_check").await, Value::Text("ok".into()));
+}
+
+#[tokio::test]
+async fn a_disk_that_refuses_a_large_transaction_harms_nothing() {
+    let node = Node::start().await;
+    let mut a = node.client(1);
+    a.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB, n INTEGER DEFAULT 1)").await.unwrap();
+    let temporary = node.directory.path().join("tmp");
+    std::fs::remove_dir(&temporary).unwrap();
+    let error = a.run(&format!("INSERT INTO t(id, v) {SOME_ROWS}")).await.unwrap_err();
+    assert_eq!(error.state(), sqlstate::IO_ERROR, "{error}");
+    assert!(error.message().contains("temporary file"), "{error}");
+    assert_eq!(a.int("SELECT count(*) FROM t").await, 0);
+    std::fs::create_dir(&temporary).unwrap();
+    // The store cannot take its name: a file is where its directory should be.
+    let segments = node.directory.path().join("store/segments");
+    std::fs::write(&segments, "").unwrap();
+    assert_eq!(a.state(&format!("INSERT INTO t(id, v) {SOME_ROWS}")).await, sqlstate::IO_ERROR);
+    assert_eq!(a.int("SELECT count(*) FROM t").await, 0);
+    std::fs::remove_file(&segments).unwrap();
+    a.run(&format!("INSERT INTO t(id, v) {SOME_ROWS}")).await.unwrap();
+    assert_eq!(a.int("SELECT count(*) FROM t").await, 5000);
 }
 
 /// Transactions that are too large to be replayed wait for a log that is busy with others: that is no conflict.

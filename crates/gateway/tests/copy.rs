@@ -73,6 +73,26 @@ async fn what_is_copied_out_is_copied_in() {
         let outcome = client.simple_query(refused).await;
         assert_eq!(state(outcome), expected, "{refused}");
     }
+    // Neither writes nor reads what is generated; of any kind of table.
+    client
+        .batch_execute(
+            "CREATE TABLE g(a INTEGER, twice INTEGER GENERATED ALWAYS AS (a * 2) STORED, b TEXT, l AS (length(b)));
+             INSERT INTO g(a, b) VALUES (1, 'x'); CREATE TEMP TABLE scratch(a, b AS (a + 1), c); CREATE VIEW v AS SELECT twice, l FROM g",
+        )
+        .await
+        .unwrap();
+    assert_eq!(out(&client, "COPY g TO STDOUT (FORMAT csv, HEADER)").await, "a,b\n1,x\n");
+    assert_eq!(
+        copy_in(&client, "COPY g FROM STDIN (FORMAT csv, HEADER)", "a,b\r2,y\r3,z\r").await.unwrap(),
+        2
+    );
+    assert_eq!(out(&client, "COPY g (twice, l) TO STDOUT").await, "2\t1\n4\t1\n6\t1\n");
+    assert_eq!(copy_in(&client, "COPY scratch FROM STDIN", "1\t2\n").await.unwrap(), 1);
+    assert_eq!(out(&client, "COPY scratch TO STDOUT").await, "1\t2\n");
+    assert_eq!(out(&client, "COPY v TO STDOUT").await, "2\t1\n4\t1\n6\t1\n");
+    for system in ["pg_catalog.pg_namespace", "pg_namespace"] {
+        assert!(out(&client, &format!("COPY {system} TO STDOUT")).await.contains("public"));
+    }
     // The session goes on, inside a transaction as well.
     client.batch_execute("BEGIN; INSERT INTO t(id) VALUES (5)").await.unwrap();
     assert_eq!(out(&client, "COPY (SELECT count(*) FROM t) TO STDOUT").await, "5\n");

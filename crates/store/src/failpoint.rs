@@ -14,6 +14,7 @@
 //! | `log-after-write` | a batch is written and not yet synced |
 //! | `flush-after-segment` | a flush's segment is stored, its manifest is not |
 //! | `flush-after-manifest` | the manifest is stored too, the log not yet truncated |
+//! | `commit-after-segment` | a large commit's segment is stored, its record is not in the log |
 //! | `flush-before-truncate` | just before the log is told to truncate |
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,11 +32,19 @@ pub const LOG_AFTER_WRITE: &str = "log-after-write";
 pub const FLUSH_AFTER_SEGMENT: &str = "flush-after-segment";
 /// A flush's manifest is stored, the log not yet truncated.
 pub const FLUSH_AFTER_MANIFEST: &str = "flush-after-manifest";
+/// A large commit's segment is stored, its record is not in the log.
+pub const COMMIT_AFTER_SEGMENT: &str = "commit-after-segment";
 /// Just before the log is told to truncate.
 pub const FLUSH_BEFORE_TRUNCATE: &str = "flush-before-truncate";
 
-const NAMES: [&str; 5] =
-    [LOG_MID_RECORD, LOG_AFTER_WRITE, FLUSH_AFTER_SEGMENT, FLUSH_AFTER_MANIFEST, FLUSH_BEFORE_TRUNCATE];
+const NAMES: [&str; 6] = [
+    LOG_MID_RECORD,
+    LOG_AFTER_WRITE,
+    COMMIT_AFTER_SEGMENT,
+    FLUSH_AFTER_SEGMENT,
+    FLUSH_AFTER_MANIFEST,
+    FLUSH_BEFORE_TRUNCATE,
+];
 
 static ARMED: AtomicBool = AtomicBool::new(false);
 static POINTS: Mutex<Vec<Point>> = Mutex::new(Vec::new());

@@ -95,6 +95,35 @@ async fn a_large_segment_is_stored_piece_by_piece() {
 }
 
 #[tokio::test]
+async fn a_file_becomes_a_segment_where_the_store_is_a_directory() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut bytes = Vec::new();
+    let mut builder = SegmentBuilder::new(&mut bytes);
+    builder.push(PartitionId(1), 5, &page(5), &mut bytes);
+    builder.finish(&mut bytes);
+    let file = || {
+        use std::io::Write;
+        let mut file = tempfile::tempfile_in(directory.path()).unwrap();
+        file.write_all(&bytes).unwrap();
+        file
+    };
+    let store = PageStore::open_directory(directory.path()).unwrap();
+    // The first one makes the directory of segments.
+    for count in 1..=2 {
+        let id = store.adopt_segment(&file()).unwrap().unwrap();
+        assert_eq!(store.verify_segment(id).await.unwrap(), 1);
+        assert_eq!(store.list_segments().await.unwrap().len(), count);
+    }
+    let elsewhere = PageStore::open(Arc::new(InMemory::new()));
+    assert_eq!(elsewhere.adopt_segment(&file()).unwrap(), None);
+    let directory = directory.path().join("gone");
+    std::fs::create_dir(&directory).unwrap();
+    let store = PageStore::open_directory(&directory).unwrap();
+    std::fs::remove_dir(&directory).unwrap();
+    assert!(store.adopt_segment(&file()).is_err());
+}
+
+#[tokio::test]
 async fn a_segment_that_is_given_up_is_not_there() {
     on_each(|store| async move {
         let mut writer = store.segment_writer().await.unwrap();

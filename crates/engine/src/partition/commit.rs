@@ -37,7 +37,7 @@ use hashbrown::HashSet;
 use super::large::LargeSegment;
 use super::{Large, PageVersion, Partition, Snapshot, Status};
 use crate::transaction::{Committed, Conflict, Transaction};
-use crate::{Error, sqlstate};
+use crate::{Error, spill, sqlstate};
 
 /// The fields of page 1 that commits treat apart from the rest.
 pub(crate) mod page_one {
@@ -259,15 +259,6 @@ impl Partition {
         page_one: Box<Page>,
         large: Option<Large>,
     ) -> Result<Changes, Refused> {
-        let broken = |e: std::io::Error| {
-            Refused::Failed(
-                Error::new(
-                    sqlstate::IO_ERROR,
-                    format!("reading back a transaction's spilled pages failed: {e}"),
-                )
-                .hint("check the disk that holds the data directory's tmp folder"),
-            )
-        };
         let mut record = RecordBuilder::new(self.node.buffers.take());
         record.begin(&RecordHeader {
             kind: RecordKind::Commit,
@@ -282,8 +273,8 @@ impl Partition {
         }
         let mut pages = Vec::with_capacity(transaction.overlay.len());
         let page_count = page_one::page_count(&page_one);
-        for changed in transaction.overlay.drain() {
-            let (no, data) = changed.map_err(broken)?;
+        let drained = transaction.overlay.drain();
+        for (no, data) in drained.map_err(|cause| Refused::Failed(spill::error(&cause)))? {
             if no == 1 || no > page_count {
                 continue;
             }

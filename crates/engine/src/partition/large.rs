@@ -1,31 +1,38 @@
 //! Large commits: pages that are too many for memory and log go into a segment first.
 //!
 //! ```text
-//!  overlay (a temporary file) -> segment (synced) -> commit record that names it -> versions without bytes in memory
+//!  overlay (most of it in a draft of the segment) -> segment (synced, then named) -> commit record that names it
+//!     -> versions without bytes in memory
 //! ```
 //!
-//! The segment is written before the commit lock is taken, page by page; the record then holds page 1 and the
-//! segment's name. The new versions are absent ones, read from the segment when they are touched. If the commit
-//! conflicts the segment is garbage, and collected like any other; until the commit is installed the node's naming
-//! lock keeps the collector away.
+//! The segment is made before the commit lock is taken; the record then holds page 1 and the segment's name. The new
+//! versions are absent ones, read from the segment when they are touched.
+//!
+//! # Crashes
+//! Until it is named the segment is a file without a name, which goes with the process. It is synced before it is named
+//! (or uploaded whole), and named durably before the record that names it is appended: a record that survives has its
+//! segment. Who dies between the two leaves a segment that nothing names, garbage that is collected like any other; so
+//! does a commit that conflicts. Until the commit is installed the node's naming lock keeps the collector away.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use fulmar_pages::manifest::SegmentRef;
-use fulmar_pages::segment::{SegmentBuilder, SegmentIndex};
+use fulmar_pages::segment::SegmentIndex;
 use fulmar_pages::{PageNo, SegmentId};
-use fulmar_store::SegmentWriter;
+use fulmar_store::{SegmentWriter, failpoint};
 use tokio::sync::OwnedRwLockReadGuard;
 
 use super::{Partition, store_error};
 use crate::store::Frame;
 use crate::transaction::Overlay;
-use crate::{Error, Result, sqlstate};
+use crate::{Error, Result, spill, sqlstate};
 
 /// Changed pages (of 4 KiB) above which a commit is written as a segment.
-pub(crate) const LARGE_PAGES: usize = 2048;
+const LARGE_PAGES: usize = 2048;
 
-/// Bytes collected before they are handed to the store.
+/// Bytes that are handed to the store at once.
 const PIECE_BYTES: usize = 1 << 20;
 
 /// A large commit's pages, in the store.
@@ -58,46 +65,62 @@ impl Large {
 }
 
 impl Partition {
-    /// Writes a transaction's changed pages, but for page 1, into a segment. The overlay is emptied.
-    pub(crate) async fn write_large(&self, overlay: &mut Overlay, page_count: u32) -> Result<Large> {
-        self.node.disk.admit(true)?;
-        let naming = self.node.naming.clone().read_owned().await;
-        let mut writer = self.node.store.segment_writer().await.map_err(store_error)?;
-        let mut builder = SegmentBuilder::new(writer.buffer());
-        match self.stream(overlay, page_count, &mut builder, &mut writer).await {
-            Ok(()) => builder.finish(writer.buffer()),
-            Err(error) => {
-                let _ = writer.abort().await;
-                return Err(error);
-            }
-        }
-        let segment = writer.finish().await.map_err(store_error)?;
-        let index = self.node.store.segment_index(segment).await.map_err(store_error)?;
-        Ok(Large { segment, index, _naming: naming })
-    }
-
-    async fn stream(
+    /// What a transaction that has spilled does before it commits: its changed pages, but for page 1, become a segment, and
+    /// the overlay is emptied; or they are few, and come back into memory.
+    pub(crate) async fn write_if_large(
         &self,
         overlay: &mut Overlay,
         page_count: u32,
-        builder: &mut SegmentBuilder,
-        writer: &mut SegmentWriter,
-    ) -> Result<()> {
-        for changed in overlay.drain() {
-            let (no, data) = changed.map_err(|e| {
-                Error::new(
-                    sqlstate::IO_ERROR,
-                    format!("reading back a transaction's spilled pages failed: {e}"),
-                )
-                .hint("check the disk that holds the data directory's tmp folder")
-            })?;
-            if no != 1 && no <= page_count {
-                builder.push(self.id, no, &data, writer.buffer());
-            }
-            if writer.buffer().len() > PIECE_BYTES {
-                writer.flush().await.map_err(store_error)?;
+    ) -> Result<Option<Large>> {
+        if overlay.len() <= LARGE_PAGES {
+            overlay.bring_back().await.map_err(|cause| spill::error(&cause))?;
+            return Ok(None);
+        }
+        self.node.disk.admit(true)?;
+        let (file, bytes) =
+            overlay.make_segment(self.id, page_count).await.map_err(|cause| spill::error(&cause))?;
+        let naming = self.node.naming.clone().read_owned().await;
+        let segment = self.store_segment(Arc::new(file), bytes).await?;
+        failpoint::hit(failpoint::COMMIT_AFTER_SEGMENT);
+        let index = self.node.store.segment_index(segment).await.map_err(store_error)?;
+        Ok(Some(Large { segment, index, _naming: naming }))
+    }
+
+    async fn store_segment(&self, file: Arc<File>, bytes: u64) -> Result<SegmentId> {
+        let (store, unnamed) = (self.node.store.clone(), file.clone());
+        let adopting = self.node.spill.runtime().spawn_blocking(move || store.adopt_segment(&unnamed));
+        let adopted = adopting
+            .await
+            .map_err(|cause| Error::new(sqlstate::INTERNAL, format!("storing a segment failed: {cause}")))?;
+        match adopted.map_err(store_error)? {
+            Some(segment) => Ok(segment),
+            None => self.upload(&file, bytes).await,
+        }
+    }
+
+    /// Copies a file that holds a segment into the store.
+    async fn upload(&self, file: &File, bytes: u64) -> Result<SegmentId> {
+        let mut writer = self.node.store.segment_writer().await.map_err(store_error)?;
+        match send(file, bytes, &mut writer).await {
+            Ok(()) => writer.finish().await.map_err(store_error),
+            Err(error) => {
+                let _ = writer.abort().await;
+                Err(error)
             }
         }
-        Ok(())
     }
+}
+
+async fn send(file: &File, bytes: u64, writer: &mut SegmentWriter) -> Result<()> {
+    let mut sent = 0;
+    while sent < bytes {
+        let piece = (bytes - sent).min(PIECE_BYTES as u64) as usize;
+        let buffer = writer.buffer();
+        let before = buffer.len();
+        buffer.resize(before + piece, 0);
+        file.read_exact_at(&mut buffer[before..], sent).map_err(|cause| spill::error(&cause))?;
+        sent += piece as u64;
+        writer.flush().await.map_err(store_error)?;
+    }
+    Ok(())
 }

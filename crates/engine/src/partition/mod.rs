@@ -28,7 +28,7 @@ use tokio::sync::Notify;
 
 pub(crate) use commit::{Refused, closed_error, log_error, page_one};
 pub(crate) use flush::Flush;
-pub(crate) use large::{LARGE_PAGES, Large};
+pub(crate) use large::Large;
 pub(crate) use load::{Replay, read_frames, store_error};
 pub(crate) use outcomes::{Outcomes, Status};
 pub(crate) use rows::{RowLocks, RowName};

@@ -67,8 +67,9 @@ impl TemporaryFile {
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) -> c_int {
-        let growth = (offset + data.len() as u64).saturating_sub(self.buffer.len());
-        if growth > 0 && !self.link().grow_buffer(growth) {
+        let end = offset + data.len() as u64;
+        let growth = end.saturating_sub(self.buffer.len());
+        if growth > 0 && !self.link().grow_buffer(growth, self.buffer.needs_file(end)) {
             return ffi::SQLITE_IOERR_WRITE;
         }
         match self.buffer.write_at(offset, data) {

@@ -6,9 +6,9 @@ use fulmar_pages::{PAGE_SIZE, Page, PageNo};
 use libsqlite3_sys as ffi;
 
 use super::{Link, guarded};
-use crate::partition::{LARGE_PAGES, PageVersion, Snapshot, log_error, page_one};
+use crate::partition::{PageVersion, Snapshot, log_error, page_one};
+use crate::spill;
 use crate::transaction::{Conflict, Transaction};
-use crate::{Error, sqlstate};
 
 #[repr(C)]
 struct MainFile {
@@ -325,14 +325,7 @@ impl Link {
                 transaction.reads.insert(page);
             }
             if transaction.overlay.contains(page) {
-                let mut own = [0; PAGE_SIZE];
-                match transaction.overlay.read(page, &mut own) {
-                    Ok(_) => {
-                        out.copy_from_slice(&own[within..within + out.len()]);
-                        return ffi::SQLITE_OK;
-                    }
-                    Err(_) => return ffi::SQLITE_IOERR_READ,
-                }
+                return self.read_own(&mut transaction, page, within, out);
             }
             snapshot
         };
@@ -350,6 +343,24 @@ impl Link {
             }
             Err(code) => code,
         }
+    }
+
+    /// Reads a page that the transaction has changed.
+    fn read_own(&self, transaction: &mut Transaction, page: PageNo, within: usize, out: &mut [u8]) -> c_int {
+        if let Some(own) = transaction.overlay.in_memory(page) {
+            out.copy_from_slice(&own[within..within + out.len()]);
+            return ffi::SQLITE_OK;
+        }
+        let mut own = Box::new([0; PAGE_SIZE]);
+        match self.wait_for_disk(transaction.overlay.read(page, &mut own)) {
+            Ok(Ok(_)) => {
+                out.copy_from_slice(&own[within..within + out.len()]);
+                return ffi::SQLITE_OK;
+            }
+            Ok(Err(cause)) => transaction.failure = Some(spill::error(&cause)),
+            Err(super::Interrupted) => {}
+        }
+        ffi::SQLITE_IOERR_READ
     }
 
     /// When it opens a file SQLite reads the header before it locks.
@@ -403,23 +414,23 @@ impl Link {
         if !may {
             return ffi::SQLITE_IOERR_WRITE;
         }
-        match transaction.overlay.write(page, data) {
+        let mut written = transaction.overlay.write(page, data);
+        if written.is_ok() && transaction.overlay.is_full() {
+            if !transaction.keeps_within(self.partition.node.disk.admit(false)) {
+                return ffi::SQLITE_IOERR_WRITE;
+            }
+            match self.wait_for_disk(transaction.overlay.relieve()) {
+                Ok(relieved) => written = relieved,
+                Err(super::Interrupted) => return ffi::SQLITE_IOERR_WRITE,
+            }
+        }
+        match written {
             Ok(()) => {
                 transaction.page_count = transaction.page_count.max(page);
                 ffi::SQLITE_OK
             }
             Err(e) => {
-                let state = match e.raw_os_error() {
-                    Some(libc::ENOSPC | libc::EDQUOT) => sqlstate::DISK_FULL,
-                    _ => sqlstate::IO_ERROR,
-                };
-                transaction.failure = Some(
-                    Error::new(
-                        state,
-                        format!("a large transaction could not spill to a temporary file: {e}"),
-                    )
-                    .hint("free space on the disk of the data directory, or make the transaction smaller"),
-                );
+                transaction.failure = Some(spill::error(&e));
                 ffi::SQLITE_IOERR_WRITE
             }
         }
@@ -432,10 +443,9 @@ impl Link {
             // SQLite takes back what it cannot: a temporary table's part of the commit failed after ours.
             return ffi::SQLITE_OK;
         }
-        let mut page_one = match transaction.overlay.copy(1) {
-            Ok(Some(page)) if page_one::counter(&page) != transaction.counter => page,
-            Ok(_) => return ffi::SQLITE_OK,
-            Err(_) => return ffi::SQLITE_IOERR_READ,
+        let mut page_one = match transaction.overlay.in_memory(1) {
+            Some(page) if page_one::counter(page) != transaction.counter => Box::new(*page),
+            _ => return ffi::SQLITE_OK,
         };
         if self.bump_schema.get() {
             page_one::raise_schema_cookie(&mut page_one);
@@ -444,11 +454,11 @@ impl Link {
         if !transaction.may_grow_to(page_one::page_count(&page_one)) {
             return ffi::SQLITE_IOERR;
         }
+        let page_count = page_one::page_count(&page_one);
         let mut large = None;
-        if transaction.overlay.len() > LARGE_PAGES {
-            let page_count = page_one::page_count(&page_one);
-            match self.wait(self.partition.write_large(&mut transaction.overlay, page_count)) {
-                Ok(Ok(written)) => large = Some(written),
+        if transaction.overlay.has_spilled() {
+            match self.wait(self.partition.write_if_large(&mut transaction.overlay, page_count)) {
+                Ok(Ok(written)) => large = written,
                 Ok(Err(error)) => {
                     transaction.failure = Some(error);
                     return ffi::SQLITE_IOERR;

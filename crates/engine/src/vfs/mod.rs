@@ -106,6 +106,14 @@ impl Link {
         waited.ok().flatten().ok_or(Interrupted)
     }
 
+    /// Waits for a file of the transaction's own, without holding the thread. Not for long, so a cancel does not end it: a
+    /// statement that is being taken back writes pages, too.
+    pub(crate) fn wait_for_disk<F: Future>(&self, future: F) -> Result<F::Output, Interrupted> {
+        let waited = self.suspender.wait(future);
+        self.slice_ends.set(None);
+        waited.map_err(|_| Interrupted)
+    }
+
     /// Called now and then by a statement that computes; answers whether it shall end.
     pub(crate) fn checkpoint(&self) -> bool {
         if self.cancel.borrow().is_set() || self.is_expired() {
@@ -138,10 +146,12 @@ impl Link {
         self.transaction.borrow().conflict == Some(Conflict::Expired)
     }
 
-    /// A temporary file is about to grow; answers whether it may.
-    fn grow_buffer(&self, bytes: u64) -> bool {
+    /// A temporary file is about to grow, `on_disk` if it is none in memory; answers whether it may.
+    fn grow_buffer(&self, bytes: u64, on_disk: bool) -> bool {
         let buffered_bytes = self.buffered_bytes.get();
-        let may = self.transaction.borrow_mut().may_hold(bytes, buffered_bytes);
+        let mut transaction = self.transaction.borrow_mut();
+        let may = transaction.may_hold(bytes, buffered_bytes)
+            && (!on_disk || transaction.keeps_within(self.partition.node.disk.admit(false)));
         if may {
             self.buffered_bytes.set(buffered_bytes + bytes);
         }

@@ -26,6 +26,7 @@
 mod books;
 mod check;
 mod copies;
+mod large;
 mod load;
 mod node;
 mod plan;

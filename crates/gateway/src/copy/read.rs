@@ -2,6 +2,9 @@
 //!
 //! Bytes come in pieces of any size. [`Reader::take`] gives back whole rows as they are complete; what is left waits for
 //! the next piece, with how far it has been searched, so that no byte is looked at twice however small the pieces are.
+//!
+//! Lines end as the first one does, as for PostgreSQL: with a line feed, a carriage return and a line feed, or (files of old
+//! Macintoshes) a carriage return.
 
 use fulmar_engine::{Error, Value, sqlstate};
 
@@ -23,6 +26,7 @@ pub(crate) struct Reader {
     force_not_null: Vec<bool>,
     /// The start of a row whose end has not come.
     partial: Vec<u8>,
+    line_end: LineEnd,
     scan: Scan,
     /// Lines of rows that were read.
     pub(crate) lines: u64,
@@ -32,6 +36,35 @@ pub(crate) struct Reader {
     ended: bool,
     /// A field of CSV without its quotes.
     field: Vec<u8>,
+}
+
+/// How lines end.
+#[derive(Clone, Copy, PartialEq)]
+enum LineEnd {
+    /// The first has not been seen.
+    Unknown,
+    /// With a line feed; a carriage return before it belongs to it.
+    LineFeed,
+    CarriageReturn,
+}
+
+impl LineEnd {
+    /// Whether a line ends with this byte, which stands for itself; `None` if the one after it must have come to tell.
+    fn is_at(&mut self, byte: u8, next: Option<u8>) -> Result<Option<bool>> {
+        match (byte, *self) {
+            (b'\r', LineEnd::Unknown) if next.is_none() => return Ok(None),
+            (b'\r', LineEnd::Unknown) if next != Some(b'\n') => *self = LineEnd::CarriageReturn,
+            (b'\n', LineEnd::Unknown) => *self = LineEnd::LineFeed,
+            (b'\r', LineEnd::CarriageReturn) | (b'\n', LineEnd::LineFeed) => {}
+            (b'\n', LineEnd::CarriageReturn) => {
+                return Err(bad("a line feed in data whose lines end with carriage returns").hint(
+                    "The first line ends with a carriage return alone. Write \\n in the text format, quotes in CSV.",
+                ));
+            }
+            _ => return Ok(Some(false)),
+        }
+        Ok(Some(true))
+    }
 }
 
 /// How far a row has been searched for its end.
@@ -51,6 +84,7 @@ impl Reader {
             names,
             kinds,
             partial: Vec::new(),
+            line_end: LineEnd::Unknown,
             scan: Scan::default(),
             lines: 0,
             begun: false,
@@ -68,7 +102,7 @@ impl Reader {
                 return Ok(false);
             }
             if self.partial.is_empty() {
-                let Some(end) = self.scan.find(bytes, &self.format) else {
+                let Some(end) = self.scan.find(bytes, &self.format, &mut self.line_end)? else {
                     self.partial.extend_from_slice(bytes);
                     *bytes = &[];
                     return Ok(false);
@@ -82,7 +116,7 @@ impl Reader {
             }
             let before = self.partial.len();
             self.partial.extend_from_slice(bytes);
-            let Some(end) = self.scan.find(&self.partial, &self.format) else {
+            let Some(end) = self.scan.find(&self.partial, &self.format, &mut self.line_end)? else {
                 *bytes = &[];
                 if self.partial.len() > LONGEST_BYTES {
                     let message = format!("a row has more than {} MiB", LONGEST_BYTES >> 20);
@@ -173,29 +207,26 @@ impl Reader {
         let delimiter = self.format.delimiter;
         let (mut start, mut at, mut escaped, mut index) = (0, 0, false, 0);
         loop {
-            match row.get(at) {
-                Some(b'\\') => {
-                    escaped = true;
-                    at += 2;
-                }
-                Some(&byte) if byte != delimiter => at += 1,
-                end => {
-                    let field = &row[start..at.min(row.len())];
-                    values.push(if field == self.format.null.as_bytes() {
-                        Value::Null
-                    } else if escaped {
-                        decode::value(&unescape(field), self.kind(index), protocol::Format::Text)?
-                    } else {
-                        decode::value(field, self.kind(index), protocol::Format::Text)?
-                    });
-                    if end.is_none() {
-                        return Ok(());
-                    }
-                    at += 1;
-                    (start, escaped, index) = (at, false, index + 1);
-                    self.check_index(index)?;
-                }
+            at = find(row, at, |byte| byte == delimiter || byte == b'\\').unwrap_or(row.len());
+            if row.get(at) == Some(&b'\\') {
+                escaped = true;
+                at = (at + 2).min(row.len());
+                continue;
             }
+            let field = &row[start..at];
+            values.push(if field == self.format.null.as_bytes() {
+                Value::Null
+            } else if escaped {
+                decode::value(&unescape(field)?, self.kind(index), protocol::Format::Text)?
+            } else {
+                decode::value(field, self.kind(index), protocol::Format::Text)?
+            });
+            if at == row.len() {
+                return Ok(());
+            }
+            at += 1;
+            (start, escaped, index) = (at, false, index + 1);
+            self.check_index(index)?;
         }
     }
 
@@ -241,51 +272,62 @@ impl Reader {
 
 impl Scan {
     /// Where the row ends that `bytes` begin with: behind its end of line.
-    fn find(&mut self, bytes: &[u8], format: &Format) -> Option<usize> {
-        while let Some(&byte) = bytes.get(self.at) {
-            self.at += 1;
-            if !format.csv {
-                match byte {
-                    b'\n' => return Some(self.at),
+    fn find(&mut self, bytes: &[u8], format: &Format, line_end: &mut LineEnd) -> Result<Option<usize>> {
+        loop {
+            let found = match format.csv {
+                true => find(bytes, self.at, |byte| {
+                    byte == b'\n' || byte == b'\r' || byte == format.quote || byte == format.escape
+                }),
+                false => find(bytes, self.at, |byte| byte == b'\n' || byte == b'\r' || byte == b'\\'),
+            };
+            self.at = found.unwrap_or(bytes.len());
+            let Some(&byte) = bytes.get(self.at) else { return Ok(None) };
+            let next = bytes.get(self.at + 1).copied();
+            match byte {
+                b'\\' if !format.csv => match next {
                     // Whatever it is, it is no end of line. It may not have come yet.
-                    b'\\' if bytes.get(self.at).is_none() => {
-                        self.at -= 1;
-                        return None;
-                    }
+                    None => return Ok(None),
                     // The end of all rows, and of this line.
-                    b'\\' if bytes[self.at] == b'.' => {}
-                    b'\\' => self.at += 1,
-                    _ => {}
-                }
-                continue;
-            }
-            if self.quoted && byte == format.escape && format.escape != format.quote {
-                if bytes.get(self.at).is_none() {
-                    self.at -= 1;
-                    return None;
-                }
-                if [format.quote, format.escape].contains(&bytes[self.at]) {
-                    self.at += 1;
-                }
-            } else if byte == format.quote {
+                    Some(b'.') => {}
+                    Some(_) => self.at += 1,
+                },
+                _ if self.quoted && byte == format.escape && format.escape != format.quote => match next {
+                    None => return Ok(None),
+                    Some(next) if next == format.quote || next == format.escape => self.at += 1,
+                    Some(_) => {}
+                },
                 // A doubled quote ends and begins again: no difference here.
-                self.quoted = !self.quoted;
-            } else if byte == b'\n' {
-                if !self.quoted {
-                    return Some(self.at);
-                }
-                self.line_ends += 1;
+                _ if format.csv && byte == format.quote => self.quoted = !self.quoted,
+                _ if self.quoted => self.line_ends += u64::from(byte == b'\n'),
+                _ => match line_end.is_at(byte, next)? {
+                    None => return Ok(None),
+                    Some(false) => {}
+                    Some(true) => {
+                        self.at += 1;
+                        return Ok(Some(self.at));
+                    }
+                },
             }
+            self.at += 1;
         }
-        None
     }
+}
+
+/// Where the first byte from `from` on is that is wanted. There are few of those, so it looks at many bytes at once: a
+/// loop without an early end, of which the compiler makes vector instructions.
+fn find(bytes: &[u8], from: usize, is_wanted: impl Fn(u8) -> bool) -> Option<usize> {
+    const BLOCK: usize = 32;
+    let rest = bytes.get(from..)?;
+    let has_none = |block: &&[u8]| !block.iter().fold(false, |any, byte| any | is_wanted(*byte));
+    let skipped = BLOCK * rest.chunks_exact(BLOCK).take_while(has_none).count();
+    rest[skipped..].iter().position(|byte| is_wanted(*byte)).map(|at| from + skipped + at)
 }
 
 fn bad(message: &str) -> Error {
     Error::new(sqlstate::BAD_COPY_FILE, message)
 }
 
-fn unescape(field: &[u8]) -> Vec<u8> {
+fn unescape(field: &[u8]) -> Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field.iter().copied().peekable();
     while let Some(byte) = rest.next() {
@@ -320,11 +362,15 @@ fn unescape(field: &[u8]) -> Vec<u8> {
                 }
                 bytes.push(code.map_or(b'x', |code| code as u8));
             }
+            Some(b'.') => {
+                return Err(bad("end-of-copy marker is not alone on its line")
+                    .hint("a backslash in a value is written as \\\\"));
+            }
             Some(other) => bytes.push(other),
             None => bytes.push(b'\\'),
         }
     }
-    bytes
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -373,6 +419,49 @@ mod tests {
         let kinds = [Type::Int8, Type::Bytea, Type::Bool];
         let read = rows(Format::text(), &kinds, b"7\t\\\\x01\tt\n\\.\nnot a row\n", 5).unwrap();
         assert_eq!(read, [[Value::Integer(7), Value::Blob(vec![1]), Value::Integer(1)]]);
+    }
+
+    #[test]
+    fn lines_end_as_the_first_one_does() {
+        for piece in [1, 2, 3, 100] {
+            let old = rows(Format::text(), &TWO, b"1\ta\\\rb\r2\tc\\nd\r3\t", piece).unwrap();
+            let expected = [[text("1"), text("a\rb")], [text("2"), text("c\nd")], [text("3"), text("")]];
+            assert_eq!(old, expected, "{piece}");
+            let old = rows(Format::csv(), &TWO, b"1,\"a\nb\r\"\r2,c\r", piece).unwrap();
+            assert_eq!(old, [[text("1"), text("a\nb\r")], [text("2"), text("c")]], "{piece}");
+            let new = rows(Format::csv(), &TWO, b"1,\"\r\"\n2,c\rd\n3,e\r\n4,f\r", piece).unwrap();
+            let expected = ["\r", "c\rd", "e", "f"].map(text);
+            assert_eq!(new.into_iter().map(|row| row[1].clone()).collect::<Vec<_>>(), expected, "{piece}");
+            for format in [Format::text(), Format::csv()] {
+                let both = rows(Format { delimiter: b';', ..format }, &TWO, b"1;a\r2;b\n3;c\r", piece);
+                assert!(both.unwrap_err().to_string().contains("line feed"), "{piece}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_end_stands_alone_on_its_line() {
+        for line in ["1\tabc\\.\n", "\\.abc\tx\n", "1\t\\.\n"] {
+            let error = rows(Format::text(), &TWO, line.as_bytes(), 2).unwrap_err();
+            assert!(error.to_string().contains("end-of-copy marker"), "{error}");
+        }
+        let csv = rows(Format::csv(), &TWO, b"1,abc\\.\n", 2).unwrap();
+        assert_eq!(csv, [[text("1"), text("abc\\.")]]);
+    }
+
+    #[test]
+    fn bytes_are_found_wherever_they_are() {
+        for length in [0, 1, 31, 32, 33, 64, 100] {
+            for from in 0..=length {
+                let mut bytes = vec![b'a'; length];
+                assert_eq!(find(&bytes, from, |byte| byte == b'x'), None);
+                for at in from..length {
+                    bytes[at..].fill(b'x');
+                    assert_eq!(find(&bytes, from, |byte| byte == b'x'), Some(at));
+                    bytes[at..].fill(b'a');
+                }
+            }
+        }
     }
 
     #[test]

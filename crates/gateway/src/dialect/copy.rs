@@ -12,7 +12,9 @@ use crate::copy::{Columns, Format, Header};
 pub(crate) enum Copy {
     /// `COPY t FROM STDIN`
     In { table: Table, columns: Vec<String>, format: Format },
-    /// `COPY t TO STDOUT`, `COPY (SELECT ...) TO STDOUT`: the rows of a query.
+    /// `COPY t TO STDOUT`: the columns that [`Copy::In`] takes.
+    TableOut { table: Table, format: Format },
+    /// `COPY t (a, b) TO STDOUT`, `COPY (SELECT ...) TO STDOUT`: the rows of a query.
     Out { query: String, format: Format },
     /// `COPY DATABASE TO STDOUT (FORMAT sqlite)`: all of the session's database.
     DatabaseOut,
@@ -27,14 +29,16 @@ pub(super) fn parse(cursor: &mut Cursor<'_, '_>, sql: &str) -> Result<Copy> {
         return database(cursor);
     }
     if let Some(query) = query(cursor, sql)? {
-        return out(cursor, query);
+        return Ok(Copy::Out { query, format: out(cursor)? });
     }
     let table = cursor.table().ok_or_else(|| unexpected(cursor))?;
     let columns = if cursor.sign('(') { names(cursor)? } else { Vec::new() };
     if cursor.peek().is_some_and(|token| token.is("to")) {
-        let quoted: Vec<String> = columns.iter().map(|column| quote_name(column)).collect();
-        let wanted = if quoted.is_empty() { "*".to_owned() } else { quoted.join(", ") };
-        return out(cursor, format!("SELECT {wanted} FROM {}", table.sql()));
+        let format = out(cursor)?;
+        return Ok(match columns.is_empty() {
+            true => Copy::TableOut { table, format },
+            false => Copy::Out { query: select(&table, &columns), format },
+        });
     }
     if !cursor.word("from") {
         return Err(unexpected(cursor));
@@ -95,8 +99,14 @@ fn query(cursor: &mut Cursor<'_, '_>, sql: &str) -> Result<Option<String>> {
     Err(unexpected(cursor))
 }
 
+/// The rows of a table, of these columns.
+pub(crate) fn select(table: &Table, columns: &[String]) -> String {
+    let columns: Vec<String> = columns.iter().map(|column| quote_name(column)).collect();
+    format!("SELECT {} FROM {}", columns.join(", "), table.sql())
+}
+
 /// What comes behind the query or the table.
-fn out(cursor: &mut Cursor<'_, '_>, query: String) -> Result<Copy> {
+fn out(cursor: &mut Cursor<'_, '_>) -> Result<Format> {
     if !cursor.word("to") {
         return Err(unexpected(cursor));
     }
@@ -112,7 +122,7 @@ fn out(cursor: &mut Cursor<'_, '_>, query: String) -> Result<Copy> {
         return Err(not_here("header match", "FROM"));
     }
     end(cursor)?;
-    Ok(Copy::Out { query, format })
+    Ok(format)
 }
 
 fn not_here(option: &str, wanted: &str) -> Error {

@@ -67,6 +67,10 @@ impl Session {
                 self.begin_copy(table, columns, format, output).await?;
                 return Ok(Ran::Copying);
             }
+            Command::Copy(Copy::TableOut { table, format }) => {
+                let query = self.table_query(table).await?;
+                return self.copy_out(&query, format, output).await;
+            }
             Command::Copy(Copy::Out { query, format }) => return self.copy_out(query, format, output).await,
             Command::Copy(Copy::DatabaseOut) => return self.export(output).await,
             Command::Copy(Copy::DatabaseIn { name, owner }) => {

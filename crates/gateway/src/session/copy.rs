@@ -73,6 +73,10 @@ impl Session {
             0 => self.table_columns(table).await?,
             _ => columns.to_vec(),
         };
+        if columns.is_empty() {
+            let message = format!("relation \"{}\" does not exist", table.name);
+            return Err(Error::new(sqlstate::UNDEFINED_TABLE, message));
+        }
         format.check_columns(&columns)?;
         let batch = (PARAMETERS / columns.len()).max(1);
         let (insert_batch, _) = self.link.prepare(&insert(table, &columns, batch)).await?;
@@ -113,21 +117,16 @@ impl Session {
         sent.map_err(lost)
     }
 
-    async fn table_columns(&mut self, table: &Table) -> Result<Vec<String>> {
-        let schema = table.schema.clone().unwrap_or_else(|| "main".into());
+    /// The columns of a table that take values: those that are generated do not. None if there is no such table.
+    pub(super) async fn table_columns(&mut self, table: &Table) -> Result<Vec<String>> {
+        let schema = table.schema.clone().map_or(Value::Null, Value::Text);
         let sql = "SELECT name FROM pragma_table_xinfo($1, $2) WHERE hidden = 0 ORDER BY cid";
-        let values = [Value::Text(table.name.clone()), Value::Text(schema)];
-        let names =
-            self.link.collect(sql, &values).await?.into_iter().flatten().filter_map(|name| match name {
-                Value::Text(name) => Some(name),
-                _ => None,
-            });
-        let names: Vec<String> = names.collect();
-        if names.is_empty() {
-            let message = format!("relation \"{}\" does not exist", table.name);
-            return Err(Error::new(sqlstate::UNDEFINED_TABLE, message));
-        }
-        Ok(names)
+        let names = self.link.collect(sql, &[Value::Text(table.name.clone()), schema]).await?;
+        let text = |name| match name {
+            Value::Text(name) => Some(name),
+            _ => None,
+        };
+        Ok(names.into_iter().flatten().filter_map(text).collect())
     }
 
     /// Takes rows. Without a COPY they are the rest of one that failed, and ignored.

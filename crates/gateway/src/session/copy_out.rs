@@ -14,9 +14,25 @@ use super::{Fault, Ran, Session};
 use crate::Result;
 use crate::copy::Format;
 use crate::copy::write::Writer;
+use crate::dialect::copy::select;
+use crate::dialect::token::Table;
 use crate::protocol::backend;
 
 impl Session {
+    /// The query for all rows of a table.
+    pub(super) async fn table_query(&mut self, table: &Table) -> Result<String> {
+        let of_tenant = |schema: &String| ["main", "temp"].contains(&schema.as_str());
+        let columns = match table.schema.as_ref().is_none_or(of_tenant) {
+            true => self.table_columns(table).await?,
+            false => Vec::new(),
+        };
+        Ok(match columns.is_empty() {
+            // A system table, or none.
+            true => format!("SELECT * FROM {}", table.sql()),
+            false => select(table, &columns),
+        })
+    }
+
     /// Runs the query; its lines go to `output`.
     pub(super) async fn copy_out(
         &mut self,

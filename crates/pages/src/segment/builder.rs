@@ -11,7 +11,43 @@ const ZSTD_LEVEL: i32 = 1;
 
 /// Makes the bytes of a segment. What each call appends to `out` is to be written in that order.
 pub struct SegmentBuilder {
-    entries: Vec<(PartitionId, PageNo, FrameLocation)>,
+    frames: FrameWriter,
+    entries: Vec<Entry>,
+}
+
+/// A page, and where it lies.
+pub type Entry = (PartitionId, PageNo, FrameLocation);
+
+impl SegmentBuilder {
+    /// Begins a segment; appends its header.
+    pub fn new(out: &mut Vec<u8>) -> Self {
+        SegmentBuilder { frames: FrameWriter::new(out), entries: Vec::new() }
+    }
+
+    /// Adds a page and appends its frame. If a page is added twice the last one counts.
+    pub fn push(&mut self, partition: PartitionId, no: PageNo, page: &Page, out: &mut Vec<u8>) {
+        self.entries.push((partition, no, self.frames.push(page, out)));
+    }
+
+    /// Pages added so far.
+    pub fn pages(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Bytes of the segment so far (header and frames).
+    pub fn bytes(&self) -> u64 {
+        self.frames.bytes()
+    }
+
+    /// Ends the segment; appends index and footer.
+    pub fn finish(self, out: &mut Vec<u8>) {
+        self.frames.finish(self.entries, out);
+    }
+}
+
+/// Makes the frames of a segment before it is known whose they will be, or whether they will count: for who says only at
+/// the end which frames are the pages. What each call appends to `out` is to be written in that order.
+pub struct FrameWriter {
     /// Bytes of the segment so far, the header included.
     offset: u64,
     /// None if there was no memory for one: then all frames are plain.
@@ -19,22 +55,21 @@ pub struct SegmentBuilder {
     compressed: Box<[u8; PAGE_SIZE - 1]>,
 }
 
-impl SegmentBuilder {
+impl FrameWriter {
     /// Begins a segment; appends its header.
     pub fn new(out: &mut Vec<u8>) -> Self {
         out.extend_from_slice(HEADER_MAGIC);
         out.extend_from_slice(&FORMAT_VERSION.to_le_bytes());
         out.extend_from_slice(&(PAGE_SIZE as u32).to_le_bytes());
-        SegmentBuilder {
-            entries: Vec::new(),
+        FrameWriter {
             offset: HEADER_BYTES as u64,
             compressor: zstd::bulk::Compressor::new(ZSTD_LEVEL).ok(),
             compressed: Box::new([0; PAGE_SIZE - 1]),
         }
     }
 
-    /// Adds a page and appends its frame. If a page is added twice the last one counts.
-    pub fn push(&mut self, partition: PartitionId, no: PageNo, page: &Page, out: &mut Vec<u8>) {
+    /// Appends the frame of a page; answers where it lies.
+    pub fn push(&mut self, page: &Page, out: &mut Vec<u8>) -> FrameLocation {
         // A page that does not shrink does not fit the buffer, which is one byte shorter than a page.
         let shrunk = self
             .compressor
@@ -47,14 +82,9 @@ impl SegmentBuilder {
         out.push(encoding);
         out.extend_from_slice(&frame_crc(encoding, payload).to_le_bytes());
         out.extend_from_slice(payload);
-        let length = (FRAME_HEAD + payload.len()) as u32;
-        self.entries.push((partition, no, FrameLocation { offset: self.offset, length }));
-        self.offset += u64::from(length);
-    }
-
-    /// Pages added so far.
-    pub fn pages(&self) -> usize {
-        self.entries.len()
+        let location = FrameLocation { offset: self.offset, length: (FRAME_HEAD + payload.len()) as u32 };
+        self.offset += u64::from(location.length);
+        location
     }
 
     /// Bytes of the segment so far (header and frames).
@@ -62,21 +92,22 @@ impl SegmentBuilder {
         self.offset
     }
 
-    /// Ends the segment; appends index and footer.
-    pub fn finish(mut self, out: &mut Vec<u8>) {
+    /// Ends the segment; appends index and footer. `entries` may come in any order; of several for a page the last one
+    /// counts. Frames that are nobody's stay, and mean nothing.
+    pub fn finish(self, mut entries: Vec<Entry>, out: &mut Vec<u8>) {
         // The sort is stable, so the last of several entries for a page stays the last and is the one kept.
-        self.entries.sort_by_key(|&(partition, no, _)| (partition, no));
-        self.entries.reverse();
-        self.entries.dedup_by_key(|&mut (partition, no, _)| (partition, no));
-        self.entries.reverse();
+        entries.sort_by_key(|&(partition, no, _)| (partition, no));
+        entries.reverse();
+        entries.dedup_by_key(|&mut (partition, no, _)| (partition, no));
+        entries.reverse();
         let index_at = out.len();
-        encode_index(&self.entries, out);
+        encode_index(&entries, out);
         let index_bytes = (out.len() - index_at) as u64;
         let index_crc = crc32fast::hash(&out[index_at..]);
         let footer_at = out.len();
         out.extend_from_slice(&self.offset.to_le_bytes());
         out.extend_from_slice(&index_bytes.to_le_bytes());
-        out.extend_from_slice(&(self.entries.len() as u64).to_le_bytes());
+        out.extend_from_slice(&(entries.len() as u64).to_le_bytes());
         out.extend_from_slice(&index_crc.to_le_bytes());
         out.extend_from_slice(&FORMAT_VERSION.to_le_bytes());
         let footer_crc = crc32fast::hash(&out[footer_at..]);
@@ -85,7 +116,7 @@ impl SegmentBuilder {
     }
 }
 
-fn encode_index(entries: &[(PartitionId, PageNo, FrameLocation)], out: &mut Vec<u8>) {
+fn encode_index(entries: &[Entry], out: &mut Vec<u8>) {
     let groups = entries.chunk_by(|a, b| a.0 == b.0);
     codec::put_varint(out, groups.clone().count() as u64);
     let mut previous_partition = 0;

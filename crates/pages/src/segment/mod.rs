@@ -11,7 +11,8 @@
 //! A segment is written in one pass ([`SegmentBuilder`] hands out the bytes as they come, so a big segment never
 //! stands in memory) and read from its end: the footer says how long the index is ([`tail_bytes`]), the index where
 //! each page's frame lies ([`SegmentIndex::frame`]), and one ranged read and [`decode_frame`] give the page.
-//! Pages may come in any order and for several partitions; in sorted order their index is smallest.
+//! Pages may come in any order and for several partitions; in sorted order their index is smallest. Frames that the index
+//! does not name mean nothing: a transaction that changed a page again ([`FrameWriter`]) leaves the older one behind.
 //!
 //! Frame, index and footer have a checksum each, so that a page can be trusted without reading the whole file.
 
@@ -23,7 +24,7 @@ use std::cell::RefCell;
 use crate::codec::{self, Reader};
 use crate::{FormatError, PAGE_SIZE, Page, Problem};
 
-pub use builder::SegmentBuilder;
+pub use builder::{Entry, FrameWriter, SegmentBuilder};
 pub use index::{SegmentIndex, tail_bytes};
 
 const FORMAT: &str = "segment";

@@ -50,6 +50,18 @@ fn pages_are_found_and_only_those() {
 }
 
 #[test]
+fn frames_that_are_nobodys_mean_nothing() {
+    let mut out = Vec::new();
+    let mut frames = FrameWriter::new(&mut out);
+    let locations: Vec<_> = (0..4).map(|seed| frames.push(&page(seed, seed == 2), &mut out)).collect();
+    frames.finish(vec![(PartitionId(3), 8, locations[3]), (PartitionId(3), 5, locations[1])], &mut out);
+    let index = verify(&out).unwrap();
+    assert_eq!(index.frames(PartitionId(3)).collect::<Vec<_>>(), [(5, locations[1]), (8, locations[3])]);
+    assert_eq!(read(&out, &index, 3, 5), Some(page(1, false)));
+    assert_eq!(read(&out, &index, 3, 8), Some(page(3, false)));
+}
+
+#[test]
 fn noise_is_kept_plain_and_the_rest_shrinks() {
     let segment = build(&[(1, 1, page(1, true)), (1, 2, page(1, false))]);
     let index = verify(&segment).unwrap();

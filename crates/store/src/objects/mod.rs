@@ -13,11 +13,12 @@
 //! worth keeping. Any [`ObjectStore`] will do; [`PageStore::open_directory`] makes one of a local directory, with every
 //! write synced (file and directory) before the call returns.
 
+mod adopt;
 mod error;
 mod segment_writer;
 mod verify;
 
-use std::path::Path as FilePath;
+use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -91,19 +92,22 @@ fn segment_path(id: SegmentId) -> Path {
 #[derive(Clone, Debug)]
 pub struct PageStore {
     objects: Arc<dyn ObjectStore>,
+    /// Where they lie, if that is a local directory.
+    directory: Option<PathBuf>,
 }
 
 impl PageStore {
     /// Keeps segments and manifests in this object store.
     pub fn open(objects: Arc<dyn ObjectStore>) -> Self {
-        PageStore { objects }
+        PageStore { objects, directory: None }
     }
 
     /// Keeps them in a local directory, which must exist. Every write is synced.
     pub fn open_directory(directory: &FilePath) -> Result<Self, StoreError> {
         let objects = LocalFileSystem::new_with_prefix(directory)
             .map_err(|cause| StoreError::failed("open the store in", directory.display(), cause))?;
-        Ok(Self::open(Arc::new(objects.with_fsync(true))))
+        let objects = Arc::new(objects.with_fsync(true));
+        Ok(PageStore { objects, directory: Some(directory.to_owned()) })
     }
 
     /// Stores the bytes of a segment under a new random name.

@@ -1,0 +1,64 @@
+//! A file that holds a whole segment becomes one, without being copied.
+//!
+//! ```text
+//! unnamed file -> sync -> link it as segments/ID -> sync the directory
+//! ```
+//!
+//! The name comes after the file's bytes are durable, so a crash leaves a whole segment or none; before it there is
+//! nothing to clean up, since the file has no name. That is for a store in a local directory, and a file on the same file
+//! system; anything else wants its bytes sent ([`super::SegmentWriter`]).
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::Path as FilePath;
+
+use fulmar_pages::SegmentId;
+use rustix::fs::{AtFlags, CWD, Mode};
+use rustix::io::Errno;
+
+use super::{PageStore, SEGMENTS, StoreError, segment_path};
+
+impl PageStore {
+    /// Stores the segment that stands in an unnamed file, by giving it a name. It is durable on return. `None` if the
+    /// store cannot: nothing has been done then. Blocks while the file is synced.
+    pub fn adopt_segment(&self, file: &File) -> Result<Option<SegmentId>, StoreError> {
+        let Some(directory) = &self.directory else { return Ok(None) };
+        let id = SegmentId(rand::random());
+        let failed = |cause: io::Error| {
+            let source = Box::new(cause);
+            StoreError::failed(
+                "store",
+                segment_path(id),
+                object_store::Error::Generic { store: "local directory", source },
+            )
+        };
+        file.sync_all().map_err(failed)?;
+        match link(file, directory, id) {
+            Ok(linked) => Ok(linked.then_some(id)),
+            Err(cause) => Err(failed(cause.into())),
+        }
+    }
+}
+
+/// `false` if there can be no such link.
+fn link(file: &File, store: &FilePath, id: SegmentId) -> Result<bool, Errno> {
+    let segments = store.join(SEGMENTS);
+    match rustix::fs::mkdir(&segments, Mode::from_raw_mode(0o777)) {
+        Ok(()) => sync_directory(store)?,
+        Err(Errno::EXIST) => {}
+        Err(cause) => return Err(cause),
+    }
+    let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
+    match rustix::fs::linkat(CWD, unnamed, CWD, segments.join(id.to_string()), AtFlags::SYMLINK_FOLLOW) {
+        Ok(()) => sync_directory(&segments).map(|()| true),
+        // Another file system; one without links; no /proc.
+        Err(Errno::XDEV | Errno::PERM | Errno::NOTSUP | Errno::NOENT) => Ok(false),
+        Err(cause) => Err(cause),
+    }
+}
+
+fn sync_directory(directory: &FilePath) -> Result<(), Errno> {
+    let sync = || File::open(directory)?.sync_all();
+    sync().map_err(|cause| Errno::from_io_error(&cause).unwrap_or(Errno::IO))
+}
