@@ -1,9 +1,10 @@
 //! `fulmar bench`: the workloads of the crate `fulmar-workload`, with a progress bar and a way to print.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
-use fulmar_workload::compare::{self, CompareArgs};
+use fulmar_workload::compare::{self, CaseResult, CompareArgs, StoreArgs};
 use fulmar_workload::ycsb::{self, YcsbArgs, YcsbEvent};
 use indicatif::ProgressBar;
 
@@ -15,14 +16,26 @@ pub async fn run(arguments: BenchArgs) -> anyhow::Result<()> {
     match arguments.action {
         BenchAction::Run(Workload::Ycsb { arguments, json }) => run_ycsb(arguments, json).await,
         BenchAction::Compare(Comparison::Node(arguments)) => compare_node(arguments).await,
+        BenchAction::Store(arguments) => measure_store(arguments).await,
     }
 }
 
 /// Prints by itself, while and after it measures. A case that could not be measured is an error; one that was
 /// slower than hoped for is a result.
 async fn compare_node(arguments: CompareArgs) -> anyhow::Result<()> {
-    let binary = std::env::current_exe().context("cannot find this very command to start a node")?;
-    let results = compare::node(arguments.into_options(binary)).await?;
+    check(&compare::node(arguments.into_options(this_binary()?)).await?)
+}
+
+/// The same, of the store's cases.
+async fn measure_store(arguments: StoreArgs) -> anyhow::Result<()> {
+    check(&compare::store(&arguments, this_binary()?).await?)
+}
+
+fn this_binary() -> anyhow::Result<PathBuf> {
+    std::env::current_exe().context("cannot find this very command to start a node")
+}
+
+fn check(results: &[CaseResult]) -> anyhow::Result<()> {
     let failed = results.iter().filter(|result| result.is_failed()).count();
     ensure!(failed == 0, "{failed} of {} cases could not be measured", results.len());
     Ok(())

@@ -109,7 +109,8 @@ impl MetricsSource {
     /// All figures, as Prometheus reads them.
     pub(crate) fn render(&self) -> String {
         let Shared { engine, registry, .. } = &*self.shared;
-        metrics::render(&self.workers, registry.len(), &engine.statistics(), &self.busiest_tenants())
+        let (statistics, store) = (engine.statistics(), engine.store_statistics());
+        metrics::render(&self.workers, registry.len(), &statistics, &store, &self.busiest_tenants())
     }
 
     fn busiest_tenants(&self) -> Vec<TenantFigures> {

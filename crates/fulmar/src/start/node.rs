@@ -12,7 +12,7 @@ use fulmar_meta::{Catalog, Embedded};
 use rustls::ServerConfig;
 
 use super::data::DataDirectory;
-use super::superuser;
+use super::{store, superuser};
 use crate::cli::StartArgs;
 use crate::size::Bytes;
 
@@ -38,10 +38,12 @@ impl Node {
         memory: Bytes,
         tls: Option<Arc<ServerConfig>>,
     ) -> anyhow::Result<Self> {
-        let store = Embedded::open(&data.path().join(METADATA_FILE))?;
-        let catalog = Catalog::open(Arc::new(store)).await?;
+        let metadata = Embedded::open(&data.path().join(METADATA_FILE))?;
+        let catalog = Catalog::open(Arc::new(metadata)).await?;
+        let store = store::open(data.path(), arguments.store.as_ref()).await?;
         let mut config = Config::new(data.path(), memory.0);
         config.live = Some(catalog.partitions().iter().map(|partition| partition.id).collect());
+        config.store = Some(store);
         config.disk_reserve_bytes = arguments.disk_reserve.map(|reserve| reserve.0);
         let engine = Engine::start(config).await.context("cannot start the engine")?;
         forget_unfinished(&engine, &catalog).await?;
