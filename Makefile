@@ -3,6 +3,7 @@
 #   make demo     build Fulmar and show it in a minute
 #   make test     install what the tests need, run everything
 #   make clients  of these the tests with real drivers: Python, Go, Java, Node.js
+#   make tools    of what the tests need what no package has: an S3 server
 #   make check    the two-minute loop of a contributor: format, lints, unit tests
 #   make fuzz     two minutes for each reader of outside input; MINUTES=60 TARGET=wire for one of them
 #   make sqllogictest SCRIPTS=directory   scripts of sqllogictest through the wire, beside stock SQLite
@@ -15,9 +16,11 @@ SHELL := /bin/bash
 
 VENV := target/venv
 CLIENTS := target/clients
+TOOLS := target/tools
+VERSITYGW := v1.8.0
 MINUTES ?= 2
 
-.PHONY: help demo test clients sqllogictest fuzz check fmt clean
+.PHONY: help demo test tools clients sqllogictest fuzz check fmt clean
 
 help:
 	@sed -n 's/^#   /  /p' Makefile
@@ -27,10 +30,12 @@ demo:
 	cargo build --release --package fulmar
 	target/release/fulmar demo
 
-test:
+test: tools
 	@scripts/need cc:build-essential psql:postgresql-client-15 pgbench:postgresql-15 initdb:postgresql-15 openssl:openssl
 	cargo test --workspace
 	$(MAKE) clients
+
+tools: $(TOOLS)/versitygw
 
 clients: $(VENV)/ready $(CLIENTS)/pgx $(CLIENTS)/pgjdbc/ready $(CLIENTS)/node-postgres/ready
 	@scripts/need cc:build-essential openssl:openssl
@@ -68,8 +73,16 @@ $(VENV)/ready: tests/clients/requirements.txt
 	touch $@
 
 $(CLIENTS)/pgx: $(wildcard tests/clients/pgx/*)
-	@scripts/need go:golang-go
-	cd tests/clients/pgx && go build -o $(abspath $@) .
+	cd tests/clients/pgx && $(CURDIR)/scripts/go build -o $(abspath $@) .
+
+# An S3 server; the version is in the name of what make looks for, so that another one is built anew.
+$(TOOLS)/versitygw: $(TOOLS)/versitygw-$(VERSITYGW)
+	ln --force --symbolic $(<F) $@
+
+$(TOOLS)/versitygw-$(VERSITYGW):
+	GOBIN=$(abspath $(TOOLS)/new) scripts/go install github.com/versity/versitygw/cmd/versitygw@$(VERSITYGW)
+	mv $(TOOLS)/new/versitygw $@
+	rmdir $(TOOLS)/new
 
 $(CLIENTS)/pgjdbc/ready: $(wildcard tests/clients/pgjdbc/*)
 	@scripts/need javac:default-jdk-headless mvn:maven

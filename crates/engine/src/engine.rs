@@ -7,11 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use fulmar_pages::{PAGE_SIZE, PartitionId, SegmentId, record};
-use fulmar_store::PageStore;
-use fulmar_store::{CommitLog, LogOptions};
-use fulmar_store::{LogFiles, StdFiles};
+use fulmar_store::{CommitLog, LogFiles, LogOptions, OperationStatistics, PageStore, StdFiles, Store};
 use hashbrown::HashMap;
-use object_store::ObjectStore;
 use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 
@@ -53,7 +50,7 @@ pub struct Config {
     /// The log's files, if they shall not lie in `data`.
     pub files: Option<Arc<dyn LogFiles>>,
     /// The store, if it shall not lie in `data`.
-    pub objects: Option<Arc<dyn ObjectStore>>,
+    pub store: Option<Arc<dyn Store>>,
 }
 
 impl Config {
@@ -71,7 +68,7 @@ impl Config {
             space: None,
             time: Arc::new(SystemTime::default()),
             files: None,
-            objects: None,
+            store: None,
         }
     }
 }
@@ -163,12 +160,14 @@ impl Engine {
     /// inside a tokio runtime, which is to outlive the engine.
     pub async fn start(config: Config) -> Result<Arc<Engine>> {
         let temporary = config.data.join("tmp");
-        for directory in [&temporary, &config.data.join("store")] {
-            std::fs::create_dir_all(directory).map_err(|e| cannot("create", directory, &e))?;
-        }
-        let store = match config.objects {
-            Some(objects) => PageStore::open(objects),
-            None => PageStore::open_directory(&config.data.join("store")).map_err(store_error)?,
+        make(&temporary)?;
+        let store = match config.store {
+            Some(store) => PageStore::open(store),
+            None => {
+                let directory = config.data.join("store");
+                make(&directory)?;
+                PageStore::open_directory(&directory).map_err(store_error)?
+            }
         };
         let files: Arc<dyn LogFiles> = match config.files {
             Some(files) => files,
@@ -291,6 +290,11 @@ impl Engine {
             statistics.replays += load(&stats.replays);
         }
         statistics
+    }
+
+    /// What is counted of the store, by operation.
+    pub fn store_statistics(&self) -> Vec<OperationStatistics> {
+        self.node.store.statistics()
     }
 
     /// What is counted of one partition since the node started; `None` if nobody has used it.
@@ -440,6 +444,10 @@ async fn recover(
         Ok(result) => result.map_err(crate::partition::log_error),
         Err(e) => Err(Error::new(sqlstate::INTERNAL, format!("reading the log panicked: {e}"))),
     }
+}
+
+fn make(directory: &Path) -> Result<()> {
+    std::fs::create_dir_all(directory).map_err(|e| cannot("create", directory, &e))
 }
 
 fn cannot(verb: &str, path: &Path, error: &std::io::Error) -> Error {

@@ -25,8 +25,7 @@ use std::time::Duration;
 use fulmar_pages::manifest::{Manifest, SegmentRef};
 use fulmar_pages::segment::SegmentBuilder;
 use fulmar_pages::{PartitionId, SegmentId, Version};
-use fulmar_store::Lsn;
-use fulmar_store::failpoint;
+use fulmar_store::{Lsn, ManifestName, StoreError, failpoint};
 use futures::stream::{self, StreamExt};
 use tokio::sync::{MutexGuard, Notify};
 
@@ -297,13 +296,28 @@ async fn name_segment(
         outcomes_horizon,
     };
     let before = node.store.list_manifests(Some(partition.id)).await.map_err(store_error)?;
-    node.store.put_manifest(&manifest).await.map_err(store_error)?;
+    let named = put_or_adopt(engine, manifest).await?;
     failpoint::hit("flush-after-manifest");
-    partition.set_named_segments(manifest.segments, flush);
-    for old in before {
+    let name = ManifestName::of(&named);
+    partition.set_named_segments(named.segments, flush);
+    for old in before.into_iter().filter(|old| *old != name) {
         node.store.delete_manifest(old).await.map_err(store_error)?;
     }
     Ok(())
+}
+
+/// Stores a manifest. If an earlier flush has stored one of the same version, and did not get to know it or stumbled
+/// later, that one is as good: the same pages, in segments of its own.
+async fn put_or_adopt(engine: &Engine, manifest: Manifest) -> Result<Manifest> {
+    let store = &engine.node().store;
+    match store.put_manifest(&manifest).await {
+        Ok(()) => Ok(manifest),
+        Err(exists @ StoreError::Exists { .. }) => {
+            let other = store.read_manifest(ManifestName::of(&manifest)).await.map_err(store_error)?;
+            if other.version == manifest.version { Ok(other) } else { Err(store_error(exists)) }
+        }
+        Err(error) => Err(store_error(error)),
+    }
 }
 
 /// Makes partition `id` a copy of `source`, by reference.

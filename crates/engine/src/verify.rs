@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use fulmar_pages::{PartitionId, SegmentId};
-use fulmar_store::{CommitLog, LogError, PageStore, StdFiles, StoreError};
+use fulmar_store::{CommitLog, LogError, PageStore, StdFiles, Store, StoreError};
 
 use crate::flush;
 use crate::partition::{log_error, store_error};
@@ -49,8 +49,10 @@ impl Verified {
     /// Notes what is wrong with an object of the store. That it cannot be told is an error.
     fn note(&mut self, error: StoreError) -> Result<()> {
         let (object, offset) = match &error {
-            StoreError::Damaged { object, cause } => (object.clone(), Some(cause.at as u64)),
-            StoreError::Missing { object } | StoreError::Misnamed { object } => (object.clone(), None),
+            StoreError::Damaged { object, cause, .. } => (object.clone(), Some(cause.at as u64)),
+            StoreError::Missing { object, .. } | StoreError::Misnamed { object, .. } => {
+                (object.clone(), None)
+            }
             StoreError::Exists { .. } | StoreError::Failed { .. } => return Err(store_error(error)),
         };
         self.damage.push(Damage { file: format!("store/{object}"), offset, problem: error.to_string() });
@@ -117,15 +119,16 @@ impl Engine {
     }
 }
 
-/// Verifies a data directory that no node uses. `live` are the partitions that the catalog knows, if it could be read;
-/// `progress` is told how many segments of how many have been read.
+/// Verifies a data directory that no node uses, and its store. `live` are the partitions that the catalog knows, if it
+/// could be read; `progress` is told how many segments of how many have been read.
 pub async fn verify_directory(
     data: &Path,
+    store: Arc<dyn Store>,
     live: Option<&HashSet<PartitionId>>,
     mut progress: impl FnMut(u64, u64),
 ) -> Result<Verified> {
     let mut verified = Verified::default();
-    let store = PageStore::open_directory(&data.join("store")).map_err(store_error)?;
+    let store = PageStore::open(store);
     let (mut segments, newest) = verified.manifests(&store).await?;
     let log = data.join("log");
     let from_log = tokio::task::spawn_blocking(move || read_log(&log)).await;

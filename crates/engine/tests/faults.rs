@@ -9,26 +9,25 @@ use std::time::Duration;
 use common::{Client, start_when_free};
 use fulmar_engine::{Config, Engine, Value, sqlstate};
 use fulmar_pages::PartitionId;
-use fulmar_store::{Fault, FaultyFiles, LogOptions, Operation};
-use object_store::memory::InMemory;
+use fulmar_store::{Backend, Fault, FaultyFiles, LogOptions, Operation};
 
 const TENANTS: u64 = 3;
 const WRITERS: usize = 6;
 
 struct Disk {
     directory: tempfile::TempDir,
-    objects: Arc<InMemory>,
+    store: Backend,
 }
 
 impl Disk {
     fn new() -> Self {
-        Disk { directory: tempfile::tempdir().unwrap(), objects: Arc::new(InMemory::new()) }
+        Disk { directory: tempfile::tempdir().unwrap(), store: Backend::memory() }
     }
 
     async fn start(&self, files: &FaultyFiles) -> Arc<Engine> {
         start_when_free(|| Config {
             files: Some(Arc::new(files.clone())),
-            objects: Some(self.objects.clone()),
+            store: Some(Arc::new(self.store.clone())),
             log: LogOptions {
                 file_bytes: 1 << 20,
                 retry_delay: Duration::from_millis(1),

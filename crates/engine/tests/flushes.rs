@@ -5,32 +5,33 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::objects::{Objects, Writes};
 use common::{Client, start_when_free};
 use fulmar_engine::{Config, Engine, Value};
 use fulmar_pages::PartitionId;
-use object_store::memory::InMemory;
+use fulmar_store::{Backend, FailureKind, FaultyStore, StoreFault, StoreOperation};
+
+const NO_SPACE: Option<StoreFault> = Some(StoreFault::Fail(FailureKind::Other));
 
 struct Node {
     engine: Arc<Engine>,
-    objects: Arc<Objects>,
+    store: FaultyStore,
     directory: tempfile::TempDir,
 }
 
 impl Node {
     async fn start() -> Node {
         let directory = tempfile::tempdir().unwrap();
-        let objects = Arc::new(Objects::new(Arc::new(InMemory::new())));
-        let engine = start(&directory, &objects).await;
-        Node { engine, objects, directory }
+        let store = FaultyStore::new(Arc::new(Backend::memory()));
+        let engine = start(&directory, &store).await;
+        Node { engine, store, directory }
     }
 
     /// As a kill does: nothing is closed or flushed.
     async fn crash(self) -> Node {
-        let Node { engine, objects, directory } = self;
+        let Node { engine, store, directory } = self;
         drop(engine);
-        let engine = start(&directory, &objects).await;
-        Node { engine, objects, directory }
+        let engine = start(&directory, &store).await;
+        Node { engine, store, directory }
     }
 
     fn client(&self, partition: u64) -> Client {
@@ -61,9 +62,9 @@ impl Node {
     }
 }
 
-async fn start(directory: &tempfile::TempDir, objects: &Arc<Objects>) -> Arc<Engine> {
+async fn start(directory: &tempfile::TempDir, store: &FaultyStore) -> Arc<Engine> {
     let config = || Config {
-        objects: Some(objects.clone()),
+        store: Some(Arc::new(store.clone())),
         // Only the test flushes.
         manifest_interval: Duration::from_secs(3600),
         ..Config::new(directory.path(), 1 << 30)
@@ -86,14 +87,14 @@ async fn a_store_that_fails_costs_no_commit() {
     let node = two_tables().await;
     node.insert().await;
     node.engine.flush().await.unwrap();
-    node.objects.set_writes(Writes::Fail);
+    node.store.always(StoreOperation::Put, NO_SPACE);
     node.insert().await;
     node.engine.flush().await.unwrap_err();
     node.insert().await; // commits need the log only
     node.engine.flush().await.unwrap_err();
     let node = node.holds(3).await;
 
-    node.objects.set_writes(Writes::Pass);
+    node.store.always(StoreOperation::Put, None);
     node.engine.flush().await.unwrap();
     node.insert().await;
     node.engine.flush().await.unwrap();
@@ -105,14 +106,14 @@ async fn a_store_that_fails_costs_no_commit() {
 async fn commits_during_a_flush_stay_in_the_log() {
     let node = two_tables().await;
     node.insert().await;
-    node.objects.set_writes(Writes::Wait);
+    node.store.hold(StoreOperation::Put, true);
     let flush = tokio::spawn({
         let engine = node.engine.clone();
         async move { engine.flush().await }
     });
-    node.objects.write_waits().await;
+    node.store.is_holding().await;
     node.insert().await;
-    node.objects.set_writes(Writes::Pass);
+    node.store.hold(StoreOperation::Put, false);
     flush.await.unwrap().unwrap();
     node.holds(2).await;
 }
@@ -123,21 +124,44 @@ async fn commits_during_a_flush_stay_in_the_log() {
 async fn a_copy_that_fails_leaves_its_source_dirty() {
     let node = two_tables().await;
     node.insert().await;
-    node.objects.set_writes(Writes::Wait);
+    node.store.hold(StoreOperation::Put, true);
     let copy = tokio::spawn({
         let engine = node.engine.clone();
         async move { engine.create_partition(PartitionId(3), Some(PartitionId(1))).await }
     });
-    node.objects.write_waits().await;
+    node.store.is_holding().await;
     let flush = tokio::spawn({
         let engine = node.engine.clone();
         async move { engine.flush().await }
     });
     node.insert().await;
-    node.objects.set_writes(Writes::Fail);
+    node.store.always(StoreOperation::Put, NO_SPACE);
+    node.store.hold(StoreOperation::Put, false);
     copy.await.unwrap().unwrap_err();
     flush.await.unwrap().unwrap_err();
-    node.objects.set_writes(Writes::Pass);
+    node.store.always(StoreOperation::Put, None);
     node.engine.flush().await.unwrap();
     node.holds(2).await;
+}
+
+/// The answers to its puts are lost, then those to its deletions: what is stored is stored, and the next flush of the same
+/// version, whose manifest has the same name and is not the same, goes on from there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flush_that_stumbles_over_its_own_manifest_goes_on() {
+    let node = two_tables().await;
+    node.insert().await;
+    for _ in 0..3 {
+        node.store.next(StoreOperation::Put, StoreFault::LoseAnswer);
+    }
+    node.engine.flush().await.unwrap();
+    node.insert().await;
+    // The manifests are there; those that they replace cannot be deleted.
+    node.store.always(StoreOperation::Delete, NO_SPACE);
+    node.engine.flush().await.unwrap_err();
+    node.store.always(StoreOperation::Delete, None);
+    node.engine.flush().await.unwrap();
+    let node = node.holds(2).await;
+    node.insert().await;
+    node.engine.flush().await.unwrap();
+    node.holds(3).await;
 }

@@ -4,11 +4,10 @@ mod common;
 
 use std::sync::Arc;
 
-use common::objects::{Objects, Writes};
 use common::{Client, Node};
 use fulmar_engine::{CancelReason, Config, Engine, Value, sqlstate};
 use fulmar_pages::PartitionId;
-use object_store::memory::InMemory;
+use fulmar_store::{Backend, FailureKind, FaultyStore, StoreFault, StoreOperation};
 
 /// Resident memory of this process, bytes.
 fn resident_bytes() -> u64 {
@@ -161,16 +160,21 @@ async fn a_large_transaction_that_is_cancelled_is_taken_back() {
 #[tokio::test]
 async fn a_large_commit_goes_to_any_store_or_fails_as_a_whole() {
     let directory = tempfile::tempdir().unwrap();
-    let objects = Arc::new(Objects::new(Arc::new(InMemory::new())));
+    let store = FaultyStore::new(Arc::new(Backend::memory()));
     let config =
-        || Config { objects: Some(objects.clone()), ..Config::new(directory.path(), common::MEMORY) };
+        || Config { store: Some(Arc::new(store.clone())), ..Config::new(directory.path(), common::MEMORY) };
+    let refuse = |fault| {
+        for operation in [StoreOperation::Put, StoreOperation::Upload] {
+            store.always(operation, fault);
+        }
+    };
     let engine = common::start_when_free(config).await;
     let mut a = Client { session: engine.session(PartitionId(1)) };
     a.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB, n INTEGER DEFAULT 1)").await.unwrap();
-    objects.set_writes(Writes::Fail);
+    refuse(Some(StoreFault::Fail(FailureKind::Other)));
     assert_eq!(a.state(&format!("INSERT INTO t(id, v) {SOME_ROWS}")).await, sqlstate::IO_ERROR);
     assert_eq!(a.int("SELECT count(*) FROM t").await, 0);
-    objects.set_writes(Writes::Pass);
+    refuse(None);
     a.run(&format!("INSERT INTO t(id, v) {SOME_ROWS}")).await.unwrap();
     let sums = a.value(SUMS).await;
     a.close().await;

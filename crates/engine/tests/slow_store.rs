@@ -5,11 +5,10 @@ mod common;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::objects::Objects;
 use common::{Client, start_when_free};
 use fulmar_engine::{Config, Engine};
 use fulmar_pages::PartitionId;
-use object_store::memory::InMemory;
+use fulmar_store::{Backend, FaultyStore, Store, StoreFault, StoreOperation};
 
 const STATEMENTS: usize = 2000;
 const DELAY: Duration = Duration::from_millis(50);
@@ -18,15 +17,22 @@ fn client(engine: &Arc<Engine>, partition: u64) -> Client {
     Client { session: engine.session(PartitionId(partition)) }
 }
 
+/// The same objects, but each read takes so long.
+fn slow(store: &Backend, delay: Duration) -> Arc<dyn Store> {
+    let slow = FaultyStore::new(Arc::new(store.clone()));
+    slow.always(StoreOperation::Get, Some(StoreFault::Delay(delay)));
+    Arc::new(slow)
+}
+
 /// On ONE thread: a statement that blocked it would stop all others, and the time would be the sum.
 #[test]
 fn two_thousand_statements_wait_on_one_thread() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let directory = tempfile::tempdir().unwrap();
-        let memory = Arc::new(InMemory::new());
+        let memory = Backend::memory();
         let config = |delay| Config {
-            objects: Some(Arc::new(Objects::new(memory.clone()).reads_take(delay))),
+            store: Some(slow(&memory, delay)),
             ..Config::new(directory.path(), 1 << 30)
         };
         let engine = start_when_free(|| config(Duration::ZERO)).await;
@@ -69,11 +75,9 @@ fn two_thousand_statements_wait_on_one_thread() {
 #[tokio::test]
 async fn a_cancelled_statement_stops_waiting_for_its_page() {
     let directory = tempfile::tempdir().unwrap();
-    let memory = Arc::new(InMemory::new());
-    let config = |delay| Config {
-        objects: Some(Arc::new(Objects::new(memory.clone()).reads_take(delay))),
-        ..Config::new(directory.path(), 1 << 30)
-    };
+    let memory = Backend::memory();
+    let config =
+        |delay| Config { store: Some(slow(&memory, delay)), ..Config::new(directory.path(), 1 << 30) };
     let engine = start_when_free(|| config(Duration::ZERO)).await;
     let mut a = client(&engine, 1);
     a.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB); INSERT INTO t VALUES (1, zeroblob(9000)), (2, zeroblob(9000))").await.unwrap();
@@ -95,4 +99,26 @@ async fn a_cancelled_statement_stops_waiting_for_its_page() {
     assert_eq!(state, fulmar_engine::sqlstate::QUERY_CANCELED);
     assert!(elapsed < Duration::from_millis(190), "{elapsed:?}");
     assert_eq!(a.int("SELECT sum(length(v)) FROM t").await, 18000);
+}
+
+/// A tenant that is not open yet: its store does not answer, and who asked for it need not wait for that.
+#[tokio::test]
+async fn a_cancelled_statement_stops_waiting_for_its_partition() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = FaultyStore::new(Arc::new(Backend::memory()));
+    let config = || Config { store: Some(Arc::new(store.clone())), ..Config::new(directory.path(), 1 << 30) };
+    let engine = start_when_free(config).await;
+    store.hold(StoreOperation::List, true);
+    let mut a = client(&engine, 1);
+    let canceller = a.session.canceller();
+    let running = tokio::spawn(async move {
+        let state = a.state("SELECT 1").await;
+        (a, state)
+    });
+    store.is_holding().await;
+    canceller.cancel(fulmar_engine::CancelReason::User);
+    let (mut a, state) = running.await.unwrap();
+    assert_eq!(state, fulmar_engine::sqlstate::QUERY_CANCELED);
+    store.hold(StoreOperation::List, false);
+    assert_eq!(a.int("SELECT 1").await, 1);
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
-use fulmar_workload::compare::{self, CompareArgs, Suite};
+use fulmar_workload::compare::{self, CaseResult, CompareArgs, StoreArgs, Suite};
 use fulmar_workload::figure::figure;
 use fulmar_workload::report::RunFile;
 use fulmar_workload::run::{RunEvent, run as run_against};
@@ -31,6 +31,7 @@ pub async fn run(arguments: BenchArgs) -> anyhow::Result<()> {
         BenchAction::Run(Chosen::Tpcc(arguments)) => run_workload(arguments).await,
         BenchAction::Compare(Comparison::Node(arguments)) => compare(Suite::Node, arguments).await,
         BenchAction::Compare(Comparison::Tpcc(arguments)) => compare(Suite::Tpcc, arguments).await,
+        BenchAction::Store(arguments) => measure_store(arguments).await,
     }
 }
 
@@ -55,7 +56,15 @@ fn report(arguments: &ReportArgs) -> anyhow::Result<()> {
 /// Prints by itself, while and after it measures. A case that could not be measured is an error; one that was
 /// slower than hoped for is a result.
 async fn compare(suite: Suite, arguments: CompareArgs) -> anyhow::Result<()> {
-    let results = compare::run(arguments.into_options(suite, this_binary()?)).await?;
+    check(&compare::run(arguments.into_options(suite, this_binary()?)).await?)
+}
+
+/// The same, of the store's cases.
+async fn measure_store(arguments: StoreArgs) -> anyhow::Result<()> {
+    check(&compare::store(&arguments, this_binary()?).await?)
+}
+
+fn check(results: &[CaseResult]) -> anyhow::Result<()> {
     let failed = results.iter().filter(|result| result.is_failed()).count();
     ensure!(failed == 0, "{failed} of {} cases could not be measured", results.len());
     Ok(())

@@ -9,7 +9,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use fulmar_workload::compare::CompareArgs;
+use fulmar_store::StoreUrl;
+use fulmar_workload::compare::{CompareArgs, StoreArgs};
 use fulmar_workload::figure::FigureArgs;
 use fulmar_workload::run::RunArgs;
 use fulmar_workload::tatp::Tatp;
@@ -75,6 +76,11 @@ For others, with passwords and TLS:
       --memory 8GiB --tls-cert server.crt --tls-key server.key
   psql \"postgres://fulmar@db.example:5433/fulmar?sslmode=require\"
 
+With the data in S3 (any server that speaks its protocol), and the log on this machine's disk:
+  export AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=... AWS_REGION=eu-central-1
+  export AWS_ENDPOINT_URL=https://s3.example           # if it is not Amazon's
+  fulmar start --data /var/lib/fulmar --store s3://bucket/fulmar --sql 0.0.0.0:5433 --http 127.0.0.1:8080
+
 The first start without --insecure makes the superuser `fulmar` and writes its password to
 DIR/superuser-password, which only the owner of that file can read.
 
@@ -88,6 +94,10 @@ pub struct StartArgs {
     /// Where everything is kept; made if it is not there. One process at a time
     #[arg(long, value_name = "DIR")]
     pub data: PathBuf,
+    /// Where segments and manifests are kept: file:///directory, s3://bucket/prefix, or memory: for tests. Always
+    /// the same one for a data directory [default: a directory in it]
+    #[arg(long, value_name = "URL")]
+    pub store: Option<StoreUrl>,
     /// Where clients of the Postgres protocol connect
     #[arg(long, value_name = "ADDR:PORT")]
     pub sql: SocketAddr,
@@ -214,6 +224,9 @@ pub enum BenchAction {
     Report(ReportArgs),
     /// Run the experiment of a paper's figure, scaled, against a node of its own; the rows come as CSV
     Figure(FigureArgs),
+    /// Measure what the store costs and gives, on this machine
+    #[command(after_help = BENCH_STORE_EXAMPLES)]
+    Store(StoreArgs),
 }
 
 /// `fulmar bench report`
@@ -226,6 +239,14 @@ pub struct ReportArgs {
     #[arg(long, short, value_name = "FILE.html")]
     pub output: PathBuf,
 }
+
+const BENCH_STORE_EXAMPLES: &str = "\
+Examples:
+  fulmar bench store                              all cases
+  fulmar bench store --case cold-s3-ms --rounds 9
+
+Starts Fulmar nodes of its own, and an S3 server for the cases that need one: versitygw, which `make tools`
+builds (or say where it is with --s3-server). docs/benchmarks.md tells how each case is made.";
 
 const YCSB_EXAMPLES: &str = "\
 Examples:

@@ -124,6 +124,7 @@ impl MetricsSource {
                 self.crew.active(),
                 registry.len(),
                 &engine.statistics(),
+                &engine.store_statistics(),
                 &self.busiest_tenants(),
             ),
             Scope::Tenant(partition) => metrics::render_tenant(self.tenant(partition)),

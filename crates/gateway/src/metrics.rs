@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fulmar_engine::EngineStatistics;
+use fulmar_store::{FailureKind, OperationStatistics, time_bucket_us};
 
 use crate::tenants::TenantCounts;
 
@@ -108,6 +109,7 @@ pub(crate) fn render(
     workers_active: usize,
     sessions_now: usize,
     engine: &EngineStatistics,
+    store: &[OperationStatistics],
     tenants: &[TenantFigures],
 ) -> String {
     let mut out = String::new();
@@ -141,6 +143,7 @@ pub(crate) fn render(
     counter(&mut out, "fulmar_sent_bytes_total", "Bytes to clients.", sent);
     statement_times(&mut out, workers);
     engine_figures(&mut out, engine);
+    store_figures(&mut out, store);
     tenant_figures(&mut out, tenants);
     out
 }
@@ -216,6 +219,41 @@ fn engine_figures(out: &mut String, engine: &EngineStatistics) {
     }
 }
 
+fn store_figures(out: &mut String, store: &[OperationStatistics]) {
+    const NAME: &str = "fulmar_store_seconds";
+    header(out, NAME, "How long the store takes to answer, try by try.", "histogram");
+    for one in store {
+        let operation = one.operation.label();
+        let mut total = 0;
+        for (bucket, count) in one.times.iter().enumerate() {
+            total += count;
+            let bound = time_bucket_us(bucket).map_or("+Inf".to_owned(), |us| (us as f64 / 1e6).to_string());
+            line(out, format_args!("{NAME}_bucket{{operation=\"{operation}\",le=\"{bound}\"}} {total}"));
+        }
+        line(out, format_args!("{NAME}_sum{{operation=\"{operation}\"}} {}", one.time_us as f64 / 1e6));
+        line(out, format_args!("{NAME}_count{{operation=\"{operation}\"}} {}", one.tries));
+    }
+    type Value = fn(&OperationStatistics) -> u64;
+    let totals: [(&str, &str, Value); 2] = [
+        ("fulmar_store_retries_total", "Tries after a failure.", |one| one.retries),
+        ("fulmar_store_bytes_total", "Bytes of objects written to or read from the store.", |one| one.bytes),
+    ];
+    for (name, help, value) in totals {
+        header(out, name, help, "counter");
+        for one in store {
+            line(out, format_args!("{name}{{operation=\"{}\"}} {}", one.operation.label(), value(one)));
+        }
+    }
+    const FAILURES: &str = "fulmar_store_failures_total";
+    header(out, FAILURES, "Tries that failed.", "counter");
+    for one in store {
+        for (kind, count) in FailureKind::ALL.iter().zip(one.failures) {
+            let (operation, kind) = (one.operation.label(), kind.label());
+            line(out, format_args!("{FAILURES}{{operation=\"{operation}\",kind=\"{kind}\"}} {count}"));
+        }
+    }
+}
+
 fn tenant_figures(out: &mut String, tenants: &[TenantFigures]) {
     type Value = fn(&TenantFigures) -> f64;
     let figures: [(&str, &str, &str, Value); 5] = [
@@ -285,7 +323,7 @@ mod tests {
         workers[0].ran(Duration::from_micros(20), 3);
         workers[1].ran(Duration::from_secs(60), 4);
         let engine = EngineStatistics { log_bytes: 7, ..EngineStatistics::default() };
-        let text = render(&workers, 2, 5, &engine, &[]);
+        let text = render(&workers, 2, 5, &engine, &[], &[]);
         for expected in [
             "fulmar_sessions 5\n",
             "fulmar_rows_total 7\n",
@@ -303,7 +341,7 @@ mod tests {
     fn tenants_are_told_by_their_names() {
         let counts = TenantCounts { statements: 3, busy_us: 2_500_000, errors: 1, ..TenantCounts::default() };
         let shop = TenantFigures { name: "a \"b\\\n".into(), counts, commits: 1 << 50, sessions: 4 };
-        let text = render(&[], 1, 0, &EngineStatistics::default(), &[shop]);
+        let text = render(&[], 1, 0, &EngineStatistics::default(), &[], &[shop]);
         for expected in [
             "# TYPE fulmar_tenant_statements_total counter\nfulmar_tenant_statements_total{tenant=\"a \\\"b\\\\\\n\"} 3\n",
             "fulmar_tenant_busy_seconds_total{tenant=\"a \\\"b\\\\\\n\"} 2.5\n",

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   engine --- append ---> CommitLog ------> LogFiles       the node's own disk: small, synced, in order
-//!          --- put ------> PageStore ------> ObjectStore    segments and manifests: big, immutable
+//!          --- put ------> PageStore ------> Store          segments and manifests: big, immutable
 //! ```
 //!
 //! A commit goes to the log and is durable when the log says so ([`CommitLog::wait_durable`]). Later a flush writes
@@ -10,13 +10,15 @@
 //! ([`CommitLog::truncate`]): segment before manifest before truncation, each synced.
 //!
 //! This crate knows nothing of SQLite, and of records only what the log itself writes. What it needs of a disk is the
-//! trait [`LogFiles`], so that tests can cut the power and break the disk ([`FaultyFiles`]), and the server can be
-//! killed at named places ([`failpoint`]).
+//! trait [`LogFiles`], of a place for objects the trait [`Store`], so that tests can cut the power, break the disk
+//! ([`FaultyFiles`]) and lose a store's answers ([`FaultyStore`]), and the server can be killed at named places
+//! ([`failpoint`]).
 
 pub mod failpoint;
 mod files;
 mod log;
 mod objects;
+mod store;
 
 pub use files::{Fault, FaultyFiles, LogFile, LogFiles, Operation, StdFiles};
 pub use log::{
@@ -24,3 +26,7 @@ pub use log::{
     Urgency,
 };
 pub use objects::{ManifestName, PageStore, SegmentWriter, StoreError};
+pub use store::{
+    Backend, Failure, FailureKind, FaultyStore, Limits, Listing, OperationStatistics, Piece, Reliable, Span,
+    Store, StoreFault, StoreOperation, StoreUrl, StoreUrlError, TIME_BUCKETS, Upload, time_bucket_us,
+};

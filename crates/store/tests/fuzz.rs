@@ -6,11 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use fulmar_fuzz::Target;
 use fulmar_pages::{Manifest, PartitionId, SegmentBuilder, SegmentId, SegmentRef, Version, segment};
-use fulmar_store::{ManifestName, PageStore};
-use futures::executor::block_on;
-use object_store::ObjectStoreExt;
-use object_store::memory::InMemory;
-use object_store::path::Path;
+use fulmar_store::{Backend, ManifestName, PageStore, Store};
 
 fn seeds() -> [Vec<u8>; 2] {
     let mut built = Vec::new();
@@ -41,14 +37,15 @@ fn sign_footer(bytes: &mut [u8]) {
 
 #[test]
 fn fuzz_objects() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let target = Target::new("objects", env!("CARGO_MANIFEST_DIR")).seeds(seeds()).longest(16 << 10);
     target.allocates(1 << 20, 64).run(|input| {
-        let objects = Arc::new(InMemory::new());
-        let store = PageStore::open(objects.clone());
+        let objects = Backend::memory();
+        let store = PageStore::open(Arc::new(objects.clone()));
         let mut bytes = input.to_vec();
         sign_footer(&mut bytes);
         let name = ManifestName { partition: PartitionId(7), epoch: 1, number: 1 };
-        block_on(async {
+        runtime.block_on(async {
             let id = store.put_segment(Bytes::from(bytes)).await.unwrap();
             if let Ok(index) = store.segment_index(id).await {
                 for partition in index.partitions() {
@@ -57,8 +54,8 @@ fn fuzz_objects() {
                     }
                 }
             }
-            let path = Path::from("manifests/0000000000000007/00000001/0000000000000001");
-            objects.put(&path, Bytes::copy_from_slice(input).into()).await.unwrap();
+            let manifest = "manifests/0000000000000007/00000001/0000000000000001";
+            objects.put(manifest, Bytes::copy_from_slice(input)).await.unwrap();
             if let Ok(manifest) = store.read_manifest(name).await {
                 assert_eq!(manifest.encode(), input);
             }

@@ -6,10 +6,7 @@ use bytes::Bytes;
 use fulmar_pages::{
     Manifest, Outcome, PAGE_SIZE, Page, PartitionId, SegmentBuilder, SegmentId, SegmentRef, Version, segment,
 };
-use fulmar_store::{ManifestName, PageStore, StoreError};
-use object_store::memory::InMemory;
-use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt};
+use fulmar_store::{Backend, ManifestName, PageStore, Store, StoreError, StoreOperation};
 
 fn page(seed: u32) -> Page {
     let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
@@ -35,7 +32,7 @@ fn manifest(partition: u64, epoch: u32, number: u64) -> Manifest {
 
 /// Runs the same checks on each kind of store.
 async fn on_each<F: Future<Output = ()>>(check: impl Fn(PageStore) -> F) {
-    check(PageStore::open(Arc::new(InMemory::new()))).await;
+    check(PageStore::open(Arc::new(Backend::memory()))).await;
     let directory = tempfile::tempdir().unwrap();
     check(PageStore::open_directory(directory.path()).unwrap()).await;
 }
@@ -114,7 +111,7 @@ async fn a_file_becomes_a_segment_where_the_store_is_a_directory() {
         assert_eq!(store.verify_segment(id).await.unwrap(), 1);
         assert_eq!(store.list_segments().await.unwrap().len(), count);
     }
-    let elsewhere = PageStore::open(Arc::new(InMemory::new()));
+    let elsewhere = PageStore::open(Arc::new(Backend::memory()));
     assert_eq!(elsewhere.adopt_segment(&file()).unwrap(), None);
     let directory = directory.path().join("gone");
     std::fs::create_dir(&directory).unwrap();
@@ -178,8 +175,8 @@ async fn a_manifest_is_written_once() {
 
 #[tokio::test]
 async fn damage_is_told_with_the_object_and_the_place() {
-    let objects = Arc::new(InMemory::new());
-    let store = PageStore::open(objects.clone());
+    let objects = Backend::memory();
+    let store = PageStore::open(Arc::new(objects.clone()));
     let mut bytes = Vec::new();
     let mut builder = SegmentBuilder::new(&mut bytes);
     builder.push(PartitionId(1), 1, &page(1), &mut bytes);
@@ -191,18 +188,42 @@ async fn damage_is_told_with_the_object_and_the_place() {
     store.read_page(id, index.frame(PartitionId(1), 1).unwrap()).await.unwrap();
     let location = index.frame(PartitionId(1), 2).unwrap();
     match store.read_page(id, location).await {
-        Err(StoreError::Damaged { object, cause }) => {
+        Err(StoreError::Damaged { object, cause, .. }) => {
             assert_eq!(object, format!("segments/{id}"));
             assert_eq!(cause.at as u64, location.offset + 1);
         }
         other => panic!("{other:?}"),
     }
-    let path = Path::from(format!("manifests/{}/00000001/{:016x}", PartitionId(7), 5));
-    objects.put(&path, manifest(7, 1, 6).encode().into()).await.unwrap();
+    let name = format!("manifests/{}/00000001/{:016x}", PartitionId(7), 5);
+    objects.put(&name, manifest(7, 1, 6).encode().into()).await.unwrap();
     let outcome = store.latest_manifest(PartitionId(7)).await;
     assert!(matches!(outcome, Err(StoreError::Misnamed { .. })), "{outcome:?}");
-    objects.put(&path, Bytes::from_static(b"no manifest").into()).await.unwrap();
+    objects.delete(&name).await.unwrap();
+    objects.put(&name, Bytes::from_static(b"no manifest")).await.unwrap();
     assert!(matches!(store.latest_manifest(PartitionId(7)).await, Err(StoreError::Damaged { .. })));
-    let shared: Arc<dyn ObjectStore> = objects;
-    assert_eq!(PageStore::open(shared).list_manifests(None).await.unwrap().len(), 1);
+    assert_eq!(store.list_manifests(None).await.unwrap().len(), 1);
+    // A segment that was cut off: what lies beyond its end is damage too.
+    let cut = store.put_segment(Bytes::from_static(b"short")).await.unwrap();
+    let outcome = store.read_page(cut, location).await;
+    assert!(matches!(outcome, Err(StoreError::Damaged { .. })), "{outcome:?}");
+}
+
+/// Many who want an index at once cause one read, and later ones none.
+#[tokio::test]
+async fn an_index_is_read_once() {
+    let store = PageStore::open(Arc::new(Backend::memory()));
+    let mut bytes = Vec::new();
+    let mut builder = SegmentBuilder::new(&mut bytes);
+    builder.push(PartitionId(1), 1, &page(1), &mut bytes);
+    builder.finish(&mut bytes);
+    let id = store.put_segment(Bytes::from(bytes)).await.unwrap();
+    let reads = || {
+        let of = |one: &fulmar_store::OperationStatistics| one.operation == StoreOperation::Get;
+        store.statistics().into_iter().find(of).unwrap().tries
+    };
+    futures::future::join_all((0..16).map(|_| store.segment_index(id))).await;
+    store.segment_index(id).await.unwrap();
+    assert_eq!(reads(), 1);
+    store.delete_segment(id).await.unwrap();
+    assert!(matches!(store.segment_index(id).await, Err(StoreError::Missing { .. })));
 }

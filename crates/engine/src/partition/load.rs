@@ -12,6 +12,7 @@ use fulmar_pages::manifest::Manifest;
 use fulmar_pages::record::{self, Record, RecordKind};
 use fulmar_pages::{FormatError, Outcome, PAGE_SIZE, Page, PageNo, PartitionId, diff};
 use fulmar_store::Lsn;
+use futures::future::try_join_all;
 use hashbrown::{HashMap, HashSet};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Notify, OnceCell};
@@ -268,8 +269,10 @@ pub(crate) async fn read_frames(
 ) -> Result<(HashMap<PageNo, Frame>, u64)> {
     let mut frames = HashMap::new();
     let mut pages = 0;
-    for part in &manifest.segments {
-        let index = node.store.segment_index(part.id).await.map_err(store_error)?;
+    // All at once: far away, each takes as long as all of them.
+    let indexes = manifest.segments.iter().map(|part| node.store.segment_index(part.id));
+    let indexes = try_join_all(indexes).await.map_err(store_error)?;
+    for (part, index) in manifest.segments.iter().zip(indexes) {
         let segment = segments.index_of(part.id);
         for (no, location) in index.frames(part.partition) {
             pages += 1;
@@ -288,7 +291,7 @@ async fn read_frame(node: &Node, segments: &Segments, frame: Frame) -> Result<Bo
 
 pub(crate) fn store_error(error: fulmar_store::StoreError) -> Error {
     Error::new(sqlstate::IO_ERROR, error.to_string())
-        .hint("check the disk that holds the data directory's store folder")
+        .hint("see to the store; `fulmar verify` reads all of it, and /metrics counts its failures")
 }
 
 fn corrupt(id: PartitionId, error: FormatError) -> Error {

@@ -283,12 +283,13 @@ impl Session {
         if self.flag.is_set() { Err(self.flag.error()) } else { Ok(()) }
     }
 
-    /// The session's partition, opened on first use.
+    /// The session's partition, opened on first use. From a store that does not answer that takes a minute to fail.
     async fn partition(&mut self) -> Result<Arc<Partition>> {
         if let Some(partition) = self.partition.as_ref().filter(|partition| !partition.is_closed()) {
             return Ok(partition.clone());
         }
-        let partition = self.engine.partition(self.id).await?;
+        let (engine, id) = (self.engine.clone(), self.id);
+        let partition = self.cancellable(async move { engine.partition(id).await }).await??;
         self.partition = Some(partition.clone());
         Ok(partition)
     }

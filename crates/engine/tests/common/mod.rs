@@ -1,8 +1,6 @@
 //! An engine in a temporary directory, and clients that talk to it in SQL.
 #![allow(dead_code)]
 
-pub mod objects;
-
 use std::sync::Arc;
 
 use fulmar_engine::*;

@@ -4,6 +4,7 @@
 //!   flags ─ refuse what is unsafe          logs to stderr
 //!   data directory ─ made, locked          a second process is told who has it
 //!   catalog ─ metadata store               says which partitions exist
+//!   store ─ the one that it had before     or the start is refused
 //!   engine ─ recovers from its log         what a crash left half made is dropped
 //!   superuser ─ password file              only the first start without --insecure
 //!   gateway, HTTP ─ listen                 one line on stdout: "fulmar ready: ..."
@@ -18,6 +19,7 @@ mod limits;
 mod logs;
 mod memory;
 mod node;
+mod store;
 mod superuser;
 mod tls;
 
@@ -33,6 +35,7 @@ pub use data::DataDirectory;
 pub use limits::raise_open_files;
 pub use node::METADATA_FILE;
 use node::Node;
+pub use store::open_to_read as open_store_to_read;
 use tls::Tls;
 
 /// Runs a node until it is asked to end.

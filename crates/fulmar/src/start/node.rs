@@ -14,8 +14,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 
 use super::data::DataDirectory;
-use super::superuser;
 use super::tls::Tls;
+use super::{store, superuser};
 use crate::cli::StartArgs;
 use crate::size::Bytes;
 
@@ -50,10 +50,12 @@ impl Node {
         let journal = Journal::open(&events)
             .with_context(|| format!("cannot open the journal of events in {}", events.display()))?;
         let journal = Arc::new(journal);
-        let store = Embedded::open(&data.path().join(METADATA_FILE))?;
-        let catalog = Catalog::open(Arc::new(store)).await?;
+        let metadata = Embedded::open(&data.path().join(METADATA_FILE))?;
+        let catalog = Catalog::open(Arc::new(metadata)).await?;
+        let store = store::open(data.path(), arguments.store.as_ref()).await?;
         let mut config = Config::new(data.path(), memory.0);
         config.live = Some(catalog.partitions().iter().map(|partition| partition.id).collect());
+        config.store = Some(store);
         config.disk_reserve_bytes = arguments.disk_reserve.map(|reserve| reserve.0);
         let engine = Engine::start(config).await.context("cannot start the engine")?;
         forget_unfinished(&engine, &catalog).await?;

@@ -1,4 +1,4 @@
-//! A data directory that no node uses.
+//! A data directory that no node uses, and its store.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -10,7 +10,7 @@ use fulmar_pages::PartitionId;
 
 use super::{Damage, Report};
 use crate::output;
-use crate::start::{DataDirectory, METADATA_FILE};
+use crate::start::{DataDirectory, METADATA_FILE, open_store_to_read};
 
 /// Reads all of it. The directory is locked meanwhile, so that no node starts.
 pub(super) async fn verify(data: &Path) -> anyhow::Result<Report> {
@@ -29,8 +29,9 @@ pub(super) async fn verify(data: &Path) -> anyhow::Result<Report> {
             None
         }
     };
+    let (store, store_place) = open_store_to_read(data.path())?;
     let bar = output::progress("verifying", 0);
-    let found = fulmar_engine::verify_directory(data.path(), live.as_ref(), |done, total| {
+    let found = fulmar_engine::verify_directory(data.path(), store, live.as_ref(), |done, total| {
         bar.set_length(total);
         bar.set_position(done);
     });
@@ -45,7 +46,10 @@ pub(super) async fn verify(data: &Path) -> anyhow::Result<Report> {
     ]
     .into();
     report.damage.extend(found.damage.into_iter().map(|damage| Damage {
-        place: data.path().join(damage.file).display().to_string(),
+        place: match damage.file.strip_prefix("store/") {
+            Some(object) => format!("{store_place}/{object}"),
+            None => data.path().join(damage.file).display().to_string(),
+        },
         byte: damage.offset,
         problem: damage.problem,
     }));

@@ -46,16 +46,25 @@ impl Node {
 
     /// The same, with its log going elsewhere.
     pub fn start_with(data: &Path, flags: &[&str], log: Stdio) -> Self {
+        let mut command = Self::command(data, flags);
+        command.stderr(log);
+        Self::run(command)
+    }
+
+    /// What starts a node.
+    pub fn command(data: &Path, flags: &[&str]) -> Command {
         let data = data.to_str().unwrap();
-        let level: &[&str] = if flags.contains(&"--log-level") { &[] } else { &["--log-level", "warn"] };
-        let mut process = fulmar(&["start", "--data", data, "--sql", "127.0.0.1:0", "--http", "127.0.0.1:0"])
-            .args(["--memory", "64MB"])
-            .args(level)
-            .args(flags)
-            .stdout(Stdio::piped())
-            .stderr(log)
-            .spawn()
-            .unwrap();
+        let mut command = fulmar(&["start", "--data", data, "--sql", "127.0.0.1:0", "--http", "127.0.0.1:0"]);
+        command.args(["--memory", "64MB"]).args(flags);
+        if !flags.contains(&"--log-level") {
+            command.args(["--log-level", "warn"]);
+        }
+        command
+    }
+
+    /// Runs a command that starts a node, and waits until it is ready.
+    pub fn run(mut command: Command) -> Self {
+        let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(process.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         // fulmar ready: sql 127.0.0.1:1, http 127.0.0.1:2, data DIR

@@ -17,21 +17,18 @@ use fulmar_pages::SegmentId;
 use rustix::fs::{AtFlags, CWD, Mode};
 use rustix::io::Errno;
 
-use super::{PageStore, SEGMENTS, StoreError, segment_path};
+use super::{PageStore, SEGMENTS, StoreError, segment_object};
+use crate::store::{Failure, FailureKind, Store};
 
 impl PageStore {
     /// Stores the segment that stands in an unnamed file, by giving it a name. It is durable on return. `None` if the
     /// store cannot: nothing has been done then. Blocks while the file is synced.
     pub fn adopt_segment(&self, file: &File) -> Result<Option<SegmentId>, StoreError> {
-        let Some(directory) = &self.directory else { return Ok(None) };
+        let Some(directory) = self.store.directory() else { return Ok(None) };
         let id = SegmentId(rand::random());
         let failed = |cause: io::Error| {
-            let source = Box::new(cause);
-            StoreError::failed(
-                "store",
-                segment_path(id),
-                object_store::Error::Generic { store: "local directory", source },
-            )
+            let failure = Failure::new(FailureKind::Other, cause);
+            StoreError::failed("store", segment_object(id), &self.store, failure)
         };
         file.sync_all().map_err(failed)?;
         match link(file, directory, id) {

@@ -1,4 +1,4 @@
-//! Segments and manifests as objects of an object store.
+//! Segments and manifests as objects of a store.
 //!
 //! ```text
 //!   segments/0123456789abcdef0123456789abcdef                    random id
@@ -9,32 +9,34 @@
 //! counts as written (a put whose answer was lost); with other contents it means that somebody else writes for the
 //! partition.
 //!
-//! Each call touches its objects once and caches nothing: caches and retries belong to the caller, who knows what is
-//! worth keeping. Any [`ObjectStore`] will do; [`PageStore::open_directory`] makes one of a local directory, with every
-//! write synced (file and directory) before the call returns.
+//! A segment's index is read once and kept, in so many bytes for all; what else is worth keeping the caller knows. Any
+//! [`Store`] will do; retries and time-outs are [`Reliable`]'s.
 
 mod adopt;
 mod error;
 mod segment_writer;
 mod verify;
 
-use std::path::{Path as FilePath, PathBuf};
+use std::path::Path as FilePath;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use fulmar_pages::{
     FormatError, FrameLocation, Manifest, Page, PartitionId, SegmentId, SegmentIndex, ZERO_PAGE, segment,
 };
-use futures::TryStreamExt;
-use object_store::local::LocalFileSystem;
-use object_store::path::Path;
-use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use quick_cache::Weighter;
+use quick_cache::sync::Cache;
 
+use crate::store::{Backend, FailureKind, Limits, OperationStatistics, Reliable, Span, Store};
 pub use error::StoreError;
 pub use segment_writer::SegmentWriter;
 
 const SEGMENTS: &str = "segments";
 const MANIFESTS: &str = "manifests";
+
+/// Indexes that are kept, and the bytes that they may take together.
+const INDEXES: usize = 1000;
+const INDEX_BYTES: u64 = 32 << 20;
 
 /// What is read at a segment's end at first: the index of up to some 10,000 pages and the footer.
 const TAIL_BYTES: u64 = 64 << 10;
@@ -57,12 +59,12 @@ impl ManifestName {
         ManifestName { partition: manifest.partition, epoch: version.epoch, number: version.number }
     }
 
-    fn path(&self) -> Path {
-        epoch_path(self.partition, self.epoch).join(format!("{:016x}", self.number))
+    fn object(&self) -> String {
+        format!("{}/{:08x}/{:016x}", directory(self.partition), self.epoch, self.number)
     }
 
-    fn parse(path: &Path) -> Option<Self> {
-        let mut parts = path.as_ref().split('/');
+    fn parse(object: &str) -> Option<Self> {
+        let mut parts = object.split('/');
         let mut next = || parts.next();
         if next()? != MANIFESTS {
             return None;
@@ -72,83 +74,94 @@ impl ManifestName {
             epoch: u32::from_str_radix(next()?, 16).ok()?,
             number: u64::from_str_radix(next()?, 16).ok()?,
         };
-        (name.path() == *path).then_some(name)
+        (name.object() == object).then_some(name)
     }
 }
 
-fn partition_path(partition: PartitionId) -> Path {
-    Path::from(MANIFESTS).join(partition.to_string())
+/// Where a partition's manifests lie.
+fn directory(partition: PartitionId) -> String {
+    format!("{MANIFESTS}/{partition}")
 }
 
-fn epoch_path(partition: PartitionId, epoch: u32) -> Path {
-    partition_path(partition).join(format!("{epoch:08x}"))
+fn segment_object(id: SegmentId) -> String {
+    format!("{SEGMENTS}/{id}")
 }
 
-fn segment_path(id: SegmentId) -> Path {
-    Path::from(SEGMENTS).join(id.to_string())
-}
-
-/// Segments and manifests in an object store. Clones share it.
+/// Segments and manifests in a store. Clones share it.
 #[derive(Clone, Debug)]
 pub struct PageStore {
-    objects: Arc<dyn ObjectStore>,
-    /// Where they lie, if that is a local directory.
-    directory: Option<PathBuf>,
+    store: Arc<Reliable>,
+    indexes: Arc<Cache<SegmentId, Arc<SegmentIndex>, IndexWeight>>,
+}
+
+#[derive(Clone)]
+struct IndexWeight;
+
+impl Weighter<SegmentId, Arc<SegmentIndex>> for IndexWeight {
+    fn weight(&self, _: &SegmentId, index: &Arc<SegmentIndex>) -> u64 {
+        index.memory_bytes() as u64
+    }
 }
 
 impl PageStore {
-    /// Keeps segments and manifests in this object store.
-    pub fn open(objects: Arc<dyn ObjectStore>) -> Self {
-        PageStore { objects, directory: None }
+    /// Keeps segments and manifests in this store, which is asked within the usual limits.
+    pub fn open(store: Arc<dyn Store>) -> Self {
+        PageStore {
+            store: Arc::new(Reliable::new(store, Limits::default())),
+            indexes: Arc::new(Cache::with_weighter(INDEXES, INDEX_BYTES, IndexWeight)),
+        }
     }
 
     /// Keeps them in a local directory, which must exist. Every write is synced.
     pub fn open_directory(directory: &FilePath) -> Result<Self, StoreError> {
-        let objects = LocalFileSystem::new_with_prefix(directory)
-            .map_err(|cause| StoreError::failed("open the store in", directory.display(), cause))?;
-        let objects = Arc::new(objects.with_fsync(true));
-        Ok(PageStore { objects, directory: Some(directory.to_owned()) })
+        let opened = Backend::directory(directory);
+        let store = opened.map_err(|failure| {
+            StoreError::failed("open", "the store", format_args!("file://{}", directory.display()), failure)
+        })?;
+        Ok(Self::open(Arc::new(store)))
+    }
+
+    /// What has been counted of the store.
+    pub fn statistics(&self) -> Vec<OperationStatistics> {
+        self.store.statistics()
     }
 
     /// Stores the bytes of a segment under a new random name.
     pub async fn put_segment(&self, bytes: Bytes) -> Result<SegmentId, StoreError> {
         let id = SegmentId(rand::random());
-        let path = segment_path(id);
-        let outcome = self.objects.put_opts(&path, bytes.into(), create()).await;
-        outcome.map_err(|cause| StoreError::failed("store", &path, cause))?;
+        self.put(&segment_object(id), bytes).await?;
         Ok(id)
     }
 
     /// Begins a segment that is too large for memory: its bytes are handed over as they come.
     pub async fn segment_writer(&self) -> Result<SegmentWriter, StoreError> {
-        let id = SegmentId(rand::random());
-        let path = segment_path(id);
-        let upload = self.objects.put_multipart(&path).await;
-        Ok(SegmentWriter::new(
-            id,
-            path.clone(),
-            upload.map_err(|cause| StoreError::failed("begin to store", &path, cause))?,
-        ))
+        Ok(SegmentWriter::new(SegmentId(rand::random()), self.clone()))
     }
 
-    /// Reads a segment's index: one ranged read, or two if it is large.
+    /// A segment's index. The first time it is one ranged read, or two if it is large; many who want it at once share
+    /// them.
     pub async fn segment_index(&self, id: SegmentId) -> Result<Arc<SegmentIndex>, StoreError> {
-        let path = segment_path(id);
-        let (mut start, mut tail) = self.read_tail(&path, TAIL_BYTES).await?;
-        let needed = segment::tail_bytes(&tail).map_err(|cause| damaged_at(&path, start, cause))?;
-        if needed > tail.len() as u64 {
-            (start, tail) = self.read_tail(&path, needed).await?;
+        self.indexes.get_or_insert_async(&id, self.read_index(id)).await
+    }
+
+    async fn read_index(&self, id: SegmentId) -> Result<Arc<SegmentIndex>, StoreError> {
+        let object = segment_object(id);
+        let mut tail = self.get(&object, Span::Last(TAIL_BYTES)).await?;
+        let damage = |at, cause| self.damaged_at(&object, at, cause);
+        let needed = segment::tail_bytes(&tail.bytes).map_err(|cause| damage(tail.offset, cause))?;
+        if needed > tail.bytes.len() as u64 {
+            tail = self.get(&object, Span::Last(needed)).await?;
         }
-        SegmentIndex::decode(&tail).map(Arc::new).map_err(|cause| damaged_at(&path, start, cause))
+        SegmentIndex::decode(&tail.bytes).map(Arc::new).map_err(|cause| damage(tail.offset, cause))
     }
 
     /// Reads one page: one ranged read. The location comes from the segment's index.
     pub async fn read_page(&self, id: SegmentId, location: FrameLocation) -> Result<Box<Page>, StoreError> {
-        let path = segment_path(id);
-        let end = location.offset.saturating_add(location.length.into());
-        let frame = self.read(&path, GetRange::Bounded(location.offset..end)).await?;
+        let object = segment_object(id);
+        let span = Span::Range { offset: location.offset, bytes: location.length.into() };
+        let frame = self.get(&object, span).await?;
         let mut page = Box::new(ZERO_PAGE);
-        decode_frame_at(&path, location, &frame, &mut page)?;
+        self.decode_frame(&object, location, &frame.bytes, &mut page)?;
         Ok(page)
     }
 
@@ -160,14 +173,15 @@ impl PageStore {
         out: &mut Vec<u8>,
     ) -> Result<(), StoreError> {
         let (Some(first), Some(last)) = (locations.first(), locations.last()) else { return Ok(()) };
-        let path = segment_path(id);
+        let object = segment_object(id);
         let end = last.offset.saturating_add(last.length.into());
-        let frames = self.read(&path, GetRange::Bounded(first.offset..end)).await?;
+        let span = Span::Range { offset: first.offset, bytes: end.saturating_sub(first.offset) };
+        let frames = self.get(&object, span).await?.bytes;
         let mut page = ZERO_PAGE;
         for location in locations {
             let start = location.offset.saturating_sub(first.offset) as usize;
             let frame = frames.get(start..start.saturating_add(location.length as usize));
-            decode_frame_at(&path, *location, frame.unwrap_or_default(), &mut page)?;
+            self.decode_frame(&object, *location, frame.unwrap_or_default(), &mut page)?;
             out.extend_from_slice(&page);
         }
         Ok(())
@@ -175,62 +189,42 @@ impl PageStore {
 
     /// The segments that there are, in no particular order.
     pub async fn list_segments(&self) -> Result<Vec<SegmentId>, StoreError> {
-        let paths = self.list(&Path::from(SEGMENTS)).await?;
-        let parse = |path: &Path| {
-            let id = SegmentId(u128::from_str_radix(path.filename()?, 16).ok()?);
-            (segment_path(id) == *path).then_some(id)
+        let objects = self.list(SEGMENTS).await?;
+        let parse = |object: &String| {
+            let id = SegmentId(u128::from_str_radix(object.rsplit('/').next()?, 16).ok()?);
+            (segment_object(id) == *object).then_some(id)
         };
-        Ok(paths.iter().filter_map(parse).collect())
+        Ok(objects.iter().filter_map(parse).collect())
     }
 
     /// Deletes a segment; no error if there is none.
     pub async fn delete_segment(&self, id: SegmentId) -> Result<(), StoreError> {
-        self.delete(&segment_path(id)).await
+        self.indexes.remove(&id);
+        self.delete(&segment_object(id)).await
     }
 
     /// Stores a manifest under its name. [`StoreError::Exists`] if another one has that name.
     pub async fn put_manifest(&self, manifest: &Manifest) -> Result<(), StoreError> {
-        let path = ManifestName::of(manifest).path();
-        let bytes = Bytes::from(manifest.encode());
-        match self.objects.put_opts(&path, PutPayload::from(bytes.clone()), create()).await {
-            Ok(_) => Ok(()),
-            Err(object_store::Error::AlreadyExists { .. }) => match self.read_all(&path).await? == bytes {
-                true => Ok(()),
-                false => Err(StoreError::Exists { object: path.to_string() }),
-            },
-            Err(cause) => Err(StoreError::failed("store", &path, cause)),
-        }
+        self.put(&ManifestName::of(manifest).object(), manifest.encode().into()).await
     }
 
     /// Reads a manifest.
     pub async fn read_manifest(&self, name: ManifestName) -> Result<Manifest, StoreError> {
-        let path = name.path();
-        let manifest =
-            Manifest::decode(&self.read_all(&path).await?).map_err(|cause| damaged(&path, cause))?;
+        let object = name.object();
+        let bytes = self.get(&object, Span::Whole).await?.bytes;
+        let manifest = Manifest::decode(&bytes).map_err(|cause| self.damaged_at(&object, 0, cause))?;
         match ManifestName::of(&manifest) == name {
             true => Ok(manifest),
-            false => Err(StoreError::Misnamed { object: path.to_string() }),
+            false => Err(StoreError::Misnamed { object, store: self.store.to_string() }),
         }
     }
 
-    /// The partition's newest manifest: the last of its newest epoch.
+    /// The partition's newest manifest: the last of its newest epoch. One listing, one read.
     pub async fn latest_manifest(&self, partition: PartitionId) -> Result<Option<Manifest>, StoreError> {
-        let prefix = partition_path(partition);
-        let epochs = self.objects.list_with_delimiter(Some(&prefix)).await;
-        let mut epochs = match epochs {
-            Ok(listing) => listing.common_prefixes,
-            Err(object_store::Error::NotFound { .. }) => return Ok(None),
-            Err(cause) => return Err(StoreError::failed("list", &prefix, cause)),
-        };
-        epochs.sort_unstable();
-        // An epoch may have lost all its manifests.
-        for epoch in epochs.iter().rev() {
-            let names = self.list(epoch).await?;
-            if let Some(name) = names.iter().filter_map(ManifestName::parse).max() {
-                return self.read_manifest(name).await.map(Some);
-            }
+        match self.list_manifests(Some(partition)).await?.last() {
+            Some(name) => self.read_manifest(*name).await.map(Some),
+            None => Ok(None),
         }
-        Ok(None)
     }
 
     /// The names of a partition's manifests (without one: of all partitions'), sorted.
@@ -238,77 +232,60 @@ impl PageStore {
         &self,
         partition: Option<PartitionId>,
     ) -> Result<Vec<ManifestName>, StoreError> {
-        let prefix = partition.map_or_else(|| Path::from(MANIFESTS), partition_path);
-        let mut names: Vec<_> = self.list(&prefix).await?.iter().filter_map(ManifestName::parse).collect();
+        let below = partition.map_or_else(|| MANIFESTS.to_owned(), directory);
+        let objects = self.list(&below).await?;
+        let mut names: Vec<_> = objects.iter().filter_map(|object| ManifestName::parse(object)).collect();
         names.sort_unstable();
         Ok(names)
     }
 
     /// Deletes a manifest; no error if there is none.
     pub async fn delete_manifest(&self, name: ManifestName) -> Result<(), StoreError> {
-        self.delete(&name.path()).await
+        self.delete(&name.object()).await
     }
 
-    async fn read(&self, path: &Path, range: GetRange) -> Result<Bytes, StoreError> {
-        self.get(path, GetOptions { range: Some(range), ..GetOptions::default() }).await
+    async fn put(&self, object: &str, bytes: Bytes) -> Result<(), StoreError> {
+        self.store.put(object, bytes).await.map_err(|failure| match failure.kind() {
+            FailureKind::Exists => {
+                StoreError::Exists { object: object.to_owned(), store: self.store.to_string() }
+            }
+            _ => StoreError::failed("store", object, &self.store, failure),
+        })
     }
 
-    /// The last bytes of an object, and where in it they begin.
-    async fn read_tail(&self, path: &Path, bytes: u64) -> Result<(u64, Bytes), StoreError> {
-        let options = GetOptions { range: Some(GetRange::Suffix(bytes)), ..GetOptions::default() };
-        let failed = |cause| StoreError::failed("read", path, cause);
-        let result = self.objects.get_opts(path, options).await.map_err(failed)?;
-        let start = result.range.start;
-        Ok((start, result.bytes().await.map_err(failed)?))
+    async fn get(&self, object: &str, span: Span) -> Result<crate::store::Piece, StoreError> {
+        self.store.get(object, span).await.map_err(|failure| match failure.kind() {
+            FailureKind::Missing => {
+                StoreError::Missing { object: object.to_owned(), store: self.store.to_string() }
+            }
+            _ => StoreError::failed("read", object, &self.store, failure),
+        })
     }
 
-    async fn read_all(&self, path: &Path) -> Result<Bytes, StoreError> {
-        self.get(path, GetOptions::default()).await
+    async fn list(&self, below: &str) -> Result<Vec<String>, StoreError> {
+        let names = self.store.list_all(below).await;
+        names.map_err(|failure| StoreError::failed("list", below, &self.store, failure))
     }
 
-    async fn get(&self, path: &Path, options: GetOptions) -> Result<Bytes, StoreError> {
-        let bytes = match self.objects.get_opts(path, options).await {
-            Ok(result) => result.bytes().await,
-            Err(cause) => Err(cause),
-        };
-        bytes.map_err(|cause| StoreError::failed("read", path, cause))
+    async fn delete(&self, object: &str) -> Result<(), StoreError> {
+        let deleted = self.store.delete(object).await;
+        deleted.map_err(|failure| StoreError::failed("delete", object, &self.store, failure))
     }
 
-    async fn list(&self, prefix: &Path) -> Result<Vec<Path>, StoreError> {
-        let paths = self.objects.list(Some(prefix)).map_ok(|object| object.location).try_collect().await;
-        match paths {
-            Err(object_store::Error::NotFound { .. }) => Ok(Vec::new()),
-            other => other.map_err(|cause| StoreError::failed("list", prefix, cause)),
-        }
+    /// Decodes a frame of a segment. An error tells the place in the segment.
+    fn decode_frame(
+        &self,
+        object: &str,
+        location: FrameLocation,
+        frame: &[u8],
+        page: &mut Page,
+    ) -> Result<(), StoreError> {
+        segment::decode_frame(frame, page).map_err(|cause| self.damaged_at(object, location.offset, cause))
     }
 
-    async fn delete(&self, path: &Path) -> Result<(), StoreError> {
-        match self.objects.delete(path).await {
-            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-            Err(cause) => Err(StoreError::failed("delete", path, cause)),
-        }
+    /// What is wrong with an object of which bytes were read from the place `start` on.
+    fn damaged_at(&self, object: &str, start: u64, cause: FormatError) -> StoreError {
+        let cause = FormatError { at: cause.at.saturating_add(start as usize), ..cause };
+        StoreError::Damaged { object: object.to_owned(), store: self.store.to_string(), cause }
     }
-}
-
-/// Decodes a frame of a segment. An error tells the place in the segment.
-fn decode_frame_at(
-    path: &Path,
-    location: FrameLocation,
-    frame: &[u8],
-    page: &mut Page,
-) -> Result<(), StoreError> {
-    segment::decode_frame(frame, page).map_err(|cause| damaged_at(path, location.offset, cause))
-}
-
-fn create() -> PutOptions {
-    PutOptions { mode: PutMode::Create, ..PutOptions::default() }
-}
-
-/// The same, of what was read from the place `start` on.
-fn damaged_at(path: &Path, start: u64, cause: FormatError) -> StoreError {
-    damaged(path, FormatError { at: cause.at.saturating_add(start as usize), ..cause })
-}
-
-fn damaged(path: &Path, cause: FormatError) -> StoreError {
-    StoreError::Damaged { object: path.to_string(), cause }
 }

@@ -1,9 +1,9 @@
 //! Checks a segment against its checksums: header, every frame, index and footer.
 
 use fulmar_pages::{FrameLocation, SegmentId, segment};
-use object_store::GetRange;
 
-use super::{PageStore, StoreError, damaged, segment_path};
+use super::{PageStore, StoreError, segment_object};
+use crate::store::Span;
 
 /// Frames that are read at once.
 const RUN_FRAMES: usize = 256;
@@ -11,10 +11,12 @@ const RUN_FRAMES: usize = 256;
 impl PageStore {
     /// Reads all of a segment. Answers how many pages it holds, or the first damage that it meets.
     pub async fn verify_segment(&self, id: SegmentId) -> Result<u64, StoreError> {
-        let path = segment_path(id);
-        let header = self.read(&path, GetRange::Bounded(0..segment::HEADER_BYTES as u64)).await?;
-        segment::check_header(&header).map_err(|cause| damaged(&path, cause))?;
-        let index = self.segment_index(id).await?;
+        let object = segment_object(id);
+        let header =
+            self.get(&object, Span::Range { offset: 0, bytes: segment::HEADER_BYTES as u64 }).await?;
+        segment::check_header(&header.bytes).map_err(|cause| self.damaged_at(&object, 0, cause))?;
+        // Not the one that is kept: what is in the store is what counts.
+        let index = self.read_index(id).await?;
         let mut frames: Vec<FrameLocation> = index
             .partitions()
             .flat_map(|partition| index.frames(partition))

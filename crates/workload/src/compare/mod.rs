@@ -17,6 +17,7 @@ mod copy;
 mod idle;
 mod reads;
 mod result;
+mod store;
 mod tenants;
 mod tpcb;
 mod tpcc;
@@ -32,6 +33,7 @@ use tokio::signal::unix::{SignalKind, signal};
 pub use self::cases::Suite;
 use self::cases::{CASES, Case, Group};
 pub use self::result::{Bound, CaseResult, Outcome, text};
+pub use self::store::{StoreArgs, store};
 use self::turns::Bench;
 use crate::server::{Fulmar, Postgres};
 
@@ -122,9 +124,17 @@ const FULL_SIZE: Sizes = Sizes {
 /// Compares, prints the results on stdout and answers them. Ctrl-C and SIGTERM end it, servers included.
 pub async fn run(options: CompareOptions) -> anyhow::Result<Vec<CaseResult>> {
     let json = options.json;
+    print_results(compare(options), json).await
+}
+
+/// Waits for results, prints them on stdout and answers them. Ctrl-C and SIGTERM end it, servers included.
+async fn print_results(
+    measured: impl Future<Output = anyhow::Result<Vec<CaseResult>>>,
+    json: bool,
+) -> anyhow::Result<Vec<CaseResult>> {
     let mut terminate = signal(SignalKind::terminate())?;
     let results = tokio::select! {
-        results = compare(options) => results?,
+        results = measured => results?,
         _ = tokio::signal::ctrl_c() => anyhow::bail!("interrupted; the servers have been ended"),
         _ = terminate.recv() => anyhow::bail!("told to end; the servers have been ended"),
     };
@@ -145,7 +155,7 @@ async fn compare(options: CompareOptions) -> anyhow::Result<Vec<CaseResult>> {
 }
 
 fn wanted(suite: Suite, wanted: &[String]) -> anyhow::Result<Vec<&'static Case>> {
-    let cases: Vec<_> = CASES.iter().filter(|case| case.group.suite() == suite).collect();
+    let cases: Vec<_> = CASES.iter().filter(|case| case.group.map(Group::suite) == Some(suite)).collect();
     if wanted.is_empty() {
         return Ok(cases);
     }
@@ -161,7 +171,7 @@ fn wanted(suite: Suite, wanted: &[String]) -> anyhow::Result<Vec<&'static Case>>
 async fn measure(bench: &Bench, wanted: &[&'static Case]) -> Vec<CaseResult> {
     let mut results = Vec::new();
     for group in Group::ALL {
-        let cases: Vec<_> = wanted.iter().copied().filter(|case| case.group == group).collect();
+        let cases: Vec<_> = wanted.iter().copied().filter(|case| case.group == Some(group)).collect();
         if cases.is_empty() {
             continue;
         }

@@ -135,12 +135,12 @@ impl Pair {
 }
 
 /// A line that changes in place on a terminal; a line for each step elsewhere.
-struct Progress {
+pub(super) struct Progress {
     bar: Option<ProgressBar>,
 }
 
 impl Progress {
-    fn new() -> Progress {
+    pub(super) fn new() -> Progress {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new_spinner();
             if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed_precise} {msg}") {
@@ -152,7 +152,7 @@ impl Progress {
         Progress { bar }
     }
 
-    fn step(&self, text: &str) {
+    pub(super) fn step(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.set_message(text.to_owned()),
             None => eprintln!("{text}"),

@@ -15,12 +15,19 @@ const SYSTEM_DATABASE: &str = "fulmar";
 /// A Fulmar node.
 pub struct Fulmar {
     binary: PathBuf,
+    /// A URL, and what the environment must hold for it.
+    store: Option<(String, Vec<(String, String)>)>,
 }
 
 impl Fulmar {
     /// The `fulmar` command at this path.
     pub fn at(binary: PathBuf) -> Fulmar {
-        Fulmar { binary }
+        Fulmar { binary, store: None }
+    }
+
+    /// Keeps its data in the store of this URL, with these variables in its environment.
+    pub fn with_store(self, url: String, environment: Vec<(String, String)>) -> Fulmar {
+        Fulmar { store: Some((url, environment)), ..self }
     }
 }
 
@@ -40,6 +47,9 @@ impl Product for Fulmar {
         command.arg("--sql").arg(format!("127.0.0.1:{}", place.sql_port));
         command.arg("--http").arg(format!("127.0.0.1:{}", place.http_port));
         command.arg("--memory").arg(place.memory_bytes.to_string()).arg("--insecure");
+        if let Some((url, environment)) = &self.store {
+            command.arg("--store").arg(url).envs(environment.iter().cloned());
+        }
         command
     }
 

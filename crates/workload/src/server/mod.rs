@@ -6,6 +6,7 @@
 
 mod fulmar;
 mod postgres;
+mod s3;
 mod usage;
 
 use std::fs::File;
@@ -22,6 +23,7 @@ use tempfile::TempDir;
 
 pub use self::fulmar::Fulmar;
 pub use self::postgres::Postgres;
+pub use self::s3::S3Server;
 pub use self::usage::{ProcessTree, Usage};
 use crate::Target;
 use crate::client::Client;

@@ -1,0 +1,141 @@
+//! A node whose data lie in S3: killed between any two steps of a flush, started with the wrong store, verified.
+
+mod common;
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use common::{Node, client, fulmar, number, refusal, run, stdout};
+use fulmar_workload::server::S3Server;
+use rustix::process::{Pid, Signal};
+
+const TENANTS: [&str; 3] = ["a", "b", "c"];
+
+struct Rig {
+    s3: S3Server,
+    directory: tempfile::TempDir,
+}
+
+impl Rig {
+    fn data(&self) -> &Path {
+        self.directory.path()
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Node::command(self.data(), &[]);
+        command.args(["--insecure", "--store", &self.s3.url("node")]).envs(self.s3.environment());
+        command
+    }
+
+    fn start(&self) -> Node {
+        Node::run(self.command())
+    }
+
+    /// Starts a node that kills itself at a place, at the latest when it is told to end and flushes.
+    fn start_to_die_at(&self, place: &str) {
+        let mut command = self.command();
+        command.env("FULMAR_FAILPOINTS", format!("{place}=exit:1")).stdout(Stdio::piped());
+        let mut process = command.spawn().unwrap();
+        // Until it is ready, or dead.
+        let mut line = String::new();
+        BufReader::new(process.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        rustix::process::kill_process(Pid::from_child(&process), Signal::TERM).unwrap();
+        assert_eq!(process.wait().unwrap().signal(), Some(Signal::KILL.as_raw()), "{place}");
+    }
+
+    fn verify(&self) -> Output {
+        let data = self.data().to_str().unwrap();
+        fulmar(&["verify", "--json", "--data", data]).envs(self.s3.environment()).output().unwrap()
+    }
+
+    fn segments(&self) -> Vec<PathBuf> {
+        let directory = std::fs::read_dir(self.s3.objects().join("node/segments")).unwrap();
+        directory.map(|entry| entry.unwrap().path()).filter(|path| path.is_file()).collect()
+    }
+}
+
+async fn rig() -> Rig {
+    let rig = Rig { s3: S3Server::start().unwrap(), directory: tempfile::tempdir().unwrap() };
+    let node = rig.start();
+    stdout(&run(&[&["tenant", "--server", &node.url(), "create"], &TENANTS[..]].concat()));
+    for tenant in TENANTS {
+        let sql = "CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)";
+        client(&node, tenant).await.batch_execute(sql).await.unwrap();
+    }
+    assert_eq!(node.end(Signal::TERM), Some(0));
+    rig
+}
+
+/// All tenants have as many rows, and are sound.
+async fn holds(node: &Node, rows: i64) {
+    for tenant in TENANTS {
+        let client = client(node, tenant).await;
+        assert_eq!(number(&client, "SELECT count(*) FROM t").await, rows, "tenant {tenant}");
+        let sound: String = client.query_one("PRAGMA integrity_check", &[]).await.unwrap().get(0);
+        assert_eq!(sound, "ok", "tenant {tenant}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_is_killed_in_a_flush_loses_nothing() {
+    let rig = rig().await;
+    let mut rows = 0;
+    for place in ["flush-after-segment", "flush-after-manifest", "flush-before-truncate"] {
+        let node = rig.start();
+        holds(&node, rows).await;
+        for tenant in TENANTS {
+            let client = client(&node, tenant).await;
+            client.batch_execute("INSERT INTO t(v) VALUES (randomblob(9000)), ('small')").await.unwrap();
+        }
+        rows += 2;
+        assert_eq!(node.end(Signal::KILL), None);
+        rig.start_to_die_at(place);
+    }
+    let node = rig.start();
+    holds(&node, rows).await;
+    assert_eq!(node.end(Signal::TERM), Some(0));
+    let node = rig.start();
+    holds(&node, rows).await;
+    let metrics = stdout(&run(&["status", "--json", "--http", &node.http]));
+    assert!(metrics.contains("fulmar_store_seconds_count"), "{metrics}");
+    assert_eq!(node.end(Signal::KILL), None);
+    let found: serde_json::Value = serde_json::from_str(&stdout(&rig.verify())).unwrap();
+    assert_eq!(found["checked"]["manifests"], TENANTS.len(), "one each: {found}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damage_in_s3_is_found_and_named() {
+    let rig = rig().await;
+    stdout(&rig.verify());
+    let segment = rig.segments().pop().unwrap();
+    let mut bytes = std::fs::read(&segment).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&segment, bytes).unwrap();
+    let output = rig.verify();
+    refusal(&output, 1);
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let name = segment.file_name().unwrap().to_str().unwrap();
+    assert_eq!(found["damage"][0]["place"], format!("{}/segments/{name}", rig.s3.url("node")), "{found}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_starts_with_its_own_store_only() {
+    let rig = rig().await;
+    let start = |data: &Path, flags: &[&str]| {
+        Node::command(data, &[]).args(["--insecure"]).args(flags).envs(rig.s3.environment()).output().unwrap()
+    };
+    let refused = refusal(&start(rig.data(), &[]), 1);
+    assert!(refused.contains(&format!("start with --store {}", rig.s3.url("node"))), "{refused}");
+    let refused = refusal(&start(rig.data(), &["--store", &rig.s3.url("other")]), 1);
+    assert!(refused.contains("is not the store of this data directory"), "{refused}");
+    let other = tempfile::tempdir().unwrap();
+    let refused = refusal(&start(other.path(), &["--store", &rig.s3.url("node")]), 1);
+    assert!(refused.contains("belongs to another data directory"), "{refused}");
+    let refused = refusal(&start(other.path(), &["--store", "s3://nowhere/x"]), 1);
+    assert!(refused.contains("s3://nowhere/x") && refused.contains("check the store's URL"), "{refused}");
+    let refused = refusal(&start(other.path(), &["--store", "http://x"]), 2);
+    assert!(refused.contains("write file:///directory, s3://bucket/prefix or memory:"), "{refused}");
+}

@@ -1,0 +1,201 @@
+//! A store that fails, delays and loses answers as a test wants it: for tests of this crate and of those above it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tokio::sync::watch;
+
+use super::{Failure, FailureKind, Listing, Piece, Span, Store, StoreOperation, Upload};
+
+/// What happens to an operation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StoreFault {
+    /// It is not done, and fails.
+    Fail(FailureKind),
+    /// It is done, and the answer is lost. (A part of an upload is not done: who sends it again must not know of the
+    /// first, and what is faulty lies above that.)
+    LoseAnswer,
+    /// It is done later.
+    Delay(Duration),
+    /// It is done later even if nobody waits for it any more (a put; the others are as with `Delay`).
+    Linger(Duration),
+}
+
+/// A store with faults. Clones are the same one.
+#[derive(Clone)]
+pub struct FaultyStore {
+    store: Arc<dyn Store>,
+    faults: Arc<watch::Sender<Faults>>,
+}
+
+#[derive(Default)]
+struct Faults {
+    /// One for the next operation of its kind.
+    next: Vec<(StoreOperation, StoreFault)>,
+    /// For every operation of its kind.
+    always: Vec<(StoreOperation, StoreFault)>,
+    held: Vec<StoreOperation>,
+    /// How many operations are held now.
+    waiting: usize,
+}
+
+impl FaultyStore {
+    /// `store`, without faults so far.
+    pub fn new(store: Arc<dyn Store>) -> Self {
+        FaultyStore { store, faults: Arc::new(watch::Sender::new(Faults::default())) }
+    }
+
+    /// Gives the next operation of this kind a fault; called twice, the next two.
+    pub fn next(&self, operation: StoreOperation, fault: StoreFault) {
+        self.faults.send_modify(|faults| faults.next.push((operation, fault)));
+    }
+
+    /// Gives all operations of this kind a fault, until this is called with None.
+    pub fn always(&self, operation: StoreOperation, fault: Option<StoreFault>) {
+        self.faults.send_modify(|faults| {
+            faults.always.retain(|(other, _)| *other != operation);
+            faults.always.extend(fault.map(|fault| (operation, fault)));
+        });
+    }
+
+    /// Lets all operations of this kind wait, until this is called with false.
+    pub fn hold(&self, operation: StoreOperation, hold: bool) {
+        self.faults.send_modify(|faults| {
+            faults.held.retain(|other| *other != operation);
+            faults.held.extend(hold.then_some(operation));
+        });
+    }
+
+    /// Waits until an operation is held.
+    pub async fn is_holding(&self) {
+        // The sender is ours: it cannot be gone.
+        let _ = self.faults.subscribe().wait_for(|faults| faults.waiting > 0).await;
+    }
+
+    /// Lets an operation wait if it is held, and tells its fault.
+    async fn begin(&self, operation: StoreOperation) -> Option<StoreFault> {
+        if self.faults.borrow().held.contains(&operation) {
+            self.faults.send_modify(|faults| faults.waiting += 1);
+            // Also if it is dropped while it waits.
+            let _waited = Waited(&self.faults);
+            let _ = self.faults.subscribe().wait_for(|faults| !faults.held.contains(&operation)).await;
+        }
+        let mut fault = None;
+        self.faults.send_modify(|faults| {
+            let next = faults.next.iter().position(|(of, _)| *of == operation);
+            let always = faults.always.iter().find(|(of, _)| *of == operation);
+            fault = match next {
+                Some(next) => Some(faults.next.remove(next).1),
+                None => always.map(|(_, fault)| *fault),
+            };
+        });
+        fault
+    }
+
+    async fn through<T>(
+        &self,
+        operation: StoreOperation,
+        done: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        Self::with(self.begin(operation).await, done).await
+    }
+
+    async fn with<T>(
+        fault: Option<StoreFault>,
+        done: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        match fault {
+            None => done.await,
+            Some(StoreFault::Fail(kind)) => Err(Failure::new(kind, "a fault of the test's")),
+            Some(StoreFault::LoseAnswer) => {
+                done.await?;
+                Err(Failure::new(FailureKind::Unavailable, "the answer was lost"))
+            }
+            Some(StoreFault::Delay(delay) | StoreFault::Linger(delay)) => {
+                tokio::time::sleep(delay).await;
+                done.await
+            }
+        }
+    }
+}
+
+struct Waited<'a>(&'a watch::Sender<Faults>);
+
+impl Drop for Waited<'_> {
+    fn drop(&mut self) {
+        self.0.send_modify(|faults| faults.waiting -= 1);
+    }
+}
+
+impl fmt::Display for FaultyStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.store.fmt(f)
+    }
+}
+
+impl fmt::Debug for FaultyStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FaultyStore({})", self.store)
+    }
+}
+
+#[async_trait]
+impl Store for FaultyStore {
+    async fn put(&self, name: &str, bytes: Bytes) -> Result<(), Failure> {
+        let (store, name) = (self.store.clone(), name.to_owned());
+        // A task of its own goes on when its caller is gone.
+        let lingers = self.faults.borrow().next.iter().any(|(operation, fault)| {
+            *operation == StoreOperation::Put && matches!(fault, StoreFault::Linger(_))
+        });
+        if lingers {
+            let this = self.clone();
+            let put = async move { this.through(StoreOperation::Put, store.put(&name, bytes)).await };
+            let ended = tokio::spawn(put).await;
+            return ended.unwrap_or_else(|panic| Err(Failure::new(FailureKind::Other, panic)));
+        }
+        self.through(StoreOperation::Put, store.put(&name, bytes)).await
+    }
+
+    async fn upload(&self, name: &str) -> Result<Box<dyn Upload>, Failure> {
+        let upload = self.through(StoreOperation::Upload, self.store.upload(name)).await?;
+        Ok(Box::new(FaultyUpload { store: self.clone(), upload }))
+    }
+
+    async fn get(&self, name: &str, span: Span) -> Result<Piece, Failure> {
+        self.through(StoreOperation::Get, self.store.get(name, span)).await
+    }
+
+    async fn list(&self, directory: &str, after: Option<&str>) -> Result<Listing, Failure> {
+        self.through(StoreOperation::List, self.store.list(directory, after)).await
+    }
+
+    async fn delete(&self, name: &str) -> Result<(), Failure> {
+        self.through(StoreOperation::Delete, self.store.delete(name)).await
+    }
+}
+
+struct FaultyUpload {
+    store: FaultyStore,
+    upload: Box<dyn Upload>,
+}
+
+#[async_trait]
+impl Upload for FaultyUpload {
+    async fn part(&mut self, bytes: Bytes) -> Result<(), Failure> {
+        match self.store.begin(StoreOperation::Upload).await {
+            Some(StoreFault::LoseAnswer) => Err(Failure::new(FailureKind::Unavailable, "the part was lost")),
+            fault => FaultyStore::with(fault, self.upload.part(bytes)).await,
+        }
+    }
+
+    async fn complete(&mut self) -> Result<(), Failure> {
+        self.store.through(StoreOperation::Upload, self.upload.complete()).await
+    }
+
+    async fn abort(&mut self) -> Result<(), Failure> {
+        self.store.through(StoreOperation::Upload, self.upload.abort()).await
+    }
+}

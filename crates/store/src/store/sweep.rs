@@ -1,0 +1,85 @@
+//! Removes what a crash has left half written in a directory.
+//!
+//! `object_store` writes an object into a file beside its place, `NAME#1`, and gives it its name when it is complete. No
+//! object of ours has such a name, and the listing passes them over; so nobody but this would ever remove them.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::time::SystemTime;
+
+/// Removes all of them that have not been written to since `before`, and answers how many there were. A directory that
+/// is not there holds none.
+pub(super) fn sweep(directory: &Path, before: SystemTime) -> io::Result<u64> {
+    let entries = match fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+        Err(error) => return Err(error),
+    };
+    let mut swept = 0;
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            swept += sweep(&entry.path(), before)?;
+        } else if is_staged(&entry.file_name().to_string_lossy()) {
+            swept += u64::from(remove_if_older(&entry, before)?);
+        }
+    }
+    Ok(swept)
+}
+
+fn is_staged(name: &str) -> bool {
+    let Some((_, number)) = name.rsplit_once('#') else { return false };
+    !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit())
+}
+
+fn remove_if_older(entry: &fs::DirEntry, before: SystemTime) -> io::Result<bool> {
+    let removed = entry.metadata().and_then(|metadata| metadata.modified()).and_then(|modified| {
+        if modified >= before {
+            return Ok(false);
+        }
+        fs::remove_file(entry.path()).map(|()| true)
+    });
+    match removed {
+        // It was completed, or given up, a moment ago.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::store::{Backend, Span, Store};
+
+    #[tokio::test]
+    async fn what_a_crash_left_is_removed_and_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Backend::directory(directory.path()).unwrap();
+        store.put("segments/aa", Bytes::from_static(b"whole")).await.unwrap();
+        // A crash does not drop the upload: its file stays.
+        let mut upload = store.upload("segments/bb").await.unwrap();
+        upload.part(Bytes::from_static(b"half")).await.unwrap();
+        std::mem::forget(upload);
+        let staged = directory.path().join("segments/bb#1");
+        assert!(staged.exists());
+
+        let written = fs::metadata(&staged).unwrap().modified().unwrap();
+        assert_eq!(sweep(directory.path(), written).unwrap(), 0, "it may be being written");
+        assert_eq!(sweep(directory.path(), written + Duration::from_secs(1)).unwrap(), 1);
+        assert!(!staged.exists());
+        assert_eq!(store.list("segments", None).await.unwrap().names, ["segments/aa"]);
+        assert_eq!(&store.get("segments/aa", Span::Whole).await.unwrap().bytes[..], b"whole");
+        assert_eq!(sweep(&directory.path().join("nowhere"), written).unwrap(), 0);
+    }
+
+    #[test]
+    fn only_names_that_the_library_gives_are_taken_for_staged() {
+        assert!(is_staged("0123#1") && is_staged("a#b#42"));
+        assert!(!is_staged("0123") && !is_staged("0123#") && !is_staged("0123#a") && !is_staged("#1a"));
+    }
+}

@@ -1,0 +1,123 @@
+//! `bench store`: what the store costs and gives. A Fulmar node alone; no other database has one.
+//!
+//! `docs/benchmarks.md` says how each case is made.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use clap::Args;
+use rand::RngExt;
+
+use super::cases::Case;
+use super::print_results;
+use super::result::{Bound, CaseResult};
+use super::turns::Progress;
+use crate::client::Client;
+use crate::server::{Fulmar, S3Server, Server};
+
+/// `fulmar bench store`: its arguments.
+#[derive(Args, Clone, Debug)]
+pub struct StoreArgs {
+    /// Only these cases (cold-local-ms, cold-s3-ms); may be repeated
+    #[arg(long, value_name = "NAME")]
+    pub case: Vec<String>,
+    /// Measurements of each case
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub rounds: u32,
+    /// MiB of memory of the node: its --memory
+    #[arg(long, default_value_t = 1024, value_name = "N", value_parser = clap::value_parser!(u64).range(64..=1 << 20))]
+    pub memory_mib: u64,
+    /// The S3 server: a versitygw [default: what `make tools` has built]
+    #[arg(long, value_name = "FILE")]
+    pub s3_server: Option<PathBuf>,
+    /// Results as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+const fn row(name: &'static str, what: &'static str, must_be: f64) -> Case {
+    Case { name, group: None, what, unit: "ms", must_be: Bound::AtMost(must_be) }
+}
+
+static COLD_LOCAL: Case = row("cold-local-ms", "first answer of a cold 100 MB tenant, local store", 20.0);
+static COLD_S3: Case = row("cold-s3-ms", "first answer of a cold 100 MB tenant, S3 on loopback", 60.0);
+
+/// Rows of the cold tenant, a kilobyte each, and how many are written at once.
+const ROWS: u32 = 100_000;
+const ROWS_AT_ONCE: u32 = 10_000;
+
+const TENANT: &str = "cold";
+
+/// Measures, prints the results on stdout and answers them. `binary` is the `fulmar` command to start.
+pub async fn store(arguments: &StoreArgs, binary: PathBuf) -> anyhow::Result<Vec<CaseResult>> {
+    let wanted =
+        |case: &&Case| arguments.case.is_empty() || arguments.case.iter().any(|name| name == case.name);
+    let cases: Vec<&'static Case> = [&COLD_LOCAL, &COLD_S3].into_iter().filter(wanted).collect();
+    anyhow::ensure!(
+        cases.len() == arguments.case.len() || arguments.case.is_empty(),
+        "there are the cases {} and {}, once each",
+        COLD_LOCAL.name,
+        COLD_S3.name
+    );
+    let measure = async {
+        let mut results = Vec::new();
+        for case in cases {
+            results.push(match cold(arguments, &binary, case, ROWS).await {
+                Ok(rounds) => CaseResult::value(case, rounds),
+                Err(error) => CaseResult::failed(case, format!("{error:#}")),
+            });
+        }
+        Ok(results)
+    };
+    print_results(measure, arguments.json).await
+}
+
+/// Each round the node starts anew, and a client asks a tenant that it has not opened for one row: from the attempt to
+/// connect to the answer.
+async fn cold(arguments: &StoreArgs, binary: &Path, case: &Case, rows: u32) -> anyhow::Result<Vec<f64>> {
+    let progress = Progress::new();
+    let s3 = match (case.name == COLD_S3.name, &arguments.s3_server) {
+        (false, _) => None,
+        (true, Some(program)) => Some(S3Server::start_at(program)?),
+        (true, None) => Some(S3Server::start()?),
+    };
+    let fulmar = Fulmar::at(binary.to_owned());
+    let fulmar = match &s3 {
+        Some(s3) => fulmar.with_store(s3.url("bench"), s3.environment()),
+        None => fulmar,
+    };
+    progress.step(&format!("{}: loading", case.name));
+    let mut server = Server::start(Box::new(fulmar), arguments.memory_mib << 20, 4).await?;
+    load(&server, rows).await?;
+    server.stop().await?;
+    let mut times = Vec::new();
+    for round in 1..=arguments.rounds {
+        progress.step(&format!("{}: round {round} of {}", case.name, arguments.rounds));
+        server.start_again().await?;
+        let row = rand::rng().random_range(1..=rows);
+        let began = Instant::now();
+        let mut client = Client::connect(&server.target().with_database(TENANT)).await?;
+        client.query(&format!("SELECT length(v) FROM t WHERE id = {row}")).await?;
+        times.push(began.elapsed().as_secs_f64() * 1e3);
+        client.close().await?;
+        server.stop().await?;
+    }
+    Ok(times)
+}
+
+async fn load(server: &Server, rows: u32) -> anyhow::Result<()> {
+    let mut system = Client::connect(&server.target()).await?;
+    system.query(&format!("CREATE DATABASE {TENANT}")).await?;
+    system.close().await?;
+    let mut client = Client::connect(&server.target().with_database(TENANT)).await?;
+    client.query("CREATE TABLE t (id INTEGER PRIMARY KEY, v BLOB NOT NULL)").await?;
+    for first in (1..=rows).step_by(ROWS_AT_ONCE as usize) {
+        let last = rows.min(first + ROWS_AT_ONCE - 1);
+        let sql = format!(
+            "INSERT INTO t WITH RECURSIVE n(i) AS (SELECT {first} UNION ALL SELECT i + 1 FROM n WHERE i < {last}) \
+             SELECT i, randomblob(1000) FROM n"
+        );
+        client.query(&sql).await?;
+    }
+    Ok(client.close().await?)
+}
