@@ -8,6 +8,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use anyhow::Context;
+use rustix::process::setpriority_process;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::oneshot;
 use tokio::task::LocalSet;
@@ -46,6 +47,12 @@ where
     if let Some(outcome) = outcome {
         drop(result.send(outcome));
     }
+}
+
+/// Lets other threads of the machine go first, from 0 (as usual) to 19.
+pub(crate) fn give_way(niceness: i32) -> anyhow::Result<()> {
+    // On Linux no process is the calling thread.
+    setpriority_process(None, niceness).context("cannot set the driver's priority")
 }
 
 /// CPU time, user and system, that the calling thread has used.

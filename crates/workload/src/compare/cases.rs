@@ -14,6 +14,7 @@ pub(super) enum Group {
     Idle,
     Connections,
     Copy,
+    Fair,
     Tpcc,
 }
 
@@ -27,7 +28,7 @@ pub enum Suite {
 }
 
 impl Group {
-    pub(super) const ALL: [Group; 10] = [
+    pub(super) const ALL: [Group; 11] = [
         Group::Reads,
         Group::Ycsb,
         Group::Tpcb,
@@ -37,6 +38,7 @@ impl Group {
         Group::Driver,
         Group::Connections,
         Group::Copy,
+        Group::Fair,
         Group::Tpcc,
     ];
 
@@ -90,6 +92,7 @@ pub(super) const CASES: &[Case] = &[
     row("restart-ms", Group::Idle, "start to first answer with 10,000 tenants", "ms", AtMost(2000.0)),
     row("idle-connection-kib", Group::Connections, "memory (PSS) per idle connection, 3,000 of them", "KiB", AtMost(24.0)),
     row("copy-in", Group::Copy, "COPY of 1,000,000 rows of 1 KB", "rows/s", AtLeast(1.0)),
+    row("fair-share", Group::Fair, "a small tenant's p99 beside one at full load, over its p99 alone", "ratio", AtMost(2.0)),
     row("log-bytes-ratio", Group::Log, "log bytes per YCSB transaction over full page images", "ratio", AtMost(0.1)),
     row("driver-us", Group::Driver, "the driver's own CPU per point-read statement, 32 connections", "us", AtMost(15.0)),
     row("tpcc-16", Group::Tpcc, "TPC-C statement by statement, 10 warehouses, 16 terminals", "transactions/s", AtLeast(1.2)),

@@ -14,6 +14,7 @@
 mod cases;
 mod connections;
 mod copy;
+mod fair;
 mod idle;
 mod reads;
 mod result;
@@ -185,6 +186,7 @@ async fn measure(bench: &Bench, wanted: &[&'static Case]) -> Vec<CaseResult> {
             Group::Idle => idle::measure(bench, &cases).await,
             Group::Connections => connections::measure(bench, &cases).await,
             Group::Copy => copy::measure(bench).await,
+            Group::Fair => fair::measure(bench, &cases).await,
             Group::Tpcc => tpcc::measure(bench, &cases).await,
         };
         match measured {

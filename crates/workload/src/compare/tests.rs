@@ -54,9 +54,11 @@ async fn both_servers_are_measured_in_turns() {
 
 #[tokio::test]
 async fn restarts_are_timed_and_a_case_that_fails_spoils_no_other() {
-    let wanted = ["log-bytes-ratio", "restart-ms", "idle-tenant-kib", "driver-us"].map(cases::case);
+    let wanted =
+        ["log-bytes-ratio", "restart-ms", "idle-tenant-kib", "driver-us", "fair-share"].map(cases::case);
     let results = measure(&bench(1), &wanted).await;
-    let [idle, restart, log, driver] = &results[..] else { panic!("{results:?}") };
+    let [idle, restart, fair, log, driver] = &results[..] else { panic!("{results:?}") };
+    assert!(matches!(&fair.outcome, Outcome::Value { value } if value.min > 0.0), "{fair:?}");
     assert!(matches!(&driver.outcome, Outcome::Value { value } if value.min > 0.0), "{driver:?}");
     assert!(matches!(&idle.outcome, Outcome::Value { .. }), "{idle:?}");
     assert!(matches!(&restart.outcome, Outcome::Value { value } if value.min > 0.0), "{restart:?}");

@@ -15,7 +15,7 @@ use super::collector::Collector;
 use super::session::{Session, Shared};
 use super::{RunEvent, RunOptions};
 use crate::arrival::{Arrival, Offer, Schedule};
-use crate::driver::thread_cpu;
+use crate::driver::{give_way, thread_cpu};
 use crate::measure::{Availability, Meter, Window};
 use crate::workload::{Dialect, Kind, Place, Random, Terminal, Workload, generator};
 
@@ -97,6 +97,9 @@ pub(super) struct Outcome {
 
 /// Runs the terminals of one thread.
 pub(super) async fn drive<W: Workload>(plan: Arc<Plan<W>>, thread: usize) -> anyhow::Result<Outcome> {
+    if plan.options.niceness != 0 {
+        give_way(plan.options.niceness)?;
+    }
     let places = plan.places(thread);
     let meter = plan.meter(plan.starting_now().window, &places);
     let shared = Rc::new(Shared {

@@ -65,6 +65,8 @@ pub struct RunOptions {
     pub seed: u64,
     /// Driver threads, each with an event loop of its own.
     pub threads: usize,
+    /// Of the driver's threads, for the system's scheduler: 0 is usual, 19 the lowest priority.
+    pub niceness: i32,
     /// A slot of the window in which no transaction of a tenant ends is a down interval.
     pub down_interval_seconds: usize,
     /// An interval of the report, between two ticks.
@@ -94,6 +96,7 @@ impl RunOptions {
             patience: Duration::ZERO,
             seed: 1,
             threads: 1,
+            niceness: 0,
             down_interval_seconds: 1,
             tick: Duration::from_secs(1),
             server_processes: Vec::new(),
