@@ -160,7 +160,13 @@ impl LogFile for StdFile {
             None => self.file.write_all_at(bytes, offset),
             Some(direct) => {
                 let before = |offset, buffer: &mut [u8]| self.file.read_exact_at(buffer, offset);
-                direct.lock().write_at(offset, bytes, before)
+                match direct.lock().write_at(offset, bytes, before) {
+                    // Some file systems let a file be opened so and do not write to it.
+                    Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                        self.file.write_all_at(bytes, offset)
+                    }
+                    outcome => outcome,
+                }
             }
         }
     }
