@@ -20,15 +20,17 @@ use crate::start::raise_open_files;
 /// Runs `fulmar bench`.
 pub async fn run(arguments: BenchArgs) -> anyhow::Result<()> {
     match arguments.action {
-        BenchAction::Run(Chosen::Ycsb(arguments)) => run_workload(arguments).await,
-        BenchAction::Run(Chosen::Voter(arguments)) => run_workload(arguments).await,
-        BenchAction::Run(Chosen::Tatp(arguments)) => run_workload(arguments).await,
+        BenchAction::Run(chosen) => match *chosen {
+            Chosen::Ycsb(arguments) => run_workload(arguments).await,
+            Chosen::Voter(arguments) => run_workload(arguments).await,
+            Chosen::Tatp(arguments) => run_workload(arguments).await,
+            Chosen::Tpcc(arguments) => run_workload(arguments).await,
+        },
         BenchAction::Report(arguments) => report(&arguments),
         BenchAction::Figure(arguments) => {
             let rows = figure(&arguments, this_binary()?, |step| eprintln!("{step}")).await?;
             output::line(rows.trim_end())
         }
-        BenchAction::Run(Chosen::Tpcc(arguments)) => run_workload(arguments).await,
         BenchAction::Compare(Comparison::Node(arguments)) => compare(Suite::Node, arguments).await,
         BenchAction::Compare(Comparison::Tpcc(arguments)) => compare(Suite::Tpcc, arguments).await,
         BenchAction::Store(arguments) => measure_store(arguments).await,

@@ -216,7 +216,7 @@ pub struct BenchArgs {
 pub enum BenchAction {
     /// Run a workload against any server that speaks the Postgres protocol
     #[command(subcommand)]
-    Run(Workload),
+    Run(Box<Workload>),
     /// Run cases against PostgreSQL and Fulmar in turns, on this machine
     #[command(subcommand)]
     Compare(Comparison),

@@ -84,7 +84,11 @@ impl PaymentSteps {
             "{customer} {customer_district} {customer_warehouse} {district} {warehouse} {amount_cents} | "
         );
         let mut data = note.into_bytes();
-        one(client, &self.data, &key, "customer", |row| Ok(data.extend(row.text()?))).await?;
+        one(client, &self.data, &key, "customer", |row| {
+            data.extend(row.text()?);
+            Ok(())
+        })
+        .await?;
         data.truncate(DATA_BYTES);
         let row = [cw, cd, c, amount, Parameter::Text(&data)];
         change_one(client, &self.pay_with_data, &row, "customer").await
