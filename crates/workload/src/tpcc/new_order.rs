@@ -7,7 +7,7 @@
 use super::DISTRICTS;
 use super::inputs::{Line, NewOrder};
 use super::steps::{at_most_one, change_one, integers, missing, one};
-use crate::client::{Client, Error, Parameter, Statement, Type};
+use crate::client::{Client, Error, Parameter, Row, Statement, Type};
 use crate::workload::{Done, Failure};
 
 pub(super) struct NewOrderSteps {
@@ -94,7 +94,7 @@ impl NewOrderSteps {
         let &NewOrder { warehouse, district, .. } = input;
         let remote = i32::from(supplier != warehouse);
         let taken = integers([quantity, remote, supplier, item, district]);
-        let text = |row: &mut crate::client::Row<'_>| row.text().map(<[u8]>::to_vec);
+        let text = |row: &mut Row<'_>| row.text().map(<[u8]>::to_vec);
         let dist_info = one(client, &self.stock, &taken, "stock", text).await?;
         let amount_cents = i64::from(quantity) * i64::from(price_cents);
         let [w, d, o, n, i, s, q] = integers([warehouse, district, order, number, item, supplier, quantity]);

@@ -4,7 +4,7 @@
 
 use super::inputs::Payment;
 use super::steps::{change_one, integers, number_of, one, prepare_by_name};
-use crate::client::{Client, Error, Parameter, Statement, Type};
+use crate::client::{Client, Error, Parameter, Row, Statement, Type};
 use crate::workload::{Done, Failure};
 
 pub(super) struct PaymentSteps {
@@ -60,7 +60,7 @@ impl PaymentSteps {
 
         let [w, d, amount] =
             [Parameter::Int4(warehouse), Parameter::Int4(district), Parameter::Int8(amount_cents)];
-        let name = |row: &mut crate::client::Row<'_>| row.text().map(<[u8]>::to_vec);
+        let name = |row: &mut Row<'_>| row.text().map(<[u8]>::to_vec);
         let district_name = one(client, &self.district, &[w, d, amount], "district", name).await?;
         let mut text = one(client, &self.warehouse, &[w, amount], "warehouse", name).await?;
         text.extend(b"    ");
@@ -76,7 +76,7 @@ impl PaymentSteps {
         let key = integers([customer_warehouse, customer_district, customer]);
         let [cw, cd, c] = key;
         let amount = Parameter::Int8(amount_cents);
-        let bad = |row: &mut crate::client::Row<'_>| Ok(row.text()? == b"BC");
+        let bad = |row: &mut Row<'_>| Ok(row.text()? == b"BC");
         if !one(client, &self.customer, &key, "customer", bad).await? {
             return change_one(client, &self.pay, &[cw, cd, c, amount], "customer").await;
         }
@@ -84,11 +84,8 @@ impl PaymentSteps {
             "{customer} {customer_district} {customer_warehouse} {district} {warehouse} {amount_cents} | "
         );
         let mut data = note.into_bytes();
-        one(client, &self.data, &key, "customer", |row| {
-            data.extend(row.text()?);
-            Ok(())
-        })
-        .await?;
+        let noted = |row: &mut Row<'_>| row.text().map(<[u8]>::to_vec);
+        data.extend(one(client, &self.data, &key, "customer", noted).await?);
         data.truncate(DATA_BYTES);
         let row = [cw, cd, c, amount, Parameter::Text(&data)];
         change_one(client, &self.pay_with_data, &row, "customer").await
