@@ -100,7 +100,9 @@ async fn tatp_finds_what_was_loaded() {
         let report = go(&server, of(2_000)).await;
         assert_eq!(committed_share(&report, "get-subscriber-data"), 1.0);
         assert_eq!(committed_share(&report, "update-location"), 1.0);
-        for (kind, expected, slack) in [("get-access-data", 0.625, 0.06), ("get-new-destination", 0.239, 0.1)]
+        // A destination: the facility is there (0.625) and active (0.85), and one of up to three times fits (0.27).
+        for (kind, expected, slack) in
+            [("get-access-data", 0.625, 0.06), ("get-new-destination", 0.145, 0.05)]
         {
             let share = committed_share(&report, kind);
             assert!((share - expected).abs() < slack, "{kind}: {share} {report}");
