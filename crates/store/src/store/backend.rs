@@ -24,6 +24,7 @@ use object_store::{
     PutMode, PutOptions, RetryConfig,
 };
 
+use super::open_files::OpenFiles;
 use super::sweep;
 use super::{Failure, FailureKind, Listing, Piece, Span, Store, Upload};
 
@@ -42,7 +43,7 @@ pub struct Backend {
 
 #[derive(Clone)]
 enum Place {
-    Directory { files: Arc<LocalFileSystem>, root: PathBuf },
+    Directory { files: Arc<LocalFileSystem>, root: PathBuf, open: Arc<OpenFiles> },
     Memory(Arc<InMemory>),
     S3 { client: Arc<AmazonS3>, prefix: Path },
 }
@@ -52,8 +53,8 @@ impl Backend {
     pub fn directory(directory: &FilePath) -> Result<Backend, Failure> {
         let files = LocalFileSystem::new_with_prefix(directory).map_err(|cause| local_failure(&cause))?;
         let files = Arc::new(files.with_fsync(true));
-        let name = format!("file://{}", directory.display());
-        Ok(Backend { place: Place::Directory { files, root: directory.to_owned() }, name })
+        let place = Place::Directory { files, root: directory.to_owned(), open: Arc::new(OpenFiles::new()) };
+        Ok(Backend { place, name: format!("file://{}", directory.display()) })
     }
 
     /// Keeps objects in this process's memory: clones are the same store.
@@ -177,6 +178,11 @@ impl Store for Backend {
     }
 
     async fn get(&self, name: &str, span: Span) -> Result<Piece, Failure> {
+        if let (Place::Directory { root, open, .. }, Span::Range { offset, bytes }) = (&self.place, span)
+            && let Some(bytes) = open.read_now(root, name, offset, bytes)
+        {
+            return Ok(Piece { offset, bytes });
+        }
         let range = match span {
             Span::Whole => None,
             Span::Range { offset, bytes } => Some(GetRange::Bounded(offset..offset.saturating_add(bytes))),
@@ -228,6 +234,9 @@ impl Store for Backend {
     }
 
     async fn delete(&self, name: &str) -> Result<(), Failure> {
+        if let Place::Directory { open, .. } = &self.place {
+            open.close(name);
+        }
         match self.objects().delete(&self.path(name)).await {
             Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
             Err(cause) => Err(self.failure(&cause)),

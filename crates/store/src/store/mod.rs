@@ -29,6 +29,7 @@
 mod backend;
 mod failure;
 mod faulty;
+mod open_files;
 mod reliable;
 mod statistics;
 mod sweep;
