@@ -11,7 +11,7 @@ const LINGER_PART: u32 = 4;
 const MAX_LINGER: Duration = Duration::from_millis(2);
 
 /// The most that a patient record waits for company.
-pub const MAX_NAP: Duration = Duration::from_millis(2);
+pub const MAX_NAP: Duration = Duration::from_millis(4);
 /// A nap is as long as so many records take to come, if it can be.
 const NAP_RECORDS: u32 = 2;
 
@@ -90,9 +90,9 @@ mod tests {
         };
         let ms = Duration::from_millis;
         assert_eq!(come(1, ms(10)), None, "nobody else would come");
-        assert_eq!(come(2, ms(3)), Some(MAX_NAP));
+        assert_eq!(come(2, ms(6)), Some(MAX_NAP));
         let nap = come(10, ms(1)).expect("ten in a millisecond");
         assert!((Duration::from_micros(190)..Duration::from_micros(210)).contains(&nap), "{nap:?}");
-        assert_eq!(come(1, ms(3)), None, "as soon as they come less often");
+        assert_eq!(come(1, ms(6)), None, "as soon as they come less often");
     }
 }
