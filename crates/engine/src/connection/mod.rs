@@ -115,6 +115,8 @@ impl Connection {
                 (ffi::SQLITE_DBCONFIG_DEFENSIVE, 1),
                 (ffi::SQLITE_DBCONFIG_DQS_DML, 0),
                 (ffi::SQLITE_DBCONFIG_DQS_DDL, 0),
+                // Plans do not depend on parameters: else each binding of one that statistics speak of prepares anew.
+                (ffi::SQLITE_DBCONFIG_ENABLE_QPSG, 1),
             ] {
                 ffi::sqlite3_db_config(self.db, option, value as c_int, ptr::null_mut::<c_int>());
             }
