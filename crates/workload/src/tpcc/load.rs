@@ -15,7 +15,8 @@ const PIECE_BYTES: usize = 64 << 10;
 /// Rows that a load leaves.
 pub(super) fn rows(scale: &Tpcc) -> u64 {
     let count = |table| Rows::new(scale, table, 1, 0).count();
-    count(Table::Item) + u64::from(scale.warehouses) * Table::OF_WAREHOUSE.map(count).iter().sum::<u64>()
+    count(Table::Item)
+        + u64::from(scale.warehouses) * Table::OF_WAREHOUSE.iter().copied().map(count).sum::<u64>()
 }
 
 pub(super) async fn load(scale: &Tpcc, loading: &mut Loading<'_>) -> anyhow::Result<()> {
@@ -34,7 +35,7 @@ pub(super) async fn load(scale: &Tpcc, loading: &mut Loading<'_>) -> anyhow::Res
     for warehouse in present + 1..=scale.warehouses {
         loading.client.query("BEGIN").await?;
         for table in Table::OF_WAREHOUSE {
-            copy(scale, table, warehouse, loading).await?;
+            copy(scale, *table, warehouse, loading).await?;
         }
         loading.client.query("COMMIT").await?;
     }
@@ -73,7 +74,7 @@ async fn number(client: &mut Client, sql: &str) -> anyhow::Result<u32> {
 async fn copy(scale: &Tpcc, table: Table, warehouse: u32, loading: &mut Loading<'_>) -> anyhow::Result<()> {
     let mut rows = Rows::new(scale, table, warehouse, loading.seed);
     let loaded = loading.loaded;
-    let command = format!("COPY {} FROM STDIN", table.name());
+    let command = format!("COPY {} ({}) FROM STDIN", table.name(), table.names());
     loading
         .client
         .copy_in(&command, |piece| {
