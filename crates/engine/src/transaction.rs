@@ -238,8 +238,6 @@ pub(crate) enum Conflict {
     PageChanged(PageNo),
     /// Both grew or shrank the file, or used the free list.
     Allocation,
-    /// Somebody else holds the partition's turn.
-    Turn,
     /// The snapshot's version was discarded after a failed log write.
     Discarded,
     /// The snapshot was held for too long, by a statement that runs.

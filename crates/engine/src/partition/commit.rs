@@ -35,7 +35,7 @@ use fulmar_store::{LogError, Lsn, MAX_NAP, Urgency};
 use hashbrown::HashSet;
 
 use super::large::LargeSegment;
-use super::{Large, PageVersion, Partition, Snapshot, Status};
+use super::{Large, PageVersion, Partition, Snapshot, Status, Turn};
 use crate::transaction::{Committed, Conflict, Transaction};
 use crate::{Error, spill, sqlstate};
 
@@ -138,6 +138,8 @@ enum Stopped {
     Refused(Refused),
     /// The log has no room for a record of so many bytes at the moment. The changes are as they were.
     LogBusy(usize),
+    /// Somebody else has an exclusive turn. The changes are as they were.
+    Excluded,
 }
 
 impl From<Refused> for Stopped {
@@ -183,6 +185,15 @@ impl Commits {
     }
 }
 
+/// How a commit waits; on its fiber.
+pub(crate) trait Waits {
+    /// Until the log has room for a record of so many bytes.
+    fn for_room(&self, bytes: usize) -> Result<(), Error>;
+
+    /// For the partition's turn.
+    fn for_turn(&self) -> Result<Turn, Error>;
+}
+
 /// A transaction's changes, ready to be installed.
 struct Changes {
     record: RecordBuilder,
@@ -197,14 +208,14 @@ struct Changes {
 
 impl Partition {
     /// Makes the transaction's changes the next version. `page_one` is page 1 as SQLite wrote it; `large` holds the
-    /// other pages if they have gone to the store. `wait_room` waits until the log has room for a record of so many bytes:
-    /// that others were faster is no conflict. Answers `None` if nothing has changed.
+    /// other pages if they have gone to the store. `waits` waits until others let it go on: that is no conflict. Answers
+    /// `None` if nothing has changed.
     pub(crate) fn commit(
         &self,
         transaction: &mut Transaction,
         page_one: Box<Page>,
         large: Option<Large>,
-        wait_room: impl Fn(usize) -> Result<(), Error>,
+        waits: &impl Waits,
     ) -> Result<Option<Committed>, Refused> {
         let Some(snapshot) = transaction.snapshot else {
             return Err(Refused::Failed(Error::new(sqlstate::INTERNAL, "a commit without a snapshot")));
@@ -229,17 +240,26 @@ impl Partition {
         if !reserved {
             return Err(Refused::Failed(self.node.memory.exhausted()));
         }
+        let mut turn = None;
         let result = loop {
             match self.install(transaction, &snapshot, &mut changes) {
                 Ok(installed) => break Ok(installed),
                 Err(Stopped::Refused(refused)) => break Err(refused),
                 Err(Stopped::LogBusy(bytes)) => {
-                    if let Err(error) = wait_room(bytes) {
+                    if let Err(error) = waits.for_room(bytes) {
                         break Err(Refused::Failed(error));
+                    }
+                }
+                Err(Stopped::Excluded) => {
+                    drop(turn.take());
+                    match waits.for_turn() {
+                        Ok(taken) => turn = Some(taken),
+                        Err(error) => break Err(Refused::Failed(error)),
                     }
                 }
             }
         };
+        drop(turn);
         match &result {
             Ok((committed, used)) => {
                 self.node.memory.release(bytes - used);
@@ -310,7 +330,7 @@ impl Partition {
         }
         let holder = self.turns.holder();
         if holder != 0 && holder != transaction.turn {
-            return Err(Refused::Conflict(Conflict::Turn).into());
+            return Err(Stopped::Excluded);
         }
         let current = self.validate(transaction, snapshot)?;
         // A page written without having been read (taken from the free list) is covered by the allocation fields of

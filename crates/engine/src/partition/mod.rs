@@ -26,7 +26,7 @@ use fulmar_pages::{Page, PageNo, PartitionId};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 
-pub(crate) use commit::{Refused, closed_error, log_error, page_one};
+pub(crate) use commit::{Refused, Waits, closed_error, log_error, page_one};
 pub(crate) use flush::Flush;
 pub(crate) use large::Large;
 pub(crate) use load::{Replay, read_frames, store_error};

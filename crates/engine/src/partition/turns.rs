@@ -1,7 +1,10 @@
 //! Turns: the right to be the one writer of a contended partition for a moment, first come first served.
 //!
-//! While a turn is held, commits of others are refused as conflicts (they queue for their own turn and are run again),
-//! so what its holder runs cannot be overtaken.
+//! A turn comes in two strengths. At first it only keeps its holder apart from the others that queue for one: two
+//! replays at a time would be each other's conflicts. Whoever conflicts is some few of many, so the others go on
+//! committing meanwhile; if every replay stopped them, they would meet the next one, and all would soon stand in line.
+//! Whoever is overtaken all the same, or must not be, makes its turn *exclusive*: the commits of others wait for its end in the
+//! queue, so what its holder runs cannot be overtaken.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// The queue for a partition's turn.
 pub(crate) struct Turns {
     queue: Arc<Semaphore>,
-    /// The ticket of the turn that is held; 0 if none is.
+    /// The ticket of the turn that is held exclusively; 0 if none is.
     holder: Arc<AtomicU64>,
     tickets: AtomicU64,
     /// How often commits conflict, smoothed, in 1/65536.
@@ -30,16 +33,23 @@ impl Turn {
     pub(crate) fn ticket(&self) -> u64 {
         self.ticket
     }
+
+    /// From now on nobody else commits until the turn ends.
+    pub(crate) fn exclude_others(&self) {
+        self.holder.store(self.ticket, Ordering::Release);
+    }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
+        // Nobody else can be the holder: the permit is ours until we are gone.
         self.holder.store(0, Ordering::Release);
     }
 }
 
-/// One conflict in eight commits makes a partition contended.
-const CONTENDED: u64 = 65536 / 8;
+/// One conflict in two commits makes a partition contended: up to there it is cheaper to run the losers twice, on all
+/// processors, than everything once, one after the other.
+const CONTENDED: u64 = 65536 / 2;
 
 impl Turns {
     pub(crate) fn new() -> Self {
@@ -56,7 +66,6 @@ impl Turns {
         // The semaphore is never closed.
         let Ok(permit) = self.queue.clone().acquire_owned().await else { unreachable!("closed turn queue") };
         let ticket = self.tickets.fetch_add(1, Ordering::Relaxed) + 1;
-        self.holder.store(ticket, Ordering::Release);
         Turn { ticket, holder: self.holder.clone(), _permit: permit }
     }
 
@@ -65,7 +74,7 @@ impl Turns {
         self.tickets.load(Ordering::Relaxed)
     }
 
-    /// The ticket of the turn that is held; 0 if none is.
+    /// The ticket of the turn that is held exclusively; 0 if none is.
     pub(crate) fn holder(&self) -> u64 {
         self.holder.load(Ordering::Acquire)
     }

@@ -71,7 +71,7 @@ impl Session {
         }
     }
 
-    /// Tries once without a turn, unless the partition is contended; then in turn, where nobody can overtake.
+    /// Tries once without a turn, unless the partition is contended; then in turn, and at last where nobody can overtake.
     async fn write_auto(
         &mut self,
         connection: &mut Box<Connection>,
@@ -84,6 +84,11 @@ impl Session {
         let mut turn: Option<Turn> = None;
         if statement.plan.vacuum || self.turn_first || partition.turns.contended() {
             turn = Some(self.cancellable(partition.turns.take()).await?);
+        }
+        if let Some(turn) = &turn
+            && (statement.plan.vacuum || self.turn_first)
+        {
+            turn.exclude_others();
         }
         self.turn_first = false;
         let begun = connection.link.variables.borrow().clone();
@@ -108,8 +113,9 @@ impl Session {
             }
             partition.stats.replays.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             sink.reset();
-            if turn.is_none() {
-                turn = Some(self.cancellable(partition.turns.take()).await?);
+            match &turn {
+                None => turn = Some(self.cancellable(partition.turns.take()).await?),
+                Some(turn) => turn.exclude_others(),
             }
         }
         Ok(End::Conflict)

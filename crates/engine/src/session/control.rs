@@ -85,16 +85,15 @@ impl Session {
             if open.retired.take().is_some() {
                 self.replay_in(open).await?;
             }
-            if partition.turns.contended() || partition.turns.holder() != 0 {
+            if open.connection.as_ref().is_some_and(|connection| connection.link.is_stale()) {
+                // What is bound to conflict is replayed at once.
+                partition.stats.conflicts.fetch_add(1, Ordering::Relaxed);
+                partition.turns.note(true);
                 self.take_turn(open, &partition, false).await?;
+                self.replay_in(open).await?;
             }
         }
         let in_turn = open.turn.is_some();
-        if in_turn && open.connection.as_ref().is_some_and(|connection| connection.link.is_stale()) {
-            // Nobody can overtake now: what is bound to conflict is replayed at once.
-            partition.stats.conflicts.fetch_add(1, Ordering::Relaxed);
-            self.replay_in(open).await?;
-        }
         for attempt in 0..MOST_ATTEMPTS {
             let Some(connection) = &mut open.connection else { return Ok(Outcome::Committed) };
             {
@@ -117,7 +116,10 @@ impl Session {
                 Step::Failed(error) => return Ok(Outcome::Failed(error)),
                 Step::Conflict => {
                     partition.stats.conflicts.fetch_add(1, Ordering::Relaxed);
-                    self.take_turn(open, &partition, false).await?;
+                    match open.turn.is_some() {
+                        true => self.exclude_others(open, &partition, false).await?,
+                        false => self.take_turn(open, &partition, false).await?,
+                    }
                     self.replay_in(open).await?;
                 }
             }

@@ -66,6 +66,13 @@ impl HeldTurn {
         inner.turn.as_ref().map_or(0, Turn::ticket)
     }
 
+    /// From now on nobody else commits, as long as the turn is held.
+    pub(super) fn exclude_others(&self) {
+        if let Some(turn) = &self.inner.lock().turn {
+            turn.exclude_others();
+        }
+    }
+
     /// The statement is answered: from now on the client's silence counts.
     pub(super) fn pause(&mut self) {
         self.answered = Some(Instant::now());

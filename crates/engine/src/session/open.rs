@@ -241,7 +241,7 @@ impl Session {
         open.rows.partition = Some(partition.clone());
         open.connection = Some(connection);
         if open.immediate || std::mem::take(&mut self.turn_first) {
-            self.take_turn(open, &partition, false).await?;
+            self.exclude_others(open, &partition, false).await?;
         }
         let Some(connection) = &mut open.connection else { return Err(no_transaction()) };
         connection.link.transaction.borrow_mut().current = current;
@@ -270,11 +270,25 @@ impl Session {
         Ok(())
     }
 
+    /// Takes the turn, if it is not held, and lets nobody else commit until it ends.
+    pub(super) async fn exclude_others(
+        &mut self,
+        open: &mut Open,
+        partition: &Arc<Partition>,
+        patient: bool,
+    ) -> Result<()> {
+        self.take_turn(open, partition, patient).await?;
+        if let Some(turn) = &open.turn {
+            turn.exclude_others();
+        }
+        Ok(())
+    }
+
     /// Before the journal overflows: take the turn, make sure that the past still holds, and hold on to it.
     async fn settle_in_turn(&mut self, open: &mut Open) -> Result<()> {
         let Some(partition) = open.rows.partition.clone() else { return Ok(()) };
         open.turn = None;
-        self.take_turn(open, &partition, true).await?;
+        self.exclude_others(open, &partition, true).await?;
         if !advance(open) {
             self.replay_in(open).await?;
         }
@@ -298,7 +312,7 @@ impl Session {
             }
             // Rows that it does not name one by one: the whole partition is locked, by its turn.
             (StatementKind::Query, None) if statement.plan.for_update => {
-                self.take_turn(open, &partition, false).await?;
+                self.exclude_others(open, &partition, false).await?;
                 true
             }
             (StatementKind::Update | StatementKind::Delete, Some(row)) => {
@@ -402,7 +416,7 @@ impl Session {
                 }
                 Replayed::Conflict if expired => {
                     // Others replace so much that the replay is too slow for them: it goes first.
-                    self.take_turn(open, &partition, false).await?;
+                    self.exclude_others(open, &partition, false).await?;
                 }
                 Replayed::Conflict => {}
                 Replayed::Differs(place) => {

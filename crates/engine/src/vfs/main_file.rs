@@ -6,9 +6,9 @@ use fulmar_pages::{PAGE_SIZE, Page, PageNo};
 use libsqlite3_sys as ffi;
 
 use super::{Link, guarded};
-use crate::partition::{PageVersion, Snapshot, log_error, page_one};
-use crate::spill;
+use crate::partition::{PageVersion, Snapshot, Turn, Waits, log_error, page_one};
 use crate::transaction::{Conflict, Transaction};
+use crate::{Error, spill};
 
 #[repr(C)]
 struct MainFile {
@@ -466,11 +466,7 @@ impl Link {
                 Err(super::Interrupted) => return ffi::SQLITE_INTERRUPT,
             }
         }
-        let wait_room = |bytes| match self.wait(self.partition.node.log.wait_room(bytes)) {
-            Ok(room) => room.map_err(log_error),
-            Err(super::Interrupted) => Err(self.cancel.borrow().error()),
-        };
-        match self.partition.commit(&mut transaction, page_one, large, wait_room) {
+        match self.partition.commit(&mut transaction, page_one, large, self) {
             Ok(committed) => {
                 transaction.committed = committed;
                 transaction.cached = self.version_of_cache(&transaction);
@@ -487,6 +483,19 @@ impl Link {
                 ffi::SQLITE_IOERR
             }
         }
+    }
+}
+
+impl Waits for Link {
+    fn for_room(&self, bytes: usize) -> Result<(), Error> {
+        match self.wait(self.partition.node.log.wait_room(bytes)) {
+            Ok(room) => room.map_err(log_error),
+            Err(super::Interrupted) => Err(self.cancel.borrow().error()),
+        }
+    }
+
+    fn for_turn(&self) -> Result<Turn, Error> {
+        self.wait(self.partition.turns.take()).map_err(|super::Interrupted| self.cancel.borrow().error())
     }
 }
 
