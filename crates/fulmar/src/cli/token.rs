@@ -6,7 +6,7 @@ use super::ServerArgs;
 
 const TOKEN_EXAMPLES: &str = "\
 Examples:
-  fulmar token create prometheus > /etc/prometheus/fulmar-token
+  token=$(fulmar token create prometheus) && echo \"$token\" > /etc/prometheus/fulmar-token
   fulmar token create shop-metrics --database shop --expires 90d
   fulmar token list
   fulmar token drop shop-metrics
@@ -39,7 +39,7 @@ pub enum TokenAction {
         /// It shows this tenant only [default: the whole node]
         #[arg(long, value_name = "TENANT")]
         database: Option<String>,
-        /// How long it lasts: 12h, 90d [default: for ever]
+        /// How long it lasts, with its unit: 12h, 90d [default: for ever]
         #[arg(long, value_name = "TIME")]
         expires: Option<String>,
     },
