@@ -146,7 +146,7 @@ pub enum LogFormat {
 /// Which node to ask, and how.
 #[derive(Args, Debug)]
 pub struct ServerArgs {
-    /// The node: postgres://USER:PASSWORD@HOST:PORT
+    /// The node: postgres://USER:PASSWORD@HOST:PORT; sslmode and sslrootcert behind it as for psql
     #[arg(long, global = true, env = "FULMAR_SERVER", value_name = "URL", hide_env_values = true)]
     #[arg(default_value = "postgres://fulmar@127.0.0.1:5433")]
     pub server: String,

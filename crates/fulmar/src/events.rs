@@ -7,9 +7,10 @@ use serde::Serialize;
 use tokio_postgres::{Client, Row};
 
 use crate::cli::EventsArgs;
+use crate::client::{connect, server_error};
 use crate::interrupt::{Interrupted, or_interrupted};
 use crate::output;
-use crate::tenant::{SYSTEM_DATABASE, connect, server_error};
+use crate::tenant::SYSTEM_DATABASE;
 
 /// How often a node is asked for more.
 const PERIOD: Duration = Duration::from_secs(1);

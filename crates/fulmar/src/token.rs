@@ -5,8 +5,9 @@ use serde::Serialize;
 use tokio_postgres::Client;
 
 use crate::cli::{TokenAction, TokenArgs};
+use crate::client::{connect, server_error};
 use crate::output;
-use crate::tenant::{SYSTEM_DATABASE, connect, quoted, server_error, texts};
+use crate::tenant::{SYSTEM_DATABASE, quoted, texts};
 
 /// A new token.
 #[derive(Serialize)]

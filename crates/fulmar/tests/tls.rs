@@ -5,11 +5,20 @@ mod common;
 use std::path::Path;
 use std::process::Command;
 
-use common::{Node, client, fulmar, stdout};
+use common::{Node, client, fulmar, refusal, run, stdout};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// A certificate that signs itself, of `name`, in the place of the files that are there.
 fn certificate(directory: &Path, name: &str) {
+    openssl(directory, &[], name);
+    for file in ["crt", "key"] {
+        std::fs::rename(directory.join(format!("new.{file}")), directory.join(format!("server.{file}")))
+            .unwrap();
+    }
+}
+
+/// `new.crt`, with its key.
+fn openssl(directory: &Path, further: &[&str], name: &str) {
     let made = Command::new("openssl")
         .current_dir(directory)
         .args([
@@ -25,13 +34,10 @@ fn certificate(directory: &Path, name: &str) {
         ])
         .args(["-subj", &format!("/CN={name}"), "-addext", "subjectAltName=DNS:localhost"])
         .args(["-out", "new.crt", "-keyout", "new.key"])
+        .args(further)
         .output()
         .unwrap_or_else(|error| panic!("openssl cannot be run ({error}): apt-get install openssl"));
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    for file in ["crt", "key"] {
-        std::fs::rename(directory.join(format!("new.{file}")), directory.join(format!("server.{file}")))
-            .unwrap();
-    }
 }
 
 /// Whether psql trusts the node if it knows this certificate.
@@ -98,6 +104,54 @@ async fn a_new_certificate_is_shown_and_a_bad_one_is_not() {
     assert_eq!(node.end(Signal::TERM), Some(0));
     let log = std::fs::read_to_string(log).unwrap();
     assert!(log.contains("the new certificate cannot be used"), "{log}");
+}
+
+/// The command takes the address that psql takes.
+#[test]
+fn the_command_speaks_tls_as_psql_does() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    // An authority, a certificate that it signs, and one that signs itself, as an authority does.
+    certificate(directory.path(), "one");
+    std::fs::rename(file("server.crt"), file("ca.crt")).unwrap();
+    std::fs::rename(file("server.key"), file("ca.key")).unwrap();
+    certificate(directory.path(), "other");
+    std::fs::rename(file("server.crt"), file("itself.crt")).unwrap();
+    std::fs::rename(file("server.key"), file("itself.key")).unwrap();
+    openssl(
+        directory.path(),
+        &["-CA", "ca.crt", "-CAkey", "ca.key", "-addext", "basicConstraints=CA:FALSE"],
+        "signed",
+    );
+
+    for (shown, trusted, other) in [("new", "ca", "itself"), ("itself", "itself", "ca")] {
+        let (crt, key) = (file(&format!("{shown}.crt")), file(&format!("{shown}.key")));
+        let node = Node::start(
+            &directory.path().join(shown),
+            &["--insecure", "--tls-cert", &crt, "--tls-key", &key],
+        );
+        let port = node.sql.rsplit_once(':').unwrap().1;
+        let list = |host: &str, query: &str| {
+            run(&["tenant", "list", "--server", &format!("postgres://fulmar@{host}:{port}?{query}")])
+        };
+        stdout(&list("localhost", "sslmode=require"));
+        for mode in ["sslmode=verify-full&", "sslmode=verify-ca&", "sslmode=require&", ""] {
+            stdout(&list("localhost", &format!("{mode}sslrootcert={}", file(&format!("{trusted}.crt")))));
+            let strange = list("localhost", &format!("{mode}sslrootcert={}", file(&format!("{other}.crt"))));
+            let strange = refusal(&strange, 1);
+            assert!(strange.contains("cannot trust the node's certificate"), "{strange}");
+        }
+        let ca = file(&format!("{trusted}.crt"));
+        stdout(&list("127.0.0.1", &format!("sslmode=verify-ca&sslrootcert={ca}")));
+        let elsewhere = refusal(&list("127.0.0.1", &format!("sslmode=verify-full&sslrootcert={ca}")), 1);
+        assert!(elsewhere.contains("not valid for name"), "{elsewhere}");
+    }
+
+    let plain = Node::start(&directory.path().join("plain"), &["--insecure"]);
+    stdout(&run(&["tenant", "list", "--server", &format!("{}?sslmode=prefer", plain.url())]));
+    let refused =
+        refusal(&run(&["tenant", "list", "--server", &format!("{}?sslmode=require", plain.url())]), 1);
+    assert!(refused.contains("the node speaks no TLS"), "{refused}");
 }
 
 /// Without certificates there is nothing to read again, and the signal means what it means to every process.
