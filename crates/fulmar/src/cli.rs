@@ -101,7 +101,7 @@ pub struct StartArgs {
     /// Where clients of the Postgres protocol connect
     #[arg(long, value_name = "ADDR:PORT")]
     pub sql: SocketAddr,
-    /// Where /metrics and /healthz are served
+    /// Where /healthz and /metrics are served; /metrics wants a token
     #[arg(long, value_name = "ADDR:PORT")]
     pub http: SocketAddr,
     /// Memory for data: 256MB, 1GiB, or plain bytes [default: half of this machine's]
@@ -186,6 +186,7 @@ Examples:
   fulmar status --json | jq '.metrics[].name'
   fulmar status --token-file /etc/fulmar/token        a token of `fulmar token create`; not with --insecure
 
+Without a token a node that wants one shows its health, and no metrics.
 Exit code 0 if the node is healthy, else 1.";
 
 /// `fulmar status`

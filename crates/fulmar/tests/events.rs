@@ -126,6 +126,7 @@ async fn secrets_are_nowhere_and_tokens_do_their_work() {
     assert_eq!((&listed[1]["database"], listed[1]["expires"].is_string()), (&"shop".into(), true));
     assert!(stdout(&token(&["list"])).contains("never"));
     assert!(refusal(&token(&["create", "two", "--expires", "soon"]), 1).contains("is no time"));
+    assert!(refusal(&token(&["create", "two", "--expires", "90"]), 1).contains("\"90\" has no unit"));
 
     let file = directory.path().join("token");
     let status = |token: &str| {
@@ -136,9 +137,16 @@ async fn secrets_are_nowhere_and_tokens_do_their_work() {
     assert!(metrics(stdout(&status(&all))).contains("fulmar_sessions_total"));
     let of_one = metrics(stdout(&status(&one)));
     assert!(of_one.contains("shop") && !of_one.contains("fulmar_sessions_total"), "{of_one}");
-    let none = refusal(&run(&["status", "--http", &node.http]), 1);
-    assert!(none.contains("fulmar token create"), "{none}");
-    refusal(&status("fulmar_guessed-token"), 1);
+    // Health is for everybody.
+    let none = run(&["status", "--http", &node.http]);
+    assert!(String::from_utf8_lossy(&none.stderr).contains("fulmar token create"), "{none:?}");
+    assert_eq!(stdout(&none).lines().count(), 1, "{none:?}");
+    let none: Value =
+        serde_json::from_str(&stdout(&run(&["status", "--json", "--http", &node.http]))).unwrap();
+    assert_eq!((&none["healthy"], &none["metrics"]), (&true.into(), &Value::Null));
+    let guessed = status("fulmar_guessed-token");
+    assert!(refusal(&guessed, 1).contains("does not know this token"));
+    assert!(String::from_utf8_lossy(&guessed.stdout).contains("\"healthy\":true"));
     assert_eq!(stdout(&token(&["drop", "one"])), "dropped one\n");
     refusal(&status(&one), 1);
 
