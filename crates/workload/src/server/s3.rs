@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use tempfile::TempDir;
 
-use super::{POLL, free_ports};
+use super::POLL;
+use super::ports::Port;
 
 /// Where `make` puts it.
 const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/tools/versitygw");
@@ -24,6 +25,7 @@ pub struct S3Server {
     endpoint: String,
     // Dropped last: the process is gone by then.
     directory: TempDir,
+    _port: Port,
 }
 
 impl S3Server {
@@ -49,7 +51,8 @@ impl S3Server {
         // A bucket is a directory of the server's.
         let root = directory.path().join("root");
         std::fs::create_dir_all(root.join(BUCKET))?;
-        let [port] = free_ports()?;
+        let taken = Port::free()?;
+        let port = taken.number();
         let mut command = Command::new(program);
         command.args(["--quiet", "--port", &format!("127.0.0.1:{port}")]);
         if let Some((certificate, key)) = tls {
@@ -62,7 +65,7 @@ impl S3Server {
         let scheme = if tls.is_some() { "https" } else { "http" };
         // A certificate names a host, not an address.
         let endpoint = format!("{scheme}://localhost:{port}");
-        let mut server = S3Server { child, endpoint, directory };
+        let mut server = S3Server { child, endpoint, directory, _port: taken };
         server.wait_for(port)?;
         Ok(server)
     }
