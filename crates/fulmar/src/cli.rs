@@ -251,6 +251,7 @@ builds (or say where it is with --s3-server). docs/benchmarks.md tells how each 
 
 const YCSB_EXAMPLES: &str = "\
 Examples:
+  fulmar tenant create shop                           the database must be there
   fulmar bench run ycsb --target postgres://fulmar@127.0.0.1:5433/shop
   fulmar bench run ycsb --target postgres://postgres@127.0.0.1:5432/postgres --connections 32
   fulmar bench run ycsb --target postgres://fulmar@127.0.0.1:5433/fulmar --tenants 100 --connections 1
@@ -261,15 +262,18 @@ Examples:
 
 const VOTER_EXAMPLES: &str = "\
 Examples:
+  fulmar tenant create votes                          the database must be there
   fulmar bench run voter --target postgres://fulmar@127.0.0.1:5433/votes
   fulmar bench run voter --target postgres://fulmar@127.0.0.1:5433/votes --distribution high-skew:80:30 --procedure";
 
 const TATP_EXAMPLES: &str = "\
 Examples:
+  fulmar tenant create register                       the database must be there
   fulmar bench run tatp --target postgres://fulmar@127.0.0.1:5433/register --subscribers 1000000";
 
 const TPCC_EXAMPLES: &str = "\
 Examples:
+  fulmar tenant create shop                           the database must be there
   fulmar bench run tpcc --target postgres://fulmar@127.0.0.1:5433/shop --warehouses 10 --connections 16
   fulmar bench run tpcc --target postgres://postgres@127.0.0.1:5432/shop --warehouses 10 --procedure
   fulmar bench run tpcc --target postgres://fulmar@127.0.0.1:5433/shop --warehouses 100 \
