@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use fulmar_store::StoreUrl;
-use fulmar_workload::compare::{CompareArgs, StoreArgs};
+use fulmar_workload::compare::{CompareArgs, StoreArgs, Suite, cases};
 use fulmar_workload::figure::FigureArgs;
 use fulmar_workload::run::RunArgs;
 use fulmar_workload::tatp::Tatp;
@@ -310,24 +310,35 @@ pub struct WorkloadArgs<W: Args> {
     pub json: bool,
 }
 
-const COMPARE_EXAMPLES: &str = "\
+const COMPARE_NODE_EXAMPLES: &str = "\
 Examples:
   fulmar bench compare node                       all cases
-  fulmar bench compare node --case read-8 --case proc-8 --seconds 10 --rounds 5
-  fulmar bench compare tpcc                       TPC-C
+  fulmar bench compare node --case read-8 --case proc-8 --seconds 10 --rounds 5";
 
+const COMPARE_TPCC_EXAMPLES: &str = "\
+Examples:
+  fulmar bench compare tpcc                       both cases
+  fulmar bench compare tpcc --case tpcc-proc-16 --seconds 60";
+
+const COMPARE_HOW: &str = "\
 Starts a PostgreSQL of its own (Debian's postgresql-15, default durability) and a Fulmar node, each in a
 temporary directory with equal memory, and runs each case against both in turns. docs/benchmarks.md tells how
 each case is made.";
+
+/// The end of a comparison's help: examples, and which cases there are.
+fn compare_help(examples: &str, suite: Suite) -> String {
+    let cases = cases(suite).map(|(name, what)| format!("  {name:20} {what}\n"));
+    format!("{examples}\n\nCases:\n{}\n{COMPARE_HOW}", cases.collect::<String>())
+}
 
 /// A comparison.
 #[derive(Debug, Subcommand)]
 pub enum Comparison {
     /// One node against one PostgreSQL
-    #[command(after_help = COMPARE_EXAMPLES)]
+    #[command(after_help = compare_help(COMPARE_NODE_EXAMPLES, Suite::Node))]
     Node(CompareArgs),
     /// TPC-C: statement by statement and as procedures
-    #[command(after_help = COMPARE_EXAMPLES)]
+    #[command(after_help = compare_help(COMPARE_TPCC_EXAMPLES, Suite::Tpcc))]
     Tpcc(CompareArgs),
 }
 

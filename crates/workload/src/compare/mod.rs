@@ -41,7 +41,7 @@ use crate::server::{Fulmar, Postgres};
 /// `fulmar bench compare`: its arguments.
 #[derive(Args, Clone, Debug)]
 pub struct CompareArgs {
-    /// Only these cases (read-8, restart-ms, tpcc-16 ...); may be repeated
+    /// Only these cases; may be repeated
     #[arg(long, value_name = "NAME")]
     pub case: Vec<String>,
     /// Seconds of each measurement
@@ -155,8 +155,17 @@ async fn compare(options: CompareOptions) -> anyhow::Result<Vec<CaseResult>> {
     Ok(measure(&Bench::new(&options, FULL_SIZE, fulmar, postgres), &wanted).await)
 }
 
+/// The names of the cases of a suite, and what they measure.
+pub fn cases(suite: Suite) -> impl Iterator<Item = (&'static str, &'static str)> {
+    of_suite(suite).map(|case| (case.name, case.what))
+}
+
+fn of_suite(suite: Suite) -> impl Iterator<Item = &'static Case> {
+    CASES.iter().filter(move |case| case.group.map(Group::suite) == Some(suite))
+}
+
 fn wanted(suite: Suite, wanted: &[String]) -> anyhow::Result<Vec<&'static Case>> {
-    let cases: Vec<_> = CASES.iter().filter(|case| case.group.map(Group::suite) == Some(suite)).collect();
+    let cases: Vec<_> = of_suite(suite).collect();
     if wanted.is_empty() {
         return Ok(cases);
     }
