@@ -89,11 +89,9 @@ async fn transactions(bench: &Bench, server: &Server, procedure: bool) -> anyhow
 
 fn note(server: &Server, report: &Report) -> String {
     format!(
-        "{}: {:.0} transactions/s, p50 {:.2} ms, p99 {:.2} ms, {} tries run again, {} transactions more than once",
+        "{}: {:.0} transactions/s, {} tries run again, {} transactions more than once",
         server.name(),
         report.throughput_tps,
-        report.latency.p50_ms,
-        report.latency.p99_ms,
         report.retries(),
         report.retried_again,
     )

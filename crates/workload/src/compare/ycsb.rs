@@ -36,14 +36,12 @@ pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::
             let mut notes = Vec::new();
             let rounds = bench.in_turns(&mut pair, [case(name)], async |server| {
                 let report = transactions(bench, server, connections, procedure).await?;
-                notes.push((server.name(), report.latency.p50_ms, report.latency.p99_ms, report.retries()));
+                notes.push((server.name(), report.retries()));
                 Ok([report.throughput_tps])
             });
             let mut results_of_case = rounds.await;
-            for (server, p50_ms, p99_ms, retries) in notes.split_off(notes.len().saturating_sub(2)) {
-                let note = format!(
-                    "last round of {server}: p50 {p50_ms:.2} ms, p99 {p99_ms:.2} ms, {retries} run again"
-                );
+            for (server, retries) in notes.split_off(notes.len().saturating_sub(2)) {
+                let note = format!("last round of {server}: {retries} run again");
                 results_of_case = results_of_case.map(|result| result.with_note(&note));
             }
             results.extend(results_of_case);
