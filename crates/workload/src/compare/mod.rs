@@ -103,6 +103,8 @@ struct Sizes {
     idle_connections: u32,
     /// Warehouses, items and customers of a district of TPC-C.
     tpcc: (u32, u32, u32),
+    /// What the big tenant of the `fair-share` case must keep of the rate that it has alone.
+    big_keeps: f64,
     /// Before each measurement.
     warm_up: Duration,
     /// How long idle tenants' memory must have stood still before it is measured.
@@ -118,6 +120,7 @@ const FULL_SIZE: Sizes = Sizes {
     copy_rows: 1_000_000,
     idle_connections: 3_000,
     tpcc: (10, 100_000, 3_000),
+    big_keeps: 0.5,
     warm_up: Duration::from_secs(2),
     still: Duration::from_secs(30),
 };
