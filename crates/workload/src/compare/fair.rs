@@ -40,7 +40,7 @@ pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::
     let big_alone_tps = big(bench, &server, bench.time).await?.throughput_tps;
     let (mut ratios, mut note) = (Vec::new(), String::new());
     for round in 1..=bench.rounds {
-        bench.step(&format!("fair-share: round {round} of {}", bench.rounds));
+        bench.begin_round("fair-share", round, "");
         let alone = small(bench, &server).await?;
         // The big one begins before the small one's window and ends after it.
         let long = bench.time + 2 * bench.sizes.warm_up;
@@ -94,6 +94,7 @@ fn options(bench: &Bench, server: &Server, database: &str) -> RunOptions {
     RunOptions {
         warm_up: bench.sizes.warm_up,
         measure: bench.time,
+        seed: bench.seed(),
         ..RunOptions::new(server.target().with_database(database))
     }
 }

@@ -202,6 +202,10 @@ async fn measure(bench: &Bench, wanted: &[&'static Case]) -> Vec<CaseResult> {
             Group::Tpcc => tpcc::measure(bench, &cases).await,
         };
         match measured {
+            Ok(measured) if group.has_seeds() => {
+                let seeds = format!("seeds 1 to {}, one for each round", bench.rounds);
+                results.extend(measured.into_iter().map(|result| result.with_note(&seeds)));
+            }
             Ok(measured) => results.extend(measured),
             Err(error) => {
                 results.extend(cases.iter().map(|case| CaseResult::failed(case, format!("{error:#}"))))

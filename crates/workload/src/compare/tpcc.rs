@@ -44,6 +44,7 @@ fn options(bench: &Bench, server: &Server) -> RunOptions {
         connections: TERMINALS as usize,
         warm_up: bench.sizes.warm_up,
         measure: bench.time,
+        seed: bench.seed(),
         ..RunOptions::new(server.target().with_database(DATABASE))
     }
 }

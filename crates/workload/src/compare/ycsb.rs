@@ -55,7 +55,7 @@ pub(super) async fn measure_log(bench: &Bench, wanted: &[&'static Case]) -> anyh
     load(bench, &server).await?;
     let mut rounds = Vec::new();
     for round in 1..=bench.rounds {
-        bench.step(&format!("log-bytes-ratio: round {round} of {}", bench.rounds));
+        bench.begin_round("log-bytes-ratio", round, "");
         let before = LogCounters::of(&server).await?;
         transactions(bench, &server, 8, false).await?;
         let after = LogCounters::of(&server).await?;
@@ -73,7 +73,7 @@ pub(super) async fn measure_driver(
     load(bench, &server).await?;
     let mut rounds = Vec::new();
     for round in 1..=bench.rounds {
-        bench.step(&format!("driver-us: round {round} of {}", bench.rounds));
+        bench.begin_round("driver-us", round, "");
         let reads = Ycsb { operations: 1, reads: 100.0, ..workload(bench, false) };
         let report = run(reads, options(bench, &server, MOST_CLIENTS)).await?;
         rounds.push(report.driver.cpu_us_per_statement);
@@ -90,6 +90,7 @@ fn options(bench: &Bench, server: &Server, connections: u32) -> RunOptions {
         connections: connections as usize,
         warm_up: bench.sizes.warm_up,
         measure: bench.time,
+        seed: bench.seed(),
         ..RunOptions::new(server.target().with_database(DATABASE))
     }
 }
