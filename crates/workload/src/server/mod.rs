@@ -4,6 +4,7 @@
 //! free loopback ports, connected through TCP. Whatever happens to the bench (an error, a panic, ctrl-C), dropping the
 //! `Server` ends its processes, by their ids, and removes the directory.
 
+mod certificate;
 mod fulmar;
 mod ports;
 mod postgres;
@@ -21,6 +22,7 @@ use futures::future::BoxFuture;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
+pub use self::certificate::{Certificate, certificate};
 pub use self::fulmar::Fulmar;
 use self::ports::Port;
 pub use self::postgres::Postgres;
