@@ -64,6 +64,14 @@ fn password(config: &Config, file: Option<&Path>) -> anyhow::Result<Option<Strin
     }
 }
 
+/// A struct out of a row whose columns have the names of its fields; some may come from elsewhere.
+macro_rules! from_row {
+    ($row:ident => $name:ident { $($field:ident),+ $(; $other:ident: $value:expr)* $(,)? }) => {
+        $name { $($field: $row.try_get(stringify!($field))?,)+ $($other: $value,)* }
+    };
+}
+pub(crate) use from_row;
+
 /// Why there is no connection, and what to do. (tokio-postgres tells its own kinds of errors apart by their texts only.)
 fn refusal(error: &tokio_postgres::Error) -> anyhow::Error {
     let said = server_error(error);
