@@ -85,7 +85,7 @@ fn refusal(error: &tokio_postgres::Error) -> anyhow::Error {
         Some("server does not support TLS") => {
             anyhow!("the node speaks no TLS; start it with --tls-cert, or leave sslmode out of --server")
         }
-        _ if is_about_tls(error) => said.context(
+        _ if distrusts(error) => said.context(
             "cannot trust the node's certificate; is the file that sslrootcert names this certificate, or that of who \
              signed it?",
         ),
@@ -93,9 +93,11 @@ fn refusal(error: &tokio_postgres::Error) -> anyhow::Error {
     }
 }
 
-fn is_about_tls(error: &tokio_postgres::Error) -> bool {
+/// The node has shown a certificate that was not taken.
+fn distrusts(error: &tokio_postgres::Error) -> bool {
     let source = error.source().and_then(|source| source.downcast_ref::<io::Error>());
-    source.and_then(io::Error::get_ref).is_some_and(|inner| inner.is::<rustls::Error>())
+    let inner = source.and_then(io::Error::get_ref).and_then(|inner| inner.downcast_ref());
+    matches!(inner, Some(rustls::Error::InvalidCertificate(_)))
 }
 
 /// What the server said.
