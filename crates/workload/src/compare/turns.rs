@@ -61,8 +61,9 @@ impl Bench {
         u64::from(self.round.load(Ordering::Relaxed))
     }
 
-    /// Starts an empty Fulmar.
+    /// Starts an empty Fulmar; what is loaded now belongs to no round.
     pub(super) async fn fulmar(&self, connections: u32) -> anyhow::Result<Server> {
+        self.round.store(0, Ordering::Relaxed);
         self.step("starting fulmar");
         Server::start((self.fulmar)()?, self.memory_bytes, connections).await
     }
