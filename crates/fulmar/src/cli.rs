@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use fulmar_store::StoreUrl;
-use fulmar_workload::compare::{CompareArgs, StoreArgs};
+use fulmar_workload::compare::{CompareArgs, StoreArgs, Suite, cases};
 use fulmar_workload::figure::FigureArgs;
 use fulmar_workload::run::RunArgs;
 use fulmar_workload::tatp::Tatp;
@@ -101,7 +101,7 @@ pub struct StartArgs {
     /// Where clients of the Postgres protocol connect
     #[arg(long, value_name = "ADDR:PORT")]
     pub sql: SocketAddr,
-    /// Where /metrics and /healthz are served
+    /// Where /healthz and /metrics are served; /metrics wants a token
     #[arg(long, value_name = "ADDR:PORT")]
     pub http: SocketAddr,
     /// Memory for data: 256MB, 1GiB, or plain bytes [default: half of this machine's]
@@ -146,7 +146,7 @@ pub enum LogFormat {
 /// Which node to ask, and how.
 #[derive(Args, Debug)]
 pub struct ServerArgs {
-    /// The node: postgres://USER:PASSWORD@HOST:PORT
+    /// The node: postgres://USER:PASSWORD@HOST:PORT; sslmode and sslrootcert behind it as for psql
     #[arg(long, global = true, env = "FULMAR_SERVER", value_name = "URL", hide_env_values = true)]
     #[arg(default_value = "postgres://fulmar@127.0.0.1:5433")]
     pub server: String,
@@ -186,6 +186,7 @@ Examples:
   fulmar status --json | jq '.metrics[].name'
   fulmar status --token-file /etc/fulmar/token        a token of `fulmar token create`; not with --insecure
 
+Without a token a node that wants one shows its health, and no metrics.
 Exit code 0 if the node is healthy, else 1.";
 
 /// `fulmar status`
@@ -250,6 +251,7 @@ builds (or say where it is with --s3-server). docs/benchmarks.md tells how each 
 
 const YCSB_EXAMPLES: &str = "\
 Examples:
+  fulmar tenant create shop                           the database must be there
   fulmar bench run ycsb --target postgres://fulmar@127.0.0.1:5433/shop
   fulmar bench run ycsb --target postgres://postgres@127.0.0.1:5432/postgres --connections 32
   fulmar bench run ycsb --target postgres://fulmar@127.0.0.1:5433/fulmar --tenants 100 --connections 1
@@ -260,15 +262,18 @@ Examples:
 
 const VOTER_EXAMPLES: &str = "\
 Examples:
+  fulmar tenant create votes                          the database must be there
   fulmar bench run voter --target postgres://fulmar@127.0.0.1:5433/votes
   fulmar bench run voter --target postgres://fulmar@127.0.0.1:5433/votes --distribution high-skew:80:30 --procedure";
 
 const TATP_EXAMPLES: &str = "\
 Examples:
+  fulmar tenant create register                       the database must be there
   fulmar bench run tatp --target postgres://fulmar@127.0.0.1:5433/register --subscribers 1000000";
 
 const TPCC_EXAMPLES: &str = "\
 Examples:
+  fulmar tenant create shop                           the database must be there
   fulmar bench run tpcc --target postgres://fulmar@127.0.0.1:5433/shop --warehouses 10 --connections 16
   fulmar bench run tpcc --target postgres://postgres@127.0.0.1:5432/shop --warehouses 10 --procedure
   fulmar bench run tpcc --target postgres://fulmar@127.0.0.1:5433/shop --warehouses 100 \
@@ -305,24 +310,35 @@ pub struct WorkloadArgs<W: Args> {
     pub json: bool,
 }
 
-const COMPARE_EXAMPLES: &str = "\
+const COMPARE_NODE_EXAMPLES: &str = "\
 Examples:
   fulmar bench compare node                       all cases
-  fulmar bench compare node --case read-8 --case proc-8 --seconds 10 --rounds 5
-  fulmar bench compare tpcc                       TPC-C
+  fulmar bench compare node --case read-8 --case proc-8 --seconds 10 --rounds 5";
 
+const COMPARE_TPCC_EXAMPLES: &str = "\
+Examples:
+  fulmar bench compare tpcc                       both cases
+  fulmar bench compare tpcc --case tpcc-proc-16 --seconds 60";
+
+const COMPARE_HOW: &str = "\
 Starts a PostgreSQL of its own (Debian's postgresql-15, default durability) and a Fulmar node, each in a
 temporary directory with equal memory, and runs each case against both in turns. docs/benchmarks.md tells how
 each case is made.";
+
+/// The end of a comparison's help: examples, and which cases there are.
+fn compare_help(examples: &str, suite: Suite) -> String {
+    let cases = cases(suite).map(|(name, what)| format!("  {name:20} {what}\n"));
+    format!("{examples}\n\nCases:\n{}\n{COMPARE_HOW}", cases.collect::<String>())
+}
 
 /// A comparison.
 #[derive(Debug, Subcommand)]
 pub enum Comparison {
     /// One node against one PostgreSQL
-    #[command(after_help = COMPARE_EXAMPLES)]
+    #[command(after_help = compare_help(COMPARE_NODE_EXAMPLES, Suite::Node))]
     Node(CompareArgs),
     /// TPC-C: statement by statement and as procedures
-    #[command(after_help = COMPARE_EXAMPLES)]
+    #[command(after_help = compare_help(COMPARE_TPCC_EXAMPLES, Suite::Tpcc))]
     Tpcc(CompareArgs),
 }
 

@@ -7,9 +7,10 @@ use serde::Serialize;
 use tokio_postgres::{Client, Row};
 
 use crate::cli::EventsArgs;
+use crate::client::{connect, from_row, server_error};
 use crate::interrupt::{Interrupted, or_interrupted};
 use crate::output;
-use crate::tenant::{SYSTEM_DATABASE, connect, server_error};
+use crate::tenant::SYSTEM_DATABASE;
 
 /// How often a node is asked for more.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -23,7 +24,7 @@ struct Shown {
     time: String,
     kind: String,
     severity: String,
-    database: Option<String>,
+    tenant: Option<String>,
     user: Option<String>,
     address: Option<String>,
     text: String,
@@ -44,12 +45,16 @@ async fn watch(arguments: &EventsArgs) -> anyhow::Result<()> {
     let client = connect(&arguments.server, database.as_deref().unwrap_or(SYSTEM_DATABASE)).await?;
     let mut last_id = 0;
     let mut at_most = i64::from(arguments.last);
+    let tenant = arguments.tenant.as_deref();
     loop {
-        for event in newest(&client, last_id, arguments.database.as_deref(), at_most).await? {
+        for event in newest(&client, last_id, tenant, at_most).await? {
             last_id = event.id;
             if arguments.json { output::json(&event) } else { output::line(&event.line()) }?;
         }
         if !arguments.follow {
+            if let Some(tenant) = tenant.filter(|_| last_id == 0) {
+                eprintln!("fulmar: no events of {tenant}");
+            }
             return Ok(());
         }
         at_most = ALL;
@@ -61,39 +66,33 @@ async fn watch(arguments: &EventsArgs) -> anyhow::Result<()> {
 async fn newest(
     client: &Client,
     after: i64,
-    database: Option<&str>,
+    tenant: Option<&str>,
     at_most: i64,
 ) -> anyhow::Result<Vec<Shown>> {
+    // Times have three digits behind the point, always: what stands in a line below another begins where that does.
     let sql = format!(
-        "SELECT * FROM (SELECT id, CAST(time AS TEXT) AS at, kind, severity, database, \"user\", address, text, \
-         CAST(details AS TEXT) AS details FROM fulmar.events \
+        "SELECT * FROM (SELECT id, strftime('%Y-%m-%d %H:%M:%f', time) AS time, kind, severity, database AS tenant, \
+         \"user\", address, text, CAST(details AS TEXT) AS details FROM fulmar.events \
          WHERE id > {after} AND database IS coalesce($1, database) ORDER BY id DESC LIMIT {at_most}) ORDER BY id"
     );
-    let rows = client.query(&sql, &[&database]).await.map_err(|error| server_error(&error))?;
+    let rows = client.query(&sql, &[&tenant]).await.map_err(|error| server_error(&error))?;
     rows.iter().map(Shown::read).collect()
 }
 
 impl Shown {
     fn read(row: &Row) -> anyhow::Result<Shown> {
-        let details: Option<String> = row.try_get(8)?;
+        let details: Option<String> = row.try_get("details")?;
         let details = details.map(|text| serde_json::from_str(&text)).transpose();
-        Ok(Shown {
-            id: row.try_get(0)?,
-            time: row.try_get(1)?,
-            kind: row.try_get(2)?,
-            severity: row.try_get(3)?,
-            database: row.try_get(4)?,
-            user: row.try_get(5)?,
-            address: row.try_get(6)?,
-            text: row.try_get(7)?,
-            details: details.context("the server answered with details that are no JSON")?,
-        })
+        Ok(from_row!(row => Shown {
+            id, time, kind, severity, tenant, user, address, text;
+            details: details.context("the server answered with details that are no JSON")?
+        }))
     }
 
     /// For people: the time, the kind, where, by whom, what, and what else there is to know.
     fn line(&self) -> String {
         let mut line = format!("{} {:7} {:22}", self.time, self.severity, self.kind);
-        let named = [("database", &self.database), ("user", &self.user), ("address", &self.address)];
+        let named = [("tenant", &self.tenant), ("user", &self.user), ("address", &self.address)];
         for (name, value) in named {
             value.iter().for_each(|value| line.push_str(&format!(" {name}={value}")));
         }

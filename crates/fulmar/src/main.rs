@@ -22,6 +22,7 @@
 
 mod bench;
 mod cli;
+mod client;
 mod demo;
 mod events;
 mod interrupt;

@@ -24,7 +24,8 @@ const MAX_ANSWER_BYTES: u64 = 16 << 20;
 struct Status {
     healthy: bool,
     health: String,
-    metrics: Vec<Metric>,
+    /// `None`: the node did not show them.
+    metrics: Option<Vec<Metric>>,
 }
 
 /// One line of the node's metrics.
@@ -39,27 +40,42 @@ struct Metric {
 pub async fn run(arguments: StatusArgs) -> anyhow::Result<()> {
     let token = arguments.token_file.as_deref().map(token).transpose()?;
     let (code, health) = get(&arguments.http, "/healthz", None).await?;
-    let (metrics_code, text) = get(&arguments.http, "/metrics", token.as_deref()).await?;
-    ensure!(
-        metrics_code != 401,
-        "the node shows its metrics to who has a token; make one with `fulmar token create` and say --token-file"
-    );
-    ensure!(metrics_code == 200, "the node answered {metrics_code} to /metrics; is --http its HTTP address?");
-    let health = health.trim().to_owned();
-    let status = Status { healthy: code == 200, health, metrics: metrics(&text) };
+    let metrics = shown_metrics(&arguments.http, token.as_deref()).await;
+    let (metrics, problem) = match metrics {
+        Ok(metrics) => (metrics, Ok(())),
+        Err(problem) => (None, Err(problem)),
+    };
+    let status = Status { healthy: code == 200, health: health.trim().to_owned(), metrics };
     if arguments.json {
         output::json(&status)?;
     } else {
         print(&arguments.http, &status)?;
     }
     ensure!(status.healthy, "the node at {} is not healthy: {}", arguments.http, status.health);
-    Ok(())
+    problem
+}
+
+/// The node's metrics, unless it wants a token for them and there is none: health is for everybody.
+async fn shown_metrics(address: &str, token: Option<&str>) -> anyhow::Result<Option<Vec<Metric>>> {
+    let (code, text) = get(address, "/metrics", token).await?;
+    match code {
+        200 => Ok(Some(metrics(&text))),
+        401 if token.is_none() => {
+            eprintln!(
+                "fulmar: no metrics: they want a token; `fulmar token create` makes one for --token-file"
+            );
+            Ok(None)
+        }
+        401 => bail!("the node does not know this token, or it has expired; `fulmar token list` shows all"),
+        code => bail!("the node answered {code} to /metrics; is --http its HTTP address?"),
+    }
 }
 
 fn print(address: &str, status: &Status) -> anyhow::Result<()> {
     output::line(&format!("{address}: {}", status.health))?;
+    let Some(metrics) = &status.metrics else { return Ok(()) };
     let mut table = output::table(["metric", "labels", "value"]);
-    for metric in &status.metrics {
+    for metric in metrics {
         table.add_row([metric.name.as_str(), metric.labels.as_str(), &rounded(metric.value)]);
     }
     output::line(&table.to_string())

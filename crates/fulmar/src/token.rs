@@ -5,8 +5,9 @@ use serde::Serialize;
 use tokio_postgres::Client;
 
 use crate::cli::{TokenAction, TokenArgs};
+use crate::client::{connect, server_error};
 use crate::output;
-use crate::tenant::{SYSTEM_DATABASE, connect, quoted, server_error, texts};
+use crate::tenant::{SYSTEM_DATABASE, quoted, texts};
 
 /// A new token.
 #[derive(Serialize)]
@@ -19,7 +20,7 @@ struct Made<'a> {
 #[derive(Serialize)]
 struct Listed {
     name: String,
-    database: Option<String>,
+    tenant: Option<String>,
     created: String,
     expires: Option<String>,
 }
@@ -28,8 +29,8 @@ struct Listed {
 pub async fn run(arguments: TokenArgs) -> anyhow::Result<()> {
     let client = connect(&arguments.server, SYSTEM_DATABASE).await?;
     match arguments.action {
-        TokenAction::Create { name, database, expires } => {
-            let statement = create(&name, database.as_deref(), expires.as_deref());
+        TokenAction::Create { name, tenant, expires } => {
+            let statement = create(&name, tenant.as_deref(), expires.as_deref());
             let rows = texts::<1>(&client, &statement).await;
             let rows = rows.with_context(|| format!("token \"{name}\" was not made"))?;
             let [token] = rows.first().context("the server answered no token")?;
@@ -40,9 +41,9 @@ pub async fn run(arguments: TokenArgs) -> anyhow::Result<()> {
     }
 }
 
-fn create(name: &str, database: Option<&str>, expires: Option<&str>) -> String {
+fn create(name: &str, tenant: Option<&str>, expires: Option<&str>) -> String {
     let mut statement = format!("CREATE TOKEN {}", quoted(name));
-    database.iter().for_each(|database| statement.push_str(&format!(" FOR DATABASE {}", quoted(database))));
+    tenant.iter().for_each(|tenant| statement.push_str(&format!(" FOR DATABASE {}", quoted(tenant))));
     expires
         .iter()
         .for_each(|time| statement.push_str(&format!(" EXPIRES IN '{}'", time.replace('\'', "''"))));
@@ -69,9 +70,9 @@ async fn list(client: &Client, json: bool) -> anyhow::Result<()> {
     let some = |text: String| (!text.is_empty()).then_some(text);
     let rows = texts(client, sql).await?.into_iter();
     let tokens: Vec<Listed> = rows
-        .map(|[name, database, created, expires]| Listed {
+        .map(|[name, tenant, created, expires]| Listed {
             name,
-            database: some(database),
+            tenant: some(tenant),
             created,
             expires: some(expires),
         })
@@ -81,8 +82,8 @@ async fn list(client: &Client, json: bool) -> anyhow::Result<()> {
     }
     let mut table = output::table(["token", "tenant", "created", "expires"]);
     for token in &tokens {
-        let database = token.database.as_deref().unwrap_or("(all)");
-        table.add_row([&*token.name, database, &*token.created, token.expires.as_deref().unwrap_or("never")]);
+        let tenant = token.tenant.as_deref().unwrap_or("(all)");
+        table.add_row([&*token.name, tenant, &*token.created, token.expires.as_deref().unwrap_or("never")]);
     }
     output::line(&table.to_string())
 }

@@ -94,6 +94,8 @@ async fn a_file_is_loaded_whole_or_not_at_all() {
     let count: i64 = client.query_one("SELECT count(*) FROM t", &[]).await.unwrap().get(0);
     assert_eq!(count, 50_001);
     assert!(refusal(&load(&["nowhere", path]), 1).contains("does not exist"));
+    let other = run(&["tenant", "--server", &url, "load", "nobody", "t", path]);
+    assert!(refusal(&other, 1).contains("the node refused: database \"nobody\" does not exist (3D000)"));
     assert!(refusal(&load(&["t", "/nowhere"]), 1).contains("cannot open /nowhere"));
     assert_eq!(node.end(rustix::process::Signal::INT), Some(0));
 }
@@ -107,11 +109,10 @@ fn the_first_start_makes_a_superuser_and_the_second_keeps_it() {
     assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
     let (url, file) = (node.url(), file.to_str().unwrap());
     let list = ["tenant", "list", "--server", &url];
-    assert!(!run(&list).status.success(), "let in without a password");
-    assert!(
-        !fulmar(&list).env("PGPASSWORD", "guess").output().unwrap().status.success(),
-        "let in with a guess"
-    );
+    let without = refusal(&run(&list), 1);
+    assert!(without.contains("the node wants a password: --password-file"), "{without}");
+    let guessed = refusal(&fulmar(&list).env("PGPASSWORD", "guess").output().unwrap(), 1);
+    assert!(guessed.contains("the node refused: ") && guessed.contains("(28P01)"), "{guessed}");
     stdout(&run(&[&list[..], &["--password-file", file]].concat()));
     stdout(&fulmar(&list).env("PGPASSWORD", password.trim()).output().unwrap());
     assert_eq!(node.end(rustix::process::Signal::TERM), Some(0));

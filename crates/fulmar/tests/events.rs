@@ -51,8 +51,13 @@ async fn a_node_tells_how_it_began_and_ended() {
     assert_eq!(started.last().unwrap()["details"]["after"], "a crash");
     assert!(started.last().unwrap()["details"]["log_records"].as_u64() >= Some(1), "{started:?}");
     assert!(third.is_sorted_by_key(|event| event["id"].as_u64()));
-    let of_shop = events(&node, &["--database", "shop"]);
+    let of_shop = events(&node, &["--tenant", "shop"]);
     assert!(of_shop.len() == 1 && of_shop[0]["kind"] == "database.created", "{of_shop:?}");
+    // As long as "2026-01-02 03:04:05.678", all of them.
+    assert!(third.iter().all(|event| event["time"].as_str().unwrap().len() == 23), "{third:?}");
+    let nobody = run(&["events", "--server", &node.url(), "--tenant", "nobody"]);
+    assert_eq!(stdout(&nobody), "");
+    assert!(String::from_utf8_lossy(&nobody.stderr).contains("no events of nobody"), "{nobody:?}");
     // That the disk is full may be seen before the node takes connections, or after.
     let printed = stdout(&run(&["events", "--server", &node.url(), "-n", "2"]));
     assert!(printed.contains(" error   disk.full ") && printed.lines().count() == 2, "{printed}");
@@ -74,7 +79,7 @@ fn events_are_followed() {
     assert_eq!(next()["kind"], "node.started");
     stdout(&run(&["tenant", "--server", &url, "create", "shop"]));
     let created = next();
-    assert_eq!((&created["kind"], &created["database"]), (&"database.created".into(), &"shop".into()));
+    assert_eq!((&created["kind"], &created["tenant"]), (&"database.created".into(), &"shop".into()));
     stdout(&run(&["tenant", "--server", &url, "rename", "shop", "store"]));
     assert_eq!(next()["details"]["from"], "shop");
     rustix::process::kill_process(rustix::process::Pid::from_child(&following), Signal::INT).unwrap();
@@ -120,12 +125,13 @@ async fn secrets_are_nowhere_and_tokens_do_their_work() {
     let one = made["token"].as_str().unwrap().to_owned();
     let listed: Value = serde_json::from_str(&stdout(&token(&["list", "--json"]))).unwrap();
     assert_eq!(
-        (&listed[0]["name"], &listed[0]["database"], &listed[0]["expires"]),
+        (&listed[0]["name"], &listed[0]["tenant"], &listed[0]["expires"]),
         (&"all".into(), &Value::Null, &Value::Null)
     );
-    assert_eq!((&listed[1]["database"], listed[1]["expires"].is_string()), (&"shop".into(), true));
+    assert_eq!((&listed[1]["tenant"], listed[1]["expires"].is_string()), (&"shop".into(), true));
     assert!(stdout(&token(&["list"])).contains("never"));
     assert!(refusal(&token(&["create", "two", "--expires", "soon"]), 1).contains("is no time"));
+    assert!(refusal(&token(&["create", "two", "--expires", "90"]), 1).contains("\"90\" has no unit"));
 
     let file = directory.path().join("token");
     let status = |token: &str| {
@@ -136,9 +142,16 @@ async fn secrets_are_nowhere_and_tokens_do_their_work() {
     assert!(metrics(stdout(&status(&all))).contains("fulmar_sessions_total"));
     let of_one = metrics(stdout(&status(&one)));
     assert!(of_one.contains("shop") && !of_one.contains("fulmar_sessions_total"), "{of_one}");
-    let none = refusal(&run(&["status", "--http", &node.http]), 1);
-    assert!(none.contains("fulmar token create"), "{none}");
-    refusal(&status("fulmar_guessed-token"), 1);
+    // Health is for everybody.
+    let none = run(&["status", "--http", &node.http]);
+    assert!(String::from_utf8_lossy(&none.stderr).contains("fulmar token create"), "{none:?}");
+    assert_eq!(stdout(&none).lines().count(), 1, "{none:?}");
+    let none: Value =
+        serde_json::from_str(&stdout(&run(&["status", "--json", "--http", &node.http]))).unwrap();
+    assert_eq!((&none["healthy"], &none["metrics"]), (&true.into(), &Value::Null));
+    let guessed = status("fulmar_guessed-token");
+    assert!(refusal(&guessed, 1).contains("does not know this token"));
+    assert!(String::from_utf8_lossy(&guessed.stdout).contains("\"healthy\":true"));
     assert_eq!(stdout(&token(&["drop", "one"])), "dropped one\n");
     refusal(&status(&one), 1);
 

@@ -7,7 +7,7 @@ use super::ServerArgs;
 const EVENTS_EXAMPLES: &str = "\
 Examples:
   fulmar events -n 50
-  fulmar events --follow --database shop
+  fulmar events --follow --tenant shop
   fulmar events --json | jq 'select(.severity != \"info\")'
 
 Superusers see everything. The owner of a tenant sees what happened to it; the URL has to name it then
@@ -25,8 +25,8 @@ pub struct EventsArgs {
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pub last: u32,
     /// Only those of this tenant
-    #[arg(long, value_name = "TENANT")]
-    pub database: Option<String>,
+    #[arg(long, alias = "database", value_name = "TENANT")]
+    pub tenant: Option<String>,
     /// Go on with what happens, until Ctrl-C
     #[arg(long, short = 'f')]
     pub follow: bool,

@@ -20,6 +20,7 @@ Examples:
 
 The server can be given once: export FULMAR_SERVER=postgres://fulmar@127.0.0.1:5433
 The password is taken from --password-file, else from the URL, else from PGPASSWORD.
+For TLS: --server 'postgres://fulmar@db.example:5433?sslmode=verify-full&sslrootcert=server.crt'
 
 Every client can do the same in the database `fulmar`: CREATE DATABASE shop WITH OWNER ada;";
 

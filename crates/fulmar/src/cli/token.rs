@@ -6,8 +6,8 @@ use super::ServerArgs;
 
 const TOKEN_EXAMPLES: &str = "\
 Examples:
-  fulmar token create prometheus > /etc/prometheus/fulmar-token
-  fulmar token create shop-metrics --database shop --expires 90d
+  token=$(fulmar token create prometheus) && echo \"$token\" > /etc/prometheus/fulmar-token
+  fulmar token create shop-metrics --tenant shop --expires 90d
   fulmar token list
   fulmar token drop shop-metrics
 
@@ -37,9 +37,9 @@ pub enum TokenAction {
         /// Its name
         name: String,
         /// It shows this tenant only [default: the whole node]
-        #[arg(long, value_name = "TENANT")]
-        database: Option<String>,
-        /// How long it lasts: 12h, 90d [default: for ever]
+        #[arg(long, alias = "database", value_name = "TENANT")]
+        tenant: Option<String>,
+        /// How long it lasts, with its unit: 12h, 90d [default: for ever]
         #[arg(long, value_name = "TIME")]
         expires: Option<String>,
     },

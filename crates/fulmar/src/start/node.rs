@@ -134,7 +134,7 @@ fn started(journal: &Journal, engine: &Engine, arguments: &StartArgs) -> Event {
         .detail("insecure", arguments.insecure)
         .detail("log_records", recovery.records)
         .detail("log_bytes", recovery.bytes)
-        .detail("log_databases", recovery.partitions)
+        .detail("log_partitions", recovery.partitions)
         .detail("recovery_ms", recovery.time.as_millis() as u64)
 }
 

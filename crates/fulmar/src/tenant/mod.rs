@@ -8,20 +8,20 @@ mod export;
 mod import;
 mod load;
 
-use std::fmt;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::pin::Pin;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use bytes::{Bytes, BytesMut};
 use futures::SinkExt;
 use indicatif::ProgressBar;
 use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncReadExt};
-use tokio_postgres::{Client, Config, CopyInSink, NoTls, SimpleQueryMessage, SimpleQueryRow};
+use tokio_postgres::{Client, CopyInSink, SimpleQueryMessage, SimpleQueryRow};
 
-use crate::cli::{ServerArgs, TenantAction, TenantArgs};
+use crate::cli::{TenantAction, TenantArgs};
+use crate::client::{connect, server_error};
 use crate::output;
 
 /// The database that takes administration statements.
@@ -135,87 +135,6 @@ pub async fn texts<const N: usize>(client: &Client, sql: &str) -> anyhow::Result
     rows.map(texts).collect()
 }
 
-/// A client of a database.
-pub async fn connect(arguments: &ServerArgs, database: &str) -> anyhow::Result<Client> {
-    let mut config = arguments.config()?;
-    config.dbname(database).application_name("fulmar");
-    if let Some(password) = password(&config, arguments.password_file.as_deref())? {
-        config.password(password);
-    }
-    let (client, connection) = config
-        .connect(NoTls)
-        .await
-        .map_err(|error| server_error(&error))
-        .context("cannot connect; is the node running, and is --server its --sql address?")?;
-    // The connection works until the client is dropped; what goes wrong with it the client reports.
-    tokio::spawn(connection);
-    Ok(client)
-}
-
-impl ServerArgs {
-    /// The database that the URL names.
-    pub fn database(&self) -> anyhow::Result<Option<String>> {
-        Ok(self.config()?.get_dbname().map(str::to_owned))
-    }
-
-    fn config(&self) -> anyhow::Result<Config> {
-        self.server.parse().context("cannot read --server; write postgres://USER:PASSWORD@HOST:PORT")
-    }
-}
-
-/// The password file's, else what the URL holds (nothing to add), else PGPASSWORD's.
-fn password(config: &Config, file: Option<&Path>) -> anyhow::Result<Option<String>> {
-    if let Some(file) = file {
-        let text = std::fs::read_to_string(file)
-            .with_context(|| format!("cannot read the password file {}", file.display()))?;
-        return Ok(Some(text.trim_end_matches(['\r', '\n']).to_owned()));
-    }
-    if config.get_password().is_some() {
-        return Ok(None);
-    }
-    match std::env::var("PGPASSWORD") {
-        Ok(password) => Ok(Some(password)),
-        Err(std::env::VarError::NotPresent) => Ok(None),
-        Err(std::env::VarError::NotUnicode(_)) => bail!("PGPASSWORD is not UTF-8; use --password-file"),
-    }
-}
-
-/// What the server said.
-#[derive(Debug)]
-struct ServerError {
-    /// SQLSTATE; `None` if it said nothing, and this tells what became of the connection.
-    state: Option<String>,
-    message: String,
-    hint: Option<String>,
-}
-
-impl fmt::Display for ServerError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)?;
-        self.state.iter().try_for_each(|state| write!(f, " ({state})"))?;
-        self.hint.iter().try_for_each(|hint| write!(f, "; {hint}"))
-    }
-}
-
-impl std::error::Error for ServerError {}
-
-/// An error with what the server said in it.
-pub fn server_error(error: &tokio_postgres::Error) -> anyhow::Error {
-    let error = match error.as_db_error() {
-        Some(said) => ServerError {
-            state: Some(said.code().code().to_owned()),
-            message: said.message().to_owned(),
-            hint: said.hint().map(str::to_owned),
-        },
-        None => {
-            let cause =
-                std::error::Error::source(error).map(|source| format!(": {source}")).unwrap_or_default();
-            ServerError { state: None, message: format!("{error}{cause}"), hint: None }
-        }
-    };
-    error.into()
-}
-
 /// The file, and how many bytes it has if that is known; `-` is the standard input.
 async fn open(file: &Path) -> anyhow::Result<(Box<dyn AsyncRead + Unpin>, Option<u64>)> {
     if file == Path::new("-") {
@@ -276,16 +195,5 @@ mod tests {
         assert_eq!(quoted("a\"; DROP DATABASE \"b"), "\"a\"\"; DROP DATABASE \"\"b\"");
         assert_eq!(create_clauses(None, None), "");
         assert_eq!(create_clauses(Some("o'h"), Some("t")), " OWNER \"o'h\" TEMPLATE \"t\"");
-    }
-
-    #[test]
-    fn the_password_file_comes_first_and_loses_its_line_break() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("password");
-        std::fs::write(&file, " se cret \r\n").unwrap();
-        let config: Config = "postgres://a:inurl@h".parse().unwrap();
-        assert_eq!(password(&config, Some(&file)).unwrap().as_deref(), Some(" se cret "));
-        assert_eq!(password(&config, None).unwrap(), None);
-        assert!(password(&config, Some(directory.path())).is_err());
     }
 }

@@ -8,14 +8,16 @@ use serde::Serialize;
 use tokio_postgres::Row;
 
 use crate::cli::Sort;
+use crate::client::from_row;
 
 /// What a look asks for.
-pub const COUNTERS: &str = "SELECT tenant, sessions, statements, busy_ms, commits, conflicts, errors, p99_ms, \
+pub const COUNTERS: &str = "SELECT tenant AS name, sessions, statements, busy_ms, commits, conflicts, errors, p99_ms, \
                             size_bytes, memory_bytes FROM fulmar.tenant_stats";
 
-/// Statements and open transactions, the oldest first; not this one.
+/// Statements and open transactions, the oldest first; not this one. (One may have begun after the question.)
 pub const RUNNING: &str = "\
-    SELECT datname, usename, pid, state, (julianday('now') - julianday(since)) * 86400.0 AS seconds, query \
+    SELECT datname AS tenant, usename AS \"user\", pid, state, query, \
+        CAST(max(0, coalesce((julianday('now') - julianday(since)) * 86400, 0)) AS REAL) AS seconds \
     FROM (SELECT *, CASE state WHEN 'active' THEN state_change ELSE xact_start END AS since FROM pg_stat_activity) \
     WHERE state <> 'idle' AND pid <> pg_backend_pid() ORDER BY since LIMIT 5";
 
@@ -36,18 +38,9 @@ pub struct Counters {
 impl Counters {
     /// Out of a row of [`COUNTERS`].
     pub fn read(row: &Row) -> Result<Self, tokio_postgres::Error> {
-        Ok(Self {
-            name: row.try_get(0)?,
-            sessions: row.try_get(1)?,
-            statements: row.try_get(2)?,
-            busy_ms: row.try_get(3)?,
-            commits: row.try_get(4)?,
-            conflicts: row.try_get(5)?,
-            errors: row.try_get(6)?,
-            p99_ms: row.try_get(7)?,
-            size_bytes: row.try_get(8)?,
-            memory_bytes: row.try_get(9)?,
-        })
+        Ok(from_row!(row => Self {
+            name, sessions, statements, busy_ms, commits, conflicts, errors, p99_ms, size_bytes, memory_bytes
+        }))
     }
 }
 
@@ -71,15 +64,7 @@ pub struct Running {
 impl Running {
     /// Out of a row of [`RUNNING`].
     pub fn read(row: &Row) -> Result<Self, tokio_postgres::Error> {
-        Ok(Self {
-            tenant: row.try_get(0)?,
-            user: row.try_get(1)?,
-            pid: row.try_get(2)?,
-            state: row.try_get(3)?,
-            // It may have begun since the question did.
-            seconds: row.try_get::<_, Option<f64>>(4)?.unwrap_or_default().max(0.0),
-            query: row.try_get(5)?,
-        })
+        Ok(from_row!(row => Self { tenant, user, pid, state, seconds, query }))
     }
 }
 

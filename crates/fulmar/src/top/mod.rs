@@ -14,9 +14,10 @@ use tokio::time::MissedTickBehavior;
 use tokio_postgres::{Client, Statement};
 
 use crate::cli::TopArgs;
+use crate::client::{connect, server_error};
 use crate::interrupt::{Interrupted, or_interrupted};
 use crate::output;
-use crate::tenant::{SYSTEM_DATABASE, connect, server_error};
+use crate::tenant::SYSTEM_DATABASE;
 use figures::{COUNTERS, Counters, Interval, Look, RUNNING, Running};
 use screen::Screen;
 

@@ -6,8 +6,9 @@ use tokio_postgres::SimpleQueryMessage;
 
 use super::{Damage, Report};
 use crate::cli::{ServerArgs, VerifyArgs};
+use crate::client::{connect, server_error};
 use crate::output;
-use crate::tenant::{SYSTEM_DATABASE, connect, server_error, texts};
+use crate::tenant::{SYSTEM_DATABASE, texts};
 
 /// Tenants that SQLite looks at at a time.
 const TENANTS_AT_ONCE: usize = 4;

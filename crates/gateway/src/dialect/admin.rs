@@ -8,6 +8,9 @@ use super::token::Cursor;
 use super::{end, shorten, unexpected};
 use crate::Result;
 
+/// Nobody can do anything with a token that lasts for less.
+const LEAST_TOKEN_LIFE_MS: u64 = 60_000;
+
 /// What an administrator asks for.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Admin {
@@ -249,14 +252,22 @@ fn create_token(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
     let mut lasts_ms = None;
     if cursor.words(&["expires", "in"]) {
         let text = cursor.string().ok_or_else(|| unexpected(cursor))?;
-        let time = Unit::Milliseconds.parse(&text).ok_or_else(|| {
-            let message = format!("\"{}\" is no time", shorten(&text));
-            Error::new(sqlstate::INVALID_PARAMETER_VALUE, message)
-                .hint(format!("It is {}: '90d'.", Unit::Milliseconds.rule()))
-        })?;
-        lasts_ms = Some(time);
+        lasts_ms = Some(token_life_ms(&text)?);
     }
     Ok(Admin::CreateToken { name: token, database, lasts_ms })
+}
+
+/// Who writes `90` means days, most likely, and not the milliseconds that it is elsewhere.
+fn token_life_ms(text: &str) -> Result<u64> {
+    let problem = match Unit::Milliseconds.parse(text) {
+        None => "is no time",
+        Some(_) if text.trim_end().ends_with(|c: char| !c.is_ascii_lowercase()) => "has no unit",
+        Some(life) if life < LEAST_TOKEN_LIFE_MS => "is too short",
+        Some(life) => return Ok(life),
+    };
+    let message = format!("\"{}\" {problem}", shorten(text));
+    Err(Error::new(sqlstate::INVALID_PARAMETER_VALUE, message)
+        .hint("Write '90d' or '12h'; the units are s, min, h, d, and the least is a minute."))
 }
 
 /// `CONNECT ON DATABASE a, b TO|FROM u, v`; `SELECT` instead of it is to read only.

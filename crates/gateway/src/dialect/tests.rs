@@ -222,7 +222,18 @@ fn administration() {
         admin("create token t"),
         Admin::CreateToken { name: "t".into(), database: None, lasts_ms: None }
     );
-    assert_eq!(failure("CREATE TOKEN t EXPIRES IN 'soon'"), sqlstate::INVALID_PARAMETER_VALUE);
+    for (time, problem) in [
+        ("soon", "no time"),
+        ("90", "no unit"),
+        ("0", "no unit"),
+        ("1. ", "no unit"),
+        ("59s", "too short"),
+        ("0d", "too short"),
+    ] {
+        let error = front(&format!("CREATE TOKEN t EXPIRES IN '{time}'"), &CONTEXT).unwrap_err();
+        assert_eq!(error.state(), sqlstate::INVALID_PARAMETER_VALUE, "{time}");
+        assert!(error.message().contains(problem), "{time}: {}", error.message());
+    }
     assert_eq!(admin("DROP TOKEN IF EXISTS t"), Admin::DropToken { name: "t".into(), if_exists: true });
     for (sql, access) in [
         ("GRANT CONNECT ON DATABASE a, b TO anna", Access::ReadWrite),

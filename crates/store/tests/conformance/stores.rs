@@ -1,6 +1,5 @@
 //! The stores that there are.
 
-use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
@@ -76,9 +75,7 @@ async fn an_s3_server_with_tls() {
         assert_eq!(store.get("a", Span::Whole).await.unwrap().bytes, "x");
         return;
     }
-    let directory = tempfile::tempdir().unwrap();
-    let (certificate, key) = certificate_for_localhost(directory.path());
-    let server = S3Server::start_with_tls(&certificate, &key).unwrap();
+    let server = S3Server::start_with_tls().unwrap();
     let stranger = Backend::s3(server.bucket(), "", server.environment()).unwrap();
     let refused = stranger.get("a", Span::Whole).await.unwrap_err();
     assert!(refused.to_string().contains("certificate"), "{refused}");
@@ -88,25 +85,10 @@ async fn an_s3_server_with_tls() {
         .args(["--exact", "stores::an_s3_server_with_tls"])
         .envs(server.environment())
         .env(ENVIRONMENT, endpoint)
-        .env("SSL_CERT_FILE", &certificate)
+        .env("SSL_CERT_FILE", server.certificate().unwrap())
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-}
-
-fn certificate_for_localhost(directory: &Path) -> (std::path::PathBuf, std::path::PathBuf) {
-    let (certificate, key) = (directory.join("certificate.pem"), directory.join("key.pem"));
-    let made = Command::new("openssl")
-        .args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"])
-        .args(["-addext", "subjectAltName=DNS:localhost", "-addext", "basicConstraints=critical,CA:FALSE"])
-        .arg("-out")
-        .arg(&certificate)
-        .arg("-keyout")
-        .arg(&key)
-        .output()
-        .unwrap();
-    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    (certificate, key)
 }
 
 /// For servers that are not here: `FULMAR_TEST_STORE=s3://bucket/empty-prefix AWS_...=... cargo test -p fulmar-store --test

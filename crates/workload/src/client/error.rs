@@ -11,12 +11,12 @@ pub enum Error {
     Server {
         /// The five characters of the SQLSTATE.
         sqlstate: String,
-        /// The server's primary message, with the detail if it gives one.
+        /// The server's primary message, with the detail and the hint if it gives them.
         message: String,
     },
     /// The network, or the server's end of it, failed.
     #[error("the connection failed: {0}")]
-    Io(#[from] io::Error),
+    Io(io::Error),
     /// The server did not answer in time.
     #[error("the server has not answered for {0:?}")]
     Silent(Duration),
@@ -26,6 +26,13 @@ pub enum Error {
     /// The server sent what the protocol does not allow here, or what this client does not speak.
     #[error("protocol: {0}")]
     Protocol(&'static str),
+}
+
+/// The cause stands in the message, since errors are shown by that alone too; so it is no source, to be shown again.
+impl From<io::Error> for Error {
+    fn from(cause: io::Error) -> Error {
+        Error::Io(cause)
+    }
 }
 
 impl Error {
@@ -48,5 +55,17 @@ impl Error {
             Error::Io(_) | Error::Silent(_) | Error::Closed | Error::Protocol(_) => true,
             Error::Server { sqlstate, .. } => sqlstate.starts_with("57P") || sqlstate.starts_with("08"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let error = Error::from(io::Error::from(io::ErrorKind::ConnectionRefused));
+        let told = format!("{:#}", anyhow::Error::new(error).context("cannot use it"));
+        assert_eq!(told, "cannot use it: the connection failed: connection refused");
     }
 }

@@ -40,8 +40,9 @@ impl<'a> Frame<'a> {
             match field.split_first() {
                 Some((b'C', code)) => sqlstate = std::str::from_utf8(code).unwrap_or(sqlstate),
                 Some((b'M', text)) => message = String::from_utf8_lossy(text).into_owned(),
-                // It comes after the message.
+                // They come after the message, in this order.
                 Some((b'D', text)) => message.extend([" (", &String::from_utf8_lossy(text), ")"]),
+                Some((b'H', text)) => message.extend(["; ", &String::from_utf8_lossy(text)]),
                 _ => {}
             }
         }
@@ -97,9 +98,10 @@ mod tests {
 
     #[test]
     fn errors_and_rows_are_read() {
-        let error = Frame { tag: b'E', body: b"SERROR\0C40001\0Mtry again\0\0" }.server_error();
+        let error = Frame { tag: b'E', body: b"SERROR\0C40001\0Mtoo late\0Dby a bit\0HTry again.\0\0" }
+            .server_error();
         assert!(error.is_retryable());
-        assert_eq!(error.to_string(), "the server answered 40001: try again");
+        assert_eq!(error.to_string(), "the server answered 40001: too late (by a bit); Try again.");
 
         let row = Frame { tag: b'D', body: b"\0\x02\0\0\0\x02hi\xff\xff\xff\xff" };
         assert_eq!(row.values().unwrap(), [Some("hi".to_owned()), None]);

@@ -48,6 +48,12 @@ impl Group {
             _ => Suite::Node,
         }
     }
+
+    /// Its load is drawn by our own driver, from seeds.
+    pub(super) fn has_seeds(self) -> bool {
+        use Group::{Driver, Fair, Log, Tenants, Tpcc, Ycsb};
+        matches!(self, Ycsb | Log | Driver | Tenants | Fair | Tpcc)
+    }
 }
 
 /// One row of an issue's table.

@@ -41,7 +41,7 @@ use crate::server::{Fulmar, Postgres};
 /// `fulmar bench compare`: its arguments.
 #[derive(Args, Clone, Debug)]
 pub struct CompareArgs {
-    /// Only these cases (read-8, restart-ms, tpcc-16 ...); may be repeated
+    /// Only these cases; may be repeated
     #[arg(long, value_name = "NAME")]
     pub case: Vec<String>,
     /// Seconds of each measurement
@@ -103,6 +103,8 @@ struct Sizes {
     idle_connections: u32,
     /// Warehouses, items and customers of a district of TPC-C.
     tpcc: (u32, u32, u32),
+    /// What the big tenant of the `fair-share` case must keep of the rate that it has alone.
+    big_keeps: f64,
     /// Before each measurement.
     warm_up: Duration,
     /// How long idle tenants' memory must have stood still before it is measured.
@@ -118,6 +120,7 @@ const FULL_SIZE: Sizes = Sizes {
     copy_rows: 1_000_000,
     idle_connections: 3_000,
     tpcc: (10, 100_000, 3_000),
+    big_keeps: 0.5,
     warm_up: Duration::from_secs(2),
     still: Duration::from_secs(30),
 };
@@ -155,8 +158,17 @@ async fn compare(options: CompareOptions) -> anyhow::Result<Vec<CaseResult>> {
     Ok(measure(&Bench::new(&options, FULL_SIZE, fulmar, postgres), &wanted).await)
 }
 
+/// The names of the cases of a suite, and what they measure.
+pub fn cases(suite: Suite) -> impl Iterator<Item = (&'static str, &'static str)> {
+    of_suite(suite).map(|case| (case.name, case.what))
+}
+
+fn of_suite(suite: Suite) -> impl Iterator<Item = &'static Case> {
+    CASES.iter().filter(move |case| case.group.map(Group::suite) == Some(suite))
+}
+
 fn wanted(suite: Suite, wanted: &[String]) -> anyhow::Result<Vec<&'static Case>> {
-    let cases: Vec<_> = CASES.iter().filter(|case| case.group.map(Group::suite) == Some(suite)).collect();
+    let cases: Vec<_> = of_suite(suite).collect();
     if wanted.is_empty() {
         return Ok(cases);
     }
@@ -190,6 +202,10 @@ async fn measure(bench: &Bench, wanted: &[&'static Case]) -> Vec<CaseResult> {
             Group::Tpcc => tpcc::measure(bench, &cases).await,
         };
         match measured {
+            Ok(measured) if group.has_seeds() => {
+                let seeds = format!("seeds 1 to {}, one for each round", bench.rounds);
+                results.extend(measured.into_iter().map(|result| result.with_note(&seeds)));
+            }
             Ok(measured) => results.extend(measured),
             Err(error) => {
                 results.extend(cases.iter().map(|case| CaseResult::failed(case, format!("{error:#}"))))

@@ -60,6 +60,7 @@ fn options(bench: &Bench, server: &Server, databases: &[String]) -> RunOptions {
         connections: 1,
         warm_up: bench.sizes.warm_up,
         measure: bench.time,
+        seed: bench.seed(),
         ..RunOptions::new(server.target())
     }
 }

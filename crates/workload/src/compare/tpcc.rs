@@ -44,6 +44,7 @@ fn options(bench: &Bench, server: &Server) -> RunOptions {
         connections: TERMINALS as usize,
         warm_up: bench.sizes.warm_up,
         measure: bench.time,
+        seed: bench.seed(),
         ..RunOptions::new(server.target().with_database(DATABASE))
     }
 }
@@ -89,11 +90,9 @@ async fn transactions(bench: &Bench, server: &Server, procedure: bool) -> anyhow
 
 fn note(server: &Server, report: &Report) -> String {
     format!(
-        "{}: {:.0} transactions/s, p50 {:.2} ms, p99 {:.2} ms, {} tries run again, {} transactions more than once",
+        "{}: {:.0} transactions/s, {} tries run again, {} transactions more than once",
         server.name(),
         report.throughput_tps,
-        report.latency.p50_ms,
-        report.latency.p99_ms,
         report.retries(),
         report.retried_again,
     )

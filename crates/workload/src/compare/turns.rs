@@ -1,6 +1,7 @@
 //! Rounds in turns: A B A B.
 
 use std::io::IsTerminal;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -17,6 +18,8 @@ pub(super) struct Bench {
     pub(super) sizes: Sizes,
     pub(super) time: Duration,
     pub(super) rounds: u32,
+    /// The one that is measured; 0 before the first.
+    round: AtomicU32,
     memory_bytes: u64,
     fulmar: MakeProduct,
     postgres: MakeProduct,
@@ -34,6 +37,7 @@ impl Bench {
             sizes,
             time: Duration::from_secs(options.seconds),
             rounds: options.rounds,
+            round: AtomicU32::new(0),
             memory_bytes: options.memory_bytes,
             fulmar,
             postgres,
@@ -46,8 +50,20 @@ impl Bench {
         self.progress.step(text);
     }
 
-    /// Starts an empty Fulmar.
+    /// Says on stderr that a round of some cases begins; `of` is the server that is measured, where there are two.
+    pub(super) fn begin_round(&self, names: &str, round: u32, of: &str) {
+        self.round.store(round, Ordering::Relaxed);
+        self.step(&format!("{names}: round {round} of {}{of}", self.rounds));
+    }
+
+    /// Of what is drawn now: each round draws anew, and both servers get the same.
+    pub(super) fn seed(&self) -> u64 {
+        u64::from(self.round.load(Ordering::Relaxed))
+    }
+
+    /// Starts an empty Fulmar; what is loaded now belongs to no round.
     pub(super) async fn fulmar(&self, connections: u32) -> anyhow::Result<Server> {
+        self.round.store(0, Ordering::Relaxed);
         self.step("starting fulmar");
         Server::start((self.fulmar)()?, self.memory_bytes, connections).await
     }
@@ -71,7 +87,7 @@ impl Bench {
         let (mut fulmar, mut postgres) = (Vec::new(), Vec::new());
         for round in 1..=self.rounds {
             for (side, measured) in [(Side::Fulmar, &mut fulmar), (Side::Postgres, &mut postgres)] {
-                self.step(&format!("{names}: round {round} of {}, {}", self.rounds, side.name()));
+                self.begin_round(&names, round, &format!(", {}", side.name()));
                 match pair.alone(side, &mut measurement).await {
                     Ok(numbers) => measured.push(numbers),
                     Err(error) => return cases.map(|case| CaseResult::failed(case, format!("{error:#}"))),

@@ -36,14 +36,12 @@ pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::
             let mut notes = Vec::new();
             let rounds = bench.in_turns(&mut pair, [case(name)], async |server| {
                 let report = transactions(bench, server, connections, procedure).await?;
-                notes.push((server.name(), report.latency.p50_ms, report.latency.p99_ms, report.retries()));
+                notes.push((server.name(), report.retries()));
                 Ok([report.throughput_tps])
             });
             let mut results_of_case = rounds.await;
-            for (server, p50_ms, p99_ms, retries) in notes.split_off(notes.len().saturating_sub(2)) {
-                let note = format!(
-                    "last round of {server}: p50 {p50_ms:.2} ms, p99 {p99_ms:.2} ms, {retries} run again"
-                );
+            for (server, retries) in notes.split_off(notes.len().saturating_sub(2)) {
+                let note = format!("last round of {server}: {retries} run again");
                 results_of_case = results_of_case.map(|result| result.with_note(&note));
             }
             results.extend(results_of_case);
@@ -57,7 +55,7 @@ pub(super) async fn measure_log(bench: &Bench, wanted: &[&'static Case]) -> anyh
     load(bench, &server).await?;
     let mut rounds = Vec::new();
     for round in 1..=bench.rounds {
-        bench.step(&format!("log-bytes-ratio: round {round} of {}", bench.rounds));
+        bench.begin_round("log-bytes-ratio", round, "");
         let before = LogCounters::of(&server).await?;
         transactions(bench, &server, 8, false).await?;
         let after = LogCounters::of(&server).await?;
@@ -75,7 +73,7 @@ pub(super) async fn measure_driver(
     load(bench, &server).await?;
     let mut rounds = Vec::new();
     for round in 1..=bench.rounds {
-        bench.step(&format!("driver-us: round {round} of {}", bench.rounds));
+        bench.begin_round("driver-us", round, "");
         let reads = Ycsb { operations: 1, reads: 100.0, ..workload(bench, false) };
         let report = run(reads, options(bench, &server, MOST_CLIENTS)).await?;
         rounds.push(report.driver.cpu_us_per_statement);
@@ -92,6 +90,7 @@ fn options(bench: &Bench, server: &Server, connections: u32) -> RunOptions {
         connections: connections as usize,
         warm_up: bench.sizes.warm_up,
         measure: bench.time,
+        seed: bench.seed(),
         ..RunOptions::new(server.target().with_database(DATABASE))
     }
 }

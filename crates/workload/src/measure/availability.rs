@@ -7,7 +7,8 @@
 //!  slots      |..*..|.....|.....|.....|..*..|.....|..*..|  Karyakin 5.1: slots without a transaction, four here
 //! ```
 //! - **Outages**: from the moment that a transaction waits, and none has been answered since, to the next answer; those
-//!   longer than a second count. A tenant whose clients want nothing is not out.
+//!   longer than a second count. A tenant whose clients want nothing is not out. Driver threads note when they were
+//!   silent, and since when somebody waited in it; where all were silent at once is known when the run is over.
 //! - **Down intervals**: slots of the window (1 s; 5 s for what is bound by a disk) in which no transaction of
 //!   the tenant ended, wanted or not.
 
@@ -24,12 +25,41 @@ pub(crate) struct Availability {
     window: Window,
     /// Transactions that ended as they should, by whole seconds of the window.
     by_second: Vec<u32>,
-    /// Of the window, in order, not overlapping.
-    outages: Vec<(Instant, Instant)>,
+    /// Of the window, in order, not overlapping; those too short for an outage are left out.
+    silences: Vec<Silence>,
     last_answer: Instant,
     /// The first transaction since the last answer that was not answered well.
     waiting_since: Option<Instant>,
     pub(crate) cancelled: u64,
+}
+
+/// A time in which nobody was answered.
+#[derive(Clone, Copy, Debug)]
+struct Silence {
+    begin: Instant,
+    /// From when on somebody waited, to the end.
+    waiting: Option<Instant>,
+    end: Instant,
+}
+
+impl Silence {
+    /// One that is long enough for an outage.
+    fn new(begin: Instant, waiting: Option<Instant>, end: Instant) -> Option<Silence> {
+        let waiting = waiting.map(|since| since.max(begin));
+        let is_long = end.saturating_duration_since(begin) >= SHORTEST_OUTAGE;
+        is_long.then_some(Silence { begin, waiting, end })
+    }
+
+    /// Where both are; who waits at one of them waits.
+    fn both(self, other: Silence) -> Option<Silence> {
+        let waiting = self.waiting.into_iter().chain(other.waiting).min();
+        Silence::new(self.begin.max(other.begin), waiting, self.end.min(other.end))
+    }
+
+    fn outage(&self) -> Option<Duration> {
+        let outage = self.end.saturating_duration_since(self.waiting?);
+        (outage >= SHORTEST_OUTAGE).then_some(outage)
+    }
 }
 
 impl Availability {
@@ -38,7 +68,7 @@ impl Availability {
         Availability {
             window,
             by_second: vec![0; seconds],
-            outages: Vec::new(),
+            silences: Vec::new(),
             last_answer: window.opens,
             waiting_since: None,
             cancelled: 0,
@@ -48,7 +78,7 @@ impl Availability {
     /// A transaction that was due at `due` has ended as it should.
     pub(crate) fn answered(&mut self, due: Instant, end: Instant) {
         let waiting = self.waiting_since.take().map_or(due, |since| since.min(due));
-        self.outage(waiting, end);
+        self.silent_until(end, Some(waiting));
         self.last_answer = self.last_answer.max(end);
         if let Some(since) = end.checked_duration_since(self.window.opens)
             && let Some(count) = self.by_second.get_mut(since.as_secs() as usize)
@@ -64,33 +94,30 @@ impl Availability {
 
     /// The run is over: who waits still has waited until the window closed.
     pub(crate) fn close(&mut self) {
-        if let Some(waiting) = self.waiting_since.take() {
-            self.outage(waiting, self.window.closes);
-        }
+        let waiting = self.waiting_since.take();
+        self.silent_until(self.window.closes, waiting);
+        self.last_answer = self.window.closes;
     }
 
-    fn outage(&mut self, waiting: Instant, end: Instant) {
-        let begin = waiting.max(self.last_answer);
-        let end = end.min(self.window.closes);
-        if end.saturating_duration_since(begin) >= SHORTEST_OUTAGE {
-            self.outages.push((begin, end));
-        }
+    fn silent_until(&mut self, end: Instant, waiting: Option<Instant>) {
+        self.silences.extend(Silence::new(self.last_answer, waiting, end.min(self.window.closes)));
     }
 
-    /// Another driver thread has terminals of the same tenant: it is out when both say so.
+    /// Another driver thread has terminals of the same tenant: it is out when somebody waits at either, and nobody is
+    /// answered at both. Both are closed.
     pub(crate) fn merge(&mut self, other: &Availability) {
         self.by_second.iter_mut().zip(&other.by_second).for_each(|(count, more)| *count += more);
         self.cancelled += other.cancelled;
-        let both = self.outages.iter().flat_map(|(begin, end)| {
-            other.outages.iter().map(move |(from, to)| (*begin.max(from), *end.min(to)))
-        });
-        self.outages =
-            both.filter(|(begin, end)| end.saturating_duration_since(*begin) >= SHORTEST_OUTAGE).collect();
+        let pairs = self
+            .silences
+            .iter()
+            .flat_map(|silence| other.silences.iter().filter_map(move |more| silence.both(*more)));
+        self.silences = pairs.collect();
     }
 
     /// How long each outage was.
     pub(crate) fn outages(&self) -> impl Iterator<Item = Duration> {
-        self.outages.iter().map(|(begin, end)| *end - *begin)
+        self.silences.iter().filter_map(Silence::outage)
     }
 
     /// Whole slots of the window in which nothing ended.
@@ -181,15 +208,34 @@ mod tests {
         assert_eq!(tenant.of.slots(5).collect::<Vec<_>>(), [2, 1]);
     }
 
+    /// What two driver threads have seen of a tenant, merged both ways.
+    fn merged(seconds: u64, one: &[(i64, i64)], other: &[(i64, i64)]) -> Vec<u128> {
+        let (mut first, mut second) = (Tenant::new(seconds), Tenant::new(seconds));
+        second.opens = first.opens;
+        second.of.window = first.of.window;
+        second.of.last_answer = first.of.last_answer;
+        one.iter().for_each(|(due, end)| first.answered(*due, *end));
+        other.iter().for_each(|(due, end)| second.answered(*due, *end));
+        first.of.close();
+        second.of.close();
+        let mut reverse = second.of.clone();
+        reverse.merge(&first.of);
+        first.of.merge(&second.of);
+        assert!(first.of.outages().eq(reverse.outages()), "whichever comes first");
+        assert_eq!(first.of.slots(seconds as usize).sum::<u64>(), (one.len() + other.len()) as u64);
+        first.outages_ms()
+    }
+
     #[test]
-    fn two_threads_see_an_outage_where_both_do() {
-        let (mut one, mut other) = (Tenant::new(30), Tenant::new(30));
-        other.opens = one.opens;
-        other.of.window = one.of.window;
-        one.answered(2_000, 9_000);
-        other.answered(5_000, 12_000);
-        one.of.merge(&other.of);
-        assert_eq!(one.outages_ms(), [4_000]);
-        assert_eq!(one.of.slots(30).collect::<Vec<_>>(), [2]);
+    fn two_threads_see_an_outage_where_one_waits_and_neither_is_answered() {
+        assert_eq!(merged(30, &[(2_000, 9_000)], &[(5_000, 12_000)]), [7_000, 3_000]);
+        assert_eq!(merged(30, &[(2_000, 9_000)], &[(5_000, 5_100)]), [3_000 + 100, 3_900]);
+    }
+
+    #[test]
+    fn a_thread_whose_terminals_want_nothing_denies_no_outage() {
+        assert_eq!(merged(30, &[(2_000, 9_000)], &[]), [7_000]);
+        // It wants something for a moment, and is answered.
+        assert_eq!(merged(30, &[(2_000, 9_000)], &[(4_900, 5_000)]), [3_000, 4_000]);
     }
 }

@@ -5,13 +5,17 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
-use rustix::process::Pid;
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 
 use super::RunOptions;
 use crate::arrival::{Arrival, Shape};
 use crate::keys::Distribution;
 use crate::workload::Workload;
 use crate::{Target, tenants};
+
+/// The thesis's, where no disk is the limit.
+const TOLERANCE_S: f64 = 1.0;
 
 /// How an open loop's transactions fall due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -46,9 +50,9 @@ pub struct RunArgs {
     /// How they fall due
     #[arg(long, default_value = "poisson", value_name = "NAME", requires = "rate")]
     pub arrival: ArrivalName,
-    /// Seconds after which a transaction of a schedule is cancelled: 1, or 5 if a disk is the limit
-    #[arg(long, default_value_t = 1.0, value_name = "SECONDS", requires = "rate")]
-    pub tolerance: f64,
+    /// Seconds after which a transaction of a schedule is cancelled: 5 if a disk is the limit [default: 1]
+    #[arg(long, value_name = "SECONDS", requires = "rate")]
+    pub tolerance: Option<f64>,
     /// The rate over time, as factors: constant, steps:1,2,.., sine:PERIOD[:LOW], hockey-stick:AT:HIGH,
     /// spike:AT:FOR:HIGH, world-cup[:HIGH] or a file of `seconds,factor` (.csv)
     #[arg(long, default_value = "constant", value_name = "TRACE", requires = "rate")]
@@ -81,18 +85,23 @@ pub struct RunArgs {
 
 fn process(text: &str) -> Result<Pid, String> {
     let number = text.parse::<i32>().ok().filter(|number| *number > 0);
-    number.and_then(Pid::from_raw).ok_or_else(|| "a process id is a number above zero".to_owned())
+    let pid = number.and_then(Pid::from_raw).ok_or("a process id is a number above zero")?;
+    match test_kill_process(pid) {
+        Err(Errno::SRCH) => Err(format!("there is no process {text}")),
+        // It is there, even if it is somebody else's.
+        _ => Ok(pid),
+    }
 }
 
 impl RunArgs {
     /// The options of the run; makes the databases that it needs.
     pub async fn into_options<W: Workload>(self) -> anyhow::Result<RunOptions> {
+        let arrival = self.arrival()?;
         let databases = match self.tenants {
             1 => Vec::new(),
             count => tenants::names(&format!("{}_", W::NAME), count),
         };
         tenants::create(&self.target, &databases, |_| ()).await?;
-        let arrival = self.arrival()?;
         Ok(RunOptions {
             databases,
             connections: self.connections as usize,
@@ -113,10 +122,13 @@ impl RunArgs {
 
     fn arrival(&self) -> anyhow::Result<Arrival> {
         let Some(rate_tps) = self.rate else { return Ok(Arrival::Closed) };
-        let tolerance = match self.arrival {
-            ArrivalName::Poisson => None,
-            ArrivalName::Schedule => {
-                let tolerance = Duration::try_from_secs_f64(self.tolerance);
+        let tolerance = match (self.arrival, self.tolerance) {
+            (ArrivalName::Poisson, None) => None,
+            (ArrivalName::Poisson, Some(_)) => {
+                anyhow::bail!("--tolerance is for --arrival schedule: else nothing is cancelled")
+            }
+            (ArrivalName::Schedule, tolerance) => {
+                let tolerance = Duration::try_from_secs_f64(tolerance.unwrap_or(TOLERANCE_S));
                 Some(tolerance.context("a tolerance is a number of seconds, not below zero")?)
             }
         };
@@ -162,11 +174,30 @@ mod tests {
             &["--trace", "sine:60"],
             &["--arrival", "schedule"],
             &["--server-process", "-7"],
+            // Beyond the kernel's largest.
+            &["--server-process", "2147483647"],
         ] {
             let line = ["bench", "--target", "postgres://a@b/c"].iter().chain(bad.iter());
             assert!(Line::try_parse_from(line).is_err(), "{bad:?}");
         }
     }
+
+    #[tokio::test]
+    async fn a_rate_that_nobody_can_send_is_refused() {
+        let line = Line::try_parse_from("bench --target postgres://a@b/c --rate 1e9".split(' ')).unwrap();
+        let options = line.arguments.into_options::<Ycsb>().await.unwrap();
+        let error = crate::run::run(Ycsb::default(), options).await.unwrap_err();
+        assert!(error.to_string().contains("a million at most"), "{error:#}");
+    }
+
+    #[tokio::test]
+    async fn a_poisson_process_cancels_nothing() {
+        let line = "bench --target postgres://a@b/c --rate 50 --tolerance 5";
+        let line = Line::try_parse_from(line.split(' ')).unwrap();
+        let error = line.arguments.into_options::<Ycsb>().await.err().expect("it would be ignored");
+        assert!(error.to_string().contains("--arrival schedule"), "{error}");
+    }
+
     #[tokio::test]
     async fn a_schedule_has_a_tolerance() {
         let line =

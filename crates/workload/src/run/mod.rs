@@ -121,7 +121,10 @@ impl RunOptions {
         anyhow::ensure!(self.tick >= SHORTEST_TICK, "an interval is at least {SHORTEST_TICK:?} long");
         match &self.arrival {
             Arrival::Open { rate_tps, .. } => {
-                anyhow::ensure!(*rate_tps > 0.0, "a rate is more than zero transactions a second");
+                anyhow::ensure!(
+                    *rate_tps > 0.0 && *rate_tps <= MOST_TPS,
+                    "a rate is more than zero transactions a second, and a million at most"
+                );
             }
             Arrival::Closed => anyhow::ensure!(
                 self.tenant_rates == Distribution::Uniform,
@@ -131,6 +134,9 @@ impl RunOptions {
         Ok(())
     }
 }
+
+/// More than any driver can send, and little enough that what it cannot is counted quickly.
+const MOST_TPS: f64 = 1e6;
 
 const SHORTEST_TICK: Duration = Duration::from_millis(10);
 

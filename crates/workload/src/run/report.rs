@@ -19,7 +19,8 @@ const WORST_TENANTS: usize = 5;
 /// A driver thread that is busier than this may be what limits the run.
 const BUSY_DRIVER: f64 = 0.8;
 
-/// What came of a run. Counts are of the measured window, except errors and losses, which are of the whole run.
+/// What came of a run. Counts are of the measured window, except `errors`, `retried_again`, `failed` and
+/// `lost_connections`, which are of the whole run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// The workload's name.

@@ -4,14 +4,15 @@
 //! free loopback ports, connected through TCP. Whatever happens to the bench (an error, a panic, ctrl-C), dropping the
 //! `Server` ends its processes, by their ids, and removes the directory.
 
+mod certificate;
 mod fulmar;
+mod ports;
 mod postgres;
 mod s3;
 mod usage;
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -21,7 +22,9 @@ use futures::future::BoxFuture;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
+pub use self::certificate::{Certificate, certificate};
 pub use self::fulmar::Fulmar;
+use self::ports::Port;
 pub use self::postgres::Postgres;
 pub use self::s3::S3Server;
 pub use self::usage::{ProcessTree, Usage};
@@ -80,6 +83,7 @@ pub struct Server {
     frozen: bool,
     // Dropped last: the processes are gone by then.
     directory: TempDir,
+    _ports: [Port; 2],
 }
 
 impl Server {
@@ -91,11 +95,12 @@ impl Server {
     ) -> anyhow::Result<Server> {
         let directory =
             tempfile::Builder::new().prefix("fulmar-bench-").tempdir().context("no temporary directory")?;
-        let [sql_port, http_port] = free_ports()?;
+        let ports = [Port::free()?, Port::free()?];
+        let [sql_port, http_port] = ports.each_ref().map(Port::number);
         let data = directory.path().join("data");
         let place = Place { data, sql_port, http_port, memory_bytes, connections };
         product.initialise(&place).await.with_context(|| format!("cannot set up {}", product.name()))?;
-        let mut server = Server { product, place, child: None, frozen: false, directory };
+        let mut server = Server { product, place, child: None, frozen: false, directory, _ports: ports };
         server.start_again().await?;
         Ok(server)
     }
@@ -276,18 +281,6 @@ async fn first_answer(target: &Target, query: &str) -> Result<(), crate::client:
     let mut client = Client::connect(target).await?;
     client.query(query).await?;
     client.close().await
-}
-
-/// Ports that nobody listens on, different ones. (Somebody may take one before it is used; the start then fails.)
-fn free_ports<const N: usize>() -> anyhow::Result<[u16; N]> {
-    let mut ports = [0; N];
-    let mut listeners = Vec::with_capacity(N);
-    for port in &mut ports {
-        let listener = TcpListener::bind(("127.0.0.1", 0)).context("no free port")?;
-        *port = listener.local_addr()?.port();
-        listeners.push(listener);
-    }
-    Ok(ports)
 }
 
 fn tail(path: &Path) -> std::io::Result<String> {

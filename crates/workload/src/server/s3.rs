@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use tempfile::TempDir;
 
-use super::{POLL, free_ports};
+use super::POLL;
+use super::ports::Port;
+use super::{Certificate, certificate};
 
 /// Where `make` puts it.
 const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/tools/versitygw");
@@ -22,37 +24,43 @@ const START_TIMEOUT: Duration = Duration::from_secs(30);
 pub struct S3Server {
     child: Child,
     endpoint: String,
+    tls: Option<Certificate>,
     // Dropped last: the process is gone by then.
     directory: TempDir,
+    _port: Port,
 }
 
 impl S3Server {
     /// Starts the server that `make` has built.
     pub fn start() -> anyhow::Result<S3Server> {
-        Self::start_program(Path::new(PROGRAM), None)
+        Self::start_program(Path::new(PROGRAM), false)
     }
 
     /// Starts another versitygw.
     pub fn start_at(program: &Path) -> anyhow::Result<S3Server> {
-        Self::start_program(program, None)
+        Self::start_program(program, false)
     }
 
-    /// The same, speaking TLS with this certificate and this key.
-    pub fn start_with_tls(certificate: &Path, key: &Path) -> anyhow::Result<S3Server> {
-        Self::start_program(Path::new(PROGRAM), Some((certificate, key)))
+    /// The same, speaking TLS with a certificate that signs itself: [`S3Server::certificate`].
+    pub fn start_with_tls() -> anyhow::Result<S3Server> {
+        Self::start_program(Path::new(PROGRAM), true)
     }
 
-    fn start_program(program: &Path, tls: Option<(&Path, &Path)>) -> anyhow::Result<S3Server> {
+    fn start_program(program: &Path, speaks_tls: bool) -> anyhow::Result<S3Server> {
         ensure!(program.exists(), "there is no S3 server at {}; run `make tools`", program.display());
         let directory =
             tempfile::Builder::new().prefix("fulmar-s3-").tempdir().context("no temporary directory")?;
         // A bucket is a directory of the server's.
         let root = directory.path().join("root");
         std::fs::create_dir_all(root.join(BUCKET))?;
-        let [port] = free_ports()?;
+        let taken = Port::free()?;
+        let port = taken.number();
         let mut command = Command::new(program);
         command.args(["--quiet", "--port", &format!("127.0.0.1:{port}")]);
-        if let Some((certificate, key)) = tls {
+        // Nobody is to take it for an authority: a client that trusts it must take it as a server's.
+        let no_authority = ["-addext", "basicConstraints=critical,CA:FALSE"];
+        let tls = speaks_tls.then(|| certificate(directory.path(), "server", &no_authority)).transpose()?;
+        if let Some(Certificate { certificate, key }) = &tls {
             command.arg("--cert").arg(certificate).arg("--key").arg(key);
         }
         command.arg("posix").arg(&root);
@@ -62,7 +70,7 @@ impl S3Server {
         let scheme = if tls.is_some() { "https" } else { "http" };
         // A certificate names a host, not an address.
         let endpoint = format!("{scheme}://localhost:{port}");
-        let mut server = S3Server { child, endpoint, directory };
+        let mut server = S3Server { child, endpoint, tls, directory, _port: taken };
         server.wait_for(port)?;
         Ok(server)
     }
@@ -80,6 +88,11 @@ impl S3Server {
     /// A store in its bucket.
     pub fn url(&self, prefix: &str) -> String {
         format!("s3://{BUCKET}/{prefix}")
+    }
+
+    /// What a client has to trust, if it speaks TLS.
+    pub fn certificate(&self) -> Option<&Path> {
+        self.tls.as_ref().map(|tls| tls.certificate.as_path())
     }
 
     /// The bucket's name.

@@ -6,7 +6,8 @@ use tokio_postgres::{Client, Error};
 use super::Failure;
 use super::state::State;
 use crate::cli::ServerArgs;
-use crate::tenant::{ServerError, connect, server_error, texts};
+use crate::client::{ServerError, connect, server_error};
+use crate::tenant::texts;
 
 /// How often a transaction is run that fails for others' sake. The second time it takes its turn first, so more is rare.
 const TRIES: usize = 5;
