@@ -7,13 +7,15 @@
 //! | other tenants | [`other_tenants_are_out_of_reach`] | `statistics` |
 //! | administration, by role | [`what_each_role_may_do`] | `roles`, `limits`, `tokens` |
 //! | memory, deep and long statements, patterns | [`what_is_too_much_is_refused`] | `limits`, `fuzz` |
-//! | processors | [`a_busy_tenant_leaves_time_for_others`] | `limits` (`statement_timeout`) |
+//! | processors | [`a_busy_tenant_leaves_time_for_others`], [`many_short_statements_leave_time_for_others`] | `limits` (`statement_timeout`) |
 //! | connections | | `limits` (`max_connections`), `tenants` (guessing passwords) |
 //! | huge messages and names | [`messages_and_names_have_bounds`] | `wire`, `fuzz` |
 
 mod common;
 
+use bytes::Bytes;
 use common::{Node, connect, state};
+use futures::SinkExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_postgres::{Client, Error};
 
@@ -388,6 +390,38 @@ async fn what_is_too_much_is_refused() {
     let row = anna.query_one("SELECT count(*) FROM t", &[]).await.unwrap();
     assert_eq!(row.get::<_, i64>(0), 1);
     drop((admin, anna));
+    node.stop().await;
+}
+
+/// What one message can hold keeps its session at work for seconds, in statements that are each over in no time. All
+/// sessions are on one worker: others are answered meanwhile, and what runs can be cancelled, only if it gives way.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_short_statements_leave_time_for_others() {
+    let node = Node::start(|config| (config.insecure, config.workers) = (true, 1)).await;
+    let (shop, other) = (node.database("shop").await, node.database("other").await);
+    shop.batch_execute("CREATE TABLE t (a INTEGER PRIMARY KEY, b TEXT)").await.unwrap();
+    for is_copy in [false, true] {
+        let shop = node.client("shop").await;
+        let token = shop.cancel_token();
+        let busy = tokio::spawn(async move {
+            if !is_copy {
+                return shop.batch_execute(&"INSERT INTO t (b) VALUES ('x');".repeat(1_000_000)).await;
+            }
+            let mut rows = std::pin::pin!(shop.copy_in::<_, Bytes>("COPY t (b) FROM STDIN").await?);
+            rows.send(Bytes::from("x\n".repeat(20_000_000))).await?;
+            rows.finish().await.map(drop)
+        });
+        let (mut seen_at_work, mut busy_ms) = (0, 0.0);
+        while seen_at_work < 50 && !busy.is_finished() {
+            let row = other.query_one("SELECT busy_ms FROM fulmar.tenant_stats WHERE tenant = 'shop'", &[]);
+            let now_ms: f64 = row.await.unwrap().get(0);
+            seen_at_work += i32::from(now_ms > std::mem::replace(&mut busy_ms, now_ms));
+        }
+        assert_eq!(seen_at_work, 50, "the others have waited until it was over");
+        token.cancel_query(tokio_postgres::NoTls).await.unwrap();
+        assert_eq!(state(busy.await.unwrap()), "57014");
+    }
+    drop((shop, other));
     node.stop().await;
 }
 
