@@ -6,7 +6,7 @@ use bytes::Bytes;
 use fulmar_pages::{
     Manifest, Outcome, PAGE_SIZE, Page, PartitionId, SegmentBuilder, SegmentId, SegmentRef, Version, segment,
 };
-use fulmar_store::{Backend, ManifestName, PageStore, Store, StoreError, StoreOperation};
+use fulmar_store::{Backend, FaultyStore, ManifestName, PageStore, Store, StoreError, StoreOperation};
 
 fn page(seed: u32) -> Page {
     let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
@@ -32,7 +32,7 @@ fn manifest(partition: u64, epoch: u32, number: u64) -> Manifest {
 
 /// Runs the same checks on each kind of store.
 async fn on_each<F: Future<Output = ()>>(check: impl Fn(PageStore) -> F) {
-    check(PageStore::open(Arc::new(Backend::memory()))).await;
+    check(PageStore::open(Arc::new(FaultyStore::new(Arc::new(Backend::memory()))))).await;
     let directory = tempfile::tempdir().unwrap();
     check(PageStore::open_directory(directory.path()).unwrap()).await;
 }
