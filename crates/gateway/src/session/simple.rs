@@ -65,6 +65,7 @@ impl Session {
         let mut rest = text;
         while !is_blank(rest) {
             self.link.give_way().await?;
+            self.follow_rights()?;
             let (plan, after) = self.plan(rest).await?;
             rest = after;
             let last = is_blank(rest);
