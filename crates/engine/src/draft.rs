@@ -51,13 +51,25 @@ impl Draft {
         let bytes = self.gathered.len() - self.padding;
         if bytes >= PIECE_BYTES {
             let whole = bytes - bytes % BLOCK_BYTES;
-            let piece = &self.gathered[self.padding..self.padding + whole];
-            self.direct.as_ref().unwrap_or(&self.file).write_all_at(piece, self.written)?;
+            self.write(whole)?;
             self.written += whole as u64;
             self.gathered.copy_within(self.padding + whole.., self.padding);
             self.gathered.truncate(self.padding + bytes - whole);
         }
         Ok(location)
+    }
+
+    /// Writes so many of the gathered bytes, which are whole blocks.
+    fn write(&mut self, bytes: usize) -> io::Result<()> {
+        let piece = &self.gathered[self.padding..self.padding + bytes];
+        if let Some(direct) = &self.direct {
+            match direct.write_all_at(piece, self.written) {
+                // Some file systems let a file be opened so and do not write to it.
+                Err(error) if error.kind() == io::ErrorKind::InvalidInput => self.direct = None,
+                outcome => return outcome,
+            }
+        }
+        self.file.write_all_at(piece, self.written)
     }
 
     /// Reads a page back.

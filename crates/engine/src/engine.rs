@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use fulmar_pages::{PAGE_SIZE, PartitionId, SegmentId, record};
-use fulmar_store::{CommitLog, LogFiles, LogOptions, OperationStatistics, PageStore, StdFiles, Store};
+use fulmar_store::{
+    CommitLog, LogFiles, LogOptions, OperationStatistics, PageStore, SingleFlight, StdFiles, Store,
+};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 use tokio::sync::OnceCell;
@@ -79,6 +81,8 @@ type Slot = Arc<OnceCell<Arc<Partition>>>;
 pub struct Engine {
     node: Arc<Node>,
     partitions: Mutex<HashMap<PartitionId, Slot>>,
+    /// Partitions that are being opened.
+    opening: SingleFlight<PartitionId, Result<Arc<Partition>>>,
     /// Of every partition that has been open.
     counted: Mutex<HashMap<PartitionId, Arc<PartitionStats>>>,
     /// What the log held of partitions that have not been opened since the start.
@@ -200,6 +204,7 @@ impl Engine {
         let engine = Arc::new(Engine {
             node: node.clone(),
             partitions: Mutex::default(),
+            opening: SingleFlight::default(),
             counted: Mutex::default(),
             replays: Mutex::new(replays),
             recovery,
@@ -346,7 +351,10 @@ impl Engine {
         let partition = match slot.get() {
             Some(partition) => partition.clone(),
             // Boxed: opening has kilobytes of state, which every session's future would have to have room for.
-            None => Box::pin(slot.get_or_try_init(|| self.open_partition(id))).await?.clone(),
+            None => {
+                let open = async { slot.get_or_try_init(|| self.open_partition(id)).await.cloned() };
+                Box::pin(self.opening.run(id, open)).await?
+            }
         };
         // Asked for after the opening: a drop that came before is seen here, one that comes later finds the partition.
         if self.dropped.lock().contains(&id) {

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use fulmar_pages::PartitionId;
+use fulmar_store::LogError;
 use futures::FutureExt;
 use hashbrown::HashMap;
 
@@ -43,8 +44,10 @@ pub struct Health {
     pub disk_level: u64,
     /// Failures of the log since the start.
     pub log_failures: u64,
-    /// Whether the log takes records.
+    /// Whether the log can be written.
     pub log_works: bool,
+    /// Whether it refuses records for want of space.
+    pub log_full: bool,
 }
 
 impl Engine {
@@ -54,12 +57,17 @@ impl Engine {
         Health {
             disk_level: node.disk.level(),
             log_failures: node.log.statistics().failures.load(Ordering::Relaxed),
-            log_works: !matches!(node.log.wait_room(0).now_or_never(), Some(Err(_))),
+            log_works: !matches!(
+                node.log.wait_room(0).now_or_never(),
+                Some(Err(LogError::Failed { .. } | LogError::Closed))
+            ),
+            log_full: node.log.full().is_some(),
         }
     }
 
     /// Whether commits are accepted, for health checks: the log is not failing, and neither it nor the disk is full.
     pub fn accepts_commits(&self) -> bool {
-        self.node().disk.admit(false).is_ok() && self.health().log_works
+        let health = self.health();
+        self.node().disk.admit(false).is_ok() && health.log_works && !health.log_full
     }
 }

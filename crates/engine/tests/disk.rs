@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use common::{Client, MEMORY};
 use fulmar_engine::*;
 use fulmar_pages::PartitionId;
+use fulmar_store::{Backend, FailureKind, FaultyStore, LogOptions, StoreFault, StoreOperation};
 
 const RESERVE: u64 = 80 << 20;
 
@@ -113,5 +114,36 @@ async fn what_was_dropped_is_freed_at_once_where_space_is_short() {
     while count() > 0 {
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
+    engine.shutdown().await.unwrap();
+}
+
+/// The log is full when commits are refused for that, not when its last byte is written.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_log_is_told_until_it_has_room() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = FaultyStore::new(Arc::new(Backend::memory()));
+    let mut config = Config::new(directory.path(), MEMORY);
+    config.log = LogOptions { file_bytes: 64 << 10, capacity_bytes: 256 << 10, ..LogOptions::default() };
+    config.store = Some(Arc::new(store.clone()));
+    let engine = Engine::start(config).await.unwrap();
+    let mut shop = Client { session: engine.session(PartitionId(7)) };
+    shop.run("CREATE TABLE t(x)").await.unwrap();
+    store.always(StoreOperation::Put, Some(StoreFault::Fail(FailureKind::Other)));
+    let refused = loop {
+        assert!(engine.accepts_commits());
+        if let Err(error) = shop.run("INSERT INTO t VALUES (randomblob(3000))").await {
+            break error;
+        }
+    };
+    assert_eq!(refused.state(), "53100");
+    assert!(!engine.accepts_commits());
+    assert!(engine.health().log_full && engine.health().log_works);
+    store.always(StoreOperation::Put, None);
+    engine.flush().await.unwrap();
+    while !engine.accepts_commits() {
+        tokio::task::yield_now().await;
+    }
+    shop.run("INSERT INTO t VALUES (randomblob(3000))").await.unwrap();
+    shop.close().await;
     engine.shutdown().await.unwrap();
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use common::{Client, start_when_free};
 use fulmar_engine::{Config, Engine};
 use fulmar_pages::PartitionId;
-use fulmar_store::{Backend, FaultyStore, Store, StoreFault, StoreOperation};
+use fulmar_store::{Backend, FailureKind, FaultyStore, Store, StoreFault, StoreOperation};
 
 const STATEMENTS: usize = 2000;
 const DELAY: Duration = Duration::from_millis(50);
@@ -121,4 +121,55 @@ async fn a_cancelled_statement_stops_waiting_for_its_partition() {
     assert_eq!(state, fulmar_engine::sqlstate::QUERY_CANCELED);
     store.hold(StoreOperation::List, false);
     assert_eq!(a.int("SELECT 1").await, 1);
+}
+
+/// A store that refuses, after a while, what many wait for: all of them are told then, not one after the other.
+#[tokio::test]
+async fn who_waits_for_the_same_fails_together() {
+    const SESSIONS: usize = 20;
+    let directory = tempfile::tempdir().unwrap();
+    let store = FaultyStore::new(Arc::new(Backend::memory()));
+    let config = || Config { store: Some(Arc::new(store.clone())), ..Config::new(directory.path(), 1 << 30) };
+    let engine = start_when_free(config).await;
+    let mut a = client(&engine, 1);
+    a.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v); INSERT INTO t VALUES (1, zeroblob(9000))")
+        .await
+        .unwrap();
+    a.close().await;
+    engine.shutdown().await.unwrap();
+    drop(engine);
+
+    let engine = start_when_free(config).await;
+    // Its manifests are listed; the last one is read, and then its segment's index.
+    for (operation, let_through) in [(StoreOperation::List, 0), (StoreOperation::Get, 1)] {
+        let tries = || {
+            let counted = engine.store_statistics().into_iter().find(|of| of.operation == operation);
+            counted.unwrap().tries
+        };
+        (0..let_through).for_each(|_| store.next(operation, StoreFault::Delay(Duration::ZERO)));
+        store.always(operation, Some(StoreFault::Fail(FailureKind::Refused)));
+        store.hold(operation, true);
+        let before = tries();
+        let waiting: Vec<_> = (0..SESSIONS)
+            .map(|_| {
+                let mut client = client(&engine, 1);
+                tokio::spawn(async move { client.run("SELECT length(v) FROM t").await.unwrap_err() })
+            })
+            .collect();
+        // On this one thread: when one is held, the others have come as far with the next turn.
+        store.is_holding().await;
+        tokio::task::yield_now().await;
+        store.hold(operation, false);
+        for task in waiting {
+            let error = task.await.unwrap();
+            assert_eq!(error.state(), "58030");
+            // Where the store is, and what it has said, is not the tenant's.
+            let told = format!("{error:?}");
+            assert!(told.contains("refused") && !told.contains("memory:"), "{told}");
+            assert!(!told.contains("a fault of the test's"), "{told}");
+        }
+        assert_eq!(tries() - before, let_through + 1, "{operation:?}");
+        store.always(operation, None);
+    }
+    assert_eq!(client(&engine, 1).int("SELECT length(v) FROM t").await, 9000);
 }

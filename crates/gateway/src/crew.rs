@@ -15,7 +15,8 @@
 //! registers its socket. So a session that says nothing stays where it is. Sessions over TLS do not move, and are
 //! spread over all workers when they are accepted.
 //!
-//! Workers look at their own load while they work, so an idle node has no timer for this.
+//! Workers look at their own load while they work, so an idle node has no timer for this. One that could not look for
+//! several windows, since what it ran did not let it, has been busy for as many.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -91,19 +92,21 @@ impl Crew {
         WINDOW_BEGAN.set(Some((now, rested)));
         let slept = rested.time.saturating_sub(before.time);
         let busy = 1000 - (slept.as_micros() * 1000 / window.as_micros()).min(1000) as u32;
-        self.tell(worker, busy, now.saturating_duration_since(self.born));
+        let windows = (window.as_micros() / WINDOW.as_micros()).min(BUSY_WINDOWS.into()) as u32;
+        self.tell(worker, busy, windows, now.saturating_duration_since(self.born));
     }
 
-    /// A worker has been so busy, in thousandths of the window that ends now.
-    fn tell(&self, worker: usize, busy: u32, now: Duration) {
+    /// A worker has been so busy, in thousandths of the time that ends now, which is so many windows long.
+    fn tell(&self, worker: usize, busy: u32, windows: u32, now: Duration) {
         let now_us = now.as_micros() as u64;
         let Some(seat) = self.seats.get(worker) else { return };
         seat.busy.store(busy, Ordering::Relaxed);
         seat.told_us.store(now_us.max(1), Ordering::Relaxed);
         let active = self.active();
-        let busy_windows = if busy > BUSY { seat.busy_windows.load(Ordering::Relaxed) + 1 } else { 0 };
-        seat.busy_windows.store(busy_windows % BUSY_WINDOWS, Ordering::Relaxed);
-        if busy_windows == BUSY_WINDOWS && worker < active && active < self.seats.len() {
+        let busy_windows = if busy > BUSY { seat.busy_windows.load(Ordering::Relaxed) + windows } else { 0 };
+        let too_busy = busy_windows >= BUSY_WINDOWS;
+        seat.busy_windows.store(if too_busy { 0 } else { busy_windows }, Ordering::Relaxed);
+        if too_busy && worker < active && active < self.seats.len() {
             self.calm_since_us.store(0, Ordering::Relaxed);
             self.change(active, active + 1);
         } else if active > 1 {
@@ -144,7 +147,7 @@ mod tests {
         let mut now = Duration::ZERO;
         let mut tell = |loads: &[u32]| {
             now += WINDOW;
-            loads.iter().enumerate().for_each(|(worker, busy)| crew.tell(worker, *busy, now));
+            loads.iter().enumerate().for_each(|(worker, busy)| crew.tell(worker, *busy, 1, now));
             crew.active()
         };
         assert_eq!(tell(&[700]), 1);
@@ -176,21 +179,30 @@ mod tests {
     fn who_says_nothing_does_nothing() {
         let crew = Crew::new(2);
         for ms in [20, 40, 60] {
-            crew.tell(0, 1000, Duration::from_millis(ms));
-            crew.tell(1, 1000, Duration::from_millis(ms));
+            crew.tell(0, 1000, 1, Duration::from_millis(ms));
+            crew.tell(1, 1000, 1, Duration::from_millis(ms));
         }
         assert_eq!(crew.active(), 2);
         for ms in (1000..3000).step_by(20) {
-            crew.tell(0, 100, Duration::from_millis(ms));
+            crew.tell(0, 100, 1, Duration::from_millis(ms));
         }
         assert_eq!(crew.active(), 1);
+    }
+
+    #[test]
+    fn a_long_time_is_many_windows() {
+        let crew = Crew::new(2);
+        crew.tell(0, 1000, 2, 2 * WINDOW);
+        assert_eq!(crew.active(), 1);
+        crew.tell(0, 1000, BUSY_WINDOWS, 10 * WINDOW);
+        assert_eq!(crew.active(), 2);
     }
 
     #[test]
     fn every_session_has_a_home_among_the_active() {
         let crew = Crew::new(3);
         assert!((0..10).chain([i32::MIN, -1, i32::MAX]).all(|session| crew.home(session) == 0));
-        (1..=BUSY_WINDOWS).for_each(|window| crew.tell(0, 1000, window * WINDOW));
+        (1..=BUSY_WINDOWS).for_each(|window| crew.tell(0, 1000, 1, window * WINDOW));
         let homes: Vec<usize> = (0..4).map(|session| crew.home(session)).collect();
         assert_eq!(homes, [0, 1, 0, 1]);
     }

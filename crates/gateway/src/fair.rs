@@ -15,8 +15,8 @@
 //! all. So a tenant that uses little finds at most a few slices before it, however many sessions of another one are ready;
 //! and one that uses much gets all the time that nobody else wants.
 //!
-//! A slice is one poll of a session: some ten microseconds for ordinary statements, a millisecond at most for long ones
-//! (the engine's fibers yield). The order is that of start-time fair queueing (Goyal, Vin, Cheng 1996): a slice
+//! A slice is one poll of a session: some ten microseconds for ordinary statements, about a millisecond at most for long ones
+//! (the engine's fibers yield) and for many that came together ([`slice_is_over`]). The order is that of start-time fair queueing (Goyal, Vin, Cheng 1996): a slice
 //! starts at its tenant's virtual time, or at the worker's (that of the slice before) if the tenant has rested: what was not
 //! used is not saved up. Tenants are spread over the workers, and each worker is fair by itself.
 
@@ -40,8 +40,22 @@ const PERIOD: Duration = Duration::from_millis(500);
 /// The weight whose virtual time is real time, and that a tenant has unless it was given another.
 const USUAL_WEIGHT: u64 = 100;
 
+/// How long a session works before it lets others on its worker work.
+const SLICE: Duration = Duration::from_millis(1);
+
 thread_local! {
     static QUEUE: Queue = Queue::default();
+    static SLICE_BEGAN: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+/// A session is polled.
+pub(crate) fn slice_begins() {
+    SLICE_BEGAN.set(Some(Instant::now()));
+}
+
+/// Whether the session that is being polled has worked for so long that it should give way before it goes on.
+pub(crate) fn slice_is_over() -> bool {
+    SLICE_BEGAN.get().is_some_and(|began| began.elapsed() >= SLICE)
 }
 
 /// A worker's queue and clocks.

@@ -4,7 +4,9 @@
 //! that is ready at once is answered without leaving the thread that received it. Between two messages a session may
 //! move to another worker, as the [`Crew`] wants it.
 
+use std::future::{Future, poll_fn};
 use std::io;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -152,7 +154,15 @@ impl Post {
 
     /// Serves a session until it ends or moves.
     async fn serve(&self, mut session: Session, entry: Entry) {
-        match session.serve(self).await {
+        let leave = {
+            let mut serving = pin!(session.serve(self));
+            poll_fn(|cx| {
+                fair::slice_begins();
+                serving.as_mut().poll(cx)
+            })
+            .await
+        };
+        match leave {
             Leave::Ends(end) => session.end(end).await,
             Leave::Moves(room) => match session.depart() {
                 Some(stream) => {

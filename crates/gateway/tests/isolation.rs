@@ -7,13 +7,15 @@
 //! | other tenants | [`other_tenants_are_out_of_reach`] | `statistics` |
 //! | administration, by role | [`what_each_role_may_do`] | `roles`, `limits`, `tokens` |
 //! | memory, deep and long statements, patterns | [`what_is_too_much_is_refused`] | `limits`, `fuzz` |
-//! | processors | [`a_busy_tenant_leaves_time_for_others`] | `limits` (`statement_timeout`) |
+//! | processors | [`a_busy_tenant_leaves_time_for_others`], [`many_short_statements_leave_time_for_others`] | `limits` (`statement_timeout`) |
 //! | connections | | `limits` (`max_connections`), `tenants` (guessing passwords) |
 //! | huge messages and names | [`messages_and_names_have_bounds`] | `wire`, `fuzz` |
 
 mod common;
 
+use bytes::Bytes;
 use common::{Node, connect, state};
+use futures::SinkExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_postgres::{Client, Error};
 
@@ -391,28 +393,76 @@ async fn what_is_too_much_is_refused() {
     node.stop().await;
 }
 
-/// More endless statements than there are workers: others are answered all the same.
+/// What one message can hold keeps its session at work for seconds, in statements that are each over in no time. All
+/// sessions are on one worker: others are answered meanwhile, and what runs can be cancelled, only if it gives way.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_short_statements_leave_time_for_others() {
+    let node = Node::start(|config| (config.insecure, config.workers) = (true, 1)).await;
+    let (shop, other) = (node.database("shop").await, node.database("other").await);
+    shop.batch_execute("CREATE TABLE t (a INTEGER PRIMARY KEY, b TEXT)").await.unwrap();
+    for is_copy in [false, true] {
+        let shop = node.client("shop").await;
+        let token = shop.cancel_token();
+        let busy = tokio::spawn(async move {
+            if !is_copy {
+                return shop.batch_execute(&"INSERT INTO t (b) VALUES ('x');".repeat(1_000_000)).await;
+            }
+            let mut rows = std::pin::pin!(shop.copy_in::<_, Bytes>("COPY t (b) FROM STDIN").await?);
+            rows.send(Bytes::from("x\n".repeat(20_000_000))).await?;
+            rows.finish().await.map(drop)
+        });
+        let (mut seen_at_work, mut busy_ms) = (0, 0.0);
+        while seen_at_work < 50 && !busy.is_finished() {
+            let row = other.query_one("SELECT busy_ms FROM fulmar.tenant_stats WHERE tenant = 'shop'", &[]);
+            let now_ms: f64 = row.await.unwrap().get(0);
+            seen_at_work += i32::from(now_ms > std::mem::replace(&mut busy_ms, now_ms));
+        }
+        assert_eq!(seen_at_work, 50, "the others have waited until it was over");
+        token.cancel_query(tokio_postgres::NoTls).await.unwrap();
+        assert_eq!(state(busy.await.unwrap()), "57014");
+    }
+    drop((shop, other));
+    node.stop().await;
+}
+
+/// On one worker, a tenant with eight endless statements and one with a single one: each gets half of the time, not a share
+/// for each statement, and who asks for little is answered.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_busy_tenant_leaves_time_for_others() {
-    let (node, admin) = node_with_roles().await;
+    let node = Node::start(|config| (config.insecure, config.workers) = (true, 1)).await;
+    let admin = node.client("fulmar").await;
     let mut busy = Vec::new();
-    for _ in 0..8 {
-        let client = log_in(&node, "shop", "anna").await.unwrap();
-        let token = client.cancel_token();
-        busy.push((tokio::spawn(async move { client.batch_execute(ENDLESS).await }), token));
+    for (database, sessions) in [("shop", 8), ("other", 1)] {
+        drop(node.database(database).await);
+        for _ in 0..sessions {
+            let client = node.client(database).await;
+            let token = client.cancel_token();
+            busy.push((tokio::spawn(async move { client.batch_execute(ENDLESS).await }), token));
+        }
     }
-    let active = "SELECT count(*) FROM pg_stat_activity WHERE datname = 'shop' AND state = 'active'";
-    while admin.query_one(active, &[]).await.unwrap().get::<_, i64>(0) < 8 {}
-    let dora = log_in(&node, "other", "dora").await.unwrap();
-    for n in 0..10_i64 {
-        dora.execute("INSERT INTO secret VALUES ($1)", &[&n.to_string()]).await.unwrap();
-    }
+    let active = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'WITH%' AND state = 'active'";
+    while admin.query_one(active, &[]).await.unwrap().get::<_, i64>(0) < 9 {}
+    let busy_ms = async || {
+        let stats =
+            "SELECT busy_ms FROM fulmar.tenant_stats WHERE tenant IN ('shop', 'other') ORDER BY tenant";
+        let rows = admin.query(stats, &[]).await.unwrap();
+        [0, 1].map(|tenant| rows[tenant].get::<_, f64>(0))
+    };
+    let before = busy_ms().await;
+    let (other, shop) = loop {
+        let now = busy_ms().await;
+        let (other, shop) = (now[0] - before[0], now[1] - before[1]);
+        if other + shop > 1000.0 {
+            break (other, shop);
+        }
+    };
+    assert!(other > 0.7 * shop && shop > 0.7 * other, "{other} ms and {shop} ms");
     for (statement, token) in busy {
         assert!(!statement.is_finished());
         token.cancel_query(tokio_postgres::NoTls).await.unwrap();
         assert_eq!(state(statement.await.unwrap()), "57014");
     }
-    drop((admin, dora));
+    drop(admin);
     node.stop().await;
 }
 

@@ -199,6 +199,32 @@ async fn a_change_counts_from_the_next_statement_on() {
     node.stop().await;
 }
 
+/// Statements that came in one message are statements all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_counts_for_the_rest_of_a_query() {
+    let (node, admin, anna) = node_with_a_shop().await;
+    let locked = "SELECT b FROM t WHERE a = 1 FOR UPDATE";
+    for (change, expected) in [
+        ("GRANT SELECT ON DATABASE shop TO bert", "25006"),
+        ("REVOKE CONNECT ON DATABASE shop FROM bert", "57P01"),
+    ] {
+        admin.batch_execute("GRANT CONNECT ON DATABASE shop TO bert").await.unwrap();
+        let bert = log_in(&node, "bert").await.unwrap();
+        anna.batch_execute(&format!("BEGIN; {locked}")).await.unwrap();
+        let query = format!("{locked}; INSERT INTO t VALUES (2, 'of bert')");
+        let running = tokio::spawn(async move { bert.batch_execute(&query).await });
+        // It waits for the row.
+        let waits = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'bert' AND state = 'active'";
+        while admin.query_one(waits, &[]).await.unwrap().get::<_, i64>(0) == 0 {}
+        admin.batch_execute(change).await.unwrap();
+        anna.batch_execute("COMMIT").await.unwrap();
+        assert_eq!(state(running.await.unwrap()), expected, "{change}");
+        assert_eq!(count(&anna).await, 1, "{change}");
+    }
+    drop((admin, anna));
+    node.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn who_is_not_known_any_more_is_sent_away() {
     let (node, admin, anna) = node_with_a_shop().await;

@@ -18,6 +18,7 @@ pub mod failpoint;
 mod files;
 mod log;
 mod objects;
+mod single_flight;
 mod store;
 
 pub use files::{Fault, FaultyFiles, LogFile, LogFiles, Operation, StdFiles};
@@ -26,6 +27,7 @@ pub use log::{
     Urgency,
 };
 pub use objects::{ManifestName, PageStore, SegmentWriter, StoreError};
+pub use single_flight::SingleFlight;
 pub use store::{
     Backend, Failure, FailureKind, FaultyStore, Limits, Listing, OperationStatistics, Piece, Reliable, Span,
     Store, StoreFault, StoreOperation, StoreUrl, StoreUrlError, TIME_BUCKETS, Upload, time_bucket_us,

@@ -86,6 +86,7 @@ fn a_full_disk_refuses_commits_and_loses_none() {
         }
     };
     assert!(matches!(error, LogError::Full(FullCause::Disk { .. })), "{error}");
+    assert!(matches!(log.full(), Some(FullCause::Disk { .. })));
     assert_eq!(log.statistics().failures.load(Relaxed), 0);
     block_on(log.wait_durable(log.appended())).unwrap();
     // Space comes back by truncation alone: old files are used again.
@@ -96,6 +97,7 @@ fn a_full_disk_refuses_commits_and_loses_none() {
     for transaction in last + 2..last + 200 {
         until("there is space", || append(&log, transaction, 100).is_ok());
     }
+    until("it is full no more", || log.full().is_none());
     log.close().unwrap();
     let (_, seen) = open(files.process_kill());
     assert_eq!(seen.last().unwrap().0, last + 199);
@@ -114,10 +116,12 @@ fn the_log_stays_within_its_bound() {
         }
     };
     assert!(matches!(error, LogError::Full(FullCause::Capacity { .. })), "{error}");
+    assert!(matches!(log.full(), Some(FullCause::Capacity { .. })));
     assert!(log.size_bytes() <= 5 * 4096);
     block_on(log.wait_durable(log.appended())).unwrap();
     log.truncate(log.durable());
     until("there is room again", || append(&log, last + 1, 100).is_ok());
+    assert_eq!(log.full(), None);
     block_on(log.wait_durable(log.appended())).unwrap();
     assert_eq!(open(files.process_kill()).1.last().unwrap().0, last + 1);
 }

@@ -6,7 +6,10 @@ use bytes::Bytes;
 use fulmar_pages::{
     Manifest, Outcome, PAGE_SIZE, Page, PartitionId, SegmentBuilder, SegmentId, SegmentRef, Version, segment,
 };
-use fulmar_store::{Backend, ManifestName, PageStore, Store, StoreError, StoreOperation};
+use fulmar_store::{
+    Backend, FailureKind, FaultyStore, ManifestName, PageStore, Store, StoreError, StoreFault, StoreOperation,
+};
+use futures::future::join_all;
 
 fn page(seed: u32) -> Page {
     let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
@@ -32,7 +35,7 @@ fn manifest(partition: u64, epoch: u32, number: u64) -> Manifest {
 
 /// Runs the same checks on each kind of store.
 async fn on_each<F: Future<Output = ()>>(check: impl Fn(PageStore) -> F) {
-    check(PageStore::open(Arc::new(Backend::memory()))).await;
+    check(PageStore::open(Arc::new(FaultyStore::new(Arc::new(Backend::memory()))))).await;
     let directory = tempfile::tempdir().unwrap();
     check(PageStore::open_directory(directory.path()).unwrap()).await;
 }
@@ -118,6 +121,24 @@ async fn a_file_becomes_a_segment_where_the_store_is_a_directory() {
     let store = PageStore::open_directory(&directory).unwrap();
     std::fs::remove_dir(&directory).unwrap();
     assert!(store.adopt_segment(&file()).is_err());
+}
+
+/// Whoever wants it while it is read is told what comes of that, and does not try for himself.
+#[tokio::test]
+async fn an_index_that_cannot_be_read_is_tried_once_for_all() {
+    let faulty = FaultyStore::new(Arc::new(Backend::memory()));
+    let store = PageStore::open(Arc::new(faulty.clone()));
+    faulty.always(StoreOperation::Get, Some(StoreFault::Fail(FailureKind::Refused)));
+    faulty.hold(StoreOperation::Get, true);
+    let release = async {
+        faulty.is_holding().await;
+        faulty.hold(StoreOperation::Get, false);
+    };
+    let all = join_all((0..10).map(|_| store.segment_index(SegmentId(7))));
+    let (outcomes, ()) = tokio::join!(all, release);
+    assert!(outcomes.iter().all(Result::is_err));
+    let gets = store.statistics().into_iter().find(|of| of.operation == StoreOperation::Get).unwrap();
+    assert_eq!(gets.tries, 1);
 }
 
 #[tokio::test]

@@ -15,6 +15,7 @@
 //! does a commit that conflicts. Until the commit is installed the node's naming lock keeps the collector away.
 
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
@@ -33,7 +34,7 @@ use crate::{Error, Result, spill, sqlstate};
 const LARGE_PAGES: usize = 2048;
 
 /// Bytes that are handed to the store at once.
-const PIECE_BYTES: usize = 1 << 20;
+const PIECE_BYTES: u64 = 1 << 20;
 
 /// A large commit's pages, in the store.
 pub(crate) struct Large {
@@ -94,14 +95,14 @@ impl Partition {
             .map_err(|cause| Error::new(sqlstate::INTERNAL, format!("storing a segment failed: {cause}")))?;
         match adopted.map_err(store_error)? {
             Some(segment) => Ok(segment),
-            None => self.upload(&file, bytes).await,
+            None => self.upload(file, bytes).await,
         }
     }
 
     /// Copies a file that holds a segment into the store.
-    async fn upload(&self, file: &File, bytes: u64) -> Result<SegmentId> {
+    async fn upload(&self, file: Arc<File>, bytes: u64) -> Result<SegmentId> {
         let mut writer = self.node.store.segment_writer().await.map_err(store_error)?;
-        match send(file, bytes, &mut writer).await {
+        match self.send(file, bytes, &mut writer).await {
             Ok(()) => writer.finish().await.map_err(store_error),
             Err(error) => {
                 let _ = writer.abort().await;
@@ -109,18 +110,26 @@ impl Partition {
             }
         }
     }
-}
 
-async fn send(file: &File, bytes: u64, writer: &mut SegmentWriter) -> Result<()> {
-    let mut sent = 0;
-    while sent < bytes {
-        let piece = (bytes - sent).min(PIECE_BYTES as u64) as usize;
-        let buffer = writer.buffer();
-        let before = buffer.len();
-        buffer.resize(before + piece, 0);
-        file.read_exact_at(&mut buffer[before..], sent).map_err(|cause| spill::error(&cause))?;
-        sent += piece as u64;
-        writer.flush().await.map_err(store_error)?;
+    /// Reads the file on another thread, a piece ahead of what is sent: it was written past the page cache.
+    async fn send(&self, file: Arc<File>, bytes: u64, writer: &mut SegmentWriter) -> Result<()> {
+        let read = |offset: u64| {
+            let file = file.clone();
+            let count = bytes.saturating_sub(offset).min(PIECE_BYTES) as usize;
+            self.node.spill.runtime().spawn_blocking(move || {
+                let mut piece = vec![0; count];
+                file.read_exact_at(&mut piece, offset).map(|()| piece)
+            })
+        };
+        let (mut sent, mut next) = (0, read(0));
+        while sent < bytes {
+            let piece = next.await.map_err(io::Error::other).flatten();
+            let piece = piece.map_err(|cause| spill::error(&cause))?;
+            sent += piece.len() as u64;
+            next = read(sent);
+            writer.buffer().extend_from_slice(&piece);
+            writer.flush().await.map_err(store_error)?;
+        }
+        Ok(())
     }
-    Ok(())
 }

@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use fulmar_pages::manifest::Manifest;
 use fulmar_pages::record::{self, Record, RecordKind};
 use fulmar_pages::{FormatError, Outcome, PAGE_SIZE, Page, PageNo, PartitionId, diff};
-use fulmar_store::Lsn;
+use fulmar_store::{Lsn, SingleFlight};
 use futures::future::try_join_all;
 use hashbrown::{HashMap, HashSet};
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::{Notify, OnceCell};
+use tokio::sync::Notify;
 
 use super::{Outcomes, PageVersion, Partition, RowLocks, Snapshot, Turns, commit, flush, snapshots, table};
 use crate::connection::Pool;
@@ -42,7 +42,7 @@ impl Replay {
 }
 
 /// Loads that are under way, so that many readers of one cold page cause one read.
-pub(super) type Loading = Mutex<HashMap<usize, Arc<OnceCell<()>>>>;
+pub(super) type Loading = SingleFlight<usize, Result<()>>;
 
 impl Partition {
     /// Opens a partition of this node.
@@ -135,10 +135,7 @@ impl Partition {
     pub(crate) async fn load(&self, version: &PageVersion) -> Result<()> {
         let (None, Some(frame)) = (version.data(), version.frame()) else { return Ok(()) };
         let key = std::ptr::from_ref(version) as usize;
-        let cell = self.loading.lock().entry(key).or_default().clone();
-        let result = cell.get_or_try_init(|| self.fill(version, frame)).await.map(|_| ());
-        self.loading.lock().remove(&key);
-        result
+        self.loading.run(key, self.fill(version, frame)).await
     }
 
     async fn fill(&self, version: &PageVersion, frame: Frame) -> Result<()> {
@@ -289,8 +286,10 @@ async fn read_frame(node: &Node, segments: &Segments, frame: Frame) -> Result<Bo
     node.store.read_page(segment, frame.location).await.map_err(store_error)
 }
 
+/// Clients are told what could not be done; where, and what the store has said, only the log.
 pub(crate) fn store_error(error: fulmar_store::StoreError) -> Error {
-    Error::new(sqlstate::IO_ERROR, error.to_string())
+    tracing::warn!(%error, "the store does not do its work");
+    Error::new(sqlstate::IO_ERROR, error.for_tenants())
         .hint("see to the store; `fulmar verify` reads all of it, and /metrics counts its failures")
 }
 

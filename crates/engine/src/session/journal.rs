@@ -223,6 +223,11 @@ pub(super) fn replay(connection: &mut Connection, entries: &[Entry]) -> Result<R
         return Err(error);
     }
     for (place, entry) in entries.iter().enumerate() {
+        // Here, since each statement may be too short to come to a checkpoint.
+        if connection.link.checkpoint() {
+            let cancel = connection.link.cancel.borrow();
+            return if cancel.is_set() { Err(cancel.error()) } else { Ok(Replayed::Conflict) };
+        }
         let mut sink = HashingSink::new(None);
         let end = run_statement(connection, &entry.statement, &entry.parameters, &mut sink);
         if let End::Conflict = end {

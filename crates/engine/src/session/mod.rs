@@ -252,6 +252,14 @@ impl Session {
         }
     }
 
+    /// Between two statements that came together, each of which may be too short to do so: lets others on this thread work.
+    /// What is cancelled meanwhile is the second one.
+    pub async fn give_way(&mut self) -> Result<()> {
+        let _running = self.start();
+        tokio::task::yield_now().await;
+        self.check_cancelled()
+    }
+
     /// Rolls back what is open and gives back what the session held.
     pub async fn close(&mut self) {
         let _ = self.rollback().await;

@@ -163,10 +163,14 @@ impl Link {
         self.buffered_bytes.set(self.buffered_bytes.get().saturating_sub(bytes));
     }
 
-    /// A statement begins: its slice too. What the last one was refused has been taken back by now.
+    /// A fiber begins, and its first slice.
+    pub(crate) fn begin_fiber(&self) {
+        self.slice_ends.set(None);
+    }
+
+    /// A statement begins. What the last one was refused has been taken back by now.
     pub(crate) fn begin_statement(&self) {
         self.transaction.borrow_mut().beyond_limits = false;
-        self.slice_ends.set(None);
     }
 }
 

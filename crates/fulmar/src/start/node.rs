@@ -14,6 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 
 use super::data::DataDirectory;
+use super::store::OwnStore;
 use super::tls::Tls;
 use super::{store, superuser};
 use crate::cli::StartArgs;
@@ -31,6 +32,7 @@ const HTTP_GRACE: Duration = Duration::from_secs(2);
 /// A node that takes connections.
 pub struct Node {
     engine: Arc<Engine>,
+    store: OwnStore,
     gateway: Gateway,
     http: HttpServer,
     journal: Arc<Journal>,
@@ -55,7 +57,7 @@ impl Node {
         let store = store::open(data.path(), arguments.store.as_ref()).await?;
         let mut config = Config::new(data.path(), memory.0);
         config.live = Some(catalog.partitions().iter().map(|partition| partition.id).collect());
-        config.store = Some(store);
+        config.store = Some(store.store());
         config.disk_reserve_bytes = arguments.disk_reserve.map(|reserve| reserve.0);
         let engine = Engine::start(config).await.context("cannot start the engine")?;
         forget_unfinished(&engine, &catalog).await?;
@@ -78,7 +80,7 @@ impl Node {
         let tls = tls.map(|tls| follow(tls, journal.clone())).transpose()?;
         tracing::info!(%memory, insecure = arguments.insecure, "the node takes connections");
         journal.record(started(&journal, &engine, arguments));
-        Ok(Self { engine, gateway, http, journal, tls })
+        Ok(Self { engine, store, gateway, http, journal, tls })
     }
 
     /// Where clients connect; the port is the real one if 0 was asked for.
@@ -108,9 +110,11 @@ impl Node {
         }
         let stopped = self.engine.shutdown().await;
         stopped.context("the engine did not stop cleanly; nothing acknowledged is lost")?;
+        let noted = self.store.stopped().await;
         self.journal.record(Event::new(Kind::NodeStopped));
         let journal = self.journal;
-        tokio::task::spawn_blocking(move || journal.close()).await.context("the journal did not close")
+        tokio::task::spawn_blocking(move || journal.close()).await.context("the journal did not close")?;
+        noted.context("the stop could not be noted in the store; nothing is lost, but the store cannot move")
     }
 }
 

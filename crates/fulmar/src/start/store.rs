@@ -4,15 +4,20 @@
 //! two directories would soon be nobody's. So each knows the other:
 //!
 //! ```text
-//!   DATA/store.id     id 8c1f...      made at the first start        owner   the same id, in the store:
-//!                     store s3://...  when the store has it too              created only if absent
+//!   DATA/store.id     id 8c1f...       made at the first start        owner    the same id, in the store:
+//!                     store s3://...   when the store has it too               created only if absent
+//!                     stopped 51d0...  while the node is stopped      stopped  the same number
 //! ```
 //!
 //! A start with another store, or without `--store` where there was one, is refused: it would find no tenant's data, and
 //! say that they are empty.
+//!
+//! A store may move: it is copied while the node is stopped. A copy that is older has the right owner and old manifests, which the
+//! log does not go on from. So each clean stop leaves a new random number in both, and the next start removes it: who has the
+//! number is as it was left.
 
 use std::io::{ErrorKind, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -25,6 +30,7 @@ use fulmar_store::{Backend, FailureKind, Limits, Reliable, Span, Store, StoreUrl
 const BINDING_FILE: &str = "store.id";
 /// In the store.
 const OWNER: &str = "owner";
+const STOPPED: &str = "stopped";
 /// The store below the data directory, wherever that is.
 const OWN_DIRECTORY: &str = "store";
 
@@ -60,26 +66,54 @@ struct Binding {
     id: u128,
     /// None while it is not known whether the store knows the id too.
     place: Option<Place>,
+    /// What the last stop has left in the store. None while the node runs, or if it has crashed.
+    stopped: Option<u128>,
+}
+
+/// The store of a node that runs.
+pub struct OwnStore {
+    backend: Backend,
+    data: PathBuf,
+    binding: Binding,
+}
+
+impl OwnStore {
+    pub fn store(&self) -> Arc<dyn Store> {
+        Arc::new(self.backend.clone())
+    }
+
+    /// The node has stopped, with all that it has in the store: from now on the store may move.
+    pub async fn stopped(self) -> anyhow::Result<()> {
+        let number = rand::random();
+        let store = Reliable::new(self.store(), Limits::default());
+        store.put(STOPPED, line(number)).await.map_err(|failure| cannot_use(&store, failure))?;
+        Binding { stopped: Some(number), ..self.binding }.write(&self.data)
+    }
 }
 
 /// Opens the store that was asked for, or the one below the data directory, which must be this process's. Refused if it
 /// belongs to another data directory, or this one to another store.
-pub async fn open(data: &Path, asked: Option<&StoreUrl>) -> anyhow::Result<Arc<dyn Store>> {
+pub async fn open(data: &Path, asked: Option<&StoreUrl>) -> anyhow::Result<OwnStore> {
     let began = SystemTime::now();
     let place = asked.map_or(Place::Own, |url| Place::Url(url.clone()));
     let url = place.url(data);
     let backend = url.open().with_context(|| format!("cannot open the store {url}"))?;
     let store = Reliable::new(Arc::new(backend.clone()), Limits::default());
-    match Binding::read(data)? {
-        Some(Binding { id, place: Some(known) }) => {
+    let id = match Binding::read(data)? {
+        Some(Binding { id, place: Some(known), stopped }) => {
             ensure!(
-                belongs_to(&store, id).await?,
+                holds(&store, OWNER).await? == Some(line(id)),
                 "{url} is not the store of this data directory; {}",
                 known.flag()
             );
-            if known != place {
-                Binding { id, place: Some(place) }.write(data)?;
-            }
+            ensure!(
+                known == place || (stopped.is_some() && holds(&store, STOPPED).await? == stopped.map(line)),
+                "{url} is no copy of the store as it was at this node's last stop; {}, stop the node, copy all of \
+                 {} once more",
+                known.flag(),
+                known.url(data)
+            );
+            id
         }
         unfinished => {
             ensure!(
@@ -89,13 +123,17 @@ pub async fn open(data: &Path, asked: Option<&StoreUrl>) -> anyhow::Result<Arc<d
                 data.display()
             );
             let id = unfinished.map_or_else(rand::random, |binding| binding.id);
-            Binding { id, place: None }.write(data)?;
+            Binding { id, place: None, stopped: None }.write(data)?;
             claim(&store, id).await?;
-            Binding { id, place: Some(place) }.write(data)?;
+            id
         }
-    }
+    };
+    let binding = Binding { id, place: Some(place), stopped: None };
+    // In this order: from here on all copies are old ones, whatever becomes of the node.
+    binding.write(data)?;
+    store.delete(STOPPED).await.map_err(|failure| cannot_use(&store, failure))?;
     sweep(backend.clone(), began);
-    Ok(Arc::new(backend))
+    Ok(OwnStore { backend, data: data.to_owned(), binding })
 }
 
 /// Opens the store of a data directory to read it; answers also where it is, for people.
@@ -113,25 +151,48 @@ pub fn open_to_read(data: &Path) -> anyhow::Result<(Arc<dyn Store>, String)> {
     Ok((Arc::new(backend), shown))
 }
 
-fn owner(id: u128) -> Bytes {
-    format!("{id:032x}\n").into()
+/// As it stands in the store.
+fn line(number: u128) -> Bytes {
+    format!("{number:032x}\n").into()
 }
 
-/// Makes the store ours, if it is nobody's.
+/// Makes the store ours, if it is nobody's; refuses one that would let others do so too.
 async fn claim(store: &Reliable, id: u128) -> anyhow::Result<()> {
-    store.put(OWNER, owner(id)).await.map_err(|failure| match failure.kind() {
-        FailureKind::Exists => anyhow!(
+    let anothers = || {
+        anyhow!(
             "the store {store} belongs to another data directory; choose another prefix or directory, or start with \
              the data directory that it belongs to"
-        ),
-        _ => cannot_use(store, failure),
-    })
+        )
+    };
+    // Asked first, so that nothing of another's is touched where puts are not conditional.
+    match holds(store, OWNER).await? {
+        Some(owner) => ensure!(owner == line(id), anothers()),
+        None => put_if_absent(store, line(id)).await?.then_some(()).ok_or_else(anothers)?,
+    }
+    if put_if_absent(store, Bytes::from_static(b"nobody\n")).await? {
+        store.delete(OWNER).await.map_err(|failure| cannot_use(store, failure))?;
+        bail!(
+            "cannot use the store {store}: it overwrites what is there, and does not know conditional puts \
+             (If-None-Match: *); choose a server that does"
+        );
+    }
+    Ok(())
 }
 
-async fn belongs_to(store: &Reliable, id: u128) -> anyhow::Result<bool> {
-    match store.get(OWNER, Span::Whole).await {
-        Ok(found) => Ok(found.bytes == owner(id)),
-        Err(failure) if failure.kind() == FailureKind::Missing => Ok(false),
+/// Whether there was no owner, and it is this one now.
+async fn put_if_absent(store: &Reliable, owner: Bytes) -> anyhow::Result<bool> {
+    match store.put(OWNER, owner).await {
+        Ok(()) => Ok(true),
+        Err(failure) if failure.kind() == FailureKind::Exists => Ok(false),
+        Err(failure) => Err(cannot_use(store, failure)),
+    }
+}
+
+/// A whole object, if it is there.
+async fn holds(store: &Reliable, object: &str) -> anyhow::Result<Option<Bytes>> {
+    match store.get(object, Span::Whole).await {
+        Ok(found) => Ok(Some(found.bytes)),
+        Err(failure) if failure.kind() == FailureKind::Missing => Ok(None),
         Err(failure) => Err(cannot_use(store, failure)),
     }
 }
@@ -174,6 +235,9 @@ impl Binding {
             Some(Place::Own) => text += "store below\n",
             Some(Place::Url(url)) => text += &format!("store {url}\n"),
         }
+        if let Some(number) = self.stopped {
+            text += &format!("stopped {number:032x}\n");
+        }
         let write = || {
             let mut file = tempfile::NamedTempFile::new_in(data)?;
             file.write_all(text.as_bytes())?;
@@ -199,12 +263,20 @@ impl FromStr for Binding {
             Some(Some(url)) => Some(Place::Url(url.parse()?)),
             Some(None) => bail!("the second line names no store"),
         };
-        Ok(Binding { id, place })
+        let stopped = match lines.next().map(|line| line.strip_prefix("stopped ")) {
+            None => None,
+            Some(Some(number)) => Some(u128::from_str_radix(number, 16).context("the stop is no number")?),
+            Some(None) => bail!("the third line names no stop"),
+        };
+        Ok(Binding { id, place, stopped })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use async_trait::async_trait;
+    use fulmar_store::{Failure, Listing, Piece, Upload};
+
     use super::*;
 
     fn url(directory: &Path) -> StoreUrl {
@@ -239,13 +311,80 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_store_may_move_with_all_that_is_in_it() {
+    async fn a_store_may_move_as_the_last_stop_left_it() {
         let [data, there] = std::array::from_fn(|_| tempfile::tempdir().unwrap());
-        open(data.path(), None).await.unwrap();
-        let owner = std::fs::read(data.path().join("store/owner")).unwrap();
-        std::fs::write(there.path().join("owner"), owner).unwrap();
-        open(data.path(), Some(&url(there.path()))).await.unwrap();
-        assert_eq!(Binding::read(data.path()).unwrap().unwrap().place, Some(Place::Url(url(there.path()))));
+        let copy = || {
+            for object in [OWNER, STOPPED] {
+                std::fs::copy(data.path().join("store").join(object), there.path().join(object)).unwrap();
+            }
+        };
+        let moved = url(there.path());
+        let refused = async || {
+            let refused = refusal(data.path(), Some(&moved)).await;
+            assert!(refused.contains("at this node's last stop; start without --store"), "{refused}");
+        };
+        open(data.path(), None).await.unwrap().stopped().await.unwrap();
+        copy();
+        // It has gone on since, and crashed; then it has stopped.
+        let running = open(data.path(), None).await.unwrap();
+        refused().await;
+        running.stopped().await.unwrap();
+        refused().await;
+        copy();
+        open(data.path(), Some(&moved)).await.unwrap().stopped().await.unwrap();
+        // Where it was before there is an old store now.
+        let refused = refusal(data.path(), None).await;
+        assert!(refused.contains(&format!("last stop; start with --store {moved}")), "{refused}");
+        let binding = Binding::read(data.path()).unwrap().unwrap();
+        assert_eq!(binding.place, Some(Place::Url(moved)));
+        assert!(binding.stopped.is_some());
+    }
+
+    /// A server that ignores `If-None-Match`.
+    #[derive(Debug)]
+    struct Careless(Backend);
+
+    impl std::fmt::Display for Careless {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            self.0.fmt(f)
+        }
+    }
+
+    #[async_trait]
+    impl Store for Careless {
+        async fn put(&self, name: &str, bytes: Bytes) -> Result<(), Failure> {
+            self.0.delete(name).await?;
+            self.0.put(name, bytes).await
+        }
+        async fn upload(&self, name: &str) -> Result<Box<dyn Upload>, Failure> {
+            self.0.upload(name).await
+        }
+        async fn get(&self, name: &str, span: Span) -> Result<Piece, Failure> {
+            self.0.get(name, span).await
+        }
+        async fn list(&self, directory: &str, after: Option<&str>) -> Result<Listing, Failure> {
+            self.0.list(directory, after).await
+        }
+        async fn delete(&self, name: &str) -> Result<(), Failure> {
+            self.0.delete(name).await
+        }
+    }
+
+    #[tokio::test]
+    async fn a_store_that_overwrites_is_refused_and_left_as_it_was() {
+        let truth = Backend::memory();
+        let store = Reliable::new(Arc::new(Careless(truth.clone())), Limits::default());
+        let refused = claim(&store, 1).await.unwrap_err().to_string();
+        assert!(refused.contains("does not know conditional puts"), "{refused}");
+        assert_eq!(holds(&store, OWNER).await.unwrap(), None);
+        truth.put(OWNER, line(2)).await.unwrap();
+        let refused = claim(&store, 1).await.unwrap_err().to_string();
+        assert!(refused.contains("belongs to another data directory"), "{refused}");
+        assert_eq!(holds(&store, OWNER).await.unwrap(), Some(line(2)));
+        // One that keeps to the contract may be claimed again, after a crash between the two writes.
+        let store = Reliable::new(Arc::new(truth), Limits::default());
+        claim(&store, 2).await.unwrap();
+        assert_eq!(holds(&store, OWNER).await.unwrap(), Some(line(2)));
     }
 
     #[tokio::test]
@@ -278,9 +417,10 @@ mod tests {
         let elsewhere = tempfile::tempdir().unwrap();
         let refused = refusal(data.path(), Some(&url(elsewhere.path()))).await;
         assert!(refused.contains("start once without --store"), "{refused}");
-        Binding { id: 7, place: None }.write(data.path()).unwrap();
+        Binding { id: 7, place: None, stopped: None }.write(data.path()).unwrap();
         open(data.path(), None).await.unwrap();
-        assert_eq!(Binding::read(data.path()).unwrap(), Some(Binding { id: 7, place: Some(Place::Own) }));
+        let expected = Binding { id: 7, place: Some(Place::Own), stopped: None };
+        assert_eq!(Binding::read(data.path()).unwrap(), Some(expected));
         std::fs::write(data.path().join(BINDING_FILE), "id x\n").unwrap();
         assert!(refusal(data.path(), None).await.contains("restore it from a backup"));
     }

@@ -37,6 +37,8 @@ type Stamp = Option<[u64; 5]>;
 pub struct Tls {
     certificate: PathBuf,
     key: PathBuf,
+    /// Of the files before they were read first.
+    loaded: [Stamp; 2],
     current: RwLock<Arc<CertifiedKey>>,
 }
 
@@ -46,8 +48,11 @@ impl Tls {
         let (Some(certificate), Some(key)) = (certificate, key) else {
             return Ok(None);
         };
+        // Before they are read: who changes them from here on is noticed.
+        let loaded = [stamp(certificate), stamp(key)];
         let current = RwLock::new(Arc::new(read(certificate, key)?));
-        Ok(Some(Arc::new(Tls { certificate: certificate.to_owned(), key: key.to_owned(), current })))
+        let (certificate, key) = (certificate.to_owned(), key.to_owned());
+        Ok(Some(Arc::new(Tls { certificate, key, loaded, current })))
     }
 
     /// What a server needs: it shows each client the newest certificate.
@@ -57,7 +62,7 @@ impl Tls {
 
     /// Reads the files again whenever they have changed, or a signal asks for it; for ever.
     pub async fn follow(self: Arc<Self>, mut hangups: Signal, journal: Arc<Journal>) {
-        let mut seen = self.stamps();
+        let mut seen = self.loaded;
         loop {
             let asked = tokio::select! {
                 _ = hangups.recv() => true,

@@ -43,6 +43,8 @@ pub(super) struct Files {
     bytes: u64,
     /// The last line has no end.
     torn: bool,
+    /// Of the last event that was written.
+    last_id: u64,
 }
 
 impl Files {
@@ -60,10 +62,12 @@ impl Files {
         let number = numbers.last().copied().unwrap_or(1);
         let file = append_to(directory, number)?;
         let bytes = file.metadata()?.len();
-        Ok((Files { directory: directory.to_owned(), number, file, bytes, torn }, events))
+        let last_id = events.iter().map(|event| event.id).max().unwrap_or(0);
+        Ok((Files { directory: directory.to_owned(), number, file, bytes, torn, last_id }, events))
     }
 
-    /// Writes events, and syncs them. After an error some may have been written.
+    /// Writes events, and syncs them. After an error some may have been written; if they come again and all of them had been,
+    /// they are only synced.
     pub(super) fn append(&mut self, events: &[Arc<Event>]) -> io::Result<()> {
         if self.bytes >= FILE_BYTES {
             self.begin_next()?;
@@ -72,13 +76,14 @@ impl Files {
         if self.torn {
             lines.push(b'\n');
         }
-        for event in events {
+        for event in events.iter().filter(|event| event.id > self.last_id) {
             serde_json::to_writer(&mut lines, &Line { v: VERSION, event })?;
             lines.push(b'\n');
         }
         self.torn = true; // unless all of it gets there
         self.file.write_all(&lines)?;
         (self.torn, self.bytes) = (false, self.bytes + lines.len() as u64);
+        self.last_id = events.last().map_or(self.last_id, |event| event.id);
         self.file.sync_data()
     }
 
@@ -175,15 +180,34 @@ mod tests {
     fn files_take_turns() {
         let directory = tempfile::tempdir().unwrap();
         let (mut files, _) = Files::open(directory.path()).unwrap();
-        let many: Vec<Arc<Event>> = (0..10_000).map(event).collect();
-        let mut appended = 0;
+        let (many, mut appended) = (10_000, 0);
         while files.number < FILES as u64 + 3 {
-            files.append(&many).unwrap();
-            appended += 1;
+            let events: Vec<Arc<Event>> = (1..=many).map(|n| event(appended + n)).collect();
+            files.append(&events).unwrap();
+            appended += many;
         }
         let kept = numbers(directory.path()).unwrap();
         assert_eq!(kept, (files.number - FILES as u64 + 1..=files.number).collect::<Vec<_>>());
-        let read = ids(directory.path()).len();
-        assert!(read >= many.len() && read < appended * many.len(), "{read}");
+        let read = ids(directory.path()).len() as u64;
+        assert!(read >= many && read < appended, "{read}");
+    }
+
+    #[test]
+    fn what_is_written_and_cannot_be_synced_is_not_written_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let (mut files, _) = Files::open(directory.path()).unwrap();
+        // It takes bytes, and knows no sync.
+        let (mut reader, writer) = io::pipe().unwrap();
+        files.file = File::from(std::os::fd::OwnedFd::from(writer));
+        for ids in [1..=2, 1..=2, 1..=3] {
+            let events: Vec<_> = ids.map(event).collect();
+            assert!(files.append(&events).is_err());
+        }
+        drop(files);
+        let mut text = Vec::new();
+        reader.read_to_end(&mut text).unwrap();
+        let ids: Vec<u64> =
+            text.split(|byte| *byte == b'\n').filter_map(parse).map(|event| event.id).collect();
+        assert_eq!(ids, [1, 2, 3]);
     }
 }

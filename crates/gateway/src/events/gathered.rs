@@ -24,7 +24,7 @@ pub(super) struct Gathered(HashMap<Key, More>);
 struct More {
     until: Instant,
     times: u64,
-    /// The first of them.
+    /// The first of them; of no database, if they are of several.
     event: Event,
     users: BTreeSet<String>,
     addresses: BTreeSet<IpAddr>,
@@ -41,10 +41,14 @@ impl Gathered {
             more.count(&event);
             return None;
         }
+        let mut first = event.clone();
+        if first.partition != key.1 {
+            (first.partition, first.database) = (None, None);
+        }
         let more = More {
             until: now + PERIOD,
             times: 0,
-            event: event.clone(),
+            event: first,
             users: BTreeSet::new(),
             addresses: BTreeSet::new(),
         };
@@ -125,8 +129,15 @@ mod tests {
     #[test]
     fn what_is_gathered_is_bounded() {
         let (mut gathered, start) = (Gathered::default(), Instant::now());
-        let of = |partition| Event { partition: Some(partition), ..failed("anna") };
+        let of = |partition| {
+            let database = Some(format!("d{partition}"));
+            Event { partition: Some(partition), database, ..failed("anna") }
+        };
         let told = (0..10 * KEYS as u64).filter(|n| gathered.add(of(*n), start).is_some()).count();
         assert_eq!((told, gathered.0.len()), (KEYS + 1, KEYS + 1));
+        let due = gathered.due(None);
+        assert_eq!(due.len(), 1, "of all the others together");
+        assert_eq!((&due[0].database, due[0].partition), (&None, None));
+        assert_eq!(due[0].details["times"], 9 * KEYS as u64 - 1);
     }
 }

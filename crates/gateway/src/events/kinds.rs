@@ -63,6 +63,10 @@ kinds! {
     LogFailed Error "log.failed" "writing the log has failed; commits that had not been acknowledged were taken back"
     /// After that.
     LogWorks Info "log.works" "a new log has begun; commits are accepted"
+    /// No further file of it can be made.
+    LogFull Error "log.full" "the log is full: commits are refused until flushes, or the disk, make room"
+    /// After that.
+    LogFree Info "log.free" "the log has room again; commits are accepted"
     /// Less than the reserve is left.
     DiskLow Warning "disk.low" "the disk is nearly full: commits that need more space are refused"
     /// Less than half of it.

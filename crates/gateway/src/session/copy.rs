@@ -246,6 +246,7 @@ impl Rows {
     }
 
     async fn insert(&mut self, rows: usize, session: &mut Session) -> Result<()> {
+        session.link.give_way().await?;
         let statement = if rows == 1 { &self.insert_one } else { &self.insert_batch };
         let values = &self.values[..rows * self.columns];
         let run = session.link.execute(statement, values, Scope::Implicit, &mut Collector::default()).await;

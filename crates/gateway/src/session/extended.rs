@@ -56,6 +56,7 @@ impl Session {
 
     async fn parse(&mut self, name: &str, sql: &[u8], types: Oids<'_>) -> Result<(), Fault> {
         self.statements.check_free(name)?;
+        self.link.give_way().await?;
         let (plan, rest) = self.plan(decode::utf8(sql)?).await?;
         if !super::simple::is_blank(rest) {
             let message = "cannot insert multiple commands into a prepared statement";
@@ -201,6 +202,7 @@ impl Session {
     }
 
     async fn execute(&mut self, name: &str, limit_rows: u32, next: &[u8]) -> Result<(), Fault> {
+        self.link.give_way().await?;
         let mut portal = self.statements.take_portal(name)?;
         let outcome = match portal.prepared.clone() {
             Some(prepared) => self.run_portal(&prepared, &mut portal, limit_rows, next).await,

@@ -24,9 +24,9 @@ use fulmar_engine::{
 use tokio::time::{Sleep, sleep, timeout};
 
 use super::rows::Collector;
-use crate::Result;
 use crate::registry::Handle;
 use crate::wire::{Closed, Wire};
+use crate::{Result, fair};
 
 /// The client's connection and the engine's session.
 pub(crate) struct Link {
@@ -82,6 +82,23 @@ impl Link {
         };
         self.noted |= noted;
         outcome
+    }
+
+    /// To be called before each of many statements that may have come together: lets others work, if it is time.
+    pub(crate) async fn give_way(&mut self) -> Result<()> {
+        if !fair::slice_is_over() {
+            return Ok(());
+        }
+        let Link { engine, wire, handle, .. } = self;
+        drive(pin!(engine.give_way()), wire, handle, None).await?;
+        match handle.is_killed() {
+            // It may have come between two statements, when there was nothing to cancel.
+            true => Err(Error::new(
+                sqlstate::ADMIN_SHUTDOWN,
+                "terminating connection due to administrator command",
+            )),
+            false => Ok(()),
+        }
     }
 
     /// Runs a query of the gateway's own in the client's transaction.

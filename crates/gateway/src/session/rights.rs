@@ -1,6 +1,6 @@
 //! What happens to a session whose user's rights change while it lasts.
 //!
-//! A right counts from the next message on, whether it was granted or taken away. To know that any right of anybody has
+//! A right counts from the next statement on, whether it was granted or taken away. To know that any right of anybody has
 //! changed costs a look at a number; only then the session looks for its own.
 //!
 //! | what has changed | the session |

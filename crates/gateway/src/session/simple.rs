@@ -64,6 +64,8 @@ impl Session {
     pub(super) async fn run_text(&mut self, text: &str) -> Result<(), Fault> {
         let mut rest = text;
         while !is_blank(rest) {
+            self.link.give_way().await?;
+            self.follow_rights()?;
             let (plan, after) = self.plan(rest).await?;
             rest = after;
             let last = is_blank(rest);

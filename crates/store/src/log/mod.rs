@@ -228,6 +228,13 @@ impl CommitLog {
         WaitRoom { core: &self.core, body_bytes, ticket: None }
     }
 
+    /// Whether records are refused with [`LogError::Full`], and why: from the first one until a further file is ready. Short
+    /// ones may fit meanwhile.
+    pub fn full(&self) -> Option<FullCause> {
+        let state = self.core.state.lock();
+        state.trouble.clone().filter(|_| state.full)
+    }
+
     /// Up to where the log is durable. A position that is not above this one may still have been discarded: ask
     /// [`CommitLog::is_durable`] unless the version at hand is known to have survived [`CommitLog::on_discard`].
     pub fn durable(&self) -> Lsn {

@@ -139,6 +139,8 @@ pub(super) struct State {
     pub(super) wanted: u64,
     /// Why no file is ready, if that is known.
     pub(super) trouble: Option<FullCause>,
+    /// A record has been refused for that since a file was ready.
+    pub(super) full: bool,
     /// What the writer sleeps for, or is about to: who appends that must wake it.
     pub(super) writer_awaits: Awaits,
     /// Positions that were handed out and then lost: (after, upto].
@@ -303,6 +305,7 @@ impl State {
             ready: None,
             wanted: 0,
             trouble: None,
+            full: false,
             writer_awaits: Awaits::Nothing,
             discarded: Vec::new(),
             live,
@@ -368,6 +371,7 @@ impl State {
             self.wanted = file_bytes.next_multiple_of(MIN_FILE_BYTES);
             core.supply.notify_one();
         }
+        self.full = self.trouble.is_some();
         Err(self.trouble.clone().map_or(LogError::Busy, LogError::Full))
     }
 

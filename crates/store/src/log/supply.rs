@@ -133,7 +133,7 @@ impl Supplier {
         };
         let mut state = self.core.state.lock();
         state.ready = Some(ReadyFile { sequence, name, file, bytes });
-        state.trouble = None;
+        (state.trouble, state.full) = (None, false);
         self.count_spares(&mut state);
         drop(state);
         self.core.wake_writer();

@@ -64,6 +64,24 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// What a tenant is told: not where the store is, nor what its server has said.
+    pub fn for_tenants(&self) -> String {
+        match self {
+            StoreError::Missing { object, .. } => format!("{object} is not in the store"),
+            StoreError::Exists { object, .. } => format!("{object} exists in the store with other contents"),
+            StoreError::Damaged { object, .. } => format!("{object} in the store is damaged"),
+            StoreError::Misnamed { object, .. } => {
+                format!("{object} in the store holds the manifest of another partition or version")
+            }
+            StoreError::Failed { operation, object, cause, .. } => {
+                format!(
+                    "the store could not {operation} {object}: {}",
+                    cause.kind().label().replace('_', " ")
+                )
+            }
+        }
+    }
+
     pub(super) fn failed(
         operation: &'static str,
         object: impl Display,

@@ -27,6 +27,7 @@ use fulmar_pages::{
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
+use crate::single_flight::SingleFlight;
 use crate::store::{Backend, FailureKind, Limits, OperationStatistics, Reliable, Span, Store};
 pub use error::StoreError;
 pub use segment_writer::SegmentWriter;
@@ -92,6 +93,8 @@ fn segment_object(id: SegmentId) -> String {
 pub struct PageStore {
     store: Arc<Reliable>,
     indexes: Arc<Cache<SegmentId, Arc<SegmentIndex>, IndexWeight>>,
+    /// Indexes that are being read.
+    reading: Arc<SingleFlight<SegmentId, Result<Arc<SegmentIndex>, StoreError>>>,
 }
 
 #[derive(Clone)]
@@ -109,6 +112,7 @@ impl PageStore {
         PageStore {
             store: Arc::new(Reliable::new(store, Limits::default())),
             indexes: Arc::new(Cache::with_weighter(INDEXES, INDEX_BYTES, IndexWeight)),
+            reading: Arc::default(),
         }
     }
 
@@ -141,7 +145,19 @@ impl PageStore {
     /// A segment's index. The first time it is one ranged read, or two if it is large; many who want it at once share
     /// them.
     pub async fn segment_index(&self, id: SegmentId) -> Result<Arc<SegmentIndex>, StoreError> {
-        self.indexes.get_or_insert_async(&id, self.read_index(id)).await
+        if let Some(index) = self.indexes.get(&id) {
+            return Ok(index);
+        }
+        let read = async {
+            // Somebody may have read it a moment ago.
+            if let Some(index) = self.indexes.get(&id) {
+                return Ok(index);
+            }
+            let index = self.read_index(id).await?;
+            self.indexes.insert(id, index.clone());
+            Ok(index)
+        };
+        self.reading.run(id, read).await
     }
 
     async fn read_index(&self, id: SegmentId) -> Result<Arc<SegmentIndex>, StoreError> {

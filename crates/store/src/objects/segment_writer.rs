@@ -1,15 +1,16 @@
 //! Stores a segment piece by piece.
 
+use bytes::Bytes;
 use fulmar_pages::SegmentId;
 
 use super::{PageStore, StoreError, segment_object};
 use crate::store::{Store, Upload};
 
-/// Object stores want parts of at least 5 MiB.
+/// Object stores want parts of at least 5 MiB; some want all but the last to be of one size.
 const PART_BYTES: usize = 8 << 20;
 
 /// Stores a segment while it is being made. It exists when [`SegmentWriter::finish`] has returned, not before. Holds
-/// one part of 8 MiB in memory; what is not larger than that is stored in one piece.
+/// one part of 8 MiB in memory; what is smaller than that is stored in one piece.
 pub struct SegmentWriter {
     id: SegmentId,
     object: String,
@@ -28,33 +29,45 @@ impl SegmentWriter {
         &mut self.part
     }
 
-    /// Sends what is in the buffer on its way, if it is enough for a part.
+    /// Sends what is in the buffer on its way, as far as it is enough for parts.
     pub async fn flush(&mut self) -> Result<(), StoreError> {
         if self.part.len() < PART_BYTES {
             return Ok(());
         }
-        let bytes = std::mem::take(&mut self.part).into();
+        let mut bytes = Bytes::from(std::mem::take(&mut self.part));
+        while bytes.len() >= PART_BYTES {
+            self.send(bytes.split_to(PART_BYTES)).await?;
+        }
+        self.part.extend_from_slice(&bytes);
+        Ok(())
+    }
+
+    async fn send(&mut self, part: Bytes) -> Result<(), StoreError> {
         let failed =
             |failure| StoreError::failed("store a part of", &self.object, &self.store.store, failure);
         let upload = match &mut self.upload {
             Some(upload) => upload,
             none => none.insert(self.store.store.upload(&self.object).await.map_err(failed)?),
         };
-        upload.part(bytes).await.map_err(failed)
+        upload.part(part).await.map_err(failed)
     }
 
     /// Sends the rest; the segment is stored.
     pub async fn finish(mut self) -> Result<SegmentId, StoreError> {
-        let rest = std::mem::take(&mut self.part).into();
-        let Some(mut upload) = self.upload else {
+        self.flush().await?;
+        let rest = Bytes::from(std::mem::take(&mut self.part));
+        if self.upload.is_none() {
             self.store.put(&self.object, rest).await?;
             return Ok(self.id);
-        };
-        let stored = match upload.part(rest).await {
-            Ok(()) => upload.complete().await,
-            Err(failure) => Err(failure),
-        };
-        stored.map_err(|failure| StoreError::failed("store", &self.object, &self.store.store, failure))?;
+        }
+        if !rest.is_empty() {
+            self.send(rest).await?;
+        }
+        if let Some(mut upload) = self.upload {
+            let completed = upload.complete().await;
+            completed
+                .map_err(|failure| StoreError::failed("store", &self.object, &self.store.store, failure))?;
+        }
         Ok(self.id)
     }
 

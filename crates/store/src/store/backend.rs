@@ -4,6 +4,7 @@
 //! Its own retries are off: [`super::Reliable`] has them, for every store alike.
 
 use std::fmt;
+use std::fs::File;
 use std::io;
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
@@ -11,7 +12,8 @@ use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures::TryStreamExt;
+use futures::future::BoxFuture;
+use futures::{FutureExt, TryStreamExt};
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::client::SpawnedReqwestConnector;
 use object_store::list::{PaginatedListOptions, PaginatedListStore};
@@ -174,7 +176,7 @@ impl Store for Backend {
             return Ok(Box::new(S3Upload { client: client.clone(), path, id, parts: Vec::new() }));
         }
         let upload = self.objects().put_multipart(&path).await.map_err(|cause| local_failure(&cause))?;
-        Ok(Box::new(LocalUpload(upload)))
+        Ok(Box::new(LocalUpload { upload: Some(upload), part: None, completion: None }))
     }
 
     async fn get(&self, name: &str, span: Span) -> Result<Piece, Failure> {
@@ -243,6 +245,22 @@ impl Store for Backend {
         }
     }
 
+    async fn sync(&self, name: &str) -> Result<(), Failure> {
+        let Place::Directory { root, .. } = &self.place else { return Ok(()) };
+        let (root, file) = (root.clone(), root.join(name));
+        let synced = tokio::task::spawn_blocking(move || {
+            File::open(&file)?.sync_all()?;
+            // The object's name stands in its directory, whose own may be new too.
+            let above = file.ancestors().skip(1).take_while(|directory| directory.starts_with(&root));
+            above.into_iter().try_for_each(|directory| File::open(directory)?.sync_all())
+        });
+        let synced = synced.await.unwrap_or_else(|panic| Err(io::Error::other(panic)));
+        synced.map_err(|cause| match cause.kind() {
+            io::ErrorKind::NotFound => Failure::new(FailureKind::Missing, cause),
+            _ => Failure::new(FailureKind::Other, cause),
+        })
+    }
+
     fn directory(&self) -> Option<&FilePath> {
         match &self.place {
             Place::Directory { root, .. } => Some(root),
@@ -252,21 +270,57 @@ impl Store for Backend {
 }
 
 /// A file that grows beside its place, or memory.
-struct LocalUpload(Box<dyn MultipartUpload>);
+///
+/// A part that takes too long is written all the same, on a thread of its own, and its place is taken. So what is under way is
+/// kept when nobody waits for it any more: who tries again waits for that, and gets its answer.
+struct LocalUpload {
+    /// `None` from its completion on.
+    upload: Option<Box<dyn MultipartUpload>>,
+    /// The part that is being written.
+    part: Option<BoxFuture<'static, object_store::Result<()>>>,
+    completion: Option<BoxFuture<'static, object_store::Result<()>>>,
+}
+
+impl LocalUpload {
+    /// The upload, if nothing is under way in it.
+    fn at_rest(&mut self) -> Result<&mut Box<dyn MultipartUpload>, Failure> {
+        let busy = || Failure::new(FailureKind::Other, "what was begun before is not done");
+        self.upload.as_mut().filter(|_| self.part.is_none()).ok_or_else(busy)
+    }
+}
 
 #[async_trait]
 impl Upload for LocalUpload {
     async fn part(&mut self, bytes: Bytes) -> Result<(), Failure> {
-        self.0.put_part(bytes.into()).await.map_err(|cause| local_failure(&cause))
+        if self.part.is_none() {
+            self.part = Some(self.at_rest()?.put_part(bytes.into()));
+        }
+        until_done(&mut self.part).await
     }
 
     async fn complete(&mut self) -> Result<(), Failure> {
-        self.0.complete().await.map(drop).map_err(|cause| local_failure(&cause))
+        if self.completion.is_none() {
+            self.at_rest()?;
+            let upload = self.upload.take();
+            self.completion =
+                upload.map(|mut upload| async move { upload.complete().await.map(drop) }.boxed());
+        }
+        until_done(&mut self.completion).await
     }
 
     async fn abort(&mut self) -> Result<(), Failure> {
-        self.0.abort().await.map_err(|cause| local_failure(&cause))
+        self.at_rest()?.abort().await.map_err(|cause| local_failure(&cause))
     }
+}
+
+/// Waits for what is under way. Whoever is dropped meanwhile leaves it there.
+async fn until_done(
+    under_way: &mut Option<BoxFuture<'static, object_store::Result<()>>>,
+) -> Result<(), Failure> {
+    let Some(done) = under_way else { return Ok(()) };
+    let result = done.await;
+    *under_way = None;
+    result.map_err(|cause| local_failure(&cause))
 }
 
 /// Parts with numbers: one that is sent again takes its own place.
@@ -332,8 +386,10 @@ fn kind_of(cause: &Error) -> Option<FailureKind> {
 /// What an S3 server's answer means, or that there was none. The library keeps the status in its text alone.
 fn kind_of_answer(text: &str) -> FailureKind {
     match status(text) {
-        // 408 and 429 ask to be patient.
-        Some(status @ 400..500) if status != 408 && status != 429 => FailureKind::Refused,
+        // 408 and 429 ask to be patient; so does a 400 to a request that was too slow on its way.
+        Some(408 | 429) => FailureKind::Unavailable,
+        Some(400) if text.contains("<Code>RequestTimeout</Code>") => FailureKind::Unavailable,
+        Some(400..500) => FailureKind::Refused,
         _ => FailureKind::Unavailable,
     }
 }
@@ -358,6 +414,9 @@ mod tests {
             |status: &str| kind_of_answer(&format!("Server returned non-2xx status code: {status}: <Error>"));
         assert_eq!(kind("400 Bad Request"), FailureKind::Refused);
         assert_eq!(kind("429 Too Many Requests"), FailureKind::Unavailable);
+        let of_body = |code: &str| kind(&format!("400 Bad Request: <Error><Code>{code}</Code></Error>"));
+        assert_eq!(of_body("RequestTimeout"), FailureKind::Unavailable);
+        assert_eq!(of_body("RequestTimeTooSkewed"), FailureKind::Refused);
         assert_eq!(kind("503 Service Unavailable"), FailureKind::Unavailable);
         assert_eq!(kind_of_answer("connection reset by peer"), FailureKind::Unavailable);
     }

@@ -161,7 +161,7 @@ impl Store for FaultyStore {
 
     async fn upload(&self, name: &str) -> Result<Box<dyn Upload>, Failure> {
         let upload = self.through(StoreOperation::Upload, self.store.upload(name)).await?;
-        Ok(Box::new(FaultyUpload { store: self.clone(), upload }))
+        Ok(Box::new(FaultyUpload { store: self.clone(), upload, first_and_last: None }))
     }
 
     async fn get(&self, name: &str, span: Span) -> Result<Piece, Failure> {
@@ -175,11 +175,31 @@ impl Store for FaultyStore {
     async fn delete(&self, name: &str) -> Result<(), Failure> {
         self.through(StoreOperation::Delete, self.store.delete(name)).await
     }
+
+    /// Has the faults of gets.
+    async fn sync(&self, name: &str) -> Result<(), Failure> {
+        self.through(StoreOperation::Get, self.store.sync(name)).await
+    }
 }
 
+/// It insists on what only some stores do: that all parts are of one size, except a smaller one at the end.
 struct FaultyUpload {
     store: FaultyStore,
     upload: Box<dyn Upload>,
+    /// Of its first part, and of its last so far.
+    first_and_last: Option<(usize, usize)>,
+}
+
+impl FaultyUpload {
+    fn check_size(&mut self, bytes: usize) -> Result<(), Failure> {
+        let (first, last) = self.first_and_last.unwrap_or((bytes, bytes));
+        if last < first || bytes > first {
+            let message = format!("parts of {first}, {last} and {bytes} bytes: not of one size");
+            return Err(Failure::new(FailureKind::Refused, message));
+        }
+        self.first_and_last = Some((first, bytes));
+        Ok(())
+    }
 }
 
 #[async_trait]
@@ -187,7 +207,11 @@ impl Upload for FaultyUpload {
     async fn part(&mut self, bytes: Bytes) -> Result<(), Failure> {
         match self.store.begin(StoreOperation::Upload).await {
             Some(StoreFault::LoseAnswer) => Err(Failure::new(FailureKind::Unavailable, "the part was lost")),
-            fault => FaultyStore::with(fault, self.upload.part(bytes)).await,
+            fault => {
+                let size = bytes.len();
+                FaultyStore::with(fault, self.upload.part(bytes)).await?;
+                self.check_size(size)
+            }
         }
     }
 

@@ -1,4 +1,4 @@
-//! What Fulmar asks of a place that keeps objects: a directory, S3, a database. Everything above it is built of five
+//! What Fulmar asks of a place that keeps objects: a directory, S3, a database. Everything above it is built of six
 //! operations.
 //!
 //! ```text
@@ -6,7 +6,7 @@
 //!      |
 //!   Reliable                      bounds, retries, read-back after doubt, counts
 //!      |
-//!   dyn Store                     put  upload  get  list  delete
+//!   dyn Store                     put  upload  get  list  delete  sync
 //!      |-- Backend                a directory, S3, memory (the crate object_store)
 //!      `-- FaultyStore            any of them, with faults: for tests
 //! ```
@@ -22,6 +22,7 @@
 //! - [`Store::get`] answers the bytes of a range that there are: fewer where the object ends, none beyond.
 //! - [`Store::list`] answers names in the order of their bytes, as many at a time as suit the store.
 //! - [`Store::delete`] of what is not there succeeds.
+//! - What a `get` finds although its put was not answered may still be lost in a crash: [`Store::sync`] makes it stay.
 //!
 //! An operation may be dropped while it waits (a time-out does that): what becomes of it is then as open as after an
 //! error. `crates/store/tests/conformance.rs` holds every store to this.
@@ -100,6 +101,12 @@ pub trait Store: Debug + Display + Send + Sync + 'static {
     /// Deletes an object, if it is there.
     async fn delete(&self, name: &str) -> Result<(), Failure>;
 
+    /// Makes durable what a `get` has found: to be asked before an object is relied on whose put or completion has not been
+    /// answered. Where nothing is seen before it is durable there is nothing to do.
+    async fn sync(&self, _name: &str) -> Result<(), Failure> {
+        Ok(())
+    }
+
     /// The directory in which objects are files of their names, if that is how they are kept: who has an object's bytes in a
     /// file may link it there.
     fn directory(&self) -> Option<&Path> {
@@ -111,8 +118,8 @@ pub trait Store: Debug + Display + Send + Sync + 'static {
 /// never will be.
 #[async_trait]
 pub trait Upload: Send {
-    /// Adds bytes at the end; at least 5 MiB, except the last. After a failure that is worth trying again the same part
-    /// may be given again: it takes the place that it was meant for.
+    /// Adds bytes at the end. All parts are of one size of at least 5 MiB, except that the last may be smaller. After a failure
+    /// that is worth trying again the same part may be given again: it takes the place that it was meant for.
     async fn part(&mut self, bytes: Bytes) -> Result<(), Failure>;
 
     /// Makes the object.

@@ -126,10 +126,11 @@ impl Reliable {
         }
     }
 
-    /// Whether an object has these bytes; `None` if there is none.
+    /// Whether an object has these bytes, durably; `None` if there is none.
     async fn holds(&self, name: &str, bytes: &Bytes) -> Result<Option<bool>, Failure> {
         match self.store.get(name, Span::Whole).await {
-            Ok(found) => Ok(Some(found.bytes == *bytes)),
+            Ok(found) if found.bytes == *bytes => self.store.sync(name).await.map(|()| Some(true)),
+            Ok(_) => Ok(Some(false)),
             Err(failure) if failure.kind() == FailureKind::Missing => Ok(None),
             Err(failure) => Err(failure),
         }
@@ -214,6 +215,15 @@ impl Store for Reliable {
         }
     }
 
+    async fn sync(&self, name: &str) -> Result<(), Failure> {
+        let mut tries = self.tries(StoreOperation::Get, 0);
+        loop {
+            if let ControlFlow::Break(result) = tries.make(self.store.sync(name)).await {
+                return result;
+            }
+        }
+    }
+
     fn directory(&self) -> Option<&Path> {
         self.store.directory()
     }
@@ -229,10 +239,11 @@ struct ReliableUpload {
 }
 
 impl ReliableUpload {
-    /// Whether the object is there with all its bytes: the answer to its completion was lost.
+    /// Whether the object is there with all its bytes, durably: the answer to its completion was lost.
     async fn is_complete(&mut self) -> bool {
         let last = self.store.get(&self.name, Span::Last(1)).await;
         last.is_ok_and(|last| last.offset + last.bytes.len() as u64 == self.bytes)
+            && self.store.sync(&self.name).await.is_ok()
     }
 }
 

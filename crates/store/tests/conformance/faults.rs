@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use fulmar_store::{
-    Backend, FailureKind, FaultyStore, Limits, OperationStatistics, Reliable, Span, Store, StoreFault,
-    StoreOperation,
+    Backend, Failure, FailureKind, FaultyStore, Limits, OperationStatistics, Reliable, Span, Store,
+    StoreFault, StoreOperation,
 };
 use tokio::time::Instant;
 
@@ -51,6 +51,21 @@ async fn a_put_whose_answer_was_lost_has_succeeded() {
     assert_eq!(rig.holds().await.unwrap(), "mine");
     let puts = rig.counted(StoreOperation::Put);
     assert_eq!((puts.tries, puts.retries, puts.bytes), (2, 1, 4));
+}
+
+/// What is found is not durable for being found: in a directory the put may have failed behind that.
+#[tokio::test(start_paused = true)]
+async fn what_is_found_is_made_durable_before_it_counts() {
+    let rig = rig();
+    rig.faulty.next(StoreOperation::Put, StoreFault::LoseAnswer);
+    // The read that finds it, and then its sync.
+    rig.faulty.next(StoreOperation::Get, StoreFault::Delay(Duration::ZERO));
+    rig.faulty.next(StoreOperation::Get, UNAVAILABLE);
+    rig.put("mine").await.unwrap();
+    assert_eq!(rig.counted(StoreOperation::Put).tries, 3);
+    rig.faulty.next(StoreOperation::Get, StoreFault::Delay(Duration::ZERO));
+    rig.faulty.next(StoreOperation::Get, StoreFault::Fail(FailureKind::Other));
+    assert_eq!(rig.put("mine").await, Err(FailureKind::Other));
 }
 
 /// The put was done, and no later one gets an answer: what is there decides.
@@ -140,6 +155,45 @@ async fn a_slow_read_is_waited_for() {
     let span = Span::Range { offset: 10, bytes: 20 };
     assert_eq!(rig.store.get("a", span).await.unwrap().bytes, vec![7; 20]);
     assert_eq!(rig.counted(StoreOperation::Get).retries, 0);
+}
+
+/// A disk that stalls: a part, and then the completion, are still being done when they are tried again. Each is done once.
+#[test]
+fn an_upload_to_a_directory_survives_a_stall() {
+    // One thread for all that blocks, so that nothing is done while the test holds it.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build();
+    let directory = tempfile::tempdir().unwrap();
+    runtime.unwrap().block_on(async {
+        let ms = Duration::from_millis;
+        let limits =
+            Limits { answer: ms(10), first_delay: ms(1), bytes_per_second: u64::MAX, ..Limits::default() };
+        let store = Reliable::new(Arc::new(Backend::directory(directory.path()).unwrap()), limits);
+        let retries = || store.statistics().iter().map(|of| of.retries).sum::<u64>();
+        let stall = async |done: &mut (dyn Future<Output = Result<(), Failure>> + Unpin)| {
+            let (release, held) = std::sync::mpsc::channel::<()>();
+            let blocked = tokio::task::spawn_blocking(move || held.recv());
+            let before = retries();
+            let retried = async {
+                while retries() < before + 3 {
+                    tokio::task::yield_now().await;
+                }
+            };
+            match futures::future::select(&mut *done, Box::pin(retried)).await {
+                futures::future::Either::Left((result, _)) => panic!("it was not tried again: {result:?}"),
+                futures::future::Either::Right(_) => drop(release),
+            }
+            done.await.unwrap();
+            assert!(blocked.await.unwrap().is_err());
+        };
+        let mut upload = store.upload("a").await.unwrap();
+        upload.part(vec![1; 5 << 20].into()).await.unwrap();
+        stall(&mut upload.part(vec![2; 5 << 20].into())).await;
+        upload.part(vec![3; 1 << 20].into()).await.unwrap();
+        stall(&mut upload.complete()).await;
+        let found = store.get("a", Span::Whole).await.unwrap().bytes;
+        let starts: Vec<u8> = found.chunks(5 << 20).map(|part| part[0]).collect();
+        assert_eq!((found.len(), starts), (11 << 20, vec![1, 2, 3]));
+    });
 }
 
 /// A part whose answer was lost is sent again and takes its own place; so does a completion.
