@@ -112,8 +112,7 @@ impl Import {
         let node = self.engine.node();
         let bytes = self.builder.bytes();
         self.builder.finish(self.writer.buffer());
-        // Until the manifest names it the segment looks like garbage.
-        let _naming = node.naming.read().await;
+        let _unnamed = node.naming.enter();
         let segment = self.writer.finish().await.map_err(store_error)?;
         let manifest = Manifest {
             partition: self.id,

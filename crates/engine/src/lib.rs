@@ -22,8 +22,10 @@
 //! the version becomes current. The answer waits until the log is durable, and the thread does other work.
 
 pub mod array;
+mod branch;
 mod cancel;
 mod clock;
+mod collect;
 mod connection;
 mod disk;
 mod draft;
@@ -33,6 +35,7 @@ mod export;
 mod fiber;
 mod flush;
 mod health;
+mod history;
 mod import;
 mod limits;
 mod memory;
@@ -52,6 +55,7 @@ mod variables;
 mod verify;
 mod vfs;
 
+pub use branch::Era;
 pub use cancel::{CancelReason, Canceller};
 pub use clock::{SystemTime, TimeSource};
 pub use disk::{Space, SpaceSource};
@@ -59,6 +63,7 @@ pub use engine::{Config, Engine, EngineStatistics, PartitionStatistics};
 pub use error::{Error, Result, sqlstate};
 pub use export::Export;
 pub use health::{Health, Recovery};
+pub use history::{RestorePoint, RetentionSource};
 pub use import::Import;
 pub use limits::TransactionLimits;
 pub use partition::SnapshotBounds;

@@ -15,7 +15,6 @@ use std::sync::Arc;
 use fulmar_pages::{PartitionId, SegmentId};
 use fulmar_store::{CommitLog, LogError, PageStore, StdFiles, Store, StoreError};
 
-use crate::flush;
 use crate::partition::{log_error, store_error};
 use crate::{Engine, Error, Result, Session, sqlstate};
 
@@ -108,7 +107,7 @@ impl Session {
 impl Engine {
     /// Reads the manifests, and keeps what they name from the collector for as long as the answer lives.
     async fn hold_named(&self, verified: &mut Verified) -> Result<Arc<Vec<SegmentId>>> {
-        let _settled = flush::settled(self).await;
+        let _past = self.node().past.read().await;
         let (mut named, _) = verified.manifests(&self.node().store).await?;
         for partition in self.open_partitions() {
             named.extend(partition.frame_segments());

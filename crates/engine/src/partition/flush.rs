@@ -26,6 +26,8 @@ impl Named {
 /// A flush under way: a pinned snapshot and the pages to write.
 pub(crate) struct Flush {
     pub snapshot: Snapshot,
+    /// When the snapshot was current.
+    pub timestamp: u64,
     pub pages: Vec<PageNo>,
     /// All pages of the partition are written: the manifest needs no older segment.
     pub whole: bool,
@@ -52,6 +54,7 @@ impl Partition {
         let large = std::mem::take(&mut commits.large);
         let large_pages: u64 = large.iter().map(|large| large.pages).sum();
         let snapshot = self.pin();
+        let timestamp = self.node.clock.tick();
         drop(commits);
         let named = self.named.lock();
         let whole = write_whole(
@@ -66,7 +69,7 @@ impl Partition {
             false => changed.iter().copied().filter(|page| *page <= snapshot.page_count).collect(),
         };
         pages.sort_unstable();
-        Some(Flush { snapshot, pages, whole, large, changed })
+        Some(Flush { snapshot, timestamp, pages, whole, large, changed })
     }
 
     /// Gives the snapshot back; after a failure what was to be flushed stays due.

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
 
 use fulmar_pages::manifest::Manifest;
 use fulmar_pages::record::{self, Record, RecordKind};
@@ -18,6 +18,7 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Notify, OnceCell};
 
 use super::{Outcomes, PageVersion, Partition, RowLocks, Snapshot, Turns, commit, flush, snapshots, table};
+use crate::branch::Era;
 use crate::connection::Pool;
 use crate::node::Node;
 use crate::sql::StatementCache;
@@ -50,15 +51,16 @@ impl Partition {
         node: Arc<Node>,
         stats: Arc<super::PartitionStats>,
         id: PartitionId,
-        lineage: u64,
-        epoch: u32,
+        era: Era,
         replay: Option<&Replay>,
     ) -> Result<Arc<Partition>> {
-        let manifest = node.store.latest_manifest(id).await.map_err(store_error)?;
+        let Era { lineage, epoch } = era;
+        let manifest = node.store.latest_manifest(id, epoch).await.map_err(store_error)?;
         let segments = Segments::default();
         let pages = table::PageTable::new();
-        let mut recovered = Recovered::new(manifest.as_ref());
+        let mut recovered = Recovered::new(epoch, manifest.as_ref());
         if let Some(manifest) = &manifest {
+            node.clock.observe(manifest.timestamp);
             (recovered.frames, recovered.named_pages) = read_frames(&node, &segments, manifest).await?;
         }
         let mut dirty_since = None;
@@ -102,7 +104,7 @@ impl Partition {
             pool: Pool::default(),
             statements: StatementCache::default(),
             stats,
-            closed: AtomicBool::new(false),
+            closed: AtomicU8::new(super::OPEN),
             doomed: RwLock::default(),
             any_doomed: AtomicBool::new(false),
             loading: Loading::default(),
@@ -160,6 +162,7 @@ impl Partition {
 
 /// A partition's state while records are applied to it.
 struct Recovered {
+    epoch: u32,
     base_number: u64,
     number: u64,
     page_count: u32,
@@ -175,9 +178,10 @@ struct Recovered {
 }
 
 impl Recovered {
-    fn new(manifest: Option<&Manifest>) -> Self {
+    fn new(epoch: u32, manifest: Option<&Manifest>) -> Self {
         let base_number = manifest.map_or(0, |m| m.version.number);
         Recovered {
+            epoch,
             base_number,
             number: base_number,
             page_count: manifest.map_or(0, |m| m.page_count),
@@ -207,7 +211,7 @@ impl Recovered {
     }
 
     /// Applies a record. Numbers may have gaps (a discarded commit's number is not reused), but never go back; what
-    /// the manifest covers is passed over.
+    /// the manifest covers is passed over, and so is what came before a restore.
     async fn apply(
         &mut self,
         node: &Node,
@@ -216,7 +220,8 @@ impl Recovered {
         record: &Record<'_>,
     ) -> Result<()> {
         let kept = matches!(record.header.kind, RecordKind::Commit | RecordKind::Decide);
-        if !kept || record.header.version.number <= self.base_number {
+        let version = &record.header.version;
+        if !kept || version.epoch != self.epoch || version.number <= self.base_number {
             return Ok(());
         }
         if record.header.version.number <= self.number {
