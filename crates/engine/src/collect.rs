@@ -68,9 +68,8 @@ impl Schedule {
 }
 
 impl Engine {
-    /// Deletes what nobody needs any more. For tests and tools; the engine does it by itself.
-    pub async fn collect(&self) -> Result<()> {
-        let _one = self.flusher.collecting.lock().await;
+    /// Deletes what nobody needs any more.
+    pub(crate) async fn delete_unneeded(&self) -> Result<()> {
         let store = &self.node().store;
         let there = store.list_segments().await.map_err(store_error)?;
         self.node().naming.settled().await;
@@ -115,7 +114,7 @@ impl Engine {
         for partition in self.open_partitions() {
             // An open partition reads its old frames until it is closed.
             segments.extend(partition.frame_segments());
-            segments.extend(partition.named_segments().iter().map(|segment| segment.id));
+            segments.extend(partition.named_segments().iter().map(|named| named.segment.id));
         }
         segments
     }

@@ -18,6 +18,7 @@ use crate::disk::{self, Disk, SpaceSource};
 use crate::flush;
 use crate::health::Recovery;
 use crate::history::{self, RetentionSource};
+use crate::maintenance::{self, Maintenance};
 use crate::memory::MemoryBudget;
 use crate::node::{Buffers, Naming, Node, NodeStats};
 use crate::partition::{Partition, PartitionStats, Replay, SnapshotBounds, store_error};
@@ -100,6 +101,7 @@ pub struct Engine {
     tickets: AtomicU64,
     seeds: AtomicU64,
     pub(crate) flusher: flush::Flusher,
+    pub(crate) maintenance: Maintenance,
 }
 
 /// Counters of a node, for metrics. All are totals since the start unless they say otherwise.
@@ -221,6 +223,7 @@ impl Engine {
             tickets: AtomicU64::new(1),
             seeds: AtomicU64::new(seed.wrapping_mul(0x2545_F491_4F6C_DD1D)),
             flusher: flush::Flusher::new(config.manifest_interval, config.idle_after, config.snapshots),
+            maintenance: Maintenance::default(),
         });
         let weak = Arc::downgrade(&engine);
         node.log.on_discard(Box::new(move |durable, _appended| {
@@ -231,6 +234,7 @@ impl Engine {
         engine.node.disk.look();
         disk::spawn(&engine);
         flush::spawn(&engine);
+        maintenance::spawn(&engine);
         Ok(engine)
     }
 
@@ -256,6 +260,7 @@ impl Engine {
 
     /// Flushes what has changed, seals the log and stops. Sessions must have been closed.
     pub async fn shutdown(&self) -> Result<()> {
+        self.maintenance.stop().await;
         self.flusher.stop().await;
         flush::flush_all(self).await?;
         let log = self.node.log.clone();

@@ -14,9 +14,9 @@
 //! A flush holds up nobody: it reads a pinned snapshot, and the pages changed meanwhile belong to the next one. It
 //! contains only durable versions: it waits for the log first.
 //!
-//! A partition's manifest names few segments: when they hold twice as many pages as the partition has (or are many),
-//! the flush writes all pages anew. Manifests of before are history ([`crate::history`]) until they have had their time; they and
-//! the segments that nothing names are deleted by the collector ([`crate::collect`]).
+//! A flush writes what has changed and nothing else; that segments stay few is for [`crate::compact`]. Manifests of before are
+//! history ([`crate::history`]) until they have had their time; they and the segments that nothing names are deleted by the
+//! collector ([`crate::collect`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -27,11 +27,10 @@ use fulmar_pages::segment::SegmentBuilder;
 use fulmar_pages::{PartitionId, SegmentId, Version};
 use fulmar_store::{Lsn, ManifestName, StoreError, failpoint};
 use futures::stream::{self, StreamExt};
-use parking_lot::Mutex;
 use tokio::sync::{MutexGuard, Notify};
 
-use crate::collect::Schedule;
-use crate::partition::{Flush, Partition, SnapshotBounds, store_error};
+use crate::partition::{Flush, NamedSegment, Partition, SnapshotBounds, read_frames, store_error};
+use crate::store::Segments;
 use crate::{Engine, Result};
 
 /// How often the flusher looks around.
@@ -44,8 +43,6 @@ const LOG_FILES_BYTES: u64 = 512 << 20;
 const BATCH_PAGES: usize = 8192;
 /// Manifests that are written at the same time.
 const MANIFESTS_AT_ONCE: usize = 16;
-/// Segments that a manifest may name.
-const MOST_SEGMENTS: usize = 12;
 
 /// When flushes happen, and how many did.
 pub(crate) struct Flusher {
@@ -56,11 +53,8 @@ pub(crate) struct Flusher {
     stop: Notify,
     stopped: Notify,
     flushes: AtomicU64,
-    collections: Mutex<Schedule>,
     /// One flush at a time.
     flushing: tokio::sync::Mutex<()>,
-    /// One collection at a time.
-    pub(crate) collecting: tokio::sync::Mutex<()>,
 }
 
 impl Flusher {
@@ -73,9 +67,7 @@ impl Flusher {
             stop: Notify::new(),
             stopped: Notify::new(),
             flushes: AtomicU64::new(0),
-            collections: Mutex::default(),
             flushing: tokio::sync::Mutex::default(),
-            collecting: tokio::sync::Mutex::default(),
         }
     }
 
@@ -113,7 +105,7 @@ pub(crate) fn spawn(engine: &Arc<Engine>) {
     });
 }
 
-/// One look around: sweep, bound snapshots, flush what is due, close what is idle, collect.
+/// One look around: sweep, bound snapshots, flush what is due, close what is idle.
 async fn round(engine: &Engine) -> Result<()> {
     let node = engine.node();
     let now = node.clock.monotonic_ms();
@@ -155,10 +147,6 @@ async fn round(engine: &Engine) -> Result<()> {
         }
     }
     truncate(engine);
-    let due = engine.flusher.collections.lock().take(now, node.disk.is_low());
-    if due {
-        engine.collect().await?;
-    }
     Ok(())
 }
 
@@ -228,6 +216,9 @@ async fn flush_batch(engine: &Engine, batch: Vec<(Arc<Partition>, Flush)>) -> Re
             };
             // What was not flushed stays due.
             partition.end_flush(flush, result.is_ok());
+            if result.is_ok() {
+                engine.maintenance.flushed(partition);
+            }
             result
         }
     });
@@ -260,7 +251,7 @@ async fn write_segment(engine: &Engine, batch: &[(Arc<Partition>, Flush)]) -> Re
             }
         }
     }
-    count_written(engine, builder.bytes());
+    engine.maintenance.count_written(builder.bytes());
     builder.finish(writer.buffer());
     let id = writer.finish().await.map_err(store_error)?;
     failpoint::hit(failpoint::FLUSH_AFTER_SEGMENT);
@@ -277,53 +268,61 @@ async fn name_segment(
     if partition.is_dropped() {
         return Ok(());
     }
-    let mut segments = if flush.whole { Vec::new() } else { partition.named_segments() };
-    let new =
-        segment.filter(|_| !flush.pages.is_empty()).map(|id| SegmentRef { id, partition: partition.id });
-    segments.extend(flush.large.iter().map(|large| large.segment).filter(|_| !flush.whole));
-    segments.extend(new);
+    let mut named = partition.named_segments();
+    named.extend(flush.large.iter().map(|large| NamedSegment { segment: large.segment, pages: large.pages }));
+    if let Some(id) = segment.filter(|_| !flush.pages.is_empty()) {
+        let segment = SegmentRef { id, partition: partition.id };
+        named.push(NamedSegment { segment, pages: flush.pages.len() as u64 });
+    }
     let (outcomes_horizon, outcomes) = partition.durable_outcomes();
     let manifest = Manifest {
         partition: partition.id,
-        version: Version {
-            lineage: partition.lineage,
-            epoch: partition.epoch,
-            number: flush.snapshot.number,
-        },
+        version: Version { lineage: partition.lineage, epoch: partition.epoch, number: flush.number },
         page_count: flush.snapshot.page_count,
         timestamp: flush.timestamp,
-        segments,
+        segments: named.iter().map(|named| named.segment).collect(),
         outcomes,
         outcomes_horizon,
     };
-    let named = put_or_adopt(engine, manifest).await?;
+    let stored = put_or_adopt(engine, &manifest).await?;
     failpoint::hit(failpoint::FLUSH_AFTER_MANIFEST);
-    partition.set_named_segments(named.segments, flush);
+    match stored {
+        None => {
+            let pages: Vec<u64> = named.iter().map(|named| named.pages).collect();
+            partition.set_named(&manifest, &pages);
+        }
+        Some(adopted) => {
+            let (_, pages) = read_frames(engine.node(), &Segments::default(), &adopted).await?;
+            partition.set_named(&adopted, &pages);
+        }
+    }
     Ok(())
 }
 
 /// Stores a manifest. If an earlier flush has stored one of the same version, and did not get to know it or stumbled
-/// later, that one is as good: the same pages, in segments of its own.
-async fn put_or_adopt(engine: &Engine, manifest: Manifest) -> Result<Manifest> {
+/// later, that one is as good: the same pages, in segments of its own. It is answered.
+async fn put_or_adopt(engine: &Engine, manifest: &Manifest) -> Result<Option<Manifest>> {
     let store = &engine.node().store;
-    match store.put_manifest(&manifest).await {
-        Ok(()) => Ok(manifest),
+    match store.put_manifest(manifest).await {
+        Ok(()) => Ok(None),
         Err(exists @ StoreError::Exists { .. }) => {
-            let other = store.read_manifest(ManifestName::of(&manifest)).await.map_err(store_error)?;
-            if other.version == manifest.version { Ok(other) } else { Err(store_error(exists)) }
+            let other = store.read_manifest(ManifestName::of(manifest)).await.map_err(store_error)?;
+            if other.version == manifest.version { Ok(Some(other)) } else { Err(store_error(exists)) }
         }
         Err(error) => Err(store_error(error)),
     }
 }
 
+/// Writes a manifest of a partition whose segments have been merged, with what has changed meanwhile. For who keeps others
+/// from flushing.
+pub(crate) async fn name_anew(engine: &Engine, partition: Arc<Partition>) -> Result<()> {
+    let flush = partition.begin_any_flush();
+    flush_batch(engine, vec![(partition, flush)]).await
+}
+
 /// While this is held no manifest is replaced by a newer one.
 pub(crate) async fn settled(engine: &Engine) -> MutexGuard<'_, ()> {
     engine.flusher.flushing.lock().await
-}
-
-/// So many bytes of a segment were written besides flushes.
-pub(crate) fn count_written(engine: &Engine, bytes: u64) {
-    engine.flusher.collections.lock().written_bytes += bytes;
 }
 
 /// Deletes a dropped partition's manifests.
@@ -334,11 +333,6 @@ pub(crate) async fn delete(engine: &Engine, id: PartitionId) -> Result<()> {
     for manifest in store.list_manifests(Some(id)).await.map_err(store_error)? {
         store.delete_manifest(manifest).await.map_err(store_error)?;
     }
-    engine.flusher.collections.lock().dropped = true;
+    engine.maintenance.count_dropped();
     Ok(())
-}
-
-/// Whether a flush of so many changed pages had better write the whole partition.
-pub(crate) fn write_whole(named: usize, named_pages: u64, changed: u64, page_count: u32) -> bool {
-    named >= MOST_SEGMENTS || named_pages + changed > 2 * u64::from(page_count) + 16
 }

@@ -17,7 +17,6 @@ use fulmar_pages::segment::SegmentBuilder;
 use fulmar_pages::{PAGE_SIZE, Page, PartitionId, Version};
 use fulmar_store::SegmentWriter;
 
-use crate::flush;
 use crate::partition::{page_one, store_error};
 use crate::{Engine, Error, Result, sqlstate};
 
@@ -124,7 +123,7 @@ impl Import {
             outcomes_horizon: node.clock.newest_id(),
         };
         node.store.put_manifest(&manifest).await.map_err(store_error)?;
-        flush::count_written(&self.engine, bytes);
+        self.engine.maintenance.count_written(bytes);
         Ok(self.pages)
     }
 }

@@ -177,6 +177,12 @@ impl Commits {
         }
     }
 
+    /// A number for a version that no commit makes.
+    pub(super) fn take_number(&mut self) -> u64 {
+        self.last_number += 1;
+        self.last_number
+    }
+
     fn push_recent(&mut self, recent: Recent) {
         self.replaced_bytes += recent.replaced_bytes;
         self.recent.push_back(recent);
@@ -535,9 +541,7 @@ impl Partition {
 impl Partition {
     /// A number for a version that no commit makes.
     pub(crate) fn take_number(&self) -> u64 {
-        let mut commits = self.commits.lock();
-        commits.last_number += 1;
-        commits.last_number
+        self.commits.lock().take_number()
     }
 
     /// How a transaction ended, for who asks; `None` if that is forgotten. **Asking decides**: what is not decided yet is

@@ -111,10 +111,7 @@ impl Partition {
             expired: AtomicU64::new(0),
             expiry: Notify::new(),
             used_ms: AtomicU64::new(now_ms),
-            named: Mutex::new(flush::Named::new(
-                manifest.map(|m| m.segments).unwrap_or_default(),
-                recovered.named_pages,
-            )),
+            named: Mutex::new(flush::Named::new(manifest.as_ref(), &recovered.named_pages)),
             node,
         });
         partition.load_page_one().await?;
@@ -167,8 +164,8 @@ struct Recovered {
     number: u64,
     page_count: u32,
     frames: HashMap<PageNo, Frame>,
-    /// Pages in the segments that the manifest names, live or not.
-    named_pages: u64,
+    /// Pages in each of the segments that the manifest names, live or not.
+    named_pages: Vec<u64>,
     pages: HashMap<PageNo, Box<Page>>,
     /// Pages whose frames the manifest does not know: they lie in the segments of large commits.
     from_log: HashSet<PageNo>,
@@ -186,7 +183,7 @@ impl Recovered {
             number: base_number,
             page_count: manifest.map_or(0, |m| m.page_count),
             frames: HashMap::new(),
-            named_pages: 0,
+            named_pages: Vec::new(),
             pages: HashMap::new(),
             from_log: HashSet::new(),
             horizon: manifest.map_or(0, |m| m.outcomes_horizon),
@@ -266,21 +263,22 @@ impl Recovered {
     }
 }
 
-/// Where each page of a manifest's version lies: later segments override earlier ones.
+/// Where each page of a manifest's version lies: later segments override earlier ones. With it, how many pages of the
+/// partition each segment has.
 pub(crate) async fn read_frames(
     node: &Node,
     segments: &Segments,
     manifest: &Manifest,
-) -> Result<(HashMap<PageNo, Frame>, u64)> {
+) -> Result<(HashMap<PageNo, Frame>, Vec<u64>)> {
     let mut frames = HashMap::new();
-    let mut pages = 0;
+    let mut pages = Vec::new();
     // All at once: far away, each takes as long as all of them.
     let indexes = manifest.segments.iter().map(|part| node.store.segment_index(part.id));
     let indexes = try_join_all(indexes).await.map_err(store_error)?;
     for (part, index) in manifest.segments.iter().zip(indexes) {
         let segment = segments.index_of(part.id);
+        pages.push(index.pages_of(part.partition) as u64);
         for (no, location) in index.frames(part.partition) {
-            pages += 1;
             if no <= manifest.page_count {
                 frames.insert(no, Frame { segment, location });
             }

@@ -27,7 +27,7 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 
 pub(crate) use commit::{Refused, log_error, page_one};
-pub(crate) use flush::Flush;
+pub(crate) use flush::{Flush, NamedSegment};
 pub(crate) use large::Large;
 pub(crate) use load::{Replay, read_frames, store_error};
 pub(crate) use outcomes::{Outcomes, Status};

@@ -1,4 +1,4 @@
-//! Branches and restores: a node that is killed on the way has all of one or nothing of it.
+//! Branches, restores and compactions: a node that is killed on the way has all of one or nothing of it.
 //!
 //! ```text
 //! killed   with the manifest stored, before the catalog | with the catalog told, before the answer
@@ -6,10 +6,15 @@
 //! branch   there is none; its name is free              |
 //! ```
 
+use std::time::Duration;
+
 use anyhow::{Context, ensure};
 
 use crate::node::Node;
 use crate::sql::Client;
+
+/// When nothing happens after so long nothing will.
+const KILLED_WITHIN: Duration = Duration::from_secs(30);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restore_has_happened_or_not() {
@@ -56,6 +61,51 @@ async fn a_restore_has_happened_or_not() {
         check(&node, "past", 2).await?;
         check(&node, "other", 1).await?;
         node.kill().await?;
+        anyhow::Ok(())
+    };
+    run.await.unwrap();
+}
+
+/// A node that is killed with the merged segment stored, before or after the manifest that names it, has what it had.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_compaction_that_is_killed_loses_nothing() {
+    let directory = tempfile::Builder::new().prefix("fulmar-crash-").tempdir().unwrap();
+    let run = async {
+        let start = async |failpoints| {
+            let node = Node::start(directory.path(), failpoints).await?;
+            node.context("the node was killed while it started")
+        };
+        let node = start(None).await?;
+        Client::connect(&node, "fulmar").await?.query("CREATE DATABASE many").await?;
+        Client::connect(&node, "many").await?.query("CREATE TABLE t (x)").await?;
+        node.kill().await?;
+        let mut rows = 0;
+        for place in ["compact-after-segment", "compact-after-manifest", "compact-after-manifest"] {
+            let mut node = start(Some(&format!("{place}=exit:1"))).await?;
+            let (system, client) =
+                (Client::connect(&node, "fulmar").await?, Client::connect(&node, "many").await?);
+            // A branch flushes what it is made of: soon there are segments to merge.
+            for number in 0..50 {
+                let branch = format!("CREATE DATABASE b{rows}_{number} BRANCH OF many");
+                if client.query("INSERT INTO t VALUES (randomblob(9000))").await.is_err() {
+                    break;
+                }
+                rows += 1;
+                if system.query(&branch).await.is_err() {
+                    break;
+                }
+            }
+            ensure!(node.is_killed_within(KILLED_WITHIN).await?, "no node was killed at {place}");
+            let node = start(None).await?;
+            let client = Client::connect(&node, "many").await?;
+            let found = client.query("SELECT count(*) FROM t").await?;
+            let found: i64 = found.first().and_then(|row| row.get(0)).context("no count")?.parse()?;
+            // One that was not answered may be there.
+            ensure!((rows..=rows + 1).contains(&found), "{found} rows instead of {rows} after {place}");
+            rows = found;
+            check(&node, "many", rows).await?;
+            node.stop().await?;
+        }
         anyhow::Ok(())
     };
     run.await.unwrap();

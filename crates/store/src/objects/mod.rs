@@ -15,6 +15,7 @@
 
 mod adopt;
 mod error;
+mod frames;
 mod segment_writer;
 mod verify;
 
@@ -30,6 +31,7 @@ use quick_cache::sync::Cache;
 
 use crate::store::{Backend, FailureKind, Limits, OperationStatistics, Reliable, Span, Store};
 pub use error::StoreError;
+pub use frames::RawFrame;
 pub use segment_writer::SegmentWriter;
 
 const SEGMENTS: &str = "segments";
