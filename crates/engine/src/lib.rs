@@ -77,4 +77,4 @@ pub use statement::{
 };
 pub use system::{Database, System, SystemFunction, SystemTable};
 pub use value::{Value, ValueRef};
-pub use verify::{Damage, Verified, verify_directory};
+pub use verify::{Damage, Verified, verify_directory, verify_store};
