@@ -80,6 +80,7 @@ async fn what_cannot_be_restored_is_said() {
         ("ALTER DATABASE nobody RESTORE TO TIMESTAMP '2020-01-01'", "3D000"),
         ("CREATE DATABASE copy BRANCH OF shop AT TIMESTAMP '2020-01-01'", "22023"),
         ("CREATE DATABASE copy BRANCH OF nobody", "3D000"),
+        ("ALTER DATABASE fulmar RESTORE TO TIMESTAMP '2020-01-01'", "55006"),
         ("ALTER DATABASE shop SET retention = '367d'", "22023"),
     ] {
         assert_eq!(state(admin.batch_execute(sql).await), expected, "{sql}");

@@ -6,7 +6,8 @@
 
 use std::sync::Arc;
 
-use fulmar_meta::Tenant;
+use fulmar_engine::{Error, sqlstate};
+use fulmar_meta::{SYSTEM_TENANT, Tenant};
 
 use super::{answer, end_sessions, find};
 use crate::Result;
@@ -15,6 +16,11 @@ use crate::gateway::Shared;
 /// Makes a database what it was at a time.
 pub(super) async fn restore(name: &str, at_unix_ms: u64, shared: &Shared) -> Result<Arc<Tenant>> {
     let tenant = find(name, shared)?;
+    if tenant.name == SYSTEM_TENANT {
+        // Who asks is connected to it.
+        let message = format!("database \"{name}\" cannot be restored: it is the system's own");
+        return Err(Error::new(sqlstate::OBJECT_IN_USE, message).hint("Branch it, and look at the branch."));
+    }
     let partition = tenant.partition;
     let decide = async |era: fulmar_engine::Era| {
         let told = shared.catalog.begin_era(partition, era.lineage, era.epoch).await;
