@@ -100,6 +100,8 @@ impl Engine {
             flush::flush(self, vec![partition]).await?;
         }
         let past = self.node().past.read().await;
+        // Whose manifests are gone would look like one that never had any.
+        self.check_not_dropped(id)?;
         let epoch = self.era(id).epoch;
         let manifest = self.node().store.latest_manifest(id, epoch).await.map_err(store_error)?;
         Ok((past, manifest))

@@ -21,7 +21,7 @@ use crate::history::{self, RetentionSource};
 use crate::maintenance::{self, Maintenance};
 use crate::memory::MemoryBudget;
 use crate::node::{Buffers, Naming, Node, NodeStats};
-use crate::partition::{Partition, PartitionStats, Replay, SnapshotBounds, store_error};
+use crate::partition::{Partition, PartitionStats, Replay, SnapshotBounds, dropped_error, store_error};
 use crate::spill::SpillArea;
 use crate::{Error, Result, Session, sqlstate};
 
@@ -360,6 +360,7 @@ impl Engine {
                 let opened = Box::pin(slot.get_or_try_init(|| self.open_partition(id))).await?;
                 // Not before: who looks for what the log names must find it here or there.
                 self.replays.lock().remove(&id);
+                self.maintenance.opened(opened);
                 opened.clone()
             }
         };
@@ -389,6 +390,11 @@ impl Engine {
     /// A partition was restored.
     pub(crate) fn enter(&self, id: PartitionId, era: Era) {
         self.eras.lock().insert(id, era);
+    }
+
+    /// Refuses a partition that was dropped.
+    pub(crate) fn check_not_dropped(&self, id: PartitionId) -> Result<()> {
+        if self.dropped.lock().contains(&id) { Err(dropped_error()) } else { Ok(()) }
     }
 
     /// Whether something of a partition may not be in its newest manifest.

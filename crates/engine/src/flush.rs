@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use fulmar_pages::manifest::{Manifest, SegmentRef};
 use fulmar_pages::segment::SegmentBuilder;
-use fulmar_pages::{PartitionId, SegmentId, Version};
+use fulmar_pages::{PAGE_SIZE, PartitionId, SegmentId, Version};
 use fulmar_store::{Lsn, ManifestName, StoreError, failpoint};
 use futures::stream::{self, StreamExt};
 use tokio::sync::{MutexGuard, Notify};
@@ -217,7 +217,7 @@ async fn flush_batch(engine: &Engine, batch: Vec<(Arc<Partition>, Flush)>) -> Re
             // What was not flushed stays due.
             partition.end_flush(flush, result.is_ok());
             if result.is_ok() {
-                engine.maintenance.flushed(partition);
+                engine.maintenance.flushed(&partition);
             }
             result
         }
@@ -233,6 +233,8 @@ async fn write_segment(engine: &Engine, batch: &[(Arc<Partition>, Flush)]) -> Re
     for (_, flush) in batch {
         node.log.wait_durable(flush.snapshot.lsn).await.map_err(crate::partition::log_error)?;
     }
+    let large_pages: u64 = batch.iter().flat_map(|(_, flush)| &flush.large).map(|large| large.pages).sum();
+    engine.maintenance.count_written(large_pages * PAGE_SIZE as u64);
     if batch.iter().all(|(_, flush)| flush.pages.is_empty()) {
         return Ok(None);
     }

@@ -37,16 +37,28 @@ struct Queue {
 
 impl Maintenance {
     /// A partition has been flushed: it may have too many segments now.
-    pub(crate) fn flushed(&self, partition: Arc<Partition>) {
-        if partition.compaction().is_none() {
-            return;
-        }
-        let mut queue = self.compactions.lock();
-        if queue.waiting.insert(partition.id) {
-            queue.partitions.push_back(partition);
-            drop(queue);
+    pub(crate) fn flushed(&self, partition: &Arc<Partition>) {
+        if self.queue(partition) {
             self.wake.notify_one();
         }
+    }
+
+    /// A partition has been opened: the node may have ended before its segments were merged. Who has opened it goes first.
+    pub(crate) fn opened(&self, partition: &Arc<Partition>) {
+        self.queue(partition);
+    }
+
+    /// Answers whether there is something to do that was not known.
+    fn queue(&self, partition: &Arc<Partition>) -> bool {
+        if partition.compaction().is_none() {
+            return false;
+        }
+        let mut queue = self.compactions.lock();
+        let is_new = queue.waiting.insert(partition.id);
+        if is_new {
+            queue.partitions.push_back(partition.clone());
+        }
+        is_new
     }
 
     fn next(&self) -> Option<Arc<Partition>> {

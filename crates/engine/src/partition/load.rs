@@ -12,7 +12,7 @@ use fulmar_pages::manifest::Manifest;
 use fulmar_pages::record::{self, Record, RecordKind};
 use fulmar_pages::{FormatError, Outcome, PAGE_SIZE, Page, PageNo, PartitionId, diff};
 use fulmar_store::Lsn;
-use futures::future::try_join_all;
+use futures::stream::{self, StreamExt, TryStreamExt};
 use hashbrown::{HashMap, HashSet};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Notify, OnceCell};
@@ -272,9 +272,9 @@ pub(crate) async fn read_frames(
 ) -> Result<(HashMap<PageNo, Frame>, Vec<u64>)> {
     let mut frames = HashMap::new();
     let mut pages = Vec::new();
-    // All at once: far away, each takes as long as all of them.
-    let indexes = manifest.segments.iter().map(|part| node.store.segment_index(part.id));
-    let indexes = try_join_all(indexes).await.map_err(store_error)?;
+    let reads: Vec<_> = manifest.segments.iter().map(|part| node.store.segment_index(part.id)).collect();
+    let reads = stream::iter(reads).buffered(node.store.reads_at_once());
+    let indexes: Vec<_> = reads.try_collect().await.map_err(store_error)?;
     for (part, index) in manifest.segments.iter().zip(indexes) {
         let segment = segments.index_of(part.id);
         pages.push(index.pages_of(part.partition) as u64);

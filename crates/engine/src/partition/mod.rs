@@ -225,8 +225,7 @@ impl Partition {
     /// Why nothing can be committed.
     pub(crate) fn closed_error(&self) -> Error {
         match self.is_dropped() {
-            true => Error::new(sqlstate::DATABASE_DROPPED, "the database was dropped")
-                .hint("connect to another database"),
+            true => dropped_error(),
             false => {
                 Error::new(sqlstate::ADMIN_SHUTDOWN, "the database is being restored to an earlier version")
                     .hint("connect again, and look at what is there; it takes a moment")
@@ -257,6 +256,10 @@ impl Partition {
         // SAFETY: passed on to the caller.
         unsafe { self.find(page, snapshot) }.and_then(PageVersion::data)
     }
+}
+
+pub(crate) fn dropped_error() -> Error {
+    Error::new(sqlstate::DATABASE_DROPPED, "the database was dropped").hint("connect to another database")
 }
 
 impl Drop for Partition {

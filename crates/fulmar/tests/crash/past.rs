@@ -20,7 +20,7 @@ const KILLED_WITHIN: Duration = Duration::from_secs(30);
 async fn a_restore_has_happened_or_not() {
     let directory = tempfile::Builder::new().prefix("fulmar-crash-").tempdir().unwrap();
     let run = async {
-        let start = async |failpoints| {
+        let start = async |failpoints: Option<&str>| {
             let node = Node::start(directory.path(), failpoints).await?;
             node.context("the node was killed while it started")
         };
@@ -44,7 +44,8 @@ async fn a_restore_has_happened_or_not() {
             ("branch-after-manifest", &branch, 2),
             ("restore-after-catalog", &restore, 1),
         ] {
-            let mut node = start(Some(&format!("{place}=exit:1"))).await?;
+            let armed = format!("{place}=exit:1");
+            let mut node = start(Some(&armed)).await?;
             let answer = Client::connect(&node, "fulmar").await?.query(statement).await;
             ensure!(answer.is_err(), "{statement} was answered though the node was to be killed at {place}");
             node.end_by_kill().await?;
@@ -71,7 +72,7 @@ async fn a_restore_has_happened_or_not() {
 async fn a_compaction_that_is_killed_loses_nothing() {
     let directory = tempfile::Builder::new().prefix("fulmar-crash-").tempdir().unwrap();
     let run = async {
-        let start = async |failpoints| {
+        let start = async |failpoints: Option<&str>| {
             let node = Node::start(directory.path(), failpoints).await?;
             node.context("the node was killed while it started")
         };
@@ -81,7 +82,8 @@ async fn a_compaction_that_is_killed_loses_nothing() {
         node.kill().await?;
         let mut rows = 0;
         for place in ["compact-after-segment", "compact-after-manifest", "compact-after-manifest"] {
-            let mut node = start(Some(&format!("{place}=exit:1"))).await?;
+            let armed = format!("{place}=exit:1");
+            let mut node = start(Some(&armed)).await?;
             let (system, client) =
                 (Client::connect(&node, "fulmar").await?, Client::connect(&node, "many").await?);
             // A branch flushes what it is made of: soon there are segments to merge.

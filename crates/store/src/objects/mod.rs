@@ -139,6 +139,12 @@ impl PageStore {
         Ok(Self::open(Arc::new(store)))
     }
 
+    /// How many reads are worth doing at the same time. Far away each takes as long as all of them. In a directory each needs
+    /// a thread while it lasts, and a thread that is new costs more than a read.
+    pub fn reads_at_once(&self) -> usize {
+        if self.store.directory().is_some() { 2 } else { 64 }
+    }
+
     /// What has been counted of the store.
     pub fn statistics(&self) -> Vec<OperationStatistics> {
         self.store.statistics()
