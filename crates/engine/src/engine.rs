@@ -12,15 +12,18 @@ use fulmar_store::{
 };
 use hashbrown::HashMap;
 use parking_lot::Mutex;
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, RwLock};
 
+use crate::branch::Era;
 use crate::clock::{Clock, SystemTime, TimeSource};
 use crate::disk::{self, Disk, SpaceSource};
 use crate::flush;
 use crate::health::Recovery;
+use crate::history::{self, RetentionSource};
+use crate::maintenance::{self, Maintenance};
 use crate::memory::MemoryBudget;
-use crate::node::{Buffers, Node, NodeStats};
-use crate::partition::{Partition, PartitionStats, Replay, SnapshotBounds, closed_error, store_error};
+use crate::node::{Buffers, Naming, Node, NodeStats};
+use crate::partition::{Partition, PartitionStats, Replay, SnapshotBounds, dropped_error, store_error};
 use crate::spill::SpillArea;
 use crate::{Error, Result, Session, sqlstate};
 
@@ -35,6 +38,10 @@ pub struct Config {
     pub memory_bytes: u64,
     /// The partitions that exist, as the catalog has them; what the log holds of others is passed over. `None`: all.
     pub live: Option<HashSet<PartitionId>>,
+    /// Of those that were restored: where they stand since.
+    pub eras: HashMap<PartitionId, Era>,
+    /// How long history is kept.
+    pub retention: RetentionSource,
     /// Sizes of the log.
     pub log: LogOptions,
     /// How long a partition may be changed without a manifest that says so.
@@ -62,6 +69,8 @@ impl Config {
             data: data.into(),
             memory_bytes,
             live: None,
+            eras: HashMap::new(),
+            retention: history::a_day(),
             log: LogOptions::default(),
             manifest_interval: Duration::from_secs(60),
             idle_after: Duration::from_secs(20),
@@ -87,12 +96,16 @@ pub struct Engine {
     counted: Mutex<HashMap<PartitionId, Arc<PartitionStats>>>,
     /// What the log held of partitions that have not been opened since the start.
     replays: Mutex<HashMap<PartitionId, Arc<Replay>>>,
+    /// Of partitions that were restored.
+    eras: Mutex<HashMap<PartitionId, Era>>,
+    pub(crate) retention: RetentionSource,
     /// Partitions that were dropped since the start; their ids are never used again.
     dropped: Mutex<HashSet<PartitionId>>,
     recovery: Recovery,
     tickets: AtomicU64,
     seeds: AtomicU64,
     pub(crate) flusher: flush::Flusher,
+    pub(crate) maintenance: Maintenance,
 }
 
 /// Counters of a node, for metrics. All are totals since the start unless they say otherwise.
@@ -197,7 +210,8 @@ impl Engine {
             buffers: Buffers::default(),
             machines: Arc::default(),
             stats: NodeStats::default(),
-            naming: Arc::default(),
+            naming: Naming::default(),
+            past: RwLock::default(),
             exported: Mutex::default(),
         });
         let seed = node.clock.unix_ms() ^ std::process::id() as u64;
@@ -208,10 +222,13 @@ impl Engine {
             counted: Mutex::default(),
             replays: Mutex::new(replays),
             recovery,
+            eras: Mutex::new(config.eras),
+            retention: config.retention,
             dropped: Mutex::default(),
             tickets: AtomicU64::new(1),
             seeds: AtomicU64::new(seed.wrapping_mul(0x2545_F491_4F6C_DD1D)),
             flusher: flush::Flusher::new(config.manifest_interval, config.idle_after, config.snapshots),
+            maintenance: Maintenance::default(),
         });
         let weak = Arc::downgrade(&engine);
         node.log.on_discard(Box::new(move |durable, _appended| {
@@ -222,6 +239,7 @@ impl Engine {
         engine.node.disk.look();
         disk::spawn(&engine);
         flush::spawn(&engine);
+        maintenance::spawn(&engine);
         Ok(engine)
     }
 
@@ -230,21 +248,12 @@ impl Engine {
         Session::new(self.clone(), partition)
     }
 
-    /// Makes a partition, empty or as a copy of another. The copy is by reference: both share segments.
-    pub async fn create_partition(&self, id: PartitionId, template: Option<PartitionId>) -> Result<()> {
-        self.node.disk.admit(true)?;
-        if let Some(template) = template {
-            let source = self.partition(template).await?;
-            flush::copy(self, &source, id).await?;
-        }
-        Ok(())
-    }
-
     /// Forgets a partition: whoever uses it gets 57P04, and its manifests are deleted; segments that nobody else names
     /// are collected later. Calling it again, or for what was never made, does no harm.
     pub async fn drop_partition(&self, id: PartitionId) -> Result<()> {
         self.dropped.lock().insert(id);
         self.counted.lock().remove(&id);
+        self.eras.lock().remove(&id);
         let slot = self.partitions.lock().remove(&id);
         self.replays.lock().remove(&id);
         if let Some(partition) = slot.as_ref().and_then(|slot| slot.get()) {
@@ -256,6 +265,7 @@ impl Engine {
 
     /// Flushes what has changed, seals the log and stops. Sessions must have been closed.
     pub async fn shutdown(&self) -> Result<()> {
+        self.maintenance.stop().await;
         self.flusher.stop().await;
         flush::flush_all(self).await?;
         let log = self.node.log.clone();
@@ -352,7 +362,13 @@ impl Engine {
             Some(partition) => partition.clone(),
             // Boxed: opening has kilobytes of state, which every session's future would have to have room for.
             None => {
-                let open = async { slot.get_or_try_init(|| self.open_partition(id)).await.cloned() };
+                let open = async {
+                    let opened = slot.get_or_try_init(|| self.open_partition(id)).await?;
+                    // Not before: who looks for what the log names must find it here or there.
+                    self.replays.lock().remove(&id);
+                    self.maintenance.opened(opened);
+                    Ok(opened.clone())
+                };
                 Box::pin(self.opening.run(id, open)).await?
             }
         };
@@ -363,18 +379,35 @@ impl Engine {
         }
         partition.used_ms.store(self.node.clock.monotonic_ms(), Ordering::Relaxed);
         if partition.is_closed() {
-            return Err(closed_error());
+            return Err(partition.closed_error());
         }
         Ok(partition)
     }
 
     async fn open_partition(&self, id: PartitionId) -> Result<Arc<Partition>> {
         let replay = self.replays.lock().get(&id).cloned();
-        // One owner, which never changed: the epoch is the first, and the lineage is named after the partition.
         let stats = self.counted.lock().entry(id).or_default().clone();
-        let partition = Partition::open(self.node.clone(), stats, id, id.0, 1, replay.as_deref()).await?;
-        self.replays.lock().remove(&id);
-        Ok(partition)
+        Partition::open(self.node.clone(), stats, id, self.era(id), replay.as_deref()).await
+    }
+
+    /// Where a partition stands.
+    pub(crate) fn era(&self, id: PartitionId) -> Era {
+        self.eras.lock().get(&id).copied().unwrap_or(Era::first(id))
+    }
+
+    /// A partition was restored.
+    pub(crate) fn enter(&self, id: PartitionId, era: Era) {
+        self.eras.lock().insert(id, era);
+    }
+
+    /// Refuses a partition that was dropped.
+    pub(crate) fn check_not_dropped(&self, id: PartitionId) -> Result<()> {
+        if self.dropped.lock().contains(&id) { Err(dropped_error()) } else { Ok(()) }
+    }
+
+    /// Whether something of a partition may not be in its newest manifest.
+    pub(crate) fn may_be_dirty(&self, id: PartitionId) -> bool {
+        self.replays.lock().contains_key(&id) || self.partitions.lock().contains_key(&id)
     }
 
     pub(crate) fn open_partitions(&self) -> Vec<Arc<Partition>> {
@@ -411,10 +444,20 @@ impl Engine {
         let removed = partitions.remove(&id);
         drop(partitions);
         if let Some(partition) = removed.as_ref().and_then(|slot| slot.get()) {
-            partition.pool.clear();
-            partition.stats.turns.fetch_add(partition.turns.taken(), Ordering::Relaxed);
+            partition.let_go();
         }
         true
+    }
+
+    /// Forgets a partition that is closed for good: who asks for it next opens it anew.
+    pub(crate) fn forget_open(&self, partition: &Arc<Partition>) {
+        let mut partitions = self.partitions.lock();
+        let is_it = |slot: &Slot| slot.get().is_some_and(|open| Arc::ptr_eq(open, partition));
+        if partitions.get(&partition.id).is_some_and(is_it) {
+            partitions.remove(&partition.id);
+        }
+        drop(partitions);
+        partition.let_go();
     }
 }
 

@@ -15,7 +15,6 @@ use std::sync::Arc;
 
 use fulmar_pages::{PAGE_SIZE, PageNo, PartitionId, SegmentId};
 
-use crate::flush;
 use crate::node::Node;
 use crate::partition::{read_frames, store_error};
 use crate::store::{Frame, Segments};
@@ -41,8 +40,7 @@ pub struct Export {
 impl Engine {
     /// Begins to read all of a partition. Everything that was committed before is in it, and nothing later is.
     pub async fn export(&self, id: PartitionId) -> Result<Export> {
-        let partition = self.partition(id).await?;
-        let (settled, manifest) = flush::newest_manifest(self, &partition).await?;
+        let (past, manifest) = self.newest_manifest(id).await?;
         let segments = Segments::default();
         let mut frames = Vec::new();
         if let Some(manifest) = &manifest {
@@ -52,7 +50,7 @@ impl Engine {
         }
         let held = Arc::new(segments.all());
         self.node().exported.lock().push(Arc::downgrade(&held));
-        drop(settled);
+        drop(past);
         let page_count = manifest.map_or(0, |manifest| manifest.page_count);
         let node = self.node().clone();
         Ok(Export { node, segments, frames, page_count, next: 1, at: 0, _held: held })
@@ -145,14 +143,14 @@ mod tests {
         let mut file = Vec::new();
         assert!(export.next(&mut file).await.unwrap());
         engine.drop_partition(ID).await.unwrap();
-        flush::collect(&engine).await.unwrap();
+        engine.collect().await.unwrap();
         while export.next(&mut file).await.unwrap() {}
         assert_eq!(file.len() as u64, export.bytes());
         assert!(file.starts_with(b"SQLite format 3\0"));
 
         // When nobody reads it any more it is garbage.
         drop(export);
-        flush::collect(&engine).await.unwrap();
+        engine.collect().await.unwrap();
         assert_eq!(engine.node().store.list_segments().await.unwrap(), []);
     }
 }

@@ -14,22 +14,23 @@
 //! A flush holds up nobody: it reads a pinned snapshot, and the pages changed meanwhile belong to the next one. It
 //! contains only durable versions: it waits for the log first.
 //!
-//! A partition's manifest names few segments: when they hold twice as many pages as the partition has (or are many),
-//! the flush writes all pages anew. Segments that no manifest names are deleted by [`collect`], which marks and sweeps.
+//! A flush writes what has changed and nothing else; that segments stay few is for [`crate::compact`]. Manifests of before are
+//! history ([`crate::history`]) until they have had their time; they and the segments that nothing names are deleted by the
+//! collector ([`crate::collect`]).
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use fulmar_pages::manifest::{Manifest, SegmentRef};
 use fulmar_pages::segment::SegmentBuilder;
-use fulmar_pages::{PartitionId, SegmentId, Version};
+use fulmar_pages::{PAGE_SIZE, PartitionId, SegmentId, Version};
 use fulmar_store::{Lsn, ManifestName, StoreError, failpoint};
 use futures::stream::{self, StreamExt};
 use tokio::sync::{MutexGuard, Notify};
 
-use crate::partition::{Flush, Partition, SnapshotBounds, store_error};
+use crate::partition::{Flush, NamedSegment, Partition, SnapshotBounds, read_frames, store_error};
+use crate::store::Segments;
 use crate::{Engine, Result};
 
 /// How often the flusher looks around.
@@ -42,10 +43,6 @@ const LOG_FILES_BYTES: u64 = 512 << 20;
 const BATCH_PAGES: usize = 8192;
 /// Manifests that are written at the same time.
 const MANIFESTS_AT_ONCE: usize = 16;
-/// Bytes of segments written between two collections; where space is short they come at once.
-const COLLECT_AFTER_BYTES: u64 = 256 << 20;
-/// Segments that a manifest may name.
-const MOST_SEGMENTS: usize = 12;
 
 /// When flushes happen, and how many did.
 pub(crate) struct Flusher {
@@ -56,9 +53,6 @@ pub(crate) struct Flusher {
     stop: Notify,
     stopped: Notify,
     flushes: AtomicU64,
-    written_bytes: AtomicU64,
-    /// A partition was dropped since the last collection.
-    dropped: AtomicBool,
     /// One flush at a time.
     flushing: tokio::sync::Mutex<()>,
 }
@@ -73,8 +67,6 @@ impl Flusher {
             stop: Notify::new(),
             stopped: Notify::new(),
             flushes: AtomicU64::new(0),
-            written_bytes: AtomicU64::new(0),
-            dropped: AtomicBool::new(false),
             flushing: tokio::sync::Mutex::default(),
         }
     }
@@ -113,7 +105,7 @@ pub(crate) fn spawn(engine: &Arc<Engine>) {
     });
 }
 
-/// One look around: sweep, bound snapshots, flush what is due, close what is idle, collect.
+/// One look around: sweep, bound snapshots, flush what is due, close what is idle.
 async fn round(engine: &Engine) -> Result<()> {
     let node = engine.node();
     let now = node.clock.monotonic_ms();
@@ -155,13 +147,6 @@ async fn round(engine: &Engine) -> Result<()> {
         }
     }
     truncate(engine);
-    let written = engine.flusher.written_bytes.load(Ordering::Relaxed);
-    let dropped = engine.flusher.dropped.load(Ordering::Relaxed);
-    if written > COLLECT_AFTER_BYTES || (node.disk.is_low() && (written > 0 || dropped)) {
-        engine.flusher.written_bytes.store(0, Ordering::Relaxed);
-        engine.flusher.dropped.store(false, Ordering::Relaxed);
-        collect(engine).await?;
-    }
     Ok(())
 }
 
@@ -187,14 +172,19 @@ fn truncate(engine: &Engine) {
         upto = upto.min(since);
     }
     if upto > node.log.oldest() {
-        failpoint::hit("flush-before-truncate");
+        failpoint::hit(failpoint::FLUSH_BEFORE_TRUNCATE);
         node.log.truncate(upto);
     }
 }
 
 /// Flushes partitions, some together in one segment.
-async fn flush(engine: &Engine, partitions: Vec<Arc<Partition>>) -> Result<()> {
-    let _one = engine.flusher.flushing.lock().await;
+pub(crate) async fn flush(engine: &Engine, partitions: Vec<Arc<Partition>>) -> Result<()> {
+    let _one = settled(engine).await;
+    flush_settled(engine, partitions).await
+}
+
+/// The same, for who keeps others from flushing.
+pub(crate) async fn flush_settled(engine: &Engine, partitions: Vec<Arc<Partition>>) -> Result<()> {
     let mut batch = Vec::new();
     let mut pages = 0;
     for partition in partitions {
@@ -214,6 +204,7 @@ async fn flush(engine: &Engine, partitions: Vec<Arc<Partition>>) -> Result<()> {
 }
 
 async fn flush_batch(engine: &Engine, batch: Vec<(Arc<Partition>, Flush)>) -> Result<()> {
+    let _unnamed = engine.node().naming.enter();
     let written = write_segment(engine, &batch).await;
     // Each manifest is a few syncs of small files: the disk takes many at once.
     let naming = batch.into_iter().map(|(partition, flush)| {
@@ -225,6 +216,9 @@ async fn flush_batch(engine: &Engine, batch: Vec<(Arc<Partition>, Flush)>) -> Re
             };
             // What was not flushed stays due.
             partition.end_flush(flush, result.is_ok());
+            if result.is_ok() {
+                engine.maintenance.flushed(&partition);
+            }
             result
         }
     });
@@ -239,6 +233,8 @@ async fn write_segment(engine: &Engine, batch: &[(Arc<Partition>, Flush)]) -> Re
     for (_, flush) in batch {
         node.log.wait_durable(flush.snapshot.lsn).await.map_err(crate::partition::log_error)?;
     }
+    let large_pages: u64 = batch.iter().flat_map(|(_, flush)| &flush.large).map(|large| large.pages).sum();
+    engine.maintenance.count_written(large_pages * PAGE_SIZE as u64);
     if batch.iter().all(|(_, flush)| flush.pages.is_empty()) {
         return Ok(None);
     }
@@ -257,143 +253,88 @@ async fn write_segment(engine: &Engine, batch: &[(Arc<Partition>, Flush)]) -> Re
             }
         }
     }
-    engine.flusher.written_bytes.fetch_add(builder.bytes(), Ordering::Relaxed);
+    engine.maintenance.count_written(builder.bytes());
     builder.finish(writer.buffer());
     let id = writer.finish().await.map_err(store_error)?;
-    failpoint::hit("flush-after-segment");
+    failpoint::hit(failpoint::FLUSH_AFTER_SEGMENT);
     Ok(Some(id))
 }
 
-/// Makes the manifest that names the segment, then deletes the ones before it.
+/// Makes the manifest that names the segment. Those before it are history.
 async fn name_segment(
     engine: &Engine,
     partition: &Partition,
     flush: &Flush,
     segment: Option<SegmentId>,
 ) -> Result<()> {
-    let node = engine.node();
-    if partition.is_closed() {
+    if partition.is_dropped() {
         return Ok(());
     }
-    let _naming = engine.node().naming.read().await;
-    let mut segments = if flush.whole { Vec::new() } else { partition.named_segments() };
-    let new =
-        segment.filter(|_| !flush.pages.is_empty()).map(|id| SegmentRef { id, partition: partition.id });
-    segments.extend(flush.large.iter().map(|large| large.segment).filter(|_| !flush.whole));
-    segments.extend(new);
+    let mut named = partition.named_segments();
+    named.extend(flush.large.iter().map(|large| NamedSegment { segment: large.segment, pages: large.pages }));
+    if let Some(id) = segment.filter(|_| !flush.pages.is_empty()) {
+        let segment = SegmentRef { id, partition: partition.id };
+        named.push(NamedSegment { segment, pages: flush.pages.len() as u64 });
+    }
     let (outcomes_horizon, outcomes) = partition.durable_outcomes();
     let manifest = Manifest {
         partition: partition.id,
-        version: Version {
-            lineage: partition.lineage,
-            epoch: partition.epoch,
-            number: flush.snapshot.number,
-        },
+        version: Version { lineage: partition.lineage, epoch: partition.epoch, number: flush.number },
         page_count: flush.snapshot.page_count,
-        timestamp: node.clock.tick(),
-        segments,
+        timestamp: flush.timestamp,
+        segments: named.iter().map(|named| named.segment).collect(),
         outcomes,
         outcomes_horizon,
     };
-    let before = node.store.list_manifests(Some(partition.id)).await.map_err(store_error)?;
-    let named = put_or_adopt(engine, manifest).await?;
-    failpoint::hit("flush-after-manifest");
-    let name = ManifestName::of(&named);
-    partition.set_named_segments(named.segments, flush);
-    for old in before.into_iter().filter(|old| *old != name) {
-        node.store.delete_manifest(old).await.map_err(store_error)?;
+    let stored = put_or_adopt(engine, &manifest).await?;
+    failpoint::hit(failpoint::FLUSH_AFTER_MANIFEST);
+    match stored {
+        None => {
+            let pages: Vec<u64> = named.iter().map(|named| named.pages).collect();
+            partition.set_named(&manifest, &pages);
+        }
+        Some(adopted) => {
+            let (_, pages) = read_frames(engine.node(), &Segments::default(), &adopted).await?;
+            partition.set_named(&adopted, &pages);
+        }
     }
     Ok(())
 }
 
 /// Stores a manifest. If an earlier flush has stored one of the same version, and did not get to know it or stumbled
-/// later, that one is as good: the same pages, in segments of its own.
-async fn put_or_adopt(engine: &Engine, manifest: Manifest) -> Result<Manifest> {
+/// later, that one is as good: the same pages, in segments of its own. It is answered.
+async fn put_or_adopt(engine: &Engine, manifest: &Manifest) -> Result<Option<Manifest>> {
     let store = &engine.node().store;
-    match store.put_manifest(&manifest).await {
-        Ok(()) => Ok(manifest),
+    match store.put_manifest(manifest).await {
+        Ok(()) => Ok(None),
         Err(exists @ StoreError::Exists { .. }) => {
-            let other = store.read_manifest(ManifestName::of(&manifest)).await.map_err(store_error)?;
-            if other.version == manifest.version { Ok(other) } else { Err(store_error(exists)) }
+            let other = store.read_manifest(ManifestName::of(manifest)).await.map_err(store_error)?;
+            if other.version == manifest.version { Ok(Some(other)) } else { Err(store_error(exists)) }
         }
         Err(error) => Err(store_error(error)),
     }
 }
 
-/// Makes partition `id` a copy of `source`, by reference.
-pub(crate) async fn copy(engine: &Engine, source: &Arc<Partition>, id: PartitionId) -> Result<()> {
-    let (_settled, manifest) = newest_manifest(engine, source).await?;
-    let Some(manifest) = manifest else { return Ok(()) };
-    let manifest = Manifest {
-        partition: id,
-        version: Version { lineage: id.0, epoch: 1, number: manifest.version.number },
-        timestamp: engine.node().clock.tick(),
-        outcomes: Vec::new(),
-        // Nothing that was ever decided of the source is known here.
-        outcomes_horizon: engine.node().clock.newest_id(),
-        ..manifest
-    };
-    engine.node().store.put_manifest(&manifest).await.map_err(store_error)
+/// Writes a manifest of a partition whose segments have been merged, with what has changed meanwhile. For who keeps others
+/// from flushing.
+pub(crate) async fn name_anew(engine: &Engine, partition: Arc<Partition>) -> Result<()> {
+    let flush = partition.begin_any_flush();
+    flush_batch(engine, vec![(partition, flush)]).await
 }
 
-/// The manifest of a partition with all that has been committed; `None` if that is nothing. While the guard is held no
-/// newer one replaces it, and nothing that it names is collected.
-pub(crate) async fn newest_manifest<'a>(
-    engine: &'a Engine,
-    partition: &Arc<Partition>,
-) -> Result<(MutexGuard<'a, ()>, Option<Manifest>)> {
-    flush(engine, vec![partition.clone()]).await?;
-    let settled = settled(engine).await;
-    let manifest = engine.node().store.latest_manifest(partition.id).await.map_err(store_error)?;
-    Ok((settled, manifest))
-}
-
-/// While this is held no manifest is replaced by a newer one, and nothing is collected.
+/// While this is held no manifest is replaced by a newer one.
 pub(crate) async fn settled(engine: &Engine) -> MutexGuard<'_, ()> {
     engine.flusher.flushing.lock().await
 }
 
-/// So many bytes of a segment were written besides flushes.
-pub(crate) fn count_written(engine: &Engine, bytes: u64) {
-    engine.flusher.written_bytes.fetch_add(bytes, Ordering::Relaxed);
-}
-
 /// Deletes a dropped partition's manifests.
 pub(crate) async fn delete(engine: &Engine, id: PartitionId) -> Result<()> {
-    let _one = engine.flusher.flushing.lock().await;
+    let _alone = engine.node().past.write().await;
+    let _one = settled(engine).await;
     let store = &engine.node().store;
     for manifest in store.list_manifests(Some(id)).await.map_err(store_error)? {
         store.delete_manifest(manifest).await.map_err(store_error)?;
     }
-    engine.flusher.dropped.store(true, Ordering::Relaxed);
+    engine.maintenance.count_dropped();
     Ok(())
-}
-
-/// Deletes segments that no manifest names. Flushes that have written a segment but not yet its manifests are kept out
-/// by the flush lock.
-pub(crate) async fn collect(engine: &Engine) -> Result<()> {
-    let _one = engine.flusher.flushing.lock().await;
-    let _naming = engine.node().naming.write().await;
-    let store = &engine.node().store;
-    let mut named: HashSet<SegmentId> = engine.unopened_segments().into_iter().collect();
-    named.extend(engine.node().exported_segments());
-    for name in store.list_manifests(None).await.map_err(store_error)? {
-        let manifest = store.read_manifest(name).await.map_err(store_error)?;
-        named.extend(manifest.segments.iter().map(|segment| segment.id));
-    }
-    for partition in engine.open_partitions() {
-        // An open partition reads its old frames until it is closed.
-        named.extend(partition.frame_segments());
-    }
-    for segment in store.list_segments().await.map_err(store_error)? {
-        if !named.contains(&segment) {
-            store.delete_segment(segment).await.map_err(store_error)?;
-        }
-    }
-    Ok(())
-}
-
-/// Whether a flush of so many changed pages had better write the whole partition.
-pub(crate) fn write_whole(named: usize, named_pages: u64, changed: u64, page_count: u32) -> bool {
-    named >= MOST_SEGMENTS || named_pages + changed > 2 * u64::from(page_count) + 16
 }

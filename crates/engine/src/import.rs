@@ -17,7 +17,6 @@ use fulmar_pages::segment::SegmentBuilder;
 use fulmar_pages::{PAGE_SIZE, Page, PartitionId, Version};
 use fulmar_store::SegmentWriter;
 
-use crate::flush;
 use crate::partition::{page_one, store_error};
 use crate::{Engine, Error, Result, sqlstate};
 
@@ -112,8 +111,7 @@ impl Import {
         let node = self.engine.node();
         let bytes = self.builder.bytes();
         self.builder.finish(self.writer.buffer());
-        // Until the manifest names it the segment looks like garbage.
-        let _naming = node.naming.read().await;
+        let _unnamed = node.naming.enter();
         let segment = self.writer.finish().await.map_err(store_error)?;
         let manifest = Manifest {
             partition: self.id,
@@ -125,7 +123,7 @@ impl Import {
             outcomes_horizon: node.clock.newest_id(),
         };
         node.store.put_manifest(&manifest).await.map_err(store_error)?;
-        flush::count_written(&self.engine, bytes);
+        self.engine.maintenance.count_written(bytes);
         Ok(self.pages)
     }
 }

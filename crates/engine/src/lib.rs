@@ -22,8 +22,11 @@
 //! the version becomes current. The answer waits until the log is durable, and the thread does other work.
 
 pub mod array;
+mod branch;
 mod cancel;
 mod clock;
+mod collect;
+mod compact;
 mod connection;
 mod disk;
 mod draft;
@@ -33,8 +36,10 @@ mod export;
 mod fiber;
 mod flush;
 mod health;
+mod history;
 mod import;
 mod limits;
+mod maintenance;
 mod memory;
 mod node;
 mod partition;
@@ -52,6 +57,7 @@ mod variables;
 mod verify;
 mod vfs;
 
+pub use branch::Era;
 pub use cancel::{CancelReason, Canceller};
 pub use clock::{SystemTime, TimeSource};
 pub use disk::{Space, SpaceSource};
@@ -59,6 +65,7 @@ pub use engine::{Config, Engine, EngineStatistics, PartitionStatistics};
 pub use error::{Error, Result, sqlstate};
 pub use export::Export;
 pub use health::{Health, Recovery};
+pub use history::{RestorePoint, RetentionSource};
 pub use import::Import;
 pub use limits::TransactionLimits;
 pub use partition::SnapshotBounds;
@@ -70,4 +77,4 @@ pub use statement::{
 };
 pub use system::{Database, System, SystemFunction, SystemTable};
 pub use value::{Value, ValueRef};
-pub use verify::{Damage, Verified, verify_directory};
+pub use verify::{Damage, Verified, verify_directory, verify_store};

@@ -1,5 +1,6 @@
 //! What all partitions of a node share: log, store, memory, clock.
 
+use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -7,7 +8,7 @@ use fulmar_pages::SegmentId;
 use fulmar_store::CommitLog;
 use fulmar_store::PageStore;
 use parking_lot::Mutex;
-use tokio::sync::RwLock;
+use tokio::sync::{RwLock, mpsc};
 
 use crate::clock::Clock;
 use crate::disk::Disk;
@@ -26,10 +27,50 @@ pub(crate) struct Node {
     /// Lua for procedures.
     pub machines: Arc<crate::procedure::Machines>,
     pub stats: NodeStats,
-    /// Held to write while segments are marked and swept; to read by whoever has a segment that nothing names yet.
-    pub naming: Arc<RwLock<()>>,
+    /// Who has a segment that nothing names yet.
+    pub naming: Naming,
+    /// Held to read from when an old manifest is read until what it names is named anew, or read; to write while old
+    /// manifests are deleted. Who needs the flushes' lock too takes this one first.
+    pub past: RwLock<()>,
     /// Segments that exports are reading, for as long as those live.
     pub exported: Mutex<Vec<Weak<Vec<SegmentId>>>>,
+}
+
+/// Whoever stores a segment enters before, and leaves when a manifest, a record or the partition's memory names it. The
+/// collector looks which segments there are, then waits until all have left that were there ([`Naming::settled`]), and only
+/// then asks who names what. So it holds nobody up, and what it finds to be nobody's will never be anybody's.
+#[derive(Default)]
+pub(crate) struct Naming(Mutex<Crowd>);
+
+/// Nothing is ever sent: the receiver notices when the last sender is gone.
+struct Crowd {
+    entered: mpsc::Sender<Infallible>,
+    left: mpsc::Receiver<Infallible>,
+}
+
+impl Default for Crowd {
+    fn default() -> Self {
+        let (entered, left) = mpsc::channel(1);
+        Crowd { entered, left }
+    }
+}
+
+/// Has a segment that nothing names yet.
+pub(crate) struct Unnamed {
+    _entered: mpsc::Sender<Infallible>,
+}
+
+impl Naming {
+    pub(crate) fn enter(&self) -> Unnamed {
+        Unnamed { _entered: self.0.lock().entered.clone() }
+    }
+
+    /// Waits until all have left that are there now.
+    pub(crate) async fn settled(&self) {
+        let Crowd { entered, mut left } = std::mem::take(&mut *self.0.lock());
+        drop(entered);
+        while left.recv().await.is_some() {}
+    }
 }
 
 /// Counters of the node's commits.

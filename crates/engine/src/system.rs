@@ -19,6 +19,7 @@ use hashbrown::HashMap;
 use rusqlite::types::ValueRef as SqlRef;
 
 use crate::value::{Value, ValueRef};
+use crate::vfs::Link;
 use crate::{Error, Result, sqlstate};
 
 /// A table that is computed when it is read.
@@ -60,15 +61,23 @@ pub trait System: Send + Sync {
 }
 
 /// The tenant's database, as the statement sees it that asks.
-pub struct Database<'a>(pub(crate) &'a rusqlite::Connection);
+pub struct Database<'a> {
+    pub(crate) connection: &'a rusqlite::Connection,
+    pub(crate) link: &'a Link,
+}
 
 impl Database<'_> {
+    /// Waits for something without holding the thread. A cancel of the statement ends that.
+    pub fn wait<F: Future>(&self, future: F) -> Result<F::Output> {
+        self.link.wait(future).map_err(|_| self.link.cancel.borrow().error())
+    }
+
     /// Runs a query.
     pub fn query(&self, sql: &str, parameters: &[&str]) -> Result<Vec<Vec<Value>>> {
         let failed = |cause: rusqlite::Error| {
             Error::new(sqlstate::INTERNAL, format!("the schema cannot be read: {cause}"))
         };
-        let mut statement = self.0.prepare(sql).map_err(failed)?;
+        let mut statement = self.connection.prepare(sql).map_err(failed)?;
         let count = statement.column_count();
         let row = |row: &rusqlite::Row<'_>| {
             (0..count).map(|column| row.get_ref(column).map(|value| borrowed(value).to_owned())).collect()

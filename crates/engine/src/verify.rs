@@ -8,14 +8,13 @@
 //!
 //! Nothing is changed. Of each object the first damage is told; the others are read all the same.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 
 use fulmar_pages::{PartitionId, SegmentId};
 use fulmar_store::{CommitLog, LogError, PageStore, StdFiles, Store, StoreError};
 
-use crate::flush;
 use crate::partition::{log_error, store_error};
 use crate::{Engine, Error, Result, Session, sqlstate};
 
@@ -26,9 +25,14 @@ pub struct Damage {
     pub file: String,
     /// Where in it.
     pub offset: Option<u64>,
-    /// What is wrong there.
+    /// What is wrong there, and what to do.
     pub problem: String,
+    /// Whose data it has, as far as that is known: none for what is nobody's, or everybody's.
+    pub partitions: Vec<PartitionId>,
 }
+
+/// Who names which segments.
+type Users = BTreeMap<SegmentId, BTreeSet<PartitionId>>;
 
 /// What was read.
 #[derive(Clone, Debug, Default)]
@@ -47,7 +51,7 @@ pub struct Verified {
 
 impl Verified {
     /// Notes what is wrong with an object of the store. That it cannot be told is an error.
-    fn note(&mut self, error: StoreError) -> Result<()> {
+    fn note(&mut self, error: StoreError, partitions: Vec<PartitionId>) -> Result<()> {
         let (object, offset) = match &error {
             StoreError::Damaged { object, cause, .. } => (object.clone(), Some(cause.at as u64)),
             StoreError::Missing { object, .. } | StoreError::Misnamed { object, .. } => {
@@ -55,38 +59,69 @@ impl Verified {
             }
             StoreError::Exists { .. } | StoreError::Failed { .. } => return Err(store_error(error)),
         };
-        self.damage.push(Damage { file: format!("store/{object}"), offset, problem: error.to_string() });
+        let file = format!("store/{object}");
+        self.damage.push(Damage { file, offset, problem: error.to_string(), partitions });
         Ok(())
     }
 
-    /// Reads all manifests. Answers the segments that they name, and each partition's newest version.
+    /// Reads all manifests. Answers the segments that they name, with those who do, and each partition's newest version.
+    /// Manifests of epochs that a partition has not come to are garbage, and count for nothing.
     async fn manifests(
         &mut self,
         store: &PageStore,
-    ) -> Result<(BTreeSet<SegmentId>, HashMap<PartitionId, u64>)> {
-        let (mut named, mut newest) = (BTreeSet::new(), HashMap::new());
+        epoch: impl Fn(PartitionId) -> u32,
+    ) -> Result<(Users, HashMap<PartitionId, u64>)> {
+        let (mut users, mut newest) = (Users::new(), HashMap::new());
         for name in store.list_manifests(None).await.map_err(store_error)? {
             self.manifests += 1;
             match store.read_manifest(name).await {
                 Ok(manifest) => {
-                    named.extend(manifest.segments.iter().map(|segment| segment.id));
-                    newest.insert(name.partition, name.number);
+                    for segment in &manifest.segments {
+                        users.entry(segment.id).or_default().insert(name.partition);
+                    }
+                    if name.epoch <= epoch(name.partition) {
+                        newest.insert(name.partition, name.number);
+                    }
                 }
-                Err(error) => self.note(error)?,
+                Err(error) => self.note(error, vec![name.partition])?,
             }
         }
-        Ok((named, newest))
+        Ok((users, newest))
     }
 
-    async fn segment(&mut self, store: &PageStore, id: SegmentId) -> Result<()> {
+    async fn segment(
+        &mut self,
+        store: &PageStore,
+        id: SegmentId,
+        users: &BTreeSet<PartitionId>,
+    ) -> Result<()> {
         self.segments += 1;
         match store.verify_segment(id).await {
             Ok(pages) => {
                 self.pages += pages;
                 Ok(())
             }
-            Err(error) => self.note(error),
+            Err(error) => self.note(error, users.iter().copied().collect()),
         }
+    }
+}
+
+impl Verified {
+    /// Reads all segments that there are, or that somebody names.
+    async fn segments(
+        &mut self,
+        store: &PageStore,
+        mut users: Users,
+        mut progress: impl FnMut(u64, u64),
+    ) -> Result<()> {
+        for segment in store.list_segments().await.map_err(store_error)? {
+            users.entry(segment).or_default();
+        }
+        for (done, (segment, users_of_it)) in users.iter().enumerate() {
+            progress(done as u64, users.len() as u64);
+            self.segment(store, *segment, users_of_it).await?;
+        }
+        Ok(())
     }
 }
 
@@ -96,10 +131,10 @@ impl Session {
         let _running = self.start();
         let engine = self.engine().clone();
         let mut verified = Verified::default();
-        let held = engine.hold_named(&mut verified).await?;
-        for segment in held.iter() {
+        let (users, _held) = engine.hold_named(&mut verified).await?;
+        for (segment, users) in &users {
             self.check_cancelled()?;
-            verified.segment(&engine.node().store, *segment).await?;
+            verified.segment(&engine.node().store, *segment, users).await?;
         }
         Ok(verified)
     }
@@ -107,29 +142,32 @@ impl Session {
 
 impl Engine {
     /// Reads the manifests, and keeps what they name from the collector for as long as the answer lives.
-    async fn hold_named(&self, verified: &mut Verified) -> Result<Arc<Vec<SegmentId>>> {
-        let _settled = flush::settled(self).await;
-        let (mut named, _) = verified.manifests(&self.node().store).await?;
+    async fn hold_named(&self, verified: &mut Verified) -> Result<(Users, Arc<Vec<SegmentId>>)> {
+        let _past = self.node().past.read().await;
+        let (mut users, _) = verified.manifests(&self.node().store, |id| self.era(id).epoch).await?;
         for partition in self.open_partitions() {
-            named.extend(partition.frame_segments());
+            for segment in partition.frame_segments() {
+                users.entry(segment).or_default().insert(partition.id);
+            }
         }
-        let held = Arc::new(named.into_iter().collect());
+        let held = Arc::new(users.keys().copied().collect());
         self.node().exported.lock().push(Arc::downgrade(&held));
-        Ok(held)
+        Ok((users, held))
     }
 }
 
 /// Verifies a data directory that no node uses, and its store. `live` are the partitions that the catalog knows, if it
-/// could be read; `progress` is told how many segments of how many have been read.
+/// could be read, with their epochs; `progress` is told how many segments of how many have been read.
 pub async fn verify_directory(
     data: &Path,
     store: Arc<dyn Store>,
-    live: Option<&HashSet<PartitionId>>,
-    mut progress: impl FnMut(u64, u64),
+    live: Option<&HashMap<PartitionId, u32>>,
+    progress: impl FnMut(u64, u64),
 ) -> Result<Verified> {
     let mut verified = Verified::default();
     let store = PageStore::open(store);
-    let (mut segments, newest) = verified.manifests(&store).await?;
+    let epoch = |id: PartitionId| live.map_or(u32::MAX, |live| live.get(&id).copied().unwrap_or(u32::MAX));
+    let (mut users, newest) = verified.manifests(&store, epoch).await?;
     let log = data.join("log");
     let from_log = tokio::task::spawn_blocking(move || read_log(&log)).await;
     let from_log = from_log
@@ -138,22 +176,28 @@ pub async fn verify_directory(
     match from_log.outcome {
         Ok(()) => {}
         Err(LogError::Corrupt { file, offset, problem }) => {
-            verified.damage.push(Damage { file, offset: Some(offset), problem });
+            verified.damage.push(Damage { file, offset: Some(offset), problem, partitions: Vec::new() });
         }
         Err(error) => return Err(log_error(error)),
     }
     // A record that a manifest covers, or whose partition was dropped, may name what has been collected.
     let needed = |partition: &PartitionId, number: u64| {
-        live.is_some_and(|live| live.contains(partition))
+        live.is_some_and(|live| live.contains_key(partition))
             && newest.get(partition).is_none_or(|newest| *newest < number)
     };
-    let named = from_log.named.iter().filter(|(partition, number, _)| needed(partition, *number));
-    segments.extend(named.map(|(_, _, segment)| *segment));
-    segments.extend(store.list_segments().await.map_err(store_error)?);
-    for (done, segment) in segments.iter().enumerate() {
-        progress(done as u64, segments.len() as u64);
-        verified.segment(&store, *segment).await?;
+    for (partition, _, segment) in from_log.named.iter().filter(|(id, number, _)| needed(id, *number)) {
+        users.entry(*segment).or_default().insert(*partition);
     }
+    verified.segments(&store, users, progress).await?;
+    Ok(verified)
+}
+
+/// Verifies a store without the data directory that it belongs to, which no node uses now.
+pub async fn verify_store(store: Arc<dyn Store>, progress: impl FnMut(u64, u64)) -> Result<Verified> {
+    let mut verified = Verified::default();
+    let store = PageStore::open(store);
+    let (users, _) = verified.manifests(&store, |_| u32::MAX).await?;
+    verified.segments(&store, users, progress).await?;
     Ok(verified)
 }
 

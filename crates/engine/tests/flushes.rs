@@ -127,7 +127,7 @@ async fn a_copy_that_fails_leaves_its_source_dirty() {
     node.store.hold(StoreOperation::Put, true);
     let copy = tokio::spawn({
         let engine = node.engine.clone();
-        async move { engine.create_partition(PartitionId(3), Some(PartitionId(1))).await }
+        async move { engine.create_partition(PartitionId(3), Some((PartitionId(1), None))).await }
     });
     node.store.is_holding().await;
     let flush = tokio::spawn({
@@ -144,8 +144,8 @@ async fn a_copy_that_fails_leaves_its_source_dirty() {
     node.holds(2).await;
 }
 
-/// The answers to its puts are lost, then those to its deletions: what is stored is stored, and the next flush of the same
-/// version, whose manifest has the same name and is not the same, goes on from there.
+/// The answers to its puts are lost, and then nobody can tell what is stored: what is stored is stored, and the next flush of
+/// the same version, whose manifest has the same name and is not the same, goes on from there.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flush_that_stumbles_over_its_own_manifest_goes_on() {
     let node = two_tables().await;
@@ -155,10 +155,14 @@ async fn a_flush_that_stumbles_over_its_own_manifest_goes_on() {
     }
     node.engine.flush().await.unwrap();
     node.insert().await;
-    // The manifests are there; those that they replace cannot be deleted.
-    node.store.always(StoreOperation::Delete, NO_SPACE);
+    // The segment is stored, and then the manifests are, which cannot be read back.
+    node.store.next(StoreOperation::Put, StoreFault::Delay(Duration::ZERO));
+    for _ in 0..2 {
+        node.store.next(StoreOperation::Put, StoreFault::LoseAnswer);
+    }
+    node.store.always(StoreOperation::Get, NO_SPACE);
     node.engine.flush().await.unwrap_err();
-    node.store.always(StoreOperation::Delete, None);
+    node.store.always(StoreOperation::Get, None);
     node.engine.flush().await.unwrap();
     let node = node.holds(2).await;
     node.insert().await;

@@ -158,6 +158,7 @@ pub struct ServerArgs {
 const VERIFY_EXAMPLES: &str = "\
 Examples:
   fulmar verify --data /var/lib/fulmar        of a node that does not run, or of a backup
+  fulmar verify --store s3://bucket/fulmar    of a store that no node uses, whose data directory is elsewhere
   fulmar verify --server postgres://fulmar@127.0.0.1:5433 --deep
 
 Nothing is changed. Exit code 1 if there is damage; each place is listed.";
@@ -169,6 +170,9 @@ pub struct VerifyArgs {
     /// Read this data directory, which no node uses, instead of asking a node
     #[arg(long, value_name = "DIR", conflicts_with = "deep")]
     pub data: Option<PathBuf>,
+    /// Read this store, which no node uses, without its data directory: tenants are told by their numbers
+    #[arg(long, value_name = "URL", conflicts_with_all = ["data", "deep"])]
+    pub store: Option<StoreUrl>,
     /// Let SQLite check the structure of every tenant too (PRAGMA quick_check)
     #[arg(long)]
     pub deep: bool,

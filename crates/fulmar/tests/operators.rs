@@ -106,6 +106,36 @@ async fn what_became_of_an_interrupted_script_is_asked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_goes_back_to_what_it_was_and_stays_there() {
+    let directory = tempfile::tempdir().unwrap();
+    let data = directory.path().join("data");
+    let node = Node::start(&data, &["--insecure"]);
+    let url = node.url();
+    let tenant = |url: &str, arguments: &[&str]| run(&[&["tenant", "--server", url], arguments].concat());
+    stdout(&tenant(&url, &["create", "shop"]));
+    client(&node, "shop").await.batch_execute("CREATE TABLE t(x); INSERT INTO t VALUES (1)").await.unwrap();
+    // A branch flushes what it is made of.
+    stdout(&tenant(&url, &["create", "one", "--template", "shop"]));
+    let points: serde_json::Value =
+        serde_json::from_str(&stdout(&tenant(&url, &["history", "shop", "--json"]))).unwrap();
+    let time = points[0]["time"].as_str().unwrap();
+    assert!(stdout(&tenant(&url, &["history", "shop"])).contains(time));
+    client(&node, "shop").await.batch_execute("INSERT INTO t VALUES (2), (3)").await.unwrap();
+    stdout(&tenant(&url, &["create", "then", "--template", "shop", "--at", time]));
+    stdout(&tenant(&url, &["restore", "shop", "--to", time]));
+    assert!(refusal(&tenant(&url, &["restore", "shop", "--to", "2001-01-01"]), 1).contains("22023"));
+    client(&node, "shop").await.batch_execute("INSERT INTO t VALUES (4)").await.unwrap();
+    assert_eq!(node.end(rustix::process::Signal::KILL), None);
+
+    let node = Node::start(&data, &["--insecure"]);
+    for (name, rows) in [("shop", 2), ("one", 1), ("then", 1)] {
+        assert_eq!(number(&client(&node, name).await, "SELECT count(*) FROM t").await, rows, "{name}");
+    }
+    assert_eq!(node.end(rustix::process::Signal::TERM), Some(0));
+    assert!(stdout(&run(&["verify", "--data", data.to_str().unwrap()])).starts_with("sound"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_tenant_leaves_as_a_file_and_comes_back() {
     let directory = tempfile::tempdir().unwrap();
     let data = directory.path().join("data");

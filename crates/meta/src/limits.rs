@@ -27,6 +27,8 @@ pub enum Limit {
     MaxSize,
     /// How much of the processors it gets when there is not enough for all.
     CpuShare,
+    /// How far back it can be restored and branched.
+    Retention,
 }
 
 /// What there is to say of a limit.
@@ -45,6 +47,9 @@ struct Definition {
 const LEAST_KILOBYTES: u64 = 1024;
 /// Postgres's bound of times and counts, 2^31 - 1.
 const MOST: u64 = i32::MAX as u64;
+/// How long history is kept at most, and if nobody says another.
+const YEAR_MS: u64 = 366 * DAY_MS;
+const DAY_MS: u64 = 86_400_000;
 /// The most that a partition's pages of 4 KiB can be numbered for.
 const MOST_KILOBYTES: u64 = 4 * u32::MAX as u64;
 
@@ -104,17 +109,27 @@ static LIMITS: [Definition; Limit::ALL.len()] = [
         default: Some(100),
         about: "The tenant's weight when there is not enough processor time for all.",
     },
+    Definition {
+        limit: Limit::Retention,
+        name: "retention",
+        unit: Unit::Milliseconds,
+        least: 0,
+        most: YEAR_MS,
+        default: Some(DAY_MS),
+        about: "How far back the database can be restored and branched. 0: nothing is kept for that.",
+    },
 ];
 
 impl Limit {
     /// All of them.
-    pub const ALL: [Limit; 6] = [
+    pub const ALL: [Limit; 7] = [
         Limit::MaxConnections,
         Limit::StatementTimeout,
         Limit::IdleInTransactionTimeout,
         Limit::TransactionMemory,
         Limit::MaxSize,
         Limit::CpuShare,
+        Limit::Retention,
     ];
 
     fn definition(self) -> &'static Definition {
@@ -153,10 +168,10 @@ impl Limit {
         self.definition().about
     }
 
-    /// The value that a text says. `None` takes the limit away: as in Postgres, 0 of a time is none.
+    /// The value that a text says. `None` takes the limit away: as in Postgres, 0 of a time is none, where it is no value.
     pub fn parse(self, text: &str) -> Result<Option<u64>, MetaError> {
         let value = self.unit().parse(text);
-        if value == Some(0) && self.unit() == Unit::Milliseconds {
+        if value == Some(0) && self.unit() == Unit::Milliseconds && !self.allows(0) {
             return Ok(None);
         }
         value.filter(|value| self.allows(*value)).map(Some).ok_or_else(|| self.refused(text))
@@ -285,6 +300,8 @@ mod tests {
         assert_eq!(Limit::StatementTimeout.parse("5s"), Ok(Some(5000)));
         assert_eq!(Limit::StatementTimeout.parse("0"), Ok(None));
         assert_eq!(Limit::MaxConnections.parse("0"), Ok(Some(0)));
+        assert_eq!(Limit::Retention.parse("0"), Ok(Some(0)));
+        assert_eq!(Limit::Retention.parse("7d"), Ok(Some(7 * DAY_MS)));
         for (limit, text) in [
             (Limit::MaxSize, "1023kB"),
             (Limit::TransactionMemory, "0"),
@@ -292,6 +309,7 @@ mod tests {
             (Limit::CpuShare, "10001"),
             (Limit::MaxConnections, "-1"),
             (Limit::StatementTimeout, "25d"),
+            (Limit::Retention, "367d"),
         ] {
             assert!(matches!(limit.parse(text), Err(MetaError::InvalidLimit { .. })), "{text}");
         }
@@ -307,6 +325,7 @@ mod tests {
         let texts = |shown: &ShownLimit| (shown.name, shown.value.clone(), shown.default.clone());
         assert_eq!(texts(&shown[0]), ("max_size", Some("2MB".to_owned()), None));
         assert_eq!(texts(&shown[1]), ("cpu_share", Some("250".to_owned()), Some("100".to_owned())));
+        assert_eq!(texts(&shown[2]), ("retention", Some("1d".to_owned()), Some("1d".to_owned())));
         limits.set(Limit::CpuShare, None);
         assert_eq!(limits.own().collect::<Vec<_>>(), [(Limit::MaxSize, 2048)]);
     }

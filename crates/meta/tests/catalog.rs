@@ -36,6 +36,23 @@ fn verifier(salt: u8) -> ScramVerifier {
 }
 
 #[tokio::test]
+async fn a_restored_partition_begins_an_era_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let catalog = open(directory.path()).await;
+    let shop = create(&catalog, "shop").await;
+    catalog.begin_era(shop.partition, 77, 2).await.unwrap();
+    let again = catalog.begin_era(shop.partition, 78, 2).await;
+    assert!(matches!(again, Err(MetaError::InUse { .. })), "{again:?}");
+    drop(catalog);
+    let catalog = open(directory.path()).await;
+    let record = catalog.partitions().into_iter().find(|record| record.id == shop.partition).unwrap();
+    assert_eq!((record.lineage, record.epoch), (77, 2));
+    drop_tenant(&catalog, "shop").await;
+    let gone = catalog.begin_era(shop.partition, 79, 3).await;
+    assert!(matches!(gone, Err(MetaError::Missing { .. })), "{gone:?}");
+}
+
+#[tokio::test]
 async fn a_new_catalog_has_the_system_tenant_and_user() {
     let directory = tempfile::tempdir().unwrap();
     for _ in 0..2 {

@@ -79,6 +79,13 @@ impl Manifest {
         out
     }
 
+    /// Bytes that it takes in memory.
+    pub fn memory_bytes(&self) -> usize {
+        size_of::<Self>()
+            + self.segments.capacity() * size_of::<SegmentRef>()
+            + self.outcomes.capacity() * size_of::<Outcome>()
+    }
+
     /// Decodes a manifest.
     pub fn decode(bytes: &[u8]) -> Result<Manifest, FormatError> {
         let end = bytes.len().checked_sub(CRC_BYTES).ok_or(codec::error(

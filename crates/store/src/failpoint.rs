@@ -16,6 +16,11 @@
 //! | `flush-after-manifest` | the manifest is stored too, the log not yet truncated |
 //! | `commit-after-segment` | a large commit's segment is stored, its record is not in the log |
 //! | `flush-before-truncate` | just before the log is told to truncate |
+//! | `compact-after-segment` | a merged segment is stored, its manifest is not |
+//! | `compact-after-manifest` | the manifest is stored too, what was merged is history |
+//! | `branch-after-manifest` | a branch's manifest is stored, its tenant not yet ready |
+//! | `restore-after-manifest` | the manifest of a restore is stored, the catalog does not know |
+//! | `restore-after-catalog` | the catalog knows, nobody has been told |
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -37,13 +42,29 @@ pub const COMMIT_AFTER_SEGMENT: &str = "commit-after-segment";
 /// Just before the log is told to truncate.
 pub const FLUSH_BEFORE_TRUNCATE: &str = "flush-before-truncate";
 
-const NAMES: [&str; 6] = [
+/// A merged segment is stored, its manifest is not.
+pub const COMPACT_AFTER_SEGMENT: &str = "compact-after-segment";
+/// The manifest is stored too, what was merged is history.
+pub const COMPACT_AFTER_MANIFEST: &str = "compact-after-manifest";
+/// A branch's manifest is stored, its tenant not yet ready.
+pub const BRANCH_AFTER_MANIFEST: &str = "branch-after-manifest";
+/// The manifest of a restore is stored, the catalog does not know of it.
+pub const RESTORE_AFTER_MANIFEST: &str = "restore-after-manifest";
+/// The catalog knows of a restore, nobody else has been told.
+pub const RESTORE_AFTER_CATALOG: &str = "restore-after-catalog";
+
+const NAMES: [&str; 11] = [
     LOG_MID_RECORD,
     LOG_AFTER_WRITE,
     COMMIT_AFTER_SEGMENT,
     FLUSH_AFTER_SEGMENT,
     FLUSH_AFTER_MANIFEST,
     FLUSH_BEFORE_TRUNCATE,
+    COMPACT_AFTER_SEGMENT,
+    COMPACT_AFTER_MANIFEST,
+    BRANCH_AFTER_MANIFEST,
+    RESTORE_AFTER_MANIFEST,
+    RESTORE_AFTER_CATALOG,
 ];
 
 static ARMED: AtomicBool = AtomicBool::new(false);

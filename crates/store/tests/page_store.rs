@@ -156,13 +156,17 @@ async fn a_segment_that_is_given_up_is_not_there() {
 async fn the_latest_manifest_is_the_last_of_the_last_epoch() {
     on_each(|store| async move {
         let partition = PartitionId(7);
-        assert_eq!(store.latest_manifest(partition).await.unwrap(), None);
+        assert_eq!(store.latest_manifest(partition, u32::MAX).await.unwrap(), None);
         for (epoch, number) in [(1, 5), (9, 3), (10, 16), (10, 15), (10, 255), (2, 1 << 40)] {
             store.put_manifest(&manifest(7, epoch, number)).await.unwrap();
         }
         store.put_manifest(&manifest(8, 99, 1)).await.unwrap();
         let latest = || async {
-            store.latest_manifest(partition).await.unwrap().map(|m| (m.version.epoch, m.version.number))
+            store
+                .latest_manifest(partition, u32::MAX)
+                .await
+                .unwrap()
+                .map(|m| (m.version.epoch, m.version.number))
         };
         assert_eq!(latest().await, Some((10, 255)));
         assert_eq!(store.list_manifests(Some(partition)).await.unwrap().len(), 6);
@@ -217,11 +221,11 @@ async fn damage_is_told_with_the_object_and_the_place() {
     }
     let name = format!("manifests/{}/00000001/{:016x}", PartitionId(7), 5);
     objects.put(&name, manifest(7, 1, 6).encode().into()).await.unwrap();
-    let outcome = store.latest_manifest(PartitionId(7)).await;
+    let outcome = store.latest_manifest(PartitionId(7), 1).await;
     assert!(matches!(outcome, Err(StoreError::Misnamed { .. })), "{outcome:?}");
     objects.delete(&name).await.unwrap();
     objects.put(&name, Bytes::from_static(b"no manifest")).await.unwrap();
-    assert!(matches!(store.latest_manifest(PartitionId(7)).await, Err(StoreError::Damaged { .. })));
+    assert!(matches!(store.latest_manifest(PartitionId(7), 1).await, Err(StoreError::Damaged { .. })));
     assert_eq!(store.list_manifests(None).await.unwrap().len(), 1);
     // A segment that was cut off: what lies beyond its end is damage too.
     let cut = store.put_segment(Bytes::from_static(b"short")).await.unwrap();

@@ -110,7 +110,7 @@ impl Source {
             // SAFETY: a valid handle, which is not closed when this goes.
             let connection = unsafe { rusqlite::Connection::from_handle(self.db) };
             let connection = connection.map_err(|cause| Error::new(sqlstate::INTERNAL, cause.to_string()))?;
-            ask(&*system, &Database(&connection))
+            ask(&*system, &Database { connection: &connection, link })
         }));
         let error = match answer {
             Ok(Ok(answer)) => return Ok(answer),

@@ -179,6 +179,12 @@ impl Commits {
         }
     }
 
+    /// A number for a version that no commit makes.
+    pub(super) fn take_number(&mut self) -> u64 {
+        self.last_number += 1;
+        self.last_number
+    }
+
     fn push_recent(&mut self, recent: Recent) {
         self.replaced_bytes += recent.replaced_bytes;
         self.recent.push_back(recent);
@@ -326,7 +332,7 @@ impl Partition {
         let (changed_allocation, changed_rest) = (changes.changed_allocation, changes.changed_rest);
         let mut commits = self.commits.lock();
         if self.is_closed() {
-            return Err(Refused::Failed(closed_error()).into());
+            return Err(Refused::Failed(self.closed_error()).into());
         }
         let holder = self.turns.holder();
         if holder != 0 && holder != transaction.turn {
@@ -553,6 +559,11 @@ impl Partition {
 }
 
 impl Partition {
+    /// A number for a version that no commit makes.
+    pub(crate) fn take_number(&self) -> u64 {
+        self.commits.lock().take_number()
+    }
+
     /// How a transaction ended, for who asks; `None` if that is forgotten. **Asking decides**: what is not decided yet is
     /// aborted. The answer is durable.
     pub(crate) async fn ask(&self, id: u64) -> crate::Result<Option<bool>> {
@@ -591,7 +602,7 @@ impl Partition {
             return Ok((committed, lsn));
         }
         if self.is_closed() {
-            return Err(closed_error());
+            return Err(self.closed_error());
         }
         let current = self.current();
         let number = commits.last_number + 1;
@@ -621,10 +632,6 @@ impl Partition {
         self.snapshots.lock().push(snapshot);
         Ok((committed, lsn))
     }
-}
-
-pub(crate) fn closed_error() -> Error {
-    Error::new(sqlstate::DATABASE_DROPPED, "the database was dropped").hint("connect to another database")
 }
 
 fn decided_aborted(id: u64) -> Error {

@@ -1,34 +1,54 @@
-//! A partition's side of a flush: what has changed since the last one, and what the manifest names.
+//! A partition's side of flushes and compaction: what has changed since the last manifest, and what that names.
 
 use fulmar_pages::manifest::SegmentRef;
-use fulmar_pages::{Outcome, PageNo, SegmentId};
+use fulmar_pages::{Manifest, Outcome, PageNo, SegmentId};
 use fulmar_store::Lsn;
 use hashbrown::HashSet;
 
 use super::large::LargeSegment;
 use super::{Partition, Snapshot};
-use crate::flush::write_whole;
+use crate::compact::Work;
 
-/// The segments that the newest manifest names.
+/// A segment that the newest manifest names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NamedSegment {
+    pub segment: SegmentRef,
+    /// The partition's pages in it, live or not.
+    pub pages: u64,
+}
+
+/// What the newest manifest says.
 #[derive(Default)]
 pub(super) struct Named {
-    segments: Vec<SegmentRef>,
-    /// Pages in those segments, live or not.
-    pages: u64,
+    /// The oldest first.
+    segments: Vec<NamedSegment>,
+    number: u64,
+    page_count: u32,
 }
 
 impl Named {
-    pub(super) fn new(segments: Vec<SegmentRef>, pages: u64) -> Self {
-        Named { segments, pages }
+    /// `pages` are those of the partition in each of the segments.
+    pub(super) fn new(manifest: Option<&Manifest>, pages: &[u64]) -> Self {
+        let Some(manifest) = manifest else { return Named::default() };
+        let segments = manifest.segments.iter().zip(pages);
+        Named {
+            segments: segments
+                .map(|(segment, pages)| NamedSegment { segment: *segment, pages: *pages })
+                .collect(),
+            number: manifest.version.number,
+            page_count: manifest.page_count,
+        }
     }
 }
 
 /// A flush under way: a pinned snapshot and the pages to write.
 pub(crate) struct Flush {
     pub snapshot: Snapshot,
+    /// Of its manifest.
+    pub number: u64,
+    /// When the snapshot was current.
+    pub timestamp: u64,
     pub pages: Vec<PageNo>,
-    /// All pages of the partition are written: the manifest needs no older segment.
-    pub whole: bool,
     /// Segments of large commits since the last flush, which the manifest names as they are.
     pub large: Vec<LargeSegment>,
     /// All that had changed, those pages included that were cut off: a failed log write may bring them back.
@@ -45,28 +65,25 @@ impl Partition {
 
     /// Takes over what has changed since the last flush; `None` if nothing has.
     pub(crate) fn begin_flush(&self) -> Option<Flush> {
+        self.oldest_dirty().is_some().then(|| self.begin_any_flush())
+    }
+
+    /// The same for who wants a manifest in any case.
+    pub(crate) fn begin_any_flush(&self) -> Flush {
         let mut commits = self.commits.lock();
-        let since = commits.dirty_since.take()?;
-        commits.flushing_since = Some(since);
+        commits.flushing_since = commits.dirty_since.take();
         let changed = std::mem::take(&mut commits.dirty);
         let large = std::mem::take(&mut commits.large);
-        let large_pages: u64 = large.iter().map(|large| large.pages).sum();
         let snapshot = self.pin();
+        let timestamp = self.node.clock.tick();
+        // Where no commit has come since the newest manifest, the next one needs a number of its own.
+        let number =
+            if snapshot.number > self.named.lock().number { snapshot.number } else { commits.take_number() };
         drop(commits);
-        let named = self.named.lock();
-        let whole = write_whole(
-            named.segments.len(),
-            named.pages,
-            changed.len() as u64 + large_pages,
-            snapshot.page_count,
-        );
-        drop(named);
-        let mut pages: Vec<PageNo> = match whole {
-            true => (1..=snapshot.page_count).collect(),
-            false => changed.iter().copied().filter(|page| *page <= snapshot.page_count).collect(),
-        };
+        let mut pages: Vec<PageNo> =
+            changed.iter().copied().filter(|page| *page <= snapshot.page_count).collect();
         pages.sort_unstable();
-        Some(Flush { snapshot, pages, whole, large, changed })
+        Flush { snapshot, number, timestamp, pages, large, changed }
     }
 
     /// Gives the snapshot back; after a failure what was to be flushed stays due.
@@ -83,16 +100,30 @@ impl Partition {
         self.unpin(flush.snapshot);
     }
 
-    pub(crate) fn named_segments(&self) -> Vec<SegmentRef> {
+    pub(crate) fn named_segments(&self) -> Vec<NamedSegment> {
         self.named.lock().segments.clone()
     }
 
-    /// The new manifest is durable.
-    pub(crate) fn set_named_segments(&self, segments: Vec<SegmentRef>, flush: &Flush) {
+    /// The new manifest is durable; `pages` are those of the partition in each of its segments.
+    pub(crate) fn set_named(&self, manifest: &Manifest, pages: &[u64]) {
+        *self.named.lock() = Named::new(Some(manifest), pages);
+    }
+
+    /// What there is to compact.
+    pub(crate) fn compaction(&self) -> Option<Work> {
+        let named = self.named.lock();
+        Work::of(&named.segments, named.page_count)
+    }
+
+    /// Neighbours have been merged: the next manifest names that segment in their place. Answers whether they were still
+    /// there. Callers hold the flushes' lock.
+    pub(crate) fn replace_named(&self, sources: &[NamedSegment], merged: NamedSegment) -> bool {
         let mut named = self.named.lock();
-        let large: u64 = flush.large.iter().map(|large| large.pages).sum();
-        let kept = if flush.whole { 0 } else { named.pages + large };
-        *named = Named { segments, pages: kept + flush.pages.len() as u64 };
+        let Some(begin) = named.segments.windows(sources.len()).position(|found| found == sources) else {
+            return false;
+        };
+        named.segments.splice(begin..begin + sources.len(), [merged]);
+        true
     }
 
     /// Outcomes for the manifest: the horizon, and what is durable.

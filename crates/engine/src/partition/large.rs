@@ -12,7 +12,7 @@
 //! Until it is named the segment is a file without a name, which goes with the process. It is synced before it is named
 //! (or uploaded whole), and named durably before the record that names it is appended: a record that survives has its
 //! segment. Who dies between the two leaves a segment that nothing names, garbage that is collected like any other; so
-//! does a commit that conflicts. Until the commit is installed the node's naming lock keeps the collector away.
+//! does a commit that conflicts. Until the commit is installed the collector waits ([`crate::node::Naming`]).
 
 use std::fs::File;
 use std::io;
@@ -23,9 +23,9 @@ use fulmar_pages::manifest::SegmentRef;
 use fulmar_pages::segment::SegmentIndex;
 use fulmar_pages::{PageNo, SegmentId};
 use fulmar_store::{SegmentWriter, failpoint};
-use tokio::sync::OwnedRwLockReadGuard;
 
 use super::{Partition, store_error};
+use crate::node::Unnamed;
 use crate::store::Frame;
 use crate::transaction::Overlay;
 use crate::{Error, Result, spill, sqlstate};
@@ -40,7 +40,7 @@ const PIECE_BYTES: u64 = 1 << 20;
 pub(crate) struct Large {
     pub segment: SegmentId,
     index: Arc<SegmentIndex>,
-    _naming: OwnedRwLockReadGuard<()>,
+    _unnamed: Unnamed,
 }
 
 /// The segment of a large commit, until a manifest names it.
@@ -80,11 +80,11 @@ impl Partition {
         self.node.disk.admit(true)?;
         let (file, bytes) =
             overlay.make_segment(self.id, page_count).await.map_err(|cause| spill::error(&cause))?;
-        let naming = self.node.naming.clone().read_owned().await;
+        let unnamed = self.node.naming.enter();
         let segment = self.store_segment(Arc::new(file), bytes).await?;
         failpoint::hit(failpoint::COMMIT_AFTER_SEGMENT);
         let index = self.node.store.segment_index(segment).await.map_err(store_error)?;
-        Ok(Some(Large { segment, index, _naming: naming }))
+        Ok(Some(Large { segment, index, _unnamed: unnamed }))
     }
 
     async fn store_segment(&self, file: Arc<File>, bytes: u64) -> Result<SegmentId> {

@@ -6,18 +6,19 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
 
 use fulmar_pages::manifest::Manifest;
 use fulmar_pages::record::{self, Record, RecordKind};
 use fulmar_pages::{FormatError, Outcome, PAGE_SIZE, Page, PageNo, PartitionId, diff};
 use fulmar_store::{Lsn, SingleFlight};
-use futures::future::try_join_all;
+use futures::stream::{self, StreamExt, TryStreamExt};
 use hashbrown::{HashMap, HashSet};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 
 use super::{Outcomes, PageVersion, Partition, RowLocks, Snapshot, Turns, commit, flush, snapshots, table};
+use crate::branch::Era;
 use crate::connection::Pool;
 use crate::node::Node;
 use crate::sql::StatementCache;
@@ -50,15 +51,16 @@ impl Partition {
         node: Arc<Node>,
         stats: Arc<super::PartitionStats>,
         id: PartitionId,
-        lineage: u64,
-        epoch: u32,
+        era: Era,
         replay: Option<&Replay>,
     ) -> Result<Arc<Partition>> {
-        let manifest = node.store.latest_manifest(id).await.map_err(store_error)?;
+        let Era { lineage, epoch } = era;
+        let manifest = node.store.latest_manifest(id, epoch).await.map_err(store_error)?;
         let segments = Segments::default();
         let pages = table::PageTable::new();
-        let mut recovered = Recovered::new(manifest.as_ref());
+        let mut recovered = Recovered::new(epoch, manifest.as_ref());
         if let Some(manifest) = &manifest {
+            node.clock.observe(manifest.timestamp);
             (recovered.frames, recovered.named_pages) = read_frames(&node, &segments, manifest).await?;
         }
         let mut dirty_since = None;
@@ -102,17 +104,14 @@ impl Partition {
             pool: Pool::default(),
             statements: StatementCache::default(),
             stats,
-            closed: AtomicBool::new(false),
+            closed: AtomicU8::new(super::OPEN),
             doomed: RwLock::default(),
             any_doomed: AtomicBool::new(false),
             loading: Loading::default(),
             expired: AtomicU64::new(0),
             expiry: Notify::new(),
             used_ms: AtomicU64::new(now_ms),
-            named: Mutex::new(flush::Named::new(
-                manifest.map(|m| m.segments).unwrap_or_default(),
-                recovered.named_pages,
-            )),
+            named: Mutex::new(flush::Named::new(manifest.as_ref(), &recovered.named_pages)),
             node,
         });
         partition.load_page_one().await?;
@@ -157,12 +156,13 @@ impl Partition {
 
 /// A partition's state while records are applied to it.
 struct Recovered {
+    epoch: u32,
     base_number: u64,
     number: u64,
     page_count: u32,
     frames: HashMap<PageNo, Frame>,
-    /// Pages in the segments that the manifest names, live or not.
-    named_pages: u64,
+    /// Pages in each of the segments that the manifest names, live or not.
+    named_pages: Vec<u64>,
     pages: HashMap<PageNo, Box<Page>>,
     /// Pages whose frames the manifest does not know: they lie in the segments of large commits.
     from_log: HashSet<PageNo>,
@@ -172,14 +172,15 @@ struct Recovered {
 }
 
 impl Recovered {
-    fn new(manifest: Option<&Manifest>) -> Self {
+    fn new(epoch: u32, manifest: Option<&Manifest>) -> Self {
         let base_number = manifest.map_or(0, |m| m.version.number);
         Recovered {
+            epoch,
             base_number,
             number: base_number,
             page_count: manifest.map_or(0, |m| m.page_count),
             frames: HashMap::new(),
-            named_pages: 0,
+            named_pages: Vec::new(),
             pages: HashMap::new(),
             from_log: HashSet::new(),
             horizon: manifest.map_or(0, |m| m.outcomes_horizon),
@@ -204,7 +205,7 @@ impl Recovered {
     }
 
     /// Applies a record. Numbers may have gaps (a discarded commit's number is not reused), but never go back; what
-    /// the manifest covers is passed over.
+    /// the manifest covers is passed over, and so is what came before a restore.
     async fn apply(
         &mut self,
         node: &Node,
@@ -213,7 +214,8 @@ impl Recovered {
         record: &Record<'_>,
     ) -> Result<()> {
         let kept = matches!(record.header.kind, RecordKind::Commit | RecordKind::Decide);
-        if !kept || record.header.version.number <= self.base_number {
+        let version = &record.header.version;
+        if !kept || version.epoch != self.epoch || version.number <= self.base_number {
             return Ok(());
         }
         if record.header.version.number <= self.number {
@@ -258,21 +260,22 @@ impl Recovered {
     }
 }
 
-/// Where each page of a manifest's version lies: later segments override earlier ones.
+/// Where each page of a manifest's version lies: later segments override earlier ones. With it, how many pages of the
+/// partition each segment has.
 pub(crate) async fn read_frames(
     node: &Node,
     segments: &Segments,
     manifest: &Manifest,
-) -> Result<(HashMap<PageNo, Frame>, u64)> {
+) -> Result<(HashMap<PageNo, Frame>, Vec<u64>)> {
     let mut frames = HashMap::new();
-    let mut pages = 0;
-    // All at once: far away, each takes as long as all of them.
-    let indexes = manifest.segments.iter().map(|part| node.store.segment_index(part.id));
-    let indexes = try_join_all(indexes).await.map_err(store_error)?;
+    let mut pages = Vec::new();
+    let reads: Vec<_> = manifest.segments.iter().map(|part| node.store.segment_index(part.id)).collect();
+    let reads = stream::iter(reads).buffered(node.store.reads_at_once());
+    let indexes: Vec<_> = reads.try_collect().await.map_err(store_error)?;
     for (part, index) in manifest.segments.iter().zip(indexes) {
         let segment = segments.index_of(part.id);
+        pages.push(index.pages_of(part.partition) as u64);
         for (no, location) in index.frames(part.partition) {
-            pages += 1;
             if no <= manifest.page_count {
                 frames.insert(no, Frame { segment, location });
             }

@@ -19,15 +19,15 @@ mod table;
 mod turns;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use fulmar_pages::{Page, PageNo, PartitionId};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 
-pub(crate) use commit::{Refused, Waits, closed_error, log_error, page_one};
-pub(crate) use flush::Flush;
+pub(crate) use commit::{Refused, Waits, log_error, page_one};
+pub(crate) use flush::{Flush, NamedSegment};
 pub(crate) use large::Large;
 pub(crate) use load::{Replay, read_frames, store_error};
 pub(crate) use outcomes::{Outcomes, Status};
@@ -40,6 +40,7 @@ use crate::connection::Pool;
 use crate::node::Node;
 use crate::sql::StatementCache;
 use crate::store::Segments;
+use crate::{Error, sqlstate};
 
 /// Counters of one partition, kept for those who decide where it should live. They outlive its closing.
 #[derive(Default, Debug)]
@@ -70,6 +71,10 @@ impl Default for SnapshotBounds {
     }
 }
 
+const OPEN: u8 = 0;
+const RESTORING: u8 = 1;
+const DROPPED: u8 = 2;
+
 /// One partition, open on this node.
 pub(crate) struct Partition {
     pub id: PartitionId,
@@ -86,8 +91,8 @@ pub(crate) struct Partition {
     pub pool: Pool,
     pub statements: StatementCache,
     pub stats: Arc<PartitionStats>,
-    /// The partition was dropped (or closed for another reason): nothing may be committed any more.
-    closed: AtomicBool,
+    /// [`OPEN`], or why nothing may be committed any more.
+    closed: AtomicU8,
     /// Ranges (after, up to) of versions that were discarded while somebody may still see them.
     doomed: RwLock<Vec<(u64, u64)>>,
     any_doomed: AtomicBool,
@@ -186,14 +191,46 @@ impl Partition {
                 .any(|(after, upto)| snapshot.number > *after && snapshot.number <= *upto)
     }
 
-    /// From now on nothing is committed.
+    /// It was dropped: from now on nothing is committed.
     pub(crate) fn close(&self) {
         let _commits = self.commits.lock();
-        self.closed.store(true, Ordering::Release);
+        self.closed.store(DROPPED, Ordering::Release);
+    }
+
+    /// From now on nothing is committed, unless it opens again. Answers whether it was open.
+    pub(crate) fn close_to_restore(&self) -> bool {
+        let _commits = self.commits.lock();
+        self.closed.compare_exchange(OPEN, RESTORING, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// It was not restored.
+    pub(crate) fn reopen(&self) {
+        let _was_dropped = self.closed.compare_exchange(RESTORING, OPEN, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Nobody finds it any more.
+    pub(crate) fn let_go(&self) {
+        self.pool.clear();
+        self.stats.turns.fetch_add(self.turns.taken(), Ordering::Relaxed);
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
+        self.closed.load(Ordering::Acquire) != OPEN
+    }
+
+    pub(crate) fn is_dropped(&self) -> bool {
+        self.closed.load(Ordering::Acquire) == DROPPED
+    }
+
+    /// Why nothing can be committed.
+    pub(crate) fn closed_error(&self) -> Error {
+        match self.is_dropped() {
+            true => dropped_error(),
+            false => {
+                Error::new(sqlstate::ADMIN_SHUTDOWN, "the database is being restored to an earlier version")
+                    .hint("connect again, and look at what is there; it takes a moment")
+            }
+        }
     }
 
     /// Whether no snapshot is pinned.
@@ -219,6 +256,10 @@ impl Partition {
         // SAFETY: passed on to the caller.
         unsafe { self.find(page, snapshot) }.and_then(PageVersion::data)
     }
+}
+
+pub(crate) fn dropped_error() -> Error {
+    Error::new(sqlstate::DATABASE_DROPPED, "the database was dropped").hint("connect to another database")
 }
 
 impl Drop for Partition {

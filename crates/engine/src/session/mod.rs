@@ -305,7 +305,9 @@ impl Session {
     /// A connection for one transaction, with the session's context in it.
     async fn checkout(&mut self, variables: Variables) -> Result<Box<Connection>> {
         let partition = self.partition().await?;
-        let mut connection = match self.own.take().or_else(|| partition.pool.take()) {
+        // Not one of before a restore.
+        let own = self.own.take().filter(|own| !own.link.partition.is_closed());
+        let mut connection = match own.or_else(|| partition.pool.take()) {
             Some(connection) => connection,
             None => Box::pin(Connection::open(partition)).await?,
         };

@@ -10,6 +10,9 @@ const TENANT_EXAMPLES: &str = "\
 Examples:
   fulmar tenant create shop --owner ada --server postgres://fulmar@127.0.0.1:5433
   fulmar tenant create shop-test --template shop      a copy of shop as it is now
+  fulmar tenant history shop                          what shop can be restored to, or branched from
+  fulmar tenant create shop-noon --template shop --at '2026-11-21 12:00'
+  fulmar tenant restore shop --to '2026-11-21 12:00'
   fulmar tenant rename shop store
   fulmar tenant list --json
   fulmar tenant load shop orders orders.csv --header
@@ -53,6 +56,9 @@ pub enum TenantAction {
         /// Begin with a copy of this tenant instead of an empty database
         #[arg(long, value_name = "TENANT")]
         template: Option<String>,
+        /// The copy is what that tenant was at this time: '2026-11-21 18:05:00', in UTC
+        #[arg(long, value_name = "TIME", requires = "template")]
+        at: Option<String>,
     },
     /// Drop tenants and all their data, for good
     Drop {
@@ -69,6 +75,19 @@ pub enum TenantAction {
     },
     /// Show all tenants
     List,
+    /// Show the times to which a tenant can be restored
+    History {
+        /// Its name
+        name: String,
+    },
+    /// Make a tenant what it was at a time; its sessions end
+    Restore {
+        /// Its name
+        name: String,
+        /// The time: '2026-11-21 18:05:00', in UTC. The last version at or before it is taken
+        #[arg(long, value_name = "TIME")]
+        to: String,
+    },
     /// Load a file into a table of a tenant: all of its rows, or none
     Load(LoadArgs),
     /// Write a tenant as a plain SQLite file, while it is in use

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use fulmar_engine::{Config, Engine};
+use fulmar_engine::{Config, Engine, Era, RetentionSource};
 use fulmar_gateway::events::{Before, Event, Journal, Kind};
 use fulmar_gateway::http::{self, HttpServer};
 use fulmar_gateway::{Gateway, GatewayConfig};
-use fulmar_meta::{Catalog, Embedded};
+use fulmar_meta::{Catalog, Embedded, Limit, Limits};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 
@@ -57,6 +57,12 @@ impl Node {
         let store = store::open(data.path(), arguments.store.as_ref()).await?;
         let mut config = Config::new(data.path(), memory.0);
         config.live = Some(catalog.partitions().iter().map(|partition| partition.id).collect());
+        config.eras = catalog
+            .partitions()
+            .iter()
+            .map(|of| (of.id, Era { lineage: of.lineage, epoch: of.epoch }))
+            .collect();
+        config.retention = retention(catalog.clone());
         config.store = Some(store.store());
         config.disk_reserve_bytes = arguments.disk_reserve.map(|reserve| reserve.0);
         let engine = Engine::start(config).await.context("cannot start the engine")?;
@@ -140,6 +146,15 @@ fn started(journal: &Journal, engine: &Engine, arguments: &StartArgs) -> Event {
         .detail("log_bytes", recovery.bytes)
         .detail("log_partitions", recovery.partitions)
         .detail("recovery_ms", recovery.time.as_millis() as u64)
+}
+
+/// What the catalog says; the default for what it does not know (any more, or yet).
+fn retention(catalog: Arc<Catalog>) -> RetentionSource {
+    let default = Limits::default().get(Limit::Retention);
+    Arc::new(move |partition| {
+        let kept_ms = catalog.limit_of(partition, Limit::Retention).or(default);
+        Duration::from_millis(kept_ms.unwrap_or(u64::MAX))
+    })
 }
 
 /// A time of 0 is none.

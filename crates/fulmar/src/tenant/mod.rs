@@ -1,10 +1,11 @@
 //! `fulmar tenant`: the administration statements, for those who would rather not write SQL.
 //!
-//! It connects as any client would, to the database `fulmar` of the server (`load`, `export` and `exec`: to the tenants'), so it
+//! It connects as any client would, to the database `fulmar` of the server (`load`, `export`, `exec` and `history`: to the tenants'), so it
 //! needs no more rights and no other port than psql does.
 
 mod exec;
 mod export;
+mod history;
 mod import;
 mod load;
 
@@ -54,8 +55,8 @@ pub async fn run(arguments: TenantArgs) -> anyhow::Result<()> {
     let TenantArgs { action, server, json } = arguments;
     let system = || connect(&server, SYSTEM_DATABASE);
     match action {
-        TenantAction::Create { names, owner, template } => {
-            let clauses = create_clauses(owner.as_deref(), template.as_deref());
+        TenantAction::Create { names, owner, template, at } => {
+            let clauses = create_clauses(owner.as_deref(), template.as_deref(), at.as_deref());
             let statement = |name: &str| format!("CREATE DATABASE {}{clauses}", quoted(name));
             for_each(&system().await?, &names, statement, "created", json).await
         }
@@ -68,6 +69,12 @@ pub async fn run(arguments: TenantArgs) -> anyhow::Result<()> {
             for_each(&system().await?, std::slice::from_ref(&from), statement, "renamed", json).await
         }
         TenantAction::List => list(&system().await?, json).await,
+        TenantAction::History { name } => history::list(&connect(&server, &name).await?, json).await,
+        TenantAction::Restore { name, to } => {
+            let statement =
+                |_: &str| format!("ALTER DATABASE {} RESTORE TO TIMESTAMP {}", quoted(&name), literal(&to));
+            for_each(&system().await?, std::slice::from_ref(&name), statement, "restored", json).await
+        }
         TenantAction::Load(load) => load::run(&connect(&server, &load.name).await?, &load, json).await,
         TenantAction::Export(export) => {
             export::run(&connect(&server, &export.name).await?, &export, json).await
@@ -173,11 +180,19 @@ async fn send_file(
     }
 }
 
-fn create_clauses(owner: Option<&str>, template: Option<&str>) -> String {
+fn create_clauses(owner: Option<&str>, template: Option<&str>, at: Option<&str>) -> String {
     let clause = |word: &str, name: Option<&str>| {
         name.map(|name| format!(" {word} {}", quoted(name))).unwrap_or_default()
     };
-    format!("{}{}", clause("OWNER", owner), clause("TEMPLATE", template))
+    let Some(at) = at else {
+        return format!("{}{}", clause("OWNER", owner), clause("TEMPLATE", template));
+    };
+    format!("{}{} AT TIMESTAMP {}", clause("OWNER", owner), clause("BRANCH OF", template), literal(at))
+}
+
+/// As an SQL string.
+fn literal(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "''"))
 }
 
 /// As an SQL identifier.
@@ -193,7 +208,8 @@ mod tests {
     fn names_are_quoted() {
         assert_eq!(quoted("shop"), "\"shop\"");
         assert_eq!(quoted("a\"; DROP DATABASE \"b"), "\"a\"\"; DROP DATABASE \"\"b\"");
-        assert_eq!(create_clauses(None, None), "");
-        assert_eq!(create_clauses(Some("o'h"), Some("t")), " OWNER \"o'h\" TEMPLATE \"t\"");
+        assert_eq!(create_clauses(None, None, None), "");
+        assert_eq!(create_clauses(Some("o'h"), Some("t"), None), " OWNER \"o'h\" TEMPLATE \"t\"");
+        assert_eq!(create_clauses(None, Some("t"), Some("n'")), " BRANCH OF \"t\" AT TIMESTAMP 'n'''");
     }
 }

@@ -1,6 +1,7 @@
 //! `fulmar verify`: everything that is kept, compared with its checksums.
 //!
-//! With `--data` it reads the directory of a node that does not run: catalog, log, manifests, segments. Else it asks a node
+//! With `--data` it reads the directory of a node that does not run: catalog, log, manifests, segments; with `--store` a store
+//! alone. Else it asks a node
 //! that runs (`VERIFY` in the database `fulmar`), and with `--deep` lets SQLite look at every tenant, some at a time.
 //! Neither changes anything. Damage is an error, after all of it has been listed.
 
@@ -23,6 +24,8 @@ struct Damage {
     place: String,
     byte: Option<u64>,
     problem: String,
+    /// Whose data it has, if it is not everybody's or nobody's.
+    tenants: String,
 }
 
 /// What was looked at, and what was found.
@@ -37,9 +40,10 @@ struct Report {
 /// Runs `fulmar verify`.
 pub async fn run(arguments: VerifyArgs) -> anyhow::Result<()> {
     let began = Instant::now();
-    let mut report = match &arguments.data {
-        Some(data) => offline::verify(data).await?,
-        None => online::verify(&arguments).await?,
+    let mut report = match (&arguments.data, &arguments.store) {
+        (Some(data), _) => offline::verify(data).await?,
+        (None, Some(store)) => offline::verify_store(store).await?,
+        (None, None) => online::verify(&arguments).await?,
     };
     report.seconds = began.elapsed().as_secs_f64();
     report.print(arguments.json)?;
@@ -55,10 +59,10 @@ impl Report {
             return output::json(self);
         }
         if !self.damage.is_empty() {
-            let mut table = output::table(["place", "byte", "problem"]);
+            let mut table = output::table(["place", "byte", "tenants", "problem"]);
             table.add_rows(self.damage.iter().map(|damage| {
                 let byte = damage.byte.map_or_else(|| "-".to_owned(), |byte| byte.to_string());
-                [damage.place.clone(), byte, damage.problem.clone()]
+                [damage.place.clone(), byte, damage.tenants.clone(), damage.problem.clone()]
             }));
             output::line(&table.to_string())?;
         }

@@ -1,12 +1,15 @@
-//! A data directory that no node uses, and its store.
+//! A data directory that no node uses, and its store; or a store alone.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
+use fulmar_engine::Verified;
 use fulmar_meta::{Catalog, Embedded};
 use fulmar_pages::PartitionId;
+use fulmar_store::StoreUrl;
+use indicatif::ProgressBar;
 
 use super::{Damage, Report};
 use crate::output;
@@ -21,43 +24,76 @@ pub(super) async fn verify(data: &Path) -> anyhow::Result<Report> {
     );
     let data = DataDirectory::lock(data)?;
     let mut report = Report::default();
-    let live = match catalog(data.path()).await? {
-        Ok(live) => Some(live),
+    let known = match catalog(data.path()).await? {
+        Ok(known) => Some(known),
         Err(problem) => {
             let place = data.path().join(METADATA_FILE).display().to_string();
-            report.damage.push(Damage { place, byte: None, problem });
+            report.damage.push(Damage { place, byte: None, problem, tenants: String::new() });
             None
         }
     };
     let (store, store_place) = open_store_to_read(data.path())?;
+    let live = known.as_ref().map(|known| &known.epochs);
     let bar = output::progress("verifying", 0);
-    let found = fulmar_engine::verify_directory(data.path(), store, live.as_ref(), |done, total| {
-        bar.set_length(total);
-        bar.set_position(done);
-    });
-    let found = found.await?;
+    let found = fulmar_engine::verify_directory(data.path(), store, live, shown_in(&bar)).await?;
     bar.finish_and_clear();
-    report.checked = [
-        ("catalog", 1),
-        ("log records", found.records),
-        ("manifests", found.manifests),
-        ("segments", found.segments),
-        ("pages", found.pages),
-    ]
-    .into();
-    report.damage.extend(found.damage.into_iter().map(|damage| Damage {
-        place: match damage.file.strip_prefix("store/") {
-            Some(object) => format!("{store_place}/{object}"),
-            None => data.path().join(damage.file).display().to_string(),
-        },
-        byte: damage.offset,
-        problem: damage.problem,
-    }));
+    report.checked = [("catalog", 1), ("log records", found.records)].into();
+    report.add(found, known.as_ref(), |file| match file.strip_prefix("store/") {
+        Some(object) => format!("{store_place}/{object}"),
+        None => data.path().join(file).display().to_string(),
+    });
     Ok(report)
 }
 
+/// Reads all of a store.
+pub(super) async fn verify_store(url: &StoreUrl) -> anyhow::Result<Report> {
+    let store = url.open().with_context(|| format!("cannot open the store {url}"))?;
+    let mut report = Report::default();
+    let bar = output::progress("verifying", 0);
+    let found = fulmar_engine::verify_store(Arc::new(store), shown_in(&bar)).await?;
+    bar.finish_and_clear();
+    report.add(found, None, |file| format!("{url}/{}", file.strip_prefix("store/").unwrap_or(file)));
+    Ok(report)
+}
+
+fn shown_in(bar: &ProgressBar) -> impl FnMut(u64, u64) {
+    |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+    }
+}
+
+impl Report {
+    /// What was found in a store, and in what lies beside it.
+    fn add(&mut self, found: Verified, known: Option<&Known>, place: impl Fn(&str) -> String) {
+        let read = [("manifests", found.manifests), ("segments", found.segments), ("pages", found.pages)];
+        self.checked.extend(read);
+        self.damage.extend(found.damage.into_iter().map(|damage| Damage {
+            place: place(&damage.file),
+            byte: damage.offset,
+            tenants: names(known, &damage.partitions),
+            problem: damage.problem,
+        }));
+    }
+}
+
+/// What the catalog knows of partitions.
+struct Known {
+    epochs: HashMap<PartitionId, u32>,
+    names: HashMap<PartitionId, String>,
+}
+
+/// Whose these are, for people.
+fn names(known: Option<&Known>, partitions: &[PartitionId]) -> String {
+    let name = |id: &PartitionId| {
+        let known = known.and_then(|known| known.names.get(id)).cloned();
+        known.unwrap_or_else(|| format!("(partition {id})"))
+    };
+    partitions.iter().map(name).collect::<Vec<_>>().join(", ")
+}
+
 /// The partitions that the catalog knows, or what is wrong with it. It is read in a copy: opening it would write.
-async fn catalog(data: &Path) -> anyhow::Result<Result<HashSet<PartitionId>, String>> {
+async fn catalog(data: &Path) -> anyhow::Result<Result<Known, String>> {
     let directory = tempfile::tempdir().context("cannot make a temporary directory; set TMPDIR")?;
     for suffix in ["", "-wal"] {
         let name = format!("{METADATA_FILE}{suffix}");
@@ -76,7 +112,10 @@ async fn catalog(data: &Path) -> anyhow::Result<Result<HashSet<PartitionId>, Str
         Err(error) => Err(error),
     };
     Ok(match opened {
-        Ok(catalog) => Ok(catalog.partitions().iter().map(|partition| partition.id).collect()),
+        Ok(catalog) => Ok(Known {
+            epochs: catalog.partitions().iter().map(|partition| (partition.id, partition.epoch)).collect(),
+            names: catalog.tenants().iter().map(|tenant| (tenant.partition, tenant.name.clone())).collect(),
+        }),
         Err(error) => Err(error.to_string()),
     })
 }

@@ -26,7 +26,13 @@ pub(super) async fn verify(arguments: &VerifyArgs) -> anyhow::Result<Report> {
             let column = |at| row.try_get(at).ok().flatten();
             let (place, problem) = column(0).zip(column(2)).context("the node answered without names")?;
             let byte = column(1).and_then(|byte| byte.parse().ok());
-            report.damage.push(Damage { place: place.to_owned(), byte, problem: problem.to_owned() });
+            let tenants = column(3).unwrap_or_default().to_owned();
+            report.damage.push(Damage {
+                place: place.to_owned(),
+                byte,
+                problem: problem.to_owned(),
+                tenants,
+            });
         }
     }
     report.checked.insert("nodes", 1);
@@ -39,7 +45,13 @@ pub(super) async fn verify(arguments: &VerifyArgs) -> anyhow::Result<Report> {
             async move {
                 let problem = quick_check(&arguments.server, &name).await;
                 bar.inc(1);
-                problem.map(|problem| Damage { place: format!("tenant {name}"), byte: None, problem })
+                let damage = |problem| Damage {
+                    place: format!("tenant {name}"),
+                    byte: None,
+                    problem,
+                    tenants: name.clone(),
+                };
+                problem.map(damage)
             }
         });
         let found: Vec<Option<Damage>> = looks.buffered(TENANTS_AT_ONCE).collect().await;

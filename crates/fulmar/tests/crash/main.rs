@@ -29,6 +29,7 @@ mod copies;
 mod large;
 mod load;
 mod node;
+mod past;
 mod plan;
 mod sql;
 

@@ -1,4 +1,4 @@
-//! Administration: tenants, users, rights ([`users`]) and tokens ([`tokens`]), in SQL.
+//! Administration: tenants, their restore ([`history`]), users, rights ([`users`]) and tokens ([`tokens`]), in SQL.
 //!
 //! It is done in the system tenant, by superusers. A tenant is a record in the catalog *and* a partition in the engine,
 //! so making one has three steps, each durable before the next:
@@ -12,6 +12,7 @@
 //! got that far) and then the record. The record comes first and goes last, so no partition is ever without one. An
 //! error in between is undone in the same way at once; if that fails too, the next start does it.
 
+mod history;
 mod tokens;
 mod users;
 
@@ -22,12 +23,12 @@ use fulmar_engine::{Error, sqlstate};
 use fulmar_meta::{Limit, Limits, MetaError, SYSTEM_TENANT, Tenant, What};
 
 use crate::Result;
-use crate::dialect::admin::Admin;
+use crate::dialect::admin::{Admin, Source};
 use crate::events::{Event, Kind};
 use crate::gateway::Shared;
 use crate::session::Identity;
 
-/// How long the sessions of a dropped tenant may take to end.
+/// How long the sessions of a dropped or restored tenant may take to end.
 const LAST_SESSIONS: Duration = Duration::from_secs(10);
 
 /// Does what an administrator asks for, and notes it. Answers the secret of a new token.
@@ -55,13 +56,19 @@ async fn databases(admin: &Admin, shared: &Shared, identity: &Identity) -> Resul
     let catalog = &shared.catalog;
     let note = |event: Event| shared.journal().record(event.by(identity.actor()));
     match admin {
-        Admin::CreateDatabase { name, owner, template } => {
-            create_database(name, owner.as_deref(), template.as_deref(), shared, identity).await
+        Admin::CreateDatabase { name, owner, source } => {
+            create_database(name, owner.as_deref(), source.as_ref(), shared, identity).await
         }
         Admin::DropDatabase { name, if_exists, force } => {
             if let Some(dropped) = drop_database(name, *if_exists, *force, shared).await? {
                 note(Event::new(Kind::DatabaseDropped).database(&dropped));
             }
+            Ok(())
+        }
+        Admin::RestoreDatabase { name, at_unix_ms } => {
+            let tenant = history::restore(name, *at_unix_ms, shared).await?;
+            let restored = Event::new(Kind::DatabaseRestored).database(&tenant);
+            note(restored.detail("to_unix_ms", *at_unix_ms));
             Ok(())
         }
         Admin::RenameDatabase { from, to } => {
@@ -113,20 +120,14 @@ fn default_owner<'a>(shared: &Shared, identity: &'a Identity) -> &'a str {
 async fn create_database(
     name: &str,
     owner: Option<&str>,
-    template_name: Option<&str>,
+    source: Option<&Source>,
     shared: &Shared,
     identity: &Identity,
 ) -> Result<()> {
-    let template = match template_name {
-        None => None,
-        Some(template) => {
-            let missing = || MetaError::Missing { what: What::Tenant, name: template.to_owned() };
-            let found = shared.catalog.tenant(template).ok_or_else(|| answer(&missing()))?;
-            Some(found.partition)
-        }
-    };
+    let of = |source: &Source| Result::Ok((find(&source.database, shared)?.partition, source.at_unix_ms));
+    let version = source.map(of).transpose()?;
     let tenant = begin_create(name, owner, shared, identity).await?;
-    let created = match shared.engine.create_partition(tenant.partition, template).await {
+    let created = match shared.engine.create_partition(tenant.partition, version).await {
         Ok(()) => finish_create(&tenant, shared).await,
         Err(error) => Err(error),
     };
@@ -136,11 +137,20 @@ async fn create_database(
     }
     let mut event =
         Event::new(Kind::DatabaseCreated).database(&tenant).detail("owner", tenant.owner.as_str());
-    if let Some(template) = template_name {
-        event = event.detail("template", template);
+    if let Some(Source { database, at_unix_ms }) = source {
+        event = event.detail("template", database.as_str());
+        if let Some(at_unix_ms) = at_unix_ms {
+            event = event.detail("at_unix_ms", *at_unix_ms);
+        }
     }
     shared.journal().record(event.by(identity.actor()));
     Ok(())
+}
+
+/// The tenant of that name.
+fn find(name: &str, shared: &Shared) -> Result<Arc<Tenant>> {
+    let missing = || answer(&MetaError::Missing { what: What::Tenant, name: name.to_owned() });
+    shared.catalog.tenant(name).ok_or_else(missing)
 }
 
 /// The first step of a creation: the record that nobody sees. Its partition comes next, then [`finish_create`], or [`undo`].
@@ -183,6 +193,13 @@ async fn alter_limit(
     altered.map_err(|error| answer(&error))
 }
 
+/// Ends the sessions of a tenant; answers whether they have come to their end.
+async fn end_sessions(tenant: &Tenant, shared: &Shared) -> bool {
+    shared.registry.kill(tenant.partition);
+    let gone = shared.registry.wait_empty(Some(tenant.partition));
+    tokio::time::timeout(LAST_SESSIONS, gone).await.is_ok()
+}
+
 /// Answers what it was, if there was one.
 async fn drop_database(
     name: &str,
@@ -203,9 +220,7 @@ async fn drop_database(
         Err(MetaError::Missing { .. }) if if_exists => return Ok(None),
         begun => begun.map_err(|error| answer(&error))?,
     };
-    shared.registry.kill(tenant.partition);
-    let gone = shared.registry.wait_empty(Some(tenant.partition));
-    if tokio::time::timeout(LAST_SESSIONS, gone).await.is_err() {
+    if !end_sessions(&tenant, shared).await {
         let message = format!("sessions of database \"{name}\" do not end");
         return Err(Error::new(sqlstate::OBJECT_IN_USE, message)
             .hint("Nobody can connect to it any more. Drop it again when they have ended."));

@@ -7,6 +7,7 @@ use super::setting::assignment;
 use super::token::Cursor;
 use super::{end, shorten, unexpected};
 use crate::Result;
+use crate::types::datetime::parse_timestamp;
 
 /// Nobody can do anything with a token that lasts for less.
 const LEAST_TOKEN_LIFE_MS: u64 = 60_000;
@@ -17,7 +18,7 @@ pub(crate) enum Admin {
     CreateDatabase {
         name: String,
         owner: Option<String>,
-        template: Option<String>,
+        source: Option<Source>,
     },
     DropDatabase {
         name: String,
@@ -27,6 +28,11 @@ pub(crate) enum Admin {
     RenameDatabase {
         from: String,
         to: String,
+    },
+    /// `RESTORE TO TIMESTAMP`, in milliseconds since 1970.
+    RestoreDatabase {
+        name: String,
+        at_unix_ms: u64,
     },
     /// `SET name = value` and `RESET name`, which is no value.
     AlterLimit {
@@ -74,15 +80,23 @@ pub(crate) enum Admin {
     },
 }
 
+/// What a database is made out of: another one, as it is now or was at a time (milliseconds since 1970).
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Source {
+    pub(crate) database: String,
+    pub(crate) at_unix_ms: Option<u64>,
+}
+
 impl Admin {
     /// The command tag that answers it.
     pub(crate) fn tag(&self) -> &'static str {
         match self {
             Admin::CreateDatabase { .. } => "CREATE DATABASE",
             Admin::DropDatabase { .. } => "DROP DATABASE",
-            Admin::RenameDatabase { .. } | Admin::AlterLimit { .. } | Admin::ResetLimits { .. } => {
-                "ALTER DATABASE"
-            }
+            Admin::RenameDatabase { .. }
+            | Admin::RestoreDatabase { .. }
+            | Admin::AlterLimit { .. }
+            | Admin::ResetLimits { .. } => "ALTER DATABASE",
             Admin::CreateUser { .. } => "CREATE ROLE",
             Admin::AlterPassword { .. } => "ALTER ROLE",
             Admin::DropUser { .. } => "DROP ROLE",
@@ -145,7 +159,7 @@ fn names(cursor: &mut Cursor<'_, '_>) -> Result<Vec<String>> {
 
 fn create_database(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
     let database = name(cursor)?;
-    let (mut owner, mut template) = (None, None);
+    let (mut owner, mut source) = (None, None);
     cursor.word("with");
     while !cursor.is_end() {
         let option = name(cursor)?;
@@ -153,18 +167,44 @@ fn create_database(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
         match option.as_str() {
             "owner" => owner = Some(name(cursor)?),
             // Postgres's empty template is what one gets without any.
-            "template" => template = Some(name(cursor)?).filter(|name| name != "template0"),
+            "template" => {
+                let database = Some(name(cursor)?).filter(|name| name != "template0");
+                source = database.map(|database| Source { database, at_unix_ms: None });
+            }
+            "branch" => source = Some(branch(cursor)?),
             "encoding" => encoding(cursor)?,
             _ => {
                 return Err(Error::new(
                     sqlstate::FEATURE_NOT_SUPPORTED,
                     format!("CREATE DATABASE does not know the option {option}"),
                 )
-                .hint("OWNER and TEMPLATE are supported."));
+                .hint("OWNER, TEMPLATE and BRANCH OF are supported."));
             }
         }
     }
-    Ok(Admin::CreateDatabase { name: database, owner, template })
+    Ok(Admin::CreateDatabase { name: database, owner, source })
+}
+
+/// What comes behind `BRANCH`: `OF name [AT TIMESTAMP '...']`.
+fn branch(cursor: &mut Cursor<'_, '_>) -> Result<Source> {
+    if !cursor.word("of") {
+        return Err(unexpected(cursor));
+    }
+    let database = name(cursor)?;
+    let at_unix_ms = cursor.words(&["at", "timestamp"]).then(|| moment(cursor)).transpose()?;
+    Ok(Source { database, at_unix_ms })
+}
+
+/// A timestamp, in milliseconds since 1970. Without a zone it is UTC, as everywhere.
+fn moment(cursor: &mut Cursor<'_, '_>) -> Result<u64> {
+    const FROM_1970_TO_2000_US: i64 = 946_684_800_000_000;
+    let text = cursor.string().ok_or_else(|| unexpected(cursor))?;
+    let since_2000_us = parse_timestamp(text.trim().as_bytes()).ok_or_else(|| {
+        Error::new(sqlstate::INVALID_DATETIME, format!("\"{}\" is no timestamp", shorten(&text)))
+            .hint("It is written as '2026-11-21 18:05:00', in UTC, or with a zone: '2026-11-21 19:05:00+01'.")
+    })?;
+    let since_1970_us = since_2000_us.saturating_add(FROM_1970_TO_2000_US);
+    Ok(u64::try_from(since_1970_us / 1000).unwrap_or(0))
 }
 
 fn encoding(cursor: &mut Cursor<'_, '_>) -> Result<()> {
@@ -194,6 +234,8 @@ fn alter_database(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
     let database = name(cursor)?;
     if cursor.words(&["rename", "to"]) {
         Ok(Admin::RenameDatabase { from: database, to: name(cursor)? })
+    } else if cursor.words(&["restore", "to", "timestamp"]) {
+        Ok(Admin::RestoreDatabase { name: database, at_unix_ms: moment(cursor)? })
     } else if cursor.word("set") {
         let (name, value) = assignment(cursor)?;
         Ok(Admin::AlterLimit { database, name, value })
@@ -202,7 +244,10 @@ fn alter_database(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
     } else if cursor.word("reset") {
         Ok(Admin::AlterLimit { database, name: name(cursor)?, value: None })
     } else {
-        Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "ALTER DATABASE only knows RENAME TO, SET and RESET"))
+        Err(Error::new(
+            sqlstate::FEATURE_NOT_SUPPORTED,
+            "ALTER DATABASE only knows RENAME TO, RESTORE TO TIMESTAMP, SET and RESET",
+        ))
     }
 }
 

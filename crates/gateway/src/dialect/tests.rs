@@ -2,6 +2,7 @@
 
 use fulmar_meta::Access;
 
+use super::admin::Source;
 use super::*;
 use crate::copy::{Columns, Format, Header};
 
@@ -183,9 +184,24 @@ fn administration() {
         Admin::CreateDatabase {
             name: "Shop".into(),
             owner: Some("anna".into()),
-            template: Some("base".into())
+            source: Some(Source { database: "base".into(), at_unix_ms: None })
         }
     );
+    let branch = |at_unix_ms| Admin::CreateDatabase {
+        name: "copy".into(),
+        owner: None,
+        source: Some(Source { database: "shop".into(), at_unix_ms }),
+    };
+    assert_eq!(admin("CREATE DATABASE copy BRANCH OF shop"), branch(None));
+    let at = "CREATE DATABASE copy BRANCH OF shop AT TIMESTAMP '2026-11-21 19:07:06.007+01'";
+    assert_eq!(admin(at), branch(Some(1_795_284_426_007)));
+    assert_eq!(
+        admin("ALTER DATABASE shop RESTORE TO TIMESTAMP '2026-11-21 18:07:06'"),
+        Admin::RestoreDatabase { name: "shop".into(), at_unix_ms: 1_795_284_426_000 }
+    );
+    assert_eq!(failure("CREATE DATABASE a BRANCH b"), sqlstate::SYNTAX_ERROR);
+    assert_eq!(failure("ALTER DATABASE a RESTORE TO '2026-11-21'"), sqlstate::FEATURE_NOT_SUPPORTED);
+    assert_eq!(failure("ALTER DATABASE a RESTORE TO TIMESTAMP 'soon'"), sqlstate::INVALID_DATETIME);
     assert_eq!(
         admin("drop database if exists Shop with (force)"),
         Admin::DropDatabase { name: "shop".into(), if_exists: true, force: true }

@@ -83,6 +83,8 @@ kinds! {
     DatabaseDropped Info "database.dropped" "the database was dropped"
     /// By ALTER DATABASE.
     DatabaseRenamed Info "database.renamed" "the database was renamed"
+    /// By ALTER DATABASE.
+    DatabaseRestored Info "database.restored" "the database was made what it was at an earlier time; its sessions ended"
     /// By COPY DATABASE FROM.
     DatabaseImported Info "database.imported" "the database was made of a file"
     /// The same, in vain.

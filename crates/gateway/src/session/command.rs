@@ -99,9 +99,16 @@ impl Session {
                 let damage = self.link.verify().await?.damage;
                 let count = damage.len() as u64;
                 self.note_verified(&damage);
+                let catalog = self.shared.catalog.clone();
                 let row = |damage: Damage| {
                     let byte = damage.offset.map_or(Value::Null, |at| Value::Integer(at as i64));
-                    vec![Value::Text(damage.file), byte, Value::Text(damage.problem)]
+                    let databases: Vec<String> = damage
+                        .partitions
+                        .iter()
+                        .filter_map(|id| catalog.tenant_of(*id).map(|tenant| tenant.name.clone()))
+                        .collect();
+                    let databases = Value::Text(databases.join(", "));
+                    vec![Value::Text(damage.file), byte, Value::Text(damage.problem), databases]
                 };
                 let rows = damage.into_iter().map(row).collect();
                 return self.answer(rows, CommandTag::Select(count), layout, output);

@@ -113,6 +113,7 @@ pub(crate) fn columns(plan: &Plan) -> Vec<Column> {
                 Column::new("file", Type::Text),
                 Column::new("byte", Type::Int8),
                 Column::new("problem", Type::Text),
+                Column::new("databases", Type::Text),
             ],
             _ => Vec::new(),
         },

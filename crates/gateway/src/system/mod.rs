@@ -8,7 +8,7 @@
 //! | [`schema`] | a tenant's tables, columns, indexes, constraints, out of SQLite's own schema |
 //! | [`relations`] | `pg_class`, `pg_attribute`, `pg_index`, `pg_constraint` ...: the schema, as Postgres has it |
 //! | [`cluster`] | `pg_database`, `pg_roles`, `pg_settings` ...: what is not a tenant's |
-//! | [`statistics`] | `pg_stat_activity`, `pg_stat_database`, `fulmar.tenant_stats`, `fulmar.limits` |
+//! | [`statistics`] | `pg_stat_activity`, `pg_stat_database`, `fulmar.tenant_stats`, `fulmar.limits`, `fulmar.history` |
 //! | [`journal`] | `fulmar.events`, `fulmar.tokens` |
 //! | [`types`] | `pg_type`, and names of types |
 //! | [`information`] | `information_schema` |

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use fulmar_engine::{Error, PartitionStatistics, Value, sqlstate};
+use fulmar_engine::{Error, PartitionStatistics, RestorePoint, Value, sqlstate};
 use fulmar_meta::Tenant;
 
 use super::cells::row;
@@ -126,6 +126,13 @@ pub(super) const TABLES: &[Filled] = &[
     ),
     (
         table(
+            "fulmar.history",
+            &[("time", "TIMESTAMPTZ"), ("size_bytes", "INT8"), ("version", "INT8"), ("lineage", "TEXT")],
+        ),
+        history,
+    ),
+    (
+        table(
             "pg_stat_user_tables",
             &[
                 ("relid", "OID"),
@@ -153,6 +160,17 @@ pub(super) const TABLES: &[Filled] = &[
         },
     ),
 ];
+
+/// The versions that the viewer's database can be restored to.
+fn history(asked: Asked<'_>) -> Result<Rows> {
+    let viewer = asked.viewer;
+    let points = asked.database.wait(viewer.shared.engine.history(viewer.identity.tenant.partition))??;
+    let row = |point: RestorePoint| {
+        let lineage = format!("{:016x}", point.lineage);
+        row![moment(point.time_unix_ms), point.size_bytes as i64, point.version as i64, lineage]
+    };
+    Ok(points.into_iter().map(row).collect())
+}
 
 /// A moment as SQLite's text, from which the client's form is made.
 pub(super) fn moment(unix_ms: u64) -> Value {

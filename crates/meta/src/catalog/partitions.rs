@@ -10,7 +10,7 @@ use fulmar_pages::PartitionId;
 
 use super::records::{self, Key};
 use super::{Catalog, PartitionRecord};
-use crate::{MetaError, Transaction};
+use crate::{MetaError, Transaction, What};
 
 /// Ids that are reserved at once.
 const BLOCK_IDS: u64 = 64;
@@ -24,6 +24,32 @@ impl Catalog {
     /// given at start. Data of any other partition is garbage.
     pub fn partitions(&self) -> Vec<PartitionRecord> {
         self.cache.state().partitions.values().copied().collect()
+    }
+
+    /// A partition was restored: from now on its versions are of this lineage and epoch.
+    ///
+    /// Errors: `Missing` (it was dropped), `InUse` (it is at that epoch or a later one), and what the store says.
+    pub async fn begin_era(&self, id: PartitionId, lineage: u64, epoch: u32) -> Result<(), MetaError> {
+        let key = Key::Partition(id).to_string();
+        self.change(|state| {
+            let missing = || MetaError::missing(What::Tenant, &id.to_string());
+            let current = state.partitions.get(&id).ok_or_else(missing)?;
+            if current.epoch >= epoch {
+                return Err(MetaError::InUse {
+                    what: What::Tenant,
+                    name: id.to_string(),
+                    reason: "has been restored by somebody else".to_owned(),
+                    remedy: "look at what is there, and restore it again",
+                });
+            }
+            let record = PartitionRecord { id, lineage, epoch, revision: current.revision };
+            let transaction = Transaction::new()
+                .unchanged(key.as_str(), current.revision)
+                .put(key.as_str(), records::partition_value(&record));
+            Ok((transaction, ()))
+        })
+        .await?;
+        Ok(())
     }
 
     /// An id that was never given out before.

@@ -204,7 +204,7 @@ pub(super) fn partition_value(partition: &PartitionRecord) -> Vec<u8> {
 
 pub(super) fn partition(id: PartitionId, entry: &Entry) -> Result<PartitionRecord, MetaError> {
     let value: PartitionValue = decode(entry)?;
-    Ok(PartitionRecord { id, lineage: value.lineage, epoch: value.epoch })
+    Ok(PartitionRecord { id, lineage: value.lineage, epoch: value.epoch, revision: entry.modified })
 }
 
 pub(super) fn user_value(user: &User) -> Vec<u8> {

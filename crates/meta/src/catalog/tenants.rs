@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use fulmar_pages::PartitionId;
+
 use super::cache::State;
 use super::records::{self, Key};
 use super::{Catalog, PartitionRecord, SYSTEM_TENANT, Tenant, TenantState, names};
-use crate::{Limits, LiveLimits, MAX_TRANSACTION_STEPS, MetaError, Revision, Transaction, What};
+use crate::{Limit, Limits, LiveLimits, MAX_TRANSACTION_STEPS, MetaError, Revision, Transaction, What};
 
 impl Catalog {
     /// The tenant of that name, if clients can connect to it.
@@ -172,6 +174,11 @@ impl Catalog {
         let live = self.cache.state().limits.get(&tenant.partition).cloned();
         // Of a tenant that has been dropped meanwhile nothing changes any more.
         live.unwrap_or_else(|| Arc::new(LiveLimits::new(&tenant.limits)))
+    }
+
+    /// What holds for the tenant of a partition now; `None` is no limit, or no tenant.
+    pub fn limit_of(&self, partition: PartitionId, limit: Limit) -> Option<u64> {
+        self.cache.state().limits.get(&partition)?.get(limit)
     }
 
     /// Moves the tenant that `find` finds to another state; nothing happens if it is there already.

@@ -130,16 +130,18 @@ pub(super) struct Grant {
 pub struct PartitionRecord {
     /// Its id.
     pub id: PartitionId,
-    /// Another one when it is restored or imported; the first has the number of the partition, so that a branch,
+    /// Another one when it is restored; the first has the number of the partition, so that a branch,
     /// which is a partition of its own, has one of its own.
     pub lineage: u64,
-    /// Grows with every change of owner.
+    /// Grows with every restore and every change of owner.
     pub epoch: u32,
+    /// Of its record: what a change compares.
+    pub(crate) revision: Revision,
 }
 
 impl PartitionRecord {
     /// A partition as it is when it is made.
     pub(crate) fn first(id: PartitionId) -> Self {
-        Self { id, lineage: id.0, epoch: 1 }
+        Self { id, lineage: id.0, epoch: 1, revision: Revision::default() }
     }
 }

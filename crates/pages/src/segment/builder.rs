@@ -29,6 +29,11 @@ impl SegmentBuilder {
         self.entries.push((partition, no, self.frames.push(page, out)));
     }
 
+    /// Adds a page by its frame of another segment, as it is.
+    pub fn push_frame(&mut self, partition: PartitionId, no: PageNo, frame: &[u8], out: &mut Vec<u8>) {
+        self.entries.push((partition, no, self.frames.push_frame(frame, out)));
+    }
+
     /// Pages added so far.
     pub fn pages(&self) -> usize {
         self.entries.len()
@@ -82,8 +87,19 @@ impl FrameWriter {
         out.push(encoding);
         out.extend_from_slice(&frame_crc(encoding, payload).to_le_bytes());
         out.extend_from_slice(payload);
-        let location = FrameLocation { offset: self.offset, length: (FRAME_HEAD + payload.len()) as u32 };
-        self.offset += u64::from(location.length);
+        self.next(FRAME_HEAD + payload.len())
+    }
+
+    /// Appends a frame of another segment; answers where it lies.
+    pub fn push_frame(&mut self, frame: &[u8], out: &mut Vec<u8>) -> FrameLocation {
+        out.extend_from_slice(frame);
+        self.next(frame.len())
+    }
+
+    /// Where the frame lies that was just appended.
+    fn next(&mut self, bytes: usize) -> FrameLocation {
+        let location = FrameLocation { offset: self.offset, length: bytes as u32 };
+        self.offset += bytes as u64;
         location
     }
 

@@ -156,6 +156,11 @@ impl SegmentIndex {
         self.range(partition).unwrap_or(0..0).map(|at| (self.numbers[at], self.location(at)))
     }
 
+    /// How many pages of a partition the segment has.
+    pub fn pages_of(&self, partition: PartitionId) -> usize {
+        self.range(partition).map_or(0, |range| range.len())
+    }
+
     /// The partitions of which the segment has pages, in order.
     pub fn partitions(&self) -> impl Iterator<Item = PartitionId> + '_ {
         self.partitions.iter().map(|&(partition, _)| partition)

@@ -74,12 +74,13 @@ pub fn check_header(header: &[u8]) -> Result<(), FormatError> {
     }
 }
 
-/// Decodes the page of one frame. After an error the page's contents are unspecified.
-pub fn decode_frame(frame: &[u8], page: &mut Page) -> Result<(), FormatError> {
-    thread_local! {
-        /// A decompressor holds some 100 KiB of tables: too much to make one per page.
-        static DECOMPRESSOR: RefCell<Option<zstd::bulk::Decompressor<'static>>> = const { RefCell::new(None) };
-    }
+/// Checks a frame against its checksum, for who copies it as it is.
+pub fn check_frame(frame: &[u8]) -> Result<(), FormatError> {
+    split_frame(frame).map(|_| ())
+}
+
+/// A frame's encoding and payload, as its checksum has them.
+fn split_frame(frame: &[u8]) -> Result<(u8, &[u8]), FormatError> {
     let mut reader = Reader::new(FORMAT, frame);
     let encoding = reader.u8()?;
     let stored = reader.u32()?;
@@ -88,6 +89,16 @@ pub fn decode_frame(frame: &[u8], page: &mut Page) -> Result<(), FormatError> {
     if stored != computed {
         return Err(codec::error(FORMAT, 1, Problem::Checksum { stored, computed }));
     }
+    Ok((encoding, payload))
+}
+
+/// Decodes the page of one frame. After an error the page's contents are unspecified.
+pub fn decode_frame(frame: &[u8], page: &mut Page) -> Result<(), FormatError> {
+    thread_local! {
+        /// A decompressor holds some 100 KiB of tables: too much to make one per page.
+        static DECOMPRESSOR: RefCell<Option<zstd::bulk::Decompressor<'static>>> = const { RefCell::new(None) };
+    }
+    let (encoding, payload) = split_frame(frame)?;
     match encoding {
         PLAIN if payload.len() == PAGE_SIZE => {
             page.copy_from_slice(payload);

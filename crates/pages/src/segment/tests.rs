@@ -139,6 +139,31 @@ fn a_hostile_index_is_refused() {
     }
 }
 
+#[test]
+fn frames_are_copied_as_they_are_if_they_are_sound() {
+    let mut out = Vec::new();
+    let mut builder = SegmentBuilder::new(&mut out);
+    builder.push(PartitionId(4), 9, &[7; PAGE_SIZE], &mut out);
+    builder.finish(&mut out);
+    let location = SegmentIndex::decode(&out).unwrap().frame(PartitionId(4), 9).unwrap();
+    let mut frame = out[location.offset as usize..][..location.length as usize].to_vec();
+    check_frame(&frame).unwrap();
+    let mut copy = Vec::new();
+    let mut builder = SegmentBuilder::new(&mut copy);
+    builder.push_frame(PartitionId(5), 9, &frame, &mut copy);
+    builder.push(PartitionId(5), 10, &[8; PAGE_SIZE], &mut copy);
+    builder.finish(&mut copy);
+    let index = verify(&copy).unwrap();
+    let at = index.frame(PartitionId(5), 9).unwrap().offset as usize;
+    assert_eq!(copy[at..][..frame.len()], frame);
+    for at in 0..frame.len() {
+        frame[at] ^= 1;
+        assert!(check_frame(&frame).is_err(), "byte {at}");
+        frame[at] ^= 1;
+        assert!(check_frame(&frame[..at]).is_err(), "truncated to {at} bytes");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 

@@ -9,11 +9,13 @@
 //! counts as written (a put whose answer was lost); with other contents it means that somebody else writes for the
 //! partition.
 //!
-//! A segment's index is read once and kept, in so many bytes for all; what else is worth keeping the caller knows. Any
+//! A segment's index is read once and kept, and so are manifests for who looks back; each in so many bytes for all. What
+//! else is worth keeping the caller knows. Any
 //! [`Store`] will do; retries and time-outs are [`Reliable`]'s.
 
 mod adopt;
 mod error;
+mod frames;
 mod segment_writer;
 mod verify;
 
@@ -30,6 +32,7 @@ use quick_cache::sync::Cache;
 use crate::single_flight::SingleFlight;
 use crate::store::{Backend, FailureKind, Limits, OperationStatistics, Reliable, Span, Store};
 pub use error::StoreError;
+pub use frames::RawFrame;
 pub use segment_writer::SegmentWriter;
 
 const SEGMENTS: &str = "segments";
@@ -38,6 +41,10 @@ const MANIFESTS: &str = "manifests";
 /// Indexes that are kept, and the bytes that they may take together.
 const INDEXES: usize = 1000;
 const INDEX_BYTES: u64 = 32 << 20;
+
+/// The same of manifests.
+const MANIFESTS_KEPT: usize = 10_000;
+const MANIFEST_BYTES: u64 = 16 << 20;
 
 /// What is read at a segment's end at first: the index of up to some 10,000 pages and the footer.
 const TAIL_BYTES: u64 = 64 << 10;
@@ -95,6 +102,7 @@ pub struct PageStore {
     indexes: Arc<Cache<SegmentId, Arc<SegmentIndex>, IndexWeight>>,
     /// Indexes that are being read.
     reading: Arc<SingleFlight<SegmentId, Result<Arc<SegmentIndex>, StoreError>>>,
+    manifests: Arc<Cache<ManifestName, Arc<Manifest>, ManifestWeight>>,
 }
 
 #[derive(Clone)]
@@ -106,6 +114,15 @@ impl Weighter<SegmentId, Arc<SegmentIndex>> for IndexWeight {
     }
 }
 
+#[derive(Clone)]
+struct ManifestWeight;
+
+impl Weighter<ManifestName, Arc<Manifest>> for ManifestWeight {
+    fn weight(&self, _: &ManifestName, manifest: &Arc<Manifest>) -> u64 {
+        manifest.memory_bytes() as u64
+    }
+}
+
 impl PageStore {
     /// Keeps segments and manifests in this store, which is asked within the usual limits.
     pub fn open(store: Arc<dyn Store>) -> Self {
@@ -113,6 +130,7 @@ impl PageStore {
             store: Arc::new(Reliable::new(store, Limits::default())),
             indexes: Arc::new(Cache::with_weighter(INDEXES, INDEX_BYTES, IndexWeight)),
             reading: Arc::default(),
+            manifests: Arc::new(Cache::with_weighter(MANIFESTS_KEPT, MANIFEST_BYTES, ManifestWeight)),
         }
     }
 
@@ -123,6 +141,12 @@ impl PageStore {
             StoreError::failed("open", "the store", format_args!("file://{}", directory.display()), failure)
         })?;
         Ok(Self::open(Arc::new(store)))
+    }
+
+    /// How many reads are worth doing at the same time. Far away each takes as long as all of them. In a directory each needs
+    /// a thread while it lasts, and a thread that is new costs more than a read.
+    pub fn reads_at_once(&self) -> usize {
+        if self.store.directory().is_some() { 2 } else { 64 }
     }
 
     /// What has been counted of the store.
@@ -224,7 +248,13 @@ impl PageStore {
         self.put(&ManifestName::of(manifest).object(), manifest.encode().into()).await
     }
 
-    /// Reads a manifest.
+    /// A manifest, for who looks back at what was: it is read once, and kept.
+    pub async fn manifest(&self, name: ManifestName) -> Result<Arc<Manifest>, StoreError> {
+        let read = async { self.read_manifest(name).await.map(Arc::new) };
+        self.manifests.get_or_insert_async(&name, read).await
+    }
+
+    /// Reads a manifest, as it is in the store.
     pub async fn read_manifest(&self, name: ManifestName) -> Result<Manifest, StoreError> {
         let object = name.object();
         let bytes = self.get(&object, Span::Whole).await?.bytes;
@@ -235,9 +265,14 @@ impl PageStore {
         }
     }
 
-    /// The partition's newest manifest: the last of its newest epoch. One listing, one read.
-    pub async fn latest_manifest(&self, partition: PartitionId) -> Result<Option<Manifest>, StoreError> {
-        match self.list_manifests(Some(partition)).await?.last() {
+    /// The partition's newest manifest: the last of its newest epoch up to this one. One listing, one read.
+    pub async fn latest_manifest(
+        &self,
+        partition: PartitionId,
+        epoch: u32,
+    ) -> Result<Option<Manifest>, StoreError> {
+        let names = self.list_manifests(Some(partition)).await?;
+        match names.iter().rfind(|name| name.epoch <= epoch) {
             Some(name) => self.read_manifest(*name).await.map(Some),
             None => Ok(None),
         }
@@ -257,6 +292,7 @@ impl PageStore {
 
     /// Deletes a manifest; no error if there is none.
     pub async fn delete_manifest(&self, name: ManifestName) -> Result<(), StoreError> {
+        self.manifests.remove(&name);
         self.delete(&name.object()).await
     }
 

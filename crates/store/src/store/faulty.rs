@@ -61,6 +61,11 @@ impl FaultyStore {
         });
     }
 
+    /// Forgets the faults that were for the next operations of this kind.
+    pub fn forget(&self, operation: StoreOperation) {
+        self.faults.send_modify(|faults| faults.next.retain(|(other, _)| *other != operation));
+    }
+
     /// Lets all operations of this kind wait, until this is called with false.
     pub fn hold(&self, operation: StoreOperation, hold: bool) {
         self.faults.send_modify(|faults| {

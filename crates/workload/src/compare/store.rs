@@ -9,16 +9,16 @@ use clap::Args;
 use rand::RngExt;
 
 use super::cases::Case;
-use super::print_results;
 use super::result::{Bound, CaseResult};
 use super::turns::Progress;
+use super::{past, print_results, space, stall};
 use crate::client::Client;
 use crate::server::{Fulmar, S3Server, Server};
 
 /// `fulmar bench store`: its arguments.
 #[derive(Args, Clone, Debug)]
 pub struct StoreArgs {
-    /// Only these cases (cold-local-ms, cold-s3-ms); may be repeated
+    /// Only these cases (cold-local-ms, cold-s3-ms, branch-ms, restore-ms, space, flush-stall); may be repeated
     #[arg(long, value_name = "NAME")]
     pub case: Vec<String>,
     /// Measurements of each case
@@ -35,16 +35,24 @@ pub struct StoreArgs {
     pub json: bool,
 }
 
-const fn row(name: &'static str, what: &'static str, must_be: f64) -> Case {
-    Case { name, group: None, what, unit: "ms", must_be: Bound::AtMost(must_be) }
+const fn row(name: &'static str, what: &'static str, unit: &'static str, must_be: f64) -> Case {
+    Case { name, group: None, what, unit, must_be: Bound::AtMost(must_be) }
 }
 
-static COLD_LOCAL: Case = row("cold-local-ms", "first answer of a cold 100 MB tenant, local store", 20.0);
-static COLD_S3: Case = row("cold-s3-ms", "first answer of a cold 100 MB tenant, S3 on loopback", 60.0);
+#[rustfmt::skip]
+static CASES: [Case; 6] = [
+    row("cold-local-ms", "first answer of a cold 100 MB tenant, local store", "ms", 20.0),
+    row(COLD_S3, "first answer of a cold 100 MB tenant, S3 on loopback", "ms", 60.0),
+    row("branch-ms", "a branch of a 1 GB tenant as it was, with its first answer", "ms", 1000.0),
+    row("restore-ms", "a 1 GB tenant made what it was, with its first answer", "ms", 1000.0),
+    row("space", "bytes in the store over live data, of a 100 MB tenant overwritten ten times", "ratio", 2.0),
+    row("flush-stall", "p99.9 of commits while flushes and compactions run, over p99.9 without", "ratio", 2.0),
+];
+const COLD_S3: &str = "cold-s3-ms";
 
 /// Rows of the cold tenant, a kilobyte each, and how many are written at once.
-const ROWS: u32 = 100_000;
-const ROWS_AT_ONCE: u32 = 10_000;
+pub(super) const ROWS: u32 = 100_000;
+pub(super) const ROWS_AT_ONCE: u32 = 10_000;
 
 const TENANT: &str = "cold";
 
@@ -52,31 +60,39 @@ const TENANT: &str = "cold";
 pub async fn store(arguments: &StoreArgs, binary: PathBuf) -> anyhow::Result<Vec<CaseResult>> {
     let wanted =
         |case: &&Case| arguments.case.is_empty() || arguments.case.iter().any(|name| name == case.name);
-    let cases: Vec<&'static Case> = [&COLD_LOCAL, &COLD_S3].into_iter().filter(wanted).collect();
+    let cases: Vec<&'static Case> = CASES.iter().filter(wanted).collect();
     anyhow::ensure!(
         cases.len() == arguments.case.len() || arguments.case.is_empty(),
-        "there are the cases {} and {}, once each",
-        COLD_LOCAL.name,
-        COLD_S3.name
+        "there are the cases {}, once each",
+        CASES.each_ref().map(|case| case.name).join(", ")
     );
-    let measure = async {
+    let measuring = async {
         let mut results = Vec::new();
         for case in cases {
-            results.push(match cold(arguments, &binary, case, ROWS).await {
+            results.push(match measure(arguments, &binary, case).await {
                 Ok(rounds) => CaseResult::value(case, rounds),
                 Err(error) => CaseResult::failed(case, format!("{error:#}")),
             });
         }
         Ok(results)
     };
-    print_results(measure, arguments.json).await
+    print_results(measuring, arguments.json).await
+}
+
+async fn measure(arguments: &StoreArgs, binary: &Path, case: &Case) -> anyhow::Result<Vec<f64>> {
+    match case.name {
+        "branch-ms" | "restore-ms" => past::measure(arguments, binary.to_owned(), case, past::ROWS).await,
+        "space" => space::measure(arguments, binary.to_owned(), ROWS).await,
+        "flush-stall" => stall::measure(arguments, binary.to_owned()).await,
+        _ => cold(arguments, binary, case, ROWS).await,
+    }
 }
 
 /// Each round the node starts anew, and a client asks a tenant that it has not opened for one row: from the attempt to
 /// connect to the answer.
 async fn cold(arguments: &StoreArgs, binary: &Path, case: &Case, rows: u32) -> anyhow::Result<Vec<f64>> {
     let progress = Progress::new();
-    let s3 = match (case.name == COLD_S3.name, &arguments.s3_server) {
+    let s3 = match (case.name == COLD_S3, &arguments.s3_server) {
         (false, _) => None,
         (true, Some(program)) => Some(S3Server::start_at(program)?),
         (true, None) => Some(S3Server::start()?),
@@ -88,7 +104,7 @@ async fn cold(arguments: &StoreArgs, binary: &Path, case: &Case, rows: u32) -> a
     };
     progress.step(&format!("{}: loading", case.name));
     let mut server = Server::start(Box::new(fulmar), arguments.memory_mib << 20, 4).await?;
-    load(&server, rows).await?;
+    load(&server, TENANT, rows).await?;
     server.stop().await?;
     let mut times = Vec::new();
     for round in 1..=arguments.rounds {
@@ -105,11 +121,12 @@ async fn cold(arguments: &StoreArgs, binary: &Path, case: &Case, rows: u32) -> a
     Ok(times)
 }
 
-async fn load(server: &Server, rows: u32) -> anyhow::Result<()> {
+/// Makes a tenant with so many rows of a kilobyte.
+pub(super) async fn load(server: &Server, tenant: &str, rows: u32) -> anyhow::Result<()> {
     let mut system = Client::connect(&server.target()).await?;
-    system.query(&format!("CREATE DATABASE {TENANT}")).await?;
+    system.query(&format!("CREATE DATABASE {tenant}")).await?;
     system.close().await?;
-    let mut client = Client::connect(&server.target().with_database(TENANT)).await?;
+    let mut client = Client::connect(&server.target().with_database(tenant)).await?;
     client.query("CREATE TABLE t (id INTEGER PRIMARY KEY, v BLOB NOT NULL)").await?;
     for first in (1..=rows).step_by(ROWS_AT_ONCE as usize) {
         let last = rows.min(first + ROWS_AT_ONCE - 1);

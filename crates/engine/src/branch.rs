@@ -1,0 +1,173 @@
+//! New partitions out of old versions, and partitions that go back to one: a manifest, and no page is copied.
+//!
+//! ```text
+//!   shop    m1 --- m2 --- m3 --- m4            m4 is m1 under another number and with another lineage:
+//!            |      \             ^             shop was restored to what it was at m1
+//!            |       `- copy      |
+//!            '--------------------'            copy names the segments of m2, as those of shop
+//! ```
+//!
+//! # Crashes
+//! A branch is one object that is created only if absent, so it is there or not. What came before (a flush of what had
+//! changed) is nothing that would not have come anyway. A branch of which only the manifest exists belongs to a tenant that
+//! is still being created: the next start drops it.
+//!
+//! A restore has two steps. Its manifest belongs to the partition's next epoch, which means nothing yet:
+//!
+//! ```text
+//!   nobody commits any more -> flush -> manifest of epoch + 1 -> catalog: lineage, epoch + 1 -> opens anew
+//! ```
+//!
+//! Until the catalog says that epoch the partition opens from its newest manifest of the one before, and the collector
+//! deletes the other. From then on it opens from that manifest; records of older epochs are passed over. If the catalog does
+//! not say whether it has changed (its file has failed, the node must start again) the partition stays closed: a commit
+//! on either side could be lost to the other.
+//!
+//! Manifests of before stay for as long as the retention says: a restore can be undone by another one.
+//!
+//! What is read between the choice of a version and the manifest that names its segments anew must not be collected
+//! meanwhile: [`crate::node::Node::past`] is held.
+
+use std::sync::Arc;
+
+use fulmar_pages::{Manifest, PartitionId, Version};
+use fulmar_store::failpoint;
+use tokio::sync::RwLockReadGuard;
+
+use crate::flush;
+use crate::partition::{Partition, store_error};
+use crate::{Engine, Error, Result, sqlstate};
+
+/// Under which names a partition's versions stand: as the catalog has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Era {
+    /// Another one after each restore.
+    pub lineage: u64,
+    /// Grows with every restore and every change of owner.
+    pub epoch: u32,
+}
+
+impl Era {
+    /// That of a partition as it is made.
+    pub(crate) fn first(id: PartitionId) -> Self {
+        Era { lineage: id.0, epoch: 1 }
+    }
+}
+
+impl Engine {
+    /// Makes a partition, empty or as a copy of another, as that one is now or was at a time (milliseconds since 1970). The
+    /// copy is by reference: both share segments.
+    pub async fn create_partition(
+        &self,
+        id: PartitionId,
+        source: Option<(PartitionId, Option<u64>)>,
+    ) -> Result<()> {
+        self.node().disk.admit(true)?;
+        let Some((source, at_unix_ms)) = source else { return Ok(()) };
+        let (_past, manifest) = match at_unix_ms {
+            None => self.newest_manifest(source).await?,
+            Some(at_unix_ms) => {
+                let past = self.node().past.read().await;
+                let manifest = self.manifest_at(source, at_unix_ms).await?;
+                (past, Some(Manifest::clone(&manifest)))
+            }
+        };
+        let Some(manifest) = manifest else { return Ok(()) };
+        let (clock, Era { lineage, epoch }) = (&self.node().clock, Era::first(id));
+        let branch = Manifest {
+            partition: id,
+            version: Version { lineage, epoch, number: manifest.version.number },
+            timestamp: clock.tick(),
+            outcomes: Vec::new(),
+            // Nothing that was ever decided of the source is known here.
+            outcomes_horizon: clock.newest_id(),
+            ..manifest
+        };
+        self.node().store.put_manifest(&branch).await.map_err(store_error)?;
+        failpoint::hit(failpoint::BRANCH_AFTER_MANIFEST);
+        Ok(())
+    }
+
+    /// The manifest of a partition with all that has been committed; `None` if that is nothing. While the guard is held
+    /// nothing that it names is collected.
+    pub(crate) async fn newest_manifest(
+        &self,
+        id: PartitionId,
+    ) -> Result<(RwLockReadGuard<'_, ()>, Option<Manifest>)> {
+        // One that is not open, and of which the log has nothing, has all in its manifest.
+        if self.may_be_dirty(id) {
+            let partition = self.partition(id).await?;
+            flush::flush(self, vec![partition]).await?;
+        }
+        let past = self.node().past.read().await;
+        // Whose manifests are gone would look like one that never had any.
+        self.check_not_dropped(id)?;
+        let epoch = self.era(id).epoch;
+        let manifest = self.node().store.latest_manifest(id, epoch).await.map_err(store_error)?;
+        Ok((past, manifest))
+    }
+
+    /// Makes a partition what it was at a time (milliseconds since 1970). `decide` tells the catalog; when it answers an
+    /// error nobody knows whether it has, and the partition is closed until the next start. Transactions that are open
+    /// cannot commit any more.
+    pub async fn restore_partition(
+        &self,
+        id: PartitionId,
+        at_unix_ms: u64,
+        decide: impl AsyncFnOnce(Era) -> Result<()>,
+    ) -> Result<()> {
+        let _past = self.node().past.read().await;
+        let target = self.manifest_at(id, at_unix_ms).await?;
+        let partition = self.partition(id).await?;
+        // Most of what has changed: nobody waits for that.
+        flush::flush(self, vec![partition.clone()]).await?;
+        if !partition.close_to_restore() {
+            return Err(partition.closed_error());
+        }
+        let flushing = flush::settled(self).await;
+        let era = match self.prepare_restore(&partition, &target).await {
+            Ok(era) => era,
+            Err(error) => {
+                partition.reopen();
+                return Err(error);
+            }
+        };
+        decide(era).await?;
+        failpoint::hit(failpoint::RESTORE_AFTER_CATALOG);
+        self.enter(id, era);
+        self.forget_open(&partition);
+        drop(flushing);
+        Ok(())
+    }
+
+    /// Flushes a partition that is closed, and stores the manifest from which it may open next.
+    async fn prepare_restore(&self, partition: &Arc<Partition>, target: &Manifest) -> Result<Era> {
+        flush::flush_settled(self, vec![partition.clone()]).await?;
+        let (node, store) = (self.node(), &self.node().store);
+        // Of a restore that did not come to its end.
+        for name in store.list_manifests(Some(partition.id)).await.map_err(store_error)? {
+            if name.epoch > partition.epoch {
+                store.delete_manifest(name).await.map_err(store_error)?;
+            }
+        }
+        let Some(epoch) = partition.epoch.checked_add(1) else {
+            return Err(Error::new(sqlstate::PROGRAM_LIMIT, "the database was restored too often")
+                .hint("make a branch of it instead, and rename that"));
+        };
+        let era = Era { lineage: node.clock.tick(), epoch };
+        // In a millisecond of its own: times are told in milliseconds, and what was there before has one too.
+        node.clock.observe(((era.lineage >> 16) + 1) << 16);
+        let (outcomes_horizon, outcomes) = partition.durable_outcomes();
+        let manifest = Manifest {
+            partition: partition.id,
+            version: Version { lineage: era.lineage, epoch, number: partition.take_number() },
+            timestamp: node.clock.tick(),
+            outcomes,
+            outcomes_horizon,
+            ..target.clone()
+        };
+        store.put_manifest(&manifest).await.map_err(store_error)?;
+        failpoint::hit(failpoint::RESTORE_AFTER_MANIFEST);
+        Ok(era)
+    }
+}

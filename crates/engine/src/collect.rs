@@ -1,0 +1,142 @@
+//! Collection: manifests that have had their time, and then segments that nothing names, are deleted.
+//!
+//! ```text
+//!   which segments are there? -> whoever has one that nothing names yet comes to his end ([`crate::node::Naming`])
+//!     -> old manifests go ([`crate::history`]) -> what do the others name, and who reads what? -> the rest goes
+//! ```
+//!
+//! It takes no lock that a commit or a flush waits for.
+//!
+//! # Why nothing is deleted that is needed
+//! A segment is deleted if it was there in the beginning and nothing names it later, so it was named by then or will
+//! never be by who stored it. Somebody else can name it only out of a manifest that does: a flush out of the newest of its
+//! partition, which is never deleted; a branch or restore out of any, but then [`crate::node::Node::past`] is held from
+//! the reading of that manifest to the storing of the new one, so the old one was deleted before, or the new one is
+//! found. A manifest that is gone when it is to be read (its tenant was dropped) may have been branched in the meantime:
+//! all are listed anew.
+//!
+//! # Crashes
+//! Manifests go before the segments that only they name: who dies in between leaves segments that nothing names,
+//! and the next collection begins by looking which segments there are.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use fulmar_pages::SegmentId;
+use fulmar_store::StoreError;
+use futures::stream::{self, StreamExt};
+
+use crate::history;
+use crate::partition::store_error;
+use crate::{Engine, Error, Result, sqlstate};
+
+/// Bytes of segments written between two collections; where space is short they come at once.
+const AFTER_BYTES: u64 = 256 << 20;
+/// After so long they come anyway, and for the first time so long after the start: a crash may have left something.
+const AFTER: Duration = Duration::from_secs(600);
+const AFTER_START: Duration = Duration::from_secs(60);
+/// Manifests that are read at the same time.
+const READS_AT_ONCE: usize = 16;
+/// How often all manifests are listed, if some are gone each time.
+const LISTINGS: usize = 20;
+
+/// When to collect.
+#[derive(Default)]
+pub(crate) struct Schedule {
+    /// Bytes of segments since the last collection.
+    pub written_bytes: u64,
+    /// A partition was dropped since.
+    pub dropped: bool,
+    /// When that was (monotonic milliseconds); none yet.
+    last_ms: Option<u64>,
+}
+
+impl Schedule {
+    /// Whether a collection is due. Then it counts as begun.
+    pub(crate) fn take(&mut self, now_ms: u64, disk_is_low: bool) -> bool {
+        let waited = match self.last_ms {
+            None => now_ms > AFTER_START.as_millis() as u64,
+            Some(last_ms) => now_ms.saturating_sub(last_ms) > AFTER.as_millis() as u64,
+        };
+        let something = self.written_bytes > 0 || self.dropped;
+        let due = self.written_bytes > AFTER_BYTES || waited || (disk_is_low && something);
+        if due {
+            *self = Schedule { last_ms: Some(now_ms), ..Schedule::default() };
+        }
+        due
+    }
+}
+
+impl Engine {
+    /// Deletes what nobody needs any more.
+    pub(crate) async fn delete_unneeded(&self) -> Result<()> {
+        let store = &self.node().store;
+        let there = store.list_segments().await.map_err(store_error)?;
+        self.node().naming.settled().await;
+        self.delete_old_manifests().await?;
+        let mut needed = self.segments_in_use();
+        needed.extend(self.named_segments().await?);
+        for segment in there.into_iter().filter(|segment| !needed.contains(segment)) {
+            store.delete_segment(segment).await.map_err(store_error)?;
+        }
+        Ok(())
+    }
+
+    async fn delete_old_manifests(&self) -> Result<()> {
+        let (node, store) = (self.node(), &self.node().store);
+        let names = store.list_manifests(None).await.map_err(store_error)?;
+        for names in names.chunk_by(|a, b| a.partition == b.partition) {
+            let Some(id) = names.first().map(|name| name.partition).filter(|_| names.len() > 1) else {
+                continue;
+            };
+            let (now_ms, retention) = (node.clock.unix_ms(), (self.retention)(id));
+            let expired = history::expired(store, id, self.era(id).epoch, now_ms, retention).await?;
+            let epoch = self.era(id).epoch;
+            if expired.is_empty() && names.iter().all(|name| name.epoch <= epoch) {
+                continue;
+            }
+            let _alone = node.past.write().await;
+            // Of restores that did not come to their end: none is going on now.
+            let epoch = self.era(id).epoch;
+            let never_begun = names.iter().copied().filter(|name| name.epoch > epoch);
+            for name in expired.into_iter().chain(never_begun) {
+                store.delete_manifest(name).await.map_err(store_error)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Segments of which somebody here reads pages, or that only records name.
+    fn segments_in_use(&self) -> HashSet<SegmentId> {
+        // In this order: a partition that is being opened is not yet in the one, or still in the other.
+        let mut segments: HashSet<SegmentId> = self.unopened_segments().into_iter().collect();
+        segments.extend(self.node().exported_segments());
+        for partition in self.open_partitions() {
+            // An open partition reads its old frames until it is closed.
+            segments.extend(partition.frame_segments());
+            segments.extend(partition.named_segments().iter().map(|named| named.segment.id));
+        }
+        segments
+    }
+
+    /// All segments that manifests name.
+    async fn named_segments(&self) -> Result<HashSet<SegmentId>> {
+        let store = &self.node().store;
+        'listing: for _ in 0..LISTINGS {
+            let names = store.list_manifests(None).await.map_err(store_error)?;
+            let reads = names.into_iter().map(|name| store.manifest(name));
+            let mut reads = stream::iter(reads.collect::<Vec<_>>()).buffer_unordered(READS_AT_ONCE);
+            let mut named = HashSet::new();
+            while let Some(read) = reads.next().await {
+                match read {
+                    Ok(manifest) => named.extend(manifest.segments.iter().map(|segment| segment.id)),
+                    Err(StoreError::Missing { .. }) => continue 'listing,
+                    Err(error) => return Err(store_error(error)),
+                }
+            }
+            return Ok(named);
+        }
+        Err(Error::new(sqlstate::INTERNAL, "databases are dropped faster than what they leave is collected")
+            .hint("it is tried again"))
+    }
+}

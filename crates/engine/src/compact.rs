@@ -1,0 +1,258 @@
+//! Compaction: a partition's segments are merged, so that they stay few and hold little that is dead.
+//!
+//! ```text
+//!   named, the oldest first     [ 25,000 ] [ 900 ] [ 700 ] [ 800 ] [ 1,100 ]        pages
+//!                                           '--------- like size ---------'
+//!   merged                      [ 25,000 ] [ 2,400 ]                                 what was overwritten is gone
+//! ```
+//!
+//! Segments are of one tier if their pages are within a factor of four of each other. When the newest four (or more, with what
+//! is smaller among them) are of one tier, they become one: so a page is copied once for each tier that it climbs, a
+//! logarithm of what there is, and a partition has at most three segments of a tier. When what is dead comes to three
+//! quarters of what is alive, all become one: that copies no more than was written meanwhile.
+//!
+//! Only neighbours are merged, since later ones override earlier ones. Frames are copied from the store to the store as they
+//! are, checked against their checksums and neither decompressed nor brought into the cache.
+//!
+//! # It holds up nobody
+//! One partition is compacted at a time, by a task of its own ([`crate::maintenance`]), at [`BYTES_PER_SECOND`]. Reading and
+//! writing take no lock. Meanwhile flushes go on: they add to the end of what is named, and nothing but compaction and a restore
+//! takes anything away from it. So what was merged still stands there side by side, and is replaced by the merged
+//! segment, in the partition's memory, by who holds the flushes' lock; the next manifest, written at once, has the
+//! one and what was flushed meanwhile. Nothing that a flush has named is lost, since that manifest is made of the same
+//! list. Where a restore has come first the partition is closed, and the merged segment is garbage.
+//!
+//! # Crashes
+//! Before the manifest the merged segment is garbage; from it on the others are history.
+
+use std::cmp::Reverse;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fulmar_pages::manifest::SegmentRef;
+use fulmar_pages::segment::SegmentBuilder;
+use fulmar_pages::{FrameLocation, PageNo};
+use fulmar_store::{RawFrame, SegmentWriter, failpoint};
+use futures::future::try_join_all;
+use tokio::time::Instant;
+
+use crate::flush;
+use crate::partition::{NamedSegment, Partition, store_error};
+use crate::{Engine, Result};
+
+/// Bytes that are written in a second: what a disk or a network of the slower kind has to spare beside the log.
+const BYTES_PER_SECOND: u64 = 32 << 20;
+/// Beyond so many segments a partition is written faster than that, and is compacted as fast as it goes.
+const CROWD: usize = 24;
+/// Pages that are copied at once.
+const PIECE_PAGES: usize = 256;
+/// So many segments of a tier become one.
+const FACTOR: u64 = 4;
+/// Dead pages that are not worth a thought.
+const SLACK_PAGES: u64 = 64;
+
+/// Segments to merge: neighbours, the oldest first.
+pub(crate) struct Work {
+    pub sources: Vec<NamedSegment>,
+    /// Pages that the partition had at the newest manifest: what is above is dead.
+    pub page_count: u32,
+    /// The partition has more segments than it should.
+    pub crowded: bool,
+}
+
+impl Work {
+    /// What there is to do for a partition of which these segments are named.
+    pub(crate) fn of(named: &[NamedSegment], page_count: u32) -> Option<Work> {
+        let pages: Vec<u64> = named.iter().map(|segment| segment.pages).collect();
+        let sources = named.get(plan(&pages, page_count)?)?.to_vec();
+        Some(Work { sources, page_count, crowded: named.len() > CROWD })
+    }
+}
+
+/// Which of the segments with so many pages, the oldest first, are to be merged.
+fn plan(pages: &[u64], page_count: u32) -> Option<Range<usize>> {
+    let (all, alive): (u64, u64) = (pages.iter().sum(), page_count.into());
+    if pages.len() > 1 && all > alive + alive / 4 * 3 + SLACK_PAGES {
+        return Some(0..pages.len());
+    }
+    let tier = |pages: &u64| pages.max(&1).ilog(FACTOR);
+    let highest = pages.iter().map(tier).max()?;
+    (0..=highest).find_map(|wanted| {
+        let begin = pages.iter().rposition(|pages| tier(pages) > wanted).map_or(0, |larger| larger + 1);
+        let like = pages[begin..].iter().filter(|pages| tier(pages) == wanted).count();
+        (like >= FACTOR as usize).then_some(begin..pages.len())
+    })
+}
+
+impl Engine {
+    /// Merges what a partition has too many of.
+    pub(crate) async fn compact(&self, partition: &Arc<Partition>) -> Result<()> {
+        while let Some(work) = partition.compaction() {
+            // Where space is short there is none for copies.
+            if self.node().disk.is_low() || !self.merge(partition, &work).await? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers whether the partition is as it should be now, as far as this work goes.
+    async fn merge(&self, partition: &Arc<Partition>, work: &Work) -> Result<bool> {
+        let entries = self.newest_frames(work).await?;
+        let mut writer = self.node().store.segment_writer().await.map_err(store_error)?;
+        match self.copy_frames(partition, work, &entries, &mut writer).await {
+            Ok(true) => {}
+            given_up => {
+                // What cannot be taken away the store's sweep finds.
+                let _ = writer.abort().await;
+                return given_up;
+            }
+        }
+        let _unnamed = self.node().naming.enter();
+        let id = writer.finish().await.map_err(store_error)?;
+        failpoint::hit(failpoint::COMPACT_AFTER_SEGMENT);
+        let segment = SegmentRef { id, partition: partition.id };
+        let merged = NamedSegment { segment, pages: entries.len() as u64 };
+        let _settled = flush::settled(self).await;
+        if partition.is_closed() || !partition.replace_named(&work.sources, merged) {
+            return Ok(false);
+        }
+        flush::name_anew(self, partition.clone()).await?;
+        failpoint::hit(failpoint::COMPACT_AFTER_MANIFEST);
+        Ok(true)
+    }
+
+    /// Writes the frames, as a segment. Answers whether all are; if not it was given up, since the node stops or the partition
+    /// is gone.
+    async fn copy_frames(
+        &self,
+        partition: &Partition,
+        work: &Work,
+        entries: &[Entry],
+        writer: &mut SegmentWriter,
+    ) -> Result<bool> {
+        let mut builder = SegmentBuilder::new(writer.buffer());
+        let begun = Instant::now();
+        for piece in entries.chunks(PIECE_PAGES) {
+            if self.maintenance.is_stopping() || partition.is_closed() {
+                return Ok(false);
+            }
+            self.node().disk.admit(true)?;
+            let frames = self.read_piece(work, piece).await?;
+            for ((no, ..), frame) in piece.iter().zip(frames) {
+                builder.push_frame(partition.id, *no, &frame, writer.buffer());
+            }
+            writer.flush().await.map_err(store_error)?;
+            if !work.crowded {
+                let earned = Duration::from_secs_f64(builder.bytes() as f64 / BYTES_PER_SECOND as f64);
+                tokio::time::sleep_until(begun + earned).await;
+            }
+        }
+        self.maintenance.count_written(builder.bytes());
+        builder.finish(writer.buffer());
+        Ok(true)
+    }
+
+    /// Where the newest frame of each page lies that is alive, in order: page, place of its segment in `work`, location.
+    async fn newest_frames(&self, work: &Work) -> Result<Vec<Entry>> {
+        let store = &self.node().store;
+        let indexes = work.sources.iter().map(|source| store.segment_index(source.segment.id));
+        let indexes = try_join_all(indexes).await.map_err(store_error)?;
+        let mut entries: Vec<Entry> = Vec::new();
+        for (place, (source, index)) in work.sources.iter().zip(&indexes).enumerate() {
+            let frames = index.frames(source.segment.partition);
+            entries
+                .extend(frames.take_while(|(no, _)| *no <= work.page_count).map(|(no, at)| (no, place, at)));
+        }
+        entries.sort_unstable_by_key(|(no, place, _)| (*no, Reverse(*place)));
+        entries.dedup_by_key(|(no, ..)| *no);
+        Ok(entries)
+    }
+
+    /// The frames of some pages, in their order.
+    async fn read_piece(&self, work: &Work, piece: &[Entry]) -> Result<Vec<RawFrame>> {
+        let of = |place: usize| {
+            let entries = piece.iter().enumerate().filter(move |(_, entry)| entry.1 == place);
+            entries
+                .map(|(at, (.., location))| (at, *location))
+                .unzip::<_, _, Vec<usize>, Vec<FrameLocation>>()
+        };
+        let reads = work.sources.iter().enumerate().map(async |(place, source)| {
+            let (at, locations) = of(place);
+            let frames = self.node().store.read_frames(source.segment.id, &locations).await?;
+            Ok(at.into_iter().zip(frames))
+        });
+        let mut frames = vec![RawFrame::new(); piece.len()];
+        for (at, frame) in try_join_all(reads).await.map_err(store_error)?.into_iter().flatten() {
+            frames[at] = frame;
+        }
+        Ok(frames)
+    }
+}
+
+/// A page, the place of its segment, and where it lies there.
+type Entry = (PageNo, usize, FrameLocation);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn like_neighbours_are_merged() {
+        assert_eq!(plan(&[], 0), None);
+        assert_eq!(plan(&[25_000, 900, 700], 25_000), None);
+        assert_eq!(plan(&[25_000, 700, 800, 900, 1000], 25_000), Some(1..5));
+        assert_eq!(
+            plan(&[25_000, 700, 3, 800, 900, 1000], 25_000),
+            Some(1..6),
+            "with what is small among them"
+        );
+        assert_eq!(plan(&[25_000, 1, 1, 1], 25_000), None, "the large one is none of them");
+        assert_eq!(plan(&[1, 2500, 2500, 2500, 2500], 10_001), Some(0..5));
+    }
+
+    #[test]
+    fn what_is_dead_is_not_kept() {
+        assert_eq!(plan(&[25_600, 25_600], 25_600), Some(0..2));
+        assert_eq!(plan(&[25_600, 15_000], 25_600), None);
+        assert_eq!(plan(&[25_600], 100), None, "nothing to merge it with");
+        assert_eq!(plan(&[30, 30], 2), None);
+    }
+
+    /// Of a partition that grows by flushes of one size each page is copied a few times, and segments stay few.
+    #[test]
+    fn copies_and_segments_grow_as_a_logarithm() {
+        let (mut named, mut written, mut copied, mut most) = (Vec::new(), 0, 0, 0);
+        for _ in 0..4096 {
+            named.push(16);
+            written += 16;
+            while let Some(range) = plan(&named, written as u32) {
+                let merged = named[range.clone()].iter().sum::<u64>();
+                copied += merged;
+                named.splice(range, [merged]);
+            }
+            most = most.max(named.len());
+        }
+        assert!(copied <= 6 * written, "{copied} of {written}");
+        assert!(most <= 3 * 7, "{most}");
+    }
+
+    /// The same of one that is overwritten all the time.
+    #[test]
+    fn what_is_overwritten_takes_little_space() {
+        const ALIVE: u64 = 10_000;
+        let (mut named, mut written, mut copied) = (vec![ALIVE], 0, 0);
+        for _ in 0..1000 {
+            named.push(500);
+            written += 500;
+            while let Some(range) = plan(&named, ALIVE as u32) {
+                let merged = named[range.clone()].iter().sum::<u64>().min(ALIVE);
+                copied += merged;
+                named.splice(range, [merged]);
+            }
+            assert!(named.iter().sum::<u64>() <= ALIVE * 7 / 4 + SLACK_PAGES);
+        }
+        assert!(copied <= 5 * written, "{copied} of {written}");
+    }
+}

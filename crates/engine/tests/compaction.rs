@@ -1,0 +1,186 @@
+//! Compaction: what is in a partition stays what it is, whatever is merged, and whoever fails or writes meanwhile.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{Client, start_when_free};
+use fulmar_engine::{Config, Engine, Value};
+use fulmar_pages::PartitionId;
+use fulmar_store::{Backend, FailureKind, FaultyStore, Store, StoreFault, StoreOperation};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+const SHOP: PartitionId = PartitionId(7);
+const FAILS: StoreFault = StoreFault::Fail(FailureKind::Other);
+
+/// A node with one table, and what must be in it.
+struct Node {
+    engine: Arc<Engine>,
+    store: FaultyStore,
+    directory: tempfile::TempDir,
+    rows: BTreeMap<i64, i64>,
+    random: StdRng,
+}
+
+impl Node {
+    async fn start() -> Node {
+        let directory = tempfile::tempdir().unwrap();
+        let store = FaultyStore::new(Arc::new(Backend::memory()));
+        let engine = start(&directory, &store).await;
+        let node = Node { engine, store, directory, rows: BTreeMap::new(), random: StdRng::seed_from_u64(5) };
+        node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER, v BLOB)").await;
+        node
+    }
+
+    /// As a kill does: nothing is closed or flushed.
+    async fn crash(self) -> Node {
+        let Node { engine, store, directory, rows, random } = self;
+        drop(engine);
+        let engine = start(&directory, &store).await;
+        Node { engine, store, directory, rows, random }
+    }
+
+    async fn run(&self, sql: &str) {
+        let mut client = Client { session: self.engine.session(SHOP) };
+        client.run(sql).await.unwrap();
+        client.close().await;
+    }
+
+    /// Changes some rows.
+    async fn change(&mut self) {
+        let mut sql = String::from("BEGIN;");
+        for _ in 0..self.random.random_range(1..40) {
+            let (id, n) = (self.random.random_range(1..600), self.random.random_range(0..1000));
+            sql += &format!("INSERT OR REPLACE INTO t VALUES ({id}, {n}, randomblob(1500));");
+            self.rows.insert(id, n);
+        }
+        if self.random.random_bool(0.1) {
+            let least = self.random.random_range(1..600);
+            sql += &format!("DELETE FROM t WHERE id > {least};");
+            self.rows.retain(|id, _| *id <= least);
+        }
+        self.run(&(sql + "COMMIT")).await;
+    }
+
+    async fn check(&self) {
+        let mut client = Client { session: self.engine.session(SHOP) };
+        let found = client.run("SELECT id, n FROM t ORDER BY id").await.unwrap();
+        let found: BTreeMap<i64, i64> = found
+            .into_iter()
+            .map(|row| match row[..] {
+                [Value::Integer(id), Value::Integer(n)] => (id, n),
+                _ => panic!("{row:?}"),
+            })
+            .collect();
+        assert_eq!(found, self.rows);
+        assert_eq!(client.value("PRAGMA integrity_check").await, Value::Text("ok".into()));
+        client.close().await;
+    }
+
+    async fn objects(&self, directory: &str) -> usize {
+        let listing = self.store.list(directory, None).await.unwrap();
+        assert!(!listing.more);
+        listing.names.len()
+    }
+}
+
+async fn start(directory: &tempfile::TempDir, store: &FaultyStore) -> Arc<Engine> {
+    let config = || Config {
+        store: Some(Arc::new(store.clone())),
+        retention: Arc::new(|_| Duration::ZERO),
+        // Only the test flushes.
+        manifest_interval: Duration::from_secs(3600),
+        ..Config::new(directory.path(), 1 << 30)
+    };
+    start_when_free(config).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn segments_stay_few_and_what_is_in_them_what_it_was() {
+    let mut node = Node::start().await;
+    for flush in 1..=120 {
+        node.change().await;
+        node.engine.flush().await.unwrap();
+        if flush % 7 == 0 {
+            node.engine.compact_all().await.unwrap();
+        }
+        if flush % 30 == 0 {
+            node = node.crash().await;
+            node.check().await;
+            node.engine.collect().await.unwrap();
+        }
+    }
+    node.engine.compact_all().await.unwrap();
+    // Nothing is open any more that reads what was merged.
+    node = node.crash().await;
+    node.engine.collect().await.unwrap();
+    let segments = node.objects("segments").await;
+    assert!(segments <= 12, "{segments} segments after 120 flushes");
+    assert_eq!(node.objects("manifests").await, 1);
+    node.check().await;
+    node.run("DELETE FROM t; VACUUM").await;
+    node.rows.clear();
+    node.engine.flush().await.unwrap();
+    node.engine.compact_all().await.unwrap();
+    node.crash().await.check().await;
+}
+
+/// While the segments are read that are to be merged somebody commits and flushes.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_flushed_meanwhile_is_not_lost() {
+    let mut node = Node::start().await;
+    for _ in 0..12 {
+        node.store.hold(StoreOperation::Get, true);
+        node.change().await;
+        node.engine.flush().await.unwrap();
+        node.change().await;
+        node.engine.flush().await.unwrap();
+        node.store.hold(StoreOperation::Get, false);
+        node.change().await;
+        node.engine.flush().await.unwrap();
+    }
+    node.engine.compact_all().await.unwrap();
+    node.change().await;
+    node.check().await;
+    let node = node.crash().await;
+    node.check().await;
+}
+
+/// Whatever the store refuses, and however often: nothing is lost, and garbage goes with the next collection.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_compaction_that_fails_loses_nothing() {
+    let mut node = Node::start().await;
+    for place in 0..10 {
+        use StoreOperation::{Delete, Get, List, Put};
+        for operation in [Put, Get, List, Delete] {
+            for _ in 0..5 {
+                node.change().await;
+                node.engine.flush().await.unwrap();
+            }
+            for _ in 0..place {
+                node.store.next(operation, StoreFault::Delay(Duration::ZERO));
+            }
+            node.store.next(operation, FAILS);
+            let _ = node.engine.compact_all().await;
+            let _ = node.engine.collect().await;
+            node.change().await;
+            let _ = node.engine.flush().await;
+            // If nobody has come that far.
+            node.store.forget(operation);
+            node.check().await;
+        }
+        node = node.crash().await;
+        node.check().await;
+    }
+    node.engine.flush().await.unwrap();
+    node.engine.compact_all().await.unwrap();
+    node = node.crash().await;
+    node.engine.collect().await.unwrap();
+    let segments = node.objects("segments").await;
+    assert!(segments <= 12, "{segments} segments are left");
+    assert_eq!(node.objects("manifests").await, 1);
+    node.check().await;
+}

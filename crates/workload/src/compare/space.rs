@@ -1,0 +1,69 @@
+//! `space`: what the store takes of a tenant that has been overwritten.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::store::{self, ROWS_AT_ONCE, StoreArgs};
+use super::turns::Progress;
+use crate::client::Client;
+use crate::server::{Fulmar, Server};
+
+const TENANT: &str = "rewritten";
+/// How often every row is overwritten.
+const TIMES: u32 = 10;
+/// A node collects a minute after its start, and then what it finds; so long nothing must change any more.
+const FIRST_COLLECTION: Duration = Duration::from_secs(75);
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Bytes in the store over bytes of the database, after it has been overwritten and what is dead was collected.
+pub(super) async fn measure(arguments: &StoreArgs, binary: PathBuf, rows: u32) -> anyhow::Result<Vec<f64>> {
+    let progress = Progress::new();
+    progress.step("space: loading");
+    let directory = tempfile::Builder::new().prefix("fulmar-bench-store-").tempdir()?;
+    let url = format!("file://{}", directory.path().display());
+    let fulmar = Fulmar::at(binary).with_store(url, Vec::new());
+    let mut server = Server::start(Box::new(fulmar), arguments.memory_mib << 20, 4).await?;
+    store::load(&server, TENANT, rows).await?;
+    let mut system = Client::connect(&server.target()).await?;
+    system.query(&format!("ALTER DATABASE {TENANT} SET retention = 0")).await?;
+    system.close().await?;
+    let mut client = Client::connect(&server.target().with_database(TENANT)).await?;
+    for time in 1..=TIMES {
+        progress.step(&format!("space: overwriting, {time} of {TIMES}"));
+        for first in (1..=rows).step_by(ROWS_AT_ONCE as usize) {
+            let last = rows.min(first + ROWS_AT_ONCE - 1);
+            client
+                .query(&format!("UPDATE t SET v = randomblob(1000) WHERE id BETWEEN {first} AND {last}"))
+                .await?;
+        }
+    }
+    let sql = format!("SELECT size_bytes FROM fulmar.tenant_stats WHERE tenant = '{TENANT}'");
+    let size = client.query(&sql).await?;
+    let alive = size.into_iter().flatten().flatten().next().and_then(|bytes| bytes.parse::<f64>().ok());
+    let alive = alive.ok_or_else(|| anyhow::anyhow!("the node does not say how large the database is"))?;
+    client.close().await?;
+    server.stop().await?;
+    server.start_again().await?;
+    // Opens it: the node may have ended before what was overwritten last was merged.
+    let mut client = Client::connect(&server.target().with_database(TENANT)).await?;
+    client.query("SELECT length(v) FROM t WHERE id = 1").await?;
+    client.close().await?;
+    progress.step("space: waiting for the collection");
+    let began = Instant::now();
+    while began.elapsed() < FIRST_COLLECTION {
+        tokio::time::sleep(LOOK).await;
+    }
+    let stored = bytes_below(directory.path())?;
+    server.stop().await?;
+    Ok(vec![stored as f64 / alive])
+}
+
+fn bytes_below(directory: &Path) -> std::io::Result<u64> {
+    let mut bytes = 0;
+    for entry in std::fs::read_dir(directory)? {
+        let entry = entry?;
+        let metadata = entry.metadata()?;
+        bytes += if metadata.is_dir() { bytes_below(&entry.path())? } else { metadata.len() };
+    }
+    Ok(bytes)
+}
