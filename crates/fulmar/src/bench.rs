@@ -33,6 +33,9 @@ pub async fn run(arguments: BenchArgs) -> anyhow::Result<()> {
         }
         BenchAction::Compare(Comparison::Node(arguments)) => compare(Suite::Node, arguments).await,
         BenchAction::Compare(Comparison::Tpcc(arguments)) => compare(Suite::Tpcc, arguments).await,
+        BenchAction::Compare(Comparison::Consolidation(arguments)) => {
+            compare(Suite::Consolidation, arguments).await
+        }
         BenchAction::Store(arguments) => measure_store(arguments).await,
     }
 }

@@ -315,6 +315,14 @@ Starts a PostgreSQL of its own (Debian's postgresql-15, default durability) and 
 temporary directory with equal memory, and runs each case against both in turns. docs/benchmarks.md tells how
 each case is made.";
 
+const CONSOLIDATION_EXAMPLES: &str = "\
+Examples:
+  fulmar bench compare consolidation              both cases
+  fulmar bench compare consolidation --case noisy-neighbour --seconds 15
+
+Starts Fulmar nodes of its own, with memory for all of their data, up to 7.5 GB.
+docs/benchmarks.md tells how each case is made.";
+
 /// A comparison.
 #[derive(Debug, Subcommand)]
 pub enum Comparison {
@@ -324,6 +332,9 @@ pub enum Comparison {
     /// TPC-C: statement by statement and as procedures
     #[command(after_help = COMPARE_EXAMPLES)]
     Tpcc(CompareArgs),
+    /// Many tenants on one node: beside a loud one, and a hundred of them; Fulmar alone
+    #[command(after_help = CONSOLIDATION_EXAMPLES)]
+    Consolidation(CompareArgs),
 }
 
 /// `fulmar demo`

@@ -57,6 +57,11 @@ impl Default for Ycsb {
 }
 
 impl Ycsb {
+    /// What the rows of an instance hold.
+    pub(crate) fn data_bytes(&self) -> u64 {
+        u64::from(self.records) * u64::from(self.tables) * schema::ROW_BYTES
+    }
+
     /// Updates per transaction of several operations; the fraction is the chance of one more.
     fn updates(&self) -> f64 {
         f64::from(self.operations) * (1.0 - self.reads / 100.0)

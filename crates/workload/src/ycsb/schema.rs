@@ -16,6 +16,7 @@ use crate::workload::{Dialect, Loading, generator};
 pub(super) const TABLES: [&str; 3] = ["ycsb_primary", "ycsb_secondary_1", "ycsb_secondary_2"];
 pub(super) const FIELDS: usize = 10;
 pub(super) const FIELD_BYTES: usize = 100;
+pub(super) const ROW_BYTES: u64 = (FIELDS * FIELD_BYTES) as u64;
 
 /// Rows of one COPY, and so of one transaction, while loading.
 const ROWS_PER_COPY: u32 = 20_000;
