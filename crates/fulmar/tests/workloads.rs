@@ -146,18 +146,27 @@ async fn a_run_is_written_down_and_drawn() {
         ["bench", "run", "ycsb", "--target", &url, "--records", "50", "--tenants", "5", "--connections", "2"];
     let load =
         ["--rate", "200", "--arrival", "schedule", "--trace", "steps:1,2", "--tenant-rates", "zipfian"];
-    let measures =
-        ["--warm-up", "1", "--seconds", "3", "--server-process", &pid, "--output", &lines, "--json"];
+    let prices = path("prices.csv");
+    std::fs::write(&prices, "resource,dollars\ncpu,3.6\n").unwrap();
+    let measures = ["--warm-up", "1", "--seconds", "3", "--output", &lines, "--json"];
+    let measures = [&measures[..], &["--server-process", &pid, "--prices", &prices]].concat();
     let report = stdout(&command(&[&arguments[..], &load, &measures].concat()));
     let report: Report = serde_json::from_str(&report).unwrap();
     assert!(report.transactions > 500 && report.tenants == 5, "{report}");
-    assert!(report.server.is_some_and(|server| server.usage.cpu_s > 0.0));
+    let server = report.server.as_ref().expect("a process was given");
+    let per_hour = server.usage.cpu_s / report.seconds * 3.6;
+    assert!(server.usage.cpu_s > 0.0 && (server.dollars_per_hour - per_hour).abs() < 1e-9, "{report}");
 
     stdout(&command(&["bench", "report", &lines, "--output", &page]));
     let page = std::fs::read_to_string(page).unwrap();
-    for told in
-        ["ycsb_0004", "Fulmar", "schedule, 200 transactions/s, steps:1,2", "Memory of the server", "<svg"]
-    {
+    for told in [
+        "ycsb_0004",
+        "Fulmar",
+        "schedule, 200 transactions/s, steps:1,2",
+        "Memory of the server",
+        "dollars per hour",
+        "<svg",
+    ] {
         assert!(page.contains(told), "{told}");
     }
 }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::chart::escape;
 use super::{RunFile, series};
 use crate::measure::Latency;
-use crate::run::{Report, RunRecord};
+use crate::run::{Report, RunRecord, ServerUsage};
 
 const STYLE: &str = "\
 body{font:14px/1.45 system-ui,sans-serif;max-width:900px;margin:2em auto;padding:0 1em;color:#222;background:#fff}\
@@ -103,9 +103,7 @@ fn outcome(report: &Report) -> String {
     let errors = report.errors.iter().map(|(sqlstate, count)| format!("{sqlstate}: {count}"));
     rows.push(("refused by SQLSTATE", errors.collect::<Vec<_>>().join(", ")));
     rows.push(("run again, given up", format!("{}, {}", report.retries(), report.failed)));
-    if let Some(server) = &report.server {
-        rows.push(("server CPU per transaction", format!("{:.1} us", server.cpu_us_per_transaction)));
-    }
+    rows.extend(report.server.iter().flat_map(ServerUsage::lines));
     rows.push(("driver CPU per statement", format!("{:.1} us", report.driver.cpu_us_per_statement)));
     format!("<h2>What it came to</h2>\n{}{}", pairs(&rows), latencies(report))
 }

@@ -3,7 +3,7 @@
 use super::RunFile;
 use super::chart::{Chart, Scale, Series};
 use crate::measure::{Latencies, Latency, Sample};
-use crate::run::{IntervalRecord, KindRecord, UsageRecord};
+use crate::run::{IntervalRecord, KindRecord, KindReport, UsageRecord};
 
 const TIME: (&str, Scale) = ("seconds since the window opened", Scale::Linear);
 
@@ -30,11 +30,11 @@ fn line(file: &RunFile, name: &str, value: impl Fn(&IntervalRecord) -> f64) -> S
 
 fn kinds(file: &RunFile) -> Vec<String> {
     let first = file.intervals.first();
-    first.map_or_else(Vec::new, |first| first.kinds.iter().map(|kind| kind.kind.clone()).collect())
+    first.map_or_else(Vec::new, |first| first.kinds.iter().map(|kind| kind.report.kind.clone()).collect())
 }
 
 fn throughput(file: &RunFile) -> Chart {
-    let ended = |kind: &KindRecord| (kind.committed + kind.rolled_back) as f64;
+    let ended = |kind: &KindRecord| kind.report.ended_well() as f64;
     let all = |interval: &IntervalRecord| interval.kinds.iter().map(ended).sum::<f64>() / interval.seconds;
     let mut series = vec![line(file, "all", all)];
     let names = kinds(file);
@@ -104,8 +104,10 @@ fn shares(samples: &[Sample]) -> Vec<(f64, f64)> {
 }
 
 fn troubles(file: &RunFile) -> Option<Chart> {
-    let of_kinds = |pick: fn(&KindRecord) -> u64| {
-        move |interval: &IntervalRecord| interval.kinds.iter().map(pick).sum::<u64>() as f64
+    let of_kinds = |pick: fn(&KindReport) -> u64| {
+        move |interval: &IntervalRecord| {
+            interval.kinds.iter().map(|kind| pick(&kind.report)).sum::<u64>() as f64
+        }
     };
     let series = vec![
         line(file, "cancelled", of_kinds(|kind| kind.cancelled)),

@@ -72,7 +72,11 @@ fn report() -> Report {
             "worst_tenant_tps": [88.0], "worst": [tenant("t_0000")],
         },
         "driver": { "threads": 1, "cpu_us_per_statement": 9.5, "busiest_thread": 0.25 },
-        "server": null,
+        "server": {
+            "cpu_s": 5.0, "pss_bytes": 1 << 26, "read_bytes": 0, "written_bytes": 4096, "received_bytes": 1, "sent_bytes": 2,
+            "cpu_us_per_transaction": 2777.8, "dollars_per_hour": 0.0205, "transactions_per_dollar": 31_610_000.0,
+            "prices": { "cpu": 0.04, "memory": 0.008, "read": 0, "written": 0, "received": 0, "sent": 0 },
+        },
     }))
 }
 
@@ -91,6 +95,7 @@ fn a_page_needs_nothing_but_itself_and_says_what_was_measured() {
         "Throughput",
         "p99.9",
         "lost work",
+        "dollars per hour",
         "the warm-up is shaded",
     ] {
         assert!(page.to_lowercase().contains(&told.to_lowercase()), "{told}");

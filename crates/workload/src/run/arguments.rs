@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use rustix::process::Pid;
 
-use super::RunOptions;
+use super::{Prices, RunOptions};
 use crate::arrival::{Arrival, Shape};
 use crate::keys::Distribution;
 use crate::workload::Workload;
@@ -74,6 +74,9 @@ pub struct RunArgs {
     /// A process of the server on this machine, whose use of CPU, memory and disk is measured; may be repeated
     #[arg(long, value_name = "PID", value_parser = process)]
     pub server_process: Vec<Pid>,
+    /// Prices of what the server uses: lines `resource,dollars` [default: those of docs/benchmarks.md]
+    #[arg(long, value_name = "FILE.csv", requires = "server_process")]
+    pub prices: Option<PathBuf>,
     /// Write JSON lines with every interval and all samples, for `fulmar bench report`
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
@@ -93,6 +96,7 @@ impl RunArgs {
         };
         tenants::create(&self.target, &databases, |_| ()).await?;
         let arrival = self.arrival()?;
+        let prices = self.prices.as_deref().map_or_else(Prices::listed, Prices::read)?;
         Ok(RunOptions {
             databases,
             connections: self.connections as usize,
@@ -106,6 +110,7 @@ impl RunArgs {
             threads: self.threads as usize,
             down_interval_seconds: self.down_interval as usize,
             server_processes: self.server_process,
+            prices,
             output: self.output,
             ..RunOptions::new(self.target)
         })

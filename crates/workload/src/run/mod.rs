@@ -18,6 +18,7 @@ mod collector;
 mod database;
 mod driver;
 mod machine;
+mod prices;
 mod record;
 mod report;
 mod sampler;
@@ -33,8 +34,11 @@ use rustix::process::Pid;
 
 pub use self::arguments::RunArgs;
 pub use self::machine::Machine;
-pub use self::record::{IntervalRecord, KindRecord, Record, RunRecord, TenantRecord, UsageRecord};
-pub use self::report::{Availability, Driver, KindReport, Report, ServerUsage};
+pub use self::prices::{Prices, ServerUsage};
+pub use self::record::{
+    IntervalRecord, KindRecord, KindReport, Record, RunRecord, TenantRecord, UsageRecord,
+};
+pub use self::report::{Availability, Driver, Report};
 use crate::Target;
 use crate::arrival::Arrival;
 use crate::keys::Distribution;
@@ -73,6 +77,8 @@ pub struct RunOptions {
     pub tick: Duration,
     /// Processes of the server: what they and their children use is measured too.
     pub server_processes: Vec<Pid>,
+    /// What that costs.
+    pub prices: Prices,
     /// Where the JSON lines go.
     pub output: Option<PathBuf>,
     /// What made this driver, for the JSON lines.
@@ -100,6 +106,7 @@ impl RunOptions {
             down_interval_seconds: 1,
             tick: Duration::from_secs(1),
             server_processes: Vec::new(),
+            prices: Prices::default(),
             output: None,
             build: env!("CARGO_PKG_VERSION"),
             watcher: None,

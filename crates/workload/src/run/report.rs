@@ -6,7 +6,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::RunOptions;
-use super::record::{TenantRecord, UsageRecord};
+use super::prices::ServerUsage;
+use super::record::{KindReport, TenantRecord, UsageRecord};
 use crate::measure::{Latency, Meter};
 use crate::workload::Kind;
 
@@ -72,23 +73,6 @@ pub struct Report {
     pub server: Option<ServerUsage>,
 }
 
-/// A kind of transaction.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct KindReport {
-    /// Its name.
-    pub kind: String,
-    /// Committed.
-    pub committed: u64,
-    /// Ended without effect, as the workload foresees for some.
-    pub rolled_back: u64,
-    /// Too late to be started.
-    pub cancelled: u64,
-    /// Given up.
-    pub failed: u64,
-    /// Of those that ended as they should.
-    pub latency: Latency,
-}
-
 /// Whether the tenants were served.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Availability {
@@ -136,16 +120,6 @@ impl Driver {
     }
 }
 
-/// What the server's processes used in the window.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ServerUsage {
-    /// All of it.
-    #[serde(flatten)]
-    pub usage: UsageRecord,
-    /// CPU time per transaction, in microseconds.
-    pub cpu_us_per_transaction: f64,
-}
-
 fn ratio(of: f64, count: u64) -> f64 {
     if count == 0 { 0.0 } else { of / count as f64 }
 }
@@ -169,14 +143,8 @@ impl Report {
             findings;
         let all = meter.all();
         let seconds = options.measure.as_secs_f64();
-        let kinds = kinds.iter().zip(&meter.whole).map(|(kind, tally)| KindReport {
-            kind: kind.name.to_owned(),
-            committed: tally.counts.committed,
-            rolled_back: tally.counts.rolled_back,
-            cancelled: tally.counts.cancelled,
-            failed: tally.counts.failed,
-            latency: tally.latencies.summary(),
-        });
+        let kinds = kinds.iter().zip(&meter.whole);
+        let kinds = kinds.map(|(kind, tally)| KindReport::new(kind.name, tally.counts, &tally.latencies));
         Report {
             workload: workload.to_owned(),
             options: workload_options,
@@ -203,10 +171,9 @@ impl Report {
             lost_connections: meter.lost_connections,
             availability: Availability::new(options, meter, tenants),
             driver: Driver::new(findings.driver_cpu, meter.statements, seconds),
-            server: findings.usage.map(|usage| ServerUsage {
-                usage,
-                cpu_us_per_transaction: ratio(usage.cpu_s * 1e6, all.counts.ended_well()),
-            }),
+            server: findings
+                .usage
+                .map(|usage| ServerUsage::new(usage, all.counts.ended_well(), seconds, options.prices)),
         }
     }
 

@@ -5,7 +5,8 @@ use std::fmt;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, Table};
 
-use super::report::{Availability, Driver, Report, ServerUsage};
+use super::prices::ServerUsage;
+use super::report::{Availability, Driver, Report};
 use crate::measure::Latency;
 
 impl Report {
@@ -22,8 +23,7 @@ impl Report {
         lines.latency("latency", &self.latency);
         if self.kinds.len() > 1 {
             for kind in self.kinds.iter().filter(|kind| kind.latency.count > 0) {
-                let ended = kind.committed + kind.rolled_back;
-                let name = format!("{}: {:.1}/s", kind.kind, ended as f64 / self.seconds);
+                let name = format!("{}: {:.1}/s", kind.kind, kind.ended_well() as f64 / self.seconds);
                 lines.latency(&name, &kind.latency);
             }
         }
@@ -40,12 +40,8 @@ impl Report {
             lines.add("due, not sent at the end", self.unsent.to_string());
         }
         self.availability.lines(&mut lines);
-        if let Some(ServerUsage { usage, cpu_us_per_transaction }) = &self.server {
-            let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-            lines.add("server CPU per transaction", format!("{cpu_us_per_transaction:.1} us"));
-            lines.add("server memory (PSS)", format!("{:.1} MiB", mib(usage.pss_bytes)));
-            let disk = format!("{:.1} MiB, {:.1} MiB", mib(usage.read_bytes), mib(usage.written_bytes));
-            lines.add("server read, written", disk);
+        for (name, value) in self.server.iter().flat_map(ServerUsage::lines) {
+            lines.add(name, value);
         }
         let Driver { threads, cpu_us_per_statement, busiest_thread } = self.driver;
         lines.add("driver CPU per statement", format!("{cpu_us_per_statement:.1} us"));

@@ -37,17 +37,10 @@ impl Table {
         Table::Stock,
     ];
 
-    /// Those that have rows for each warehouse.
-    pub(super) const OF_WAREHOUSE: [Table; 8] = [
-        Table::Warehouse,
-        Table::District,
-        Table::Customer,
-        Table::History,
-        Table::NewOrder,
-        Table::Orders,
-        Table::OrderLine,
-        Table::Stock,
-    ];
+    /// Those that have rows for each warehouse: all but the items.
+    pub(super) fn of_warehouse() -> impl Iterator<Item = Table> {
+        Table::ALL.into_iter().filter(|table| *table != Table::Item)
+    }
 
     pub(super) fn name(self) -> &'static str {
         match self {
