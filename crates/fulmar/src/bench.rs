@@ -25,6 +25,7 @@ pub async fn run(arguments: BenchArgs) -> anyhow::Result<()> {
             Chosen::Voter(arguments) => run_workload(arguments).await,
             Chosen::Tatp(arguments) => run_workload(arguments).await,
             Chosen::Tpcc(arguments) => run_workload(arguments).await,
+            Chosen::Tpcw(arguments) => run_workload(arguments).await,
         },
         BenchAction::Report(arguments) => report(&arguments),
         BenchAction::Figure(arguments) => {

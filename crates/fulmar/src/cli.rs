@@ -15,6 +15,7 @@ use fulmar_workload::figure::FigureArgs;
 use fulmar_workload::run::RunArgs;
 use fulmar_workload::tatp::Tatp;
 use fulmar_workload::tpcc::Tpcc;
+use fulmar_workload::tpcw::Tpcw;
 use fulmar_workload::voter::Voter;
 use fulmar_workload::ycsb::Ycsb;
 
@@ -255,6 +256,7 @@ Examples:
   fulmar bench run ycsb --target postgres://fulmar@127.0.0.1:5433/fulmar --tenants 100 --connections 1
   fulmar bench run ycsb --target postgres://fulmar@127.0.0.1:5433/shop --tables 1 --operations 1 --reads 85 \
       --distribution high-skew                                            E-Store's form
+  fulmar bench run ycsb --target postgres://fulmar@127.0.0.1:5433/shop --reads 60 --sorts 10 --joins 10 --rate 50   ShuttleDB's mix
   fulmar bench run ycsb --target postgres://fulmar@127.0.0.1:5433/shop --rate 500 --arrival schedule \
       --trace world-cup --seconds 600 --output run.jsonl                  an open loop through a match day";
 
@@ -274,6 +276,11 @@ Examples:
   fulmar bench run tpcc --target postgres://fulmar@127.0.0.1:5433/shop --warehouses 100 \
       --distribution high-skew:60:3 --one-warehouse                       E-Store's high skew";
 
+const TPCW_EXAMPLES: &str = "\
+Examples:
+  fulmar bench run tpcw --target postgres://fulmar@127.0.0.1:5433/shop
+  fulmar bench run tpcw --target postgres://fulmar@127.0.0.1:5433/shop --connections 400 --pauses 1   browsers that wait";
+
 /// A workload.
 #[derive(Debug, Subcommand)]
 pub enum Workload {
@@ -289,6 +296,9 @@ pub enum Workload {
     /// TPC-C: orders, payments and deliveries of a wholesale supplier; its consistency is checked after the run
     #[command(after_help = TPCC_EXAMPLES)]
     Tpcc(WorkloadArgs<Tpcc>),
+    /// TPC-W's shopping path: carts that are filled and bought; its consistency is checked after the run
+    #[command(after_help = TPCW_EXAMPLES)]
+    Tpcw(WorkloadArgs<Tpcw>),
 }
 
 /// The run of a workload.

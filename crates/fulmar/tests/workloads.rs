@@ -13,6 +13,7 @@ use fulmar_workload::run::{Report, RunOptions, run};
 use fulmar_workload::server::{Fulmar, Postgres, Product, Server};
 use fulmar_workload::tatp::Tatp;
 use fulmar_workload::tenants;
+use fulmar_workload::tpcw::Tpcw;
 use fulmar_workload::voter::Voter;
 use fulmar_workload::workload::{Dialect, Workload};
 use fulmar_workload::ycsb::Ycsb;
@@ -114,6 +115,57 @@ async fn tatp_finds_what_was_loaded() {
         go(&server, of(2_000)).await;
         let error = run(of(1_000), RunOptions::new(target(&server))).await.unwrap_err();
         assert!(format!("{error:#}").contains("--subscribers 2000"), "{error:#}");
+    }
+}
+
+#[tokio::test]
+async fn tpcws_browsers_buy_what_they_put_into_their_carts() {
+    let of = |items| Tpcw { items, customers: 200, ..Tpcw::default() };
+    for server in servers().await {
+        // The check of the run compares orders, payments and stocks.
+        let report = go(&server, of(300)).await;
+        let committed = |kind: usize| report.kinds[kind].committed as f64;
+        // Four browsers may be on their way at either end of the window.
+        assert!((committed(0) - committed(2)).abs() <= 8.0 && committed(2) > 0.0, "{report}");
+        assert!((committed(1) / committed(2) - 5.5).abs() < 2.0, "{report}");
+        assert_eq!(report.rolled_back, 0, "{report}");
+        assert!(
+            report.errors.keys().all(|sqlstate| ["40001", "40P01"].contains(&sqlstate.as_str())),
+            "{report}"
+        );
+        let client = &mut client(&server).await;
+        let pending = number(client, "SELECT count(*) FROM orders WHERE o_status = 'PENDING'").await;
+        assert!(pending >= report.kinds[2].committed, "{pending} {report}");
+        let empty = "SELECT count(*) FROM orders WHERE o_id NOT IN (SELECT ol_o_id FROM order_line)";
+        assert_eq!(number(client, empty).await, 0);
+
+        // A second run finds its data; one of another size does not; a lost update is found.
+        go(&server, of(300)).await;
+        let error = run(of(200), RunOptions::new(target(&server))).await.unwrap_err();
+        assert!(format!("{error:#}").contains("--items 300"), "{error:#}");
+        client.query("UPDATE item SET i_stock = i_stock + 1 WHERE i_id = 7").await.unwrap();
+        let error = of(300).check(client).await.unwrap_err().to_string();
+        assert!(error.contains("condition 3") && error.contains("(7, "), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn shuttledbs_transactions_sort_and_join() {
+    let workload = |operations| Ycsb {
+        records: 500,
+        reads: 40.0,
+        sorts: 20.0,
+        joins: 20.0,
+        operations,
+        ..Ycsb::default()
+    };
+    for server in servers().await {
+        let report = go(&server, workload(10)).await;
+        assert_eq!(report.statements, report.transactions * 12, "{report}");
+        let report = go(&server, workload(1)).await;
+        let names: Vec<_> = report.kinds.iter().map(|kind| kind.kind.as_str()).collect();
+        assert_eq!(names, ["read", "update", "sort", "join"]);
+        assert!(report.kinds.iter().all(|kind| kind.committed > 0), "{report}");
     }
 }
 

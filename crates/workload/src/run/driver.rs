@@ -217,7 +217,7 @@ async fn closed_loop<T: Terminal>(
     mut choice: Choice,
 ) -> anyhow::Result<Session<T>> {
     loop {
-        let kind = choice.kind();
+        let kind = session.terminal.next_kind(choice.kind());
         session.terminal.draw(kind);
         pause(session.terminal.keying(), clock).await;
         let now = Instant::now();
@@ -254,6 +254,7 @@ async fn open_loop<T: Terminal>(
             session.unsent(kind, due);
             continue;
         }
+        let kind = session.terminal.next_kind(kind);
         session.terminal.draw(kind);
         tokio::time::sleep_until(due.into()).await;
         session.transaction(kind, due).await?;
