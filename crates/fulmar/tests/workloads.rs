@@ -234,7 +234,7 @@ fn a_papers_figure_is_run_and_drawn() {
     let reads: Vec<&str> = rows.iter().map(|row| row[2]).collect();
     assert_eq!(reads, ["50", "60", "70", "80", "90"]);
     for row in &rows {
-        assert_eq!((row[0], row[1], row[6]), ("elastras/6", "hotspot:90:20", ""), "{row:?}");
+        assert_eq!((row[0], row[1], row[8]), ("elastras/6", "hotspot:90:20", ""), "{row:?}");
         let throughput: f64 = row[3].parse().unwrap();
         // Poisson: 200 a second with a standard deviation of 14.
         assert!((130.0..270.0).contains(&throughput), "{row:?}");
@@ -243,4 +243,18 @@ fn a_papers_figure_is_run_and_drawn() {
 
     let unknown = common::refusal(&command(&["bench", "figure", "elastras/99"]), 1);
     assert!(unknown.contains("elastras/4"), "{unknown}");
+    let unknown = common::refusal(&command(&["bench", "figure", "elastras/6", "--line", "no"]), 1);
+    assert!(unknown.contains("hotspot:90:20"), "{unknown}");
+}
+
+#[test]
+fn figures_of_many_tenants_of_skew_and_of_memory() {
+    let small = ["--scale", "0.0001", "--memory-mib", "64", "--seconds", "1"];
+    for (name, points) in [("elastras/12", 3), ("estore/3", 3), ("cloudtps/13", 2)] {
+        let rows = stdout(&command(&[&["bench", "figure", name][..], &small].concat()));
+        let rows: Vec<&str> = rows.lines().skip(1).collect();
+        assert_eq!(rows.len(), points, "{name}: {rows:?}");
+        // The last column says why a point could not be measured.
+        assert!(rows.iter().all(|row| row.starts_with(name) && row.ends_with(',')), "{name}: {rows:?}");
+    }
 }

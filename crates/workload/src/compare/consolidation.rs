@@ -13,7 +13,7 @@ use super::result::CaseResult;
 use super::turns::Bench;
 use crate::arrival::Arrival;
 use crate::client::Client;
-use crate::run::{Report, RunOptions, run};
+use crate::run::{Report, RunOptions, run, run_beside};
 use crate::server::Server;
 use crate::tenants;
 use crate::ycsb::Ycsb;
@@ -30,9 +30,6 @@ const CALM: f64 = 0.5;
 /// its load would come to 95 % of the capacity; so it is 125 %.
 const LOUD_SHARE: f64 = 1.0 / 6.0;
 const LOUD_FACTOR: f64 = 10.0;
-
-/// The lowest priority: the loud load is to take the server's time, and not that of the other driver on the same machine.
-const LAST: i32 = 19;
 
 /// Tenants whose data is read at a time.
 const CONCURRENT: usize = 4;
@@ -78,8 +75,8 @@ struct Neighbours<'a> {
 }
 
 impl Neighbours<'_> {
-    /// The others at their calm load, and the first one at so many times its own. It begins before the others' window opens
-    /// and goes on until it has closed. Equal rounds draw equal moments for the others.
+    /// The others at their calm load, beside the first one at so many times its own. Equal rounds draw equal moments for the
+    /// others.
     async fn load(&self, round: u32, factor: f64) -> anyhow::Result<(Report, Report)> {
         let (loud, others) = self.databases.split_at(1);
         let calm_tps = self.capacity_tps * CALM;
@@ -91,13 +88,10 @@ impl Neighbours<'_> {
         };
         let loud = RunOptions {
             arrival: Arrival::poisson(calm_tps * LOUD_SHARE * factor),
-            measure: self.bench.time + 2 * self.bench.sizes.warm_up,
-            niceness: LAST,
             seed,
             ..options(self.bench, self.server, loud, LOUD_CONNECTIONS)
         };
-        let (others, loud) =
-            tokio::try_join!(run(workload(self.bench), others), run(workload(self.bench), loud))?;
+        let (others, loud) = run_beside((workload(self.bench), others), (workload(self.bench), loud)).await?;
         Ok((checked(others)?, checked(loud)?))
     }
 }

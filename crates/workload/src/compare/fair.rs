@@ -2,14 +2,13 @@
 //!
 //! Fulmar only. Both tenants have YCSB's tables and transactions; the small one has a few that arrive at random, the big
 //! one as many as 32 connections can. The figure is the small one's p99 with the big one over that without, one after
-//! the other in each round. The big load's driver runs with the lowest priority: it is to take the server's time, not the
-//! other driver's on the same machine.
+//! the other in each round.
 
 use super::cases::Case;
 use super::result::CaseResult;
 use super::turns::Bench;
 use crate::arrival::Arrival;
-use crate::run::{Report, RunOptions, run};
+use crate::run::{Report, RunOptions, run, run_beside};
 use crate::server::Server;
 use crate::tenants;
 use crate::ycsb::Ycsb;
@@ -20,9 +19,6 @@ const BIG: &str = "big";
 const SMALL_CONNECTIONS: usize = 4;
 const SMALL_TPS: f64 = 50.0;
 const BIG_CONNECTIONS: usize = 32;
-
-/// The lowest priority.
-const LAST: i32 = 19;
 
 pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::Result<Vec<CaseResult>> {
     let server = bench.fulmar((SMALL_CONNECTIONS + BIG_CONNECTIONS) as u32).await?;
@@ -36,16 +32,11 @@ pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::
     let (mut ratios, mut note) = (Vec::new(), String::new());
     for round in 1..=bench.rounds {
         bench.step(&format!("fair-share: round {round} of {}", bench.rounds));
-        let alone = small(bench, &server).await?;
-        // The big one begins before the small one's window and ends after it.
-        let long = bench.time + 2 * bench.sizes.warm_up;
-        let big = RunOptions {
-            connections: BIG_CONNECTIONS,
-            measure: long,
-            niceness: LAST,
-            ..options(bench, &server, BIG)
-        };
-        let (beside, big) = tokio::try_join!(small(bench, &server), run(workload(bench), big))?;
+        let alone = checked(run(workload(bench), small(bench, &server)).await?)?;
+        let big = RunOptions { connections: BIG_CONNECTIONS, ..options(bench, &server, BIG) };
+        let small = (workload(bench), small(bench, &server));
+        let (beside, big) = run_beside(small, (workload(bench), big)).await?;
+        let beside = checked(beside)?;
         ratios.push(beside.latency.p99_ms / alone.latency.p99_ms);
         note = format!(
             "last round: p50 {:.2} -> {:.2} ms, p99 {:.2} -> {:.2} ms, beside {:.0} transactions/s",
@@ -59,13 +50,15 @@ pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::
     Ok(wanted.iter().map(|case| CaseResult::value(case, ratios.clone()).with_note(&note)).collect())
 }
 
-async fn small(bench: &Bench, server: &Server) -> anyhow::Result<Report> {
-    let options = RunOptions {
+fn small(bench: &Bench, server: &Server) -> RunOptions {
+    RunOptions {
         connections: SMALL_CONNECTIONS,
         arrival: Arrival::poisson(SMALL_TPS),
         ..options(bench, server, SMALL)
-    };
-    let report = run(workload(bench), options).await?;
+    }
+}
+
+fn checked(report: Report) -> anyhow::Result<Report> {
     let error = report.first_error.as_deref().unwrap_or_default();
     anyhow::ensure!(report.failed == 0, "{} transactions were given up: {error}", report.failed);
     Ok(report)

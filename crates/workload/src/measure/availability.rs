@@ -30,6 +30,9 @@ pub(crate) struct Availability {
     /// The first transaction since the last answer that was not answered well.
     waiting_since: Option<Instant>,
     pub(crate) cancelled: u64,
+    /// Transactions that waited or ran in the window, and how long they did together.
+    answered: u32,
+    waited: Duration,
 }
 
 impl Availability {
@@ -42,7 +45,14 @@ impl Availability {
             last_answer: window.opens,
             waiting_since: None,
             cancelled: 0,
+            answered: 0,
+            waited: Duration::ZERO,
         }
+    }
+
+    /// Mean latency, in milliseconds; of nothing it is zero.
+    pub(crate) fn mean_ms(&self) -> f64 {
+        self.waited.as_secs_f64() * 1e3 / f64::from(self.answered.max(1))
     }
 
     /// A transaction that was due at `due` has ended as it should.
@@ -50,6 +60,10 @@ impl Availability {
         let waiting = self.waiting_since.take().map_or(due, |since| since.min(due));
         self.outage(waiting, end);
         self.last_answer = self.last_answer.max(end);
+        if self.window.touches(due, end) {
+            self.answered += 1;
+            self.waited += end.saturating_duration_since(due);
+        }
         if let Some(since) = end.checked_duration_since(self.window.opens)
             && let Some(count) = self.by_second.get_mut(since.as_secs() as usize)
         {
@@ -81,6 +95,8 @@ impl Availability {
     pub(crate) fn merge(&mut self, other: &Availability) {
         self.by_second.iter_mut().zip(&other.by_second).for_each(|(count, more)| *count += more);
         self.cancelled += other.cancelled;
+        self.answered += other.answered;
+        self.waited += other.waited;
         let both = self.outages.iter().flat_map(|(begin, end)| {
             other.outages.iter().map(move |(from, to)| (*begin.max(from), *end.min(to)))
         });
@@ -189,7 +205,7 @@ mod tests {
         one.answered(2_000, 9_000);
         other.answered(5_000, 12_000);
         one.of.merge(&other.of);
-        assert_eq!(one.outages_ms(), [4_000]);
+        assert_eq!((one.outages_ms(), one.of.mean_ms()), (vec![4_000], 7_000.0));
         assert_eq!(one.of.slots(30).collect::<Vec<_>>(), [2]);
     }
 }

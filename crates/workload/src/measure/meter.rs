@@ -37,7 +37,7 @@ impl Window {
         if number < -1 { self.opens - after } else { self.opens + after }
     }
 
-    fn touches(&self, begin: Instant, end: Instant) -> bool {
+    pub(super) fn touches(&self, begin: Instant, end: Instant) -> bool {
         begin <= self.closes && end >= self.opens
     }
 }

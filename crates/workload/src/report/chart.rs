@@ -12,6 +12,9 @@ const BOTTOM: f64 = 40.0;
 /// Gridlines of an axis, about.
 const TICKS: f64 = 6.0;
 
+/// A series of so few points shows each of them.
+const MOST_DOTS: usize = 40;
+
 /// Colours that people tell apart who see colours differently (Okabe and Ito).
 const COLOURS: [&str; 8] =
     ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999", "#b3a500"];
@@ -20,6 +23,18 @@ const COLOURS: [&str; 8] =
 pub(crate) struct Series {
     pub(crate) name: String,
     pub(crate) points: Vec<(f64, f64)>,
+    dashed: bool,
+}
+
+impl Series {
+    pub(crate) fn new(name: impl Into<String>, points: Vec<(f64, f64)>) -> Series {
+        Series { name: name.into(), points, dashed: false }
+    }
+
+    /// What somebody else has measured.
+    pub(crate) fn dashed(name: impl Into<String>, points: Vec<(f64, f64)>) -> Series {
+        Series { dashed: true, ..Series::new(name, points) }
+    }
 }
 
 /// How an axis is divided.
@@ -144,8 +159,14 @@ impl Chart {
         self.grid(&mut svg, &x, &y);
         for (series, colour) in self.series.iter().zip(COLOURS.iter().cycle()) {
             let path = path(&series.points, &x, &y);
-            let _ =
-                writeln!(svg, "<path d=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\"/>");
+            let dashes = if series.dashed { " stroke-dasharray=\"6 4\"" } else { "" };
+            let _ = writeln!(
+                svg,
+                "<path d=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\"{dashes}/>"
+            );
+            if series.points.len() <= MOST_DOTS {
+                dots(&mut svg, &series.points, colour, &x, &y);
+            }
         }
         svg.push_str("</svg></figure>\n");
         svg
@@ -233,6 +254,13 @@ fn path(points: &[(f64, f64)], x: &Axis, y: &Axis) -> String {
     path
 }
 
+fn dots(svg: &mut String, points: &[(f64, f64)], colour: &str, x: &Axis, y: &Axis) {
+    for (right, up) in points.iter().filter_map(|point| x.place(point.0).zip(y.place(point.1))) {
+        let (right, up) = (across(right), down(up));
+        let _ = writeln!(svg, "<circle cx=\"{right:.1}\" cy=\"{up:.1}\" r=\"2.5\" fill=\"{colour}\"/>");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -264,7 +292,7 @@ mod tests {
 
     #[test]
     fn names_are_text() {
-        let series = vec![Series { name: "<script>&\"".to_owned(), points: vec![(0.0, 1.0)] }];
+        let series = vec![Series::new("<script>&\"", vec![(0.0, 1.0)])];
         let x = ("s", Scale::Linear);
         let svg = Chart { title: "t", x, y: x, series, measured_from: None }.svg();
         assert!(svg.contains("&lt;script&gt;&amp;&quot;") && !svg.contains("<script>"));

@@ -142,7 +142,15 @@ fn tenants(file: &RunFile) -> String {
         worst.len().min(TENANTS),
         worst.len()
     );
-    for head in ["transactions", "unavailable, s", "outages", "down intervals", "cancelled", "lost work, s"] {
+    for head in [
+        "transactions",
+        "mean, ms",
+        "unavailable, s",
+        "outages",
+        "down intervals",
+        "cancelled",
+        "lost work, s",
+    ] {
         let _ = write!(table, "<th class=\"n\">{head}</th>");
     }
     table.push_str("</tr>\n");
@@ -150,10 +158,11 @@ fn tenants(file: &RunFile) -> String {
         let lost = tenant.lost_work_s.map_or_else(String::new, |lost| format!("{lost:.2}"));
         let _ = writeln!(
             table,
-            "<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{unavailable:.1}</td><td class=\"n\">{}</td>\
+            "<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{:.2}</td><td class=\"n\">{unavailable:.1}</td><td class=\"n\">{}</td>\
              <td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{lost}</td></tr>",
             escape(&tenant.tenant),
             tenant.transactions,
+            tenant.mean_ms,
             tenant.outages_s.len(),
             tenant.down_intervals,
             tenant.cancelled,

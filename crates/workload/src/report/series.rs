@@ -25,7 +25,7 @@ fn over_time(title: &'static str, y: (&'static str, Scale), series: Vec<Series>)
 fn line(file: &RunFile, name: &str, value: impl Fn(&IntervalRecord) -> f64) -> Series {
     let points = file.intervals.iter();
     let points = points.map(|interval| (interval.ends_s - interval.seconds / 2.0, value(interval))).collect();
-    Series { name: name.to_owned(), points }
+    Series::new(name, points)
 }
 
 fn kinds(file: &RunFile) -> Vec<String> {
@@ -61,9 +61,8 @@ fn latency(file: &RunFile) -> Chart {
         .iter()
         .map(|interval| (interval.ends_s - interval.seconds / 2.0, whole_latency(interval)))
         .collect();
-    let series = |name: &str, value: fn(&Latency) -> f64| Series {
-        name: name.to_owned(),
-        points: summaries.iter().map(|(at, latency)| (*at, value(latency))).collect(),
+    let series = |name: &str, value: fn(&Latency) -> f64| {
+        Series::new(name, summaries.iter().map(|(at, latency)| (*at, value(latency))).collect())
     };
     let series = vec![
         series("p50", |latency| latency.p50_ms),
@@ -81,7 +80,7 @@ fn distribution(file: &RunFile) -> Chart {
         let samples = window().filter_map(|interval| interval.kinds.get(number));
         let mut all: Vec<Sample> = samples.flat_map(|kind| kind.samples_us.iter().copied()).collect();
         all.sort_unstable();
-        Series { name, points: shares(&all) }
+        Series::new(name, shares(&all))
     });
     Chart {
         title: "Latency by share of the transactions",
@@ -178,6 +177,6 @@ fn worst_tenant(file: &RunFile) -> Option<Chart> {
     let availability = &file.report.as_ref().filter(|report| report.tenants > 1)?.availability;
     let points = availability.worst_tenant_tps.iter().enumerate();
     let points = points.map(|(slot, worst)| (slot as f64 * 10.0 + 5.0, *worst)).collect();
-    let series = vec![Series { name: "the tenant with the fewest".to_owned(), points }];
+    let series = vec![Series::new("the tenant with the fewest", points)];
     Some(over_time("The worst tenant in every ten seconds", ("transactions/s", Scale::Linear), series))
 }

@@ -48,7 +48,7 @@ fn counts(committed: u64) -> crate::measure::Counts {
 
 fn tenant(name: &str) -> TenantRecord {
     json(serde_json::json!({
-        "tenant": name, "transactions": 900, "cancelled": 15, "lost_work_s": 0.15, "down_intervals": 1,
+        "tenant": name, "transactions": 900, "mean_ms": 5.0, "cancelled": 15, "lost_work_s": 0.15, "down_intervals": 1,
         "outages_s": [1.25],
     }))
 }
@@ -65,7 +65,7 @@ fn report() -> Report {
     json(serde_json::json!({
         "workload": "test", "options": {}, "target": "postgres://a@b:5432/c", "tenants": 2, "connections": 8,
         "offered_tps": 200.0, "seconds": 10.0, "transactions": 1800, "rolled_back": 0, "throughput_tps": 180.0,
-        "latency": latency, "kinds": [kind("read"), kind("write")], "statements": 1800, "errors": { "40001": 3 },
+        "latency": latency, "tenant_mean_ms": [4.0, 6.0], "kinds": [kind("read"), kind("write")], "statements": 1800, "errors": { "40001": 3 },
         "retried_again": 0, "failed": 0, "first_error": null, "cancelled": 30, "lost_work_s": 0.15, "unsent": 0, "lost_connections": 0,
         "availability": {
             "outages": 2, "unavailable_s": 2.5, "longest_outage_s": 1.25, "down_interval_s": 1, "down_intervals": 2,

@@ -139,6 +139,9 @@ impl RunOptions {
     }
 }
 
+/// The scheduler's.
+const LOWEST_PRIORITY: i32 = 19;
+
 const SHORTEST_TICK: Duration = Duration::from_millis(10);
 
 /// Somebody who is told how a run goes.
@@ -179,6 +182,18 @@ pub struct RunTick {
     pub p99_ms: f64,
     /// Connections lost since the run began.
     pub lost_connections: u64,
+}
+
+/// Runs a load, and beside it another one, which begins before the window of the first opens and goes on until it has closed.
+/// The second one's driver has the lowest priority: it is to take the server's time, and not that of the first one's driver on
+/// the same machine.
+pub(crate) async fn run_beside<W: Workload>(
+    (workload, options): (W, RunOptions),
+    (other, mut beside): (W, RunOptions),
+) -> anyhow::Result<(Report, Report)> {
+    beside.measure = options.measure + 2 * options.warm_up;
+    beside.niceness = LOWEST_PRIORITY;
+    tokio::try_join!(run(workload, options), run(other, beside))
 }
 
 /// Loads what is missing, warms up, measures, checks. Dropping the future ends the run.

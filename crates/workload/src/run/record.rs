@@ -129,6 +129,8 @@ pub struct TenantRecord {
     pub tenant: String,
     /// Transactions that ended as they should.
     pub transactions: u64,
+    /// Their mean latency.
+    pub mean_ms: f64,
     /// Transactions that were too late to be started.
     pub cancelled: u64,
     /// Those, in seconds of what was offered to this tenant; only of an open loop.

@@ -45,6 +45,8 @@ pub struct Report {
     pub throughput_tps: f64,
     /// From the first statement (open loop: from when it was due) to the answer of COMMIT, retries included.
     pub latency: Latency,
+    /// The mean latencies of the tenant that waited least and of the one that waited most.
+    pub tenant_mean_ms: [f64; 2],
     /// By kind of transaction.
     pub kinds: Vec<KindReport>,
     /// Statements of the transactions, BEGIN and COMMIT included.
@@ -120,6 +122,14 @@ impl Driver {
     }
 }
 
+/// Of nothing both are zero.
+fn least_and_most(values: impl Iterator<Item = f64>) -> [f64; 2] {
+    let wider = |range: Option<[f64; 2]>, value: f64| {
+        Some(range.map_or([value; 2], |[least, most]| [least.min(value), most.max(value)]))
+    };
+    values.fold(None, wider).unwrap_or_default()
+}
+
 fn ratio(of: f64, count: u64) -> f64 {
     if count == 0 { 0.0 } else { of / count as f64 }
 }
@@ -157,6 +167,7 @@ impl Report {
             rolled_back: all.counts.rolled_back,
             throughput_tps: all.counts.ended_well() as f64 / seconds,
             latency: all.latencies.summary(),
+            tenant_mean_ms: least_and_most(tenants.iter().map(|tenant| tenant.mean_ms)),
             kinds: kinds.collect(),
             statements: meter.statements,
             errors: meter.errors.clone(),

@@ -113,6 +113,7 @@ fn tenants<W: Workload>(plan: &Plan<W>, meter: &Meter, offered_tps: Option<f64>)
         Some(TenantRecord {
             tenant,
             transactions: availability.slots(1).sum(),
+            mean_ms: availability.mean_ms(),
             cancelled: availability.cancelled,
             lost_work_s: offered.map(|offered| availability.cancelled as f64 / offered),
             down_intervals: availability.down_intervals(plan.options.down_interval_seconds),

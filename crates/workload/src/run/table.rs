@@ -21,6 +21,10 @@ impl Report {
         }
         lines.add("transactions/s", format!("{:.1}", self.throughput_tps));
         lines.latency("latency", &self.latency);
+        if self.tenants > 1 {
+            let [least, most] = self.tenant_mean_ms;
+            lines.add("mean latency by tenant", format!("{least:.2} to {most:.2} ms"));
+        }
         if self.kinds.len() > 1 {
             for kind in self.kinds.iter().filter(|kind| kind.latency.count > 0) {
                 let name = format!("{}: {:.1}/s", kind.kind, kind.ended_well() as f64 / self.seconds);

@@ -72,6 +72,13 @@ impl Default for Ycsb {
 }
 
 impl Ycsb {
+    /// With as many keys as come to so much data.
+    pub(crate) fn of_bytes(self, data_bytes: u64) -> Ycsb {
+        let per_key = u64::from(self.tables) * schema::ROW_BYTES;
+        let records = (data_bytes / per_key).clamp(1, i32::MAX.unsigned_abs().into());
+        Ycsb { records: u32::try_from(records).unwrap_or(u32::MAX), ..self }
+    }
+
     /// What the rows of an instance hold.
     pub(crate) fn data_bytes(&self) -> u64 {
         u64::from(self.records) * u64::from(self.tables) * schema::ROW_BYTES
