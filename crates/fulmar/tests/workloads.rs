@@ -9,7 +9,7 @@ use common::{run as command, stdout};
 use fulmar_workload::Target;
 use fulmar_workload::client::Client;
 use fulmar_workload::keys::Distribution;
-use fulmar_workload::run::{Report, RunOptions, run};
+use fulmar_workload::run::{Record, Report, RunOptions, run};
 use fulmar_workload::server::{Fulmar, Postgres, Product, Server};
 use fulmar_workload::tatp::Tatp;
 use fulmar_workload::tenants;
@@ -220,6 +220,64 @@ async fn a_run_is_written_down_and_drawn() {
         "<svg",
     ] {
         assert!(page.contains(told), "{told}");
+    }
+}
+
+/// Two processes drive, a third one measures.
+#[tokio::test(flavor = "multi_thread")]
+async fn driver_processes_share_the_terminals_and_add_up() {
+    let server = start(Box::new(Fulmar::at(PathBuf::from(env!("CARGO_BIN_EXE_fulmar"))))).await;
+    let directory = tempfile::tempdir().unwrap();
+    let lines = directory.path().join("run.jsonl");
+    let url = server.target().to_string();
+    let arguments = ["bench", "run", "ycsb", "--target", &url, "--records", "50", "--tenants", "3"];
+    let load =
+        ["--connections", "2", "--processes", "2", "--rate", "200", "--warm-up", "1", "--seconds", "4"];
+    let output = ["--output", lines.to_str().unwrap(), "--json"];
+    let report = stdout(&command(&[&arguments[..], &load, &output].concat()));
+    let report: Report = serde_json::from_str(&report).unwrap();
+    // Poisson: 800 with a standard deviation of 28.
+    assert!((660..940).contains(&report.transactions), "{report}");
+    assert_eq!((report.driver.threads, report.tenants, report.failed), (2, 3, 0), "{report}");
+    assert!(report.latency.count >= report.transactions && report.statements > 0, "{report}");
+
+    let text = std::fs::read_to_string(lines).unwrap();
+    let records = text.lines().map(|line| serde_json::from_str::<Record>(line).unwrap());
+    let (mut committed, mut intervals) = (0, 0);
+    for record in records {
+        let Record::Interval(interval) = record else { continue };
+        assert_eq!(interval.driver_cpu.len(), 2, "each process has a thread");
+        if interval.ends_s > 0.0 {
+            intervals += 1;
+            committed += interval.kinds[0].report.committed;
+        }
+    }
+    assert_eq!(intervals, 4);
+    // The last interval is handed over as the window closes: what ends in that moment may be in either.
+    assert!(committed.abs_diff(report.transactions) <= 6, "{committed} {report}");
+}
+
+/// A driver whose parent was killed does not go on alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn driver_processes_end_with_the_one_that_measures() {
+    let server = start(Box::new(Fulmar::at(PathBuf::from(env!("CARGO_BIN_EXE_fulmar"))))).await;
+    let mut client = client(&server).await;
+    let url = target(&server).to_string();
+    let mut parent = std::process::Command::new(env!("CARGO_BIN_EXE_fulmar"))
+        .args(["bench", "run", "ycsb", "--target", &url, "--records", "50", "--connections", "4"])
+        .args(["--processes", "2", "--seconds", "3600"])
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    // One of them asks. (A test that never gets there hangs, and does not pass.)
+    let sessions = format!("SELECT count(*) FROM pg_stat_activity WHERE datname = '{DATABASE}'");
+    while number(&mut client, &sessions).await < 5 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    parent.kill().unwrap();
+    parent.wait().unwrap();
+    while number(&mut client, &sessions).await > 1 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 

@@ -13,6 +13,8 @@
 
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 use super::Window;
 
 /// A wait that is no outage yet.
@@ -31,6 +33,17 @@ pub(crate) struct Availability {
     waiting_since: Option<Instant>,
     pub(crate) cancelled: u64,
     /// Transactions that waited or ran in the window, and how long they did together.
+    answered: u32,
+    waited: Duration,
+}
+
+/// The same when the run is over, for another process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Served {
+    by_second: Vec<u32>,
+    /// From when to when, since the window opened.
+    outages: Vec<(Duration, Duration)>,
+    cancelled: u64,
     answered: u32,
     waited: Duration,
 }
@@ -89,6 +102,21 @@ impl Availability {
         if end.saturating_duration_since(begin) >= SHORTEST_OUTAGE {
             self.outages.push((begin, end));
         }
+    }
+
+    pub(crate) fn served(&self) -> Served {
+        let since = |moment: Instant| moment.saturating_duration_since(self.window.opens);
+        let outages = self.outages.iter().map(|(begin, end)| (since(*begin), since(*end))).collect();
+        let Availability { cancelled, answered, waited, .. } = *self;
+        Served { by_second: self.by_second.clone(), outages, cancelled, answered, waited }
+    }
+
+    /// Of another thread or process, whose window was this one.
+    pub(crate) fn of(window: Window, served: Served) -> Availability {
+        let Served { by_second, outages, cancelled, answered, waited } = served;
+        let moments = |(begin, end): (Duration, Duration)| (window.opens + begin, window.opens + end);
+        let outages = outages.into_iter().map(moments).collect();
+        Availability { by_second, outages, cancelled, answered, waited, ..Availability::new(window) }
     }
 
     /// Another driver thread has terminals of the same tenant: it is out when both say so.
@@ -204,7 +232,8 @@ mod tests {
         other.of.window = one.of.window;
         one.answered(2_000, 9_000);
         other.answered(5_000, 12_000);
-        one.of.merge(&other.of);
+        let other = Availability::of(one.of.window, other.of.served());
+        one.of.merge(&other);
         assert_eq!((one.outages_ms(), one.of.mean_ms()), (vec![4_000], 7_000.0));
         assert_eq!(one.of.slots(30).collect::<Vec<_>>(), [2]);
     }

@@ -11,21 +11,24 @@
 //! Several tenants are several instances of the workload side by side, each in a database of its own. The
 //! terminals of all are spread over the driver's threads (one, unless more are asked for); every thread counts for
 //! itself ([`crate::measure`]) and hands an interval to the collector when it is over. How transactions arrive is said in
-//! [`crate::arrival`].
+//! [`crate::arrival`]. Threads may be those of other processes (`part`, `remote`).
 
 mod arguments;
 mod collector;
 mod database;
 mod driver;
 mod machine;
+mod part;
 mod prices;
 mod record;
+mod remote;
 mod report;
 mod sampler;
 mod session;
 mod stages;
 mod table;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -67,8 +70,10 @@ pub struct RunOptions {
     pub patience: Duration,
     /// Of everything that is drawn.
     pub seed: u64,
-    /// Driver threads, each with an event loop of its own.
+    /// Driver threads of each process, each with an event loop of its own.
     pub threads: usize,
+    /// Whether there are other processes that drive.
+    pub processes: Processes,
     /// Of the driver's threads, for the system's scheduler: 0 is usual, 19 the lowest priority.
     pub niceness: i32,
     /// A slot of the window in which no transaction of a tenant ends is a down interval.
@@ -102,6 +107,7 @@ impl RunOptions {
             patience: Duration::ZERO,
             seed: 1,
             threads: 1,
+            processes: Processes::One,
             niceness: 0,
             down_interval_seconds: 1,
             tick: Duration::from_secs(1),
@@ -121,6 +127,19 @@ impl RunOptions {
         }
     }
 
+    /// Driver threads of all processes.
+    fn all_threads(&self) -> usize {
+        self.threads * self.processes.count()
+    }
+
+    /// What this process waits for to drive: its threads, or its parts.
+    fn drivers(&self) -> usize {
+        match self.processes {
+            Processes::Parent { count, .. } => count,
+            _ => self.threads,
+        }
+    }
+
     fn validate(&self) -> anyhow::Result<()> {
         anyhow::ensure!(self.connections > 0, "a run needs at least one connection per database");
         anyhow::ensure!(!self.measure.is_zero(), "a run measures for some time: give it seconds");
@@ -136,6 +155,37 @@ impl RunOptions {
             ),
         }
         Ok(())
+    }
+}
+
+/// The processes that share a run's terminals.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Processes {
+    /// This one alone.
+    One,
+    /// So many others, by this command with `--part NUMBER` behind it; this one measures, and drives nothing.
+    Parent {
+        /// The program and its arguments.
+        command: Vec<OsString>,
+        /// How many.
+        count: usize,
+    },
+    /// This is one of them: see [`run_part`].
+    Part {
+        /// Which, from zero.
+        number: usize,
+        /// Of how many.
+        of: usize,
+    },
+}
+
+impl Processes {
+    fn count(&self) -> usize {
+        match self {
+            Processes::One => 1,
+            Processes::Parent { count, .. } => *count,
+            Processes::Part { of, .. } => *of,
+        }
     }
 }
 
@@ -201,4 +251,11 @@ pub async fn run<W: Workload>(workload: W, options: RunOptions) -> anyhow::Resul
     options.validate()?;
     workload.validate()?;
     stages::run(workload, options).await
+}
+
+/// Runs the terminals of one of several processes, as the process that has started it says on stdin, which is told on stdout.
+pub async fn run_part<W: Workload>(workload: W, options: RunOptions) -> anyhow::Result<()> {
+    options.validate()?;
+    workload.validate()?;
+    part::run(workload, options).await
 }

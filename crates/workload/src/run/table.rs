@@ -52,7 +52,7 @@ impl Report {
         if self.driver.is_bottleneck() {
             let what =
                 format!("its busiest thread of {threads} used {:.0} % of a processor", busiest_thread * 1e2);
-            lines.add("THE DRIVER WAS THE LIMIT", format!("{what}; raise --threads"));
+            lines.add("THE DRIVER WAS THE LIMIT", format!("{what}; raise --threads or --processes"));
         }
         if self.lost_connections > 0 {
             lines.add("connections lost", self.lost_connections.to_string());
