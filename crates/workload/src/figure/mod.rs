@@ -32,6 +32,9 @@ use crate::tenants;
 /// A node cannot do with less.
 const LEAST_MEMORY_BYTES: u64 = 64 << 20;
 
+/// Before the first point on a server, beside each point's own; short points have no longer one.
+const LONGEST_WARM_UP: Duration = Duration::from_secs(3);
+
 /// Seconds of a point, if nothing is said; less where the data is small too.
 const SECONDS: f64 = 10.0;
 const FULL_TIME_SCALE: f64 = 0.1;
@@ -151,7 +154,8 @@ pub async fn figure(
         format!("there is no figure {}; there are: {names}", arguments.name)
     })?;
     let points = points(figure, arguments)?;
-    let mut servers = Servers { fulmar_binary, running: None };
+    let warm_up = arguments.time().min(LONGEST_WARM_UP);
+    let mut servers = Servers { fulmar_binary, warm_up, running: None };
     let mut rows = Vec::new();
     for (number, point) in points.iter().enumerate() {
         let (number, of) = (number + 1, points.len());
@@ -192,6 +196,7 @@ fn points(figure: &Figure, arguments: &FigureArgs) -> anyhow::Result<Vec<Point>>
 /// The server that the points share which need the same data and memory.
 struct Servers {
     fulmar_binary: PathBuf,
+    warm_up: Duration,
     running: Option<(Node, Server)>,
 }
 
@@ -208,6 +213,8 @@ impl Servers {
             let connections = point.tenants * point.connections as u32;
             let server = Server::start(product, point.memory_bytes, connections).await?;
             tenants::create(&server.target(), &point.databases(), |_| ()).await?;
+            // Loads; and what a server does with fresh data is behind it. What goes wrong will go wrong again.
+            let _ = point.measure(&server, self.warm_up, &[]).await;
             self.running = Some((node, server));
         }
         self.running.as_ref().map(|(_, server)| server).context("the server has just been started")

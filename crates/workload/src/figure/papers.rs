@@ -37,7 +37,7 @@ fn cells(line: &str) -> Vec<String> {
         match character {
             '"' => quoted = !quoted,
             ',' if !quoted => cells.push(String::new()),
-            _ => cells.iter_mut().last().into_iter().for_each(|cell| cell.push(character)),
+            _ => cells.last_mut().into_iter().for_each(|cell| cell.push(character)),
         }
     }
     cells

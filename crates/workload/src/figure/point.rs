@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::arrival::Arrival;
-use crate::run::{Report, RunOptions, run, run_beside};
+use crate::run::{KindReport, Report, RunOptions, run, run_beside};
 use crate::server::Server;
 use crate::tenants;
 use crate::tpcc::Tpcc;
@@ -94,7 +94,7 @@ impl Point {
             return Ok(vec![(self.line.clone(), Measured::of(&report))]);
         }
         let wanted = report.kinds.iter().filter(|kind| kinds.contains(&kind.kind.as_str()));
-        let row = |kind: &crate::run::KindReport| {
+        let row = |kind: &KindReport| {
             let measured = Measured {
                 throughput_tps: kind.ended_well() as f64 / report.seconds,
                 mean_ms: kind.latency.mean_ms,

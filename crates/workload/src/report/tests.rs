@@ -96,6 +96,8 @@ fn a_page_needs_nothing_but_itself_and_says_what_was_measured() {
         "p99.9",
         "lost work",
         "dollars per hour",
+        "prefers-color-scheme:dark",
+        "2023-11-14 22:13:20",
         "the warm-up is shaded",
     ] {
         assert!(page.to_lowercase().contains(&told.to_lowercase()), "{told}");

@@ -8,7 +8,6 @@
 //! What was used is priced, and not the machine: two servers on one machine, and runs on different ones, can be compared.
 //! Dollars per hour are those of an hour like the window.
 
-use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
@@ -133,11 +132,10 @@ impl ServerUsage {
 
     /// For tables: names and values.
     pub(crate) fn lines(&self) -> Vec<(&'static str, String)> {
-        let mib = |bytes: u64| Mib(bytes);
         let usage = &self.usage;
         let mut lines = vec![
             ("server CPU per transaction", format!("{:.1} us", self.cpu_us_per_transaction)),
-            ("server memory (PSS)", mib(usage.pss_bytes).to_string()),
+            ("server memory (PSS)", mib(usage.pss_bytes)),
             ("server read, written", format!("{}, {}", mib(usage.read_bytes), mib(usage.written_bytes))),
             ("network received, sent", format!("{}, {}", mib(usage.received_bytes), mib(usage.sent_bytes))),
             ("dollars per hour", format!("{:.4}", self.dollars_per_hour)),
@@ -150,13 +148,8 @@ impl ServerUsage {
     }
 }
 
-/// Bytes, in MiB.
-struct Mib(u64);
-
-impl fmt::Display for Mib {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:.1} MiB", self.0 as f64 / f64::from(1 << 20))
-    }
+fn mib(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }
 
 #[cfg(test)]
