@@ -9,9 +9,9 @@
 //! ```
 //! A terminal is a browser, and goes this way again and again, each time as another customer: its next transaction is the
 //! next step, and not drawn from a mix. Items are chosen by `--distribution`; TPC-W's own choice is uniform. A purchase empties
-//! the cart, makes an order with its lines and its payment, and takes the items from the stock, which is filled up below ten
-//! (TPC-W 2.7.3.3). What differs from CloudTPS: the tables are TPC-W's own, as many as the path touches, since there are joins here;
-//! the customer's latest order is found by an index.
+//! the cart, makes an order with its lines and its payment, and takes the items from the stock, which is filled up below ten,
+//! as TPC-W does. What differs from CloudTPS: the tables are TPC-W's own, as many as the path touches, since there are joins
+//! here; the customer's latest order is found by an index.
 
 mod population;
 mod schema;
@@ -55,7 +55,7 @@ impl Default for Tpcw {
 }
 
 impl Tpcw {
-    /// Orders that there are before the first purchase (TPC-W 4.3.1).
+    /// Orders that there are before the first purchase, as TPC-W says.
     fn orders(&self) -> u32 {
         (u64::from(self.customers) * 9 / 10) as u32
     }
