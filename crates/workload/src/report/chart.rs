@@ -12,7 +12,7 @@ const BOTTOM: f64 = 40.0;
 /// Gridlines of an axis, about.
 const TICKS: f64 = 6.0;
 
-/// A series of so few points shows each of them.
+/// A chart whose series have so few points shows each of them.
 const MOST_DOTS: usize = 40;
 
 /// Colours of the page's style, which are other ones on a dark page.
@@ -170,6 +170,7 @@ impl Chart {
         );
         self.shade(&mut svg, &x);
         self.grid(&mut svg, &x, &y);
+        let dotted = self.series.iter().all(|series| series.points.len() <= MOST_DOTS);
         for (series, colour) in self.series.iter().zip(COLOURS.iter().cycle()) {
             let path = path(&series.points, &x, &y);
             let dashes = if series.dashed { " stroke-dasharray=\"6 4\"" } else { "" };
@@ -177,7 +178,7 @@ impl Chart {
                 svg,
                 "<path d=\"{path}\" fill=\"none\" style=\"stroke:{colour}\" stroke-width=\"1.5\"{dashes}/>"
             );
-            if series.points.len() <= MOST_DOTS {
+            if dotted {
                 dots(&mut svg, &series.points, colour, &x, &y);
             }
         }

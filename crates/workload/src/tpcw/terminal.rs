@@ -6,7 +6,7 @@ use rand::RngExt;
 
 use super::schema::Statements;
 use super::{MOST_ITEMS, Tpcw};
-use crate::client::{Client, Error, Parameter};
+use crate::client::{Client, Error, Parameter, Statement};
 use crate::keys::Keys;
 use crate::workload::{Dialect, Done, Failure, Kind, Place, Random, Terminal};
 
@@ -93,9 +93,7 @@ impl TpcwTerminal {
     async fn take_step(&mut self, client: &mut Client, statements: &Statements) -> Result<(), Failure> {
         match self.step {
             CREATE_CART => {
-                let mut cart = None;
-                client.fetch(&statements.create_cart, &[], |row| Ok(cart = Some(row.integer()?))).await?;
-                self.cart = cart.ok_or_else(|| Failure::Data("a new cart has no number".to_owned()))?;
+                self.cart = number(client, &statements.create_cart, &[], "a new cart").await?;
                 Ok(())
             }
             ADD_ITEM => {
@@ -129,7 +127,8 @@ impl TpcwTerminal {
             return Err(Failure::Data(format!("a cart of {wanted} items has {found}: drop TPC-W's tables")));
         }
         let total: i32 = lines.iter().map(|line| line.quantity * line.cost).sum();
-        let order = self.order(client, statements, total).await?;
+        let order = [self.customer, total].map(Parameter::Int4);
+        let order = number(client, &statements.order, &order, "a new order").await?;
         for (number, line) in (1..).zip(&lines) {
             let row = [order, number, line.item, line.quantity, line.cost].map(Parameter::Int4);
             client.execute(&statements.order_line, &row).await?;
@@ -144,13 +143,23 @@ impl TpcwTerminal {
         client.execute(&statements.commit, &[]).await?;
         Ok(())
     }
+}
 
-    async fn order(&self, client: &mut Client, statements: &Statements, total: i32) -> Result<i32, Failure> {
-        let mut number = None;
-        let order = [self.customer, total].map(Parameter::Int4);
-        client.fetch(&statements.order, &order, |row| Ok(number = Some(row.integer()?))).await?;
-        number.ok_or_else(|| Failure::Data("a new order has no number".to_owned()))
-    }
+/// The number that the server has given a new row.
+async fn number(
+    client: &mut Client,
+    statement: &Statement,
+    parameters: &[Parameter<'_>],
+    what: &str,
+) -> Result<i32, Failure> {
+    let mut number = None;
+    client
+        .fetch(statement, parameters, |row| {
+            number = Some(row.integer()?);
+            Ok(())
+        })
+        .await?;
+    number.ok_or_else(|| Failure::Data(format!("{what} has no number")))
 }
 
 fn at_least_one(rows: u64, what: &str) -> Result<(), Failure> {
