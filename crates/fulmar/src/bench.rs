@@ -9,7 +9,7 @@ use anyhow::{Context, ensure};
 use fulmar_workload::compare::{self, CaseResult, CompareArgs, StoreArgs, Suite};
 use fulmar_workload::figure::figure;
 use fulmar_workload::report::RunFile;
-use fulmar_workload::run::{RunEvent, run as run_against};
+use fulmar_workload::run::{Processes, RunEvent, run as run_against, run_part};
 use fulmar_workload::workload::Workload;
 use indicatif::ProgressBar;
 
@@ -25,6 +25,7 @@ pub async fn run(arguments: BenchArgs) -> anyhow::Result<()> {
             Chosen::Voter(arguments) => run_workload(arguments).await,
             Chosen::Tatp(arguments) => run_workload(arguments).await,
             Chosen::Tpcc(arguments) => run_workload(arguments).await,
+            Chosen::Tpcw(arguments) => run_workload(arguments).await,
         },
         BenchAction::Report(arguments) => report(&arguments),
         BenchAction::Figure(arguments) => {
@@ -33,6 +34,9 @@ pub async fn run(arguments: BenchArgs) -> anyhow::Result<()> {
         }
         BenchAction::Compare(Comparison::Node(arguments)) => compare(Suite::Node, arguments).await,
         BenchAction::Compare(Comparison::Tpcc(arguments)) => compare(Suite::Tpcc, arguments).await,
+        BenchAction::Compare(Comparison::Consolidation(arguments)) => {
+            compare(Suite::Consolidation, arguments).await
+        }
         BenchAction::Store(arguments) => measure_store(arguments).await,
     }
 }
@@ -76,8 +80,11 @@ async fn run_workload<W: Workload>(arguments: WorkloadArgs<W>) -> anyhow::Result
     let WorkloadArgs { workload, run, json } = arguments;
     // A terminal is one.
     raise_open_files();
-    let bar = output::progress("loading", 0);
     let mut options = run.into_options::<W>().await?;
+    if let Processes::Part { .. } = options.processes {
+        return run_part(workload, options).await;
+    }
+    let bar = output::progress("loading", 0);
     let watched = bar.clone();
     options.watcher = Some(Arc::new(move |event| show(&watched, event)));
     options.build = BUILD;
@@ -88,7 +95,9 @@ async fn run_workload<W: Workload>(arguments: WorkloadArgs<W>) -> anyhow::Result
         return output::line(&report.to_string());
     }
     if report.driver.is_bottleneck() {
-        eprintln!("fulmar: the driver may have been the limit, not the server; raise --threads");
+        eprintln!(
+            "fulmar: the driver may have been the limit, not the server; raise --threads or --processes"
+        );
     }
     output::json(&report)
 }

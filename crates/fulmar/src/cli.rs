@@ -15,6 +15,7 @@ use fulmar_workload::figure::FigureArgs;
 use fulmar_workload::run::RunArgs;
 use fulmar_workload::tatp::Tatp;
 use fulmar_workload::tpcc::Tpcc;
+use fulmar_workload::tpcw::Tpcw;
 use fulmar_workload::voter::Voter;
 use fulmar_workload::ycsb::Ycsb;
 
@@ -261,6 +262,7 @@ Examples:
   fulmar bench run ycsb --target postgres://fulmar@127.0.0.1:5433/fulmar --tenants 100 --connections 1
   fulmar bench run ycsb --target postgres://fulmar@127.0.0.1:5433/shop --tables 1 --operations 1 --reads 85 \
       --distribution high-skew                                            E-Store's form
+  fulmar bench run ycsb --target postgres://fulmar@127.0.0.1:5433/shop --reads 60 --sorts 10 --joins 10 --rate 50   ShuttleDB's mix
   fulmar bench run ycsb --target postgres://fulmar@127.0.0.1:5433/shop --rate 500 --arrival schedule \
       --trace world-cup --seconds 600 --output run.jsonl                  an open loop through a match day";
 
@@ -283,6 +285,11 @@ Examples:
   fulmar bench run tpcc --target postgres://fulmar@127.0.0.1:5433/shop --warehouses 100 \
       --distribution high-skew:60:3 --one-warehouse                       E-Store's high skew";
 
+const TPCW_EXAMPLES: &str = "\
+Examples:
+  fulmar bench run tpcw --target postgres://fulmar@127.0.0.1:5433/shop
+  fulmar bench run tpcw --target postgres://fulmar@127.0.0.1:5433/shop --connections 400 --pauses 1   browsers that wait";
+
 /// A workload.
 #[derive(Debug, Subcommand)]
 pub enum Workload {
@@ -298,6 +305,9 @@ pub enum Workload {
     /// TPC-C: orders, payments and deliveries of a wholesale supplier; its consistency is checked after the run
     #[command(after_help = TPCC_EXAMPLES)]
     Tpcc(WorkloadArgs<Tpcc>),
+    /// TPC-W's shopping path: carts that are filled and bought; its consistency is checked after the run
+    #[command(after_help = TPCW_EXAMPLES)]
+    Tpcw(WorkloadArgs<Tpcw>),
 }
 
 /// The run of a workload.
@@ -329,21 +339,33 @@ Starts a PostgreSQL of its own (Debian's postgresql-15, default durability) and 
 temporary directory with equal memory, and runs each case against both in turns. docs/benchmarks.md tells how
 each case is made.";
 
-/// The end of a comparison's help: examples, and which cases there are.
-fn compare_help(examples: &str, suite: Suite) -> String {
+const CONSOLIDATION_EXAMPLES: &str = "\
+Examples:
+  fulmar bench compare consolidation              both cases
+  fulmar bench compare consolidation --case noisy-neighbour --seconds 15";
+
+const CONSOLIDATION_HOW: &str = "\
+Starts Fulmar nodes of its own, with memory for all of their data, up to 7.5 GB. docs/benchmarks.md tells how
+each case is made.";
+
+/// The end of a comparison's help: examples, which cases there are, and how they are measured.
+fn compare_help(examples: &str, suite: Suite, how: &str) -> String {
     let cases = cases(suite).map(|(name, what)| format!("  {name:20} {what}\n"));
-    format!("{examples}\n\nCases:\n{}\n{COMPARE_HOW}", cases.collect::<String>())
+    format!("{examples}\n\nCases:\n{}\n{how}", cases.collect::<String>())
 }
 
 /// A comparison.
 #[derive(Debug, Subcommand)]
 pub enum Comparison {
     /// One node against one PostgreSQL
-    #[command(after_help = compare_help(COMPARE_NODE_EXAMPLES, Suite::Node))]
+    #[command(after_help = compare_help(COMPARE_NODE_EXAMPLES, Suite::Node, COMPARE_HOW))]
     Node(CompareArgs),
     /// TPC-C: statement by statement and as procedures
-    #[command(after_help = compare_help(COMPARE_TPCC_EXAMPLES, Suite::Tpcc))]
+    #[command(after_help = compare_help(COMPARE_TPCC_EXAMPLES, Suite::Tpcc, COMPARE_HOW))]
     Tpcc(CompareArgs),
+    /// Many tenants on one node: beside a loud one, and a hundred of them; Fulmar alone
+    #[command(after_help = compare_help(CONSOLIDATION_EXAMPLES, Suite::Consolidation, CONSOLIDATION_HOW))]
+    Consolidation(CompareArgs),
 }
 
 /// `fulmar demo`

@@ -73,6 +73,12 @@ pub trait Terminal: 'static {
     /// Prepares a new connection.
     async fn prepare(&self, client: &mut Client, dialect: Dialect) -> Result<Self::Statements, Error>;
 
+    /// The kind of the next transaction: the one that was drawn from the mix, unless this workload's transactions follow
+    /// each other.
+    fn next_kind(&mut self, drawn: usize) -> usize {
+        drawn
+    }
+
     /// Draws the next transaction, which is of this kind.
     fn draw(&mut self, kind: usize);
 

@@ -308,7 +308,7 @@ async fn a_server_that_stops_for_ten_seconds_is_seen_to() {
         .collect();
     assert_eq!(intervals.len(), 17, "a cut one of the warm-up, and the window's");
     let silent =
-        intervals.iter().filter(|interval| interval.kinds[0].committed == 0 && interval.ends_s > 0.0);
+        intervals.iter().filter(|interval| interval.kinds[0].report.committed == 0 && interval.ends_s > 0.0);
     assert!(silent.count() >= 8);
     let samples = intervals
         .iter()

@@ -16,6 +16,8 @@ pub(super) enum Group {
     Copy,
     Fair,
     Tpcc,
+    Noisy,
+    Hundred,
 }
 
 /// What `bench compare` measures together.
@@ -25,10 +27,12 @@ pub enum Suite {
     Node,
     /// TPC-C.
     Tpcc,
+    /// Many tenants on one node.
+    Consolidation,
 }
 
 impl Group {
-    pub(super) const ALL: [Group; 11] = [
+    pub(super) const ALL: [Group; 13] = [
         Group::Reads,
         Group::Ycsb,
         Group::Tpcb,
@@ -40,19 +44,22 @@ impl Group {
         Group::Copy,
         Group::Fair,
         Group::Tpcc,
+        Group::Noisy,
+        Group::Hundred,
     ];
 
     pub(super) fn suite(self) -> Suite {
         match self {
             Group::Tpcc => Suite::Tpcc,
+            Group::Noisy | Group::Hundred => Suite::Consolidation,
             _ => Suite::Node,
         }
     }
 
     /// Its load is drawn by our own driver, from seeds.
     pub(super) fn has_seeds(self) -> bool {
-        use Group::{Driver, Fair, Log, Tenants, Tpcc, Ycsb};
-        matches!(self, Ycsb | Log | Driver | Tenants | Fair | Tpcc)
+        use Group::{Driver, Fair, Hundred, Log, Noisy, Tenants, Tpcc, Ycsb};
+        matches!(self, Ycsb | Log | Driver | Tenants | Fair | Tpcc | Noisy | Hundred)
     }
 }
 
@@ -103,6 +110,8 @@ pub(super) const CASES: &[Case] = &[
     row("driver-us", Group::Driver, "the driver's own CPU per point-read statement, 32 connections", "us", AtMost(15.0)),
     row("tpcc-16", Group::Tpcc, "TPC-C statement by statement, 10 warehouses, 16 terminals", "transactions/s", AtLeast(1.2)),
     row("tpcc-proc-16", Group::Tpcc, "TPC-C as procedures, 10 warehouses, 16 terminals", "transactions/s", AtLeast(2.0)),
+    row("noisy-neighbour", Group::Noisy, "mean latency of nine tenants beside one beyond the capacity, over calm times", "ratio", AtMost(1.15)),
+    row("hundred-tenants", Group::Hundred, "throughput with 100 tenants of 50 MB over that with one", "ratio", AtLeast(0.9)),
 ];
 
 /// The case of this name, which one of ours always has.

@@ -2,17 +2,14 @@
 //!
 //! Fulmar only. Both tenants have YCSB's tables and transactions; the small one has a few that arrive at random, the big
 //! one as many as 32 connections can. The figure is the small one's p99 with the big one over that without, one after
-//! the other in each round. The big load's driver runs with the lowest priority: it is to take the server's time, not the
-//! other driver's on the same machine. Who starves the big one gains nothing: it must keep most of the rate that it has
-//! alone, or the case fails.
-
-use std::time::Duration;
+//! the other in each round. Who starves the big one gains nothing: it must keep most of the rate that it has alone, or the
+//! case fails.
 
 use super::cases::Case;
 use super::result::CaseResult;
 use super::turns::Bench;
 use crate::arrival::Arrival;
-use crate::run::{Report, RunOptions, run};
+use crate::run::{LOWEST_PRIORITY, Report, RunOptions, run, run_beside};
 use crate::server::Server;
 use crate::tenants;
 use crate::ycsb::Ycsb;
@@ -24,9 +21,6 @@ const SMALL_CONNECTIONS: usize = 4;
 const SMALL_TPS: f64 = 50.0;
 const BIG_CONNECTIONS: usize = 32;
 
-/// The lowest priority.
-const LAST: i32 = 19;
-
 pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::Result<Vec<CaseResult>> {
     let server = bench.fulmar((SMALL_CONNECTIONS + BIG_CONNECTIONS) as u32).await?;
     bench.step("fair-share: loading");
@@ -37,14 +31,14 @@ pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::
         run(workload(bench), brief).await?;
     }
     bench.step("fair-share: the big tenant alone");
-    let big_alone_tps = big(bench, &server, bench.time).await?.throughput_tps;
+    let big_alone_tps = checked(run(workload(bench), big(bench, &server)).await?)?.throughput_tps;
     let (mut ratios, mut note) = (Vec::new(), String::new());
     for round in 1..=bench.rounds {
         bench.begin_round("fair-share", round, "");
-        let alone = small(bench, &server).await?;
-        // The big one begins before the small one's window and ends after it.
-        let long = bench.time + 2 * bench.sizes.warm_up;
-        let (beside, big) = tokio::try_join!(small(bench, &server), big(bench, &server, long))?;
+        let alone = checked(run(workload(bench), small(bench, &server)).await?)?;
+        let (small, big) = (small(bench, &server), big(bench, &server));
+        let (beside, big) = run_beside((workload(bench), small), (workload(bench), big)).await?;
+        let (beside, big) = (checked(beside)?, checked(big)?);
         anyhow::ensure!(
             big.throughput_tps >= big_alone_tps * bench.sizes.big_keeps,
             "the big tenant had {:.0} transactions/s of the {big_alone_tps:.0} that it has alone",
@@ -64,23 +58,20 @@ pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::
     Ok(wanted.iter().map(|case| CaseResult::value(case, ratios.clone()).with_note(&note)).collect())
 }
 
-async fn small(bench: &Bench, server: &Server) -> anyhow::Result<Report> {
-    let options = RunOptions {
+fn small(bench: &Bench, server: &Server) -> RunOptions {
+    RunOptions {
         connections: SMALL_CONNECTIONS,
         arrival: Arrival::poisson(SMALL_TPS),
         ..options(bench, server, SMALL)
-    };
-    served(bench, options).await
+    }
 }
 
-async fn big(bench: &Bench, server: &Server, measure: Duration) -> anyhow::Result<Report> {
-    let options =
-        RunOptions { connections: BIG_CONNECTIONS, measure, niceness: LAST, ..options(bench, server, BIG) };
-    served(bench, options).await
+/// Its driver has the lowest priority alone as beside the small one's.
+fn big(bench: &Bench, server: &Server) -> RunOptions {
+    RunOptions { connections: BIG_CONNECTIONS, niceness: LOWEST_PRIORITY, ..options(bench, server, BIG) }
 }
 
-async fn served(bench: &Bench, options: RunOptions) -> anyhow::Result<Report> {
-    let report = run(workload(bench), options).await?;
+fn checked(report: Report) -> anyhow::Result<Report> {
     let error = report.first_error.as_deref().unwrap_or_default();
     anyhow::ensure!(report.failed == 0, "{} transactions were given up: {error}", report.failed);
     Ok(report)

@@ -13,6 +13,7 @@
 
 mod cases;
 mod connections;
+mod consolidation;
 mod copy;
 mod fair;
 mod idle;
@@ -104,6 +105,9 @@ struct Sizes {
     copy_rows: u32,
     /// Connections of the `idle-connection` case.
     idle_connections: u32,
+    /// Tenants of `hundred-tenants`, and the keys of each there and in `noisy-neighbour`.
+    small_tenants: u32,
+    small_tenant_records: u32,
     /// Warehouses, items and customers of a district of TPC-C.
     tpcc: (u32, u32, u32),
     /// What the big tenant of the `fair-share` case must keep of the rate that it has alone.
@@ -122,6 +126,8 @@ const FULL_SIZE: Sizes = Sizes {
     idle_tenants: 10_000,
     copy_rows: 1_000_000,
     idle_connections: 3_000,
+    small_tenants: 100,
+    small_tenant_records: 16_667,
     tpcc: (10, 100_000, 3_000),
     big_keeps: 0.5,
     warm_up: Duration::from_secs(2),
@@ -203,6 +209,8 @@ async fn measure(bench: &Bench, wanted: &[&'static Case]) -> Vec<CaseResult> {
             Group::Copy => copy::measure(bench).await,
             Group::Fair => fair::measure(bench, &cases).await,
             Group::Tpcc => tpcc::measure(bench, &cases).await,
+            Group::Noisy => consolidation::measure_noisy(bench, &cases).await,
+            Group::Hundred => consolidation::measure_hundred(bench, &cases).await,
         };
         match measured {
             Ok(measured) if group.has_seeds() => {

@@ -20,6 +20,8 @@ fn bench(rounds: u32) -> Bench {
         idle_tenants: 3,
         copy_rows: 500,
         idle_connections: 20,
+        small_tenants: 4,
+        small_tenant_records: 50,
         tpcc: (2, 100, 30),
         // So short a time on a busy machine says nothing.
         big_keeps: 0.0,
@@ -65,6 +67,17 @@ async fn restarts_are_timed_and_a_case_that_fails_spoils_no_other() {
     assert!(matches!(&idle.outcome, Outcome::Value { .. }), "{idle:?}");
     assert!(matches!(&restart.outcome, Outcome::Value { value } if value.min > 0.0), "{restart:?}");
     assert!(matches!(&log.outcome, Outcome::Failed { reason } if reason.contains("/metrics")), "{log:?}");
+}
+
+#[tokio::test]
+async fn tenants_are_measured_alone_together_and_beside_a_loud_one() {
+    let wanted = ["noisy-neighbour", "hundred-tenants"].map(cases::case);
+    let results = measure(&bench(2), &wanted).await;
+    for (result, noted) in results.iter().zip(["the loud one asked for", "with one,"]) {
+        let Outcome::Value { value } = &result.outcome else { panic!("{}", result.line()) };
+        assert!(value.rounds.len() == 2 && value.min > 0.0, "{}", result.line());
+        assert!(result.notes[0].contains(noted), "{:?}", result.notes);
+    }
 }
 
 #[tokio::test]

@@ -63,9 +63,18 @@ impl Bench {
 
     /// Starts an empty Fulmar; what is loaded now belongs to no round.
     pub(super) async fn fulmar(&self, connections: u32) -> anyhow::Result<Server> {
+        self.fulmar_with(self.memory_bytes, connections).await
+    }
+
+    /// Starts an empty Fulmar whose memory is enough for so much data, whatever has been asked for.
+    pub(super) async fn fulmar_holding(&self, data_bytes: u64, connections: u32) -> anyhow::Result<Server> {
+        self.fulmar_with(self.memory_bytes.max(data_bytes * 3 / 2), connections).await
+    }
+
+    async fn fulmar_with(&self, memory_bytes: u64, connections: u32) -> anyhow::Result<Server> {
         self.round.store(0, Ordering::Relaxed);
         self.step("starting fulmar");
-        Server::start((self.fulmar)()?, self.memory_bytes, connections).await
+        Server::start((self.fulmar)()?, memory_bytes, connections).await
     }
 
     /// Starts an empty Fulmar and an empty PostgreSQL.

@@ -1,17 +1,21 @@
-//! `bench figure`: the experiment of a paper's figure, with its parameters, against a Fulmar node of its own.
+//! `bench figure`: the experiment of a paper's figure, with its parameters, against a server of its own.
 //!
 //! ```text
-//!  elastras/4 --parameters--> points (a line's name, x, workload, rate, memory)    experiments
-//!                                |  a node for each size of data and memory
-//!                                v
-//!                             rows --> table, CSV, charts beside the paper's numbers (papers.csv)
+//!  elastras/12 --scale--> points (line, x, server, memory, load)    elastras, estore, cloudtps
+//!                             |  a server for each size of data and memory
+//!                             v
+//!                          rows --> CSV, page: charts and a table beside the paper's numbers (papers.csv)
 //! ```
 //! `--scale` shrinks the data and the memory, and leaves the load as it is: a machine of today is compared with the
 //! paper's by what it does with the paper's load. Of what stood in a paper's plot alone there are no numbers: `papers.csv` has
 //! those of its text.
 
-mod experiments;
+mod cloudtps;
+mod elastras;
+mod estore;
 mod page;
+mod papers;
+mod point;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -20,45 +24,111 @@ use anyhow::Context;
 use clap::Args;
 use serde::Serialize;
 
-use self::experiments::{FIGURES, Figure, Point};
-use crate::arrival::Arrival;
-use crate::keys::Distribution;
-use crate::run::{RunOptions, run};
-use crate::server::{Fulmar, Server};
+pub use self::point::Measured;
+use self::point::{Node, Point, ServerName};
+use crate::server::{Fulmar, Postgres, Product, Server};
 use crate::tenants;
 
-/// Connections of every point: enough for the paper's rates at some ten milliseconds a transaction.
-const CONNECTIONS: usize = 32;
+/// A node cannot do with less.
+const LEAST_MEMORY_BYTES: u64 = 64 << 20;
 
-/// Before each point; a short point has no longer one.
-const LONGEST_WARM_UP: Duration = Duration::from_secs(5);
+/// Before the first point on a server, beside each point's own; short points have no longer one.
+const LONGEST_WARM_UP: Duration = Duration::from_secs(3);
 
-const DATABASE: &str = "figure";
-
-/// The paper's numbers.
-const PAPERS: &str = include_str!("papers.csv");
+/// Seconds of a point, if nothing is said; less where the data is small too.
+const SECONDS: f64 = 10.0;
+const FULL_TIME_SCALE: f64 = 0.1;
 
 /// `fulmar bench figure`: its arguments.
 #[derive(Args, Clone, Debug)]
 pub struct FigureArgs {
-    /// Which: elastras/4 (load), elastras/5 (transaction size), elastras/6 (reads), elastras/7 (database size), elastras/8 (cache)
+    /// Which: elastras/4 (load), elastras/5 (transaction size), elastras/6 (reads), elastras/7 (database size),
+    /// elastras/8 (cache), elastras/7.3.2 (peaks), elastras/9 (TPC-C), elastras/10 and elastras/11 (tenants),
+    /// elastras/12 (a loud tenant), estore/3 (skew), cloudtps/13 (memory)
     #[arg(value_name = "NAME")]
     pub name: String,
     /// The part of the paper's data and memory that is used
     #[arg(long, default_value_t = 0.1, value_name = "PART")]
     pub scale: f64,
-    /// Only this line of the figure: uniform, zipfian:1, hotspot:80:20 or hotspot:90:20
+    /// Only this line of the figure: uniform, hotspot:90:20, fulmar, postgres ...
     #[arg(long, value_name = "NAME")]
-    pub line: Option<Distribution>,
-    /// MiB of memory of the node, instead of the paper's
+    pub line: Option<String>,
+    /// MiB of memory of the server, instead of the paper's
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(64..=1 << 20))]
     pub memory_mib: Option<u64>,
-    /// Seconds of each point
-    #[arg(long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=3600))]
-    pub seconds: u64,
+    /// Seconds of each point [default: 10; below a scale of 0.1 less, down to one]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub seconds: Option<u64>,
     /// Where the page with the charts goes
     #[arg(long, short, value_name = "FILE.html")]
     pub output: Option<PathBuf>,
+}
+
+impl FigureArgs {
+    fn time(&self) -> Duration {
+        let seconds = (SECONDS * self.scale / FULL_TIME_SCALE).clamp(1.0, SECONDS);
+        self.seconds.map_or(Duration::from_secs_f64(seconds), Duration::from_secs)
+    }
+
+    fn scaled(&self) -> Scaled {
+        Scaled { scale: self.scale, memory_bytes: self.memory_mib.map(|mib| mib << 20) }
+    }
+}
+
+/// How much of the paper's data and memory there is.
+struct Scaled {
+    scale: f64,
+    /// Of the server, whatever the paper's has.
+    memory_bytes: Option<u64>,
+}
+
+impl Scaled {
+    fn bytes(&self, papers: f64) -> u64 {
+        (papers * self.scale) as u64
+    }
+
+    fn memory_bytes(&self, papers: f64) -> u64 {
+        self.memory_bytes.unwrap_or(self.bytes(papers).max(LEAST_MEMORY_BYTES))
+    }
+}
+
+/// A figure of a paper.
+struct Figure {
+    name: &'static str,
+    title: &'static str,
+    /// What the x axis shows.
+    x: &'static str,
+    /// Those with the same server, memory and data stand together.
+    points: fn(&Scaled) -> Vec<Point>,
+    /// Kinds of transactions that have a line each; none: all together are one.
+    kinds: &'static [&'static str],
+    /// The tenants' means are shown too.
+    by_tenant: bool,
+    /// What the values are over those at the first x is shown too.
+    over_first: bool,
+    /// What the paper's x is, where it is not ours.
+    papers_x: Option<&'static str>,
+}
+
+impl Figure {
+    /// What most figures are like.
+    const PLAIN: Figure = Figure {
+        name: "",
+        title: "",
+        x: "",
+        points: |_| Vec::new(),
+        kinds: &[],
+        by_tenant: false,
+        over_first: false,
+        papers_x: None,
+    };
+}
+
+fn figures() -> impl Iterator<Item = &'static Figure> {
+    static ELASTRAS: [Figure; 10] = elastras::FIGURES;
+    static ESTORE: [Figure; 1] = estore::FIGURES;
+    static CLOUDTPS: [Figure; 1] = cloudtps::FIGURES;
+    ELASTRAS.iter().chain(&ESTORE).chain(&CLOUDTPS)
 }
 
 /// What a point came to.
@@ -72,17 +142,6 @@ pub struct FigureRow {
     pub measured: Result<Measured, String>,
 }
 
-/// What was measured at a point.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Measured {
-    /// Transactions per second.
-    pub throughput_tps: f64,
-    /// Mean latency from the scheduled start.
-    pub mean_ms: f64,
-    /// Its 99th percentile.
-    pub p99_ms: f64,
-}
-
 /// Runs the experiment of a figure; calls `step` with what goes on. Answers the rows as CSV.
 pub async fn figure(
     arguments: &FigureArgs,
@@ -90,85 +149,91 @@ pub async fn figure(
     step: impl Fn(&str),
 ) -> anyhow::Result<String> {
     anyhow::ensure!(arguments.scale > 0.0 && arguments.scale <= 10.0, "a scale is above 0 and at most 10");
-    let figure = FIGURES.iter().find(|figure| figure.name == arguments.name).with_context(|| {
-        let names = FIGURES.iter().map(|figure| figure.name).collect::<Vec<_>>().join(", ");
+    let figure = figures().find(|figure| figure.name == arguments.name).with_context(|| {
+        let names = figures().map(|figure| figure.name).collect::<Vec<_>>().join(", ");
         format!("there is no figure {}; there are: {names}", arguments.name)
     })?;
-    let mut points = figure.points(arguments.scale, arguments.memory_mib.map(|mib| mib << 20));
-    points.retain(|point| arguments.line.is_none_or(|line| line == point.workload.distribution));
-    anyhow::ensure!(!points.is_empty(), "{} has no such line", figure.name);
-    let mut node = Node { binary: fulmar_binary, running: None };
+    let points = points(figure, arguments)?;
+    let warm_up = arguments.time().min(LONGEST_WARM_UP);
+    let mut servers = Servers { fulmar_binary, warm_up, running: None };
     let mut rows = Vec::new();
     for (number, point) in points.iter().enumerate() {
-        step(&format!(
-            "{}: point {} of {}: {} at {}",
-            figure.name,
-            number + 1,
-            points.len(),
-            point.line,
-            point.x
-        ));
-        let measured = measure(&mut node, point, Duration::from_secs(arguments.seconds)).await;
-        rows.push(FigureRow {
-            line: point.line.clone(),
-            x: point.x,
-            measured: measured.map_err(|error| format!("{error:#}")),
-        });
+        let (number, of) = (number + 1, points.len());
+        step(&format!("{}: point {number} of {of}: {} at {}", figure.name, point.line, point.x));
+        let measured =
+            async { point.measure(servers.of(point).await?, arguments.time(), figure.kinds).await };
+        let (line, x) = (point.line.clone(), point.x);
+        match measured.await {
+            Ok(lines) => rows.extend(lines.into_iter().map(|(line, measured)| FigureRow {
+                line,
+                x,
+                measured: Ok(measured),
+            })),
+            Err(error) => rows.push(FigureRow { line, x, measured: Err(format!("{error:#}")) }),
+        }
     }
     if let Some(path) = &arguments.output {
-        let page = page::html(figure, arguments, &rows, PAPERS);
+        let page = page::html(figure, arguments, &rows);
         std::fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(csv(figure, &rows))
 }
 
-/// The node that the points share which need the same data and memory.
-struct Node {
-    binary: PathBuf,
-    running: Option<((u32, u64), Server)>,
+/// The points of a figure, of one line if so asked.
+fn points(figure: &Figure, arguments: &FigureArgs) -> anyhow::Result<Vec<Point>> {
+    let mut points = (figure.points)(&arguments.scaled());
+    if let Some(wanted) = &arguments.line {
+        let mut lines: Vec<String> = points.iter().map(|point| point.line.clone()).collect();
+        lines.sort_unstable();
+        lines.dedup();
+        points.retain(|point| point.line == *wanted);
+        let lines = lines.join(", ");
+        anyhow::ensure!(!points.is_empty(), "{} has no line {wanted}; there are: {lines}", figure.name);
+    }
+    Ok(points)
 }
 
-impl Node {
+/// The server that the points share which need the same data and memory.
+struct Servers {
+    fulmar_binary: PathBuf,
+    warm_up: Duration,
+    running: Option<(Node, Server)>,
+}
+
+impl Servers {
     async fn of(&mut self, point: &Point) -> anyhow::Result<&Server> {
-        let size = (point.workload.records, point.memory_bytes);
-        if self.running.as_ref().is_none_or(|(running, _)| *running != size) {
+        let node = point.node();
+        if self.running.as_ref().is_none_or(|(running, _)| *running != node) {
             // The one before goes first: both may not fit.
             self.running = None;
-            let product = Box::new(Fulmar::at(self.binary.clone()));
-            let server = Server::start(product, point.memory_bytes, CONNECTIONS as u32).await?;
-            tenants::create(&server.target(), &[DATABASE.to_owned()], |_| ()).await?;
-            self.running = Some((size, server));
+            let product: Box<dyn Product> = match point.server {
+                ServerName::Fulmar => Box::new(Fulmar::at(self.fulmar_binary.clone())),
+                ServerName::Postgres => Box::new(Postgres::installed()?),
+            };
+            let connections = point.tenants * point.connections as u32;
+            let server = Server::start(product, point.memory_bytes, connections).await?;
+            tenants::create(&server.target(), &point.databases(), |_| ()).await?;
+            // Loads; and what a server does with fresh data is behind it. What goes wrong will go wrong again.
+            let _ = point.measure(&server, self.warm_up, &[]).await;
+            self.running = Some((node, server));
         }
-        self.running.as_ref().map(|(_, server)| server).context("the node has just been started")
+        self.running.as_ref().map(|(_, server)| server).context("the server has just been started")
     }
 }
 
-async fn measure(node: &mut Node, point: &Point, time: Duration) -> anyhow::Result<Measured> {
-    let server = node.of(point).await?;
-    let options = RunOptions {
-        connections: CONNECTIONS,
-        arrival: Arrival::poisson(point.rate_tps),
-        warm_up: time.min(LONGEST_WARM_UP),
-        measure: time,
-        ..RunOptions::new(server.target().with_database(DATABASE))
-    };
-    let report = run(point.workload.clone(), options).await?;
-    let error = report.first_error.as_deref().unwrap_or_default();
-    anyhow::ensure!(report.failed == 0, "{} transactions were given up: {error}", report.failed);
-    let (mean_ms, p99_ms) = (report.latency.mean_ms, report.latency.p99_ms);
-    Ok(Measured { throughput_tps: report.throughput_tps, mean_ms, p99_ms })
-}
-
 fn csv(figure: &Figure, rows: &[FigureRow]) -> String {
-    let mut text = "figure,line,x,throughput_tps,mean_ms,p99_ms,failed\n".to_owned();
+    let mut text =
+        "figure,line,x,throughput_tps,mean_ms,p99_ms,least_tenant_mean_ms,most_tenant_mean_ms,failed\n"
+            .to_owned();
     for FigureRow { line, x, measured } in rows {
         let cells = match measured {
             Ok(measured) => {
-                let Measured { throughput_tps, mean_ms, p99_ms } = measured;
-                format!("{throughput_tps:.2},{mean_ms:.3},{p99_ms:.3},")
+                let Measured { throughput_tps, mean_ms, p99_ms, tenant_mean_ms: [least, most] } = measured;
+                format!("{throughput_tps:.2},{mean_ms:.3},{p99_ms:.3},{least:.3},{most:.3},")
             }
-            Err(reason) => format!(",,,\"{}\"", reason.replace('"', "'").replace('\n', " ")),
+            Err(reason) => format!(",,,,,\"{}\"", reason.replace('"', "'").replace('\n', " ")),
         };
+        let line = if line.contains(',') { format!("\"{line}\"") } else { line.clone() };
         text.push_str(&format!("{},{line},{x},{cells}\n", figure.name));
     }
     text
@@ -177,25 +242,52 @@ fn csv(figure: &Figure, rows: &[FigureRow]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
 
     #[test]
-    fn the_papers_numbers_are_of_figures_that_there_are() {
-        for line in PAPERS.lines().skip(1) {
-            let name = line.split(',').next().unwrap();
-            assert!(FIGURES.iter().any(|figure| figure.name == name), "{line}");
-            let value = line.split(',').nth(3).unwrap();
-            assert!(value.parse::<f64>().unwrap() > 0.0, "{line}");
+    fn names_differ_and_points_of_one_server_stand_together() {
+        let names: BTreeSet<_> = figures().map(|figure| figure.name).collect();
+        assert_eq!(names.len(), figures().count());
+        for figure in figures() {
+            let mut nodes: Vec<_> = (figure.points)(&Scaled { scale: 1.0, memory_bytes: None })
+                .iter()
+                .map(|point| format!("{:?}", point.node()))
+                .collect();
+            nodes.dedup();
+            let number = nodes.len();
+            nodes.sort_unstable();
+            nodes.dedup();
+            assert_eq!(nodes.len(), number, "{}", figure.name);
         }
     }
 
     #[test]
     fn a_point_that_failed_says_why() {
-        let row = |measured| FigureRow { line: "uniform".to_owned(), x: 20.0, measured };
-        let measured = Measured { throughput_tps: 19.9, mean_ms: 1.5, p99_ms: 4.0 };
-        let text = csv(&FIGURES[0], &[row(Ok(measured)), row(Err("no \"room\"\nleft".to_owned()))]);
+        let row = |line: &str, measured| FigureRow { line: line.to_owned(), x: 20.0, measured };
+        let measured =
+            Measured { throughput_tps: 19.9, mean_ms: 1.5, p99_ms: 4.0, tenant_mean_ms: [1.25, 2.0] };
+        let figure = Figure { name: "f/1", ..Figure::PLAIN };
+        let text = csv(&figure, &[row("a, b", Ok(measured)), row("c", Err("no \"room\"\nleft".to_owned()))]);
         assert_eq!(
             text.lines().skip(1).collect::<Vec<_>>(),
-            ["elastras/4,uniform,20,19.90,1.500,4.000,", "elastras/4,uniform,20,,,,\"no 'room' left\""]
+            ["f/1,\"a, b\",20,19.90,1.500,4.000,1.250,2.000,", "f/1,c,20,,,,,,\"no 'room' left\""]
         );
+    }
+
+    #[test]
+    fn small_scales_take_little_time() {
+        let time = |scale, seconds| {
+            let arguments = FigureArgs {
+                name: String::new(),
+                scale,
+                line: None,
+                memory_mib: None,
+                seconds,
+                output: None,
+            };
+            arguments.time().as_secs_f64()
+        };
+        assert_eq!([time(1.0, None), time(0.1, None), time(0.05, None)], [10.0, 10.0, 5.0]);
+        assert_eq!([time(0.001, None), time(0.001, Some(7))], [1.0, 7.0]);
     }
 }

@@ -1,91 +1,217 @@
-//! The page of a figure: throughput and latency, with the paper's numbers.
+//! The page of a figure: charts of what was measured and of the paper's numbers, and both as tables.
 
-use super::experiments::Figure;
-use super::{FigureArgs, FigureRow, Measured};
+use super::papers::{self, Number};
+use super::{Figure, FigureArgs, FigureRow, Measured};
 use crate::report::chart::{Chart, Scale, Series, escape};
 use crate::report::page::frame;
 
-pub(super) fn html(figure: &Figure, arguments: &FigureArgs, rows: &[FigureRow], papers: &str) -> String {
-    let chart = |title, unit, value: fn(&Measured) -> f64| Chart {
-        title,
-        x: (figure.x, Scale::Linear),
-        y: (unit, Scale::Linear),
-        series: lines(rows, value),
-        measured_from: None,
-    };
+/// Something that is measured: its name in the paper's numbers, the chart's title and unit.
+struct Measure {
+    name: &'static str,
+    title: &'static str,
+    unit: &'static str,
+    value: fn(&Measured) -> f64,
+}
+
+const THROUGHPUT: Measure = Measure {
+    name: "throughput_tps",
+    title: "Throughput",
+    unit: "transactions/s",
+    value: |measured| measured.throughput_tps,
+};
+const MEAN: Measure = Measure {
+    name: "mean_ms",
+    title: "Mean latency, from the scheduled start",
+    unit: "ms",
+    value: |measured| measured.mean_ms,
+};
+const P99: Measure =
+    Measure { name: "p99_ms", title: "99th percentile", unit: "ms", value: |measured| measured.p99_ms };
+
+/// Of charts that show how far values are from the first.
+const OVER_FIRST: [(Measure, &str, &str); 2] = [
+    (THROUGHPUT, "throughput_over_first", "Throughput over that at the first point"),
+    (MEAN, "mean_over_first", "Mean latency over that at the first point"),
+];
+
+pub(super) fn html(figure: &Figure, arguments: &FigureArgs, rows: &[FigureRow]) -> String {
+    let papers = papers::of(figure.name);
     let mut body = format!(
-        "<p>Data and memory are {} of the paper's, {} s a point.</p>\n",
-        arguments.scale, arguments.seconds
+        "<p>Data and memory are {} of the paper's, {} s a point. What is dashed is the paper's.</p>\n",
+        arguments.scale,
+        arguments.time().as_secs_f64()
     );
-    let charts = [
-        chart("Throughput", "transactions/s", |measured| measured.throughput_tps),
-        chart("Mean latency, from the scheduled start", "ms", |measured| measured.mean_ms),
-        chart("99th percentile", "ms", |measured| measured.p99_ms),
-    ];
-    charts.iter().for_each(|chart| body.push_str(&chart.svg()));
-    let failed = rows.iter().filter_map(|row| Some((row, row.measured.as_ref().err()?)));
-    for (row, reason) in failed {
-        body.push_str(&format!(
-            "<p class=\"warning\">{} at {} could not be measured: {}</p>\n",
-            escape(&row.line),
-            row.x,
-            escape(reason)
-        ));
-    }
-    body.push_str("<h2>The paper's numbers</h2>\n<table>\n");
-    let of_figure = |line: &&str| line.split(',').next() == Some(figure.name);
-    let mut any = false;
-    for line in papers.lines().skip(1).filter(of_figure) {
-        let cells: Vec<_> = line.splitn(5, ',').map(|cell| escape(cell.trim_matches('"'))).collect();
-        let [_, x, measure, value, source] = &cells[..] else { continue };
-        body.push_str(&format!(
-            "<tr><td>{measure}</td><td class=\"n\">{value}</td><td>{x}</td><td>{source}</td></tr>\n"
-        ));
-        any = true;
-    }
-    body.push_str("</table>\n");
-    if !any {
-        body.push_str("<p>Its text has none: they stood in the plot alone.</p>\n");
-    }
+    charts(figure, rows, &papers).iter().for_each(|chart| body.push_str(&chart.svg()));
+    body.push_str(&failures(rows));
+    body.push_str(&measured_table(figure, rows));
+    body.push_str(&papers_table(&papers));
     frame(figure.title, &body)
 }
 
+fn charts(figure: &Figure, rows: &[FigureRow], papers: &[Number]) -> Vec<Chart> {
+    let chart = |title, unit, mut series: Vec<Series>, measure: &str| {
+        if figure.papers_x.is_none() {
+            series.extend(papers_lines(papers, measure, rows));
+        }
+        let (x, y) = ((figure.x, Scale::Linear), (unit, Scale::Linear));
+        Chart { title, x, y, series, measured_from: None }
+    };
+    let mut charts = Vec::new();
+    for Measure { name, title, unit, value } in [THROUGHPUT, MEAN, P99] {
+        charts.push(chart(title, unit, lines(rows, "", value), name));
+    }
+    if figure.by_tenant {
+        let mut both = lines(rows, ", least", |measured| measured.tenant_mean_ms[0]);
+        both.extend(lines(rows, ", most", |measured| measured.tenant_mean_ms[1]));
+        charts.push(chart("Mean latency of the tenants that waited least and most", "ms", both, ""));
+    }
+    if figure.over_first {
+        for (Measure { value, .. }, name, title) in OVER_FIRST {
+            let series = lines(rows, "", value).into_iter().map(over_first);
+            charts.push(chart(title, "times", series.collect(), name));
+        }
+    }
+    charts.extend(figure.papers_x.map(|x| {
+        let series = papers_lines(papers, P99.name, &[]);
+        let (x, y) = ((x, Scale::Log), (P99.unit, Scale::Log));
+        Chart { title: "99th percentile, the paper's", x, y, series, measured_from: None }
+    }));
+    charts
+}
+
 /// A series for each line, in the order of the rows.
-fn lines(rows: &[FigureRow], value: fn(&Measured) -> f64) -> Vec<Series> {
+fn lines(rows: &[FigureRow], suffix: &str, value: fn(&Measured) -> f64) -> Vec<Series> {
     let mut series: Vec<Series> = Vec::new();
     for row in rows {
+        let name = format!("{}{suffix}", row.line);
         let point = (row.x, row.measured.as_ref().map_or(f64::NAN, value));
-        match series.iter_mut().find(|series| series.name == row.line) {
+        match series.iter_mut().find(|series| series.name == name) {
             Some(line) => line.points.push(point),
-            None => series.push(Series { name: row.line.clone(), points: vec![point] }),
+            None => series.push(Series::new(name, vec![point])),
         }
     }
     series
 }
 
+fn over_first(mut series: Series) -> Series {
+    let first = series.points.first().map_or(f64::NAN, |(_, first)| *first);
+    series.points.iter_mut().for_each(|(_, value)| *value /= first);
+    series
+}
+
+/// The paper's, dashed: what it says of a place lies there, what it says of none (a plateau, a peak) goes all across.
+fn papers_lines(papers: &[Number], measure: &str, rows: &[FigureRow]) -> Vec<Series> {
+    let across = rows.iter().map(|row| row.x);
+    let (from, to) = (across.clone().fold(f64::NAN, f64::min), across.fold(f64::NAN, f64::max));
+    let mut series: Vec<Series> = Vec::new();
+    for number in papers.iter().filter(|number| number.measure == measure) {
+        let name = match number.line.as_str() {
+            "" => "the paper".to_owned(),
+            line => format!("{line}, the paper"),
+        };
+        let points = match number.x {
+            Some(x) => vec![(x, number.value)],
+            None => vec![(from, number.value), (to, number.value)],
+        };
+        match series.iter_mut().find(|series| series.name == name) {
+            Some(line) => line.points.extend(points),
+            None => series.push(Series::dashed(name, points)),
+        }
+    }
+    series
+}
+
+fn failures(rows: &[FigureRow]) -> String {
+    let failed = rows.iter().filter_map(|row| Some((row, row.measured.as_ref().err()?)));
+    let warning = |(row, reason): (&FigureRow, &String)| {
+        let (line, reason) = (escape(&row.line), escape(reason));
+        format!("<p class=\"warning\">{line} at {} could not be measured: {reason}</p>\n", row.x)
+    };
+    failed.map(warning).collect()
+}
+
+fn measured_table(figure: &Figure, rows: &[FigureRow]) -> String {
+    let heads = ["transactions/s", "mean, ms", "p99, ms", "least tenant's mean, ms", "most, ms"];
+    let shown = if figure.by_tenant { &heads[..] } else { &heads[..3] };
+    let head = |head: &&str| format!("<th class=\"n\">{head}</th>");
+    let mut table = format!(
+        "<h2>What was measured</h2>\n<table>\n<tr><th>line</th><th class=\"n\">{}</th>{}</tr>\n",
+        escape(figure.x),
+        shown.iter().map(head).collect::<String>()
+    );
+    for (row, measured) in rows.iter().filter_map(|row| Some((row, row.measured.as_ref().ok()?))) {
+        let Measured { throughput_tps, mean_ms, p99_ms, tenant_mean_ms: [least, most] } = *measured;
+        let cells = [throughput_tps, mean_ms, p99_ms, least, most];
+        let cells = cells.iter().take(shown.len()).map(|value| format!("<td class=\"n\">{value:.2}</td>"));
+        let (line, cells) = (escape(&row.line), cells.collect::<String>());
+        table.push_str(&format!("<tr><td>{line}</td><td class=\"n\">{}</td>{cells}</tr>\n", row.x));
+    }
+    table + "</table>\n"
+}
+
+fn papers_table(papers: &[Number]) -> String {
+    if papers.is_empty() {
+        return "<h2>The paper's numbers</h2>\n<p>Its text has none: they stood in the plot alone.</p>\n"
+            .to_owned();
+    }
+    let row = |number: &Number| {
+        let x = number.x.map_or_else(String::new, |x| x.to_string());
+        let [line, measure, source] =
+            [&number.line, &number.measure, &number.source].map(|text| escape(text));
+        format!(
+            "<tr><td>{line}</td><td class=\"n\">{x}</td><td>{measure}</td><td class=\"n\">{}</td><td>{source}</td></tr>\n",
+            number.value
+        )
+    };
+    let rows: String = papers.iter().map(row).collect();
+    let head = "<tr><th>line</th><th class=\"n\">x</th><th>measure</th><th class=\"n\">value</th><th>says</th></tr>\n";
+    format!("<h2>The paper's numbers</h2>\n<table>\n{head}{rows}</table>\n")
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::experiments::FIGURES;
+    use super::super::figures;
     use super::*;
 
-    #[test]
-    fn the_page_has_both_numbers() {
+    fn page(name: &str, rows: &[FigureRow]) -> String {
+        let figure = figures().find(|figure| figure.name == name).unwrap();
         let arguments = FigureArgs {
-            name: "elastras/4".to_owned(),
+            name: name.to_owned(),
             scale: 0.1,
             line: None,
             memory_mib: None,
-            seconds: 10,
+            seconds: Some(10),
             output: None,
         };
-        let row = |x, measured| FigureRow { line: "uniform".to_owned(), x, measured };
-        let measured = Measured { throughput_tps: 99.5, mean_ms: 1.5, p99_ms: 4.0 };
-        let rows = [row(100.0, Ok(measured)), row(200.0, Err("memory is full".to_owned()))];
-        let page = html(&FIGURES[0], &arguments, &rows, super::super::PAPERS);
-        for told in ["uniform", "memory is full", "1100", "plateaus", "<svg"] {
+        html(figure, &arguments, rows)
+    }
+
+    fn row(x: f64, mean_ms: f64) -> FigureRow {
+        let measured = Measured { throughput_tps: 99.5, mean_ms, p99_ms: 4.0, tenant_mean_ms: [1.0, 2.0] };
+        FigureRow { line: "uniform".to_owned(), x, measured: Ok(measured) }
+    }
+
+    #[test]
+    fn the_page_has_both_numbers() {
+        let failed = FigureRow { measured: Err("memory is full".to_owned()), ..row(200.0, 0.0) };
+        let page = page("elastras/4", &[row(100.0, 1.5), failed]);
+        for told in ["uniform", "memory is full", "1100", "plateaus", "<svg", "stroke-dasharray", "99.50"] {
             assert!(page.contains(told), "{told}");
         }
         assert!(!page.contains("NaN"));
-        assert!(html(&FIGURES[1], &arguments, &[], super::super::PAPERS).contains("Its text has none"));
+    }
+
+    #[test]
+    fn figures_show_what_they_are_about() {
+        assert!(page("elastras/5", &[row(5.0, 1.5)]).contains("Its text has none"));
+        let loud = page("elastras/12", &[row(1.0, 2.0), row(5.0, 2.2), row(10.0, 3.0)]);
+        for told in ["uniform, most", "Mean latency over that at the first point", "1.4", "about 40%"] {
+            assert!(loud.contains(told), "{told}");
+        }
+        let memory = page("cloudtps/13", &[row(5.0, 2.0)]);
+        assert!(
+            memory.contains("10,000 items, the paper") && memory.contains("items in memory at each of 20")
+        );
+        assert!(!memory.contains("NaN"));
     }
 }

@@ -14,6 +14,8 @@
 
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 use super::Window;
 
 /// A wait that is no outage yet.
@@ -31,22 +33,35 @@ pub(crate) struct Availability {
     /// The first transaction since the last answer that was not answered well.
     waiting_since: Option<Instant>,
     pub(crate) cancelled: u64,
+    /// Transactions that waited or ran in the window, and how long they did together.
+    answered: u32,
+    waited: Duration,
 }
 
-/// A time in which nobody was answered.
-#[derive(Clone, Copy, Debug)]
+/// The same when the run is over, for another process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Served {
+    by_second: Vec<u32>,
+    silences: Vec<Silence>,
+    cancelled: u64,
+    answered: u32,
+    waited: Duration,
+}
+
+/// A time in which nobody was answered, as moments since the window opened.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Silence {
-    begin: Instant,
+    begin: Duration,
     /// From when on somebody waited, to the end.
-    waiting: Option<Instant>,
-    end: Instant,
+    waiting: Option<Duration>,
+    end: Duration,
 }
 
 impl Silence {
     /// One that is long enough for an outage.
-    fn new(begin: Instant, waiting: Option<Instant>, end: Instant) -> Option<Silence> {
+    fn new(begin: Duration, waiting: Option<Duration>, end: Duration) -> Option<Silence> {
         let waiting = waiting.map(|since| since.max(begin));
-        let is_long = end.saturating_duration_since(begin) >= SHORTEST_OUTAGE;
+        let is_long = end.saturating_sub(begin) >= SHORTEST_OUTAGE;
         is_long.then_some(Silence { begin, waiting, end })
     }
 
@@ -57,7 +72,7 @@ impl Silence {
     }
 
     fn outage(&self) -> Option<Duration> {
-        let outage = self.end.saturating_duration_since(self.waiting?);
+        let outage = self.end.saturating_sub(self.waiting?);
         (outage >= SHORTEST_OUTAGE).then_some(outage)
     }
 }
@@ -72,7 +87,14 @@ impl Availability {
             last_answer: window.opens,
             waiting_since: None,
             cancelled: 0,
+            answered: 0,
+            waited: Duration::ZERO,
         }
+    }
+
+    /// Mean latency, in milliseconds; of nothing it is zero.
+    pub(crate) fn mean_ms(&self) -> f64 {
+        self.waited.as_secs_f64() * 1e3 / f64::from(self.answered.max(1))
     }
 
     /// A transaction that was due at `due` has ended as it should.
@@ -80,6 +102,10 @@ impl Availability {
         let waiting = self.waiting_since.take().map_or(due, |since| since.min(due));
         self.silent_until(end, Some(waiting));
         self.last_answer = self.last_answer.max(end);
+        if self.window.touches(due, end) {
+            self.answered += 1;
+            self.waited += end.saturating_duration_since(due);
+        }
         if let Some(since) = end.checked_duration_since(self.window.opens)
             && let Some(count) = self.by_second.get_mut(since.as_secs() as usize)
         {
@@ -100,7 +126,24 @@ impl Availability {
     }
 
     fn silent_until(&mut self, end: Instant, waiting: Option<Instant>) {
-        self.silences.extend(Silence::new(self.last_answer, waiting, end.min(self.window.closes)));
+        let since = |moment: Instant| moment.saturating_duration_since(self.window.opens);
+        let end = end.min(self.window.closes);
+        self.silences.extend(Silence::new(since(self.last_answer), waiting.map(since), since(end)));
+    }
+
+    /// It is closed.
+    pub(crate) fn served(&self) -> Served {
+        let Availability { cancelled, answered, waited, .. } = *self;
+        let (by_second, silences) = (self.by_second.clone(), self.silences.clone());
+        Served { by_second, silences, cancelled, answered, waited }
+    }
+
+    /// Of another thread or process, whose window was this one.
+    pub(crate) fn of(window: Window, served: Served) -> Availability {
+        let Served { by_second, silences, cancelled, answered, waited } = served;
+        let last_answer = window.closes;
+        let new = Availability::new(window);
+        Availability { by_second, silences, last_answer, cancelled, answered, waited, ..new }
     }
 
     /// Another driver thread has terminals of the same tenant: it is out when somebody waits at either, and nobody is
@@ -108,6 +151,8 @@ impl Availability {
     pub(crate) fn merge(&mut self, other: &Availability) {
         self.by_second.iter_mut().zip(&other.by_second).for_each(|(count, more)| *count += more);
         self.cancelled += other.cancelled;
+        self.answered += other.answered;
+        self.waited += other.waited;
         let pairs = self
             .silences
             .iter()
@@ -208,8 +253,8 @@ mod tests {
         assert_eq!(tenant.of.slots(5).collect::<Vec<_>>(), [2, 1]);
     }
 
-    /// What two driver threads have seen of a tenant, merged both ways.
-    fn merged(seconds: u64, one: &[(i64, i64)], other: &[(i64, i64)]) -> Vec<u128> {
+    /// What two driver threads have seen of a tenant, merged both ways; the second is of another process.
+    fn merged(seconds: u64, one: &[(i64, i64)], other: &[(i64, i64)]) -> Tenant {
         let (mut first, mut second) = (Tenant::new(seconds), Tenant::new(seconds));
         second.opens = first.opens;
         second.of.window = first.of.window;
@@ -220,22 +265,25 @@ mod tests {
         second.of.close();
         let mut reverse = second.of.clone();
         reverse.merge(&first.of);
-        first.of.merge(&second.of);
+        let told = serde_json::to_string(&second.of.served()).unwrap();
+        first.of.merge(&Availability::of(first.of.window, serde_json::from_str(&told).unwrap()));
         assert!(first.of.outages().eq(reverse.outages()), "whichever comes first");
         assert_eq!(first.of.slots(seconds as usize).sum::<u64>(), (one.len() + other.len()) as u64);
-        first.outages_ms()
+        first
     }
 
     #[test]
     fn two_threads_see_an_outage_where_one_waits_and_neither_is_answered() {
-        assert_eq!(merged(30, &[(2_000, 9_000)], &[(5_000, 12_000)]), [7_000, 3_000]);
-        assert_eq!(merged(30, &[(2_000, 9_000)], &[(5_000, 5_100)]), [3_000 + 100, 3_900]);
+        let tenant = merged(30, &[(2_000, 9_000)], &[(5_000, 12_000)]);
+        assert_eq!((tenant.outages_ms(), tenant.of.mean_ms()), (vec![7_000, 3_000], 7_000.0));
+        let tenant = merged(30, &[(2_000, 9_000)], &[(5_000, 5_100)]);
+        assert_eq!((tenant.outages_ms(), tenant.of.mean_ms()), (vec![3_000 + 100, 3_900], 3_550.0));
     }
 
     #[test]
     fn a_thread_whose_terminals_want_nothing_denies_no_outage() {
-        assert_eq!(merged(30, &[(2_000, 9_000)], &[]), [7_000]);
+        assert_eq!(merged(30, &[(2_000, 9_000)], &[]).outages_ms(), [7_000]);
         // It wants something for a moment, and is answered.
-        assert_eq!(merged(30, &[(2_000, 9_000)], &[(4_900, 5_000)]), [3_000, 4_000]);
+        assert_eq!(merged(30, &[(2_000, 9_000)], &[(4_900, 5_000)]).outages_ms(), [3_000, 4_000]);
     }
 }

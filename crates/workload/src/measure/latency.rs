@@ -71,10 +71,15 @@ impl Latencies {
         }
     }
 
+    /// All that is in it.
+    pub(crate) fn samples(&self) -> Vec<Sample> {
+        let values = self.0.iter_recorded();
+        values.map(|value| (value.value_iterated_to(), value.count_at_value())).collect()
+    }
+
     /// All that is in it; it is empty afterwards.
     pub(crate) fn take(&mut self) -> Vec<Sample> {
-        let values = self.0.iter_recorded();
-        let samples = values.map(|value| (value.value_iterated_to(), value.count_at_value())).collect();
+        let samples = self.samples();
         self.0.reset();
         samples
     }

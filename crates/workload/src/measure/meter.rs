@@ -12,7 +12,9 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::availability::Availability;
+use serde::{Deserialize, Serialize};
+
+use super::availability::{Availability, Served};
 use super::latency::{Latencies, Sample};
 use crate::workload::Done;
 
@@ -37,7 +39,7 @@ impl Window {
         if number < -1 { self.opens - after } else { self.opens + after }
     }
 
-    fn touches(&self, begin: Instant, end: Instant) -> bool {
+    pub(super) fn touches(&self, begin: Instant, end: Instant) -> bool {
         begin <= self.closes && end >= self.opens
     }
 }
@@ -48,7 +50,7 @@ pub(crate) fn first_interval(warm_up: Duration, tick: Duration) -> i64 {
 }
 
 /// How many transactions of a kind ended how.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Counts {
     pub(crate) committed: u64,
     pub(crate) rolled_back: u64,
@@ -83,7 +85,7 @@ impl Tally {
 }
 
 /// What happened in a piece of the run.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Interval {
     /// From the window's opening; negative in the warm-up.
     pub(crate) number: i64,
@@ -104,6 +106,20 @@ impl Interval {
         self.refused += other.refused;
         self.lost_connections += other.lost_connections;
     }
+}
+
+/// What a driver thread has counted in all, for another one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Counted {
+    kinds: Vec<(Counts, Vec<Sample>)>,
+    tenants: Vec<Option<Served>>,
+    statements: u64,
+    lost_connections: u64,
+    unsent: u64,
+    retried_again: u64,
+    failed: u64,
+    errors: BTreeMap<String, u64>,
+    first_error: Option<String>,
 }
 
 /// Counts of one run, at one driver thread.
@@ -260,28 +276,44 @@ impl Meter {
         std::mem::take(&mut self.finished)
     }
 
-    /// Adds what another driver thread has counted.
-    pub(crate) fn merge(&mut self, other: &Meter) {
-        for (tally, more) in self.whole.iter_mut().zip(&other.whole) {
-            tally.counts.add(more.counts);
-            tally.latencies.merge(&more.latencies);
+    /// All that was counted, for another thread or process.
+    pub(crate) fn counted(&self) -> Counted {
+        Counted {
+            kinds: self.whole.iter().map(|tally| (tally.counts, tally.latencies.samples())).collect(),
+            tenants: self.tenants.iter().map(|tenant| tenant.as_ref().map(Availability::served)).collect(),
+            statements: self.statements,
+            lost_connections: self.lost_connections,
+            unsent: self.unsent,
+            retried_again: self.retried_again,
+            failed: self.failed,
+            errors: self.errors.clone(),
+            first_error: self.first_error.clone(),
         }
-        self.statements += other.statements;
-        self.lost_connections += other.lost_connections;
-        self.unsent += other.unsent;
-        self.retried_again += other.retried_again;
-        self.failed += other.failed;
-        for (sqlstate, count) in &other.errors {
-            *self.errors.entry(sqlstate.clone()).or_default() += count;
+    }
+
+    /// Adds what another thread or process has counted.
+    pub(crate) fn add(&mut self, counted: Counted) {
+        for (tally, (counts, samples)) in self.whole.iter_mut().zip(counted.kinds) {
+            tally.counts.add(counts);
+            tally.latencies.add(&samples);
         }
-        for (tenant, more) in self.tenants.iter_mut().zip(&other.tenants) {
+        self.statements += counted.statements;
+        self.lost_connections += counted.lost_connections;
+        self.unsent += counted.unsent;
+        self.retried_again += counted.retried_again;
+        self.failed += counted.failed;
+        for (sqlstate, count) in counted.errors {
+            *self.errors.entry(sqlstate).or_default() += count;
+        }
+        for (tenant, more) in self.tenants.iter_mut().zip(counted.tenants) {
+            let more = more.map(|more| Availability::of(self.window, more));
             match (tenant, more) {
-                (Some(tenant), Some(more)) => tenant.merge(more),
-                (tenant, Some(more)) => *tenant = Some(more.clone()),
+                (Some(tenant), Some(more)) => tenant.merge(&more),
+                (tenant, Some(more)) => *tenant = Some(more),
                 (_, None) => {}
             }
         }
-        self.first_error = self.first_error.take().or_else(|| other.first_error.clone());
+        self.first_error = self.first_error.take().or(counted.first_error);
     }
 
     /// All kinds together.
@@ -372,7 +404,7 @@ mod tests {
         other.done(0, 10, 90);
         other.meter.refused("40001");
         other.meter.lost();
-        one.meter.merge(&other.meter);
+        one.meter.add(other.meter.counted());
         let all = one.meter.all();
         assert_eq!((all.counts.committed, one.meter.errors["40001"], one.meter.lost_connections), (2, 1, 1));
         assert!(all.latencies.summary().max_ms > 79.0);

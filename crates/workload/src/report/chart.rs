@@ -5,21 +5,36 @@ use std::fmt::Write;
 const WIDTH: f64 = 860.0;
 const HEIGHT: f64 = 260.0;
 const LEFT: f64 = 64.0;
-const RIGHT: f64 = 12.0;
+const RIGHT: f64 = 24.0;
 const TOP: f64 = 12.0;
 const BOTTOM: f64 = 40.0;
 
 /// Gridlines of an axis, about.
 const TICKS: f64 = 6.0;
 
-/// Colours that people tell apart who see colours differently (Okabe and Ito).
+/// A chart whose series have so few points shows each of them.
+const MOST_DOTS: usize = 40;
+
+/// Colours of the page's style, which are other ones on a dark page.
 const COLOURS: [&str; 8] =
-    ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999", "#b3a500"];
+    ["var(--c0)", "var(--c1)", "var(--c2)", "var(--c3)", "var(--c4)", "var(--c5)", "var(--c6)", "var(--c7)"];
 
 /// Some values over something.
 pub(crate) struct Series {
     pub(crate) name: String,
     pub(crate) points: Vec<(f64, f64)>,
+    dashed: bool,
+}
+
+impl Series {
+    pub(crate) fn new(name: impl Into<String>, points: Vec<(f64, f64)>) -> Series {
+        Series { name: name.into(), points, dashed: false }
+    }
+
+    /// What somebody else has measured.
+    pub(crate) fn dashed(name: impl Into<String>, points: Vec<(f64, f64)>) -> Series {
+        Series { dashed: true, ..Series::new(name, points) }
+    }
 }
 
 /// How an axis is divided.
@@ -64,6 +79,19 @@ impl Axis {
         Axis { scale, from, to }
     }
 
+    /// With a number at its end, so that no line runs along the frame.
+    fn up_to_a_tick(self) -> Axis {
+        match self.scale {
+            Scale::Linear => Axis { to: (self.to / self.step()).ceil() * self.step(), ..self },
+            Scale::Log | Scale::Nines => self,
+        }
+    }
+
+    /// Between two ticks of an even division.
+    fn step(&self) -> f64 {
+        nice((self.to - self.from) / TICKS)
+    }
+
     /// `None` for what the scale cannot show (a logarithm of zero).
     fn place(&self, value: f64) -> Option<f64> {
         let placed = (project(self.scale, value) - self.from) / (self.to - self.from);
@@ -75,9 +103,9 @@ impl Axis {
         let whole = |from: f64, to: f64| (from as i32)..=(to as i32);
         match self.scale {
             Scale::Linear => {
-                let step = nice((self.to - self.from) / TICKS);
+                let step = self.step();
                 let first = (self.from / step).ceil();
-                let count = ((self.to / step).floor() - first) as u32;
+                let count = ((self.to / step * 1.000_001).floor() - first) as u32;
                 let values = (0..=count).map(|number| (first + f64::from(number)) * step);
                 values.map(|value| (value, short(value))).collect()
             }
@@ -130,7 +158,7 @@ impl Chart {
             self.series.iter().flat_map(|series| series.points.iter()).map(pick)
         };
         let x = Axis::of(self.x.1, values(|point| point.0));
-        let y = Axis::of(self.y.1, values(|point| point.1));
+        let y = Axis::of(self.y.1, values(|point| point.1)).up_to_a_tick();
         let mut svg = String::new();
         // Writing to a string cannot fail, here and below.
         let _ = writeln!(
@@ -142,10 +170,17 @@ impl Chart {
         );
         self.shade(&mut svg, &x);
         self.grid(&mut svg, &x, &y);
+        let dotted = self.series.iter().all(|series| series.points.len() <= MOST_DOTS);
         for (series, colour) in self.series.iter().zip(COLOURS.iter().cycle()) {
             let path = path(&series.points, &x, &y);
-            let _ =
-                writeln!(svg, "<path d=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\"/>");
+            let dashes = if series.dashed { " stroke-dasharray=\"6 4\"" } else { "" };
+            let _ = writeln!(
+                svg,
+                "<path d=\"{path}\" fill=\"none\" style=\"stroke:{colour}\" stroke-width=\"1.5\"{dashes}/>"
+            );
+            if dotted {
+                dots(&mut svg, &series.points, colour, &x, &y);
+            }
         }
         svg.push_str("</svg></figure>\n");
         svg
@@ -233,6 +268,13 @@ fn path(points: &[(f64, f64)], x: &Axis, y: &Axis) -> String {
     path
 }
 
+fn dots(svg: &mut String, points: &[(f64, f64)], colour: &str, x: &Axis, y: &Axis) {
+    for (right, up) in points.iter().filter_map(|point| x.place(point.0).zip(y.place(point.1))) {
+        let (right, up) = (across(right), down(up));
+        let _ = writeln!(svg, "<circle cx=\"{right:.1}\" cy=\"{up:.1}\" r=\"2.5\" style=\"fill:{colour}\"/>");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -246,6 +288,10 @@ mod tests {
         let axis = |scale, values: &[f64]| Axis::of(scale, values.iter().copied());
         assert_eq!(texts(&axis(Scale::Linear, &[3.0, 97.0])), ["0", "20", "40", "60", "80"]);
         assert_eq!(texts(&axis(Scale::Linear, &[-2.0, 10.0])), ["-2", "0", "2", "4", "6", "8", "10"]);
+        let padded = axis(Scale::Linear, &[0.0, 97.0]).up_to_a_tick();
+        assert_eq!((texts(&padded).last().unwrap().as_str(), padded.place(100.0)), ("100", Some(1.0)));
+        let padded = axis(Scale::Linear, &[0.0, 0.57]).up_to_a_tick();
+        assert_eq!(texts(&padded), ["0", "0.1", "0.2", "0.3", "0.4", "0.5", "0.6"]);
         assert_eq!(texts(&axis(Scale::Linear, &[0.0])), ["0", "0.2", "0.4", "0.6", "0.8", "1"]);
         assert_eq!(texts(&axis(Scale::Linear, &[45_000.0])), ["0", "10k", "20k", "30k", "40k"]);
         assert_eq!(texts(&axis(Scale::Log, &[0.3, 42.0, 0.0])), ["0.1", "1", "10", "100"]);
@@ -264,7 +310,7 @@ mod tests {
 
     #[test]
     fn names_are_text() {
-        let series = vec![Series { name: "<script>&\"".to_owned(), points: vec![(0.0, 1.0)] }];
+        let series = vec![Series::new("<script>&\"", vec![(0.0, 1.0)])];
         let x = ("s", Scale::Linear);
         let svg = Chart { title: "t", x, y: x, series, measured_from: None }.svg();
         assert!(svg.contains("&lt;script&gt;&amp;&quot;") && !svg.contains("<script>"));

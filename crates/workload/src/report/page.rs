@@ -5,16 +5,21 @@ use std::fmt::Write;
 use super::chart::escape;
 use super::{RunFile, series};
 use crate::measure::Latency;
-use crate::run::{Report, RunRecord};
+use crate::run::{Report, RunRecord, ServerUsage};
 
+/// Colours of series, `--c0` and on, that people tell apart who see colours differently (Okabe and Ito); lighter on a dark page.
 const STYLE: &str = "\
-body{font:14px/1.45 system-ui,sans-serif;max-width:900px;margin:2em auto;padding:0 1em;color:#222;background:#fff}\
+:root{color-scheme:light dark;--page:#fff;--text:#222;--label:#444;--rule:#ddd;--grid:#e4e4e4;--shade:#f2f2f2;--warning:#fff3cd;\
+--c0:#0072b2;--c1:#d55e00;--c2:#009e73;--c3:#cc79a7;--c4:#e69f00;--c5:#56b4e9;--c6:#999;--c7:#b3a500}\
+@media(prefers-color-scheme:dark){:root{--page:#15181c;--text:#dde1e6;--label:#a9b1ba;--rule:#363c44;--grid:#2a3038;--shade:#1f242b;\
+--warning:#4a3d12;--c0:#4ba3e0;--c1:#ff8647;--c2:#2fc79a;--c3:#e39cc6;--c4:#f2b736;--c5:#9ad4f7;--c6:#a8a8a8;--c7:#d6c93a}}\
+body{font:14px/1.45 system-ui,sans-serif;max-width:900px;margin:2em auto;padding:0 1em;color:var(--text);background:var(--page)}\
 h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em}\
-table{border-collapse:collapse;margin:.5em 0}td,th{padding:.15em .8em .15em 0;text-align:left;vertical-align:top;border-bottom:1px solid #ddd}\
-td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}\
-figure{margin:1.5em 0}figcaption{font-weight:600}svg{width:100%;height:auto}svg text{font-size:11px;fill:#444}\
-.grid{stroke:#e4e4e4}.warm-up{fill:#f2f2f2}.legend span{margin-right:1em}\
-.legend i{display:inline-block;width:.8em;height:.8em;margin-right:.35em}.warning{background:#fff3cd;padding:.5em .8em}";
+table{border-collapse:collapse;margin:.5em 0}td,th{padding:.15em .8em .15em 0;text-align:left;vertical-align:top;border-bottom:1px solid var(--rule)}\
+td:first-child{white-space:nowrap}td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}\
+figure{margin:1.5em 0}figcaption{font-weight:600}svg{width:100%;height:auto}svg text{font-size:11px;fill:var(--label)}\
+.grid{stroke:var(--grid)}.warm-up{fill:var(--shade)}.legend span{display:inline-block;margin-right:1em}\
+.legend i{display:inline-block;width:.8em;height:.8em;margin-right:.35em}.warning{background:var(--warning);padding:.5em .8em}";
 
 /// The tenants that get a row.
 const TENANTS: usize = 20;
@@ -73,9 +78,24 @@ fn facts(run: &RunRecord) -> String {
         ("seed", run.seed.to_string()),
         ("machine", format!("{} x {}, {gib:.1} GiB, Linux {kernel}", machine.processors, machine.processor)),
         ("window", format!("{} s after {} s of warm-up", run.window_s, run.warm_up_s)),
-        ("started", format!("{} s after 1970 (Unix time)", run.started_unix_s)),
+        ("started", utc(run.started_unix_s)),
     ];
     format!("<h2>What was run</h2>\n{}", pairs(&rows))
+}
+
+/// A moment as people write it.
+fn utc(unix_s: u64) -> String {
+    let (days, second) = (unix_s / 86_400, unix_s % 86_400);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    // Years that begin in March end with the leap day: 719,468 days before 1970 such a year began, with 400 of them.
+    let day = days + 719_468;
+    let (era, day) = (day / 146_097, day % 146_097);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let march = (5 * day + 2) / 153;
+    let (day, month) = (day - (153 * march + 2) / 5 + 1, if march < 10 { march + 3 } else { march - 9 });
+    let year = 400 * era + year + u64::from(month <= 2);
+    format!("{year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
 }
 
 fn outcome(report: &Report) -> String {
@@ -101,11 +121,10 @@ fn outcome(report: &Report) -> String {
     let down = format!("{} of {} s", availability.down_intervals, availability.down_interval_s);
     rows.push(("down intervals", down));
     let errors = report.errors.iter().map(|(sqlstate, count)| format!("{sqlstate}: {count}"));
-    rows.push(("refused by SQLSTATE", errors.collect::<Vec<_>>().join(", ")));
+    let errors = errors.collect::<Vec<_>>().join(", ");
+    rows.push(("refused by SQLSTATE", if errors.is_empty() { "none".to_owned() } else { errors }));
     rows.push(("run again, given up", format!("{}, {}", report.retries(), report.failed)));
-    if let Some(server) = &report.server {
-        rows.push(("server CPU per transaction", format!("{:.1} us", server.cpu_us_per_transaction)));
-    }
+    rows.extend(report.server.iter().flat_map(ServerUsage::lines));
     rows.push(("driver CPU per statement", format!("{:.1} us", report.driver.cpu_us_per_statement)));
     format!("<h2>What it came to</h2>\n{}{}", pairs(&rows), latencies(report))
 }
@@ -144,7 +163,15 @@ fn tenants(file: &RunFile) -> String {
         worst.len().min(TENANTS),
         worst.len()
     );
-    for head in ["transactions", "unavailable, s", "outages", "down intervals", "cancelled", "lost work, s"] {
+    for head in [
+        "transactions",
+        "mean, ms",
+        "unavailable, s",
+        "outages",
+        "down intervals",
+        "cancelled",
+        "lost work, s",
+    ] {
         let _ = write!(table, "<th class=\"n\">{head}</th>");
     }
     table.push_str("</tr>\n");
@@ -152,10 +179,11 @@ fn tenants(file: &RunFile) -> String {
         let lost = tenant.lost_work_s.map_or_else(String::new, |lost| format!("{lost:.2}"));
         let _ = writeln!(
             table,
-            "<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{unavailable:.1}</td><td class=\"n\">{}</td>\
+            "<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{:.2}</td><td class=\"n\">{unavailable:.1}</td><td class=\"n\">{}</td>\
              <td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{lost}</td></tr>",
             escape(&tenant.tenant),
             tenant.transactions,
+            tenant.mean_ms,
             tenant.outages_s.len(),
             tenant.down_intervals,
             tenant.cancelled,
@@ -163,4 +191,23 @@ fn tenants(file: &RunFile) -> String {
     }
     table.push_str("</table>\n");
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::utc;
+
+    #[test]
+    fn moments_are_dates() {
+        let moments = [0, 951_782_400, 1_700_000_000, 4_107_542_399].map(utc);
+        assert_eq!(
+            moments,
+            [
+                "1970-01-01 00:00:00 UTC",
+                "2000-02-29 00:00:00 UTC",
+                "2023-11-14 22:13:20 UTC",
+                "2100-02-28 23:59:59 UTC"
+            ]
+        );
+    }
 }

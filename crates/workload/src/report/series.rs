@@ -3,7 +3,7 @@
 use super::RunFile;
 use super::chart::{Chart, Scale, Series};
 use crate::measure::{Latencies, Latency, Sample};
-use crate::run::{IntervalRecord, KindRecord, UsageRecord};
+use crate::run::{IntervalRecord, KindRecord, KindReport, UsageRecord};
 
 const TIME: (&str, Scale) = ("seconds since the window opened", Scale::Linear);
 
@@ -25,16 +25,16 @@ fn over_time(title: &'static str, y: (&'static str, Scale), series: Vec<Series>)
 fn line(file: &RunFile, name: &str, value: impl Fn(&IntervalRecord) -> f64) -> Series {
     let points = file.intervals.iter();
     let points = points.map(|interval| (interval.ends_s - interval.seconds / 2.0, value(interval))).collect();
-    Series { name: name.to_owned(), points }
+    Series::new(name, points)
 }
 
 fn kinds(file: &RunFile) -> Vec<String> {
     let first = file.intervals.first();
-    first.map_or_else(Vec::new, |first| first.kinds.iter().map(|kind| kind.kind.clone()).collect())
+    first.map_or_else(Vec::new, |first| first.kinds.iter().map(|kind| kind.report.kind.clone()).collect())
 }
 
 fn throughput(file: &RunFile) -> Chart {
-    let ended = |kind: &KindRecord| (kind.committed + kind.rolled_back) as f64;
+    let ended = |kind: &KindRecord| kind.report.ended_well() as f64;
     let all = |interval: &IntervalRecord| interval.kinds.iter().map(ended).sum::<f64>() / interval.seconds;
     let mut series = vec![line(file, "all", all)];
     let names = kinds(file);
@@ -61,9 +61,8 @@ fn latency(file: &RunFile) -> Chart {
         .iter()
         .map(|interval| (interval.ends_s - interval.seconds / 2.0, whole_latency(interval)))
         .collect();
-    let series = |name: &str, value: fn(&Latency) -> f64| Series {
-        name: name.to_owned(),
-        points: summaries.iter().map(|(at, latency)| (*at, value(latency))).collect(),
+    let series = |name: &str, value: fn(&Latency) -> f64| {
+        Series::new(name, summaries.iter().map(|(at, latency)| (*at, value(latency))).collect())
     };
     let series = vec![
         series("p50", |latency| latency.p50_ms),
@@ -81,7 +80,7 @@ fn distribution(file: &RunFile) -> Chart {
         let samples = window().filter_map(|interval| interval.kinds.get(number));
         let mut all: Vec<Sample> = samples.flat_map(|kind| kind.samples_us.iter().copied()).collect();
         all.sort_unstable();
-        Series { name, points: shares(&all) }
+        Series::new(name, shares(&all))
     });
     Chart {
         title: "Latency by share of the transactions",
@@ -104,8 +103,10 @@ fn shares(samples: &[Sample]) -> Vec<(f64, f64)> {
 }
 
 fn troubles(file: &RunFile) -> Option<Chart> {
-    let of_kinds = |pick: fn(&KindRecord) -> u64| {
-        move |interval: &IntervalRecord| interval.kinds.iter().map(pick).sum::<u64>() as f64
+    let of_kinds = |pick: fn(&KindReport) -> u64| {
+        move |interval: &IntervalRecord| {
+            interval.kinds.iter().map(|kind| pick(&kind.report)).sum::<u64>() as f64
+        }
     };
     let series = vec![
         line(file, "cancelled", of_kinds(|kind| kind.cancelled)),
@@ -176,6 +177,6 @@ fn worst_tenant(file: &RunFile) -> Option<Chart> {
     let availability = &file.report.as_ref().filter(|report| report.tenants > 1)?.availability;
     let points = availability.worst_tenant_tps.iter().enumerate();
     let points = points.map(|(slot, worst)| (slot as f64 * 10.0 + 5.0, *worst)).collect();
-    let series = vec![Series { name: "the tenant with the fewest".to_owned(), points }];
+    let series = vec![Series::new("the tenant with the fewest", points)];
     Some(over_time("The worst tenant in every ten seconds", ("transactions/s", Scale::Linear), series))
 }

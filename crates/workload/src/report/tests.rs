@@ -48,7 +48,7 @@ fn counts(committed: u64) -> crate::measure::Counts {
 
 fn tenant(name: &str) -> TenantRecord {
     json(serde_json::json!({
-        "tenant": name, "transactions": 900, "cancelled": 15, "lost_work_s": 0.15, "down_intervals": 1,
+        "tenant": name, "transactions": 900, "mean_ms": 5.0, "cancelled": 15, "lost_work_s": 0.15, "down_intervals": 1,
         "outages_s": [1.25],
     }))
 }
@@ -65,14 +65,18 @@ fn report() -> Report {
     json(serde_json::json!({
         "workload": "test", "options": {}, "target": "postgres://a@b:5432/c", "tenants": 2, "connections": 8,
         "offered_tps": 200.0, "seconds": 10.0, "transactions": 1800, "rolled_back": 0, "throughput_tps": 180.0,
-        "latency": latency, "kinds": [kind("read"), kind("write")], "statements": 1800, "errors": { "40001": 3 },
+        "latency": latency, "tenant_mean_ms": [4.0, 6.0], "kinds": [kind("read"), kind("write")], "statements": 1800, "errors": { "40001": 3 },
         "retried_again": 0, "failed": 0, "first_error": null, "cancelled": 30, "lost_work_s": 0.15, "unsent": 0, "lost_connections": 0,
         "availability": {
             "outages": 2, "unavailable_s": 2.5, "longest_outage_s": 1.25, "down_interval_s": 1, "down_intervals": 2,
             "worst_tenant_tps": [88.0], "worst": [tenant("t_0000")],
         },
         "driver": { "threads": 1, "cpu_us_per_statement": 9.5, "busiest_thread": 0.25 },
-        "server": null,
+        "server": {
+            "cpu_s": 5.0, "pss_bytes": 1 << 26, "read_bytes": 0, "written_bytes": 4096, "received_bytes": 1, "sent_bytes": 2,
+            "cpu_us_per_transaction": 2777.8, "dollars_per_hour": 0.0205, "transactions_per_dollar": 31_610_000.0,
+            "prices": { "cpu": 0.04, "memory": 0.008, "read": 0, "written": 0, "received": 0, "sent": 0 },
+        },
     }))
 }
 
@@ -91,6 +95,9 @@ fn a_page_needs_nothing_but_itself_and_says_what_was_measured() {
         "Throughput",
         "p99.9",
         "lost work",
+        "dollars per hour",
+        "prefers-color-scheme:dark",
+        "2023-11-14 22:13:20",
         "the warm-up is shaded",
     ] {
         assert!(page.to_lowercase().contains(&told.to_lowercase()), "{told}");

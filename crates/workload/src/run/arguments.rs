@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
-use super::RunOptions;
+use super::{Prices, Processes, RunOptions};
 use crate::arrival::{Arrival, Shape};
 use crate::keys::Distribution;
 use crate::workload::Workload;
@@ -69,15 +69,24 @@ pub struct RunArgs {
     /// Repeats the same data and the same choices
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub seed: u64,
-    /// Driver threads, each with an event loop of its own: more where one cannot make the load
+    /// Driver threads of each process, each with an event loop of its own: more where one cannot make the load
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub threads: u32,
+    /// Driver processes that share the connections: more where threads of one get into each other's way
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub processes: u32,
+    /// This process is one of them, started by the one that measures
+    #[arg(long, hide = true, value_name = "N")]
+    pub part: Option<u32>,
     /// Seconds without a transaction that make a down interval of a tenant: 1, or 5 if a disk is the limit
     #[arg(long, default_value_t = 1, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=60))]
     pub down_interval: u32,
     /// A process of the server on this machine, whose use of CPU, memory and disk is measured; may be repeated
     #[arg(long, value_name = "PID", value_parser = process)]
     pub server_process: Vec<Pid>,
+    /// Prices of what the server uses: lines `resource,dollars` [default: those of docs/benchmarks.md]
+    #[arg(long, value_name = "FILE.csv", requires = "server_process")]
+    pub prices: Option<PathBuf>,
     /// Write JSON lines with every interval and all samples, for `fulmar bench report`
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
@@ -94,14 +103,19 @@ fn process(text: &str) -> Result<Pid, String> {
 }
 
 impl RunArgs {
-    /// The options of the run; makes the databases that it needs.
+    /// The options of the run; makes the databases that it needs. A part has all databases, and measures no server.
     pub async fn into_options<W: Workload>(self) -> anyhow::Result<RunOptions> {
         let arrival = self.arrival()?;
         let databases = match self.tenants {
             1 => Vec::new(),
             count => tenants::names(&format!("{}_", W::NAME), count),
         };
-        tenants::create(&self.target, &databases, |_| ()).await?;
+        let processes = self.processes()?;
+        let prices = self.prices.as_deref().map_or_else(Prices::listed, Prices::read)?;
+        let is_part = matches!(processes, Processes::Part { .. });
+        if !is_part {
+            tenants::create(&self.target, &databases, |_| ()).await?;
+        }
         Ok(RunOptions {
             databases,
             connections: self.connections as usize,
@@ -113,10 +127,29 @@ impl RunArgs {
             patience: Duration::from_secs(self.patience),
             seed: self.seed,
             threads: self.threads as usize,
+            processes,
             down_interval_seconds: self.down_interval as usize,
-            server_processes: self.server_process,
-            output: self.output,
+            server_processes: if is_part { Vec::new() } else { self.server_process },
+            prices,
+            output: self.output.filter(|_| !is_part),
             ..RunOptions::new(self.target)
+        })
+    }
+
+    /// Parts are started by this process's own command line.
+    fn processes(&self) -> anyhow::Result<Processes> {
+        let count = self.processes as usize;
+        Ok(match self.part {
+            Some(number) => {
+                anyhow::ensure!(number < self.processes, "there is no part {number} of {count}");
+                Processes::Part { number: number as usize, of: count }
+            }
+            None if count == 1 => Processes::One,
+            None => {
+                let program = std::env::current_exe().context("cannot find this very command")?;
+                let command = [program.into()].into_iter().chain(std::env::args_os().skip(1)).collect();
+                Processes::Parent { command, count }
+            }
         })
     }
 
@@ -158,6 +191,7 @@ mod tests {
         assert_eq!((options.warm_up, options.measure), (defaults.warm_up, defaults.measure));
         assert_eq!((options.patience, options.seed), (defaults.patience, defaults.seed));
         assert_eq!((options.arrival, options.threads), (defaults.arrival, defaults.threads));
+        assert_eq!(options.processes, defaults.processes);
         assert_eq!(options.down_interval_seconds, defaults.down_interval_seconds);
         assert_eq!(
             (options.tenant_sizes, options.tenant_rates),

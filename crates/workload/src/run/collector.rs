@@ -7,11 +7,12 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context;
 
+use super::part::{Message, Parent};
 use super::record::{IntervalRecord, Record, UsageRecord};
 use super::{RunEvent, RunOptions, RunTick, Watcher};
 use crate::measure::{Interval, Latencies};
@@ -25,6 +26,8 @@ pub(super) struct Collector {
     /// Driver threads, and the sampler if there is one.
     pieces: usize,
     watcher: Option<Watcher>,
+    /// Of a part: whoever puts the pieces together.
+    parent: Option<Arc<Parent>>,
     state: Mutex<State>,
 }
 
@@ -75,6 +78,7 @@ impl Collector {
             measure: options.measure,
             pieces,
             watcher: options.watcher.clone(),
+            parent: None,
             state: Mutex::new(State {
                 pending: BTreeMap::new(),
                 latencies: Latencies::new(),
@@ -84,8 +88,18 @@ impl Collector {
         })
     }
 
+    /// Of a part: hands all pieces on.
+    pub(super) fn for_parent(self, parent: Arc<Parent>) -> Collector {
+        Collector { parent: Some(parent), ..self }
+    }
+
     /// A driver thread has counted an interval, and used so much CPU time meanwhile.
     pub(super) fn counted(&self, thread: usize, interval: Interval, cpu: Duration) {
+        if let Some(parent) = &self.parent {
+            // A parent that is gone ends this process.
+            let _ = parent.tell(&Message::Interval { thread, interval, cpu });
+            return;
+        }
         self.bring(interval.number, |pending| {
             pending.driver_cpu.insert(thread, cpu);
             match &mut pending.interval {

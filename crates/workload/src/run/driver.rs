@@ -39,6 +39,8 @@ pub(super) struct Plan<W> {
     pub(super) collector: Collector,
     /// Where all wait for each other before the clock starts.
     pub(super) ready: Barrier,
+    /// And again: between the two a part waits for its parent.
+    pub(super) start: Barrier,
     pub(super) clock: OnceLock<Clock>,
 }
 
@@ -53,6 +55,7 @@ impl<W: Workload> Plan<W> {
     /// Starts the clock when everybody is ready, so that connecting is no part of the warm-up.
     pub(super) async fn clock(&self) -> Clock {
         self.ready.wait().await;
+        self.start.wait().await;
         *self.clock.get_or_init(|| self.starting_now())
     }
 
@@ -64,7 +67,7 @@ impl<W: Workload> Plan<W> {
 
     /// The terminals of a thread. Those of a tenant stay together where there are tenants enough.
     fn places(&self, thread: usize) -> Vec<Place> {
-        let (threads, of) = (self.options.threads, self.options.connections);
+        let (threads, of) = (self.options.all_threads(), self.options.connections);
         let tenants = self.workloads.len();
         let all = (0..of).flat_map(|number| (0..tenants).map(move |tenant| (tenant, number)));
         let here = |(tenant, number): &(usize, usize)| match tenants >= threads {
@@ -75,24 +78,25 @@ impl<W: Workload> Plan<W> {
         all.filter(here).map(place).collect()
     }
 
-    fn meter(&self, window: Window, places: &[Place]) -> Meter {
+    pub(super) fn meter(&self, window: Window, places: &[Place]) -> Meter {
         let mut here = vec![false; self.workloads.len()];
         places.iter().for_each(|place| here[place.tenant] = true);
         let kinds = self.workloads.first().map_or(0, |workload| workload.kinds().len());
         Meter::new(window, self.options.warm_up, self.options.tick, kinds, here.into_iter())
     }
 
-    fn tell(&self, thread: usize, event: RunEvent) {
-        if let Some(watcher) = self.options.watcher.as_ref().filter(|_| thread == 0) {
+    /// Tells the watcher, if this is the first of the driver threads, or of their processes.
+    pub(super) fn tell(&self, first: usize, event: RunEvent) {
+        if let Some(watcher) = self.options.watcher.as_ref().filter(|_| first == 0) {
             watcher(&event);
         }
     }
 }
 
-/// What a thread has counted, and its own CPU time in the window.
+/// What a thread, or all of a process, has counted, and the CPU time of each thread in the window.
 pub(super) struct Outcome {
     pub(super) meter: Meter,
-    pub(super) cpu: Duration,
+    pub(super) cpu: Vec<Duration>,
 }
 
 /// Runs the terminals of one thread.
@@ -130,7 +134,7 @@ pub(super) async fn drive<W: Workload>(plan: Arc<Plan<W>>, thread: usize) -> any
     let shared = Rc::into_inner(shared).context("a terminal has outlived its run")?;
     let mut meter = shared.meter.into_inner();
     meter.tenants.iter_mut().flatten().for_each(Availability::close);
-    Ok(Outcome { meter, cpu })
+    Ok(Outcome { meter, cpu: vec![cpu] })
 }
 
 type Sessions<W> = Vec<Session<<W as Workload>::Terminal>>;
@@ -217,7 +221,7 @@ async fn closed_loop<T: Terminal>(
     mut choice: Choice,
 ) -> anyhow::Result<Session<T>> {
     loop {
-        let kind = choice.kind();
+        let kind = session.terminal.next_kind(choice.kind());
         session.terminal.draw(kind);
         pause(session.terminal.keying(), clock).await;
         let now = Instant::now();
@@ -256,6 +260,7 @@ async fn open_loop<T: Terminal>(
             session.unsent(kind, due);
             continue;
         }
+        let kind = session.terminal.next_kind(kind);
         session.terminal.draw(kind);
         tokio::time::sleep_until(due.into()).await;
         session.transaction(kind, due).await?;

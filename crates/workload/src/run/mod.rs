@@ -11,20 +11,24 @@
 //! Several tenants are several instances of the workload side by side, each in a database of its own. The
 //! terminals of all are spread over the driver's threads (one, unless more are asked for); every thread counts for
 //! itself ([`crate::measure`]) and hands an interval to the collector when it is over. How transactions arrive is said in
-//! [`crate::arrival`].
+//! [`crate::arrival`]. Threads may be those of other processes (`part`, `remote`).
 
 mod arguments;
 mod collector;
 mod database;
 mod driver;
 mod machine;
+mod part;
+mod prices;
 mod record;
+mod remote;
 mod report;
 mod sampler;
 mod session;
 mod stages;
 mod table;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,8 +37,11 @@ use rustix::process::Pid;
 
 pub use self::arguments::RunArgs;
 pub use self::machine::Machine;
-pub use self::record::{IntervalRecord, KindRecord, Record, RunRecord, TenantRecord, UsageRecord};
-pub use self::report::{Availability, Driver, KindReport, Report, ServerUsage};
+pub use self::prices::{Prices, ServerUsage};
+pub use self::record::{
+    IntervalRecord, KindRecord, KindReport, Record, RunRecord, TenantRecord, UsageRecord,
+};
+pub use self::report::{Availability, Driver, Report};
 use crate::Target;
 use crate::arrival::Arrival;
 use crate::keys::Distribution;
@@ -63,8 +70,10 @@ pub struct RunOptions {
     pub patience: Duration,
     /// Of everything that is drawn.
     pub seed: u64,
-    /// Driver threads, each with an event loop of its own.
+    /// Driver threads of each process, each with an event loop of its own.
     pub threads: usize,
+    /// Whether there are other processes that drive.
+    pub processes: Processes,
     /// Of the driver's threads, for the system's scheduler: 0 is usual, 19 the lowest priority.
     pub niceness: i32,
     /// A slot of the window in which no transaction of a tenant ends is a down interval.
@@ -73,6 +82,8 @@ pub struct RunOptions {
     pub tick: Duration,
     /// Processes of the server: what they and their children use is measured too.
     pub server_processes: Vec<Pid>,
+    /// What that costs.
+    pub prices: Prices,
     /// Where the JSON lines go.
     pub output: Option<PathBuf>,
     /// What made this driver, for the JSON lines.
@@ -96,10 +107,12 @@ impl RunOptions {
             patience: Duration::ZERO,
             seed: 1,
             threads: 1,
+            processes: Processes::One,
             niceness: 0,
             down_interval_seconds: 1,
             tick: Duration::from_secs(1),
             server_processes: Vec::new(),
+            prices: Prices::default(),
             output: None,
             build: env!("CARGO_PKG_VERSION"),
             watcher: None,
@@ -111,6 +124,19 @@ impl RunOptions {
         match &self.databases[..] {
             [] => vec![self.target.clone()],
             databases => databases.iter().map(|database| self.target.with_database(database)).collect(),
+        }
+    }
+
+    /// Driver threads of all processes.
+    fn all_threads(&self) -> usize {
+        self.threads * self.processes.count()
+    }
+
+    /// What this process waits for to drive: its threads, or its parts.
+    fn drivers(&self) -> usize {
+        match self.processes {
+            Processes::Parent { count, .. } => count,
+            _ => self.threads,
         }
     }
 
@@ -134,6 +160,40 @@ impl RunOptions {
         Ok(())
     }
 }
+
+/// The processes that share a run's terminals.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Processes {
+    /// This one alone.
+    One,
+    /// So many others, by this command with `--part NUMBER` behind it; this one measures, and drives nothing.
+    Parent {
+        /// The program and its arguments.
+        command: Vec<OsString>,
+        /// How many.
+        count: usize,
+    },
+    /// This is one of them: see [`run_part`].
+    Part {
+        /// Which, from zero.
+        number: usize,
+        /// Of how many.
+        of: usize,
+    },
+}
+
+impl Processes {
+    fn count(&self) -> usize {
+        match self {
+            Processes::One => 1,
+            Processes::Parent { count, .. } => *count,
+            Processes::Part { of, .. } => *of,
+        }
+    }
+}
+
+/// The scheduler's.
+pub(crate) const LOWEST_PRIORITY: i32 = 19;
 
 /// More than any driver can send, and little enough that what it cannot is counted quickly.
 const MOST_TPS: f64 = 1e6;
@@ -180,9 +240,28 @@ pub struct RunTick {
     pub lost_connections: u64,
 }
 
+/// Runs a load, and beside it another one, which begins before the window of the first opens and goes on until it has closed.
+/// The second one's driver has the lowest priority: it is to take the server's time, and not that of the first one's driver on
+/// the same machine.
+pub(crate) async fn run_beside<W: Workload>(
+    (workload, options): (W, RunOptions),
+    (other, mut beside): (W, RunOptions),
+) -> anyhow::Result<(Report, Report)> {
+    beside.measure = options.measure + 2 * options.warm_up;
+    beside.niceness = LOWEST_PRIORITY;
+    tokio::try_join!(run(workload, options), run(other, beside))
+}
+
 /// Loads what is missing, warms up, measures, checks. Dropping the future ends the run.
 pub async fn run<W: Workload>(workload: W, options: RunOptions) -> anyhow::Result<Report> {
     options.validate()?;
     workload.validate()?;
     stages::run(workload, options).await
+}
+
+/// Runs the terminals of one of several processes, as the process that has started it says on stdin, which is told on stdout.
+pub async fn run_part<W: Workload>(workload: W, options: RunOptions) -> anyhow::Result<()> {
+    options.validate()?;
+    workload.validate()?;
+    part::run(workload, options).await
 }

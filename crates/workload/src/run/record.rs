@@ -81,6 +81,16 @@ pub struct IntervalRecord {
 /// One kind of transaction in an interval.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KindRecord {
+    /// What it came to.
+    #[serde(flatten)]
+    pub report: KindReport,
+    /// All latencies: microseconds to three digits, and how many.
+    pub samples_us: Vec<Sample>,
+}
+
+/// One kind of transaction, in an interval or in all of the window.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct KindReport {
     /// Its name.
     pub kind: String,
     /// Committed.
@@ -93,8 +103,6 @@ pub struct KindRecord {
     pub failed: u64,
     /// Of those that ended as they should.
     pub latency: Latency,
-    /// All of them: microseconds to three digits, and how many.
-    pub samples_us: Vec<Sample>,
 }
 
 /// What the server's processes, and for the network the machine, used in an interval.
@@ -121,6 +129,8 @@ pub struct TenantRecord {
     pub tenant: String,
     /// Transactions that ended as they should.
     pub transactions: u64,
+    /// Their mean latency.
+    pub mean_ms: f64,
     /// Transactions that were too late to be started.
     pub cancelled: u64,
     /// Those, in seconds of what was offered to this tenant; only of an open loop.
@@ -160,14 +170,24 @@ impl KindRecord {
     pub(crate) fn new(kind: &str, counts: Counts, samples: Vec<Sample>) -> KindRecord {
         let mut latencies = Latencies::new();
         latencies.add(&samples);
-        KindRecord {
+        KindRecord { report: KindReport::new(kind, counts, &latencies), samples_us: latencies.take() }
+    }
+}
+
+impl KindReport {
+    pub(super) fn new(kind: &str, counts: Counts, latencies: &Latencies) -> KindReport {
+        KindReport {
             kind: kind.to_owned(),
             committed: counts.committed,
             rolled_back: counts.rolled_back,
             cancelled: counts.cancelled,
             failed: counts.failed,
             latency: latencies.summary(),
-            samples_us: latencies.take(),
         }
+    }
+
+    /// Transactions that ended as they should.
+    pub(crate) fn ended_well(&self) -> u64 {
+        self.committed + self.rolled_back
     }
 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::RunOptions;
-use super::record::{TenantRecord, UsageRecord};
+use super::prices::ServerUsage;
+use super::record::{KindReport, TenantRecord, UsageRecord};
 use crate::measure::{Latency, Meter};
 use crate::workload::Kind;
 
@@ -45,6 +46,8 @@ pub struct Report {
     pub throughput_tps: f64,
     /// From the first statement (open loop: from when it was due) to the answer of COMMIT, retries included.
     pub latency: Latency,
+    /// The mean latencies of the tenant that waited least and of the one that waited most.
+    pub tenant_mean_ms: [f64; 2],
     /// By kind of transaction.
     pub kinds: Vec<KindReport>,
     /// Statements of the transactions, BEGIN and COMMIT included.
@@ -71,23 +74,6 @@ pub struct Report {
     pub driver: Driver,
     /// What the server's processes used.
     pub server: Option<ServerUsage>,
-}
-
-/// A kind of transaction.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct KindReport {
-    /// Its name.
-    pub kind: String,
-    /// Committed.
-    pub committed: u64,
-    /// Ended without effect, as the workload foresees for some.
-    pub rolled_back: u64,
-    /// Too late to be started.
-    pub cancelled: u64,
-    /// Given up.
-    pub failed: u64,
-    /// Of those that ended as they should.
-    pub latency: Latency,
 }
 
 /// Whether the tenants were served.
@@ -137,14 +123,12 @@ impl Driver {
     }
 }
 
-/// What the server's processes used in the window.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ServerUsage {
-    /// All of it.
-    #[serde(flatten)]
-    pub usage: UsageRecord,
-    /// CPU time per transaction, in microseconds.
-    pub cpu_us_per_transaction: f64,
+/// Of nothing both are zero.
+fn least_and_most(values: impl Iterator<Item = f64>) -> [f64; 2] {
+    let wider = |range: Option<[f64; 2]>, value: f64| {
+        Some(range.map_or([value; 2], |[least, most]| [least.min(value), most.max(value)]))
+    };
+    values.fold(None, wider).unwrap_or_default()
 }
 
 fn ratio(of: f64, count: u64) -> f64 {
@@ -170,14 +154,8 @@ impl Report {
             findings;
         let all = meter.all();
         let seconds = options.measure.as_secs_f64();
-        let kinds = kinds.iter().zip(&meter.whole).map(|(kind, tally)| KindReport {
-            kind: kind.name.to_owned(),
-            committed: tally.counts.committed,
-            rolled_back: tally.counts.rolled_back,
-            cancelled: tally.counts.cancelled,
-            failed: tally.counts.failed,
-            latency: tally.latencies.summary(),
-        });
+        let kinds = kinds.iter().zip(&meter.whole);
+        let kinds = kinds.map(|(kind, tally)| KindReport::new(kind.name, tally.counts, &tally.latencies));
         Report {
             workload: workload.to_owned(),
             options: workload_options,
@@ -190,6 +168,7 @@ impl Report {
             rolled_back: all.counts.rolled_back,
             throughput_tps: all.counts.ended_well() as f64 / seconds,
             latency: all.latencies.summary(),
+            tenant_mean_ms: least_and_most(tenants.iter().map(|tenant| tenant.mean_ms)),
             kinds: kinds.collect(),
             statements: meter.statements,
             errors: meter.errors.clone(),
@@ -204,10 +183,9 @@ impl Report {
             lost_connections: meter.lost_connections,
             availability: Availability::new(options, meter, tenants),
             driver: Driver::new(findings.driver_cpu, meter.statements, seconds),
-            server: findings.usage.map(|usage| ServerUsage {
-                usage,
-                cpu_us_per_transaction: ratio(usage.cpu_s * 1e6, all.counts.ended_well()),
-            }),
+            server: findings
+                .usage
+                .map(|usage| ServerUsage::new(usage, all.counts.ended_well(), seconds, options.prices)),
         }
     }
 

@@ -11,7 +11,7 @@ use super::collector::Collector;
 use super::driver::{Outcome, Plan, drive};
 use super::record::{Record, RunRecord, TenantRecord};
 use super::report::{Findings, Report};
-use super::{Machine, RunOptions, database, sampler};
+use super::{Machine, Processes, RunOptions, database, remote, sampler};
 use crate::arrival::Arrival;
 use crate::driver::on_own_thread;
 use crate::keys::Distribution;
@@ -20,15 +20,17 @@ use crate::workload::Workload;
 
 pub(super) async fn run<W: Workload>(workload: W, options: RunOptions) -> anyhow::Result<Report> {
     let server = database::server(options.targets().first().context("a run needs a database")?).await?;
-    let threads = options.threads;
-    let pieces = threads + usize::from(!options.server_processes.is_empty());
+    let sampling = !options.server_processes.is_empty();
+    let pieces = options.all_threads() + usize::from(sampling);
+    let waiting = options.drivers() + usize::from(sampling);
     let first = first_record(&workload, &options, server.version)?;
     let plan = Arc::new(Plan {
         workloads: workloads(&workload, &options),
         rate_shares: options.tenant_rates.shares(options.targets().len()),
         dialect: server.dialect,
         collector: Collector::new(&options, workload.kinds(), pieces)?,
-        ready: Barrier::new(pieces),
+        ready: Barrier::new(waiting),
+        start: Barrier::new(waiting),
         clock: OnceLock::new(),
         options,
     });
@@ -39,16 +41,22 @@ pub(super) async fn run<W: Workload>(workload: W, options: RunOptions) -> anyhow
     .await?;
     plan.collector.write(&Record::Run(RunRecord { started_unix_s: unix_seconds(), ..first }));
 
-    let drivers =
-        try_join_all((0..threads).map(|thread| on_a_thread(&plan, move |plan| drive(plan, thread))));
-    let sampling = !plan.options.server_processes.is_empty();
+    let drivers = (0..plan.options.drivers()).map(|driver| {
+        on_a_thread(&plan, move |plan| async move {
+            match plan.options.processes {
+                Processes::Parent { .. } => remote::drive(plan, driver).await,
+                _ => drive(plan, driver).await,
+            }
+        })
+    });
+    let drivers = try_join_all(drivers);
     let sampler = OptionFuture::from(sampling.then(|| on_a_thread(&plan, sampler::sample)));
     let sampler = async { sampler.await.transpose() };
     let (outcomes, usage) = tokio::try_join!(drivers, sampler)?;
     let usage = usage.flatten();
     on_a_thread(&plan, |plan| async move { database::check(&plan.workloads, &plan.options).await }).await?;
 
-    let driver_cpu: Vec<_> = outcomes.iter().map(|outcome| outcome.cpu).collect();
+    let driver_cpu: Vec<_> = outcomes.iter().flat_map(|outcome| outcome.cpu.iter().copied()).collect();
     let meter = merged(outcomes)?;
     let offered_tps = offered(&plan.options);
     let tenants = tenants(&plan, &meter, offered_tps);
@@ -70,7 +78,7 @@ pub(super) async fn run<W: Workload>(workload: W, options: RunOptions) -> anyhow
 }
 
 /// Does a piece of the work on a thread of its own.
-async fn on_a_thread<W, T, F, R>(plan: &Arc<Plan<W>>, work: F) -> anyhow::Result<T>
+pub(super) async fn on_a_thread<W, T, F, R>(plan: &Arc<Plan<W>>, work: F) -> anyhow::Result<T>
 where
     W: Workload,
     T: Send + 'static,
@@ -82,7 +90,7 @@ where
 }
 
 /// Each tenant's own: all alike, or of different sizes that come to the same amount of data.
-fn workloads<W: Workload>(workload: &W, options: &RunOptions) -> Vec<W> {
+pub(super) fn workloads<W: Workload>(workload: &W, options: &RunOptions) -> Vec<W> {
     let tenants = options.targets().len();
     match options.tenant_sizes {
         Distribution::Uniform => vec![workload.clone(); tenants],
@@ -97,10 +105,10 @@ fn offered(options: &RunOptions) -> Option<f64> {
     Some(rate_tps * shape.over(opens + seconds).mean(opens, opens + seconds))
 }
 
-fn merged(outcomes: Vec<Outcome>) -> anyhow::Result<Meter> {
+pub(super) fn merged(outcomes: Vec<Outcome>) -> anyhow::Result<Meter> {
     let mut meters = outcomes.into_iter().map(|outcome| outcome.meter);
     let mut all = meters.next().context("a run needs a driver thread")?;
-    meters.for_each(|meter| all.merge(&meter));
+    meters.for_each(|meter| all.add(meter.counted()));
     Ok(all)
 }
 
@@ -113,6 +121,7 @@ fn tenants<W: Workload>(plan: &Plan<W>, meter: &Meter, offered_tps: Option<f64>)
         Some(TenantRecord {
             tenant,
             transactions: availability.slots(1).sum(),
+            mean_ms: availability.mean_ms(),
             cancelled: availability.cancelled,
             lost_work_s: offered.map(|offered| availability.cancelled as f64 / offered),
             down_intervals: availability.down_intervals(plan.options.down_interval_seconds),

@@ -5,7 +5,8 @@ use std::fmt;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, Table};
 
-use super::report::{Availability, Driver, Report, ServerUsage};
+use super::prices::ServerUsage;
+use super::report::{Availability, Driver, Report};
 use crate::measure::Latency;
 
 impl Report {
@@ -20,10 +21,13 @@ impl Report {
         }
         lines.add("transactions/s", format!("{:.1}", self.throughput_tps));
         lines.latency("latency", &self.latency);
+        if self.tenants > 1 {
+            let [least, most] = self.tenant_mean_ms;
+            lines.add("mean latency by tenant", format!("{least:.2} to {most:.2} ms"));
+        }
         if self.kinds.len() > 1 {
             for kind in self.kinds.iter().filter(|kind| kind.latency.count > 0) {
-                let ended = kind.committed + kind.rolled_back;
-                let name = format!("{}: {:.1}/s", kind.kind, ended as f64 / self.seconds);
+                let name = format!("{}: {:.1}/s", kind.kind, kind.ended_well() as f64 / self.seconds);
                 lines.latency(&name, &kind.latency);
             }
         }
@@ -40,19 +44,15 @@ impl Report {
             lines.add("due, not sent at the end", self.unsent.to_string());
         }
         self.availability.lines(&mut lines);
-        if let Some(ServerUsage { usage, cpu_us_per_transaction }) = &self.server {
-            let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-            lines.add("server CPU per transaction", format!("{cpu_us_per_transaction:.1} us"));
-            lines.add("server memory (PSS)", format!("{:.1} MiB", mib(usage.pss_bytes)));
-            let disk = format!("{:.1} MiB, {:.1} MiB", mib(usage.read_bytes), mib(usage.written_bytes));
-            lines.add("server read, written", disk);
+        for (name, value) in self.server.iter().flat_map(ServerUsage::lines) {
+            lines.add(name, value);
         }
         let Driver { threads, cpu_us_per_statement, busiest_thread } = self.driver;
         lines.add("driver CPU per statement", format!("{cpu_us_per_statement:.1} us"));
         if self.driver.is_bottleneck() {
             let what =
                 format!("its busiest thread of {threads} used {:.0} % of a processor", busiest_thread * 1e2);
-            lines.add("THE DRIVER WAS THE LIMIT", format!("{what}; raise --threads"));
+            lines.add("THE DRIVER WAS THE LIMIT", format!("{what}; raise --threads or --processes"));
         }
         if self.lost_connections > 0 {
             lines.add("connections lost", self.lost_connections.to_string());

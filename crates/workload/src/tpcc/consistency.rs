@@ -1,13 +1,7 @@
-//! The consistency conditions 1 to 4 (clause 3.3.2), of the whole database: a server that loses an update, or half of a
-//! transaction, is fast, and is found here.
+//! The consistency conditions 1 to 4 (clause 3.3.2), of the whole database.
 
 use crate::client::Client;
-
-/// A condition, and a query that answers a row for each warehouse or district where it does not hold.
-struct Condition {
-    what: &'static str,
-    violations: &'static str,
-}
+use crate::conditions::{self, Condition};
 
 const CONDITIONS: [Condition; 4] = [
     Condition {
@@ -42,18 +36,5 @@ const CONDITIONS: [Condition; 4] = [
 ];
 
 pub(super) async fn check(client: &mut Client) -> anyhow::Result<()> {
-    for Condition { what, violations } in CONDITIONS {
-        let rows = client.query(violations).await?;
-        let shown = |row: &Vec<Option<String>>| {
-            let values = row.iter().map(|value| value.as_deref().unwrap_or("NULL"));
-            format!("({})", values.collect::<Vec<_>>().join(", "))
-        };
-        let shown: Vec<String> = rows.iter().map(shown).collect();
-        anyhow::ensure!(
-            rows.is_empty(),
-            "TPC-C's consistency condition {what} does not hold: {}",
-            shown.join(", ")
-        );
-    }
-    Ok(())
+    conditions::check(client, "TPC-C", &CONDITIONS).await
 }

@@ -15,8 +15,7 @@ const PIECE_BYTES: usize = 64 << 10;
 /// Rows that a load leaves.
 pub(super) fn rows(scale: &Tpcc) -> u64 {
     let count = |table| Rows::new(scale, table, 1, 0).count();
-    count(Table::Item)
-        + u64::from(scale.warehouses) * Table::OF_WAREHOUSE.iter().copied().map(count).sum::<u64>()
+    count(Table::Item) + u64::from(scale.warehouses) * Table::of_warehouse().map(count).sum::<u64>()
 }
 
 pub(super) async fn load(scale: &Tpcc, loading: &mut Loading<'_>) -> anyhow::Result<()> {
@@ -34,8 +33,8 @@ pub(super) async fn load(scale: &Tpcc, loading: &mut Loading<'_>) -> anyhow::Res
     }
     for warehouse in present + 1..=scale.warehouses {
         loading.client.query("BEGIN").await?;
-        for table in Table::OF_WAREHOUSE {
-            copy(scale, *table, warehouse, loading).await?;
+        for table in Table::of_warehouse() {
+            copy(scale, table, warehouse, loading).await?;
         }
         loading.client.query("COMMIT").await?;
     }

@@ -45,8 +45,10 @@ impl Table {
         Table::Stock,
     ];
 
-    /// Those that have rows for each warehouse.
-    pub(super) const OF_WAREHOUSE: &[Table] = Table::ALL.split_at(1).1;
+    /// Those that have rows for each warehouse: all but the items.
+    pub(super) fn of_warehouse() -> impl Iterator<Item = Table> {
+        Table::ALL.into_iter().filter(|table| *table != Table::Item)
+    }
 
     pub(super) fn name(self) -> &'static str {
         match self {

@@ -6,6 +6,9 @@
 //!
 //! E-Store's form (2014 paper, 6.1) is one table and one operation, 85 % reads, with the skews of its section 2.2:
 //! `--tables 1 --operations 1 --reads 85 --distribution low-skew`. A transaction of one operation is of a kind by itself.
+//!
+//! ShuttleDB's form (2014 paper, 6.4) mixes reads, writes, sorts and joins in a transaction: `--reads 60 --sorts 10 --joins 10`. The
+//! paper does not say how much of each.
 
 mod procedure;
 mod schema;
@@ -16,7 +19,7 @@ use std::rc::Rc;
 use clap::Args;
 use serde::Serialize;
 
-use self::transaction::YcsbTerminal;
+use self::transaction::{Action, YcsbTerminal};
 use crate::keys::Distribution;
 use crate::workload::{Kind, Loading, Place, Workload};
 
@@ -35,9 +38,18 @@ pub struct Ycsb {
     /// Operations of a transaction (1: a single statement without BEGIN and COMMIT)
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub operations: u32,
-    /// Per cent of the operations that read; the others update one field
+    /// Per cent of the operations that read a row; what is left of a hundred updates one field
     #[arg(long, default_value_t = 90.0, value_name = "PERCENT")]
     pub reads: f64,
+    /// Per cent of the operations that sort rows by a column without an index (ShuttleDB)
+    #[arg(long, default_value_t = 0.0, value_name = "PERCENT")]
+    pub sorts: f64,
+    /// Per cent of the operations that join rows of two tables (ShuttleDB)
+    #[arg(long, default_value_t = 0.0, value_name = "PERCENT")]
+    pub joins: f64,
+    /// Rows that a sort or a join covers, neighbours by key
+    #[arg(long, default_value_t = 100, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub span: u32,
     /// Run each transaction as one call of a stored procedure
     #[arg(long)]
     pub procedure: bool,
@@ -51,15 +63,33 @@ impl Default for Ycsb {
             distribution: Distribution::HOT_90_20,
             operations: 10,
             reads: 90.0,
+            sorts: 0.0,
+            joins: 0.0,
+            span: 100,
             procedure: false,
         }
     }
 }
 
 impl Ycsb {
-    /// Updates per transaction of several operations; the fraction is the chance of one more.
-    fn updates(&self) -> f64 {
-        f64::from(self.operations) * (1.0 - self.reads / 100.0)
+    /// With as many keys as come to so much data.
+    pub(crate) fn of_bytes(self, data_bytes: u64) -> Ycsb {
+        let per_key = u64::from(self.tables) * schema::ROW_BYTES;
+        let records = (data_bytes / per_key).clamp(1, i32::MAX.unsigned_abs().into());
+        Ycsb { records: u32::try_from(records).unwrap_or(u32::MAX), ..self }
+    }
+
+    /// What the rows of an instance hold.
+    pub(crate) fn data_bytes(&self) -> u64 {
+        u64::from(self.records) * u64::from(self.tables) * schema::ROW_BYTES
+    }
+
+    /// Per cent of the operations, by what they do. Sorts and joins are there only where they are asked for.
+    fn shares(&self) -> Vec<(Action, f64)> {
+        let updates = 100.0 - self.reads - self.sorts - self.joins;
+        let scans = [(Action::Sort, self.sorts), (Action::Join, self.joins)];
+        let scans = scans.into_iter().filter(|(_, percent)| *percent > 0.0);
+        [(Action::Read, self.reads), (Action::Update, updates)].into_iter().chain(scans).collect()
     }
 }
 
@@ -69,12 +99,22 @@ impl Workload for Ycsb {
     type Terminal = YcsbTerminal;
 
     fn validate(&self) -> anyhow::Result<()> {
-        anyhow::ensure!((0.0..=100.0).contains(&self.reads), "reads are 0 to 100 per cent of the operations");
+        let percent = [self.reads, self.sorts, self.joins];
+        anyhow::ensure!(
+            percent.iter().all(|percent| *percent >= 0.0) && percent.iter().sum::<f64>() <= 100.0,
+            "reads, sorts and joins are 0 to 100 per cent of the operations, and so are all together"
+        );
+        anyhow::ensure!(
+            self.joins == 0.0 || self.tables > 1,
+            "a join needs two tables: leave --tables as it is"
+        );
         anyhow::ensure!(
             !self.procedure
-                || self.operations == procedure::OPERATIONS && self.reads == 90.0 && self.tables == 3,
-            "the procedure has {} operations on three tables, one of which updates: leave --operations, --reads and \
-             --tables as they are",
+                || self.operations == procedure::OPERATIONS
+                    && percent == [90.0, 0.0, 0.0]
+                    && self.tables == 3,
+            "the procedure has {} operations on three tables, nine of which read and one updates: leave --operations, \
+             --reads, --sorts, --joins and --tables as they are",
             procedure::OPERATIONS
         );
         Ok(())
@@ -82,10 +122,10 @@ impl Workload for Ycsb {
 
     fn kinds(&self) -> Vec<Kind> {
         match self.operations {
-            1 => vec![
-                Kind { name: "read", weight: self.reads },
-                Kind { name: "update", weight: 100.0 - self.reads },
-            ],
+            1 => {
+                let kind = |(action, weight): (Action, f64)| Kind { name: action.name(), weight };
+                self.shares().into_iter().map(kind).collect()
+            }
             _ => vec![Kind { name: "transaction", weight: 1.0 }],
         }
     }
@@ -108,7 +148,7 @@ impl Workload for Ycsb {
     }
 
     fn terminal(self: &Rc<Self>, place: Place) -> YcsbTerminal {
-        YcsbTerminal::new(self, place)
+        YcsbTerminal::new(self.clone(), place)
     }
 }
 
@@ -130,6 +170,13 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
+        let invalid = [
+            Ycsb { reads: 90.0, sorts: 6.0, joins: 5.0, ..Ycsb::default() },
+            Ycsb { reads: 0.0, joins: 1.0, tables: 1, ..Ycsb::default() },
+            Ycsb { reads: f64::NAN, ..Ycsb::default() },
+            Ycsb { sorts: 10.0, procedure: true, ..Ycsb::default() },
+        ];
+        assert!(invalid.iter().all(|workload| workload.validate().is_err()));
         for bad in [["--distribution", "zip"], ["--operations", "0"], ["--records", "0"]] {
             assert!(Line::try_parse_from(["bench"].iter().chain(&bad)).is_err(), "{bad:?}");
         }

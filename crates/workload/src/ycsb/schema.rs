@@ -10,12 +10,14 @@
 
 use rand::Rng;
 
+use super::Ycsb;
 use crate::client::{Client, Error, Statement, Type};
 use crate::workload::{Dialect, Loading, generator};
 
 pub(super) const TABLES: [&str; 3] = ["ycsb_primary", "ycsb_secondary_1", "ycsb_secondary_2"];
 pub(super) const FIELDS: usize = 10;
 pub(super) const FIELD_BYTES: usize = 100;
+pub(super) const ROW_BYTES: u64 = (FIELDS * FIELD_BYTES) as u64;
 
 /// Rows of one COPY, and so of one transaction, while loading.
 const ROWS_PER_COPY: u32 = 20_000;
@@ -46,6 +48,10 @@ pub struct Statements {
     pub(super) read: Vec<Statement>,
     /// By table.
     pub(super) update: Vec<Statement>,
+    /// By table; empty if nothing is sorted.
+    pub(super) sort: Vec<Statement>,
+    /// Of the first table with itself and the others; empty if nothing is joined.
+    pub(super) join: Vec<Statement>,
     /// The whole transaction as one call, if it is to be that.
     pub(super) call: Option<Statement>,
 }
@@ -56,24 +62,39 @@ impl Statements {
     pub(super) async fn prepare(
         client: &mut Client,
         field: usize,
-        tables: u8,
-        procedure: Option<Dialect>,
+        workload: &Ycsb,
+        dialect: Dialect,
     ) -> Result<Statements, Error> {
-        let (mut read, mut update) = (Vec::new(), Vec::new());
-        for table in TABLES.into_iter().take(usize::from(tables)) {
+        let (mut read, mut update, mut sort, mut join) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for table in TABLES.into_iter().take(usize::from(workload.tables)) {
             let sql = format!("SELECT {} FROM {table} WHERE id = $1", fields(", "));
             read.push(client.prepare(&sql, &[Type::Int4]).await?);
             let sql = format!("UPDATE {table} SET field{} = $1 WHERE id = $2", field % FIELDS);
             update.push(client.prepare(&sql, &[Type::Varchar, Type::Int4]).await?);
+            if workload.sorts > 0.0 {
+                let sql =
+                    format!("SELECT id, field0 FROM {table} WHERE id >= $1 AND id < $2 ORDER BY field0");
+                sort.push(client.prepare(&sql, &[Type::Int4; 2]).await?);
+            }
+            if workload.joins > 0.0 {
+                let first = TABLES[0];
+                let sql = format!(
+                    "SELECT a.id, a.field0, b.field1 FROM {first} AS a JOIN {table} AS b ON b.id = a.id \
+                     WHERE a.id >= $1 AND a.id < $2"
+                );
+                join.push(client.prepare(&sql, &[Type::Int4; 2]).await?);
+            }
         }
         Ok(Statements {
             begin: client.prepare("BEGIN", &[]).await?,
             commit: client.prepare("COMMIT", &[]).await?,
             read,
             update,
-            call: match procedure {
-                Some(dialect) => Some(super::procedure::prepare(client, dialect).await?),
-                None => None,
+            sort,
+            join,
+            call: match workload.procedure {
+                true => Some(super::procedure::prepare(client, dialect).await?),
+                false => None,
             },
         })
     }

@@ -7,11 +7,13 @@
 //! COMMIT
 //! ```
 //! A transaction of one operation is that statement alone; with a procedure the whole of it is one call
-//! ([`super::procedure`]).
+//! ([`super::procedure`]). Sorts and joins, where they are asked for, cover some neighbours of a key.
 //!
 //! Two generators: keys and the order of operations come from a seed, so that a run can be repeated; what is written
 //! comes from the operating system's randomness, since a second run with the same seed would otherwise write what is
 //! already there, and engines skip updates that change nothing.
+
+use std::rc::Rc;
 
 use rand::RngExt;
 use rand::seq::SliceRandom;
@@ -23,19 +25,37 @@ use crate::client::{Client, Error, Parameter};
 use crate::keys::Keys;
 use crate::workload::{Dialect, Done, Failure, Place, Random, Terminal};
 
+/// What an operation does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    Read,
+    Update,
+    Sort,
+    Join,
+}
+
+impl Action {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Action::Read => "read",
+            Action::Update => "update",
+            Action::Sort => "sort",
+            Action::Join => "join",
+        }
+    }
+}
+
 struct Operation {
+    action: Action,
     table: usize,
     key: i32,
-    update: bool,
 }
 
 /// The generators of one connection, and the transaction that it runs.
 pub struct YcsbTerminal {
+    workload: Rc<Ycsb>,
     keys: Keys,
-    operations: u32,
-    tables: u8,
-    updates: f64,
-    procedure: bool,
+    shares: Vec<(Action, f64)>,
     number: usize,
     choices: Random,
     values: Random,
@@ -44,19 +64,23 @@ pub struct YcsbTerminal {
 }
 
 impl YcsbTerminal {
-    pub(super) fn new(workload: &Ycsb, place: Place) -> YcsbTerminal {
+    pub(super) fn new(workload: Rc<Ycsb>, place: Place) -> YcsbTerminal {
         YcsbTerminal {
             keys: Keys::new(workload.distribution, workload.records),
-            operations: workload.operations,
-            tables: workload.tables,
-            updates: workload.updates(),
-            procedure: workload.procedure,
+            shares: workload.shares(),
+            workload,
             number: place.number,
             choices: place.random(),
             values: rand::make_rng(),
             plan: Vec::new(),
             field: [0; FIELD_BYTES],
         }
+    }
+
+    fn push(&mut self, action: Action) {
+        let table = usize::from(self.choices.random_range(0..self.workload.tables));
+        let key = i32::try_from(self.keys.draw(&mut self.choices)).unwrap_or(i32::MAX);
+        self.plan.push(Operation { action, table, key });
     }
 
     async fn call(&self, client: &mut Client, statements: &Statements) -> Result<(), Failure> {
@@ -66,7 +90,7 @@ impl YcsbTerminal {
         for (number, operation) in self.plan.iter().enumerate() {
             tables[number] = b'0' + operation.table as u8;
             parameters[number + 3] = Parameter::Int4(operation.key);
-            if operation.update {
+            if operation.action == Action::Update {
                 place = number as i32 + 1;
             }
         }
@@ -83,21 +107,43 @@ impl YcsbTerminal {
         statements: &Statements,
         number: usize,
     ) -> Result<(), Failure> {
-        let Operation { table, key, update } = self.plan[number];
-        let key_parameter = Parameter::Int4(key);
-        let rows = if update {
-            fill(&mut self.field, &mut self.values);
-            client.execute(&statements.update[table], &[Parameter::Text(&self.field), key_parameter]).await?
-        } else {
-            client.execute(&statements.read[table], &[key_parameter]).await?
+        let Operation { action, table, key } = self.plan[number];
+        let one = [Parameter::Int4(key)];
+        let (first, several) = self.neighbours(key);
+        let range = [first, first + several].map(Parameter::Int4);
+        let (rows, expected) = match action {
+            Action::Read => (client.execute(&statements.read[table], &one).await?, 1),
+            Action::Update => {
+                fill(&mut self.field, &mut self.values);
+                let parameters = [Parameter::Text(&self.field), one[0]];
+                (client.execute(&statements.update[table], &parameters).await?, 1)
+            }
+            Action::Sort => (client.execute(&statements.sort[table], &range).await?, several),
+            Action::Join => (client.execute(&statements.join[table], &range).await?, several),
         };
-        if rows == 1 {
+        if rows == u64::from(expected.unsigned_abs()) {
             return Ok(());
         }
-        let table = TABLES[table];
+        let (table, action) = (TABLES[table], action.name());
         Err(Failure::Data(format!(
-            "{rows} rows of {table} have id {key}, not one: drop the ycsb_ tables and load again"
+            "a {action} at id {key} of {table} met {rows} rows, not {expected}: drop the ycsb_ tables and load again"
         )))
+    }
+
+    /// The keys that a sort or a join covers which is drawn this key: the first, and how many there are.
+    fn neighbours(&self, key: i32) -> (i32, i32) {
+        let number = |count: u32| i32::try_from(count).unwrap_or(i32::MAX);
+        let records = number(self.workload.records);
+        let several = number(self.workload.span).min(records);
+        (key.min(records - several), several)
+    }
+
+    /// How many operations of a transaction do this; a fraction is the chance of one more.
+    fn count(&mut self, percent: f64) -> usize {
+        let expected = f64::from(self.workload.operations) * percent / 100.0;
+        // Percentages are not exact in binary: 10 x 10 % are to be one.
+        let expected = (expected * 1e9).round() / 1e9;
+        expected as usize + usize::from(self.choices.random::<f64>() < expected.fract())
     }
 }
 
@@ -105,27 +151,31 @@ impl Terminal for YcsbTerminal {
     type Statements = Statements;
 
     async fn prepare(&self, client: &mut Client, dialect: Dialect) -> Result<Statements, Error> {
-        let procedure = self.procedure.then_some(dialect);
-        Statements::prepare(client, self.number, self.tables, procedure).await
+        Statements::prepare(client, self.number, &self.workload, dialect).await
     }
 
     fn draw(&mut self, kind: usize) {
-        let updates = match self.operations {
-            // A read or an update.
-            1 => kind as u32,
-            _ => self.updates as u32 + u32::from(self.choices.random::<f64>() < self.updates.fract()),
-        };
         self.plan.clear();
-        for number in 0..self.operations {
-            let table = usize::from(self.choices.random_range(0..self.tables));
-            let key = i32::try_from(self.keys.draw(&mut self.choices)).unwrap_or(i32::MAX);
-            self.plan.push(Operation { table, key, update: number < updates });
+        let operations = self.workload.operations as usize;
+        if operations == 1 {
+            self.push(self.shares[kind].0);
+            return;
+        }
+        // Reads are what the others leave.
+        for number in 1..self.shares.len() {
+            let (action, percent) = self.shares[number];
+            for _ in 0..self.count(percent).min(operations - self.plan.len()) {
+                self.push(action);
+            }
+        }
+        while self.plan.len() < operations {
+            self.push(Action::Read);
         }
         self.plan.shuffle(&mut self.choices);
     }
 
     async fn attempt(&mut self, client: &mut Client, statements: &Statements) -> Result<Done, Failure> {
-        if self.procedure {
+        if self.workload.procedure {
             fill(&mut self.field, &mut self.values);
             self.call(client, statements).await?;
             return Ok(Done::Committed);
@@ -149,7 +199,10 @@ mod tests {
     use super::*;
     use crate::keys::Distribution;
     use crate::workload::Workload;
-    use std::rc::Rc;
+
+    fn updates(terminal: &YcsbTerminal, place: usize) -> bool {
+        terminal.plan[place].action == Action::Update
+    }
 
     fn terminal(operations: u32, reads: f64) -> YcsbTerminal {
         let workload =
@@ -164,7 +217,7 @@ mod tests {
         for _ in 0..10_000 {
             terminal.draw(0);
             assert_eq!(terminal.plan.len(), 10);
-            let updates: Vec<usize> = (0..10).filter(|place| terminal.plan[*place].update).collect();
+            let updates: Vec<usize> = (0..10).filter(|place| updates(&terminal, *place)).collect();
             assert_eq!(updates.len(), 1);
             places[updates[0]] += 1;
         }
@@ -176,7 +229,7 @@ mod tests {
         let mut terminal = terminal(4, 80.0);
         let updates = (0..20_000).map(|_| {
             terminal.draw(0);
-            terminal.plan.iter().filter(|operation| operation.update).count()
+            (0..4).filter(|place| updates(&terminal, *place)).count()
         });
         let count: usize = updates.sum();
         assert!((15_500..16_500).contains(&count), "0.8 of each: {count}");
@@ -187,7 +240,26 @@ mod tests {
         let mut terminal = terminal(1, 85.0);
         for kind in [0, 1, 0] {
             terminal.draw(kind);
-            assert_eq!((terminal.plan.len(), terminal.plan[0].update), (1, kind == 1));
+            assert_eq!((terminal.plan.len(), updates(&terminal, 0)), (1, kind == 1));
         }
+    }
+
+    #[test]
+    fn sorts_and_joins_have_their_shares_and_enough_rows() {
+        let workload = Ycsb { records: 150, reads: 60.0, sorts: 10.0, joins: 5.0, ..Ycsb::default() };
+        let mut terminal = Rc::new(workload).terminal(Place { tenant: 0, number: 0, of: 1, seed: 42 });
+        let mut counts = [0; 4];
+        for _ in 0..10_000 {
+            terminal.draw(0);
+            assert_eq!(terminal.plan.len(), 10);
+            terminal.plan.iter().for_each(|operation| counts[operation.action as usize] += 1);
+        }
+        let [reads, updates, sorts, joins] = counts;
+        assert_eq!((sorts, reads + updates + joins), (10_000, 90_000));
+        assert!((4_800..5_200).contains(&joins) && (24_800..25_200).contains(&updates), "{counts:?}");
+        assert_eq!(
+            [0, 50, 51, 149].map(|key| terminal.neighbours(key)),
+            [(0, 100), (50, 100), (50, 100), (50, 100)]
+        );
     }
 }

@@ -1,0 +1,46 @@
+//! The figure of E-Store's section 2.2: what skew costs. Its five nodes with thirty partitions lose a factor of four in throughput, and
+//! answer ten times as late, since one partition has most of the work. Here it is one node with a fifth of the data, on
+//! which keys have no home: what is left of the loss is what equal keys cost each other.
+
+use super::point::{Load, Point, ServerName};
+use super::{Figure, Scaled};
+use crate::keys::Distribution;
+use crate::ycsb::Ycsb;
+
+/// Of a node: sixty million rows of a kilobyte over five.
+const NODE_BYTES: f64 = 12e9;
+
+const CONNECTIONS: usize = 64;
+
+pub(super) const FIGURES: [Figure; 1] = [Figure {
+    name: "estore/3",
+    title: "Skew (E-Store, figures 3a and 3b)",
+    x: "skew: 0 none, 1 low, 2 high",
+    points,
+    over_first: true,
+    ..Figure::PLAIN
+}];
+
+fn points(scaled: &Scaled) -> Vec<Point> {
+    let skews = [
+        Distribution::Uniform,
+        Distribution::LowSkew,
+        Distribution::HighSkew { operations_percent: 60.0, hot_keys: 40 },
+    ];
+    let point = |(x, distribution): (i32, Distribution)| {
+        let ycsb = Ycsb { tables: 1, operations: 1, reads: 85.0, distribution, ..Ycsb::default() };
+        Point {
+            line: "YCSB, 85 % reads".to_owned(),
+            x: f64::from(x),
+            server: ServerName::Fulmar,
+            // H-Store keeps all in memory.
+            memory_bytes: scaled.memory_bytes(NODE_BYTES * 1.5),
+            load: Load::Ycsb(ycsb.of_bytes(scaled.bytes(NODE_BYTES))),
+            tenants: 1,
+            connections: CONNECTIONS,
+            rate_tps: None,
+            loud_tps: None,
+        }
+    };
+    (0..).zip(skews).map(point).collect()
+}

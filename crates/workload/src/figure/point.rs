@@ -1,0 +1,149 @@
+//! A point of a figure: what runs at once, on which node, and what it comes to.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::arrival::Arrival;
+use crate::run::{KindReport, Report, RunOptions, run, run_beside};
+use crate::server::Server;
+use crate::tenants;
+use crate::tpcc::Tpcc;
+use crate::tpcw::Tpcw;
+use crate::workload::Workload;
+use crate::ycsb::Ycsb;
+
+/// Before each point; a short point has no longer one.
+const LONGEST_WARM_UP: Duration = Duration::from_secs(5);
+
+/// Of the databases that are made.
+const PREFIX: &str = "figure_";
+
+/// A point of a figure.
+pub(super) struct Point {
+    /// The line that it is of.
+    pub(super) line: String,
+    pub(super) x: f64,
+    pub(super) server: ServerName,
+    pub(super) memory_bytes: u64,
+    pub(super) load: Load,
+    pub(super) tenants: u32,
+    /// Of each tenant.
+    pub(super) connections: usize,
+    /// Of all tenants together, but for the loud one; `None`: a closed loop, which shows the peak.
+    pub(super) rate_tps: Option<f64>,
+    /// The first tenant is no part of what is measured, and has this rate.
+    pub(super) loud_tps: Option<f64>,
+}
+
+/// What a point is measured on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ServerName {
+    Fulmar,
+    Postgres,
+}
+
+/// A workload with its options.
+#[derive(Clone)]
+pub(super) enum Load {
+    Ycsb(Ycsb),
+    Tpcc(Tpcc),
+    Tpcw(Tpcw),
+}
+
+/// Points with the same server, memory and data share a node.
+pub(super) type Node = (ServerName, u64, u32, u64);
+
+/// What was measured at a point.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Measured {
+    /// Transactions per second.
+    pub throughput_tps: f64,
+    /// Mean latency from the scheduled start.
+    pub mean_ms: f64,
+    /// Its 99th percentile.
+    pub p99_ms: f64,
+    /// The mean latencies of the tenant that waited least and of the one that waited most.
+    pub tenant_mean_ms: [f64; 2],
+}
+
+impl Point {
+    pub(super) fn node(&self) -> Node {
+        (self.server, self.memory_bytes, self.tenants, self.load.rows())
+    }
+
+    pub(super) fn databases(&self) -> Vec<String> {
+        tenants::names(PREFIX, self.tenants)
+    }
+
+    /// Runs it; answers a row for each of these kinds of transactions, or one for all of them together.
+    pub(super) async fn measure(
+        &self,
+        server: &Server,
+        time: Duration,
+        kinds: &[&str],
+    ) -> anyhow::Result<Vec<(String, Measured)>> {
+        let report = match self.load.clone() {
+            Load::Ycsb(workload) => self.run(workload, server, time).await?,
+            Load::Tpcc(workload) => self.run(workload, server, time).await?,
+            Load::Tpcw(workload) => self.run(workload, server, time).await?,
+        };
+        let error = report.first_error.as_deref().unwrap_or_default();
+        anyhow::ensure!(report.failed == 0, "{} transactions were given up: {error}", report.failed);
+        if kinds.is_empty() {
+            return Ok(vec![(self.line.clone(), Measured::of(&report))]);
+        }
+        let wanted = report.kinds.iter().filter(|kind| kinds.contains(&kind.kind.as_str()));
+        let row = |kind: &KindReport| {
+            let measured = Measured {
+                throughput_tps: kind.ended_well() as f64 / report.seconds,
+                mean_ms: kind.latency.mean_ms,
+                p99_ms: kind.latency.p99_ms,
+                ..Measured::of(&report)
+            };
+            (kind.kind.clone(), measured)
+        };
+        Ok(wanted.map(row).collect())
+    }
+
+    async fn run<W: Workload>(&self, workload: W, server: &Server, time: Duration) -> anyhow::Result<Report> {
+        let databases = self.databases();
+        let options = |databases: &[String], rate_tps: Option<f64>| RunOptions {
+            databases: databases.to_vec(),
+            connections: self.connections,
+            arrival: rate_tps.map_or(Arrival::Closed, Arrival::poisson),
+            warm_up: time.min(LONGEST_WARM_UP),
+            measure: time,
+            ..RunOptions::new(server.target())
+        };
+        match self.loud_tps {
+            None => run(workload, options(&databases, self.rate_tps)).await,
+            Some(loud_tps) => {
+                let (loud, others) = databases.split_at(1);
+                let loud = (workload.clone(), options(loud, Some(loud_tps)));
+                Ok(run_beside((workload, options(others, self.rate_tps)), loud).await?.0)
+            }
+        }
+    }
+}
+
+impl Load {
+    fn rows(&self) -> u64 {
+        match self {
+            Load::Ycsb(workload) => workload.rows(),
+            Load::Tpcc(workload) => workload.rows(),
+            Load::Tpcw(workload) => workload.rows(),
+        }
+    }
+}
+
+impl Measured {
+    fn of(report: &Report) -> Measured {
+        Measured {
+            throughput_tps: report.throughput_tps,
+            mean_ms: report.latency.mean_ms,
+            p99_ms: report.latency.p99_ms,
+            tenant_mean_ms: report.tenant_mean_ms,
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! A part of the drivers as its parent sees it: a process that connects, starts when it is told, and tells what it counts.
+
+use std::process::Stdio;
+use std::sync::Arc;
+
+use anyhow::Context;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+
+use super::driver::{Clock, Outcome, Plan};
+use super::part::Message;
+use super::{Processes, RunEvent};
+use crate::measure::{Counted, Meter};
+use crate::workload::Workload;
+
+/// A part that runs. Dropping it kills it.
+struct Part {
+    number: usize,
+    child: Child,
+    stdin: ChildStdin,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+/// Has a part drive its terminals, as [`super::driver::drive`] does on a thread of this process.
+pub(super) async fn drive<W: Workload>(plan: Arc<Plan<W>>, number: usize) -> anyhow::Result<Outcome> {
+    let mut part = Part::start(&plan.options.processes, number)?;
+    match part.message().await? {
+        Message::Ready => {}
+        other => anyhow::bail!("driver process {number} says {other:?} before it is ready"),
+    }
+    let clock = plan.clock().await;
+    part.stdin.write_all(b"go\n").await.context("cannot start a driver process")?;
+    let counted = async {
+        loop {
+            match part.message().await? {
+                Message::Interval { thread, interval, cpu } => plan.collector.counted(thread, interval, cpu),
+                Message::End { counted, cpu } => return anyhow::Ok((counted, cpu)),
+                Message::Ready => anyhow::bail!("driver process {number} is ready twice"),
+            }
+        }
+    };
+    let ((counted, cpu), ()) = tokio::try_join!(counted, tell(&plan, number, clock))?;
+    part.child.wait().await?;
+    Ok(Outcome { meter: meter(&plan, clock, counted), cpu })
+}
+
+/// Tells the watcher how the clock goes.
+async fn tell<W: Workload>(plan: &Plan<W>, number: usize, clock: Clock) -> anyhow::Result<()> {
+    plan.tell(number, RunEvent::WarmUp);
+    tokio::time::sleep_until(clock.window.opens.into()).await;
+    plan.tell(number, RunEvent::Opens);
+    tokio::time::sleep_until(clock.window.closes.into()).await;
+    plan.tell(number, RunEvent::Closes);
+    Ok(())
+}
+
+fn meter<W: Workload>(plan: &Plan<W>, clock: Clock, counted: Counted) -> Meter {
+    let mut meter = plan.meter(clock.window, &[]);
+    meter.add(counted);
+    meter
+}
+
+impl Part {
+    fn start(processes: &Processes, number: usize) -> anyhow::Result<Part> {
+        let Processes::Parent { command, .. } = processes else { anyhow::bail!("this process has no parts") };
+        let (program, arguments) =
+            command.split_first().context("there is no command for driver processes")?;
+        let mut child = Command::new(program)
+            .args(arguments)
+            .arg("--part")
+            .arg(number.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| format!("cannot start driver process {number}"))?;
+        let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
+        let (stdin, stdout) = stdin.zip(stdout).context("a driver process has no pipes")?;
+        Ok(Part { number, child, stdin, lines: BufReader::new(stdout).lines() })
+    }
+
+    /// The next one. A part that has ended without its last word has said why on stderr, which is ours.
+    async fn message(&mut self) -> anyhow::Result<Message> {
+        let number = self.number;
+        match self.lines.next_line().await? {
+            Some(line) => serde_json::from_str(&line)
+                .with_context(|| format!("driver process {number} says what is not understood")),
+            None => {
+                let status = self.child.wait().await?;
+                anyhow::bail!("driver process {number} has ended early, {status}")
+            }
+        }
+    }
+}
