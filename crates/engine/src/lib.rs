@@ -22,6 +22,7 @@
 //! the version becomes current. The answer waits until the log is durable, and the thread does other work.
 
 pub mod array;
+mod cache;
 mod cancel;
 mod clock;
 mod connection;

@@ -27,6 +27,8 @@ pub enum Limit {
     MaxSize,
     /// How much of the processors it gets when there is not enough for all.
     CpuShare,
+    /// What others leave it of the memory for pages.
+    CacheFloor,
 }
 
 /// What there is to say of a limit.
@@ -104,17 +106,27 @@ static LIMITS: [Definition; Limit::ALL.len()] = [
         default: Some(100),
         about: "The tenant's weight when there is not enough processor time for all.",
     },
+    Definition {
+        limit: Limit::CacheFloor,
+        name: "cache_floor",
+        unit: Unit::Kilobytes,
+        least: LEAST_KILOBYTES,
+        most: MOST_KILOBYTES,
+        default: None,
+        about: "Memory for its pages that other tenants do not take from it.",
+    },
 ];
 
 impl Limit {
     /// All of them.
-    pub const ALL: [Limit; 6] = [
+    pub const ALL: [Limit; 7] = [
         Limit::MaxConnections,
         Limit::StatementTimeout,
         Limit::IdleInTransactionTimeout,
         Limit::TransactionMemory,
         Limit::MaxSize,
         Limit::CpuShare,
+        Limit::CacheFloor,
     ];
 
     fn definition(self) -> &'static Definition {

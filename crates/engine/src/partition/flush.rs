@@ -1,13 +1,16 @@
 //! A partition's side of a flush: what has changed since the last one, and what the manifest names.
 
-use fulmar_pages::manifest::SegmentRef;
-use fulmar_pages::{Outcome, PageNo, SegmentId};
+use fulmar_pages::manifest::{Manifest, SegmentRef};
+use fulmar_pages::{Outcome, PAGE_SIZE, PageNo, SegmentId};
 use fulmar_store::Lsn;
 use hashbrown::HashSet;
 
 use super::large::LargeSegment;
-use super::{Partition, Snapshot};
+use super::{Partition, Snapshot, store_error};
+use crate::Result;
 use crate::flush::write_whole;
+use crate::memory::Tally;
+use crate::store::Frame;
 
 /// The segments that the newest manifest names.
 #[derive(Default)]
@@ -95,14 +98,46 @@ impl Partition {
         *named = Named { segments, pages: kept + flush.pages.len() as u64 };
     }
 
+    /// The new manifest is durable: where it says that the pages lie that the flush has written they can be read from, and
+    /// they may leave memory. They lie in its last segment, unless the manifest is an earlier one of the same version.
+    pub(crate) async fn learn_frames(&self, flush: &Flush, manifest: &Manifest) -> Result<()> {
+        let mut left: HashSet<PageNo> = flush.pages.iter().copied().collect();
+        for part in manifest.segments.iter().rev() {
+            if left.is_empty() {
+                break;
+            }
+            let index = self.node.store.segment_index(part.id).await.map_err(store_error)?;
+            let segment = self.pages.segments().index_of(part.id);
+            let mut tally = Tally::default();
+            for (no, location) in index.frames(part.partition).filter(|(no, _)| left.remove(no)) {
+                // SAFETY: the flush has pinned the snapshot.
+                if let Some(version) = unsafe { self.find(no, &flush.snapshot) } {
+                    self.pages.set_frame(version, Frame { segment, location }, &mut tally);
+                }
+            }
+            self.pages.account().settle(tally);
+        }
+        let written = flush.pages.iter().copied().filter(|no| !left.contains(no));
+        self.residence.queue(written, self.node.cache.clock());
+        Ok(())
+    }
+
+    /// Bytes of pages that the next flush would write.
+    pub(crate) fn changed_bytes(&self) -> u64 {
+        (self.commits.lock().dirty.len() * PAGE_SIZE) as u64
+    }
+
     /// Outcomes for the manifest: the horizon, and what is durable.
     pub(crate) fn durable_outcomes(&self) -> (u64, Vec<Outcome>) {
         self.outcomes.durable(self.node.log.durable())
     }
 
-    /// Segments that absent pages may still be read from, besides those that the manifest names.
+    /// Segments that are needed besides those that the manifest names: absent pages may still be read from them, or
+    /// records in the log and the next manifest name them.
     pub(crate) fn frame_segments(&self) -> Vec<SegmentId> {
-        self.segments.all()
+        let mut segments = self.pages.segments().in_use();
+        segments.extend(self.commits.lock().large.iter().map(|large| large.segment.id));
+        segments
     }
 
     /// Whether nobody is attached and nothing is pinned.
