@@ -1,6 +1,9 @@
-//! `bench store`: what the store costs and gives. A Fulmar node alone; no other database has one.
+//! `bench store`: what the store costs and gives. A Fulmar node alone, but for [`beyond`]; no other database has one.
 //!
 //! `docs/benchmarks.md` says how each case is made.
+
+mod beyond;
+mod resident;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -18,13 +21,13 @@ use crate::server::{Fulmar, S3Server, Server};
 /// `fulmar bench store`: its arguments.
 #[derive(Args, Clone, Debug)]
 pub struct StoreArgs {
-    /// Only these cases (cold-local-ms, cold-s3-ms); may be repeated
+    /// Only these cases (cold-local-ms, cold-s3-ms, beyond-memory, resident); may be repeated
     #[arg(long, value_name = "NAME")]
     pub case: Vec<String>,
     /// Measurements of each case
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
-    /// MiB of memory of the node: its --memory
+    /// MiB of memory of the node: its --memory; beyond-memory has a quarter of it, resident twice as much
     #[arg(long, default_value_t = 1024, value_name = "N", value_parser = clap::value_parser!(u64).range(64..=1 << 20))]
     pub memory_mib: u64,
     /// The S3 server: a versitygw [default: what `make tools` has built]
@@ -42,6 +45,22 @@ const fn row(name: &'static str, what: &'static str, must_be: f64) -> Case {
 static COLD_LOCAL: Case = row("cold-local-ms", "first answer of a cold 100 MB tenant, local store", 20.0);
 static COLD_S3: Case = row("cold-s3-ms", "first answer of a cold 100 MB tenant, S3 on loopback", 60.0);
 
+static BEYOND: Case = Case {
+    name: "beyond-memory",
+    group: None,
+    what: "YCSB, uniform, data of four times the memory, transactions a second",
+    unit: "tps",
+    must_be: Bound::AtLeast(1.0),
+};
+static RESIDENT: Case = Case {
+    name: "resident",
+    group: None,
+    what: "memory (PSS) over the budget, 1,000 tenants of 50 MB in use",
+    unit: "",
+    must_be: Bound::AtMost(1.1),
+};
+static CASES: [&Case; 4] = [&COLD_LOCAL, &COLD_S3, &BEYOND, &RESIDENT];
+
 /// Rows of the cold tenant, a kilobyte each, and how many are written at once.
 const ROWS: u32 = 100_000;
 const ROWS_AT_ONCE: u32 = 10_000;
@@ -52,20 +71,23 @@ const TENANT: &str = "cold";
 pub async fn store(arguments: &StoreArgs, binary: PathBuf) -> anyhow::Result<Vec<CaseResult>> {
     let wanted =
         |case: &&Case| arguments.case.is_empty() || arguments.case.iter().any(|name| name == case.name);
-    let cases: Vec<&'static Case> = [&COLD_LOCAL, &COLD_S3].into_iter().filter(wanted).collect();
+    let cases: Vec<&'static Case> = CASES.into_iter().filter(wanted).collect();
     anyhow::ensure!(
         cases.len() == arguments.case.len() || arguments.case.is_empty(),
-        "there are the cases {} and {}, once each",
-        COLD_LOCAL.name,
-        COLD_S3.name
+        "there are the cases {}, once each",
+        CASES.map(|case| case.name).join(", ")
     );
     let measure = async {
         let mut results = Vec::new();
         for case in cases {
-            results.push(match cold(arguments, &binary, case, ROWS).await {
-                Ok(rounds) => CaseResult::value(case, rounds),
-                Err(error) => CaseResult::failed(case, format!("{error:#}")),
-            });
+            let measured = match case.name {
+                "beyond-memory" => beyond::measure(arguments, &binary, case).await,
+                "resident" => resident::measure(arguments, &binary, case)
+                    .await
+                    .map(|rounds| CaseResult::value(case, rounds)),
+                _ => cold(arguments, &binary, case, ROWS).await.map(|rounds| CaseResult::value(case, rounds)),
+            };
+            results.push(measured.unwrap_or_else(|error| CaseResult::failed(case, format!("{error:#}"))));
         }
         Ok(results)
     };

@@ -5,6 +5,7 @@
 //! `Server` ends its processes, by their ids, and removes the directory.
 
 mod fulmar;
+mod memory_group;
 mod postgres;
 mod s3;
 mod usage;
@@ -22,6 +23,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 pub use self::fulmar::Fulmar;
+pub use self::memory_group::MemoryGroup;
 pub use self::postgres::Postgres;
 pub use self::s3::S3Server;
 pub use self::usage::{ProcessTree, Usage};
