@@ -18,8 +18,7 @@ use std::sync::atomic::Ordering;
 
 use fulmar_pages::{FrameLocation, PAGE_SIZE, PageNo, SegmentId};
 
-use super::table::PageVersion;
-use super::{Partition, Snapshot, store_error};
+use super::{PageVersion, Partition, Snapshot, store_error};
 use crate::Result;
 use crate::memory::Reservation;
 
@@ -76,10 +75,10 @@ impl Partition {
             }
         }
         near.sort_unstable_by_key(|(_, _, location)| location.offset);
-        let runs = near.chunk_by(|(_, _, a), (_, _, b)| {
+        let mut runs = near.chunk_by(|(_, _, a), (_, _, b)| {
             b.offset.saturating_sub(a.offset + u64::from(a.length)) <= GAP_BYTES
         });
-        let run = runs.filter(|run| run.iter().any(|(no, _, _)| *no == first.0)).next();
+        let run = runs.find(|run| run.iter().any(|(no, _, _)| *no == first.0));
         Ok(run.map_or_else(|| vec![first], <[_]>::to_vec))
     }
 

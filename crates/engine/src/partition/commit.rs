@@ -503,7 +503,7 @@ impl Partition {
         self.collect_garbage(&mut commits, &mut tally);
         let pinned_above = self.snapshots.lock().pinned_above(commits.settled.number);
         if !commits.graveyard.is_empty() && !pinned_above {
-            commits.graveyard.drain(..).for_each(|version| self.pages.free(version, &mut tally));
+            commits.graveyard.drain(..).for_each(|version| self.pages.free(*version, &mut tally));
         }
         self.pages.account().settle(tally);
     }

@@ -1,6 +1,6 @@
 //! A partition: one SQLite database held as versioned pages.
 //!
-//! - [`table`] holds the versions of the pages, [`snapshots`] who sees which, [`residence`] which are in memory,
+//! - [`table`] holds the versions ([`version`]) of the pages, [`snapshots`] who sees which, [`residence`] which are in memory,
 //! - [`commit`] makes the next version out of a transaction's changes, or says with what it conflicts,
 //! - [`large`] puts the pages of large commits into the store first,
 //! - [`turns`] and [`rows`] are where transactions wait for each other,
@@ -19,6 +19,7 @@ mod rows;
 mod snapshots;
 mod table;
 mod turns;
+mod version;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -37,8 +38,8 @@ pub(crate) use outcomes::{Outcomes, Status};
 pub(crate) use residence::{CLASSES, Reader, Residence};
 pub(crate) use rows::{RowLocks, RowName};
 pub(crate) use snapshots::Snapshot;
-pub(crate) use table::PageVersion;
 pub(crate) use turns::{Turn, Turns};
+pub(crate) use version::PageVersion;
 
 use crate::connection::Pool;
 use crate::node::Node;

@@ -34,7 +34,8 @@ use fulmar_pages::{PAGE_SIZE, Page, PageNo};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
-use super::table::{Evicted, HOTTEST, PageTable, Taken};
+use super::table::{Evicted, PageTable};
+use super::version::{HOTTEST, Taken};
 use crate::memory::Account;
 
 /// Classes of pages in memory.
@@ -276,7 +277,12 @@ impl Reader {
         self.seat.hits.store(self.hits.get(), Ordering::Relaxed);
         self.seat.era.store(0, Ordering::Release);
         self.inside.set(false);
-        self.residence.free_limbo();
+        // Whoever else is at it may not have seen that this one has left; the next one will.
+        if self.residence.waits.load(Ordering::Relaxed)
+            && let Some(mut inner) = self.residence.inner.try_lock()
+        {
+            self.residence.free(&mut inner);
+        }
     }
 }
 

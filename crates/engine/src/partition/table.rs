@@ -20,12 +20,12 @@
 
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, Ordering};
 
-use fulmar_pages::segment::FrameLocation;
-use fulmar_pages::{PAGE_SIZE, Page, PageNo, SegmentId};
+use fulmar_pages::{FrameLocation, Page, PageNo, SegmentId};
 use parking_lot::Mutex;
 
+use super::version::{PageVersion, Taken};
 use crate::Result;
 use crate::memory::{Account, Tally};
 use crate::store::{Frame, Segments};
@@ -34,135 +34,6 @@ use crate::store::{Frame, Segments};
 const FIRST_BUCKET: usize = 64;
 /// Enough for 2^32 pages.
 const BUCKETS: usize = 27;
-
-/// What a version takes besides its bytes.
-const VERSION_BYTES: i64 = size_of::<PageVersion>() as i64;
-const PAGE_BYTES: i64 = PAGE_SIZE as i64;
-
-/// A version's frame is not known.
-const NO_SEGMENT: u32 = u32::MAX;
-
-/// Touches that are counted.
-pub(super) const HOTTEST: u8 = 7;
-
-/// Nobody has touched it since it came along with another. The first touch is not counted.
-const CAME_ALONG: u8 = u8::MAX;
-
-/// One version of one page.
-pub(crate) struct PageVersion {
-    number: u64,
-    older: AtomicPtr<PageVersion>,
-    /// Null while the bytes are in the store only.
-    data: AtomicPtr<Page>,
-    // The frame. Once known it changes only to another place of the same bytes, under the lock of `PageTable::moving`.
-    offset: AtomicU64,
-    segment: AtomicU32,
-    length: AtomicU16,
-    /// Touches since it came, or was looked at last by who evicts.
-    heat: AtomicU8,
-    /// The page was cut off the partition's end: from here on it does not exist, until a newer version.
-    is_end: bool,
-}
-
-impl PageVersion {
-    /// The page's bytes, if they are in memory.
-    ///
-    /// # Safety
-    /// While the answer is used the caller is inside of the partition's [`super::residence`], or holds its lock; or the
-    /// page is page 1.
-    pub(crate) unsafe fn data(&self) -> Option<&Page> {
-        // SAFETY: bytes that are taken out are kept for those inside.
-        unsafe { self.data.load(Ordering::Acquire).as_ref() }
-    }
-
-    /// Whether the bytes are in memory, at this moment.
-    pub(crate) fn is_resident(&self) -> bool {
-        !self.data.load(Ordering::Relaxed).is_null()
-    }
-
-    fn has_frame(&self) -> bool {
-        self.segment.load(Ordering::Relaxed) != NO_SEGMENT
-    }
-
-    /// The number of the commit that made this version.
-    pub(crate) fn number(&self) -> u64 {
-        self.number
-    }
-
-    /// Notes that its bytes were wanted and there. Plain stores, and none for what is hot: two that meet lose a count.
-    #[inline]
-    pub(crate) fn touch(&self) {
-        let heat = self.heat.load(Ordering::Relaxed);
-        if heat < HOTTEST {
-            self.heat.store(heat + 1, Ordering::Relaxed);
-        } else if heat == CAME_ALONG {
-            self.heat.store(0, Ordering::Relaxed);
-        }
-    }
-
-    /// It is read before anybody has asked for it.
-    pub(crate) fn comes_along(&self) {
-        self.heat.store(CAME_ALONG, Ordering::Relaxed);
-    }
-
-    /// Puts in the bytes that were read from the store; answers whether they were the first to arrive.
-    pub(crate) fn fill(&self, page: Box<Page>) -> bool {
-        let page = Box::into_raw(page);
-        let filled =
-            self.data.compare_exchange(ptr::null_mut(), page, Ordering::AcqRel, Ordering::Acquire).is_ok();
-        if !filled {
-            // SAFETY: it was not published.
-            drop(unsafe { Box::from_raw(page) });
-        }
-        filled
-    }
-
-    /// Takes the bytes out; the version is absent. Whoever is inside may still use them.
-    fn take(&self) -> Option<Taken> {
-        let page = self.data.swap(ptr::null_mut(), Ordering::AcqRel);
-        (!page.is_null()).then(|| Taken(page))
-    }
-
-    /// What goes with it from an account.
-    fn tally(&self) -> Tally {
-        let bytes = if self.is_resident() { PAGE_BYTES } else { 0 };
-        let unwritten_bytes = if self.has_frame() { 0 } else { bytes };
-        Tally { bytes: bytes + VERSION_BYTES, unwritten_bytes }
-    }
-}
-
-impl Drop for PageVersion {
-    fn drop(&mut self) {
-        drop(self.take());
-    }
-}
-
-/// Bytes that were taken out of their version, freed when this is dropped. A pointer and no box: others may still read.
-pub(super) struct Taken(*mut Page);
-
-// SAFETY: it owns the bytes, which nobody changes.
-unsafe impl Send for Taken {}
-
-impl Taken {
-    pub(super) fn as_ptr(&self) -> *const Page {
-        self.0
-    }
-}
-
-impl Drop for Taken {
-    fn drop(&mut self) {
-        // SAFETY: it came from `Box::into_raw`, and only one has taken it out of its version.
-        let page = unsafe { Box::from_raw(self.0) };
-        // In tests whoever reads on is found out.
-        #[cfg(test)]
-        let page = {
-            let mut page = page;
-            page.fill(0xdd);
-            std::hint::black_box(page)
-        };
-        drop(page);
-    }
-}
 
 /// What became of a page that was to be evicted.
 pub(super) enum Evicted {
@@ -237,8 +108,8 @@ impl PageTable {
         loop {
             // SAFETY: the module's argument: nothing at or before the first visible version is freed under a pin.
             let found = unsafe { version.as_ref() }?;
-            if found.number <= snapshot {
-                return (!found.is_end).then_some(found);
+            if found.number() <= snapshot {
+                return (!found.is_end()).then_some(found);
             }
             version = found.older.load(Ordering::Acquire);
         }
@@ -248,7 +119,7 @@ impl PageTable {
     pub(crate) fn newest_number(&self, page: PageNo) -> u64 {
         let Some(slot) = self.slot(page) else { return 0 };
         // SAFETY: the newest version is never freed while a pin or the commit lock is held.
-        unsafe { slot.load(Ordering::Acquire).as_ref() }.map_or(0, |version| version.number)
+        unsafe { slot.load(Ordering::Acquire).as_ref() }.map_or(0, PageVersion::number)
     }
 
     /// Puts a version in front. Callers hold the commit lock. Answers whether it covers one whose bytes are in memory.
@@ -264,17 +135,7 @@ impl PageTable {
         let older = slot.load(Ordering::Relaxed);
         // SAFETY: the newest version is not freed while the commit lock is held.
         let covers = unsafe { older.as_ref() }.is_some_and(PageVersion::is_resident);
-        let location = frame.map_or(FrameLocation { offset: 0, length: 0 }, |frame| frame.location);
-        let version = PageVersion {
-            number,
-            older: AtomicPtr::new(older),
-            is_end: data.is_none() && frame.is_none(),
-            data: AtomicPtr::new(data.map_or(ptr::null_mut(), Box::into_raw)),
-            offset: AtomicU64::new(location.offset),
-            segment: AtomicU32::new(frame.map_or(NO_SEGMENT, |frame| frame.segment)),
-            length: AtomicU16::new(location.length as u16),
-            heat: AtomicU8::new(0),
-        };
+        let version = PageVersion::new(number, older, data, frame);
         if let Some(frame) = frame {
             self.segments.acquire(frame.segment);
         }
@@ -296,27 +157,20 @@ impl PageTable {
     /// Where a version's bytes lie in the store, if they are there. The caller holds a pin that sees the version.
     pub(crate) fn frame(&self, version: &PageVersion) -> Result<Option<(SegmentId, FrameLocation)>> {
         let _moving = self.moving.lock();
-        if !version.has_frame() {
-            return Ok(None);
-        }
-        let segment = self.segments.known(version.segment.load(Ordering::Relaxed))?;
-        let offset = version.offset.load(Ordering::Relaxed);
-        Ok(Some((segment, FrameLocation { offset, length: version.length.load(Ordering::Relaxed).into() })))
+        let Some(Frame { segment, location }) = version.frame() else { return Ok(None) };
+        Ok(Some((self.segments.known(segment)?, location)))
     }
 
     /// The same bytes lie there from now on. The caller holds a pin that sees the version.
     pub(crate) fn set_frame(&self, version: &PageVersion, frame: Frame, tally: &mut Tally) {
         let _moving = self.moving.lock();
-        if version.has_frame() {
-            self.segments.release(version.segment.load(Ordering::Relaxed));
-        } else {
-            // Whether its bytes are counted as unwritten; who has no frame is not evicted.
-            tally.unwritten_bytes -= version.tally().unwritten_bytes;
+        match version.segment() {
+            Some(segment) => self.segments.release(segment),
+            // Its bytes are counted as unwritten; who has no frame is not evicted.
+            None => tally.unwritten_bytes -= version.tally().unwritten_bytes,
         }
         self.segments.acquire(frame.segment);
-        version.offset.store(frame.location.offset, Ordering::Relaxed);
-        version.length.store(frame.location.length as u16, Ordering::Relaxed);
-        version.segment.store(frame.segment, Ordering::Release);
+        version.set_frame(frame);
     }
 
     /// Takes the bytes of a page's versions out of them, where they lie in the store, unless one has been touched since
@@ -327,9 +181,9 @@ impl PageTable {
         let mut heat = 0;
         // SAFETY: only the commit lock's holder frees versions, and that is the caller.
         while let Some(looked) = unsafe { version.as_ref() } {
-            if looked.segment.load(Ordering::Acquire) != NO_SEGMENT && looked.is_resident() {
-                match looked.heat.swap(0, Ordering::Relaxed) {
-                    0 | CAME_ALONG => taken.extend(looked.take()),
+            if looked.segment().is_some() && looked.is_resident() {
+                match looked.cool() {
+                    0 => taken.extend(looked.take()),
                     touched => heat = heat.max(touched),
                 }
             }
@@ -347,7 +201,7 @@ impl PageTable {
         let mut version = slot.load(Ordering::Acquire);
         // SAFETY: only the commit lock's holder frees versions, and that is the caller.
         while let Some(kept) = unsafe { version.as_ref() } {
-            if kept.number <= oldest {
+            if kept.number() <= oldest {
                 return self.free_chain(kept.older.swap(ptr::null_mut(), Ordering::AcqRel), tally);
             }
             version = kept.older.load(Ordering::Acquire);
@@ -373,7 +227,7 @@ impl PageTable {
         let mut version = slot.load(Ordering::Acquire);
         // SAFETY: as in `prune`; the versions taken off are kept alive in the graveyard.
         while let Some(taken) = unsafe { version.as_ref() } {
-            if taken.number <= number {
+            if taken.number() <= number {
                 break;
             }
             let older = taken.older.load(Ordering::Acquire);
@@ -385,21 +239,21 @@ impl PageTable {
     }
 
     /// Frees a version that is off its chain and that nobody holds.
-    pub(crate) fn free(&self, version: Box<PageVersion>, tally: &mut Tally) {
+    pub(crate) fn free(&self, version: PageVersion, tally: &mut Tally) {
         let gone = version.tally();
         tally.bytes -= gone.bytes;
         tally.unwritten_bytes -= gone.unwritten_bytes;
-        if version.has_frame() {
-            self.segments.release(version.segment.load(Ordering::Relaxed));
+        if let Some(segment) = version.segment() {
+            self.segments.release(segment);
         }
     }
 
     fn free_chain(&self, mut version: *mut PageVersion, tally: &mut Tally) {
         while !version.is_null() {
             // SAFETY: the chain behind a cut belongs to the caller.
-            let mut boxed = unsafe { Box::from_raw(version) };
-            version = *boxed.older.get_mut();
-            self.free(boxed, tally);
+            let mut gone = *unsafe { Box::from_raw(version) };
+            version = *gone.older.get_mut();
+            self.free(gone, tally);
         }
     }
 }
@@ -425,6 +279,9 @@ impl Drop for PageTable {
 
 #[cfg(test)]
 mod tests {
+    use fulmar_pages::PAGE_SIZE;
+
+    use super::super::version::{PAGE_BYTES, VERSION_BYTES};
     use super::*;
     use crate::memory::MemoryBudget;
 

@@ -10,7 +10,7 @@ use super::*;
 use crate::memory::{MemoryBudget, Reservation, Tally};
 use crate::partition::Snapshot;
 use crate::partition::snapshots::Snapshots;
-use crate::partition::table::PageVersion;
+use crate::partition::version::PageVersion;
 use crate::store::Frame;
 
 const PAGES: u32 = 40;
