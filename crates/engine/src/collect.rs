@@ -112,7 +112,6 @@ impl Engine {
         let mut segments: HashSet<SegmentId> = self.unopened_segments().into_iter().collect();
         segments.extend(self.node().exported_segments());
         for partition in self.open_partitions() {
-            // An open partition reads its old frames until it is closed.
             segments.extend(partition.frame_segments());
             segments.extend(partition.named_segments().iter().map(|named| named.segment.id));
         }

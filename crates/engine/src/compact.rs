@@ -22,6 +22,9 @@
 //! one and what was flushed meanwhile. Nothing that a flush has named is lost, since that manifest is made of the same
 //! list. Where a restore has come first the partition is closed, and the merged segment is garbage.
 //!
+//! When that manifest is durable, the partition's frames are moved to the merged segment, so that what was merged can go though the
+//! partition stays open.
+//!
 //! # Crashes
 //! Before the manifest the merged segment is garbage; from it on the others are history.
 
@@ -32,13 +35,13 @@ use std::time::Duration;
 
 use fulmar_pages::manifest::SegmentRef;
 use fulmar_pages::segment::SegmentBuilder;
-use fulmar_pages::{FrameLocation, PageNo};
+use fulmar_pages::{FrameLocation, PageNo, SegmentId};
 use fulmar_store::{RawFrame, SegmentWriter, failpoint};
 use futures::future::try_join_all;
 use tokio::time::Instant;
 
 use crate::flush;
-use crate::partition::{NamedSegment, Partition, store_error};
+use crate::partition::{CopiedFrame, NamedSegment, Partition, store_error};
 use crate::{Engine, Result};
 
 /// Bytes that are written in a second: what a disk or a network of the slower kind has to spare beside the log.
@@ -114,13 +117,41 @@ impl Engine {
         failpoint::hit(failpoint::COMPACT_AFTER_SEGMENT);
         let segment = SegmentRef { id, partition: partition.id };
         let merged = NamedSegment { segment, pages: entries.len() as u64 };
-        let _settled = flush::settled(self).await;
+        let settled = flush::settled(self).await;
         if partition.is_closed() || !partition.replace_named(&work.sources, merged) {
             return Ok(false);
         }
         flush::name_anew(self, partition.clone()).await?;
+        drop(settled);
         failpoint::hit(failpoint::COMPACT_AFTER_MANIFEST);
+        // Whoever has found an earlier manifest of the same version in its place names the merged segment by its frames only:
+        // the collector waits until they are moved.
+        self.move_frames(partition, work, &entries, id).await?;
         Ok(true)
+    }
+
+    /// Lets the partition read what was merged from where it is now.
+    async fn move_frames(
+        &self,
+        partition: &Partition,
+        work: &Work,
+        entries: &[Entry],
+        merged: SegmentId,
+    ) -> Result<()> {
+        let index = self.node().store.segment_index(merged).await.map_err(store_error)?;
+        let copied = |(page, place, location): &Entry| {
+            let source = work.sources.get(*place)?.segment.id;
+            Some(CopiedFrame {
+                page: *page,
+                old: (source, *location),
+                new: index.frame(partition.id, *page)?,
+            })
+        };
+        for piece in entries.chunks(PIECE_PAGES) {
+            partition.move_frames(merged, piece.iter().filter_map(copied));
+            tokio::task::yield_now().await;
+        }
+        Ok(())
     }
 
     /// Writes the frames, as a segment. Answers whether all are; if not it was given up, since the node stops or the partition

@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use tokio::sync::{OnceCell, RwLock};
 
 use crate::branch::Era;
+use crate::cache::{self, Cache};
 use crate::clock::{Clock, SystemTime, TimeSource};
 use crate::disk::{self, Disk, SpaceSource};
 use crate::flush;
@@ -129,6 +130,8 @@ pub struct EngineStatistics {
     pub log_failures: u64,
     /// Bytes of pages in memory, now.
     pub memory_bytes: u64,
+    /// Those of them that no segment of the store holds yet, now.
+    pub memory_unwritten_bytes: u64,
     /// The budget for them.
     pub memory_limit_bytes: u64,
     /// What the data directory's file system still has, now.
@@ -145,6 +148,14 @@ pub struct EngineStatistics {
     pub conflicts: u64,
     /// Replays.
     pub replays: u64,
+    /// Pages that statements found in memory.
+    pub page_hits: u64,
+    /// Pages that they had to read from the store.
+    pub page_misses: u64,
+    /// Pages that were read with others, before they were asked for.
+    pub pages_read_ahead: u64,
+    /// Pages that left memory for others.
+    pub pages_evicted: u64,
     /// Flushes.
     pub flushes: u64,
     /// Temporary files made by large transactions and sorts.
@@ -166,6 +177,14 @@ pub struct PartitionStatistics {
     pub log_bytes: u64,
     /// Changed pages in them.
     pub log_pages: u64,
+    /// Pages that statements found in memory.
+    pub page_hits: u64,
+    /// Pages that they had to read from the store.
+    pub page_misses: u64,
+    /// Pages that were read with others, before they were asked for.
+    pub pages_read_ahead: u64,
+    /// Pages that left memory for others.
+    pub pages_evicted: u64,
     /// Bytes of its pages in memory, now; `None` while it is closed.
     pub memory_bytes: Option<u64>,
     /// Bytes of the database, now; `None` while it is closed.
@@ -202,6 +221,7 @@ impl Engine {
             store: Arc::new(store),
             spill: SpillArea::new(&temporary, SPILL_BYTES),
             memory: MemoryBudget::new(config.memory_bytes),
+            cache: Cache::default(),
             disk: Disk::new(
                 config.space.unwrap_or_else(|| disk::space_of(config.data)),
                 config.disk_reserve_bytes,
@@ -238,6 +258,7 @@ impl Engine {
         }));
         engine.node.disk.look();
         disk::spawn(&engine);
+        cache::spawn(&engine.node);
         flush::spawn(&engine);
         maintenance::spawn(&engine);
         Ok(engine)
@@ -290,6 +311,7 @@ impl Engine {
             log_sync_us: load(&log.sync_nanos) / 1000,
             log_failures: load(&log.failures),
             memory_bytes: self.node.memory.used_bytes(),
+            memory_unwritten_bytes: self.node.memory.unwritten_bytes(),
             memory_limit_bytes: self.node.memory.limit_bytes(),
             disk_available_bytes: self.node.disk.available_bytes(),
             disk_reserve_bytes: self.node.disk.reserve_bytes(),
@@ -298,11 +320,17 @@ impl Engine {
             temporary_files: self.node.spill.files(),
             ..EngineStatistics::default()
         };
-        statistics.open_partitions = self.open_partitions().len() as u64;
+        let open = self.open_partitions();
+        statistics.open_partitions = open.len() as u64;
+        statistics.page_hits = open.iter().map(|partition| partition.residence.hits()).sum();
         for stats in self.counted.lock().values() {
             statistics.commits += load(&stats.commits);
             statistics.conflicts += load(&stats.conflicts);
             statistics.replays += load(&stats.replays);
+            statistics.page_hits += load(&stats.page_hits);
+            statistics.page_misses += load(&stats.page_misses);
+            statistics.pages_read_ahead += load(&stats.pages_read_ahead);
+            statistics.pages_evicted += load(&stats.pages_evicted);
         }
         statistics
     }
@@ -318,6 +346,7 @@ impl Engine {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let open = self.partitions.lock().get(&id).and_then(|slot| slot.get().cloned());
         let turns = open.as_ref().map_or(0, |partition| partition.turns.taken());
+        let hits = open.as_ref().map_or(0, |partition| partition.residence.hits());
         Some(PartitionStatistics {
             commits: load(&stats.commits),
             conflicts: load(&stats.conflicts),
@@ -325,9 +354,20 @@ impl Engine {
             turns: load(&stats.turns) + turns,
             log_bytes: load(&stats.log_bytes),
             log_pages: load(&stats.log_pages),
+            page_hits: load(&stats.page_hits) + hits,
+            page_misses: load(&stats.page_misses),
+            pages_read_ahead: load(&stats.pages_read_ahead),
+            pages_evicted: load(&stats.pages_evicted),
             memory_bytes: open.as_ref().map(|partition| partition.resident_bytes()),
             size_bytes: open.map(|partition| u64::from(partition.current().page_count) * PAGE_SIZE as u64),
         })
+    }
+
+    /// Of so many bytes of its pages in memory others take nothing from a partition, unless all floors together leave
+    /// them too little.
+    pub(crate) fn set_cache_floor(&self, id: PartitionId, bytes: u64) {
+        let stats = self.counted.lock().entry(id).or_default().clone();
+        stats.cache_floor_bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// Writes segments and manifests for everything that has changed. For tests and tools; the engine does it by

@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use fulmar_pages::manifest::{Manifest, SegmentRef};
 use fulmar_pages::segment::SegmentBuilder;
-use fulmar_pages::{PAGE_SIZE, PartitionId, SegmentId, Version};
+use fulmar_pages::{PAGE_SIZE, PartitionId, SegmentId, Version, ZERO_PAGE};
 use fulmar_store::{Lsn, ManifestName, StoreError, failpoint};
 use futures::stream::{self, StreamExt};
 use tokio::sync::{MutexGuard, Notify};
@@ -97,8 +97,10 @@ pub(crate) fn spawn(engine: &Arc<Engine>) {
             if let Err(error) = round(&engine).await {
                 tracing::warn!(%error, "a flush failed; it is tried again");
             }
+            engine.node().memory.flush_ended();
             tokio::select! {
                 () = tokio::time::sleep(PERIOD) => {}
+                () = engine.node().memory.flush_due() => {}
                 () = engine.flusher.stop.notified() => {}
             }
         }
@@ -123,6 +125,7 @@ async fn round(engine: &Engine) -> Result<()> {
         }
     }
     let mut due = Vec::new();
+    let filled = node.memory.must_flush(engine.open_partitions().iter().map(|p| p.changed_bytes()).sum());
     for partition in engine.open_partitions() {
         partition.sweep();
         partition.bound_snapshots(now, &engine.flusher.snapshots);
@@ -134,7 +137,12 @@ async fn round(engine: &Engine) -> Result<()> {
             partition.pool.clear();
         }
         let Some((since, dirty_ms)) = partition.oldest_dirty() else { continue };
-        if crowded || (pressed && since < halfway) || now.saturating_sub(dirty_ms) > interval || unused {
+        if crowded
+            || filled
+            || (pressed && since < halfway)
+            || now.saturating_sub(dirty_ms) > interval
+            || unused
+        {
             due.push(partition);
         }
     }
@@ -241,13 +249,11 @@ async fn write_segment(engine: &Engine, batch: &[(Arc<Partition>, Flush)]) -> Re
     }
     let mut writer = node.store.segment_writer().await.map_err(store_error)?;
     let mut builder = SegmentBuilder::new(writer.buffer());
+    let mut page = Box::new(ZERO_PAGE);
     for (partition, flush) in batch {
         for no in &flush.pages {
-            // SAFETY: the flush has pinned the snapshot.
-            let Some(version) = (unsafe { partition.find(*no, &flush.snapshot) }) else { continue };
-            partition.load(version).await?;
-            if let Some(page) = version.data() {
-                builder.push(partition.id, *no, page, writer.buffer());
+            if partition.copy_page(*no, &flush.snapshot, &mut page).await? {
+                builder.push(partition.id, *no, &page, writer.buffer());
             }
             if writer.buffer().len() > 1 << 20 {
                 writer.flush().await.map_err(store_error)?;
@@ -289,6 +295,8 @@ async fn name_segment(
     };
     let stored = put_or_adopt(engine, &manifest).await?;
     failpoint::hit(failpoint::FLUSH_AFTER_MANIFEST);
+    // Before it counts as named: if this fails the flush has failed, and is done again as if the manifest were not there.
+    partition.learn_frames(flush, stored.as_ref().unwrap_or(&manifest)).await?;
     match stored {
         None => {
             let pages: Vec<u64> = named.iter().map(|named| named.pages).collect();

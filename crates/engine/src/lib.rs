@@ -23,6 +23,7 @@
 
 pub mod array;
 mod branch;
+mod cache;
 mod cancel;
 mod clock;
 mod collect;

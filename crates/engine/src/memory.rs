@@ -1,19 +1,57 @@
 //! The node's memory budget: what `--memory` allows for the pages of all partitions together.
+//!
+//! ```text
+//!  0 ........ 1/4 ................ 3/4 ...... 31/32 .. limit
+//!  unwritten: | a flush is due      | writers wait
+//!  used:                                      | the sweeper evicts | who needs more evicts, or waits
+//! ```
+//!
+//! *Used* are the bytes of pages and of their versions. *Unwritten* of these are pages that are in no segment of the
+//! store: they cannot be evicted before a flush has written them. How room is made is [`crate::cache`]'s.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use tokio::sync::Notify;
+
 use crate::{Error, sqlstate};
+
+/// The most that the sweeper keeps free.
+const MOST_HEADROOM_BYTES: u64 = 64 << 20;
 
 /// A budget in bytes.
 #[derive(Debug)]
 pub(crate) struct MemoryBudget {
     limit_bytes: u64,
     used_bytes: AtomicU64,
+    unwritten_bytes: AtomicU64,
+    /// Those who wait for room.
+    waiting: AtomicU64,
+    /// Those who have room and do not use it yet.
+    reserving: AtomicU64,
+    /// The flusher's rounds that have ended, well or not.
+    flushes: AtomicU64,
+    /// Something has been given back, or a flush has ended.
+    freed: Notify,
+    /// The sweeper has work.
+    crowded: Notify,
+    /// The flusher has work.
+    flush_due: Notify,
 }
 
 impl MemoryBudget {
-    pub(crate) fn new(limit_bytes: u64) -> Self {
-        MemoryBudget { limit_bytes, used_bytes: AtomicU64::new(0) }
+    pub(crate) fn new(limit_bytes: u64) -> Arc<Self> {
+        Arc::new(MemoryBudget {
+            limit_bytes,
+            used_bytes: AtomicU64::new(0),
+            unwritten_bytes: AtomicU64::new(0),
+            waiting: AtomicU64::new(0),
+            reserving: AtomicU64::new(0),
+            flushes: AtomicU64::new(0),
+            freed: Notify::new(),
+            crowded: Notify::new(),
+            flush_due: Notify::new(),
+        })
     }
 
     /// Takes bytes from the budget if there are as many left.
@@ -21,18 +59,31 @@ impl MemoryBudget {
         self.reserve_up_to(bytes, self.limit_bytes)
     }
 
-    /// The same for changes that do not make a database larger: they replace pages, which are freed soon, and may
-    /// overdraw the budget by an eighth meanwhile. So deleting works when the memory is full.
-    pub(crate) fn reserve_to_replace(&self, bytes: u64) -> bool {
-        self.reserve_up_to(bytes, self.limit_bytes + self.limit_bytes / 8)
+    /// The same for changed pages, which stay until they are written. Changes that do not make a database larger replace
+    /// pages, which are freed soon: they may overdraw the budget by an eighth meanwhile. So deleting works when the
+    /// memory is full.
+    pub(crate) fn reserve_unwritten(&self, bytes: u64, grows: bool) -> bool {
+        let more = if grows { 0 } else { self.limit_bytes / 8 };
+        self.unwritten_bytes() + bytes <= self.limit_bytes / 4 * 3 + more
+            && self.reserve_up_to(bytes, self.limit_bytes + more)
     }
 
     fn reserve_up_to(&self, bytes: u64, limit_bytes: u64) -> bool {
-        self.used_bytes
-            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |used| {
-                used.checked_add(bytes).filter(|sum| *sum <= limit_bytes)
-            })
-            .is_ok()
+        let reserved = self.used_bytes.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |used| {
+            used.checked_add(bytes).filter(|sum| *sum <= limit_bytes)
+        });
+        if reserved.is_ok_and(|before| before + bytes > self.high_water_bytes()) {
+            self.crowded.notify_one();
+        }
+        reserved.is_ok()
+    }
+
+    /// Takes bytes, come what may: of what cannot be done without.
+    pub(crate) fn take(&self, bytes: u64) {
+        let before = self.used_bytes.fetch_add(bytes, Ordering::AcqRel);
+        if before + bytes > self.high_water_bytes() {
+            self.crowded.notify_one();
+        }
     }
 
     /// Gives bytes back.
@@ -44,19 +95,223 @@ impl MemoryBudget {
         self.used_bytes.load(Ordering::Relaxed)
     }
 
+    pub(crate) fn unwritten_bytes(&self) -> u64 {
+        self.unwritten_bytes.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn limit_bytes(&self) -> u64 {
         self.limit_bytes
     }
 
+    fn high_water_bytes(&self) -> u64 {
+        self.limit_bytes - (self.limit_bytes / 32).min(MOST_HEADROOM_BYTES)
+    }
+
+    /// Bytes that the sweeper should free, so that those who need some find them.
+    pub(crate) fn excess_bytes(&self) -> u64 {
+        self.used_bytes().saturating_sub(self.high_water_bytes())
+    }
+
+    /// Waits until the sweeper has work.
+    pub(crate) async fn crowded(&self) {
+        self.crowded.notified().await;
+    }
+
+    /// To be told when something has been given back; begun before one looks.
+    pub(crate) fn freed(&self) -> &Notify {
+        &self.freed
+    }
+
+    fn flush_bytes(&self) -> u64 {
+        self.limit_bytes / 4
+    }
+
+    /// Somebody waits for room, until the answer is dropped: what can be written is flushed.
+    pub(crate) fn wait(&self) -> Waiting<'_> {
+        self.waiting.fetch_add(1, Ordering::AcqRel);
+        self.flush_due.notify_one();
+        Waiting(self)
+    }
+
+    /// Waits until a flush may be due because of memory.
+    pub(crate) async fn flush_due(&self) {
+        self.flush_due.notified().await;
+    }
+
+    /// Whether everything that has changed is to be flushed at once, of which there are so many bytes. (Of what is
+    /// unwritten a flush can do nothing about the old versions that snapshots hold.)
+    pub(crate) fn must_flush(&self, changed_bytes: u64) -> bool {
+        self.waiting.load(Ordering::Acquire) > 0
+            || (self.unwritten_bytes() > self.flush_bytes() && changed_bytes > self.flush_bytes() / 2)
+    }
+
+    /// All that was due has been flushed, or could not be.
+    pub(crate) fn flush_ended(&self) {
+        self.flushes.fetch_add(1, Ordering::AcqRel);
+        self.freed.notify_waiters();
+    }
+
+    /// Whether somebody has room that will be given back, or be used for what can be evicted.
+    pub(crate) fn is_moving(&self) -> bool {
+        self.reserving.load(Ordering::Acquire) > 0
+    }
+
+    /// The flusher's rounds that have ended.
+    pub(crate) fn flushes(&self) -> u64 {
+        self.flushes.load(Ordering::Acquire)
+    }
+
     /// The error for who could not reserve.
     pub(crate) fn exhausted(&self) -> Error {
+        let mib = |bytes: u64| bytes >> 20;
         Error::new(
             sqlstate::OUT_OF_MEMORY,
-            format!(
-                "the data of all databases would exceed the node's memory of {} MiB",
-                self.limit_bytes >> 20
-            ),
+            format!("the node's memory of {} MiB for pages is full", mib(self.limit_bytes)),
         )
-        .hint("delete data, or start the node with a larger --memory")
+        .detail(format!(
+            "{} MiB are changed pages that have not been written to the store yet.",
+            mib(self.unwritten_bytes())
+        ))
+        .hint("run the transaction again; if it persists, see to the store (`fulmar status`), or start the node with a larger --memory")
+    }
+}
+
+/// One who waits for room.
+pub(crate) struct Waiting<'a>(&'a MemoryBudget);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Bytes that are taken from a budget, and given back unless they are kept.
+pub(crate) struct Reservation {
+    memory: Arc<MemoryBudget>,
+    bytes: u64,
+}
+
+impl Reservation {
+    /// Of bytes that have been reserved.
+    pub(crate) fn of(memory: Arc<MemoryBudget>, bytes: u64) -> Self {
+        memory.reserving.fetch_add(1, Ordering::AcqRel);
+        Reservation { memory, bytes }
+    }
+
+    /// From now on somebody else counts them.
+    pub(crate) fn keep(mut self) {
+        self.bytes = 0;
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.memory.release(self.bytes);
+        self.memory.reserving.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// What one partition has taken from the budget. Gives it back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Account {
+    memory: Arc<MemoryBudget>,
+    resident_bytes: AtomicU64,
+    unwritten_bytes: AtomicU64,
+}
+
+/// What a few changes of pages add to an account and take from it, to be settled at once.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub(crate) struct Tally {
+    pub bytes: i64,
+    pub unwritten_bytes: i64,
+}
+
+impl Account {
+    pub(crate) fn new(memory: Arc<MemoryBudget>) -> Arc<Self> {
+        Arc::new(Account { memory, resident_bytes: AtomicU64::new(0), unwritten_bytes: AtomicU64::new(0) })
+    }
+
+    /// Counts changes.
+    pub(crate) fn settle(&self, tally: Tally) {
+        self.settle_reserved(tally, 0);
+    }
+
+    /// Counts changes for which so many bytes were reserved. What is left of these is given back.
+    pub(crate) fn settle_reserved(&self, tally: Tally, reserved_bytes: u64) {
+        // Two's complement: adding the bits of a negative number takes away.
+        let Tally { bytes, unwritten_bytes } = tally;
+        let more = bytes - reserved_bytes as i64;
+        if more > 0 {
+            self.memory.take(more as u64);
+        } else if more < 0 {
+            self.memory.release(more.unsigned_abs());
+        }
+        if bytes != 0 {
+            self.resident_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        }
+        if unwritten_bytes != 0 {
+            self.unwritten_bytes.fetch_add(unwritten_bytes as u64, Ordering::Relaxed);
+            let before = self.memory.unwritten_bytes.fetch_add(unwritten_bytes as u64, Ordering::Relaxed);
+            let due = self.memory.flush_bytes();
+            // When it is passed, not by every commit beyond: the flusher looks around by itself, too.
+            if before <= due && before.wrapping_add(unwritten_bytes as u64) > due {
+                self.memory.flush_due.notify_one();
+            }
+        }
+    }
+
+    /// Counts what has been reserved.
+    pub(crate) fn keep(&self, reservation: Reservation) {
+        self.resident_bytes.fetch_add(reservation.bytes, Ordering::Relaxed);
+        reservation.keep();
+    }
+
+    /// Gives bytes back that others wait for.
+    pub(crate) fn free(&self, bytes: u64) {
+        if bytes > 0 {
+            self.settle(Tally { bytes: -(bytes as i64), unwritten_bytes: 0 });
+            self.memory.freed.notify_waiters();
+        }
+    }
+
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        self.resident_bytes.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        self.memory.release(*self.resident_bytes.get_mut());
+        self.memory.unwritten_bytes.fetch_sub(*self.unwritten_bytes.get_mut(), Ordering::Relaxed);
+        self.memory.freed.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_account_gives_everything_back() {
+        let memory = MemoryBudget::new(1000);
+        let account = Account::new(memory.clone());
+        assert!(memory.reserve(700));
+        account.settle_reserved(Tally { bytes: 600, unwritten_bytes: 500 }, 700);
+        assert!(memory.must_flush(500) && !memory.must_flush(100) && !memory.reserve(401));
+        assert!(!memory.reserve_unwritten(251, true) && memory.reserve_unwritten(250, true));
+        account.keep(Reservation::of(memory.clone(), 250));
+        account.settle(Tally { bytes: -50, unwritten_bytes: -500 });
+        assert_eq!((memory.used_bytes(), memory.unwritten_bytes()), (800, 0));
+        assert!(!memory.must_flush(0));
+        let waiting = memory.wait();
+        assert!(memory.must_flush(0));
+        drop(waiting);
+        assert!(!memory.must_flush(0));
+        assert_eq!(account.resident_bytes(), 800);
+        drop(account);
+        assert_eq!(memory.used_bytes(), 0);
+        assert!(memory.reserve(10));
+        drop(Reservation::of(memory.clone(), 10));
+        assert_eq!(memory.used_bytes(), 0);
     }
 }

@@ -10,6 +10,7 @@ use fulmar_store::PageStore;
 use parking_lot::Mutex;
 use tokio::sync::{RwLock, mpsc};
 
+use crate::cache::Cache;
 use crate::clock::Clock;
 use crate::disk::Disk;
 use crate::memory::MemoryBudget;
@@ -20,7 +21,8 @@ pub(crate) struct Node {
     pub log: Arc<CommitLog>,
     pub store: Arc<PageStore>,
     pub spill: Arc<SpillArea>,
-    pub memory: MemoryBudget,
+    pub memory: Arc<MemoryBudget>,
+    pub cache: Cache,
     pub disk: Disk,
     pub clock: Clock,
     pub buffers: Buffers,

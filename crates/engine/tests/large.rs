@@ -1,11 +1,11 @@
-//! Transactions larger than memory allows, and data that is.
+//! Transactions larger than memory allows.
 
 mod common;
 
 use std::sync::Arc;
 
 use common::{Client, Node};
-use fulmar_engine::{CancelReason, Config, Engine, Value, sqlstate};
+use fulmar_engine::{CancelReason, Config, Value, sqlstate};
 use fulmar_pages::PartitionId;
 use fulmar_store::{Backend, FailureKind, FaultyStore, StoreFault, StoreOperation};
 
@@ -57,27 +57,6 @@ async fn a_gigabyte_of_changes_fits_into_256_megabytes() {
     let mut a = Client { session: engine.session(PartitionId(1)) };
     assert_eq!(a.int("SELECT sum(n) FROM t").await, 14999 * 17 - 1);
     assert_eq!(a.value("PRAGMA integrity_check").await, Value::Text("ok".into()));
-}
-
-#[tokio::test]
-async fn data_beyond_the_budget_is_refused_and_nothing_is_lost() {
-    let directory = tempfile::tempdir().unwrap();
-    let engine = Engine::start(Config::new(directory.path(), 4 << 20)).await.unwrap();
-    let mut a = Client { session: engine.session(PartitionId(1)) };
-    a.run("CREATE TABLE t(v BLOB); INSERT INTO t VALUES (zeroblob(1000000))").await.unwrap();
-    let mut state = "";
-    for _ in 0..10 {
-        state = a.state("INSERT INTO t VALUES (randomblob(1000000))").await;
-        if state != "00000" {
-            break;
-        }
-    }
-    assert_eq!(state, sqlstate::OUT_OF_MEMORY);
-    let kept = a.int("SELECT count(*) FROM t").await;
-    assert!(kept >= 2);
-    a.run("DELETE FROM t; VACUUM").await.unwrap();
-    a.run("INSERT INTO t VALUES (randomblob(1000000))").await.unwrap();
-    assert_eq!(a.int("SELECT count(*) FROM t").await, 1);
 }
 
 #[tokio::test]

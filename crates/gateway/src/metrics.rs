@@ -186,6 +186,14 @@ fn engine_figures(out: &mut String, engine: &EngineStatistics) {
             engine.conflicts,
         ),
         ("fulmar_replays_total", "Transactions that were run again.", engine.replays),
+        ("fulmar_page_hits_total", "Pages that statements found in memory.", engine.page_hits),
+        ("fulmar_page_misses_total", "Pages that they had to read from the store.", engine.page_misses),
+        (
+            "fulmar_pages_read_ahead_total",
+            "Pages that were read with others, before they were asked for.",
+            engine.pages_read_ahead,
+        ),
+        ("fulmar_pages_evicted_total", "Pages that left memory for others.", engine.pages_evicted),
         ("fulmar_flushes_total", "Flushes of changed pages to the store.", engine.flushes),
         (
             "fulmar_temporary_files_total",
@@ -200,6 +208,11 @@ fn engine_figures(out: &mut String, engine: &EngineStatistics) {
         ("fulmar_log_size_bytes", "Bytes of the commit log's files.", engine.log_size_bytes),
         ("fulmar_log_sync_microseconds", "Smoothed time of a sync.", engine.log_sync_us),
         ("fulmar_memory_bytes", "Bytes of pages in memory.", engine.memory_bytes),
+        (
+            "fulmar_memory_unwritten_bytes",
+            "Bytes of pages in memory that no segment of the store holds yet.",
+            engine.memory_unwritten_bytes,
+        ),
         ("fulmar_memory_limit_bytes", "The budget for pages in memory.", engine.memory_limit_bytes),
         (
             "fulmar_disk_available_bytes",

@@ -72,7 +72,7 @@ async fn tenants_are_counted() {
     shop.query("SELECT * FROM t", &[]).await.unwrap();
     assert!(shop.execute("INSERT INTO t VALUES (1)", &[]).await.is_err());
     let sql = "SELECT sessions, statements, rows, errors, commits, log_bytes, pages_written, size_bytes, \
-               busy_ms > 0 AND time_ms > 0 AND p99_ms >= p50_ms FROM fulmar.tenant_stats WHERE tenant = 'shop'";
+               busy_ms > 0 AND time_ms > 0 AND p99_ms >= p50_ms AND page_hits > 9 AND page_misses + pages_evicted = 0 FROM fulmar.tenant_stats WHERE tenant = 'shop'";
     let row = admin.query_one(sql, &[]).await.unwrap();
     let number = |column: usize| row.get::<_, i64>(column);
     assert_eq!((number(0), number(2), number(3), number(4)), (1, 9, 1, 10));

@@ -29,6 +29,8 @@ pub enum Limit {
     CpuShare,
     /// How far back it can be restored and branched.
     Retention,
+    /// What others leave it of the memory for pages.
+    CacheFloor,
 }
 
 /// What there is to say of a limit.
@@ -118,11 +120,20 @@ static LIMITS: [Definition; Limit::ALL.len()] = [
         default: Some(DAY_MS),
         about: "How far back the database can be restored and branched. 0: nothing is kept for that.",
     },
+    Definition {
+        limit: Limit::CacheFloor,
+        name: "cache_floor",
+        unit: Unit::Kilobytes,
+        least: LEAST_KILOBYTES,
+        most: MOST_KILOBYTES,
+        default: None,
+        about: "Memory for its pages that other tenants do not take from it.",
+    },
 ];
 
 impl Limit {
     /// All of them.
-    pub const ALL: [Limit; 7] = [
+    pub const ALL: [Limit; 8] = [
         Limit::MaxConnections,
         Limit::StatementTimeout,
         Limit::IdleInTransactionTimeout,
@@ -130,6 +141,7 @@ impl Limit {
         Limit::MaxSize,
         Limit::CpuShare,
         Limit::Retention,
+        Limit::CacheFloor,
     ];
 
     fn definition(self) -> &'static Definition {

@@ -89,7 +89,13 @@ impl Connection {
         self.link.begin_fiber();
         let link: *const Link = &*self.link;
         // SAFETY: the link lives in this connection, which the fiber borrows until its end.
-        let fiber = unsafe { Fiber::new(&raw const (*link).suspender, link.cast(), move || body(self)) };
+        let fiber = unsafe {
+            Fiber::new(&raw const (*link).suspender, link.cast(), move || {
+                let result = body(self);
+                (*link).reader.step_aside();
+                result
+            })
+        };
         fiber.map_err(|e| {
             Error::new(sqlstate::OUT_OF_MEMORY, format!("no stack for a statement: {e}"))
                 .hint("too many statements wait at once; run fewer, or raise vm.max_map_count")

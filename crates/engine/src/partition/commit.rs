@@ -36,6 +36,7 @@ use hashbrown::HashSet;
 
 use super::large::LargeSegment;
 use super::{Large, PageVersion, Partition, Snapshot, Status, Turn};
+use crate::memory::Tally;
 use crate::transaction::{Committed, Conflict, Transaction};
 use crate::{Error, spill, sqlstate};
 
@@ -113,7 +114,7 @@ pub(crate) struct Commits {
     settled: Snapshot,
     /// Pages changed since the last flush.
     pub(super) dirty: HashSet<PageNo>,
-    /// Segments of large commits since the last flush.
+    /// Segments of large commits that no manifest names yet; those that a flush is about to name are among them.
     pub(super) large: Vec<LargeSegment>,
     /// Where in the log the first commit since the last flush begins.
     /// ... and when it was made (monotonic milliseconds).
@@ -123,6 +124,14 @@ pub(crate) struct Commits {
     /// Versions that were discarded while somebody may still look at them.
     #[expect(clippy::vec_box, reason = "readers may hold pointers to the versions")]
     graveyard: Vec<Box<PageVersion>>,
+}
+
+/// What a commit waits for before it is seen by anybody.
+pub(crate) enum Room {
+    /// The log's, for a record of so many bytes.
+    Log(usize),
+    /// Memory for so many bytes of changed pages, of a database that grows or does not; reserved when the wait has ended.
+    Memory(u64, bool),
 }
 
 /// Why a commit did not happen.
@@ -193,8 +202,8 @@ impl Commits {
 
 /// How a commit waits; on its fiber.
 pub(crate) trait Waits {
-    /// Until the log has room for a record of so many bytes.
-    fn for_room(&self, bytes: usize) -> Result<(), Error>;
+    /// Until there is room.
+    fn for_room(&self, room: Room) -> Result<(), Error>;
 
     /// For the partition's turn.
     fn for_turn(&self) -> Result<Turn, Error>;
@@ -214,8 +223,9 @@ struct Changes {
 
 impl Partition {
     /// Makes the transaction's changes the next version. `page_one` is page 1 as SQLite wrote it; `large` holds the
-    /// other pages if they have gone to the store. `waits` waits until others let it go on: that is no conflict. Answers
-    /// `None` if nothing has changed.
+    /// other pages if they have gone to the store. `waits` waits until log and memory have room and others let it go on: that
+    /// is no conflict. Answers `None` if nothing has changed. The caller is inside of the residence until it waits; what is
+    /// looked at after that is page 1, which stays.
     pub(crate) fn commit(
         &self,
         transaction: &mut Transaction,
@@ -234,25 +244,22 @@ impl Partition {
         let bytes = (changes.pages.len() as u64 + 1) * PAGE_SIZE as u64;
         let grows = page_one::page_count(&changes.page_one) > snapshot.page_count;
         self.node.disk.admit(grows).map_err(Refused::Failed)?;
-        let reserve = || match grows {
-            true => self.node.memory.reserve(bytes),
-            false => self.node.memory.reserve_to_replace(bytes),
-        };
+        let reserve = || self.node.memory.reserve_unwritten(bytes, grows);
         // What the last commits replaced is freed by the next one: that is now.
         let reserved = reserve() || {
             self.sweep();
             reserve()
         };
         if !reserved {
-            return Err(Refused::Failed(self.node.memory.exhausted()));
+            waits.for_room(Room::Memory(bytes, grows)).map_err(Refused::Failed)?;
         }
         let mut turn = None;
         let result = loop {
-            match self.install(transaction, &snapshot, &mut changes) {
-                Ok(installed) => break Ok(installed),
+            match self.install(transaction, &snapshot, &mut changes, bytes) {
+                Ok(committed) => break Ok(Some(committed)),
                 Err(Stopped::Refused(refused)) => break Err(refused),
                 Err(Stopped::LogBusy(bytes)) => {
-                    if let Err(error) = waits.for_room(bytes) {
+                    if let Err(error) = waits.for_room(Room::Log(bytes)) {
                         break Err(Refused::Failed(error));
                     }
                 }
@@ -266,15 +273,11 @@ impl Partition {
             }
         };
         drop(turn);
-        match &result {
-            Ok((committed, used)) => {
-                self.node.memory.release(bytes - used);
-                self.stats.commits.fetch_add(1, Ordering::Relaxed);
-                return Ok(Some(*committed));
-            }
+        match result {
+            Ok(_) => _ = self.stats.commits.fetch_add(1, Ordering::Relaxed),
             Err(_) => self.node.memory.release(bytes),
         }
-        result.map(|(committed, _)| Some(committed))
+        result
     }
 
     /// Step 1: what has changed, encoded.
@@ -304,7 +307,8 @@ impl Partition {
             if no == 1 || no > page_count {
                 continue;
             }
-            // SAFETY: the transaction's snapshot is pinned.
+            // SAFETY: the transaction's snapshot is pinned, and its reader is inside. If the page has been evicted since it
+            // was read, the record holds all of it.
             let base = unsafe { self.resident(no, snapshot) };
             if base.is_some_and(|base| *base == *data) {
                 // Nothing to write, but it must stay so: the page may have been taken from the free list unread.
@@ -321,13 +325,14 @@ impl Partition {
         Ok(Changes { record, pages, large, page_one, changed_allocation, changed_rest })
     }
 
-    /// Step 2: validation, log, pages. Answers the commit and the bytes of memory that its pages take.
+    /// Step 2: validation, log, pages, for which so many bytes of memory are reserved.
     fn install(
         &self,
         transaction: &mut Transaction,
         snapshot: &Snapshot,
         changes: &mut Changes,
-    ) -> Result<(Committed, u64), Stopped> {
+        reserved_bytes: u64,
+    ) -> Result<Committed, Stopped> {
         let Changes { record, pages, large, page_one, .. } = changes;
         let (changed_allocation, changed_rest) = (changes.changed_allocation, changes.changed_rest);
         let mut commits = self.commits.lock();
@@ -394,24 +399,24 @@ impl Partition {
             self.outcomes.decided(transaction.id, true, lsn);
         }
         let snapshot = Snapshot { number, lsn, page_count };
-        let used = (pages.len() * PAGE_SIZE) as u64;
         let mut changed = Vec::with_capacity(pages.len());
         let mut replaced = 0;
+        let mut tally = Tally::default();
         for (no, data) in pages {
-            replaced += u64::from(self.pages.install(no, number, Some(data), None));
+            replaced += u64::from(self.pages.install(no, number, Some(data), None, &mut tally));
             commits.dirty.insert(no);
             changed.push(no);
         }
         if let Some(large) = large {
             commits.large.push(large.named(self, number));
             for (no, frame) in frames {
-                replaced += u64::from(self.pages.install(no, number, None, Some(frame)));
+                replaced += u64::from(self.pages.install(no, number, None, Some(frame), &mut tally));
                 commits.dirty.remove(&no);
                 changed.push(no);
             }
         }
         for no in page_count + 1..=current.page_count {
-            self.pages.end(no, number);
+            self.pages.end(no, number, &mut tally);
         }
         commits.dirty_since.get_or_insert_with(|| (start, self.node.clock.monotonic_ms()));
         (commits.last_number, commits.last_timestamp) = (number, timestamp);
@@ -422,8 +427,9 @@ impl Partition {
             replaced_bytes: replaced * PAGE_SIZE as u64,
         });
         self.snapshots.lock().push(snapshot);
-        self.collect_garbage(&mut commits);
-        Ok((Committed { snapshot }, used))
+        self.collect_garbage(&mut commits, &mut tally);
+        self.pages.account().settle_reserved(tally, reserved_bytes);
+        Ok(Committed { snapshot })
     }
 
     /// Whether everything that the transaction read is still current. Answers the current version.
@@ -451,7 +457,8 @@ impl Partition {
         match unsafe { (self.find(1, a), self.find(1, b)) } {
             (None, None) => true,
             (Some(a), Some(b)) if a.number() == b.number() => true,
-            (Some(a), Some(b)) => match (a.data(), b.data()) {
+            // SAFETY: page 1 stays in memory.
+            (Some(a), Some(b)) => match unsafe { (a.data(), b.data()) } {
                 (Some(a), Some(b)) => page_one::same_rest(a, b),
                 // Page 1 of a version that somebody opened is in memory; if it is not, be careful.
                 _ => false,
@@ -495,40 +502,37 @@ impl Partition {
     }
 
     /// Frees what no snapshot sees and no discard can need.
-    fn collect_garbage(&self, commits: &mut Commits) {
+    fn collect_garbage(&self, commits: &mut Commits, tally: &mut Tally) {
         let durable = self.node.log.durable();
         // In this order: whoever pins from here on begins at a version that is durable up to there, or above; whoever
         // has pinned an older one is counted.
         let oldest = self.snapshots.lock().oldest_from(durable);
-        let mut freed = 0;
         while let Some(first) = commits.recent.front() {
             if first.snapshot.number > oldest || first.snapshot.lsn > durable {
                 break;
             }
             for page in &first.pages {
-                freed += self.pages.prune(*page, first.snapshot.number);
+                self.pages.prune(*page, first.snapshot.number, tally);
             }
             for page in first.snapshot.page_count + 1..=first.page_count_before {
-                freed += self.pages.remove(page, first.snapshot.number);
+                self.pages.remove(page, first.snapshot.number, tally);
             }
             commits.settled = first.snapshot;
             commits.replaced_bytes -= first.replaced_bytes;
             commits.recent.pop_front();
         }
-        self.node.memory.release(freed);
     }
 
     /// Garbage collection for a partition that has gone quiet.
     pub(crate) fn sweep(&self) {
+        let mut tally = Tally::default();
         let mut commits = self.commits.lock();
-        self.collect_garbage(&mut commits);
+        self.collect_garbage(&mut commits, &mut tally);
         let pinned_above = self.snapshots.lock().pinned_above(commits.settled.number);
         if !commits.graveyard.is_empty() && !pinned_above {
-            let bytes =
-                commits.graveyard.drain(..).filter(|version| version.data().is_some()).count() * PAGE_SIZE;
-            self.pages.released(bytes as u64);
-            self.node.memory.release(bytes as u64);
+            commits.graveyard.drain(..).for_each(|version| self.pages.free(*version, &mut tally));
         }
+        self.pages.account().settle(tally);
     }
 
     /// Discards every version that is not durable: the log lost them. Called by the log's thread, while appends are

@@ -1,13 +1,16 @@
 //! A partition's side of flushes and compaction: what has changed since the last manifest, and what that names.
 
-use fulmar_pages::manifest::SegmentRef;
-use fulmar_pages::{Manifest, Outcome, PageNo, SegmentId};
+use fulmar_pages::manifest::{Manifest, SegmentRef};
+use fulmar_pages::{FrameLocation, Outcome, PAGE_SIZE, PageNo, SegmentId};
 use fulmar_store::Lsn;
 use hashbrown::HashSet;
 
 use super::large::LargeSegment;
-use super::{Partition, Snapshot};
+use super::{Partition, Snapshot, store_error};
+use crate::Result;
 use crate::compact::Work;
+use crate::memory::Tally;
+use crate::store::Frame;
 
 /// A segment that the newest manifest names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +18,15 @@ pub(crate) struct NamedSegment {
     pub segment: SegmentRef,
     /// The partition's pages in it, live or not.
     pub pages: u64,
+}
+
+/// A page's frame that was copied into another segment.
+pub(crate) struct CopiedFrame {
+    pub page: PageNo,
+    /// Where it was.
+    pub old: (SegmentId, FrameLocation),
+    /// Where it is in the other segment.
+    pub new: FrameLocation,
 }
 
 /// What the newest manifest says.
@@ -73,7 +85,7 @@ impl Partition {
         let mut commits = self.commits.lock();
         commits.flushing_since = commits.dirty_since.take();
         let changed = std::mem::take(&mut commits.dirty);
-        let large = std::mem::take(&mut commits.large);
+        let large = commits.large.clone();
         let snapshot = self.pin();
         let timestamp = self.node.clock.tick();
         // Where no commit has come since the newest manifest, the next one needs a number of its own.
@@ -90,10 +102,11 @@ impl Partition {
     pub(crate) fn end_flush(&self, flush: Flush, done: bool) {
         let mut commits = self.commits.lock();
         let since = commits.flushing_since.take();
-        if !done {
+        if done {
+            // Not before: until the manifest is durable it is here that the collector finds them.
+            commits.large.retain(|large| large.number > flush.snapshot.number);
+        } else {
             commits.dirty.extend(flush.changed);
-            let later = std::mem::take(&mut commits.large);
-            commits.large = flush.large.into_iter().chain(later).collect();
             commits.dirty_since = since.or(commits.dirty_since);
         }
         drop(commits);
@@ -126,14 +139,65 @@ impl Partition {
         true
     }
 
+    /// The new manifest is durable: where it says that the pages lie that the flush has written they can be read from, and
+    /// they may leave memory. They lie in its last segment, unless the manifest is an earlier one of the same version.
+    pub(crate) async fn learn_frames(&self, flush: &Flush, manifest: &Manifest) -> Result<()> {
+        let mut left: HashSet<PageNo> = flush.pages.iter().copied().collect();
+        for part in manifest.segments.iter().rev() {
+            if left.is_empty() {
+                break;
+            }
+            let index = self.node.store.segment_index(part.id).await.map_err(store_error)?;
+            let segment = self.pages.segments().index_of(part.id);
+            let mut tally = Tally::default();
+            for (no, location) in index.frames(part.partition).filter(|(no, _)| left.remove(no)) {
+                // SAFETY: the flush has pinned the snapshot.
+                if let Some(version) = unsafe { self.find(no, &flush.snapshot) } {
+                    self.pages.set_frame(version, Frame { segment, location }, &mut tally);
+                }
+            }
+            self.pages.account().settle(tally);
+        }
+        let written = flush.pages.iter().copied().filter(|no| !left.contains(no));
+        self.residence.queue(written, self.node.cache.clock());
+        Ok(())
+    }
+
+    /// Frames have been copied into a segment: the versions that were read from the old places are read from the new ones from
+    /// now on. A version is moved only if its frame is the very one that was copied, so it has the same bytes in the new
+    /// place, whatever was committed or flushed meanwhile. Versions that only older snapshots see stay where they are,
+    /// until those let go of them. Whoever has looked up the old place, and finds the segment collected, looks again
+    /// ([`super::load`]).
+    pub(crate) fn move_frames(&self, to: SegmentId, copied: impl Iterator<Item = CopiedFrame>) {
+        let segments = self.pages.segments();
+        let to = segments.index_of(to);
+        let snapshot = self.pin();
+        for CopiedFrame { page, old: (segment, location), new } in copied {
+            // SAFETY: pinned.
+            if let Some(version) = unsafe { self.find(page, &snapshot) } {
+                let old = Frame { segment: segments.index_of(segment), location };
+                self.pages.move_frame(version, old, Frame { segment: to, location: new });
+            }
+        }
+        self.unpin(snapshot);
+    }
+
+    /// Bytes of pages that the next flush would write.
+    pub(crate) fn changed_bytes(&self) -> u64 {
+        (self.commits.lock().dirty.len() * PAGE_SIZE) as u64
+    }
+
     /// Outcomes for the manifest: the horizon, and what is durable.
     pub(crate) fn durable_outcomes(&self) -> (u64, Vec<Outcome>) {
         self.outcomes.durable(self.node.log.durable())
     }
 
-    /// Segments that absent pages may still be read from, besides those that the manifest names.
+    /// Segments that are needed besides those that the manifest names: absent pages may still be read from them, or
+    /// records in the log and the next manifest name them.
     pub(crate) fn frame_segments(&self) -> Vec<SegmentId> {
-        self.segments.all()
+        let mut segments = self.pages.segments().in_use();
+        segments.extend(self.commits.lock().large.iter().map(|large| large.segment.id));
+        segments
     }
 
     /// Whether nobody is attached, besides so many who are known, and nothing is pinned.

@@ -44,6 +44,7 @@ pub(crate) struct Large {
 }
 
 /// The segment of a large commit, until a manifest names it.
+#[derive(Clone)]
 pub(crate) struct LargeSegment {
     /// The commit's.
     pub number: u64,
@@ -60,7 +61,7 @@ impl Large {
 
     /// The pages, each with where it lies.
     pub(super) fn frames(&self, partition: &Partition) -> Vec<(PageNo, Frame)> {
-        let segment = partition.segments.index_of(self.segment);
+        let segment = partition.pages.segments().index_of(self.segment);
         self.index.frames(partition.id).map(|(no, location)| (no, Frame { segment, location })).collect()
     }
 }

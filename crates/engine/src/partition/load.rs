@@ -1,25 +1,29 @@
 //! Bringing a partition in: from its manifest, from the log's records since, and page by page from the store.
 //!
-//! A partition opens with its manifest and the indexes of its segments alone; pages are read when they are touched.
+//! A partition opens with its manifest and the indexes of its segments alone; pages are read when they are touched, and
+//! may leave again.
 //! What the log holds beyond the manifest is applied when the partition opens, not when the node starts: recovery
 //! reads the log once and sorts its records by partition, and ten thousand idle tenants cost nothing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use fulmar_pages::manifest::Manifest;
 use fulmar_pages::record::{self, Record, RecordKind};
 use fulmar_pages::{FormatError, Outcome, PAGE_SIZE, Page, PageNo, PartitionId, diff};
-use fulmar_store::{Lsn, SingleFlight};
+use fulmar_store::{Lsn, SingleFlight, StoreError};
 use futures::stream::{self, StreamExt, TryStreamExt};
 use hashbrown::{HashMap, HashSet};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 
-use super::{Outcomes, PageVersion, Partition, RowLocks, Snapshot, Turns, commit, flush, snapshots, table};
+use super::{
+    Outcomes, PageVersion, Partition, Residence, RowLocks, Snapshot, Turns, commit, flush, snapshots, table,
+};
 use crate::branch::Era;
 use crate::connection::Pool;
+use crate::memory::{Account, Reservation, Tally};
 use crate::node::Node;
 use crate::sql::StatementCache;
 use crate::store::{Frame, Segments};
@@ -56,35 +60,35 @@ impl Partition {
     ) -> Result<Arc<Partition>> {
         let Era { lineage, epoch } = era;
         let manifest = node.store.latest_manifest(id, epoch).await.map_err(store_error)?;
-        let segments = Segments::default();
-        let pages = table::PageTable::new();
+        let account = Account::new(node.memory.clone());
+        let pages = table::PageTable::new(account.clone());
         let mut recovered = Recovered::new(epoch, manifest.as_ref());
         if let Some(manifest) = &manifest {
             node.clock.observe(manifest.timestamp);
-            (recovered.frames, recovered.named_pages) = read_frames(&node, &segments, manifest).await?;
+            (recovered.frames, recovered.named_pages) =
+                read_frames(&node, pages.segments(), manifest).await?;
         }
         let mut dirty_since = None;
         if let Some(replay) = replay {
             for (_, body) in &replay.records {
                 let record = record::decode(body).map_err(|e| corrupt(id, e))?;
-                recovered.apply(&node, &segments, id, &record).await?;
+                recovered.apply(&node, pages.segments(), id, &record).await?;
             }
             dirty_since = replay.since;
         }
         let current = Snapshot { number: recovered.number, lsn: Lsn(0), page_count: recovered.page_count };
-        let resident = recovered.pages.len() as u64 * PAGE_SIZE as u64;
-        if !node.memory.reserve(resident) {
-            return Err(node.memory.exhausted());
-        }
+        let mut tally = Tally::default();
         for (no, frame) in recovered.frames.iter().filter(|(no, _)| !recovered.pages.contains_key(*no)) {
-            pages.install(*no, recovered.base_number, None, Some(*frame));
+            pages.install(*no, recovered.base_number, None, Some(*frame), &mut tally);
         }
         let mut commits = commit::Commits::new(current);
         commits.dirty.extend(recovered.from_log.iter().copied());
         for (no, page) in std::mem::take(&mut recovered.pages) {
-            pages.install(no, recovered.number, Some(page), None);
+            pages.install(no, recovered.number, Some(page), None, &mut tally);
             commits.dirty.insert(no);
         }
+        // Without asking for room: the flush that makes some may be waiting for this.
+        account.settle(tally);
         let now_ms = node.clock.monotonic_ms();
         commits.dirty_since = dirty_since.filter(|_| recovered.applied).map(|since| (since, now_ms));
         let known =
@@ -95,7 +99,7 @@ impl Partition {
             lineage,
             epoch,
             pages,
-            segments,
+            residence: Residence::new(account),
             snapshots: Mutex::new(snapshots::Snapshots::new(current)),
             commits: Mutex::new(commits),
             turns: Turns::new(),
@@ -115,6 +119,7 @@ impl Partition {
             node,
         });
         partition.load_page_one().await?;
+        partition.node.cache.add(&partition);
         Ok(partition)
     }
 
@@ -123,34 +128,88 @@ impl Partition {
         let snapshot = self.pin();
         // SAFETY: pinned until after the load.
         let loaded = match unsafe { self.find(1, &snapshot) } {
-            Some(version) => self.load(version).await,
+            Some(version) => self.load(1, version, 1, &snapshot).await,
             None => Ok(()),
         };
         self.unpin(snapshot);
         loaded
     }
 
-    /// Brings the bytes of an absent version to memory. The caller holds a pin on a snapshot that sees it.
-    pub(crate) async fn load(&self, version: &PageVersion) -> Result<()> {
-        let (None, Some(frame)) = (version.data(), version.frame()) else { return Ok(()) };
-        let key = std::ptr::from_ref(version) as usize;
-        self.loading.run(key, self.fill(version, frame)).await
-    }
-
-    async fn fill(&self, version: &PageVersion, frame: Frame) -> Result<()> {
-        if version.data().is_some() {
+    /// Brings the bytes of an absent version of a page to memory, from where they may have left again when the caller
+    /// looks. The caller holds a pin on a snapshot that sees it, and is outside of the residence.
+    /// `ahead` pages are read with it at most, itself included.
+    pub(crate) async fn load(
+        &self,
+        page: PageNo,
+        version: &PageVersion,
+        ahead: u32,
+        snapshot: &Snapshot,
+    ) -> Result<()> {
+        if version.is_resident() {
             return Ok(());
         }
-        let page = read_frame(&self.node, &self.segments, frame).await?;
-        if !self.node.memory.reserve(PAGE_SIZE as u64) {
-            return Err(self.node.memory.exhausted());
+        let key = std::ptr::from_ref(version) as usize;
+        self.loading.run(key, self.fill(page, version, ahead, snapshot)).await
+    }
+
+    async fn fill(&self, page: PageNo, version: &PageVersion, ahead: u32, snapshot: &Snapshot) -> Result<()> {
+        if version.is_resident() {
+            return Ok(());
         }
-        if version.fill(page) {
-            self.pages.filled();
-        } else {
-            self.node.memory.release(PAGE_SIZE as u64);
+        self.stats.page_misses.fetch_add(1, Ordering::Relaxed);
+        let room = self.node.room(PAGE_SIZE as u64).await?;
+        if ahead > 1
+            && let Some((segment, location)) = self.pages.frame(version)?
+        {
+            let near = self.near((segment, (page, version, location)), ahead, snapshot)?;
+            // If that fails, for whatever reason, the one page may do.
+            if near.len() > 1 && self.read_near(segment, &near).await.is_ok() && version.is_resident() {
+                version.touch();
+                return Ok(());
+            }
         }
+        let read = self.read(version).await?;
+        self.arrived(page, version, read, room);
         Ok(())
+    }
+
+    /// Puts bytes in that were read from the store, and for which there is room.
+    pub(super) fn arrived(&self, no: PageNo, version: &PageVersion, page: Box<Page>, room: Reservation) {
+        if version.fill(page) {
+            self.pages.account().keep(room);
+            self.residence.queue([no], self.node.cache.clock());
+        }
+    }
+
+    /// Reads the bytes of a version from the store. The caller holds a pin on a snapshot that sees it.
+    async fn read(&self, version: &PageVersion) -> Result<Box<Page>> {
+        loop {
+            let Some((segment, location)) = self.pages.frame(version)? else {
+                return Err(Error::new(
+                    sqlstate::INTERNAL,
+                    "a page without a place in the store is not in memory",
+                ));
+            };
+            match self.node.store.read_page(segment, location).await {
+                // A flush has written it anew meanwhile, and the old segment has been collected.
+                Err(StoreError::Missing { .. })
+                    if self.pages.frame(version)? != Some((segment, location)) => {}
+                result => return result.map_err(store_error),
+            }
+        }
+    }
+
+    /// Copies a page at a pinned snapshot, without bringing it to memory. Answers whether there is one.
+    pub(crate) async fn copy_page(&self, no: PageNo, snapshot: &Snapshot, out: &mut Page) -> Result<bool> {
+        // SAFETY: pinned by the caller.
+        let Some(version) = (unsafe { self.find(no, snapshot) }) else { return Ok(false) };
+        // SAFETY: nothing is freed until it is copied.
+        let copied =
+            self.residence.undisturbed(|| unsafe { version.data() }.map(|page| *out = *page).is_some());
+        if !copied {
+            *out = *self.read(version).await?;
+        }
+        Ok(true)
     }
 }
 

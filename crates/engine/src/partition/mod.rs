@@ -1,22 +1,25 @@
 //! A partition: one SQLite database held as versioned pages.
 //!
-//! - [`table`] holds the versions of the pages, [`snapshots`] who sees which,
+//! - [`table`] holds the versions ([`version`]) of the pages, [`snapshots`] who sees which, [`residence`] which are in memory,
 //! - [`commit`] makes the next version out of a transaction's changes, or says with what it conflicts,
 //! - [`large`] puts the pages of large commits into the store first,
 //! - [`turns`] and [`rows`] are where transactions wait for each other,
 //! - [`outcomes`] remembers how transactions ended whose clients may ask,
 //! - [`flush`] tells what has changed since the last manifest,
-//! - [`load`] brings in what lies in the store and in the log.
+//! - [`load`] brings in what lies in the store and in the log, [`ahead`] what a scan will want next.
 
+mod ahead;
 mod commit;
 mod flush;
 mod large;
 mod load;
 mod outcomes;
+mod residence;
 mod rows;
 mod snapshots;
 mod table;
 mod turns;
+mod version;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -26,23 +29,24 @@ use fulmar_pages::{Page, PageNo, PartitionId};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 
-pub(crate) use commit::{Refused, Waits, log_error, page_one};
-pub(crate) use flush::{Flush, NamedSegment};
+pub(crate) use ahead::Ahead;
+pub(crate) use commit::{Refused, Room, Waits, log_error, page_one};
+pub(crate) use flush::{CopiedFrame, Flush, NamedSegment};
 pub(crate) use large::Large;
 pub(crate) use load::{Replay, read_frames, store_error};
 pub(crate) use outcomes::{Outcomes, Status};
+pub(crate) use residence::{CLASSES, Reader, Residence};
 pub(crate) use rows::{RowLocks, RowName};
 pub(crate) use snapshots::Snapshot;
-pub(crate) use table::PageVersion;
 pub(crate) use turns::{Turn, Turns};
+pub(crate) use version::PageVersion;
 
 use crate::connection::Pool;
 use crate::node::Node;
 use crate::sql::StatementCache;
-use crate::store::Segments;
 use crate::{Error, sqlstate};
 
-/// Counters of one partition, kept for those who decide where it should live. They outlive its closing.
+/// Counters of one partition, kept for those who decide where it should live, and its floor. They outlive its closing.
 #[derive(Default, Debug)]
 pub(crate) struct PartitionStats {
     pub commits: AtomicU64,
@@ -52,6 +56,15 @@ pub(crate) struct PartitionStats {
     pub turns: AtomicU64,
     pub log_bytes: AtomicU64,
     pub log_pages: AtomicU64,
+    /// Pages found in memory, in its lives before this one.
+    pub page_hits: AtomicU64,
+    /// Pages that had to be read from the store.
+    pub page_misses: AtomicU64,
+    /// Pages that were read with others.
+    pub pages_read_ahead: AtomicU64,
+    pub pages_evicted: AtomicU64,
+    /// What others leave it of the memory for pages.
+    pub cache_floor_bytes: AtomicU64,
 }
 
 /// How long snapshots are held, and how much of what was replaced since.
@@ -82,7 +95,7 @@ pub(crate) struct Partition {
     pub epoch: u32,
     pub node: Arc<Node>,
     pages: table::PageTable,
-    segments: Segments,
+    pub residence: Arc<Residence>,
     snapshots: Mutex<snapshots::Snapshots>,
     commits: Mutex<commit::Commits>,
     pub turns: Turns,
@@ -156,7 +169,20 @@ impl Partition {
 
     /// Bytes of its pages that are in memory.
     pub(crate) fn resident_bytes(&self) -> u64 {
-        self.pages.resident_bytes()
+        self.pages.account().resident_bytes()
+    }
+
+    /// Whether others are to take nothing of its memory.
+    pub(crate) fn is_at_its_floor(&self) -> bool {
+        self.resident_bytes() <= self.stats.cache_floor_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Evicts pages whose turn it is by the node's clock. Answers how many, and whether there are more of those.
+    pub(crate) fn evict(&self, clock: u64, most: usize) -> (usize, bool) {
+        let _commits = self.commits.lock();
+        let (evicted, more) = self.residence.evict(clock, most, &self.pages);
+        self.stats.pages_evicted.fetch_add(evicted as u64, Ordering::Relaxed);
+        (evicted, more)
     }
 
     /// The current version, not pinned.
@@ -212,6 +238,7 @@ impl Partition {
     pub(crate) fn let_go(&self) {
         self.pool.clear();
         self.stats.turns.fetch_add(self.turns.taken(), Ordering::Relaxed);
+        self.stats.page_hits.fetch_add(self.residence.hits(), Ordering::Relaxed);
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -241,7 +268,7 @@ impl Partition {
     /// The schema cookie of the current version: descriptions of statements are good while it stays.
     pub(crate) fn schema_cookie(&self) -> u32 {
         let snapshot = self.pin();
-        // SAFETY: pinned until the bytes are copied.
+        // SAFETY: pinned until the bytes are copied; it is page 1.
         let page = unsafe { self.resident(1, &snapshot) };
         let cookie = page.map_or(0, |page| u32::from_be_bytes([page[40], page[41], page[42], page[43]]));
         self.unpin(snapshot);
@@ -251,19 +278,13 @@ impl Partition {
     /// The bytes of a page at a pinned snapshot, if they are in memory.
     ///
     /// # Safety
-    /// As [`Partition::find`].
+    /// As [`Partition::find`] and [`PageVersion::data`].
     pub(crate) unsafe fn resident(&self, page: PageNo, snapshot: &Snapshot) -> Option<&Page> {
         // SAFETY: passed on to the caller.
-        unsafe { self.find(page, snapshot) }.and_then(PageVersion::data)
+        unsafe { self.find(page, snapshot).and_then(|version| version.data()) }
     }
 }
 
 pub(crate) fn dropped_error() -> Error {
     Error::new(sqlstate::DATABASE_DROPPED, "the database was dropped").hint("connect to another database")
-}
-
-impl Drop for Partition {
-    fn drop(&mut self) {
-        self.node.memory.release(self.pages.resident_bytes());
-    }
 }

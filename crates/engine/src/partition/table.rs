@@ -6,87 +6,50 @@
 //!        reader at 12..---'               '--- reader at snapshot 10
 //! ```
 //!
-//! Readers take no lock. What makes that safe:
+//! Readers take no lock. What makes that safe for versions:
 //! - Versions are only put in front, under the partition's commit lock, before the version becomes current.
 //! - A chain is only cut *behind* the first version that the oldest pinned snapshot sees (or, if none is pinned, the
 //!   current one). A reader stops at the first version at or below its own snapshot, and its snapshot is at or above
 //!   the oldest: it never looks behind the cut, and what it has found is not freed while its snapshot is pinned.
 //! - Slots live in buckets of doubling size that never move.
 //!
-//! A version may be *absent*: its bytes lie in a segment of the store ([`Frame`]) and are read on first touch.
-//! One with neither bytes nor frame is an *end*: the page was cut off, and does not exist until a newer version.
+//! A version's bytes may leave sooner: a version may be *absent*, its bytes lie in a segment of the store ([`Frame`]) and
+//! are read when they are touched. A version whose frame is known may be evicted; what makes that safe for readers is
+//! [`super::residence`]'s. A version that has no frame yet stays in memory, until a flush has written it; the one of page 1
+//! stays always. An *end* has neither bytes nor frame: the page was cut off, and does not exist until a newer version.
 
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
-use fulmar_pages::{PAGE_SIZE, Page, PageNo};
+use fulmar_pages::{FrameLocation, Page, PageNo, SegmentId};
+use parking_lot::Mutex;
 
-use crate::store::Frame;
+use super::version::{PageVersion, Taken};
+use crate::Result;
+use crate::memory::{Account, Tally};
+use crate::store::{Frame, Segments};
 
 /// Slots in the first bucket; every next one is twice as large.
 const FIRST_BUCKET: usize = 64;
 /// Enough for 2^32 pages.
 const BUCKETS: usize = 27;
 
-/// One version of one page.
-pub(crate) struct PageVersion {
-    number: u64,
-    older: AtomicPtr<PageVersion>,
-    /// Null while the bytes are in the store only.
-    data: AtomicPtr<Page>,
-    frame: Option<Frame>,
-}
-
-impl PageVersion {
-    /// The page's bytes, if they are in memory.
-    pub(crate) fn data(&self) -> Option<&Page> {
-        // SAFETY: once set, the pointer stays valid as long as the version does.
-        unsafe { self.data.load(Ordering::Acquire).as_ref() }
-    }
-
-    /// Whether the page was cut off the partition's end: from here on it does not exist, until a newer version.
-    fn is_end(&self) -> bool {
-        self.frame.is_none() && self.data.load(Ordering::Acquire).is_null()
-    }
-
-    /// Where the bytes are in the store, if they are there.
-    pub(crate) fn frame(&self) -> Option<Frame> {
-        self.frame
-    }
-
-    /// The number of the commit that made this version.
-    pub(crate) fn number(&self) -> u64 {
-        self.number
-    }
-
-    /// Puts in the bytes that were read from the store; answers whether they were the first to arrive.
-    pub(crate) fn fill(&self, page: Box<Page>) -> bool {
-        let page = Box::into_raw(page);
-        let filled =
-            self.data.compare_exchange(ptr::null_mut(), page, Ordering::AcqRel, Ordering::Acquire).is_ok();
-        if !filled {
-            // SAFETY: it was not published.
-            drop(unsafe { Box::from_raw(page) });
-        }
-        filled
-    }
-}
-
-impl Drop for PageVersion {
-    fn drop(&mut self) {
-        let data = *self.data.get_mut();
-        if !data.is_null() {
-            // SAFETY: the version owns its bytes.
-            drop(unsafe { Box::from_raw(data) });
-        }
-    }
+/// What became of a page that was to be evicted.
+pub(super) enum Evicted {
+    /// It has been touched so often since it was looked at last.
+    Touched(u8),
+    /// Nothing of it that could be evicted is in memory any more.
+    Out,
 }
 
 /// All pages of a partition.
 pub(crate) struct PageTable {
     buckets: [AtomicPtr<AtomicPtr<PageVersion>>; BUCKETS],
-    /// Bytes of page data in memory, all versions together.
-    resident_bytes: AtomicU64,
+    segments: Segments,
+    /// Held while a frame is read or changed: its fields belong together.
+    moving: Mutex<()>,
+    account: Arc<Account>,
 }
 
 fn locate(page: PageNo) -> (usize, usize) {
@@ -96,11 +59,22 @@ fn locate(page: PageNo) -> (usize, usize) {
 }
 
 impl PageTable {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(account: Arc<Account>) -> Self {
         PageTable {
             buckets: [const { AtomicPtr::new(ptr::null_mut()) }; BUCKETS],
-            resident_bytes: AtomicU64::new(0),
+            segments: Segments::default(),
+            moving: Mutex::default(),
+            account,
         }
+    }
+
+    /// The segments of its frames.
+    pub(crate) fn segments(&self) -> &Segments {
+        &self.segments
+    }
+
+    pub(crate) fn account(&self) -> &Account {
+        &self.account
     }
 
     fn slot(&self, page: PageNo) -> Option<&AtomicPtr<PageVersion>> {
@@ -111,12 +85,13 @@ impl PageTable {
     }
 
     /// The slot of a page, made if need be. Callers hold the commit lock.
-    fn slot_or_new(&self, page: PageNo) -> &AtomicPtr<PageVersion> {
+    fn slot_or_new(&self, page: PageNo, tally: &mut Tally) -> &AtomicPtr<PageVersion> {
         let (bucket, offset) = locate(page);
         let mut slots = self.buckets[bucket].load(Ordering::Acquire);
         if slots.is_null() {
             let fresh: Box<[AtomicPtr<PageVersion>]> =
                 (0..FIRST_BUCKET << bucket).map(|_| AtomicPtr::new(ptr::null_mut())).collect();
+            tally.bytes += size_of_val(&*fresh) as i64;
             slots = Box::into_raw(fresh).cast();
             self.buckets[bucket].store(slots, Ordering::Release);
         }
@@ -133,7 +108,7 @@ impl PageTable {
         loop {
             // SAFETY: the module's argument: nothing at or before the first visible version is freed under a pin.
             let found = unsafe { version.as_ref() }?;
-            if found.number <= snapshot {
+            if found.number() <= snapshot {
                 return (!found.is_end()).then_some(found);
             }
             version = found.older.load(Ordering::Acquire);
@@ -144,7 +119,7 @@ impl PageTable {
     pub(crate) fn newest_number(&self, page: PageNo) -> u64 {
         let Some(slot) = self.slot(page) else { return 0 };
         // SAFETY: the newest version is never freed while a pin or the commit lock is held.
-        unsafe { slot.load(Ordering::Acquire).as_ref() }.map_or(0, |version| version.number)
+        unsafe { slot.load(Ordering::Acquire).as_ref() }.map_or(0, PageVersion::number)
     }
 
     /// Puts a version in front. Callers hold the commit lock. Answers whether it covers one whose bytes are in memory.
@@ -154,20 +129,18 @@ impl PageTable {
         number: u64,
         data: Option<Box<Page>>,
         frame: Option<Frame>,
+        tally: &mut Tally,
     ) -> bool {
-        let slot = self.slot_or_new(page);
-        if data.is_some() {
-            self.resident_bytes.fetch_add(PAGE_SIZE as u64, Ordering::Relaxed);
-        }
+        let slot = self.slot_or_new(page, tally);
         let older = slot.load(Ordering::Relaxed);
         // SAFETY: the newest version is not freed while the commit lock is held.
-        let covers = unsafe { older.as_ref() }.is_some_and(|older| older.data().is_some());
-        let version = PageVersion {
-            number,
-            older: AtomicPtr::new(older),
-            data: AtomicPtr::new(data.map_or(ptr::null_mut(), Box::into_raw)),
-            frame,
-        };
+        let covers = unsafe { older.as_ref() }.is_some_and(PageVersion::is_resident);
+        let version = PageVersion::new(number, older, data, frame);
+        if let Some(frame) = frame {
+            self.segments.acquire(frame.segment);
+        }
+        tally.bytes += version.tally().bytes;
+        tally.unwritten_bytes += version.tally().unwritten_bytes;
         slot.store(Box::into_raw(Box::new(version)), Ordering::Release);
         covers
     }
@@ -175,40 +148,86 @@ impl PageTable {
     /// Ends the chain of a page that is cut off the partition's end. Else the page would show its old bytes once the
     /// partition has grown again over it, until somebody writes it (SQLite does not write a page that is allocated and
     /// freed by one transaction). Callers hold the commit lock.
-    pub(crate) fn end(&self, page: PageNo, number: u64) {
+    pub(crate) fn end(&self, page: PageNo, number: u64, tally: &mut Tally) {
         if self.newest_number(page) != 0 {
-            self.install(page, number, None, None);
+            self.install(page, number, None, None, tally);
         }
     }
 
-    /// Notes that an absent version's bytes have come to memory.
-    pub(crate) fn filled(&self) {
-        self.resident_bytes.fetch_add(PAGE_SIZE as u64, Ordering::Relaxed);
+    /// Where a version's bytes lie in the store, if they are there. The caller holds a pin that sees the version.
+    pub(crate) fn frame(&self, version: &PageVersion) -> Result<Option<(SegmentId, FrameLocation)>> {
+        let _moving = self.moving.lock();
+        let Some(Frame { segment, location }) = version.frame() else { return Ok(None) };
+        Ok(Some((self.segments.known(segment)?, location)))
+    }
+
+    /// The same bytes lie there from now on. The caller holds a pin that sees the version.
+    pub(crate) fn set_frame(&self, version: &PageVersion, frame: Frame, tally: &mut Tally) {
+        let _moving = self.moving.lock();
+        match version.segment() {
+            Some(segment) => self.segments.release(segment),
+            // Its bytes are counted as unwritten; who has no frame is not evicted.
+            None => tally.unwritten_bytes -= version.tally().unwritten_bytes,
+        }
+        self.segments.acquire(frame.segment);
+        version.set_frame(frame);
+    }
+
+    /// If a version's bytes lie at one place, they are read from another one from now on, where they lie too. The caller
+    /// holds a pin that sees the version.
+    pub(crate) fn move_frame(&self, version: &PageVersion, from: Frame, to: Frame) {
+        let _moving = self.moving.lock();
+        if version.frame() == Some(from) {
+            self.segments.release(from.segment);
+            self.segments.acquire(to.segment);
+            version.set_frame(to);
+        }
+    }
+
+    /// Takes the bytes of a page's versions out of them, where they lie in the store, unless one has been touched since
+    /// this looked last. Callers hold the commit lock.
+    pub(super) fn evict(&self, page: PageNo, taken: &mut Vec<Taken>) -> Evicted {
+        let Some(slot) = self.slot(page) else { return Evicted::Out };
+        let mut version = slot.load(Ordering::Acquire);
+        let mut heat = 0;
+        // SAFETY: only the commit lock's holder frees versions, and that is the caller.
+        while let Some(looked) = unsafe { version.as_ref() } {
+            if looked.segment().is_some() && looked.is_resident() {
+                match looked.cool() {
+                    0 => taken.extend(looked.take()),
+                    touched => heat = heat.max(touched),
+                }
+            }
+            version = looked.older.load(Ordering::Acquire);
+        }
+        match heat {
+            0 => Evicted::Out,
+            _ => Evicted::Touched(heat),
+        }
     }
 
     /// Frees the versions of a page that nobody at or above `oldest` can see. Callers hold the commit lock.
-    /// Answers the bytes freed.
-    pub(crate) fn prune(&self, page: PageNo, oldest: u64) -> u64 {
-        let Some(slot) = self.slot(page) else { return 0 };
+    pub(crate) fn prune(&self, page: PageNo, oldest: u64, tally: &mut Tally) {
+        let Some(slot) = self.slot(page) else { return };
         let mut version = slot.load(Ordering::Acquire);
         // SAFETY: only the commit lock's holder frees versions, and that is the caller.
         while let Some(kept) = unsafe { version.as_ref() } {
-            if kept.number <= oldest {
-                let cut = kept.older.swap(ptr::null_mut(), Ordering::AcqRel);
-                return self.free_chain(cut);
+            if kept.number() <= oldest {
+                return self.free_chain(kept.older.swap(ptr::null_mut(), Ordering::AcqRel), tally);
             }
             version = kept.older.load(Ordering::Acquire);
         }
-        0
     }
 
     /// Frees all versions of a page that was cut off the partition's end by version `number`, unless it has come back
-    /// since. Readers at or above `number` do not look for it. Callers hold the commit lock. Answers the bytes freed.
-    pub(crate) fn remove(&self, page: PageNo, number: u64) -> u64 {
+    /// since. Readers at or above `number` do not look for it. Callers hold the commit lock.
+    pub(crate) fn remove(&self, page: PageNo, number: u64, tally: &mut Tally) {
         if self.newest_number(page) > number {
-            return 0;
+            return;
         }
-        self.slot(page).map_or(0, |slot| self.free_chain(slot.swap(ptr::null_mut(), Ordering::AcqRel)))
+        if let Some(slot) = self.slot(page) {
+            self.free_chain(slot.swap(ptr::null_mut(), Ordering::AcqRel), tally);
+        }
     }
 
     /// Takes the versions above `number` off a page's chain: their commits have been discarded. They are handed to
@@ -219,7 +238,7 @@ impl PageTable {
         let mut version = slot.load(Ordering::Acquire);
         // SAFETY: as in `prune`; the versions taken off are kept alive in the graveyard.
         while let Some(taken) = unsafe { version.as_ref() } {
-            if taken.number <= number {
+            if taken.number() <= number {
                 break;
             }
             let older = taken.older.load(Ordering::Acquire);
@@ -230,28 +249,23 @@ impl PageTable {
         }
     }
 
-    /// Bytes of page data in memory.
-    pub(crate) fn resident_bytes(&self) -> u64 {
-        self.resident_bytes.load(Ordering::Relaxed)
+    /// Frees a version that is off its chain and that nobody holds.
+    pub(crate) fn free(&self, version: PageVersion, tally: &mut Tally) {
+        let gone = version.tally();
+        tally.bytes -= gone.bytes;
+        tally.unwritten_bytes -= gone.unwritten_bytes;
+        if let Some(segment) = version.segment() {
+            self.segments.release(segment);
+        }
     }
 
-    /// Forgets the bytes of versions that a caller frees itself.
-    pub(crate) fn released(&self, bytes: u64) {
-        self.resident_bytes.fetch_sub(bytes, Ordering::Relaxed);
-    }
-
-    fn free_chain(&self, mut version: *mut PageVersion) -> u64 {
-        let mut freed = 0;
+    fn free_chain(&self, mut version: *mut PageVersion, tally: &mut Tally) {
         while !version.is_null() {
             // SAFETY: the chain behind a cut belongs to the caller.
-            let mut boxed = unsafe { Box::from_raw(version) };
-            version = *boxed.older.get_mut();
-            if !boxed.data.get_mut().is_null() {
-                freed += PAGE_SIZE as u64;
-            }
+            let mut gone = *unsafe { Box::from_raw(version) };
+            version = *gone.older.get_mut();
+            self.free(gone, tally);
         }
-        self.resident_bytes.fetch_sub(freed, Ordering::Relaxed);
-        freed
     }
 }
 
@@ -265,7 +279,8 @@ impl Drop for PageTable {
             for offset in 0..FIRST_BUCKET << bucket {
                 // SAFETY: see `slot`; nobody else is left.
                 let version = unsafe { *(*slots.add(offset)).get_mut() };
-                self.free_chain(version);
+                // The account gives everything back by itself.
+                self.free_chain(version, &mut Tally::default());
             }
             // SAFETY: it was made from a boxed slice of that length.
             drop(unsafe { Box::from_raw(ptr::slice_from_raw_parts_mut(slots, FIRST_BUCKET << bucket)) });
@@ -275,7 +290,15 @@ impl Drop for PageTable {
 
 #[cfg(test)]
 mod tests {
+    use fulmar_pages::PAGE_SIZE;
+
+    use super::super::version::{PAGE_BYTES, VERSION_BYTES};
     use super::*;
+    use crate::memory::MemoryBudget;
+
+    fn table() -> PageTable {
+        PageTable::new(Account::new(MemoryBudget::new(1 << 30)))
+    }
 
     #[test]
     fn locates_every_page_once() {
@@ -290,19 +313,50 @@ mod tests {
 
     #[test]
     fn readers_see_their_snapshot_and_pruning_keeps_what_they_see() {
-        let table = PageTable::new();
+        let table = table();
+        let mut tally = Tally::default();
         for number in [3, 9, 12] {
-            table.install(7, number, Some(Box::new([number as u8; PAGE_SIZE])), None);
+            table.install(7, number, Some(Box::new([number as u8; PAGE_SIZE])), None, &mut tally);
         }
-        // SAFETY: one thread; nothing is pruned while the answers are used.
-        let at = |snapshot| unsafe { table.find(7, snapshot) }.map(|v| v.data().unwrap()[0]);
+        // SAFETY: one thread; nothing is pruned or evicted while the answers are used.
+        let at = |snapshot| unsafe { table.find(7, snapshot).map(|v| v.data().unwrap()[0]) };
         assert_eq!([at(2), at(3), at(10), at(12), at(99)], [None, Some(3), Some(9), Some(12), Some(12)]);
         assert_eq!(table.newest_number(7), 12);
-        assert_eq!(table.prune(7, 10), PAGE_SIZE as u64);
+        let mut pruned = Tally::default();
+        table.prune(7, 10, &mut pruned);
+        let one = Tally { bytes: -PAGE_BYTES - VERSION_BYTES, unwritten_bytes: -PAGE_BYTES };
+        assert_eq!(pruned, one);
         assert_eq!([at(3), at(10), at(12)], [None, Some(9), Some(12)]);
-        assert_eq!(table.resident_bytes(), 2 * PAGE_SIZE as u64);
         let mut graveyard = Vec::new();
         table.discard_above(7, 9, &mut graveyard);
         assert_eq!((graveyard.len(), at(99)), (1, Some(9)));
+    }
+
+    #[test]
+    fn only_what_lies_in_the_store_and_is_not_touched_is_evicted() {
+        let table = table();
+        let mut tally = Tally::default();
+        table.install(7, 1, Some(Box::new([1; PAGE_SIZE])), None, &mut tally);
+        // SAFETY: one thread.
+        let version = unsafe { table.find(7, 1) }.unwrap();
+        let mut taken = Vec::new();
+        assert!(matches!(table.evict(7, &mut taken), Evicted::Out) && taken.is_empty());
+
+        let segment = table.segments().index_of(SegmentId(5));
+        let frame = Frame { segment, location: FrameLocation { offset: 9, length: 77 } };
+        table.set_frame(version, frame, &mut tally);
+        assert_eq!(tally.unwritten_bytes, 0);
+        assert_eq!(table.frame(version).unwrap(), Some((SegmentId(5), frame.location)));
+        version.touch();
+        assert!(matches!(table.evict(7, &mut taken), Evicted::Touched(1)) && taken.is_empty());
+        assert!(matches!(table.evict(7, &mut taken), Evicted::Out) && taken.len() == 1);
+        assert!(!version.is_resident() && version.fill(Box::new([1; PAGE_SIZE])));
+
+        // Elsewhere, and gone: the segments are no longer of use.
+        let moved = table.segments().index_of(SegmentId(6));
+        table.set_frame(version, Frame { segment: moved, ..frame }, &mut tally);
+        assert_eq!(table.segments().in_use(), [SegmentId(6)]);
+        table.remove(7, 1, &mut tally);
+        assert_eq!(table.segments().in_use(), []);
     }
 }

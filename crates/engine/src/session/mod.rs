@@ -260,6 +260,11 @@ impl Session {
         self.check_cancelled()
     }
 
+    /// What others leave its partition of the memory for pages, for as long as the node runs.
+    pub fn set_cache_floor(&self, bytes: u64) {
+        self.engine.set_cache_floor(self.id, bytes);
+    }
+
     /// Rolls back what is open and gives back what the session held.
     pub async fn close(&mut self) {
         let _ = self.rollback().await;

@@ -6,7 +6,8 @@ use fulmar_pages::{PAGE_SIZE, Page, PageNo};
 use libsqlite3_sys as ffi;
 
 use super::{Link, guarded};
-use crate::partition::{PageVersion, Snapshot, Turn, Waits, log_error, page_one};
+use crate::memory::Reservation;
+use crate::partition::{PageVersion, Room, Snapshot, Turn, Waits, log_error, page_one};
 use crate::transaction::{Conflict, Transaction};
 use crate::{Error, spill};
 
@@ -176,9 +177,13 @@ unsafe extern "C" fn fetch(
     })
 }
 
-/// Nothing to do: the snapshot's pin keeps the page.
-unsafe extern "C" fn unfetch(_file: *mut ffi::sqlite3_file, _offset: i64, _page: *mut c_void) -> c_int {
-    ffi::SQLITE_OK
+/// SQLite has done with a page that it fetched. Without one it would let go of a mapping, which there is not.
+unsafe extern "C" fn unfetch(file: *mut ffi::sqlite3_file, _offset: i64, page: *mut c_void) -> c_int {
+    guarded(|| {
+        // SAFETY: an open file of ours.
+        unsafe { link(file) }.reader.released(page.cast_const().cast());
+        ffi::SQLITE_OK
+    })
 }
 
 fn page_at(offset: u64) -> PageNo {
@@ -289,26 +294,46 @@ impl Link {
     }
 
     /// The bytes of the page at the snapshot, brought in from the store if need be. `None`: the page does not exist.
+    /// Good until the reader steps aside: they are copied, or fetched, before.
     fn page(&self, page: PageNo, snapshot: &Snapshot) -> Result<Option<&Page>, c_int> {
+        self.reader.enter();
         // SAFETY: the snapshot is pinned by this link's transaction until SQLite unlocks, and SQLite does not use
         // what it read beyond that.
         let Some(version) = (unsafe { self.partition.find(page, snapshot) }) else { return Ok(None) };
-        match version.data() {
-            Some(data) => Ok(Some(data)),
-            None => self.load(version).map(Some),
+        // SAFETY: inside.
+        match unsafe { version.data() } {
+            Some(data) => {
+                version.touch();
+                self.reader.hit();
+                Ok(Some(data))
+            }
+            None => self.load(page, version, snapshot).map(Some),
         }
     }
 
     #[cold]
-    fn load<'a>(&self, version: &'a PageVersion) -> Result<&'a Page, c_int> {
-        match self.wait(self.partition.load(version)) {
-            Ok(Ok(())) => version.data().ok_or(ffi::SQLITE_IOERR_READ),
-            Ok(Err(error)) => {
-                self.transaction.borrow_mut().failure = Some(error);
-                Err(ffi::SQLITE_IOERR_READ)
+    fn load<'a>(
+        &'a self,
+        page: PageNo,
+        version: &'a PageVersion,
+        snapshot: &Snapshot,
+    ) -> Result<&'a Page, c_int> {
+        let ahead = self.ahead.missed(page);
+        loop {
+            match self.wait(self.partition.load(page, version, ahead, snapshot)) {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => {
+                    self.transaction.borrow_mut().failure = Some(error);
+                    return Err(ffi::SQLITE_IOERR_READ);
+                }
+                // The session knows that it cancelled; SQLite only has to unwind.
+                Err(super::Interrupted) => return Err(ffi::SQLITE_IOERR_READ),
             }
-            // The session knows that it cancelled; SQLite only has to unwind.
-            Err(super::Interrupted) => Err(ffi::SQLITE_IOERR_READ),
+            self.reader.enter();
+            // SAFETY: inside. If it has left again before we came in, it is read again.
+            if let Some(data) = unsafe { version.data() } {
+                return Ok(data);
+            }
         }
     }
 
@@ -395,6 +420,7 @@ impl Link {
         };
         Ok(self.page(page, &snapshot)?.map_or(std::ptr::null(), |data| {
             prefetch(data);
+            self.reader.fetched(data);
             data.as_ptr()
         }))
     }
@@ -466,6 +492,7 @@ impl Link {
                 Err(super::Interrupted) => return ffi::SQLITE_INTERRUPT,
             }
         }
+        self.reader.enter();
         match self.partition.commit(&mut transaction, page_one, large, self) {
             Ok(committed) => {
                 transaction.committed = committed;
@@ -487,11 +514,17 @@ impl Link {
 }
 
 impl Waits for Link {
-    fn for_room(&self, bytes: usize) -> Result<(), Error> {
-        match self.wait(self.partition.node.log.wait_room(bytes)) {
-            Ok(room) => room.map_err(log_error),
-            Err(super::Interrupted) => Err(self.cancel.borrow().error()),
-        }
+    fn for_room(&self, room: Room) -> Result<(), Error> {
+        let node = &self.partition.node;
+        let waited = self.wait(async {
+            match room {
+                Room::Log(bytes) => node.log.wait_room(bytes).await.map_err(log_error),
+                Room::Memory(bytes, grows) => {
+                    node.room_for_changes(bytes, grows).await.map(Reservation::keep)
+                }
+            }
+        });
+        waited.unwrap_or_else(|super::Interrupted| Err(self.cancel.borrow().error()))
     }
 
     fn for_turn(&self) -> Result<Turn, Error> {

@@ -40,7 +40,7 @@ use libsqlite3_sys as ffi;
 
 use crate::cancel::CancelFlag;
 use crate::fiber::{self, Suspender};
-use crate::partition::Partition;
+use crate::partition::{Ahead, Partition, Reader};
 use crate::transaction::{Conflict, Transaction};
 use crate::variables::Variables;
 
@@ -54,6 +54,9 @@ const SLICE: Duration = Duration::from_millis(1);
 pub(crate) struct Link {
     pub suspender: Suspender,
     pub partition: Arc<Partition>,
+    /// Inside of the partition's residence while the fiber runs.
+    pub reader: Reader,
+    pub ahead: Ahead,
     pub transaction: RefCell<Transaction>,
     pub variables: RefCell<Variables>,
     pub cancel: RefCell<Arc<CancelFlag>>,
@@ -76,9 +79,12 @@ pub(crate) struct Interrupted;
 impl Link {
     pub(crate) fn new(partition: Arc<Partition>) -> Box<Link> {
         let transaction = RefCell::new(Transaction::new(partition.node.spill.clone()));
+        let reader = Reader::new(partition.residence.clone());
         Box::new(Link {
             suspender: Suspender::new(),
             partition,
+            reader,
+            ahead: Ahead::default(),
             transaction,
             variables: RefCell::default(),
             cancel: RefCell::default(),
@@ -93,6 +99,7 @@ impl Link {
 
     /// Waits for `future` without holding the thread; a cancel ends the wait.
     pub(crate) fn wait<F: Future>(&self, future: F) -> Result<F::Output, Interrupted> {
+        self.reader.step_aside();
         let mut future = std::pin::pin!(future);
         let cancel = self.cancel.borrow().clone();
         let waited = self.suspender.wait(std::future::poll_fn(|cx| {
@@ -109,6 +116,7 @@ impl Link {
     /// Waits for a file of the transaction's own, without holding the thread. Not for long, so a cancel does not end it: a
     /// statement that is being taken back writes pages, too.
     pub(crate) fn wait_for_disk<F: Future>(&self, future: F) -> Result<F::Output, Interrupted> {
+        self.reader.step_aside();
         let waited = self.suspender.wait(future);
         self.slice_ends.set(None);
         waited.map_err(|_| Interrupted)
@@ -125,6 +133,7 @@ impl Link {
             Some(ends) if now < ends => {}
             Some(_) => {
                 self.slice_ends.set(None);
+                self.reader.step_aside();
                 return self.suspender.yield_now().is_err() || self.cancel.borrow().is_set();
             }
         }

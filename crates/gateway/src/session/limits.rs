@@ -98,6 +98,8 @@ impl Session {
             held_bytes: bytes(Limit::TransactionMemory),
             database_bytes: bytes(Limit::MaxSize),
         });
+        let floor = limits.get(Limit::CacheFloor).map_or(0, |kilobytes| kilobytes * 1024);
+        self.link.engine.set_cache_floor(floor);
         self.apply_settings();
     }
 }

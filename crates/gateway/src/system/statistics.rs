@@ -95,6 +95,10 @@ pub(super) const TABLES: &[Filled] = &[
                 ("pages_written", "INT8"),
                 ("memory_bytes", "INT8"),
                 ("size_bytes", "INT8"),
+                ("page_hits", "INT8"),
+                ("page_misses", "INT8"),
+                ("pages_read_ahead", "INT8"),
+                ("pages_evicted", "INT8"),
             ],
         ),
         tenant_stats,
@@ -252,8 +256,8 @@ fn databases(asked: Asked<'_>) -> Result<Rows> {
             sessions,
             commits,
             0i64,
-            0i64,
-            0i64,
+            engine.page_misses as i64,
+            engine.page_hits as i64,
             rows,
             rows,
             (),
@@ -292,6 +296,10 @@ fn tenant_stats(asked: Asked<'_>) -> Result<Rows> {
             engine.log_pages as i64,
             engine.memory_bytes.map(|bytes| bytes as i64),
             engine.size_bytes.map(|bytes| bytes as i64),
+            engine.page_hits as i64,
+            engine.page_misses as i64,
+            engine.pages_read_ahead as i64,
+            engine.pages_evicted as i64,
         ]
     };
     Ok(tenants(asked.viewer).iter().map(row).collect())

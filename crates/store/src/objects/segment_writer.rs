@@ -1,7 +1,10 @@
 //! Stores a segment piece by piece.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use fulmar_pages::SegmentId;
+use fulmar_pages::segment::SegmentIndex;
 
 use super::{PageStore, StoreError, segment_object};
 use crate::store::{Store, Upload};
@@ -52,23 +55,29 @@ impl SegmentWriter {
         upload.part(part).await.map_err(failed)
     }
 
-    /// Sends the rest; the segment is stored.
+    /// Sends the rest; the segment is stored. The index is at the end of that: who has written a segment wants it next, and
+    /// need not read it. (If a part ended in the midst of it, it is read.)
     pub async fn finish(mut self) -> Result<SegmentId, StoreError> {
         self.flush().await?;
         let rest = Bytes::from(std::mem::take(&mut self.part));
-        if self.upload.is_none() {
-            self.store.put(&self.object, rest).await?;
-            return Ok(self.id);
+        let index = SegmentIndex::decode(&rest).ok();
+        match self.upload.is_none() {
+            true => self.store.put(&self.object, rest).await?,
+            false => self.complete(rest).await?,
         }
+        if let Some(index) = index {
+            self.store.indexes.insert(self.id, Arc::new(index));
+        }
+        Ok(self.id)
+    }
+
+    async fn complete(&mut self, rest: Bytes) -> Result<(), StoreError> {
         if !rest.is_empty() {
             self.send(rest).await?;
         }
-        if let Some(mut upload) = self.upload {
-            let completed = upload.complete().await;
-            completed
-                .map_err(|failure| StoreError::failed("store", &self.object, &self.store.store, failure))?;
-        }
-        Ok(self.id)
+        let Some(upload) = &mut self.upload else { return Ok(()) };
+        let completed = upload.complete().await;
+        completed.map_err(|failure| StoreError::failed("store", &self.object, &self.store.store, failure))
     }
 
     /// Gives up: what was sent is removed.

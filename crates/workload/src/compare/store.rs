@@ -1,6 +1,9 @@
-//! `bench store`: what the store costs and gives. A Fulmar node alone; no other database has one.
+//! `bench store`: what the store costs and gives. A Fulmar node alone, but for [`beyond`]; no other database has one.
 //!
 //! `docs/benchmarks.md` says how each case is made.
+
+mod beyond;
+mod resident;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -18,13 +21,14 @@ use crate::server::{Fulmar, S3Server, Server};
 /// `fulmar bench store`: its arguments.
 #[derive(Args, Clone, Debug)]
 pub struct StoreArgs {
-    /// Only these cases (cold-local-ms, cold-s3-ms, branch-ms, restore-ms, space, flush-stall); may be repeated
+    /// Only these cases (cold-local-ms, cold-s3-ms, branch-ms, restore-ms, space, flush-stall, beyond-memory, resident); may be
+    /// repeated
     #[arg(long, value_name = "NAME")]
     pub case: Vec<String>,
     /// Measurements of each case
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
-    /// MiB of memory of the node: its --memory
+    /// MiB of memory of the node: its --memory; beyond-memory has a quarter of it, resident twice as much
     #[arg(long, default_value_t = 1024, value_name = "N", value_parser = clap::value_parser!(u64).range(64..=1 << 20))]
     pub memory_mib: u64,
     /// The S3 server: a versitygw [default: what `make tools` has built]
@@ -40,15 +44,21 @@ const fn row(name: &'static str, what: &'static str, unit: &'static str, must_be
 }
 
 #[rustfmt::skip]
-static CASES: [Case; 6] = [
+static CASES: [Case; 8] = [
     row("cold-local-ms", "first answer of a cold 100 MB tenant, local store", "ms", 20.0),
     row(COLD_S3, "first answer of a cold 100 MB tenant, S3 on loopback", "ms", 60.0),
     row("branch-ms", "a branch of a 1 GB tenant as it was, with its first answer", "ms", 1000.0),
     row("restore-ms", "a 1 GB tenant made what it was, with its first answer", "ms", 1000.0),
     row("space", "bytes in the store over live data, of a 100 MB tenant overwritten ten times", "ratio", 2.0),
     row("flush-stall", "p99.9 of commits while flushes and compactions run, over p99.9 without", "ratio", 2.0),
+    Case {
+        must_be: Bound::AtLeast(1.0),
+        ..row(BEYOND, "YCSB, uniform, data of four times the memory, transactions a second", "tps", 0.0)
+    },
+    row("resident", "memory (PSS) over the budget, 1,000 tenants of 50 MB in use", "", 1.1),
 ];
 const COLD_S3: &str = "cold-s3-ms";
+const BEYOND: &str = "beyond-memory";
 
 /// Rows of the cold tenant, a kilobyte each, and how many are written at once.
 pub(super) const ROWS: u32 = 100_000;
@@ -69,10 +79,11 @@ pub async fn store(arguments: &StoreArgs, binary: PathBuf) -> anyhow::Result<Vec
     let measuring = async {
         let mut results = Vec::new();
         for case in cases {
-            results.push(match measure(arguments, &binary, case).await {
-                Ok(rounds) => CaseResult::value(case, rounds),
-                Err(error) => CaseResult::failed(case, format!("{error:#}")),
-            });
+            let measured = match case.name {
+                BEYOND => beyond::measure(arguments, &binary, case).await,
+                _ => measure(arguments, &binary, case).await.map(|rounds| CaseResult::value(case, rounds)),
+            };
+            results.push(measured.unwrap_or_else(|error| CaseResult::failed(case, format!("{error:#}"))));
         }
         Ok(results)
     };
@@ -84,6 +95,7 @@ async fn measure(arguments: &StoreArgs, binary: &Path, case: &Case) -> anyhow::R
         "branch-ms" | "restore-ms" => past::measure(arguments, binary.to_owned(), case, past::ROWS).await,
         "space" => space::measure(arguments, binary.to_owned(), ROWS).await,
         "flush-stall" => stall::measure(arguments, binary.to_owned()).await,
+        "resident" => resident::measure(arguments, binary, case).await,
         _ => cold(arguments, binary, case, ROWS).await,
     }
 }

@@ -6,6 +6,7 @@
 
 mod certificate;
 mod fulmar;
+mod memory_group;
 mod ports;
 mod postgres;
 mod s3;
@@ -24,6 +25,7 @@ use tempfile::TempDir;
 
 pub use self::certificate::{Certificate, certificate};
 pub use self::fulmar::Fulmar;
+pub use self::memory_group::MemoryGroup;
 use self::ports::Port;
 pub use self::postgres::Postgres;
 pub use self::s3::S3Server;

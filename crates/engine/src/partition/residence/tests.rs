@@ -1,0 +1,255 @@
+//! Readers, a writer, a flusher and two who evict, on threads: whoever reads sees the bytes of the version that it found.
+
+use std::collections::VecDeque;
+use std::sync::atomic::AtomicBool;
+
+use fulmar_pages::{FrameLocation, SegmentId};
+use fulmar_store::Lsn;
+
+use super::*;
+use crate::memory::{MemoryBudget, Reservation, Tally};
+use crate::partition::Snapshot;
+use crate::partition::snapshots::Snapshots;
+use crate::partition::version::PageVersion;
+use crate::store::Frame;
+
+const PAGES: u32 = 40;
+/// Pages that change while the others are only read.
+const CHANGING: u64 = 10;
+const COMMITS: u64 = 5_000;
+/// Reads from the store that are waited for.
+const LOADS: u64 = 1_000;
+
+/// The bytes of a version: nothing else has them, freed memory least of all.
+fn bytes(page: PageNo, number: u64) -> Box<Page> {
+    Box::new(std::array::from_fn(|i| (u64::from(page) * 31 + number * 7 + i as u64 / 512) as u8))
+}
+
+struct House {
+    memory: Arc<MemoryBudget>,
+    account: Arc<Account>,
+    table: PageTable,
+    residence: Arc<Residence>,
+    snapshots: Mutex<Snapshots>,
+    /// The commit lock; commits whose garbage is not collected.
+    commits: Mutex<VecDeque<(u64, PageNo)>>,
+    clock: AtomicU64,
+    loads: AtomicU64,
+    done: AtomicBool,
+    segment: u32,
+}
+
+/// Numbers that look random.
+fn random(state: &mut u64, below: u64) -> u64 {
+    *state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+    (*state >> 33) % below
+}
+
+impl House {
+    fn new() -> House {
+        let memory = MemoryBudget::new(1 << 30);
+        let account = Account::new(memory.clone());
+        let table = PageTable::new(account.clone());
+        let segment = table.segments().index_of(SegmentId(1));
+        let at = Snapshot { number: 0, lsn: Lsn(0), page_count: PAGES };
+        House {
+            residence: Residence::new(account.clone()),
+            snapshots: Mutex::new(Snapshots::new(at)),
+            commits: Mutex::default(),
+            clock: AtomicU64::new(0),
+            loads: AtomicU64::new(0),
+            done: AtomicBool::new(false),
+            memory,
+            account,
+            table,
+            segment,
+        }
+    }
+
+    fn commit(&self, number: u64, page: PageNo) {
+        let mut tally = Tally::default();
+        let mut commits = self.commits.lock();
+        self.table.install(page, number, Some(bytes(page, number)), None, &mut tally);
+        let lsn = Lsn(number);
+        self.snapshots.lock().push(Snapshot { number, lsn, page_count: PAGES });
+        commits.push_back((number, page));
+        let oldest = self.snapshots.lock().oldest_from(lsn);
+        while commits.front().is_some_and(|(number, _)| *number <= oldest) {
+            if let Some((number, page)) = commits.pop_front() {
+                self.table.prune(page, number, &mut tally);
+            }
+        }
+        self.account.settle(tally);
+    }
+
+    fn write(&self) {
+        let mut state = 1;
+        let mut number = u64::from(PAGES) + 1;
+        while number < COMMITS || self.loads.load(Ordering::Relaxed) < LOADS {
+            number += 1;
+            self.commit(number, random(&mut state, CHANGING) as PageNo + 2);
+            std::thread::yield_now();
+        }
+        self.done.store(true, Ordering::Release);
+    }
+
+    fn flush(&self) {
+        while !self.done.load(Ordering::Acquire) {
+            self.flush_all();
+            std::thread::yield_now();
+        }
+    }
+
+    fn flush_all(&self) {
+        let snapshot = self.snapshots.lock().pin();
+        let mut tally = Tally::default();
+        for page in 2..PAGES + 2 {
+            // SAFETY: pinned.
+            if let Some(version) = unsafe { self.table.find(page, snapshot.number) } {
+                let location = FrameLocation { offset: version.number(), length: 1 };
+                self.table.set_frame(version, Frame { segment: self.segment, location }, &mut tally);
+            }
+        }
+        self.account.settle(tally);
+        self.residence.queue(2..PAGES + 2, self.clock.load(Ordering::Relaxed));
+        self.snapshots.lock().unpin(snapshot.number);
+    }
+
+    fn evict(&self) {
+        while !self.done.load(Ordering::Acquire) {
+            self.evict_some();
+            std::thread::yield_now();
+        }
+    }
+
+    fn evict_some(&self) -> usize {
+        let clock = self.clock.fetch_add(1, Ordering::Relaxed);
+        let _commits = self.commits.lock();
+        self.residence.evict(clock, 8, &self.table).0
+    }
+
+    /// As a connection does: looks at some pages at one snapshot, keeps pointers to some of them, waits now and then.
+    fn read(&self, mut state: u64) {
+        let reader = Reader::new(self.residence.clone());
+        let mut found = 0;
+        while !self.done.load(Ordering::Acquire) {
+            let snapshot = self.snapshots.lock().pin();
+            let mut kept: Vec<(*const Page, Box<Page>)> = Vec::new();
+            for _ in 0..random(&mut state, 12) {
+                let page = random(&mut state, PAGES.into()) as PageNo + 2;
+                // SAFETY: pinned.
+                let Some(version) = (unsafe { self.table.find(page, snapshot.number) }) else { continue };
+                reader.enter();
+                // SAFETY: inside.
+                match unsafe { version.data() } {
+                    Some(data) => {
+                        found += 1;
+                        version.touch();
+                        assert!(*data == *bytes(page, version.number()));
+                        reader.fetched(data);
+                        kept.push((data, bytes(page, version.number())));
+                    }
+                    None => {
+                        reader.step_aside();
+                        self.load(page, version);
+                    }
+                }
+                if random(&mut state, 4) == 0 {
+                    reader.step_aside();
+                }
+                // What is kept is as it was, whatever has been evicted meanwhile.
+                for (data, bytes) in &kept {
+                    // SAFETY: fetched, and not released.
+                    assert!(unsafe { **data == **bytes });
+                }
+                if kept.len() > 3 {
+                    reader.released(kept.swap_remove(random(&mut state, 3) as usize).0);
+                }
+            }
+            kept.iter().for_each(|(data, _)| reader.released(*data));
+            reader.step_aside();
+            self.snapshots.lock().unpin(snapshot.number);
+        }
+        assert!(found > 1000, "{found}");
+    }
+
+    fn load(&self, page: PageNo, version: &PageVersion) {
+        let (_, location) = self.table.frame(version).unwrap().unwrap();
+        assert_eq!(location.offset, version.number());
+        self.memory.take(PAGE_SIZE as u64);
+        let room = Reservation::of(self.memory.clone(), PAGE_SIZE as u64);
+        if version.fill(bytes(page, version.number())) {
+            self.account.keep(room);
+            self.residence.queue([page], self.clock.load(Ordering::Relaxed));
+            self.loads.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+#[test]
+fn readers_see_what_they_found_whoever_evicts() {
+    let house = House::new();
+    (2..PAGES + 2).for_each(|page| house.commit(page.into(), page));
+    std::thread::scope(|scope| {
+        let house = &house;
+        scope.spawn(|| house.flush());
+        scope.spawn(|| house.evict());
+        (1..=3).for_each(|seed| drop(scope.spawn(move || house.read(seed))));
+        scope.spawn(|| house.write());
+    });
+
+    // When all have ended and everything is written nothing stays that could leave.
+    house.commit(1 << 40, 2); // collects what the others have left
+    house.flush_all();
+    for _ in 0..3 * CLASSES {
+        while house.evict_some() > 0 {}
+    }
+    let mut tally = Tally::default();
+    (2..PAGES + 2).for_each(|page| house.table.remove(page, u64::MAX, &mut tally));
+    assert!(tally.bytes.unsigned_abs() < PAGE_SIZE as u64, "{tally:?}");
+    house.account.settle(tally);
+    let buckets = 64 * size_of::<usize>() as u64;
+    assert_eq!((house.account.resident_bytes(), house.memory.unwritten_bytes()), (buckets, 0));
+}
+
+#[test]
+fn a_reader_that_waits_keeps_back_what_it_holds_and_no_more() {
+    let house = House::new();
+    let reader = Reader::new(house.residence.clone());
+    (2..12).for_each(|page| house.commit(u64::from(page), page));
+    house.flush_all();
+    let before = house.memory.used_bytes();
+    let snapshot = house.snapshots.lock().pin();
+    reader.enter();
+    // SAFETY: pinned, and inside.
+    let held = unsafe { house.table.find(7, snapshot.number).unwrap().data().unwrap() };
+    reader.fetched(held);
+    while house.evict_some() > 0 || house.clock.load(Ordering::Relaxed) < 20 {}
+    assert_eq!(house.memory.used_bytes(), before, "it is inside");
+    reader.step_aside();
+    assert_eq!(house.memory.used_bytes(), before - 9 * PAGE_SIZE as u64);
+    assert!(*held == *bytes(7, 7));
+    reader.released(held);
+    assert_eq!(house.memory.used_bytes(), before - 10 * PAGE_SIZE as u64);
+}
+
+/// Pages are looked at once for each that goes and once for each that was touched, not all for each.
+#[test]
+fn what_is_touched_stays_while_others_come_and_go() {
+    let house = House::new();
+    (2..12).for_each(|page| house.commit(u64::from(page), page));
+    house.flush_all();
+    // SAFETY: one thread; nothing is pruned.
+    let version = |page| unsafe { house.table.find(page, COMMITS) }.unwrap();
+    for _ in 0..50 {
+        (2..5).for_each(|page| version(page).touch());
+        house.evict_some();
+        // The others come again, as in a scan.
+        for page in 5..12 {
+            if !version(page).is_resident() {
+                house.load(page, version(page));
+            }
+        }
+        assert!((2..5).all(|page| version(page).is_resident()));
+    }
+}
