@@ -392,11 +392,11 @@ impl Engine {
     pub(crate) fn close_if_unused(&self, id: PartitionId) -> bool {
         let mut partitions = self.partitions.lock();
         let Some(slot) = partitions.get(&id) else { return true };
-        // Both counts are ours alone: nobody holds the partition, and nobody is about to.
+        // Both counts are ours alone: nobody holds the partition but its slot, and nobody is about to.
         let unused = Arc::strong_count(slot) == 1
             && slot
                 .get()
-                .is_some_and(|partition| partition.is_unused() && partition.oldest_dirty().is_none());
+                .is_some_and(|partition| partition.is_unused(1) && partition.oldest_dirty().is_none());
         if !unused {
             return false;
         }

@@ -134,8 +134,9 @@ async fn round(engine: &Engine) -> Result<()> {
     for partition in engine.open_partitions() {
         partition.sweep();
         partition.bound_snapshots(now, &engine.flusher.snapshots);
+        // The slot and we.
         let unused =
-            partition.is_unused() && now.saturating_sub(partition.used_ms.load(Ordering::Relaxed)) > idle;
+            partition.is_unused(2) && now.saturating_sub(partition.used_ms.load(Ordering::Relaxed)) > idle;
         if unused {
             // Most of what an unused partition holds; the rest waits for its flush.
             partition.pool.clear();

@@ -105,10 +105,9 @@ impl Partition {
         self.segments.all()
     }
 
-    /// Whether nobody is attached and nothing is pinned.
-    pub(crate) fn is_unused(self: &std::sync::Arc<Self>) -> bool {
-        // The slot holds one; the caller may hold another.
+    /// Whether nobody is attached, besides so many who are known, and nothing is pinned.
+    pub(crate) fn is_unused(self: &std::sync::Arc<Self>, known: usize) -> bool {
         // Waiting connections hold one each.
-        std::sync::Arc::strong_count(self) <= 2 + self.pool.len() && self.current_is_unpinned()
+        std::sync::Arc::strong_count(self) <= known + self.pool.len() && self.current_is_unpinned()
     }
 }
