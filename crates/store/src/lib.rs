@@ -23,7 +23,7 @@ mod store;
 pub use files::{Fault, FaultyFiles, LogFile, LogFiles, Operation, StdFiles};
 pub use log::{
     CommitLog, FullCause, LogError, LogOptions, LogStatistics, Lsn, MAX_NAP, MAX_RETRY_DELAY, OnDiscard,
-    Urgency,
+    SharedLogOptions, Urgency,
 };
 pub use objects::{ManifestName, PageStore, SegmentWriter, StoreError};
 pub use store::{
