@@ -41,9 +41,9 @@ impl Recovery {
 pub struct Health {
     /// 0: there is space; 1: commits that need more space are refused; 2: all are.
     pub disk_level: u64,
-    /// Failures of the log since the start.
+    /// Failures of the logs since the start.
     pub log_failures: u64,
-    /// Whether the log takes records.
+    /// Whether all logs take records.
     pub log_works: bool,
 }
 
@@ -53,8 +53,8 @@ impl Engine {
         let node = self.node();
         Health {
             disk_level: node.disk.level(),
-            log_failures: node.log.statistics().failures.load(Ordering::Relaxed),
-            log_works: !matches!(node.log.wait_room(0).now_or_never(), Some(Err(_))),
+            log_failures: node.logs().map(|log| log.statistics().failures.load(Ordering::Relaxed)).sum(),
+            log_works: node.logs().all(|log| !matches!(log.wait_room(0).now_or_never(), Some(Err(_)))),
         }
     }
 

@@ -38,6 +38,7 @@ mod limits;
 mod memory;
 mod node;
 mod partition;
+mod places;
 mod procedure;
 mod session;
 mod spill;

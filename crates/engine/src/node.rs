@@ -1,4 +1,4 @@
-//! What all partitions of a node share: log, store, memory, clock.
+//! What all partitions of a node share: logs, store, memory, clock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -7,7 +7,7 @@ use fulmar_pages::SegmentId;
 use fulmar_store::CommitLog;
 use fulmar_store::PageStore;
 use parking_lot::Mutex;
-use tokio::sync::RwLock;
+use tokio::sync::{OnceCell, RwLock};
 
 use crate::clock::Clock;
 use crate::disk::Disk;
@@ -16,7 +16,10 @@ use crate::spill::SpillArea;
 
 /// Shared by all partitions of a node.
 pub(crate) struct Node {
+    /// On the node's disk.
     pub log: Arc<CommitLog>,
+    /// In the store; opened when a partition first needs it.
+    pub shared_log: OnceCell<Arc<CommitLog>>,
     pub store: Arc<PageStore>,
     pub spill: Arc<SpillArea>,
     pub memory: MemoryBudget,
@@ -41,6 +44,11 @@ pub(crate) struct NodeStats {
 }
 
 impl Node {
+    /// The logs that are open.
+    pub(crate) fn logs(&self) -> impl Iterator<Item = &Arc<CommitLog>> {
+        std::iter::once(&self.log).chain(self.shared_log.get())
+    }
+
     /// Segments that exports are reading.
     pub(crate) fn exported_segments(&self) -> Vec<SegmentId> {
         let mut exported = self.exported.lock();

@@ -97,7 +97,7 @@ impl Partition {
 
     /// Outcomes for the manifest: the horizon, and what is durable.
     pub(crate) fn durable_outcomes(&self) -> (u64, Vec<Outcome>) {
-        self.outcomes.durable(self.node.log.durable())
+        self.outcomes.durable(self.log.durable())
     }
 
     /// Segments that absent pages may still be read from, besides those that the manifest names.

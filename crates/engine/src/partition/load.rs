@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use fulmar_pages::manifest::Manifest;
 use fulmar_pages::record::{self, Record, RecordKind};
 use fulmar_pages::{FormatError, Outcome, PAGE_SIZE, Page, PageNo, PartitionId, diff};
-use fulmar_store::Lsn;
+use fulmar_store::{CommitLog, Lsn};
 use futures::future::try_join_all;
 use hashbrown::{HashMap, HashSet};
 use parking_lot::{Mutex, RwLock};
@@ -48,6 +48,7 @@ impl Partition {
     /// Opens a partition of this node.
     pub(crate) async fn open(
         node: Arc<Node>,
+        log: Arc<CommitLog>,
         stats: Arc<super::PartitionStats>,
         id: PartitionId,
         lineage: u64,
@@ -114,6 +115,7 @@ impl Partition {
                 recovered.named_pages,
             )),
             node,
+            log,
         });
         partition.load_page_one().await?;
         Ok(partition)

@@ -466,7 +466,7 @@ impl Link {
                 Err(super::Interrupted) => return ffi::SQLITE_INTERRUPT,
             }
         }
-        let wait_room = |bytes| match self.wait(self.partition.node.log.wait_room(bytes)) {
+        let wait_room = |bytes| match self.wait(self.partition.log.wait_room(bytes)) {
             Ok(room) => room.map_err(log_error),
             Err(super::Interrupted) => Err(self.cancel.borrow().error()),
         };

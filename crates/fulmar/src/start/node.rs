@@ -9,7 +9,8 @@ use fulmar_engine::{Config, Engine};
 use fulmar_gateway::events::{Before, Event, Journal, Kind};
 use fulmar_gateway::http::{self, HttpServer};
 use fulmar_gateway::{Gateway, GatewayConfig};
-use fulmar_meta::{Catalog, Embedded};
+use fulmar_meta::{Catalog, Embedded, Tenant};
+use fulmar_pages::Durability;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 
@@ -52,10 +53,13 @@ impl Node {
         let journal = Arc::new(journal);
         let metadata = Embedded::open(&data.path().join(METADATA_FILE))?;
         let catalog = Catalog::open(Arc::new(metadata)).await?;
-        let store = store::open(data.path(), arguments.store.as_ref()).await?;
+        let (store, id) = store::open(data.path(), arguments.store.as_ref()).await?;
         let mut config = Config::new(data.path(), memory.0);
         config.live = Some(catalog.partitions().iter().map(|partition| partition.id).collect());
         config.store = Some(store);
+        config.node_id = id;
+        let shared = |tenant: &&Arc<Tenant>| tenant.durability == Durability::Shared;
+        config.shared = catalog.all_tenants().iter().filter(shared).map(|tenant| tenant.partition).collect();
         config.disk_reserve_bytes = arguments.disk_reserve.map(|reserve| reserve.0);
         let engine = Engine::start(config).await.context("cannot start the engine")?;
         forget_unfinished(&engine, &catalog).await?;

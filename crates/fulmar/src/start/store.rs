@@ -63,14 +63,14 @@ struct Binding {
 }
 
 /// Opens the store that was asked for, or the one below the data directory, which must be this process's. Refused if it
-/// belongs to another data directory, or this one to another store.
-pub async fn open(data: &Path, asked: Option<&StoreUrl>) -> anyhow::Result<Arc<dyn Store>> {
+/// belongs to another data directory, or this one to another store. Answers also the id by which they know each other.
+pub async fn open(data: &Path, asked: Option<&StoreUrl>) -> anyhow::Result<(Arc<dyn Store>, u128)> {
     let began = SystemTime::now();
     let place = asked.map_or(Place::Own, |url| Place::Url(url.clone()));
     let url = place.url(data);
     let backend = url.open().with_context(|| format!("cannot open the store {url}"))?;
     let store = Reliable::new(Arc::new(backend.clone()), Limits::default());
-    match Binding::read(data)? {
+    let id = match Binding::read(data)? {
         Some(Binding { id, place: Some(known) }) => {
             ensure!(
                 belongs_to(&store, id).await?,
@@ -80,6 +80,7 @@ pub async fn open(data: &Path, asked: Option<&StoreUrl>) -> anyhow::Result<Arc<d
             if known != place {
                 Binding { id, place: Some(place) }.write(data)?;
             }
+            id
         }
         unfinished => {
             ensure!(
@@ -92,15 +93,20 @@ pub async fn open(data: &Path, asked: Option<&StoreUrl>) -> anyhow::Result<Arc<d
             Binding { id, place: None }.write(data)?;
             claim(&store, id).await?;
             Binding { id, place: Some(place) }.write(data)?;
+            id
         }
-    }
+    };
     sweep(backend.clone(), began);
-    Ok(Arc::new(backend))
+    Ok((Arc::new(backend), id))
 }
 
-/// Opens the store of a data directory to read it; answers also where it is, for people.
-pub fn open_to_read(data: &Path) -> anyhow::Result<(Arc<dyn Store>, String)> {
-    let place = Binding::read(data)?.and_then(|binding| binding.place).unwrap_or(Place::Own);
+/// Opens the store of a data directory to read it; answers also the id by which they know each other, and where it is, for
+/// people.
+pub fn open_to_read(data: &Path) -> anyhow::Result<(Arc<dyn Store>, u128, String)> {
+    let binding = Binding::read(data)?;
+    // Without one there is nothing that has the id in its name.
+    let id = binding.as_ref().map_or(0, |binding| binding.id);
+    let place = binding.and_then(|binding| binding.place).unwrap_or(Place::Own);
     let url = place.url(data);
     let shown = match &url {
         StoreUrl::Directory(directory) => {
@@ -110,7 +116,7 @@ pub fn open_to_read(data: &Path) -> anyhow::Result<(Arc<dyn Store>, String)> {
         url => url.to_string(),
     };
     let backend = url.open().with_context(|| format!("cannot open the store {url}"))?;
-    Ok((Arc::new(backend), shown))
+    Ok((Arc::new(backend), id, shown))
 }
 
 fn owner(id: u128) -> Bytes {

@@ -29,9 +29,9 @@ pub(super) async fn verify(data: &Path) -> anyhow::Result<Report> {
             None
         }
     };
-    let (store, store_place) = open_store_to_read(data.path())?;
+    let (store, node_id, store_place) = open_store_to_read(data.path())?;
     let bar = output::progress("verifying", 0);
-    let found = fulmar_engine::verify_directory(data.path(), store, live.as_ref(), |done, total| {
+    let found = fulmar_engine::verify_directory(data.path(), store, node_id, live.as_ref(), |done, total| {
         bar.set_length(total);
         bar.set_position(done);
     });

@@ -15,6 +15,7 @@ pub(crate) enum Admin {
         name: String,
         owner: Option<String>,
         template: Option<String>,
+        durability: Option<String>,
     },
     DropDatabase {
         name: String,
@@ -142,7 +143,7 @@ fn names(cursor: &mut Cursor<'_, '_>) -> Result<Vec<String>> {
 
 fn create_database(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
     let database = name(cursor)?;
-    let (mut owner, mut template) = (None, None);
+    let (mut owner, mut template, mut durability) = (None, None, None);
     cursor.word("with");
     while !cursor.is_end() {
         let option = name(cursor)?;
@@ -151,17 +152,18 @@ fn create_database(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
             "owner" => owner = Some(name(cursor)?),
             // Postgres's empty template is what one gets without any.
             "template" => template = Some(name(cursor)?).filter(|name| name != "template0"),
+            "durability" => durability = Some(cursor.string().map_or_else(|| name(cursor), Ok)?),
             "encoding" => encoding(cursor)?,
             _ => {
                 return Err(Error::new(
                     sqlstate::FEATURE_NOT_SUPPORTED,
                     format!("CREATE DATABASE does not know the option {option}"),
                 )
-                .hint("OWNER and TEMPLATE are supported."));
+                .hint("OWNER, TEMPLATE and DURABILITY are supported."));
             }
         }
     }
-    Ok(Admin::CreateDatabase { name: database, owner, template })
+    Ok(Admin::CreateDatabase { name: database, owner, template, durability })
 }
 
 fn encoding(cursor: &mut Cursor<'_, '_>) -> Result<()> {

@@ -183,9 +183,21 @@ fn administration() {
         Admin::CreateDatabase {
             name: "Shop".into(),
             owner: Some("anna".into()),
-            template: Some("base".into())
+            template: Some("base".into()),
+            durability: None,
         }
     );
+    for durability in ["shared", "= 'shared'"] {
+        assert_eq!(
+            admin(&format!("CREATE DATABASE a DURABILITY {durability}")),
+            Admin::CreateDatabase {
+                name: "a".into(),
+                owner: None,
+                template: None,
+                durability: Some("shared".into())
+            }
+        );
+    }
     assert_eq!(
         admin("drop database if exists Shop with (force)"),
         Admin::DropDatabase { name: "shop".into(), if_exists: true, force: true }
