@@ -18,6 +18,7 @@ mod fair;
 mod idle;
 mod reads;
 mod result;
+mod shared_log;
 mod store;
 mod tenants;
 mod tpcb;

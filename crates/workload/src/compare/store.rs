@@ -11,6 +11,7 @@ use rand::RngExt;
 use super::cases::Case;
 use super::print_results;
 use super::result::{Bound, CaseResult};
+use super::shared_log::{self, SHARED_LOG};
 use super::turns::Progress;
 use crate::client::Client;
 use crate::server::{Fulmar, S3Server, Server};
@@ -18,7 +19,7 @@ use crate::server::{Fulmar, S3Server, Server};
 /// `fulmar bench store`: its arguments.
 #[derive(Args, Clone, Debug)]
 pub struct StoreArgs {
-    /// Only these cases (cold-local-ms, cold-s3-ms); may be repeated
+    /// Only these cases (cold-local-ms, cold-s3-ms, shared-log); may be repeated
     #[arg(long, value_name = "NAME")]
     pub case: Vec<String>,
     /// Measurements of each case
@@ -42,6 +43,8 @@ const fn row(name: &'static str, what: &'static str, must_be: f64) -> Case {
 static COLD_LOCAL: Case = row("cold-local-ms", "first answer of a cold 100 MB tenant, local store", 20.0);
 static COLD_S3: Case = row("cold-s3-ms", "first answer of a cold 100 MB tenant, S3 on loopback", 60.0);
 
+static CASES: [&Case; 3] = [&COLD_LOCAL, &COLD_S3, &SHARED_LOG];
+
 /// Rows of the cold tenant, a kilobyte each, and how many are written at once.
 const ROWS: u32 = 100_000;
 const ROWS_AT_ONCE: u32 = 10_000;
@@ -52,17 +55,20 @@ const TENANT: &str = "cold";
 pub async fn store(arguments: &StoreArgs, binary: PathBuf) -> anyhow::Result<Vec<CaseResult>> {
     let wanted =
         |case: &&Case| arguments.case.is_empty() || arguments.case.iter().any(|name| name == case.name);
-    let cases: Vec<&'static Case> = [&COLD_LOCAL, &COLD_S3].into_iter().filter(wanted).collect();
+    let cases: Vec<&'static Case> = CASES.into_iter().filter(wanted).collect();
     anyhow::ensure!(
         cases.len() == arguments.case.len() || arguments.case.is_empty(),
-        "there are the cases {} and {}, once each",
-        COLD_LOCAL.name,
-        COLD_S3.name
+        "there are the cases {}, once each",
+        CASES.map(|case| case.name).join(", ")
     );
     let measure = async {
         let mut results = Vec::new();
         for case in cases {
-            results.push(match cold(arguments, &binary, case, ROWS).await {
+            let measured = match case.name == SHARED_LOG.name {
+                true => shared_log::measure(arguments, &binary).await,
+                false => cold(arguments, &binary, case, ROWS).await,
+            };
+            results.push(match measured {
                 Ok(rounds) => CaseResult::value(case, rounds),
                 Err(error) => CaseResult::failed(case, format!("{error:#}")),
             });
@@ -76,11 +82,7 @@ pub async fn store(arguments: &StoreArgs, binary: PathBuf) -> anyhow::Result<Vec
 /// connect to the answer.
 async fn cold(arguments: &StoreArgs, binary: &Path, case: &Case, rows: u32) -> anyhow::Result<Vec<f64>> {
     let progress = Progress::new();
-    let s3 = match (case.name == COLD_S3.name, &arguments.s3_server) {
-        (false, _) => None,
-        (true, Some(program)) => Some(S3Server::start_at(program)?),
-        (true, None) => Some(S3Server::start()?),
-    };
+    let s3 = (case.name == COLD_S3.name).then(|| s3_server(arguments)).transpose()?;
     let fulmar = Fulmar::at(binary.to_owned());
     let fulmar = match &s3 {
         Some(s3) => fulmar.with_store(s3.url("bench"), s3.environment()),
@@ -103,6 +105,13 @@ async fn cold(arguments: &StoreArgs, binary: &Path, case: &Case, rows: u32) -> a
         server.stop().await?;
     }
     Ok(times)
+}
+
+pub(super) fn s3_server(arguments: &StoreArgs) -> anyhow::Result<S3Server> {
+    match &arguments.s3_server {
+        Some(program) => S3Server::start_at(program),
+        None => S3Server::start(),
+    }
 }
 
 async fn load(server: &Server, rows: u32) -> anyhow::Result<()> {
