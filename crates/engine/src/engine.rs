@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use fulmar_pages::{PAGE_SIZE, PartitionId, SegmentId, record};
 use fulmar_store::{
-    CommitLog, LogFiles, LogOptions, OperationStatistics, PageStore, SingleFlight, StdFiles, Store,
+    CommitLog, LogFiles, LogOptions, Lsn, OperationStatistics, PageStore, SingleFlight, StdFiles, Store,
 };
 use hashbrown::HashMap;
 use parking_lot::Mutex;
@@ -25,6 +25,7 @@ use crate::maintenance::{self, Maintenance};
 use crate::memory::MemoryBudget;
 use crate::node::{Buffers, Naming, Node, NodeStats};
 use crate::partition::{Partition, PartitionStats, Replay, SnapshotBounds, dropped_error, store_error};
+use crate::places::Places;
 use crate::spill::SpillArea;
 use crate::{Error, Result, Session, sqlstate};
 
@@ -61,6 +62,10 @@ pub struct Config {
     pub files: Option<Arc<dyn LogFiles>>,
     /// The store, if it shall not lie in `data`.
     pub store: Option<Arc<dyn Store>>,
+    /// Names the node's log in the store.
+    pub node_id: u128,
+    /// The partitions whose commits are made durable in the store, as the catalog has them.
+    pub shared: HashSet<PartitionId>,
 }
 
 impl Config {
@@ -81,16 +86,19 @@ impl Config {
             time: Arc::new(SystemTime::default()),
             files: None,
             store: None,
+            node_id: 0,
+            shared: HashSet::new(),
         }
     }
 }
 
-type Slot = Arc<OnceCell<Arc<Partition>>>;
+pub(crate) type Slot = Arc<OnceCell<Arc<Partition>>>;
+pub(crate) type Partitions = HashMap<PartitionId, Slot>;
 
 /// All partitions of one node, their log and their memory.
 pub struct Engine {
     node: Arc<Node>,
-    partitions: Mutex<HashMap<PartitionId, Slot>>,
+    partitions: Mutex<Partitions>,
     /// Partitions that are being opened.
     opening: SingleFlight<PartitionId, Result<Arc<Partition>>>,
     /// Of every partition that has been open.
@@ -102,6 +110,7 @@ pub struct Engine {
     pub(crate) retention: RetentionSource,
     /// Partitions that were dropped since the start; their ids are never used again.
     dropped: Mutex<HashSet<PartitionId>>,
+    pub(crate) places: Places,
     recovery: Recovery,
     tickets: AtomicU64,
     seeds: AtomicU64,
@@ -128,6 +137,16 @@ pub struct EngineStatistics {
     pub log_sync_us: u64,
     /// Log failures.
     pub log_failures: u64,
+    /// Bytes of objects put into the log in the store.
+    pub shared_log_bytes: u64,
+    /// Those objects.
+    pub shared_log_puts: u64,
+    /// Bytes of the objects that are needed, now.
+    pub shared_log_size_bytes: u64,
+    /// Smoothed time until one is known to be there, microseconds, now.
+    pub shared_log_put_us: u64,
+    /// Times that another process has closed that log.
+    pub shared_log_failures: u64,
     /// Bytes of pages in memory, now.
     pub memory_bytes: u64,
     /// Those of them that no segment of the store holds yet, now.
@@ -214,10 +233,22 @@ impl Engine {
         };
         let clock = Clock::new(config.time);
         let begun = Instant::now();
-        let (log, replays, clock) = recover(config.log, files, config.live, clock).await?;
+        let (live, shared) = (config.live, config.shared);
+        let places = Places::new(config.node_id, &shared);
+        let is_local = move |id: &PartitionId| {
+            live.as_ref().is_none_or(|live| live.contains(id)) && !shared.contains(id)
+        };
+        let (log, mut replays, clock) = recover(config.log, files, is_local, clock).await?;
+        let mut shared_log = None;
+        if !places.all_local() {
+            let (log, found) = places.open_log(&store, &clock).await?;
+            replays.extend(found);
+            shared_log = Some(log);
+        }
         let recovery = Recovery::of(&replays, begun.elapsed());
         let node = Arc::new(Node {
             log,
+            shared_log: OnceCell::new_with(shared_log),
             store: Arc::new(store),
             spill: SpillArea::new(&temporary, SPILL_BYTES),
             memory: MemoryBudget::new(config.memory_bytes),
@@ -241,6 +272,7 @@ impl Engine {
             opening: SingleFlight::default(),
             counted: Mutex::default(),
             replays: Mutex::new(replays),
+            places,
             recovery,
             eras: Mutex::new(config.eras),
             retention: config.retention,
@@ -250,12 +282,9 @@ impl Engine {
             flusher: flush::Flusher::new(config.manifest_interval, config.idle_after, config.snapshots),
             maintenance: Maintenance::default(),
         });
-        let weak = Arc::downgrade(&engine);
-        node.log.on_discard(Box::new(move |durable, _appended| {
-            if let Some(engine) = weak.upgrade() {
-                engine.open_partitions().iter().for_each(|partition| partition.discard(durable));
-            }
-        }));
+        for log in node.logs() {
+            engine.discard_what_is_lost_by(log);
+        }
         engine.node.disk.look();
         disk::spawn(&engine);
         cache::spawn(&engine.node);
@@ -273,6 +302,7 @@ impl Engine {
     /// are collected later. Calling it again, or for what was never made, does no harm.
     pub async fn drop_partition(&self, id: PartitionId) -> Result<()> {
         self.dropped.lock().insert(id);
+        self.places.forget(id);
         self.counted.lock().remove(&id);
         self.eras.lock().remove(&id);
         let slot = self.partitions.lock().remove(&id);
@@ -289,11 +319,15 @@ impl Engine {
         self.maintenance.stop().await;
         self.flusher.stop().await;
         flush::flush_all(self).await?;
-        let log = self.node.log.clone();
-        let closed = tokio::task::spawn_blocking(move || log.close()).await;
-        match closed {
+        let logs: Vec<_> = self.node.logs().cloned().collect();
+        // All of them, whatever becomes of the first.
+        let close = move || {
+            let closed: Vec<_> = logs.iter().map(|log| log.close()).collect();
+            closed.into_iter().find(|closed| closed.is_err()).unwrap_or(Ok(()))
+        };
+        match tokio::task::spawn_blocking(close).await {
             Ok(result) => result.map_err(crate::partition::log_error),
-            Err(e) => Err(Error::new(sqlstate::INTERNAL, format!("closing the log panicked: {e}"))),
+            Err(e) => Err(Error::new(sqlstate::INTERNAL, format!("closing a log panicked: {e}"))),
         }
     }
 
@@ -320,6 +354,14 @@ impl Engine {
             temporary_files: self.node.spill.files(),
             ..EngineStatistics::default()
         };
+        if let Some(log) = self.node.shared_log.get() {
+            let counted = log.statistics();
+            statistics.shared_log_bytes = load(&counted.bytes);
+            statistics.shared_log_puts = load(&counted.syncs);
+            statistics.shared_log_size_bytes = log.size_bytes();
+            statistics.shared_log_put_us = load(&counted.sync_nanos) / 1000;
+            statistics.shared_log_failures = load(&counted.failures);
+        }
         let open = self.open_partitions();
         statistics.open_partitions = open.len() as u64;
         statistics.page_hits = open.iter().map(|partition| partition.residence.hits()).sum();
@@ -404,7 +446,7 @@ impl Engine {
             None => {
                 let open = async {
                     let opened = slot.get_or_try_init(|| self.open_partition(id)).await?;
-                    // Not before: who looks for what the log names must find it here or there.
+                    // Not before: who looks for what a log names, or wants to cut it, must find it here or there.
                     self.replays.lock().remove(&id);
                     self.maintenance.opened(opened);
                     Ok(opened.clone())
@@ -424,10 +466,11 @@ impl Engine {
         Ok(partition)
     }
 
-    async fn open_partition(&self, id: PartitionId) -> Result<Arc<Partition>> {
+    pub(crate) async fn open_partition(&self, id: PartitionId) -> Result<Arc<Partition>> {
         let replay = self.replays.lock().get(&id).cloned();
         let stats = self.counted.lock().entry(id).or_default().clone();
-        Partition::open(self.node.clone(), stats, id, self.era(id), replay.as_deref()).await
+        let log = self.log_of(id)?;
+        Partition::open(self.node.clone(), log, stats, id, self.era(id), replay.as_deref()).await
     }
 
     /// Where a partition stands.
@@ -454,9 +497,12 @@ impl Engine {
         self.partitions.lock().values().filter_map(|slot| slot.get().cloned()).collect()
     }
 
-    /// Partitions whose records in the log have not been applied yet, with where those begin.
-    pub(crate) fn unopened(&self) -> Vec<(PartitionId, fulmar_store::Lsn)> {
-        self.replays.lock().iter().filter_map(|(id, replay)| Some((*id, replay.since?))).collect()
+    /// Partitions whose records in their log have not been applied yet, with where those begin.
+    pub(crate) fn unopened(&self) -> Vec<(PartitionId, Arc<CommitLog>, Lsn)> {
+        let replays = self.replays.lock();
+        let unopened =
+            replays.iter().filter_map(|(id, replay)| Some((*id, self.log_of(*id).ok()?, replay.since?)));
+        unopened.collect()
     }
 
     /// Segments that records name which have not been applied yet.
@@ -471,19 +517,26 @@ impl Engine {
 
     /// Closes a partition that nobody uses and that is flushed. Answers whether it is closed.
     pub(crate) fn close_if_unused(&self, id: PartitionId) -> bool {
+        self.replace_if_unused(id, |partitions| drop(partitions.remove(&id)))
+    }
+
+    /// Closes a partition that nobody uses and that is flushed, while `replace` sees to what comes in its place. Answers
+    /// whether it is closed.
+    pub(crate) fn replace_if_unused(&self, id: PartitionId, replace: impl FnOnce(&mut Partitions)) -> bool {
         let mut partitions = self.partitions.lock();
-        let Some(slot) = partitions.get(&id) else { return true };
-        // Both counts are ours alone: nobody holds the partition but its slot, and nobody is about to.
-        let unused = Arc::strong_count(slot) == 1
-            && slot
-                .get()
-                .is_some_and(|partition| partition.is_unused(1) && partition.oldest_dirty().is_none());
-        if !unused {
-            return false;
+        let old = partitions.get(&id).cloned();
+        if let Some(slot) = &old {
+            let is_idle =
+                |partition: &Arc<Partition>| partition.is_unused(1) && partition.oldest_dirty().is_none();
+            // Both counts are ours alone: nobody holds the partition but its slot, and nobody is about to.
+            let unused = Arc::strong_count(slot) == 2 && slot.get().is_none_or(is_idle);
+            if !unused {
+                return false;
+            }
         }
-        let removed = partitions.remove(&id);
+        replace(&mut partitions);
         drop(partitions);
-        if let Some(partition) = removed.as_ref().and_then(|slot| slot.get()) {
+        if let Some(partition) = old.as_ref().and_then(|slot| slot.get()) {
             partition.let_go();
         }
         true
@@ -514,7 +567,7 @@ impl Drop for Engine {
 async fn recover(
     options: LogOptions,
     files: Arc<dyn LogFiles>,
-    live: Option<HashSet<PartitionId>>,
+    counts: impl Fn(&PartitionId) -> bool + Send + 'static,
     clock: Clock,
 ) -> Result<(Arc<CommitLog>, HashMap<PartitionId, Arc<Replay>>, Clock)> {
     let opened = tokio::task::spawn_blocking(move || {
@@ -523,7 +576,7 @@ async fn recover(
             let header = &record.header;
             clock.observe(header.timestamp);
             clock.observe_id(header.transaction);
-            if live.as_ref().is_none_or(|live| live.contains(&header.partition)) {
+            if counts(&header.partition) {
                 replays.entry(header.partition).or_default().push(end, record.body());
             }
             Ok(())

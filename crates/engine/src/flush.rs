@@ -25,7 +25,7 @@ use std::time::Duration;
 use fulmar_pages::manifest::{Manifest, SegmentRef};
 use fulmar_pages::segment::SegmentBuilder;
 use fulmar_pages::{PAGE_SIZE, PartitionId, SegmentId, Version, ZERO_PAGE};
-use fulmar_store::{Lsn, ManifestName, StoreError, failpoint};
+use fulmar_store::{CommitLog, Lsn, ManifestName, StoreError, failpoint};
 use futures::stream::{self, StreamExt};
 use tokio::sync::{MutexGuard, Notify};
 
@@ -113,15 +113,9 @@ async fn round(engine: &Engine) -> Result<()> {
     let now = node.clock.monotonic_ms();
     let interval = engine.flusher.manifest_interval.as_millis() as u64;
     let idle = engine.flusher.idle_after.as_millis() as u64;
-    let pressed = node.log.appended().0.saturating_sub(node.log.oldest().0) > LOG_BYTES;
-    let crowded = node.log.size_bytes() > LOG_FILES_BYTES;
-    let halfway = Lsn(node.log.oldest().0 + LOG_BYTES / 2);
-
-    if crowded || pressed || now > interval {
-        for (id, since) in engine.unopened() {
-            if crowded || since < halfway || now > interval {
-                engine.partition(id).await?;
-            }
+    for (id, log, since) in engine.unopened() {
+        if Pressure::of(&log).is_on(since) || now > interval {
+            engine.partition(id).await?;
         }
     }
     let mut due = Vec::new();
@@ -137,12 +131,8 @@ async fn round(engine: &Engine) -> Result<()> {
             partition.pool.clear();
         }
         let Some((since, dirty_ms)) = partition.oldest_dirty() else { continue };
-        if crowded
-            || filled
-            || (pressed && since < halfway)
-            || now.saturating_sub(dirty_ms) > interval
-            || unused
-        {
+        let pressed = Pressure::of(&partition.log).is_on(since);
+        if pressed || filled || now.saturating_sub(dirty_ms) > interval || unused {
             due.push(partition);
         }
     }
@@ -159,9 +149,40 @@ async fn round(engine: &Engine) -> Result<()> {
     Ok(())
 }
 
+/// Whether a log has become long.
+enum Pressure {
+    No,
+    /// On whoever still needs what stands before this position.
+    Before(Lsn),
+    /// On everybody.
+    All,
+}
+
+impl Pressure {
+    fn of(log: &CommitLog) -> Pressure {
+        let oldest = log.oldest().0;
+        if log.size_bytes() > LOG_FILES_BYTES {
+            Pressure::All
+        } else if log.appended().0.saturating_sub(oldest) > LOG_BYTES {
+            Pressure::Before(Lsn(oldest + LOG_BYTES / 2))
+        } else {
+            Pressure::No
+        }
+    }
+
+    /// Whether it is on a partition that needs the log from here on.
+    fn is_on(&self, since: Lsn) -> bool {
+        match self {
+            Pressure::No => false,
+            Pressure::Before(position) => since < *position,
+            Pressure::All => true,
+        }
+    }
+}
+
 /// Flushes everything that has changed.
 pub(crate) async fn flush_all(engine: &Engine) -> Result<()> {
-    for (id, _) in engine.unopened() {
+    for (id, _, _) in engine.unopened() {
         engine.partition(id).await?;
     }
     let dirty = engine.open_partitions().into_iter().filter(|p| p.oldest_dirty().is_some()).collect();
@@ -170,19 +191,21 @@ pub(crate) async fn flush_all(engine: &Engine) -> Result<()> {
     Ok(())
 }
 
-/// Cuts the log before the first record that no manifest covers.
+/// Cuts each log before the first record that no manifest covers.
 fn truncate(engine: &Engine) {
-    let node = engine.node();
-    // Read before the partitions are asked: a commit after it lies above it.
-    let mut upto = node.log.durable();
-    let unopened = engine.unopened().into_iter().map(|(_, since)| since);
-    let dirty = engine.open_partitions().into_iter().filter_map(|p| p.oldest_dirty().map(|(since, _)| since));
-    for since in unopened.chain(dirty) {
-        upto = upto.min(since);
-    }
-    if upto > node.log.oldest() {
-        failpoint::hit(failpoint::FLUSH_BEFORE_TRUNCATE);
-        node.log.truncate(upto);
+    for log in engine.node().logs() {
+        // Read before the partitions are asked: a commit after it lies above it.
+        let mut upto = log.durable();
+        let unopened = engine.unopened().into_iter().map(|(_, log, since)| (log, since));
+        let dirty = engine.open_partitions().into_iter();
+        let dirty = dirty.filter_map(|p| p.oldest_dirty().map(|(since, _)| (p.log.clone(), since)));
+        for (_, since) in unopened.chain(dirty).filter(|(needed, _)| Arc::ptr_eq(needed, log)) {
+            upto = upto.min(since);
+        }
+        if upto > log.oldest() {
+            failpoint::hit(failpoint::FLUSH_BEFORE_TRUNCATE);
+            log.truncate(upto);
+        }
     }
 }
 
@@ -239,8 +262,8 @@ async fn flush_batch(engine: &Engine, batch: Vec<(Arc<Partition>, Flush)>) -> Re
 /// Writes the changed pages of all partitions of a batch into one segment.
 async fn write_segment(engine: &Engine, batch: &[(Arc<Partition>, Flush)]) -> Result<Option<SegmentId>> {
     let node = engine.node();
-    for (_, flush) in batch {
-        node.log.wait_durable(flush.snapshot.lsn).await.map_err(crate::partition::log_error)?;
+    for (partition, flush) in batch {
+        partition.log.wait_durable(flush.snapshot.lsn).await.map_err(crate::partition::log_error)?;
     }
     let large_pages: u64 = batch.iter().flat_map(|(_, flush)| &flush.large).map(|large| large.pages).sum();
     engine.maintenance.count_written(large_pages * PAGE_SIZE as u64);

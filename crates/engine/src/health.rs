@@ -42,11 +42,11 @@ impl Recovery {
 pub struct Health {
     /// 0: there is space; 1: commits that need more space are refused; 2: all are.
     pub disk_level: u64,
-    /// Failures of the log since the start.
+    /// Failures of the logs since the start.
     pub log_failures: u64,
-    /// Whether the log can be written.
+    /// Whether all logs can be written.
     pub log_works: bool,
-    /// Whether it refuses records for want of space.
+    /// Whether one refuses records for want of space.
     pub log_full: bool,
 }
 
@@ -56,12 +56,12 @@ impl Engine {
         let node = self.node();
         Health {
             disk_level: node.disk.level(),
-            log_failures: node.log.statistics().failures.load(Ordering::Relaxed),
-            log_works: !matches!(
-                node.log.wait_room(0).now_or_never(),
-                Some(Err(LogError::Failed { .. } | LogError::Closed))
-            ),
-            log_full: node.log.full().is_some(),
+            log_failures: node.logs().map(|log| log.statistics().failures.load(Ordering::Relaxed)).sum(),
+            log_works: node.logs().all(|log| match log.wait_room(0).now_or_never() {
+                Some(Err(error)) => matches!(error, LogError::Full(_)),
+                _ => true,
+            }),
+            log_full: node.logs().any(|log| log.full().is_some()),
         }
     }
 

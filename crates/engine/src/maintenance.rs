@@ -61,6 +61,14 @@ impl Maintenance {
         is_new
     }
 
+    /// Lets go of a partition that waits to be compacted, until it is flushed or opened again.
+    pub(crate) fn forget(&self, id: PartitionId) {
+        let mut queue = self.compactions.lock();
+        if queue.waiting.remove(&id) {
+            queue.partitions.retain(|partition| partition.id != id);
+        }
+    }
+
     fn next(&self) -> Option<Arc<Partition>> {
         let mut queue = self.compactions.lock();
         let partition = queue.partitions.pop_front()?;

@@ -1,4 +1,4 @@
-//! What all partitions of a node share: log, store, memory, clock.
+//! What all partitions of a node share: logs, store, memory, clock.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use fulmar_pages::SegmentId;
 use fulmar_store::CommitLog;
 use fulmar_store::PageStore;
 use parking_lot::Mutex;
-use tokio::sync::{RwLock, mpsc};
+use tokio::sync::{OnceCell, RwLock, mpsc};
 
 use crate::cache::Cache;
 use crate::clock::Clock;
@@ -18,7 +18,10 @@ use crate::spill::SpillArea;
 
 /// Shared by all partitions of a node.
 pub(crate) struct Node {
+    /// On the node's disk.
     pub log: Arc<CommitLog>,
+    /// In the store; opened when a partition first needs it.
+    pub shared_log: OnceCell<Arc<CommitLog>>,
     pub store: Arc<PageStore>,
     pub spill: Arc<SpillArea>,
     pub memory: Arc<MemoryBudget>,
@@ -84,6 +87,11 @@ pub(crate) struct NodeStats {
 }
 
 impl Node {
+    /// The logs that are open.
+    pub(crate) fn logs(&self) -> impl Iterator<Item = &Arc<CommitLog>> {
+        std::iter::once(&self.log).chain(self.shared_log.get())
+    }
+
     /// Segments that exports are reading.
     pub(crate) fn exported_segments(&self) -> Vec<SegmentId> {
         let mut exported = self.exported.lock();

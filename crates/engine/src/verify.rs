@@ -4,7 +4,7 @@
 //! | --- | --- | --- |
 //! | manifests | all | all |
 //! | segments | those that manifests name, or open partitions read | all, and that those which are named are there |
-//! | log | - (it is being written; the next start reads it) | every frame that counts, as a start would, but nothing is written |
+//! | logs | - (they are being written; the next start reads them) | every record that counts, as a start would, but nothing is written |
 //!
 //! Nothing is changed. Of each object the first damage is told; the others are read all the same.
 
@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 
-use fulmar_pages::{PartitionId, SegmentId};
+use fulmar_pages::{PartitionId, Record, SegmentId};
 use fulmar_store::{CommitLog, LogError, PageStore, StdFiles, Store, StoreError};
 
 use crate::partition::{log_error, store_error};
@@ -156,11 +156,13 @@ impl Engine {
     }
 }
 
-/// Verifies a data directory that no node uses, and its store. `live` are the partitions that the catalog knows, if it
-/// could be read, with their epochs; `progress` is told how many segments of how many have been read.
+/// Verifies a data directory that no node uses, and its store, where its log has the name `node_id`. `live` are the partitions
+/// that the catalog knows, if it could be read, with their epochs; `progress` is told how many segments of how many have been
+/// read.
 pub async fn verify_directory(
     data: &Path,
     store: Arc<dyn Store>,
+    node_id: u128,
     live: Option<&HashMap<PartitionId, u32>>,
     progress: impl FnMut(u64, u64),
 ) -> Result<Verified> {
@@ -172,20 +174,27 @@ pub async fn verify_directory(
     let from_log = tokio::task::spawn_blocking(move || read_log(&log)).await;
     let from_log = from_log
         .map_err(|error| Error::new(sqlstate::INTERNAL, format!("reading the log panicked: {error}")))?;
-    verified.records = from_log.records;
-    match from_log.outcome {
-        Ok(()) => {}
-        Err(LogError::Corrupt { file, offset, problem }) => {
-            verified.damage.push(Damage { file, offset: Some(offset), problem, partitions: Vec::new() });
+    let shared = read_shared_log(&store, node_id).await;
+    for log in [&from_log, &shared] {
+        verified.records += log.records;
+        match log.outcome.clone() {
+            Ok(()) => {}
+            Err(LogError::Corrupt { file, offset, problem }) => {
+                // Objects are told by their names, wherever the store is.
+                let object = file.strip_prefix(&format!("{}/", store.store()));
+                let file = object.map_or_else(|| file.clone(), |object| format!("store/{object}"));
+                verified.damage.push(Damage { file, offset: Some(offset), problem, partitions: Vec::new() });
+            }
+            Err(error) => return Err(log_error(error)),
         }
-        Err(error) => return Err(log_error(error)),
     }
     // A record that a manifest covers, or whose partition was dropped, may name what has been collected.
     let needed = |partition: &PartitionId, number: u64| {
         live.is_some_and(|live| live.contains_key(partition))
             && newest.get(partition).is_none_or(|newest| *newest < number)
     };
-    for (partition, _, segment) in from_log.named.iter().filter(|(id, number, _)| needed(id, *number)) {
+    let named = from_log.named.iter().chain(&shared.named);
+    for (partition, _, segment) in named.filter(|(id, number, _)| needed(id, *number)) {
         users.entry(*segment).or_default().insert(*partition);
     }
     verified.segments(&store, users, progress).await?;
@@ -201,7 +210,7 @@ pub async fn verify_store(store: Arc<dyn Store>, progress: impl FnMut(u64, u64))
     Ok(verified)
 }
 
-/// What the log holds.
+/// What a log holds.
 struct FromLog {
     records: u64,
     /// Segments of large commits: partition, version's number, name.
@@ -209,13 +218,33 @@ struct FromLog {
     outcome: std::result::Result<(), LogError>,
 }
 
+impl FromLog {
+    fn nothing() -> Self {
+        FromLog { records: 0, named: Vec::new(), outcome: Ok(()) }
+    }
+
+    fn note(&mut self, record: &Record<'_>) {
+        self.records += 1;
+        let header = &record.header;
+        self.named.extend(record.segments().map(|id| (header.partition, header.version.number, id)));
+    }
+}
+
+async fn read_shared_log(store: &PageStore, node_id: u128) -> FromLog {
+    let mut found = FromLog::nothing();
+    let mut note = |_, record: &Record<'_>| {
+        found.note(record);
+        Ok(())
+    };
+    let outcome = CommitLog::verify_shared(store.store().clone(), node_id, &mut note).await;
+    FromLog { outcome, ..found }
+}
+
 fn read_log(directory: &Path) -> FromLog {
-    let (mut records, mut named) = (0, Vec::new());
+    let mut found = FromLog::nothing();
     let outcome = match StdFiles::open(directory) {
         Ok(files) => CommitLog::verify(&files, &mut |_, record| {
-            records += 1;
-            let header = &record.header;
-            named.extend(record.segments().map(|id| (header.partition, header.version.number, id)));
+            found.note(record);
             Ok(())
         }),
         Err(cause) => Err(LogError::Io {
@@ -224,5 +253,5 @@ fn read_log(directory: &Path) -> FromLog {
             cause: Arc::new(cause),
         }),
     };
-    FromLog { records, named, outcome }
+    FromLog { outcome, ..found }
 }

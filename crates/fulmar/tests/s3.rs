@@ -106,6 +106,64 @@ async fn a_node_that_is_killed_in_a_flush_loses_nothing() {
     assert!(manifests >= TENANTS.len() as u64, "one each at least: {found}");
 }
 
+/// Killed under load, its disk's log and its store's log half written: what was acknowledged is there, in both.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shared_tenant_keeps_what_was_acknowledged_through_kills() {
+    const CLIENTS: i64 = 6;
+    let rig = rig().await;
+    let node = rig.start();
+    let system = client(&node, "fulmar").await;
+    system.batch_execute("CREATE DATABASE shared DURABILITY shared").await.unwrap();
+    let create = "CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)";
+    client(&node, "shared").await.batch_execute(create).await.unwrap();
+    assert_eq!(node.end(Signal::KILL), None);
+    let tenant_of = |number: i64| if number % 3 == 0 { TENANTS[0] } else { "shared" };
+    let mut acknowledged = [0; CLIENTS as usize];
+    for round in 0..3 {
+        let node = rig.start();
+        let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
+        let mut writers = Vec::new();
+        for (number, before) in (0..CLIENTS).zip(acknowledged) {
+            let (client, told) = (client(&node, tenant_of(number)).await, told.clone());
+            writers.push(tokio::spawn(async move {
+                let insert =
+                    client.prepare("INSERT INTO t(id, v) VALUES ($1, randomblob(300))").await.unwrap();
+                let mut last = before;
+                // Until the node is gone.
+                while client.execute(&insert, &[&((last + 1) * CLIENTS + number)]).await.is_ok() {
+                    last += 1;
+                    told.send(()).unwrap();
+                }
+                last
+            }));
+        }
+        for _ in 0..1000 {
+            heard.recv().await.unwrap();
+        }
+        assert_eq!(node.end(Signal::KILL), None);
+        let node = rig.start();
+        for (number, writer) in (0..CLIENTS).zip(writers) {
+            let last = writer.await.unwrap();
+            let tenant = tenant_of(number);
+            let count = format!("SELECT count(*) FROM t WHERE id % {CLIENTS} = {number}");
+            let rows = number_of(&node, tenant, &count).await;
+            // The one that was on its way may be there too.
+            assert!((last..=last + 1).contains(&rows), "round {round}: {rows} rows of {last} in {tenant}");
+            acknowledged[number as usize] = rows;
+        }
+        assert_eq!(node.end(Signal::KILL), None);
+    }
+    let node = rig.start();
+    let sound: String =
+        client(&node, "shared").await.query_one("PRAGMA integrity_check", &[]).await.unwrap().get(0);
+    assert_eq!(sound, "ok");
+    assert_eq!(node.end(Signal::TERM), Some(0));
+}
+
+async fn number_of(node: &Node, tenant: &str, sql: &str) -> i64 {
+    number(&client(node, tenant).await, sql).await
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn damage_in_s3_is_found_and_named() {
     let rig = rig().await;

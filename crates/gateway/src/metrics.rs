@@ -179,6 +179,17 @@ fn engine_figures(out: &mut String, engine: &EngineStatistics) {
         ("fulmar_log_pages_total", "Changed pages in commit records.", engine.record_pages),
         ("fulmar_log_syncs_total", "Syncs of the commit log.", engine.log_syncs),
         ("fulmar_log_failures_total", "Failures to write the commit log.", engine.log_failures),
+        (
+            "fulmar_shared_log_bytes_total",
+            "Bytes of objects put into the commit log in the store.",
+            engine.shared_log_bytes,
+        ),
+        ("fulmar_shared_log_puts_total", "Objects of the commit log in the store.", engine.shared_log_puts),
+        (
+            "fulmar_shared_log_failures_total",
+            "Times that another process has closed the commit log in the store.",
+            engine.shared_log_failures,
+        ),
         ("fulmar_commits_total", "Commits.", engine.commits),
         (
             "fulmar_conflicts_total",
@@ -207,6 +218,16 @@ fn engine_figures(out: &mut String, engine: &EngineStatistics) {
     let now = [
         ("fulmar_log_size_bytes", "Bytes of the commit log's files.", engine.log_size_bytes),
         ("fulmar_log_sync_microseconds", "Smoothed time of a sync.", engine.log_sync_us),
+        (
+            "fulmar_shared_log_size_bytes",
+            "Bytes of the commit log in the store that are needed.",
+            engine.shared_log_size_bytes,
+        ),
+        (
+            "fulmar_shared_log_put_microseconds",
+            "Smoothed time until an object is known to be there.",
+            engine.shared_log_put_us,
+        ),
         ("fulmar_memory_bytes", "Bytes of pages in memory.", engine.memory_bytes),
         (
             "fulmar_memory_unwritten_bytes",

@@ -25,7 +25,7 @@
 //!
 //! | key | value | |
 //! | --- | --- | --- |
-//! | `tenant/NAME` | `{"v":1,"partition":2,"owner":"ada","created_unix_ms":1790000000000,"state":"ready","limits":{"max_size":65536}}` | states: `creating`, `ready`, `dropping`; `limits` holds those that were set, in milliseconds and kilobytes, and is missing where there are none (and in records of before there were limits) |
+//! | `tenant/NAME` | `{"v":1,"partition":2,"owner":"ada","created_unix_ms":1790000000000,"state":"ready","limits":{"max_size":65536}}` | states: `creating`, `ready`, `dropping`; `limits` holds those that were set, in milliseconds and kilobytes, and is missing where there are none (and in records of before there were limits); `"durability":"shared"`, missing for `local` |
 //! | `partition/ID` | `{"v":1,"lineage":2,"epoch":1}` | ID: 16 hexadecimal digits |
 //! | `user/NAME` | `{"v":1,"superuser":false,"leaving":false,"verifier":{"iterations":4096,"salt":"...","stored_key":"...","server_key":"..."}}` | bytes as hexadecimal digits; `verifier` is null for a user without password |
 //! | `grant/ID/NAME` | `{"v":1,"read_only":true}` | user NAME may read the tenant whose partition is ID; without `read_only` also write |

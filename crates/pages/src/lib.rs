@@ -79,6 +79,31 @@ pub struct Version {
     pub number: u64,
 }
 
+/// Where a tenant's commits are made durable before they are acknowledged.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Durability {
+    /// On the disk of the node.
+    #[default]
+    Local,
+    /// In the store.
+    Shared,
+}
+
+impl Durability {
+    /// As SQL and the catalog call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Durability::Local => "local",
+            Durability::Shared => "shared",
+        }
+    }
+
+    /// The one of that name.
+    pub fn of_name(name: &str) -> Option<Durability> {
+        [Durability::Local, Durability::Shared].into_iter().find(|known| known.name() == name)
+    }
+}
+
 /// How a transaction ended, for clients that ask later.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Outcome {

@@ -24,7 +24,7 @@ mod store;
 pub use files::{Fault, FaultyFiles, LogFile, LogFiles, Operation, StdFiles};
 pub use log::{
     CommitLog, FullCause, LogError, LogOptions, LogStatistics, Lsn, MAX_NAP, MAX_RETRY_DELAY, OnDiscard,
-    Urgency,
+    SharedLogOptions, Urgency,
 };
 pub use objects::{ManifestName, PageStore, RawFrame, SegmentWriter, StoreError};
 pub use single_flight::SingleFlight;

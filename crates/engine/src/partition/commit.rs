@@ -378,9 +378,9 @@ impl Partition {
         record::patch(body, number, timestamp);
         record::patch_page_count(body, page_count);
         // At or before the record's beginning: others append too.
-        let start = self.node.log.appended();
+        let start = self.log.appended();
         let body_bytes = body.len();
-        let lsn = match self.node.log.append(body, commits.urgency(timestamp)) {
+        let lsn = match self.log.append(body, commits.urgency(timestamp)) {
             Ok(lsn) => lsn,
             Err(LogError::Busy) => {
                 record.truncate(unmerged_bytes);
@@ -503,7 +503,7 @@ impl Partition {
 
     /// Frees what no snapshot sees and no discard can need.
     fn collect_garbage(&self, commits: &mut Commits, tally: &mut Tally) {
-        let durable = self.node.log.durable();
+        let durable = self.log.durable();
         // In this order: whoever pins from here on begins at a version that is durable up to there, or above; whoever
         // has pinned an older one is counted.
         let oldest = self.snapshots.lock().oldest_from(durable);
@@ -583,7 +583,7 @@ impl Partition {
                 Status::Decided(committed, lsn) => (committed, lsn),
                 Status::Open => self.decide_in_log(id, false)?,
             };
-            match self.node.log.wait_durable(lsn).await {
+            match self.log.wait_durable(lsn).await {
                 Ok(()) => return Ok(Some(committed)),
                 // The decision was lost with the log's end; decide anew.
                 Err(LogError::Discarded { .. }) => {}
@@ -595,7 +595,7 @@ impl Partition {
     /// Notes the outcome of a transaction that changed nothing, durably.
     pub(crate) async fn decide(&self, id: u64, committed: bool) -> crate::Result<()> {
         let (_, lsn) = self.decide_in_log(id, committed)?;
-        self.node.log.wait_durable(lsn).await.map_err(log_error)
+        self.log.wait_durable(lsn).await.map_err(log_error)
     }
 
     /// Writes an outcome into the log, unless there is one already. Answers the one that counts. It makes a version of its
@@ -620,8 +620,8 @@ impl Partition {
             page_count: current.page_count,
         });
         record.push_outcome(Outcome { transaction: id, committed });
-        let start = self.node.log.appended();
-        let lsn = self.node.log.append(record.finish(), Urgency::Prompt).map_err(log_error)?;
+        let start = self.log.appended();
+        let lsn = self.log.append(record.finish(), Urgency::Prompt).map_err(log_error)?;
         self.node.buffers.give(record.into_buffer());
         let snapshot = Snapshot { number, lsn, page_count: current.page_count };
         commits.dirty_since.get_or_insert_with(|| (start, self.node.clock.monotonic_ms()));
@@ -653,6 +653,19 @@ pub(crate) fn log_error(error: LogError) -> Error {
             .hint("free space on the disk that holds the data directory; the transaction was rolled back and can be run again"),
         LogError::Busy => Error::new(sqlstate::OUT_OF_MEMORY, "the commit log cannot keep up")
             .hint("run the transaction again; if it persists, the disk is too slow for the load"),
+        LogError::Unreachable { .. } | LogError::Store { .. } => {
+            // Where the store is, and what it has said, only the node's log tells; of the first it has been told.
+            if matches!(error, LogError::Store { .. }) {
+                tracing::warn!(%error, "the commit log in the store cannot be written or read");
+            }
+            Error::new(sqlstate::IO_ERROR, "the commit log in the store cannot be written or read")
+                .hint("the transaction was rolled back and can be run again when the store answers")
+        }
+        LogError::Fenced { .. } | LogError::Contended { .. } => {
+            Error::new(sqlstate::IO_ERROR, "another process has taken over this node's log in the store")
+                .detail(error.to_string())
+                .hint("see that one node only is started with this data directory and this store")
+        }
         other => Error::new(sqlstate::IO_ERROR, format!("the commit log failed: {other}"))
             .hint("the transaction was rolled back; check the disk that holds the data directory"),
     }

@@ -189,7 +189,7 @@ impl Partition {
 
     /// Outcomes for the manifest: the horizon, and what is durable.
     pub(crate) fn durable_outcomes(&self) -> (u64, Vec<Outcome>) {
-        self.outcomes.durable(self.node.log.durable())
+        self.outcomes.durable(self.log.durable())
     }
 
     /// Segments that are needed besides those that the manifest names: absent pages may still be read from them, or

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use fulmar_pages::manifest::Manifest;
 use fulmar_pages::record::{self, Record, RecordKind};
 use fulmar_pages::{FormatError, Outcome, PAGE_SIZE, Page, PageNo, PartitionId, diff};
-use fulmar_store::{Lsn, SingleFlight, StoreError};
+use fulmar_store::{CommitLog, Lsn, SingleFlight, StoreError};
 use futures::stream::{self, StreamExt, TryStreamExt};
 use hashbrown::{HashMap, HashSet};
 use parking_lot::{Mutex, RwLock};
@@ -53,6 +53,7 @@ impl Partition {
     /// Opens a partition of this node.
     pub(crate) async fn open(
         node: Arc<Node>,
+        log: Arc<CommitLog>,
         stats: Arc<super::PartitionStats>,
         id: PartitionId,
         era: Era,
@@ -117,6 +118,7 @@ impl Partition {
             used_ms: AtomicU64::new(now_ms),
             named: Mutex::new(flush::Named::new(manifest.as_ref(), &recovered.named_pages)),
             node,
+            log,
         });
         partition.load_page_one().await?;
         partition.node.cache.add(&partition);

@@ -26,6 +26,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use fulmar_pages::{Page, PageNo, PartitionId};
+use fulmar_store::CommitLog;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 
@@ -94,6 +95,8 @@ pub(crate) struct Partition {
     pub lineage: u64,
     pub epoch: u32,
     pub node: Arc<Node>,
+    /// Where its commits are made durable.
+    pub log: Arc<CommitLog>,
     pages: table::PageTable,
     pub residence: Arc<Residence>,
     snapshots: Mutex<snapshots::Snapshots>,
@@ -126,7 +129,7 @@ impl Partition {
 
     /// Pins the newest durable version.
     pub(crate) fn pin_durable(&self) -> Snapshot {
-        self.snapshots.lock().pin_durable(self.node.log.durable())
+        self.snapshots.lock().pin_durable(self.log.durable())
     }
 
     /// Gives a pin back.
@@ -142,7 +145,7 @@ impl Partition {
             return;
         }
         let age = if held_bytes > bounds.bytes { bounds.age_if_large } else { bounds.age };
-        let old = self.snapshots.lock().older_than(self.node.log.durable(), now_ms, age.as_millis() as u64);
+        let old = self.snapshots.lock().older_than(self.log.durable(), now_ms, age.as_millis() as u64);
         if let Some(number) = old {
             self.expired.fetch_max(number + 1, Ordering::AcqRel);
             self.expiry.notify_waiters();

@@ -276,8 +276,8 @@ impl Session {
     /// did must not change between this session's next statements, so they begin when it is durable or lost.
     async fn settle(&mut self) {
         if std::mem::take(&mut self.unsettled) {
-            let appended = self.engine.node().log.appended();
-            let _ = self.wait_durable(appended).await;
+            let appended = self.partition.as_ref().map(|partition| partition.log.appended());
+            let _ = self.wait_durable(appended.unwrap_or_default()).await;
         }
     }
 
@@ -387,9 +387,10 @@ impl Session {
         .await
     }
 
-    /// Waits until the log is durable up to `lsn`. Not cancellable: until then nobody knows the answer.
+    /// Waits until the partition's log is durable up to `lsn`. Not cancellable: until then nobody knows the answer.
     async fn wait_durable(&mut self, lsn: Lsn) -> Result<()> {
-        let log = &self.engine.node().log;
+        let Some(partition) = &self.partition else { return Ok(()) };
+        let log = &partition.log;
         if log.is_durable(lsn) {
             return Ok(());
         }

@@ -518,7 +518,7 @@ impl Waits for Link {
         let node = &self.partition.node;
         let waited = self.wait(async {
             match room {
-                Room::Log(bytes) => node.log.wait_room(bytes).await.map_err(log_error),
+                Room::Log(bytes) => self.partition.log.wait_room(bytes).await.map_err(log_error),
                 Room::Memory(bytes, grows) => {
                     node.room_for_changes(bytes, grows).await.map(Reservation::keep)
                 }

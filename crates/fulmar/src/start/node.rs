@@ -9,7 +9,8 @@ use fulmar_engine::{Config, Engine, Era, RetentionSource};
 use fulmar_gateway::events::{Before, Event, Journal, Kind};
 use fulmar_gateway::http::{self, HttpServer};
 use fulmar_gateway::{Gateway, GatewayConfig};
-use fulmar_meta::{Catalog, Embedded, Limit, Limits};
+use fulmar_meta::{Catalog, Embedded, Limit, Limits, Tenant};
+use fulmar_pages::Durability;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 
@@ -64,6 +65,9 @@ impl Node {
             .collect();
         config.retention = retention(catalog.clone());
         config.store = Some(store.store());
+        config.node_id = store.id();
+        let shared = |tenant: &&Arc<Tenant>| tenant.durability == Durability::Shared;
+        config.shared = catalog.all_tenants().iter().filter(shared).map(|tenant| tenant.partition).collect();
         config.disk_reserve_bytes = arguments.disk_reserve.map(|reserve| reserve.0);
         let engine = Engine::start(config).await.context("cannot start the engine")?;
         forget_unfinished(&engine, &catalog).await?;

@@ -82,6 +82,11 @@ impl OwnStore {
         Arc::new(self.backend.clone())
     }
 
+    /// By which it and the data directory know each other.
+    pub fn id(&self) -> u128 {
+        self.binding.id
+    }
+
     /// The node has stopped, with all that it has in the store: from now on the store may move.
     pub async fn stopped(self) -> anyhow::Result<()> {
         let number = rand::random();
@@ -136,9 +141,13 @@ pub async fn open(data: &Path, asked: Option<&StoreUrl>) -> anyhow::Result<OwnSt
     Ok(OwnStore { backend, data: data.to_owned(), binding })
 }
 
-/// Opens the store of a data directory to read it; answers also where it is, for people.
-pub fn open_to_read(data: &Path) -> anyhow::Result<(Arc<dyn Store>, String)> {
-    let place = Binding::read(data)?.and_then(|binding| binding.place).unwrap_or(Place::Own);
+/// Opens the store of a data directory to read it; answers also the id by which they know each other, and where it is, for
+/// people.
+pub fn open_to_read(data: &Path) -> anyhow::Result<(Arc<dyn Store>, u128, String)> {
+    let binding = Binding::read(data)?;
+    // Without one there is nothing that has the id in its name.
+    let id = binding.as_ref().map_or(0, |binding| binding.id);
+    let place = binding.and_then(|binding| binding.place).unwrap_or(Place::Own);
     let url = place.url(data);
     let shown = match &url {
         StoreUrl::Directory(directory) => {
@@ -148,7 +157,7 @@ pub fn open_to_read(data: &Path) -> anyhow::Result<(Arc<dyn Store>, String)> {
         url => url.to_string(),
     };
     let backend = url.open().with_context(|| format!("cannot open the store {url}"))?;
-    Ok((Arc::new(backend), shown))
+    Ok((Arc::new(backend), id, shown))
 }
 
 /// As it stands in the store.

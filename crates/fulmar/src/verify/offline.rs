@@ -32,10 +32,10 @@ pub(super) async fn verify(data: &Path) -> anyhow::Result<Report> {
             None
         }
     };
-    let (store, store_place) = open_store_to_read(data.path())?;
+    let (store, node_id, store_place) = open_store_to_read(data.path())?;
     let live = known.as_ref().map(|known| &known.epochs);
     let bar = output::progress("verifying", 0);
-    let found = fulmar_engine::verify_directory(data.path(), store, live, shown_in(&bar)).await?;
+    let found = fulmar_engine::verify_directory(data.path(), store, node_id, live, shown_in(&bar)).await?;
     bar.finish_and_clear();
     report.checked = [("catalog", 1), ("log records", found.records)].into();
     report.add(found, known.as_ref(), |file| match file.strip_prefix("store/") {

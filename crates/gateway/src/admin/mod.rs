@@ -12,6 +12,7 @@
 //! got that far) and then the record. The record comes first and goes last, so no partition is ever without one. An
 //! error in between is undone in the same way at once; if that fails too, the next start does it.
 
+mod durability;
 mod history;
 mod tokens;
 mod users;
@@ -21,6 +22,7 @@ use std::time::Duration;
 
 use fulmar_engine::{Error, sqlstate};
 use fulmar_meta::{Limit, Limits, MetaError, SYSTEM_TENANT, Tenant, What};
+use fulmar_pages::Durability;
 
 use crate::Result;
 use crate::dialect::admin::{Admin, Source};
@@ -56,8 +58,9 @@ async fn databases(admin: &Admin, shared: &Shared, identity: &Identity) -> Resul
     let catalog = &shared.catalog;
     let note = |event: Event| shared.journal().record(event.by(identity.actor()));
     match admin {
-        Admin::CreateDatabase { name, owner, source } => {
-            create_database(name, owner.as_deref(), source.as_ref(), shared, identity).await
+        Admin::CreateDatabase { name, owner, source, durability } => {
+            let durability = durability::parse(durability.as_deref())?;
+            create_database(name, owner.as_deref(), source.as_ref(), durability, shared, identity).await
         }
         Admin::DropDatabase { name, if_exists, force } => {
             if let Some(dropped) = drop_database(name, *if_exists, *force, shared).await? {
@@ -74,6 +77,14 @@ async fn databases(admin: &Admin, shared: &Shared, identity: &Identity) -> Resul
         Admin::RenameDatabase { from, to } => {
             let tenant = catalog.rename_tenant(from, to).await.map_err(|error| answer(&error))?;
             note(Event::new(Kind::DatabaseRenamed).database(&tenant).detail("from", from.as_str()));
+            Ok(())
+        }
+        Admin::AlterLimit { database, name, value } if name == durability::NAME => {
+            let durability = durability::parse(value.as_deref())?;
+            let tenant = durability::alter(database, durability, shared).await?;
+            note(
+                Event::new(Kind::DurabilityChanged).database(&tenant).detail("durability", durability.name()),
+            );
             Ok(())
         }
         Admin::AlterLimit { database, name, value } => {
@@ -121,6 +132,7 @@ async fn create_database(
     name: &str,
     owner: Option<&str>,
     source: Option<&Source>,
+    durability: Durability,
     shared: &Shared,
     identity: &Identity,
 ) -> Result<()> {
@@ -128,6 +140,10 @@ async fn create_database(
     let version = source.map(of).transpose()?;
     let tenant = begin_create(name, owner, shared, identity).await?;
     let created = match shared.engine.create_partition(tenant.partition, version).await {
+        Ok(()) => durability::settle(&tenant, durability, shared).await,
+        Err(error) => Err(error),
+    };
+    let created = match created {
         Ok(()) => finish_create(&tenant, shared).await,
         Err(error) => Err(error),
     };
@@ -142,6 +158,9 @@ async fn create_database(
         if let Some(at_unix_ms) = at_unix_ms {
             event = event.detail("at_unix_ms", *at_unix_ms);
         }
+    }
+    if durability != Durability::default() {
+        event = event.detail("durability", durability.name());
     }
     shared.journal().record(event.by(identity.actor()));
     Ok(())
@@ -200,6 +219,18 @@ async fn end_sessions(tenant: &Tenant, shared: &Shared) -> bool {
     tokio::time::timeout(LAST_SESSIONS, gone).await.is_ok()
 }
 
+/// Refused while there are sessions; `hint` is what to do about them.
+fn check_unused(tenant: &Tenant, hint: &str, shared: &Shared) -> Result<()> {
+    let sessions = shared.registry.count(tenant.partition);
+    if sessions == 0 {
+        return Ok(());
+    }
+    let message = format!("database \"{}\" is being accessed by other users", tenant.name);
+    Err(Error::new(sqlstate::OBJECT_IN_USE, message)
+        .detail(format!("There are {sessions} other sessions using the database."))
+        .hint(hint))
+}
+
 /// Answers what it was, if there was one.
 async fn drop_database(
     name: &str,
@@ -208,13 +239,7 @@ async fn drop_database(
     shared: &Shared,
 ) -> Result<Option<Arc<Tenant>>> {
     if let Some(tenant) = shared.catalog.tenant(name).filter(|_| !force) {
-        let sessions = shared.registry.count(tenant.partition);
-        if sessions > 0 {
-            let message = format!("database \"{name}\" is being accessed by other users");
-            return Err(Error::new(sqlstate::OBJECT_IN_USE, message)
-                .detail(format!("There are {sessions} other sessions using the database."))
-                .hint("DROP DATABASE ... WITH (FORCE) ends them."));
-        }
+        check_unused(&tenant, "DROP DATABASE ... WITH (FORCE) ends them.", shared)?;
     }
     let tenant = match shared.catalog.begin_drop(name).await {
         Err(MetaError::Missing { .. }) if if_exists => return Ok(None),

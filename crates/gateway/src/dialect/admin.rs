@@ -19,6 +19,7 @@ pub(crate) enum Admin {
         name: String,
         owner: Option<String>,
         source: Option<Source>,
+        durability: Option<String>,
     },
     DropDatabase {
         name: String,
@@ -159,7 +160,7 @@ fn names(cursor: &mut Cursor<'_, '_>) -> Result<Vec<String>> {
 
 fn create_database(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
     let database = name(cursor)?;
-    let (mut owner, mut source) = (None, None);
+    let (mut owner, mut source, mut durability) = (None, None, None);
     cursor.word("with");
     while !cursor.is_end() {
         let option = name(cursor)?;
@@ -172,17 +173,18 @@ fn create_database(cursor: &mut Cursor<'_, '_>) -> Result<Admin> {
                 source = database.map(|database| Source { database, at_unix_ms: None });
             }
             "branch" => source = Some(branch(cursor)?),
+            "durability" => durability = Some(cursor.string().map_or_else(|| name(cursor), Ok)?),
             "encoding" => encoding(cursor)?,
             _ => {
                 return Err(Error::new(
                     sqlstate::FEATURE_NOT_SUPPORTED,
                     format!("CREATE DATABASE does not know the option {option}"),
                 )
-                .hint("OWNER, TEMPLATE and BRANCH OF are supported."));
+                .hint("OWNER, TEMPLATE, BRANCH OF and DURABILITY are supported."));
             }
         }
     }
-    Ok(Admin::CreateDatabase { name: database, owner, source })
+    Ok(Admin::CreateDatabase { name: database, owner, source, durability })
 }
 
 /// What comes behind `BRANCH`: `OF name [AT TIMESTAMP '...']`.

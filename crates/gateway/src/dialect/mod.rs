@@ -196,7 +196,7 @@ fn unexpected(cursor: &Cursor<'_, '_>) -> Error {
     }
 }
 
-fn shorten(text: &str) -> String {
+pub(crate) fn shorten(text: &str) -> String {
     text.chars().take(60).collect()
 }
 

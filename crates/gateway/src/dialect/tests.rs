@@ -184,13 +184,15 @@ fn administration() {
         Admin::CreateDatabase {
             name: "Shop".into(),
             owner: Some("anna".into()),
-            source: Some(Source { database: "base".into(), at_unix_ms: None })
+            source: Some(Source { database: "base".into(), at_unix_ms: None }),
+            durability: None,
         }
     );
     let branch = |at_unix_ms| Admin::CreateDatabase {
         name: "copy".into(),
         owner: None,
         source: Some(Source { database: "shop".into(), at_unix_ms }),
+        durability: None,
     };
     assert_eq!(admin("CREATE DATABASE copy BRANCH OF shop"), branch(None));
     let at = "CREATE DATABASE copy BRANCH OF shop AT TIMESTAMP '2026-11-21 19:07:06.007+01'";
@@ -202,6 +204,17 @@ fn administration() {
     assert_eq!(failure("CREATE DATABASE a BRANCH b"), sqlstate::SYNTAX_ERROR);
     assert_eq!(failure("ALTER DATABASE a RESTORE TO '2026-11-21'"), sqlstate::FEATURE_NOT_SUPPORTED);
     assert_eq!(failure("ALTER DATABASE a RESTORE TO TIMESTAMP 'soon'"), sqlstate::INVALID_DATETIME);
+    for durability in ["shared", "= 'shared'"] {
+        assert_eq!(
+            admin(&format!("CREATE DATABASE a DURABILITY {durability}")),
+            Admin::CreateDatabase {
+                name: "a".into(),
+                owner: None,
+                source: None,
+                durability: Some("shared".into())
+            }
+        );
+    }
     assert_eq!(
         admin("drop database if exists Shop with (force)"),
         Admin::DropDatabase { name: "shop".into(), if_exists: true, force: true }

@@ -93,6 +93,8 @@ kinds! {
     DatabaseExported Info "database.exported" "the database was read as a file"
     /// By ALTER DATABASE.
     LimitChanged Info "limit.changed" "a limit of the database was changed"
+    /// By ALTER DATABASE.
+    DurabilityChanged Info "durability.changed" "where the database's commits are made durable was changed"
     /// By CREATE USER.
     UserCreated Info "user.created" "a user was created"
     /// By DROP USER.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use fulmar_engine::{Error, PartitionStatistics, RestorePoint, Value, sqlstate};
 use fulmar_meta::Tenant;
+use fulmar_pages::Durability;
 
 use super::cells::row;
 use super::cluster::{oid, tenants, user_numbers};
@@ -122,6 +123,13 @@ pub(super) const TABLES: &[Filled] = &[
                     .map(|limit| {
                         row![tenant.name.as_str(), limit.name, limit.value, limit.default, limit.about]
                     })
+                    .chain([row![
+                        tenant.name.as_str(),
+                        "durability",
+                        tenant.durability.name(),
+                        Durability::default().name(),
+                        "Where commits are made durable: local (the node's disk) or shared (the store).",
+                    ]])
                     .collect();
                 shown
             };

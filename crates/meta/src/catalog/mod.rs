@@ -81,6 +81,7 @@ impl Catalog {
                 created_unix_ms,
                 state: TenantState::Ready,
                 limits: Limits::default(),
+                durability: fulmar_pages::Durability::default(),
                 revision: Revision(0),
             };
             let user = User {

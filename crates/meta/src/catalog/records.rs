@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use fulmar_pages::PartitionId;
+use fulmar_pages::{Durability, PartitionId};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::types::Grant;
@@ -89,6 +89,8 @@ struct TenantValue {
     state: TenantState,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     limits: BTreeMap<String, u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    durability: Option<String>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -170,6 +172,9 @@ pub(super) fn tenant_value(tenant: &Tenant) -> Vec<u8> {
         created_unix_ms: tenant.created_unix_ms,
         state: tenant.state,
         limits: tenant.limits.own().map(|(limit, value)| (limit.name().to_owned(), value)).collect(),
+        durability: Some(tenant.durability)
+            .filter(|durability| *durability != Durability::default())
+            .map(|durability| durability.name().to_owned()),
     })
 }
 
@@ -182,8 +187,15 @@ pub(super) fn tenant(name: &str, entry: &Entry) -> Result<Tenant, MetaError> {
         created_unix_ms: value.created_unix_ms,
         state: value.state,
         limits: limits(&value.limits, entry)?,
+        durability: durability(value.durability.as_deref(), entry)?,
         revision: entry.modified,
     })
+}
+
+fn durability(name: Option<&str>, entry: &Entry) -> Result<Durability, MetaError> {
+    let Some(name) = name else { return Ok(Durability::default()) };
+    let unknown = || corrupt(&entry.key, &format!("\"{name}\" is no durability that this version knows"));
+    Durability::of_name(name).ok_or_else(unknown)
 }
 
 fn limits(values: &BTreeMap<String, u64>, entry: &Entry) -> Result<Limits, MetaError> {
@@ -336,6 +348,7 @@ mod tests {
             created_unix_ms: 1_790_000_000_000,
             state: TenantState::Creating,
             limits: Limits::default(),
+            durability: Durability::Local,
             revision: Revision(7),
         };
         let value = tenant_value(&tenant);
@@ -355,6 +368,11 @@ mod tests {
                 r#""limits":{"max_connections":10,"max_size":65536}}"#
             )
         );
+        assert_eq!(super::tenant("ada", &entry(Key::Tenant("ada"), value)), Ok(tenant.clone()));
+        tenant.limits = Limits::default();
+        tenant.durability = Durability::Shared;
+        let value = tenant_value(&tenant);
+        assert!(value.ends_with(br#""state":"creating","durability":"shared"}"#));
         assert_eq!(super::tenant("ada", &entry(Key::Tenant("ada"), value)), Ok(tenant));
 
         let user = User {

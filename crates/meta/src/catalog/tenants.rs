@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fulmar_pages::PartitionId;
+use fulmar_pages::{Durability, PartitionId};
 
 use super::cache::State;
 use super::records::{self, Key};
@@ -24,6 +24,11 @@ impl Catalog {
     /// partition of each (it may not exist), then call [`Catalog::finish_drop`].
     pub fn unfinished(&self) -> Vec<Arc<Tenant>> {
         self.tenants_where(|state| state != TenantState::Ready)
+    }
+
+    /// All tenants, those included that are being created or dropped.
+    pub fn all_tenants(&self) -> Vec<Arc<Tenant>> {
+        self.tenants_where(|_| true)
     }
 
     fn tenants_where(&self, wanted: impl Fn(TenantState) -> bool) -> Vec<Arc<Tenant>> {
@@ -53,6 +58,7 @@ impl Catalog {
                     created_unix_ms,
                     state: TenantState::Creating,
                     limits: Limits::default(),
+                    durability: Durability::default(),
                     revision: Revision::default(),
                 };
                 let (key, partition_key) =
@@ -159,6 +165,27 @@ impl Catalog {
                 let current = state.ready_tenant(name)?;
                 let mut tenant = Tenant::clone(current);
                 alter(&mut tenant.limits);
+                let key = Key::Tenant(name).to_string();
+                let transaction = Transaction::new()
+                    .unchanged(key.as_str(), current.revision)
+                    .put(key, records::tenant_value(&tenant));
+                Ok((transaction, tenant))
+            })
+            .await?;
+        Ok(Arc::new(Tenant { revision, ..tenant }))
+    }
+
+    /// Changes where a tenant's commits are made durable, and answers it; also while it is being created. The engine must
+    /// know first that nothing is left that counts upon the old place.
+    ///
+    /// Errors: `Missing`, and what the store says.
+    pub async fn set_durability(&self, name: &str, durability: Durability) -> Result<Arc<Tenant>, MetaError> {
+        let (tenant, revision) = self
+            .change(|state| {
+                let alive = |tenant: &&Arc<Tenant>| tenant.state != TenantState::Dropping;
+                let found = state.tenants.get(name).filter(alive);
+                let current = found.ok_or_else(|| MetaError::missing(What::Tenant, name))?;
+                let tenant = Tenant { durability, ..Tenant::clone(current) };
                 let key = Key::Tenant(name).to_string();
                 let transaction = Transaction::new()
                     .unchanged(key.as_str(), current.revision)

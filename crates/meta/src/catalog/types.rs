@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use fulmar_pages::PartitionId;
+use fulmar_pages::{Durability, PartitionId};
 use serde::{Deserialize, Serialize};
 
 use crate::{Limits, Revision};
@@ -34,6 +34,8 @@ pub struct Tenant {
     pub state: TenantState,
     /// What it may use.
     pub limits: Limits,
+    /// Where its commits are made durable.
+    pub durability: Durability,
     /// Of its record: what a change compares.
     pub(crate) revision: Revision,
 }

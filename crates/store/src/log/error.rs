@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::Lsn;
+use crate::store::Failure;
 
 /// Why a log refuses, or what became of a record.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -35,7 +36,23 @@ pub enum LogError {
         /// The failure.
         cause: Arc<str>,
     },
-    /// The record was lost by a failed write or sync, for good: it will not come back at recovery.
+    /// The store has not taken the log's objects for a while. What was appended is still being put.
+    #[error(
+        "the log in the store cannot be written: {cause}; new commits are refused until it can be (check the store)"
+    )]
+    Unreachable {
+        /// The failure.
+        cause: Arc<str>,
+    },
+    /// Somebody else has closed this node's log in the store. It takes nothing any more.
+    #[error(
+        "the log in the store was closed by another process, which goes on in this node's name: {object}; stop this node"
+    )]
+    Fenced {
+        /// The object that stands where the log's next one should be.
+        object: String,
+    },
+    /// The record was lost by a failed write, for good: it will not come back at recovery.
     #[error("the commit was lost: writing the log failed beyond position {after}; the commit did not happen")]
     Discarded {
         /// Everything up to here was kept.
@@ -65,6 +82,24 @@ pub enum LogError {
         file: String,
         /// Why it failed.
         cause: Arc<io::Error>,
+    },
+    /// An operation on the log's objects has failed.
+    #[error("cannot {operation} {object}: {cause}; {}", cause.kind().remedy())]
+    Store {
+        /// What was tried.
+        operation: &'static str,
+        /// On which object.
+        object: String,
+        /// Why it failed.
+        cause: Failure,
+    },
+    /// Others kept opening the same log.
+    #[error(
+        "the log {directory} cannot be opened: other processes open it too; start one node with this identity"
+    )]
+    Contended {
+        /// Where its objects lie.
+        directory: String,
     },
     /// Whoever reads the log at its opening could not use a record.
     #[error("the log record that ends at position {position} cannot be replayed: {cause}")]

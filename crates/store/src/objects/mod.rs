@@ -134,6 +134,11 @@ impl PageStore {
         }
     }
 
+    /// The store itself, for what else is kept in it: with the same counters.
+    pub fn store(&self) -> &Reliable {
+        &self.store
+    }
+
     /// Keeps them in a local directory, which must exist. Every write is synced.
     pub fn open_directory(directory: &FilePath) -> Result<Self, StoreError> {
         let opened = Backend::directory(directory);

@@ -20,6 +20,7 @@ mod idle;
 mod past;
 mod reads;
 mod result;
+mod shared_log;
 mod space;
 mod stall;
 mod store;

@@ -14,15 +14,15 @@ use rand::RngExt;
 use super::cases::Case;
 use super::result::{Bound, CaseResult};
 use super::turns::Progress;
-use super::{past, print_results, space, stall};
+use super::{past, print_results, shared_log, space, stall};
 use crate::client::Client;
 use crate::server::{Fulmar, S3Server, Server};
 
 /// `fulmar bench store`: its arguments.
 #[derive(Args, Clone, Debug)]
 pub struct StoreArgs {
-    /// Only these cases (cold-local-ms, cold-s3-ms, branch-ms, restore-ms, space, flush-stall, beyond-memory, resident); may be
-    /// repeated
+    /// Only these cases (cold-local-ms, cold-s3-ms, branch-ms, restore-ms, space, flush-stall, beyond-memory, resident,
+    /// shared-log); may be repeated
     #[arg(long, value_name = "NAME")]
     pub case: Vec<String>,
     /// Measurements of each case
@@ -44,7 +44,7 @@ const fn row(name: &'static str, what: &'static str, unit: &'static str, must_be
 }
 
 #[rustfmt::skip]
-static CASES: [Case; 8] = [
+static CASES: [Case; 9] = [
     row("cold-local-ms", "first answer of a cold 100 MB tenant, local store", "ms", 20.0),
     row(COLD_S3, "first answer of a cold 100 MB tenant, S3 on loopback", "ms", 60.0),
     row("branch-ms", "a branch of a 1 GB tenant as it was, with its first answer", "ms", 1000.0),
@@ -56,6 +56,10 @@ static CASES: [Case; 8] = [
         ..row(BEYOND, "YCSB, uniform, data of four times the memory, transactions a second", "tps", 0.0)
     },
     row("resident", "memory (PSS) over the budget, 1,000 tenants of 50 MB in use", "", 1.1),
+    Case {
+        must_be: Bound::AtLeast(0.5),
+        ..row("shared-log", "durable YCSB, 32 connections, log in S3 on loopback over log on the disk", "ratio", 0.0)
+    },
 ];
 const COLD_S3: &str = "cold-s3-ms";
 const BEYOND: &str = "beyond-memory";
@@ -96,6 +100,7 @@ async fn measure(arguments: &StoreArgs, binary: &Path, case: &Case) -> anyhow::R
         "space" => space::measure(arguments, binary.to_owned(), ROWS).await,
         "flush-stall" => stall::measure(arguments, binary.to_owned()).await,
         "resident" => resident::measure(arguments, binary, case).await,
+        "shared-log" => shared_log::measure(arguments, binary, case).await,
         _ => cold(arguments, binary, case, ROWS).await,
     }
 }
@@ -104,11 +109,7 @@ async fn measure(arguments: &StoreArgs, binary: &Path, case: &Case) -> anyhow::R
 /// connect to the answer.
 async fn cold(arguments: &StoreArgs, binary: &Path, case: &Case, rows: u32) -> anyhow::Result<Vec<f64>> {
     let progress = Progress::new();
-    let s3 = match (case.name == COLD_S3, &arguments.s3_server) {
-        (false, _) => None,
-        (true, Some(program)) => Some(S3Server::start_at(program)?),
-        (true, None) => Some(S3Server::start()?),
-    };
+    let s3 = (case.name == COLD_S3).then(|| s3_server(arguments)).transpose()?;
     let fulmar = Fulmar::at(binary.to_owned());
     let fulmar = match &s3 {
         Some(s3) => fulmar.with_store(s3.url("bench"), s3.environment()),
@@ -131,6 +132,13 @@ async fn cold(arguments: &StoreArgs, binary: &Path, case: &Case, rows: u32) -> a
         server.stop().await?;
     }
     Ok(times)
+}
+
+pub(super) fn s3_server(arguments: &StoreArgs) -> anyhow::Result<S3Server> {
+    match &arguments.s3_server {
+        Some(program) => S3Server::start_at(program),
+        None => S3Server::start(),
+    }
 }
 
 /// Makes a tenant with so many rows of a kilobyte.

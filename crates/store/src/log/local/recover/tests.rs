@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use fulmar_pages::{PartitionId, RecordBuilder, RecordHeader, Version};
 
-use super::super::{CommitLog, LogOptions};
 use super::*;
 use crate::FaultyFiles;
+use crate::{CommitLog, LogOptions};
 
 const FIRST: LogId = LogId(0x0123_4567 << 96 | 1);
 const SECOND: LogId = LogId(0x89ab_cdef << 96 | 2);

@@ -1,18 +1,14 @@
 //! What the log's callers and its two threads share.
 
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle, Thread};
 
 use parking_lot::{Condvar, Mutex};
 
 use super::frame::{Frames, HEADER_BYTES};
-use super::{
-    FRAME_HEAD_BYTES, FullCause, LogError, LogOptions, LogStatistics, Lsn, MAX_BODY_BYTES, OnDiscard,
-    Urgency, Waiters,
-};
+use super::{FRAME_HEAD_BYTES, FullCause, LogError, LogOptions, Lsn, MAX_BODY_BYTES, Progress, Urgency};
 use crate::files::{LogFile, LogFiles};
 
 /// Kept free at the end of each file, for the seal.
@@ -29,19 +25,7 @@ pub(super) struct Core {
     /// Signalled when there may be work for the supplier, together with `state`.
     pub(super) supply: Condvar,
     writer: OnceLock<Thread>,
-    /// Up to where everything is durable or discarded. Written by the writer alone.
-    pub(super) durable: AtomicU64,
-    /// A copy of the state's, to be read without the lock.
-    pub(super) appended: AtomicU64,
-    /// The writer has ended: nothing more will be durable.
-    ended: AtomicBool,
-    /// How many ranges the state's `discarded` has; zero in a log that never failed.
-    discards: AtomicUsize,
-    pub(super) waiters: Waiters,
-    /// Those who wait for room; woken with position 0.
-    pub(super) room: Waiters,
-    pub(super) statistics: LogStatistics,
-    pub(super) on_discard: Mutex<Option<OnDiscard>>,
+    pub(super) progress: Arc<Progress>,
 }
 
 /// Whether the log takes records.
@@ -143,8 +127,6 @@ pub(super) struct State {
     pub(super) full: bool,
     /// What the writer sleeps for, or is about to: who appends that must wake it.
     pub(super) writer_awaits: Awaits,
-    /// Positions that were handed out and then lost: (after, upto].
-    discarded: Vec<(u64, u64)>,
     /// The files that hold the log, oldest first; the last one is active.
     pub(super) live: VecDeque<LiveFile>,
     /// Files to be used again or removed, oldest first.
@@ -163,14 +145,7 @@ impl Core {
             state: Mutex::new(state),
             supply: Condvar::new(),
             writer: OnceLock::new(),
-            durable: AtomicU64::new(appended),
-            appended: AtomicU64::new(appended),
-            ended: AtomicBool::new(false),
-            discards: AtomicUsize::new(0),
-            waiters: Waiters::default(),
-            room: Waiters::default(),
-            statistics: LogStatistics::default(),
-            on_discard: Mutex::new(None),
+            progress: Arc::new(Progress::new(appended)),
         }
     }
 
@@ -198,46 +173,23 @@ impl Core {
         }
     }
 
-    /// What became of a position; None if that is still open.
-    pub(super) fn fate(&self, position: u64) -> Option<Result<(), LogError>> {
-        // In this order: once the writer has ended the durable position is final.
-        let ended = self.ended.load(Acquire);
-        if position <= self.durable.load(Acquire) {
-            // The number of ranges is stored before the durable position that goes beyond them.
-            return Some(match self.discards.load(Acquire) {
-                0 => Ok(()),
-                _ => self.state.lock().survived(position),
-            });
-        }
-        ended.then_some(Err(LogError::Closed))
-    }
-
-    /// Makes a new durable position known and wakes those who wait for it.
-    pub(super) fn publish(&self, position: u64) {
-        self.durable.store(position, Release);
-        self.waiters.wake_up_to(position);
-    }
-
     /// A new log has begun after a failure: `after` is where the old one ends; it has a cut that is durable, and goes on
     /// at `position` in a file with `room`.
     pub(super) fn resume(&self, after: u64, position: u64, live: LiveFile, file: FileRoom) {
         let mut state = self.state.lock();
         let upto = state.appended;
-        if upto > after {
-            state.discarded.push((after, upto));
-            self.discards.store(state.discarded.len(), Release);
-        }
+        self.progress.discard(after, upto);
         state.live.push_back(live);
         state.room = file.0.saturating_sub(position - upto);
         state.set_appended(self, position);
         state.phase = Phase::Running;
         drop(state);
-        self.publish(position);
-        self.room.wake_up_to(0);
+        self.progress.publish(position);
+        self.progress.wake_room();
     }
 
     pub(super) fn truncate(&self, upto: u64) {
-        let durable = self.durable.load(Acquire);
+        let durable = self.progress.durable();
         let mut state = self.state.lock();
         // The next file must have begun durably: else a crash would find no trace of the log at all.
         while state.live.get(1).is_some_and(|next| next.start <= upto && next.start < durable) {
@@ -263,14 +215,7 @@ impl Core {
     /// The writer ends: nothing that is not yet durable will be.
     pub(super) fn closed(&self, error: Option<LogError>) {
         self.state.lock().phase = Phase::Closed(error);
-        self.ended.store(true, Release);
-        self.waiters.wake_up_to(u64::MAX);
-        self.room.wake_up_to(u64::MAX);
-    }
-
-    /// Whether the writer has ended.
-    pub(super) fn has_ended(&self) -> bool {
-        self.ended.load(Acquire)
+        self.progress.end();
     }
 
     /// How the writer has ended.
@@ -307,7 +252,6 @@ impl State {
             trouble: None,
             full: false,
             writer_awaits: Awaits::Nothing,
-            discarded: Vec::new(),
             live,
             retired: VecDeque::new(),
             spare_bytes: 0,
@@ -390,14 +334,7 @@ impl State {
 
     fn set_appended(&mut self, core: &Core, position: u64) {
         self.appended = position;
-        core.appended.store(position, Release);
-    }
-
-    fn survived(&self, position: u64) -> Result<(), LogError> {
-        match self.discarded.iter().find(|(after, upto)| *after < position && position <= *upto) {
-            Some((after, _)) => Err(LogError::Discarded { after: Lsn(*after) }),
-            None => Ok(()),
-        }
+        core.progress.set_appended(position);
     }
 
     /// A write or sync has failed: takes no more records, drops what is pending. Answers up to where positions had been
@@ -411,7 +348,7 @@ impl State {
             file.failed |= end > durable;
             end = file.start;
         }
-        core.statistics.failures.fetch_add(1, Relaxed);
+        core.progress.statistics.failures.fetch_add(1, Relaxed);
         self.appended
     }
 

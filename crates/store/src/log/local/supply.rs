@@ -87,7 +87,7 @@ impl Supplier {
                 }
                 state.trouble = Some(cause);
             }
-            core.room.wake_up_to(0);
+            core.progress.wake_room();
         }
     }
 

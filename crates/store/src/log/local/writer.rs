@@ -5,14 +5,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fulmar_pages::record::CutPoint;
-use fulmar_pages::{LogId, PartitionId, RecordBuilder, RecordHeader, RecordKind, Version};
+use fulmar_pages::{LogId, RecordKind};
 
 use super::batching::Batching;
 use super::frame::{Frames, HEADER_BYTES, Header};
 use super::recover::Recovered;
 use super::state::{Awaits, Batch, Core, FileRoom, LiveFile, ReadyFile, State, Stop};
 use super::supply::{self, Supplier};
-use super::{LogError, LogOptions, Lsn, MAX_RETRY_DELAY};
+use super::{LogError, LogOptions, MAX_RETRY_DELAY, own_record};
 use crate::failpoint;
 use crate::files::{LogFile, LogFiles};
 
@@ -123,23 +123,6 @@ fn begin(
     })
 }
 
-/// The body of a record that the log writes for itself.
-fn own_record(kind: RecordKind, cut: Option<CutPoint>) -> Vec<u8> {
-    let mut builder = RecordBuilder::default();
-    builder.begin(&RecordHeader {
-        kind,
-        partition: PartitionId(0),
-        version: Version::default(),
-        transaction: 0,
-        timestamp: 0,
-        page_count: 0,
-    });
-    if let Some(cut) = cut {
-        builder.push_cut(cut);
-    }
-    builder.into_buffer()
-}
-
 enum Next {
     Batch(Batch),
     Drained,
@@ -203,7 +186,7 @@ impl Writer {
 
     /// Waits a little for the rest of a batch, if that pays.
     fn linger(&self) {
-        let sync = self.core.statistics.smoothed_sync();
+        let sync = self.core.progress.statistics.smoothed_sync();
         let began = Instant::now();
         loop {
             let state = self.core.state.lock();
@@ -225,7 +208,7 @@ impl Writer {
         state.writer_awaits = Awaits::Nothing;
         let batch = std::mem::replace(&mut state.pending, empty);
         drop(state);
-        self.core.room.wake_up_to(0);
+        self.core.progress.wake_room();
         self.batching.taken(batch.records, Instant::now());
         batch
     }
@@ -240,8 +223,8 @@ impl Writer {
         self.write_frames(&mut batch.bytes[from..])?;
         self.core.files.pass(failpoint::LOG_AFTER_WRITE);
         self.sync()?;
-        self.core.statistics.batch(batch.records, batch.bytes.len() as u64);
-        self.core.publish(self.synced);
+        self.core.progress.statistics.batch(batch.records, batch.bytes.len() as u64);
+        self.core.progress.publish(self.synced);
         if batch.bytes.capacity() <= KEPT_BUFFER_BYTES {
             self.buffer = batch.bytes;
             self.buffer.clear();
@@ -274,7 +257,7 @@ impl Writer {
     /// Goes on in another file. Its header vouches for what stands before, so that is made durable first.
     fn switch(&mut self, next: ReadyFile) -> Result<(), Failure> {
         self.sync()?;
-        self.core.publish(self.synced);
+        self.core.progress.publish(self.synced);
         let header = Header { log: self.log, sequence: next.sequence, start: self.position };
         self.file = next.file;
         self.name = next.name;
@@ -290,7 +273,7 @@ impl Writer {
         }
         let began = Instant::now();
         self.file.sync_data().map_err(|cause| self.failure("sync", cause))?;
-        self.core.statistics.sync(began.elapsed());
+        self.core.progress.statistics.sync(began.elapsed());
         self.synced = self.position;
         Ok(())
     }
@@ -300,7 +283,7 @@ impl Writer {
         Frames::push(&mut frame, &own_record(RecordKind::Seal, None));
         self.write_frames(&mut frame)?;
         self.sync()?;
-        self.core.publish(self.synced);
+        self.core.progress.publish(self.synced);
         Ok(())
     }
 
@@ -317,10 +300,8 @@ impl Writer {
         let cause: Arc<str> = error.to_string().into();
         tracing::error!(%cause, durable = cut.position, "writing the log has failed; a new log will begin");
         let upto = core.state.lock().fail(&core, cut.position, cause);
-        core.room.wake_up_to(0);
-        if let Some(callback) = &*core.on_discard.lock() {
-            callback(Lsn(cut.position), Lsn(upto));
-        }
+        core.progress.wake_room();
+        core.progress.announce_loss(cut.position, upto);
         let mut delay = core.options.retry_delay;
         loop {
             let ready = wait_ready(&core, delay).ok_or_else(|| error.clone())?;
@@ -346,7 +327,7 @@ struct EndGuard(Arc<Core>);
 
 impl Drop for EndGuard {
     fn drop(&mut self) {
-        if !self.0.has_ended() {
+        if !self.0.progress.has_ended() {
             self.0.closed(Some(LogError::Failed { cause: "the log's thread has ended unexpectedly".into() }));
         }
     }

@@ -9,10 +9,10 @@ use fulmar_fuzz::Target;
 use futures::executor::block_on;
 
 use super::super::supply::log_name;
-use super::super::{CommitLog, LogOptions, Urgency};
 use super::tests::{body, written};
 use super::*;
 use crate::FaultyFiles;
+use crate::{CommitLog, LogOptions, Urgency};
 
 const MAGIC: &[u8; 8] = b"FULMCLOG";
 const SIGN_HEADERS: u8 = 1;

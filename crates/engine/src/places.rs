@@ -1,0 +1,196 @@
+//! Where the commits of each partition are made durable: in the node's own log, or in the one that it keeps in the store.
+//!
+//! The catalog says where; the engine is told when it starts, and when that changes ([`Engine::set_durability`]):
+//!
+//! ```text
+//!   flush ---> close, if nobody uses it ---> catalog ---> open, with the other log
+//!              (who wants it now waits) --------------------^
+//! ```
+//!
+//! So a manifest covers all that a partition has ever written elsewhere. A start therefore reads of each log only the
+//! records of the partitions that commit to it, and whatever step a crash comes after, that is all there is.
+//!
+//! Should the catalog fail to answer, nobody knows which log a start would read: then the partition stays closed until
+//! the change is made again, or the node is started again.
+//!
+//! The log in the store is opened when the first partition needs it: a node without such partitions asks the store
+//! nothing.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fulmar_pages::{Durability, PartitionId, Record};
+use fulmar_store::{CommitLog, PageStore, SharedLogOptions};
+use hashbrown::HashMap;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use crate::clock::Clock;
+use crate::engine::Slot;
+use crate::partition::{Replay, log_error};
+use crate::{Engine, Error, Result, flush, sqlstate};
+
+/// How long a partition may be used yet whose durability is to be changed: the flusher, the cache and short compactions have
+/// every one for a moment now and then.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How often who waits for that looks.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// What is known of the partitions that do not commit to the node's own log.
+pub(crate) struct Places {
+    node_id: u128,
+    elsewhere: Mutex<HashMap<PartitionId, Place>>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Shared,
+    /// The catalog was asked to change it, and has not answered.
+    Unknown,
+}
+
+/// What a log held, by partition.
+pub(crate) type Replays = HashMap<PartitionId, Arc<Replay>>;
+
+impl Places {
+    pub(crate) fn new(node_id: u128, shared: &HashSet<PartitionId>) -> Self {
+        let elsewhere = shared.iter().map(|id| (*id, Place::Shared)).collect();
+        Places { node_id, elsewhere: Mutex::new(elsewhere) }
+    }
+
+    /// Whether all partitions commit to the node's own log.
+    pub(crate) fn all_local(&self) -> bool {
+        self.elsewhere.lock().is_empty()
+    }
+
+    /// A partition was dropped.
+    pub(crate) fn forget(&self, id: PartitionId) {
+        self.elsewhere.lock().remove(&id);
+    }
+
+    fn of(&self, id: PartitionId) -> Option<Place> {
+        self.elsewhere.lock().get(&id).copied()
+    }
+
+    fn set(&self, id: PartitionId, durability: Durability) {
+        match durability {
+            Durability::Local => self.elsewhere.lock().remove(&id),
+            Durability::Shared => self.elsewhere.lock().insert(id, Place::Shared),
+        };
+    }
+
+    /// Opens the log in the store. Answers also what it held of partitions that commit to it.
+    pub(crate) async fn open_log(
+        &self,
+        store: &PageStore,
+        clock: &Clock,
+    ) -> Result<(Arc<CommitLog>, Replays)> {
+        let mut replays: HashMap<PartitionId, Replay> = HashMap::new();
+        let mut replay = |end, record: &Record<'_>| {
+            let header = &record.header;
+            clock.observe(header.timestamp);
+            clock.observe_id(header.transaction);
+            if self.of(header.partition) == Some(Place::Shared) {
+                replays.entry(header.partition).or_default().push(end, record.body());
+            }
+            Ok(())
+        };
+        let store = store.store().clone();
+        let log = CommitLog::open_shared(SharedLogOptions::default(), store, self.node_id, &mut replay).await;
+        let log = log.map_err(log_error)?;
+        Ok((log, replays.into_iter().map(|(id, replay)| (id, Arc::new(replay))).collect()))
+    }
+}
+
+impl Engine {
+    /// The log in the store, opened if it is not.
+    async fn shared_log(self: &Arc<Self>) -> Result<Arc<CommitLog>> {
+        let open = async || {
+            let engine = self.clone();
+            // In the engine's runtime: that of whoever asks may end before the log.
+            let opening = self.node().spill.runtime().spawn(async move {
+                let node = engine.node();
+                engine.places.open_log(&node.store, &node.clock).await
+            });
+            let opened = opening.await;
+            // No partition commits to it yet, so it holds nothing that counts.
+            let (log, _) = opened.map_err(|cause| {
+                Error::new(sqlstate::INTERNAL, format!("opening the log in the store panicked: {cause}"))
+            })??;
+            self.discard_what_is_lost_by(&log);
+            Ok(log)
+        };
+        self.node().shared_log.get_or_try_init(open).await.cloned()
+    }
+
+    /// When this log loses records its partitions shall lose the versions.
+    pub(crate) fn discard_what_is_lost_by(self: &Arc<Self>, log: &Arc<CommitLog>) {
+        let (engine, of) = (Arc::downgrade(self), Arc::downgrade(log));
+        log.on_discard(Box::new(move |durable, _appended| {
+            let Some(engine) = engine.upgrade() else { return };
+            for partition in engine.open_partitions() {
+                if std::ptr::eq(Arc::as_ptr(&partition.log), of.as_ptr()) {
+                    partition.discard(durable);
+                }
+            }
+        }));
+    }
+
+    /// The log that a partition commits to.
+    pub(crate) fn log_of(&self, id: PartitionId) -> Result<Arc<CommitLog>> {
+        let node = self.node();
+        match (self.places.of(id), node.shared_log.get()) {
+            (None, _) => Ok(node.log.clone()),
+            (Some(Place::Shared), Some(log)) => Ok(log.clone()),
+            _ => Err(Error::new(
+                sqlstate::IO_ERROR,
+                "changing the durability of this database has not come to its end",
+            )
+            .hint("Change it again (ALTER DATABASE ... SET durability), or start the node again.")),
+        }
+    }
+
+    /// Makes a partition's commits durable in this place from now on. Nobody may be using it; `change` is to say it to
+    /// the catalog.
+    pub async fn set_durability(
+        self: &Arc<Self>,
+        id: PartitionId,
+        durability: Durability,
+        change: impl Future<Output = Result<()>>,
+    ) -> Result<()> {
+        if durability == Durability::Shared {
+            self.shared_log().await?;
+        }
+        let slot = Slot::default();
+        let patience_ends = Instant::now() + PATIENCE;
+        loop {
+            // One whose place is not known was flushed and closed before.
+            if self.places.of(id) != Some(Place::Unknown) {
+                let partition = self.partition(id).await?;
+                flush::flush(self, vec![partition]).await?;
+                self.maintenance.forget(id);
+            }
+            let replaced = self.replace_if_unused(id, |partitions| {
+                self.places.elsewhere.lock().insert(id, Place::Unknown);
+                partitions.insert(id, slot.clone());
+            });
+            if replaced {
+                break;
+            }
+            if Instant::now() >= patience_ends {
+                return Err(Error::new(sqlstate::OBJECT_IN_USE, "the database is being used")
+                    .hint("End its sessions first; a transaction may still be coming to its end."));
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        let open = async || {
+            change.await?;
+            self.places.set(id, durability);
+            self.open_partition(id).await
+        };
+        self.maintenance.opened(slot.get_or_try_init(open).await?);
+        Ok(())
+    }
+}

@@ -1,0 +1,92 @@
+//! Where a tenant's commits are made durable: chosen, changed, shown, through the wire.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{Node, state};
+use fulmar_store::{Backend, Store};
+use tokio_postgres::Client;
+
+async fn shown(client: &Client, database: &str) -> String {
+    let sql = "SELECT value FROM fulmar.limits WHERE tenant = $1 AND name = 'durability'";
+    client.query_one(sql, &[&database]).await.unwrap().get(0)
+}
+
+async fn log_objects(store: &Backend) -> usize {
+    store.list("logs", None).await.unwrap().names.len()
+}
+
+/// When the session that has just ended is gone.
+async fn alter(admin: &Client, sql: &str) {
+    while let Err(error) = admin.batch_execute(sql).await {
+        assert_eq!(error.code().unwrap().code(), "55006", "{error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn durability_is_chosen_changed_and_shown() {
+    let store = Backend::memory();
+    let objects = store.clone();
+    let node =
+        Node::on_engine(|config| config.insecure = true, |engine| engine.store = Some(Arc::new(store))).await;
+    let admin = node.client("fulmar").await;
+    admin.batch_execute("CREATE DATABASE plain").await.unwrap();
+    assert_eq!(log_objects(&objects).await, 0, "nobody needs it yet");
+    admin.batch_execute("CREATE DATABASE safe WITH DURABILITY = shared").await.unwrap();
+    assert_eq!(
+        (shown(&admin, "plain").await, shown(&admin, "safe").await),
+        ("local".into(), "shared".into())
+    );
+    let plain = node.client("plain").await;
+    let before = log_objects(&objects).await;
+    plain.batch_execute("CREATE TABLE t(v); INSERT INTO t VALUES (1)").await.unwrap();
+    assert_eq!(log_objects(&objects).await, before);
+    let safe = node.client("safe").await;
+    safe.batch_execute("CREATE TABLE t(v)").await.unwrap();
+    safe.batch_execute("INSERT INTO t VALUES (1)").await.unwrap();
+    assert_eq!(log_objects(&objects).await, before + 2);
+
+    let change = "ALTER DATABASE plain SET durability = 'shared'";
+    assert_eq!(state(admin.batch_execute(change).await), "55006", "somebody is connected");
+    drop(plain);
+    alter(&admin, change).await;
+    assert_eq!(shown(&admin, "plain").await, "shared");
+    let plain = node.client("plain").await;
+    plain.batch_execute("INSERT INTO t VALUES (2)").await.unwrap();
+    assert_eq!(plain.query("SELECT v FROM t", &[]).await.unwrap().len(), 2);
+    assert_eq!(log_objects(&objects).await, before + 3);
+
+    drop(safe);
+    alter(&admin, "ALTER DATABASE safe RESET durability").await;
+    assert_eq!(shown(&admin, "safe").await, "local");
+    let safe = node.client("safe").await;
+    safe.batch_execute("INSERT INTO t VALUES (2)").await.unwrap();
+    assert_eq!(safe.query("SELECT v FROM t", &[]).await.unwrap().len(), 2);
+    assert_eq!(log_objects(&objects).await, before + 3);
+
+    let sql = "SELECT details FROM fulmar.events WHERE kind = 'durability.changed' AND database = 'plain'";
+    assert_eq!(admin.query(sql, &[]).await.unwrap().len(), 1);
+    // The log ends after those who wanted it opened.
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_no_durability_is_refused() {
+    let node = Node::insecure().await;
+    let admin = node.client("fulmar").await;
+    admin.batch_execute("CREATE DATABASE shop").await.unwrap();
+    for (sql, expected) in [
+        ("ALTER DATABASE shop SET durability = 'replicated'", "22023"),
+        ("CREATE DATABASE other DURABILITY 'no''ne'", "22023"),
+        ("CREATE DATABASE other DURABILITY", "42601"),
+        ("ALTER DATABASE nobodys SET durability = 'shared'", "3D000"),
+    ] {
+        assert_eq!(state(admin.batch_execute(sql).await), expected, "{sql}");
+    }
+    // Nothing is left of what was not made.
+    admin.batch_execute("CREATE DATABASE other DURABILITY 'shared'").await.unwrap();
+    admin.batch_execute("DROP DATABASE other").await.unwrap();
+    admin.batch_execute("CREATE DATABASE other").await.unwrap();
+    assert_eq!(shown(&admin, "other").await, "local");
+}

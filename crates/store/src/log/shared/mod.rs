@@ -1,0 +1,197 @@
+//! A log as objects of a store: what is acknowledged outlives the node's machine.
+//!
+//! ```text
+//!   logs/NODE/0000000000000007/0000000000000000    claim     incarnation 7 of the node has begun
+//!                             /0000000000000001    records   a batch of commits of any tenants
+//!                             /0000000000000002    records
+//!                             /0000000000000003    seal      ... and has ended
+//!   logs/NODE/0000000000000008/0000000000000000    claim
+//! ```
+//!
+//! A node begins a new log each time it starts: its next *incarnation*. The log's objects are made one after the other
+//! under numbered names, each only if there is none: the name is a *slot*, which one writer gets.
+//!
+//! # Writing
+//!
+//! A task takes what was appended and puts it as one object, while it waits puts the next one, several at once. A
+//! new one begins when one is done or when as much time has passed as spreads them evenly over the time that a put
+//! takes, or when its bytes are enough. So a slow store gets larger batches, not more of them. Puts may end in any order;
+//! what is durable is the **contiguous prefix**, and only that is acknowledged.
+//!
+//! A put that failed, or got no answer, is made again until it is known: our object stands in the slot, or something
+//! else does. ("Already exists" may be our own first try; so the object is read, and its bytes tell: they hold the
+//! writer's random id.) Nobody is answered before. While the store cannot be reached new records are refused.
+//!
+//! # Sealing, and being fenced
+//!
+//! Who takes over closes the log: a *seal* is put into the slot after the last contiguous object. If it loses that slot
+//! to a put that was on its way, it tries the next one. From then on the log's end is fixed for ever: its writer, should
+//! it live, finds the seal in a slot that it wanted for records, and is *fenced*: none of its later objects, though some
+//! may stand behind the seal, will ever be in a contiguous prefix, and it has acknowledged none of them. So it can
+//! say for certain that their commits did not happen.
+//!
+//! A start seals all incarnations before its own: one may still live, or its puts may still be on their way.
+//!
+//! # Space, and zombies
+//!
+//! Objects whose records are all covered by manifests are deleted. A slot that was deleted is free again, and a put that
+//! was on its way, a seal that somebody meant for a log that he had read long ago, or a writer that knows of nothing may
+//! take it. What such a *zombie* puts there must mean nothing, and must not make the zombie believe that it has won.
+//! Three rules see to that:
+//!
+//! 1. **Every object says from which slot on the log is needed** (of this or of an earlier incarnation: slots are in one
+//!    order for a node). Nothing is deleted before an object that says so is durable. Reading begins at the greatest
+//!    slot that any object tells; what stands before means nothing. What an object says of this is a fact about
+//!    manifests, which stays true whether or not the object counts. One that says the greatest always stands.
+//! 2. **Seals are never deleted.** A fenced writer that retries a slot below the seal can only put again what was read
+//!    when the log was sealed: it is right to acknowledge it. At the seal itself it fails, for ever. (A seal takes some
+//!    hundred bytes, one for each start.)
+//! 3. **Nobody trusts a slot that he has won until he has listed the log anew.** A seal counts when a fresh reading ends at
+//!    it; a claim, when it is the greatest name of all. If the slot had been used and deleted, what replaced it stands in
+//!    slots beyond, and is seen: names are listed in order, and an object that tells the greatest needed slot is
+//!    deleted only after one with a greater name is durable, so that a listing that runs at the same time meets that one.
+//!
+//! # What is damaged or missing
+//!
+//! An object has a checksum; one that does not read is refused, and named. A gap is a log's end; but each object also
+//! says up to which slot the log was durable when it was made, and a gap below that is a lost object, which is refused
+//! too. As in files, the last object that was acknowledged has no witness if no other was begun after it, nor a seal.
+
+mod object;
+mod objects;
+mod open;
+mod state;
+mod writer;
+
+use std::fmt;
+use std::sync::Arc;
+
+use fulmar_pages::Record;
+use futures::executor::block_on;
+
+use super::progress::Progress;
+use super::{FullCause, LogError, Lsn, own_record};
+use crate::store::Reliable;
+
+use objects::Objects;
+use state::{Core, Stop};
+
+/// The name of an object in a node's logs.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
+struct Slot {
+    /// Which of the node's logs: they are numbered.
+    incarnation: u64,
+    /// Which of its objects.
+    sequence: u64,
+}
+
+impl Slot {
+    fn next(self) -> Slot {
+        Slot { sequence: self.sequence + 1, ..self }
+    }
+}
+
+impl fmt::Display for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}/{:016x}", self.incarnation, self.sequence)
+    }
+}
+
+/// How a log in a store is set up.
+#[derive(Clone, Debug)]
+pub struct SharedLogOptions {
+    /// An object that has so many bytes gets no further record (one record may be longer).
+    pub object_bytes: usize,
+    /// Puts at the same time, at most.
+    pub in_flight: usize,
+    /// The most that all objects together may take.
+    pub capacity_bytes: u64,
+    /// The most that may be held in memory because it is not durable yet.
+    pub pending_bytes: usize,
+}
+
+impl Default for SharedLogOptions {
+    fn default() -> Self {
+        SharedLogOptions {
+            object_bytes: 4 << 20,
+            in_flight: 4,
+            capacity_bytes: 1 << 30,
+            pending_bytes: 64 << 20,
+        }
+    }
+}
+
+/// What is given the records that count, at an opening.
+pub(super) type Replay<'a> = dyn FnMut(Lsn, &Record<'_>) -> Result<(), LogError> + Send + 'a;
+
+/// A log in a store.
+pub(super) struct SharedLog {
+    core: Arc<Core>,
+}
+
+impl SharedLog {
+    pub(super) async fn open(
+        options: SharedLogOptions,
+        store: Reliable,
+        node: u128,
+        replay: &mut Replay<'_>,
+    ) -> Result<Self, LogError> {
+        let objects = Objects::new(store, node);
+        let opened = open::open(&objects).await?;
+        opened.replay(replay)?;
+        let (core, writer) = writer::begin(options, objects, opened);
+        tokio::spawn(writer.run());
+        Ok(SharedLog { core })
+    }
+
+    pub(super) async fn verify(store: Reliable, node: u128, replay: &mut Replay<'_>) -> Result<(), LogError> {
+        open::verify(&Objects::new(store, node), replay).await
+    }
+
+    pub(super) fn progress(&self) -> Arc<Progress> {
+        self.core.progress.clone()
+    }
+
+    pub(super) fn append(&self, body: &[u8]) -> Result<Lsn, LogError> {
+        self.core.append(body)
+    }
+
+    pub(super) fn admit(&self, body_bytes: usize) -> Result<(), LogError> {
+        self.core.state.lock().admit(&self.core.options, body_bytes)
+    }
+
+    pub(super) fn full(&self) -> Option<FullCause> {
+        match self.admit(0) {
+            Err(LogError::Full(cause)) => Some(cause),
+            _ => None,
+        }
+    }
+
+    pub(super) fn oldest(&self) -> Lsn {
+        Lsn(self.core.oldest())
+    }
+
+    pub(super) fn truncate(&self, upto: Lsn) {
+        let durable = self.core.progress.durable();
+        self.core.state.lock().truncate(upto.0.min(durable));
+    }
+
+    pub(super) fn size_bytes(&self) -> u64 {
+        self.core.state.lock().size_bytes()
+    }
+
+    pub(super) fn close(&self) -> Result<(), LogError> {
+        self.core.stop(Stop::Drain);
+        block_on(self.core.progress.wait_end());
+        self.core.stopped()
+    }
+}
+
+impl Drop for SharedLog {
+    fn drop(&mut self) {
+        self.core.stop(Stop::Abandon);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,101 @@
+//! The objects of one node's logs in a store, by slot.
+
+use std::collections::BTreeSet;
+
+use bytes::Bytes;
+
+use super::Slot;
+use super::object::Object;
+use crate::log::LogError;
+use crate::store::{Failure, FailureKind, Reliable, Span, Store};
+
+const LOGS: &str = "logs";
+
+/// Where a node's log objects lie: `logs/NODE/INCARNATION/SEQUENCE`.
+#[derive(Clone)]
+pub(super) struct Objects {
+    store: Reliable,
+    directory: String,
+}
+
+impl Objects {
+    pub(super) fn new(store: Reliable, node: u128) -> Self {
+        Objects { store, directory: format!("{LOGS}/{node:032x}") }
+    }
+
+    pub(super) fn directory(&self) -> &str {
+        &self.directory
+    }
+
+    /// The name of a slot's object.
+    pub(super) fn name(&self, slot: Slot) -> String {
+        format!("{}/{slot}", self.directory)
+    }
+
+    fn parse(&self, name: &str) -> Option<Slot> {
+        let (incarnation, sequence) =
+            name.strip_prefix(&self.directory)?.strip_prefix('/')?.split_once('/')?;
+        let slot = Slot {
+            incarnation: u64::from_str_radix(incarnation, 16).ok()?,
+            sequence: u64::from_str_radix(sequence, 16).ok()?,
+        };
+        (self.name(slot) == name).then_some(slot)
+    }
+
+    /// The slots that have an object. Names are listed in their order; see the module's head for what that is good for.
+    pub(super) async fn list(&self) -> Result<BTreeSet<Slot>, LogError> {
+        let names = self.store.list_all(&self.directory).await;
+        let names = names.map_err(|cause| LogError::Store {
+            operation: "list",
+            object: self.directory.clone(),
+            cause,
+        })?;
+        Ok(names.iter().filter_map(|name| self.parse(name)).collect())
+    }
+
+    /// Reads an object; `None` if there is none (any more).
+    pub(super) async fn get(&self, slot: Slot) -> Result<Option<Object>, LogError> {
+        match self.store.get(&self.name(slot), Span::Whole).await {
+            Ok(found) => {
+                let decoded = Object::decode(slot, found.bytes);
+                decoded.map(Some).map_err(|damage| self.corrupt(slot, damage.offset, damage.problem))
+            }
+            Err(failure) if failure.kind() == FailureKind::Missing => Ok(None),
+            Err(cause) => Err(LogError::Store { operation: "read", object: self.name(slot), cause }),
+        }
+    }
+
+    /// Makes an object. False: another one stands there, for certain. After an error it may yet appear.
+    pub(super) async fn put(&self, slot: Slot, bytes: Bytes) -> Result<bool, Failure> {
+        match self.store.put(&self.name(slot), bytes).await {
+            Ok(()) => Ok(true),
+            // What stands there was read, and is not ours.
+            Err(failure) if failure.kind() == FailureKind::Exists => Ok(false),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// As [`Objects::put`], for who has no more tries.
+    pub(super) async fn put_once(&self, slot: Slot, bytes: Bytes) -> Result<bool, LogError> {
+        let put = self.put(slot, bytes).await;
+        put.map_err(|cause| LogError::Store { operation: "write", object: self.name(slot), cause })
+    }
+
+    /// Makes durable what was read: whoever put it may have had no answer. It may be gone.
+    pub(super) async fn sync(&self, slot: Slot) -> Result<(), LogError> {
+        match self.store.sync(&self.name(slot)).await {
+            Err(cause) if cause.kind() != FailureKind::Missing => {
+                Err(LogError::Store { operation: "sync", object: self.name(slot), cause })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) async fn delete(&self, slot: Slot) -> Result<(), Failure> {
+        self.store.delete(&self.name(slot)).await
+    }
+
+    pub(super) fn corrupt(&self, slot: Slot, offset: u64, problem: String) -> LogError {
+        LogError::Corrupt { file: format!("{}/{}", self.store, self.name(slot)), offset, problem }
+    }
+}

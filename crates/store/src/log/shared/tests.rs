@@ -1,0 +1,358 @@
+//! The log in a store whose answers are late, lost or untrue; what deserves a test of its own, and a model ([`model`]).
+//!
+//! Time stands still but for the waits (tokio's paused clock).
+
+mod model;
+mod wild;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use bytes::Bytes;
+use fulmar_pages::{PartitionId, RecordBuilder, RecordHeader, RecordKind, Version};
+use futures::FutureExt;
+
+use super::object::{HEAD_BYTES, LENGTH_BYTES, Object};
+use super::*;
+use crate::log::{Kept, Urgency};
+use crate::{Backend, CommitLog, FailureKind, FaultyStore, Limits, Span, Store, StoreFault, StoreOperation};
+
+const NODE: u128 = 7;
+
+/// A commit of partition 1 with this transaction id, about `bytes` long.
+fn commit(transaction: u64, bytes: usize) -> Vec<u8> {
+    let mut builder = RecordBuilder::default();
+    builder.begin(&RecordHeader {
+        kind: RecordKind::Commit,
+        partition: PartitionId(1),
+        version: Version { lineage: 1, epoch: 1, number: transaction },
+        transaction,
+        timestamp: transaction,
+        page_count: 1,
+    });
+    builder.push_diff(1, &vec![transaction as u8; bytes]);
+    builder.into_buffer()
+}
+
+async fn open_with(
+    options: SharedLogOptions,
+    store: Arc<dyn Store>,
+    limits: Limits,
+) -> Result<(Arc<CommitLog>, Vec<(u64, Lsn)>), LogError> {
+    let mut seen = Vec::new();
+    let mut replay = |lsn, record: &Record<'_>| {
+        seen.push((record.header.transaction, lsn));
+        Ok(())
+    };
+    let log = CommitLog::open_shared(options, Reliable::new(store, limits), NODE, &mut replay).await?;
+    Ok((log, seen))
+}
+
+async fn open(store: &impl CloneStore) -> (Arc<CommitLog>, Vec<u64>) {
+    let opened = open_with(SharedLogOptions::default(), store.share(), Limits::default()).await;
+    let (log, seen) = opened.unwrap();
+    (log, seen.into_iter().map(|(transaction, _)| transaction).collect())
+}
+
+trait CloneStore {
+    fn share(&self) -> Arc<dyn Store>;
+}
+
+impl<S: Store + Clone> CloneStore for S {
+    fn share(&self) -> Arc<dyn Store> {
+        Arc::new(self.clone())
+    }
+}
+
+fn append(log: &CommitLog, transaction: u64) -> Lsn {
+    log.append(&commit(transaction, 10), Urgency::Prompt).unwrap()
+}
+
+async fn append_durably(log: &CommitLog, transaction: u64) -> Lsn {
+    let lsn = append(log, transaction);
+    log.wait_durable(lsn).await.unwrap();
+    lsn
+}
+
+/// As [`CommitLog::close`], which blocks the thread that the test needs.
+async fn close(log: &CommitLog) -> Result<(), LogError> {
+    let Kept::Shared(shared) = &log.kept else { panic!("not in a store") };
+    shared.core.stop(Stop::Drain);
+    shared.core.progress.wait_end().await;
+    shared.core.stopped()
+}
+
+fn slot(incarnation: u64, sequence: u64) -> String {
+    format!("logs/{NODE:032x}/{}", Slot { incarnation, sequence })
+}
+
+async fn names(store: &Backend) -> Vec<String> {
+    store.list(&format!("logs/{NODE:032x}"), None).await.unwrap().names
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_acknowledged_is_there_after_a_crash_and_after_a_close() {
+    let store = Backend::memory();
+    let (log, seen) = open(&store).await;
+    assert!(seen.is_empty());
+    append_durably(&log, 1).await;
+    let second = append_durably(&log, 2).await;
+    drop(log);
+    let (log, seen) = open(&store).await;
+    assert_eq!(seen, [1, 2]);
+    assert!(log.durable() >= second, "positions grow over starts");
+    append(&log, 3);
+    close(&log).await.unwrap();
+    assert!(matches!(log.append(&commit(4, 1), Urgency::Prompt), Err(LogError::Closed)));
+    let (_, seen) = open(&store).await;
+    assert_eq!(seen, [1, 2, 3], "what was appended before it was closed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn puts_that_end_in_another_order_are_acknowledged_in_theirs() {
+    let faulty = FaultyStore::new(Arc::new(Backend::memory()));
+    let (log, _) = open(&faulty).await;
+    faulty.next(StoreOperation::Put, StoreFault::Delay(Duration::from_secs(2)));
+    let first = append(&log, 1);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let second = append(&log, 2);
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(log.wait_durable(second).now_or_never().is_none(), "the one before it is not durable");
+    log.wait_durable(second).await.unwrap();
+    assert!(log.is_durable(first));
+    assert_eq!(log.statistics().batches.load(Relaxed), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_gathers_while_puts_are_on_their_way_goes_together() {
+    let faulty = FaultyStore::new(Arc::new(Backend::memory()));
+    let (log, _) = open(&faulty).await;
+    faulty.always(StoreOperation::Put, Some(StoreFault::Delay(Duration::from_millis(100))));
+    append_durably(&log, 0).await;
+    for transaction in 1..=100 {
+        append(&log, transaction);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    log.wait_durable(log.appended()).await.unwrap();
+    let batches = log.statistics().batches.load(Relaxed);
+    // Half a second, a put for every fourth of what one takes.
+    assert!((15..=30).contains(&batches), "{batches}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_successor_fences_who_still_lives() {
+    let store = Backend::memory();
+    let (old, _) = open(&store).await;
+    append_durably(&old, 1).await;
+    let (new, seen) = open(&store).await;
+    assert_eq!(seen, [1]);
+    let (told, discarded) = std::sync::mpsc::channel();
+    old.on_discard(Box::new(move |after, upto| told.send((after, upto)).unwrap()));
+    let after = old.durable();
+    let lost = append(&old, 2);
+    assert!(matches!(old.wait_durable(lost).await, Err(LogError::Discarded { .. })));
+    assert_eq!(discarded.recv().unwrap(), (after, lost));
+    assert!(matches!(old.append(&commit(3, 1), Urgency::Prompt), Err(LogError::Fenced { .. })));
+    append_durably(&new, 4).await;
+    assert_eq!(open(&store).await.1, [1, 4]);
+}
+
+/// A put that is on its way when the log is sealed either makes it into the log or stands behind the seal, for nothing.
+#[tokio::test(start_paused = true)]
+async fn a_put_that_comes_behind_the_seal_is_nothing() {
+    let store = Backend::memory();
+    let faulty = FaultyStore::new(Arc::new(store.clone()));
+    let (old, _) = open(&faulty).await;
+    faulty.next(StoreOperation::Put, StoreFault::Delay(Duration::from_secs(5)));
+    let late = append(&old, 1);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let early = append(&old, 2);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(names(&store).await.contains(&slot(1, 2)), "the second is there");
+    let (_new, seen) = open(&store).await;
+    assert!(seen.is_empty(), "a gap is the end");
+    for lsn in [late, early] {
+        assert!(matches!(old.wait_durable(lsn).await, Err(LogError::Discarded { .. })));
+    }
+    assert!(open(&store).await.1.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_is_answered_before_it_is_known() {
+    let faulty = FaultyStore::new(Arc::new(Backend::memory()));
+    let (log, _) = open(&faulty).await;
+    faulty.next(StoreOperation::Put, StoreFault::LoseAnswer);
+    faulty.always(StoreOperation::Put, Some(StoreFault::Fail(FailureKind::Unavailable)));
+    faulty.always(StoreOperation::Get, Some(StoreFault::Fail(FailureKind::Unavailable)));
+    let lsn = append(&log, 1);
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert!(log.wait_durable(lsn).now_or_never().is_none());
+    let refused = log.append(&commit(2, 1), Urgency::Prompt);
+    assert!(matches!(refused, Err(LogError::Unreachable { .. })), "{refused:?}");
+    faulty.always(StoreOperation::Put, None);
+    faulty.always(StoreOperation::Get, None);
+    log.wait_durable(lsn).await.unwrap();
+    append_durably(&log, 2).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_manifests_cover_is_deleted_but_for_seals() {
+    let store = Backend::memory();
+    for start in 0..3 {
+        let (log, _) = open(&store).await;
+        let covered = append_durably(&log, 10 * start).await;
+        append_durably(&log, 10 * start + 1).await;
+        log.truncate(covered);
+        append_durably(&log, 10 * start + 2).await;
+        assert!(log.oldest() >= covered, "{} {covered}", log.oldest());
+    }
+    let (log, seen) = open(&store).await;
+    assert_eq!(seen, [21, 22]);
+    assert_eq!(log.size_bytes(), 2 * (HEAD_BYTES + LENGTH_BYTES + commit(21, 10).len()) as u64);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let end_of = |start, sequence| slot(start, sequence);
+    let left = [end_of(1, 4), end_of(2, 4), slot(3, 2), slot(3, 3), end_of(3, 4), slot(4, 0)];
+    assert_eq!(names(&store).await, left);
+}
+
+/// Somebody read the log long ago and seals it now, in a slot that was used and deleted meanwhile.
+#[tokio::test(start_paused = true)]
+async fn a_seal_in_a_slot_of_before_seals_nothing() {
+    let store = Backend::memory();
+    let faulty = FaultyStore::new(Arc::new(store.clone()));
+    let (log, _) = open(&store).await;
+    // List, read the claim; then the seal.
+    faulty.next(StoreOperation::Put, StoreFault::Delay(Duration::from_secs(5)));
+    let successor = tokio::spawn(async move { open(&faulty).await });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    for transaction in 1..=3 {
+        let covered = append_durably(&log, transaction).await;
+        log.truncate(covered);
+    }
+    append_durably(&log, 4).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(!names(&store).await.contains(&slot(1, 1)));
+    let (_new, seen) = successor.await.unwrap();
+    assert_eq!(seen, [4]);
+    let lsn = append(&log, 5);
+    assert!(matches!(log.wait_durable(lsn).await, Err(LogError::Discarded { .. })));
+}
+
+#[tokio::test(start_paused = true)]
+async fn damaged_and_missing_objects_are_refused_by_name() {
+    let store = Backend::memory();
+    let (log, _) = open(&store).await;
+    for transaction in 1..=3 {
+        append_durably(&log, transaction).await;
+    }
+    close(&log).await.unwrap();
+    for sequence in 0..=4 {
+        let name = slot(1, sequence);
+        let whole = store.get(&name, Span::Whole).await.unwrap().bytes;
+        let mut flipped = whole.to_vec();
+        flipped[whole.len() / 2] ^= 1;
+        let damaged = [Some(Bytes::from(flipped)), Some(whole.slice(..whole.len() - 1)), None];
+        // The claim and the seal hold nothing that could be lost.
+        for bytes in damaged.into_iter().take(if (1..=3).contains(&sequence) { 3 } else { 2 }) {
+            store.delete(&name).await.unwrap();
+            if let Some(bytes) = bytes {
+                store.put(&name, bytes).await.unwrap();
+            }
+            let opened = open_with(SharedLogOptions::default(), store.share(), Limits::default()).await;
+            match opened.map(drop) {
+                Err(LogError::Corrupt { file, .. }) => assert!(file.ends_with(&name), "{file} for {name}"),
+                other => panic!("{name}: {other:?}"),
+            }
+        }
+        store.delete(&name).await.unwrap();
+        store.put(&name, whole).await.unwrap();
+    }
+    assert_eq!(open(&store).await.1, [1, 2, 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn too_much_is_refused_until_there_is_room() {
+    let store = Backend::memory();
+    let faulty = FaultyStore::new(Arc::new(store.clone()));
+    let options =
+        SharedLogOptions { pending_bytes: 1000, capacity_bytes: 4000, ..SharedLogOptions::default() };
+    let (log, _) = open_with(options, faulty.share(), Limits::default()).await.unwrap();
+    faulty.hold(StoreOperation::Put, true);
+    let body = commit(1, 600);
+    log.append(&body, Urgency::Prompt).unwrap();
+    assert!(matches!(log.append(&body, Urgency::Prompt), Err(LogError::Busy)));
+    assert!(log.wait_room(body.len()).now_or_never().is_none());
+    faulty.hold(StoreOperation::Put, false);
+    log.wait_room(body.len()).await.unwrap();
+    let full = loop {
+        match log.append(&body, Urgency::Prompt) {
+            Ok(lsn) => log.wait_durable(lsn).await.unwrap(),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(full, LogError::Full(FullCause::Capacity { .. })), "{full}");
+    log.truncate(log.durable());
+    log.append(&body, Urgency::Prompt).unwrap();
+    let long = log.append(&commit(1, 3000), Urgency::Prompt);
+    assert!(matches!(long, Err(LogError::TooLong { .. })), "{long:?}");
+}
+
+/// The golden object is what earlier code wrote.
+#[test]
+fn the_golden_object_is_written_and_read_as_ever() {
+    let slot = Slot { incarnation: 3, sequence: 5 };
+    let mut bytes = object::begin();
+    object::push(&mut bytes, &commit(11, 3));
+    object::push(&mut bytes, &commit(12, 5));
+    let head = object::Head {
+        writer: fulmar_pages::LogId(1 << 100 | 2),
+        slot,
+        start: 1000,
+        needed: Slot { incarnation: 2, sequence: 9 },
+        durable: 4,
+    };
+    let written = object::finish(bytes, &head);
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/log-object-v1.bin");
+    // Only ever written if it is missing and that was asked for, as the other golden files are.
+    if !path.exists() && std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(&path, &written).unwrap();
+    }
+    let stored = Bytes::from(std::fs::read(&path).unwrap());
+    assert_eq!(written, stored);
+    let read = Object::decode(slot, stored.clone()).unwrap();
+    assert_eq!(
+        (read.head, read.is_seal, read.end()),
+        (head, false, 1000 + (stored.len() - HEAD_BYTES) as u64)
+    );
+    let ids: Vec<_> = read.records().map(|(_, record)| record.header.transaction).collect();
+    assert_eq!(ids, [11, 12]);
+    for at in 0..stored.len() {
+        let mut damaged = stored.to_vec();
+        damaged[at] ^= 1;
+        assert!(Object::decode(slot, damaged.into()).is_err(), "byte {at}");
+    }
+}
+
+/// Any bytes as an object: it is read or refused. Half of the inputs get the right checksum.
+#[test]
+fn fuzz_log_object() {
+    let slot = Slot { incarnation: 3, sequence: 5 };
+    let mut seed = object::begin();
+    object::push(&mut seed, &commit(11, 3));
+    object::push(&mut seed, &own_record(RecordKind::Seal, None));
+    let head = object::Head { writer: fulmar_pages::LogId(1), slot, start: 9, needed: slot, durable: 4 };
+    let seed = object::finish(seed, &head).to_vec();
+    let target = fulmar_fuzz::Target::new("log-object", env!("CARGO_MANIFEST_DIR")).seeds([seed]);
+    target.longest(4096).run(|input| {
+        let mut bytes = input.to_vec();
+        if bytes.len() >= HEAD_BYTES {
+            let crc = crc32fast::hash(&bytes[16..]);
+            bytes[12..16].copy_from_slice(&crc.to_le_bytes());
+        }
+        if let Ok(object) = Object::decode(slot, bytes.into()) {
+            let _ = object.records().count();
+            let _ = object.end();
+        }
+    });
+}

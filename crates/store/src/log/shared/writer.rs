@@ -1,0 +1,261 @@
+//! The task that puts the log's objects: several at once, acknowledged in their order.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use fulmar_pages::LogId;
+use futures::future::BoxFuture;
+use futures::stream::{self, FuturesUnordered, StreamExt};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::object::{self, Head};
+use super::objects::Objects;
+use super::open::{Opened, seal};
+use super::state::{Batch, Core, Live, Phase, State, Stop};
+use super::{LogError, Progress, SharedLogOptions, Slot};
+
+/// Between two rounds of tries of a put, each of which has its own waits.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+
+/// Objects that are deleted at the same time.
+const DELETES: usize = 8;
+
+/// The writer's own state: what is on its way.
+pub(super) struct Writer {
+    core: Arc<Core>,
+    objects: Objects,
+    id: LogId,
+    /// The slot of the next object.
+    next: Slot,
+    /// The position of the next object's first record.
+    position: u64,
+    /// Tells the slot, and whether our object stands there.
+    puts: FuturesUnordered<BoxFuture<'static, (Slot, bool)>>,
+    flight: VecDeque<Flight>,
+    /// When the newest of them was begun.
+    begun: Instant,
+    /// Slots that may be deleted.
+    garbage: Vec<Slot>,
+    deletes: FuturesUnordered<BoxFuture<'static, ()>>,
+}
+
+/// An object on its way.
+struct Flight {
+    live: Live,
+    records: u64,
+    needed: Slot,
+    begun: Instant,
+    /// Whether our object stands in the slot, once that is known.
+    won: Option<bool>,
+}
+
+/// Why the writer goes on or ends.
+enum Next {
+    Put(Batch),
+    Wait(Option<Instant>),
+    Seal,
+    GiveUp(LogError),
+}
+
+/// Begins a log that was opened. Its writer does not run yet.
+pub(super) fn begin(options: SharedLogOptions, objects: Objects, opened: Opened) -> (Arc<Core>, Writer) {
+    let (position, next) = (opened.position, opened.claim.next());
+    let core = Arc::new(Core {
+        options,
+        progress: Arc::new(Progress::new(position)),
+        state: State::new(position, opened.live(), next).into(),
+        work: Notify::new(),
+    });
+    let writer = Writer {
+        core: core.clone(),
+        objects,
+        id: opened.writer,
+        next,
+        position,
+        puts: FuturesUnordered::new(),
+        flight: VecDeque::new(),
+        begun: Instant::now(),
+        garbage: opened.garbage,
+        deletes: FuturesUnordered::new(),
+    };
+    (core, writer)
+}
+
+impl Writer {
+    /// Writes until the log is stopped, or somebody else has closed it.
+    pub(super) async fn run(mut self) {
+        let core = self.core.clone();
+        let _guard = EndGuard(core.clone());
+        let end = loop {
+            self.collect();
+            let deadline = match self.next() {
+                Next::Put(batch) => {
+                    self.put(batch);
+                    continue;
+                }
+                Next::Wait(deadline) => deadline,
+                Next::Seal => break self.seal().await,
+                Next::GiveUp(error) => break Some(error),
+            };
+            tokio::select! {
+                biased;
+                Some((slot, won)) = self.puts.next() => {
+                    if let Err(fenced) = self.settle(slot, won) {
+                        break Some(fenced);
+                    }
+                }
+                Some(()) = self.deletes.next() => {}
+                () = core.work.notified() => {}
+                () = sleep_until(deadline) => {}
+            }
+        };
+        core.closed(end);
+    }
+
+    /// What to do now.
+    fn next(&self) -> Next {
+        let mut state = self.core.state.lock();
+        match (state.stop, &state.phase) {
+            (Stop::Abandon, _) => return Next::GiveUp(LogError::Closed),
+            (Stop::Drain, Phase::Troubled(cause)) => {
+                return Next::GiveUp(LogError::Unreachable { cause: cause.clone() });
+            }
+            (Stop::Drain, _) if state.pending.is_empty() && self.flight.is_empty() => return Next::Seal,
+            _ => {}
+        }
+        if self.flight.len() >= self.core.options.in_flight.max(1) {
+            return Next::Wait(None);
+        }
+        let due = self.begun + self.pace();
+        let at_once = self.flight.is_empty() || state.pending.len() > 1 || state.stop == Stop::Drain;
+        if !at_once && Instant::now() < due {
+            return Next::Wait((!state.pending.is_empty()).then_some(due));
+        }
+        state.pending.pop_front().map_or(Next::Wait(None), Next::Put)
+    }
+
+    /// The time between the beginnings of two puts, so that they are spread evenly.
+    fn pace(&self) -> Duration {
+        let puts = u32::try_from(self.core.options.in_flight).unwrap_or(u32::MAX).max(1);
+        self.core.progress.statistics.smoothed_sync() / puts
+    }
+
+    fn put(&mut self, batch: Batch) {
+        let (needed, durable) = {
+            let state = self.core.state.lock();
+            (state.needed(), state.next.sequence)
+        };
+        let (slot, start) = (self.next, self.position);
+        (self.next, self.position) = (slot.next(), batch.end);
+        let head = Head { writer: self.id, slot, start, needed, durable };
+        let bytes = object::finish(batch.bytes, &head);
+        let live = Live { slot, start, end: batch.end, bytes: bytes.len() as u64 };
+        self.begun = Instant::now();
+        self.flight.push_back(Flight { live, records: batch.records, needed, begun: self.begun, won: None });
+        let (core, objects) = (self.core.clone(), self.objects.clone());
+        self.puts.push(Box::pin(async move {
+            loop {
+                match objects.put(slot, bytes.clone()).await {
+                    Ok(won) => return (slot, won),
+                    Err(failure) => core.trouble(&failure.to_string()),
+                }
+                tokio::time::sleep(RETRY_DELAY).await;
+            }
+        }));
+    }
+
+    /// It is known who has a slot: acknowledges as far as all before are known too. An error if the log is not ours any
+    /// more.
+    fn settle(&mut self, slot: Slot, won: bool) -> Result<(), LogError> {
+        if let Some(flight) = self.flight.iter_mut().find(|flight| flight.live.slot == slot) {
+            flight.won = Some(won);
+        }
+        while let Some(flight) = self.flight.pop_front_if(|flight| flight.won.is_some()) {
+            if flight.won == Some(false) {
+                return Err(self.fence(flight.live.slot));
+            }
+            self.acknowledge(&flight);
+        }
+        Ok(())
+    }
+
+    fn acknowledge(&mut self, flight: &Flight) {
+        let progress = &self.core.progress;
+        progress.statistics.sync(flight.begun.elapsed());
+        progress.statistics.batch(flight.records, flight.live.bytes);
+        let mut state = self.core.state.lock();
+        state.durable(flight.live);
+        while let Some(slot) = state.covered.pop_front_if(|slot| *slot < flight.needed) {
+            self.garbage.push(slot);
+        }
+        drop(state);
+        progress.publish(flight.live.end);
+        progress.wake_room();
+    }
+
+    /// Somebody has closed the log before `slot`: what was to stand there and behind is lost.
+    fn fence(&self, slot: Slot) -> LogError {
+        let error = LogError::Fenced { object: self.objects.name(slot) };
+        tracing::error!(%error, "the log in the store has been taken over");
+        let progress = &self.core.progress;
+        let mut state = self.core.state.lock();
+        state.phase = Phase::Closed(Some(error.clone()));
+        state.pending.clear();
+        let (after, upto) = (progress.durable(), state.appended);
+        drop(state);
+        progress.statistics.failures.fetch_add(1, Relaxed);
+        progress.announce_loss(after, upto);
+        progress.discard(after, upto);
+        progress.publish(upto);
+        error
+    }
+
+    /// Ends the log, all of which is durable. Answers what went wrong.
+    async fn seal(&mut self) -> Option<LogError> {
+        let needed = self.core.state.lock().needed();
+        let seal = seal(self.id, self.next, self.position, needed);
+        match self.objects.put_once(self.next, seal).await {
+            Ok(true) => None,
+            Ok(false) => Some(LogError::Fenced { object: self.objects.name(self.next) }),
+            Err(error) => Some(error),
+        }
+    }
+
+    /// Deletes garbage, a bunch at a time. What cannot be deleted the next start finds.
+    fn collect(&mut self) {
+        if self.garbage.is_empty() || !self.deletes.is_empty() {
+            return;
+        }
+        let (garbage, objects) = (std::mem::take(&mut self.garbage), self.objects.clone());
+        self.deletes.push(Box::pin(async move {
+            let objects = &objects;
+            let delete = async |slot| {
+                if let Err(failure) = objects.delete(slot).await {
+                    tracing::warn!(object = objects.name(slot), %failure, "an old log object stays for now");
+                }
+            };
+            stream::iter(garbage).for_each_concurrent(DELETES, delete).await;
+        }));
+    }
+}
+
+async fn sleep_until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Sees to it that nobody waits for a writer that is gone: it has panicked, or its runtime has ended.
+struct EndGuard(Arc<Core>);
+
+impl Drop for EndGuard {
+    fn drop(&mut self) {
+        if !self.0.progress.has_ended() {
+            self.0.closed(Some(LogError::Failed { cause: "the log's task has ended unexpectedly".into() }));
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! What a log promises, wherever it is kept.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use common::{commit, options, transactions};
+use fulmar_store::{
+    Backend, CommitLog, FaultyFiles, Limits, LogError, LogOptions, Lsn, Reliable, SharedLogOptions, Urgency,
+};
+use futures::FutureExt;
+
+/// A place for a log, which can be opened again and again.
+enum Place {
+    Files(FaultyFiles),
+    Store(Backend),
+}
+
+impl Place {
+    /// Answers the log, and what it replayed: transaction ids and positions.
+    async fn open(&self) -> (Arc<CommitLog>, Vec<(u64, Lsn)>) {
+        let mut seen = Vec::new();
+        let mut replay = |lsn, record: &fulmar_pages::Record<'_>| {
+            seen.push((record.header.transaction, lsn));
+            Ok(())
+        };
+        let log = match self {
+            Place::Files(files) => {
+                let options = LogOptions { capacity_bytes: 64 << 10, pending_bytes: 4 << 10, ..options() };
+                CommitLog::open(options, Arc::new(files.clone()), &mut replay)
+            }
+            Place::Store(store) => {
+                let options = SharedLogOptions {
+                    object_bytes: 512,
+                    capacity_bytes: 64 << 10,
+                    pending_bytes: 4 << 10,
+                    ..SharedLogOptions::default()
+                };
+                let store = Reliable::new(Arc::new(store.clone()), Limits::default());
+                CommitLog::open_shared(options, store, 7, &mut replay).await
+            }
+        };
+        (log.unwrap(), seen)
+    }
+}
+
+async fn append(log: &CommitLog, transaction: u64, bytes: usize) -> Lsn {
+    let body = commit(transaction, bytes);
+    loop {
+        match log.append(&body, Urgency::Prompt) {
+            Err(LogError::Busy) => log.wait_room(body.len()).await.unwrap(),
+            other => return other.unwrap(),
+        }
+    }
+}
+
+async fn close(log: Arc<CommitLog>) -> Result<(), LogError> {
+    tokio::task::spawn_blocking(move || log.close()).await.unwrap()
+}
+
+async fn conforms(place: Place) {
+    keeps_what_is_durable_in_order(&place).await;
+    takes_from_many_at_once(&place).await;
+    gives_space_back(&place).await;
+    says_what_is_too_long(&place).await;
+}
+
+async fn keeps_what_is_durable_in_order(place: &Place) {
+    let (log, seen) = place.open().await;
+    assert!(seen.is_empty());
+    let mut appended = Vec::new();
+    for transaction in 1..=50 {
+        let before = log.appended();
+        let lsn = append(&log, transaction, 40).await;
+        assert!(lsn > before && log.appended() == lsn);
+        appended.push((transaction, lsn));
+    }
+    log.wait_durable(appended[20].1).await.unwrap();
+    assert!(appended[..=20].iter().all(|(_, lsn)| log.is_durable(*lsn)), "all before it are durable too");
+    log.wait_durable(appended[49].1).await.unwrap();
+    assert_eq!(log.durable(), appended[49].1);
+    assert_eq!(log.statistics().records.load(Relaxed), 50);
+    // Dropped, as at a crash, and opened again.
+    drop(log);
+    let (log, seen) = place.open().await;
+    assert_eq!(seen, appended);
+    assert!(log.appended() >= appended[49].1 && log.is_durable(appended[49].1));
+    let last = append(&log, 51, 40).await;
+    assert!(log.wait_durable(Lsn(last.0 + 1)).now_or_never().is_none());
+    close(log.clone()).await.unwrap();
+    close(log.clone()).await.unwrap();
+    assert!(log.is_durable(last), "a close makes durable what was appended");
+    assert!(matches!(log.append(&commit(52, 1), Urgency::Prompt), Err(LogError::Closed)));
+    assert!(matches!(log.wait_room(1).await, Err(LogError::Closed)));
+    // A seal takes some bytes.
+    assert!(matches!(log.wait_durable(Lsn(last.0 + 1000)).await, Err(LogError::Closed)));
+    let (log, seen) = place.open().await;
+    assert_eq!(transactions(&seen), (1..=51).collect::<Vec<_>>());
+    log.truncate(log.appended());
+    close(log).await.unwrap();
+}
+
+async fn takes_from_many_at_once(place: &Place) {
+    let (log, before) = place.open().await;
+    let clients = (0..8).map(|client| {
+        let log = log.clone();
+        tokio::spawn(async move {
+            for number in 0..20 {
+                let lsn = append(&log, 1000 + 100 * client + number, 60).await;
+                log.wait_durable(lsn).await.unwrap();
+            }
+        })
+    });
+    for ended in futures::future::join_all(clients).await {
+        ended.unwrap();
+    }
+    drop(log);
+    let (log, seen) = place.open().await;
+    let mut seen = transactions(&seen[before.len()..]);
+    for client in 0..8 {
+        let own: Vec<_> = seen.iter().filter(|id| (**id - 1000) / 100 == client).copied().collect();
+        assert!(own.is_sorted() && own.len() == 20, "{own:?}");
+    }
+    seen.sort_unstable();
+    seen.dedup();
+    assert_eq!(seen.len(), 160);
+    log.truncate(log.appended());
+    close(log).await.unwrap();
+}
+
+async fn gives_space_back(place: &Place) {
+    let (log, _) = place.open().await;
+    // Several times what it may take.
+    for transaction in 0..300 {
+        let lsn = append(&log, transaction, 1000).await;
+        log.wait_durable(lsn).await.unwrap();
+        assert!(log.oldest() <= lsn);
+        log.truncate(lsn);
+    }
+    assert!(log.size_bytes() <= 64 << 10);
+    close(log).await.unwrap();
+    let (_, seen) = place.open().await;
+    assert!(seen.len() < 50, "{}", seen.len());
+}
+
+async fn says_what_is_too_long(place: &Place) {
+    let (log, _) = place.open().await;
+    let refused = log.append(&commit(1, 60 << 10), Urgency::Prompt);
+    assert!(matches!(refused, Err(LogError::TooLong { .. })), "{refused:?}");
+    let refused = log.wait_room(60 << 10).await;
+    assert!(matches!(refused, Err(LogError::TooLong { .. })), "{refused:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_conform() {
+    conforms(Place::Files(FaultyFiles::new())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_conform() {
+    conforms(Place::Store(Backend::memory())).await;
+}

@@ -1,0 +1,58 @@
+//! Durable YCSB with the log in an S3 server on loopback, over the same with the log on the node's disk.
+//!
+//! Both tenants are on one node and measured in turns, so that all else is alike.
+
+use std::path::Path;
+use std::time::Duration;
+
+use super::cases::Case;
+use super::store::{StoreArgs, s3_server};
+use super::turns::Progress;
+use crate::client::Client;
+use crate::run::{RunOptions, run};
+use crate::server::{Fulmar, Server};
+use crate::ycsb::Ycsb;
+
+const CONNECTIONS: u32 = 32;
+const WARM_UP: Duration = Duration::from_secs(1);
+const MEASURE: Duration = Duration::from_secs(5);
+/// As `ALTER DATABASE ... SET durability` calls them; the tenants have these names too.
+const DURABILITIES: [&str; 2] = ["local", "shared"];
+
+/// Answers the ratio of each round.
+pub(super) async fn measure(arguments: &StoreArgs, binary: &Path, case: &Case) -> anyhow::Result<Vec<f64>> {
+    let progress = Progress::new();
+    let s3 = s3_server(arguments)?;
+    let fulmar = Fulmar::at(binary.to_owned()).with_store(s3.url("bench"), s3.environment());
+    let mut server = Server::start(Box::new(fulmar), arguments.memory_mib << 20, CONNECTIONS).await?;
+    let mut system = Client::connect(&server.target()).await?;
+    for durability in DURABILITIES {
+        progress.step(&format!("{}: loading {durability}", case.name));
+        system.query(&format!("CREATE DATABASE \"{durability}\" DURABILITY {durability}")).await?;
+        transactions(&server, durability, WARM_UP).await?;
+    }
+    system.close().await?;
+    let mut ratios = Vec::new();
+    for round in 1..=arguments.rounds {
+        progress.step(&format!("{}: round {round} of {}", case.name, arguments.rounds));
+        let local = transactions(&server, DURABILITIES[0], MEASURE).await?;
+        let shared = transactions(&server, DURABILITIES[1], MEASURE).await?;
+        ratios.push(shared / local);
+    }
+    server.stop().await?;
+    Ok(ratios)
+}
+
+/// Transactions a second.
+async fn transactions(server: &Server, database: &str, measure: Duration) -> anyhow::Result<f64> {
+    let options = RunOptions {
+        connections: CONNECTIONS as usize,
+        warm_up: WARM_UP,
+        measure,
+        ..RunOptions::new(server.target().with_database(database))
+    };
+    let report = run(Ycsb::default(), options).await?;
+    let error = report.first_error.as_deref().unwrap_or_default();
+    anyhow::ensure!(report.failed == 0, "{} transactions were given up: {error}", report.failed);
+    Ok(report.throughput_tps)
+}
