@@ -266,3 +266,33 @@ async fn a_full_disk_refuses_commits_and_keeps_answering() {
     assert!(back, "the disk has room again, but commits are still refused");
     assert_eq!(a.int("SELECT count(*) FROM ledger").await, inserted + 1);
 }
+
+/// What was committed before a large commit, and is not in the store yet, is flushed all the same.
+#[tokio::test]
+async fn a_large_commit_that_the_log_loses_takes_nothing_with_it() {
+    let rows = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5000) SELECT i, randomblob(3500) FROM n";
+    let directory = tempfile::tempdir().unwrap();
+    let files = FaultyFiles::new();
+    let config = || Config {
+        files: Some(Arc::new(files.clone())),
+        // Only the test flushes.
+        manifest_interval: Duration::from_secs(3600),
+        ..Config::new(directory.path(), common::MEMORY)
+    };
+    let engine = start_when_free(config).await;
+    let mut a = Client { session: engine.session(PartitionId(1)) };
+    a.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB, n INTEGER DEFAULT 0)").await.unwrap();
+    a.run(&format!("INSERT INTO t(id, v) {rows}")).await.unwrap();
+    engine.flush().await.unwrap();
+    a.run("UPDATE t SET n = 1 WHERE id % 100 = 0").await.unwrap();
+    files.fail_nth(Operation::Sync, 1, Fault::Io);
+    a.run("UPDATE t SET n = 2, v = randomblob(3500)").await.unwrap_err();
+    assert_eq!(a.int("SELECT sum(n) FROM t").await, 50);
+    engine.flush().await.unwrap();
+    a.close().await;
+    drop(engine);
+    let engine = start_when_free(config).await;
+    let mut a = Client { session: engine.session(PartitionId(1)) };
+    assert_eq!(a.int("SELECT sum(n) FROM t").await, 50);
+    assert_eq!(a.value("PRAGMA integrity_check").await, Value::Text("ok".into()));
+}

@@ -551,6 +551,8 @@ impl Partition {
         }
         commits.graveyard = graveyard;
         commits.large.retain(|large| large.number <= last_good.number);
+        // A large one has taken its pages from what is to be flushed: what they were before may not lie in the store.
+        commits.dirty.extend(lost.iter().flat_map(|commit| commit.pages.iter().copied()));
         self.outcomes.discard(durable);
         self.doomed.write().push((last_good.number, commits.last_number));
         self.any_doomed.store(true, Ordering::Release);
