@@ -166,7 +166,7 @@ fn an_upload_to_a_directory_survives_a_stall() {
     runtime.unwrap().block_on(async {
         let ms = Duration::from_millis;
         let limits =
-            Limits { answer: ms(10), first_delay: ms(1), bytes_per_second: u64::MAX, ..Limits::default() };
+            Limits { answer: ms(100), first_delay: ms(1), bytes_per_second: u64::MAX, ..Limits::default() };
         let store = Reliable::new(Arc::new(Backend::directory(directory.path()).unwrap()), limits);
         let retries = || store.statistics().iter().map(|of| of.retries).sum::<u64>();
         let stall = async |done: &mut (dyn Future<Output = Result<(), Failure>> + Unpin)| {

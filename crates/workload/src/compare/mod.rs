@@ -111,6 +111,8 @@ struct Sizes {
     small_tenant_records: u32,
     /// Warehouses, items and customers of a district of TPC-C.
     tpcc: (u32, u32, u32),
+    /// What a server of the `tenants` cases must serve of the rate, else it has not done the work.
+    tenants_keep: f64,
     /// What the big tenant of the `fair-share` case must keep of the rate that it has alone.
     big_keeps: f64,
     /// Before each measurement.
@@ -130,6 +132,7 @@ const FULL_SIZE: Sizes = Sizes {
     small_tenants: 100,
     small_tenant_records: 16_667,
     tpcc: (10, 100_000, 3_000),
+    tenants_keep: 0.95,
     big_keeps: 0.5,
     warm_up: Duration::from_secs(2),
     still: Duration::from_secs(30),
