@@ -118,14 +118,13 @@ impl Engine {
         let segment = SegmentRef { id, partition: partition.id };
         let merged = NamedSegment { segment, pages: entries.len() as u64 };
         let settled = flush::settled(self).await;
+        flush::settle_unsure(self, partition).await?;
         if partition.is_closed() || !partition.replace_named(&work.sources, merged) {
             return Ok(false);
         }
         flush::name_anew(self, partition.clone()).await?;
         drop(settled);
         failpoint::hit(failpoint::COMPACT_AFTER_MANIFEST);
-        // Whoever has found an earlier manifest of the same version in its place names the merged segment by its frames only:
-        // the collector waits until they are moved.
         self.move_frames(partition, work, &entries, id).await?;
         Ok(true)
     }

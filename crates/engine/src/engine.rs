@@ -283,6 +283,7 @@ impl Engine {
                 config.manifest_interval,
                 config.idle_after,
                 config.snapshots,
+                node.memory.limit_bytes(),
                 node.memory.flush_due(),
             ),
             maintenance: Maintenance::new(),
@@ -323,7 +324,7 @@ impl Engine {
     pub async fn shutdown(&self) -> Result<()> {
         self.maintenance.task.stop().await;
         self.flusher.task.stop().await;
-        flush::flush_all(self).await?;
+        let flushed = flush::flush_all(self).await;
         let logs: Vec<_> = self.node.logs().cloned().collect();
         // All of them, whatever becomes of the first.
         let close = move || {
@@ -331,7 +332,7 @@ impl Engine {
             closed.into_iter().find(|closed| closed.is_err()).unwrap_or(Ok(()))
         };
         match tokio::task::spawn_blocking(close).await {
-            Ok(result) => result.map_err(crate::partition::log_error),
+            Ok(closed) => flushed.and(closed.map_err(crate::partition::log_error)),
             Err(e) => Err(Error::new(sqlstate::INTERNAL, format!("closing a log panicked: {e}"))),
         }
     }

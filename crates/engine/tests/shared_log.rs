@@ -190,3 +190,24 @@ async fn a_store_that_does_not_answer_stops_only_who_needs_it() {
     other.run("INSERT INTO t(v) VALUES (1)").await.unwrap();
     assert_eq!(client(&engine, SHARED).int("SELECT count(*) FROM t").await, 3);
 }
+
+/// What is committed to a store that does not answer cannot be flushed. The node ends nevertheless, and soon.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_ends_while_its_store_is_silent() {
+    let rig = rig();
+    let engine = rig.start(&[SHARED]).await;
+    write(&engine).await;
+    engine.flush().await.unwrap();
+    rig.store.always(StoreOperation::Put, Some(StoreFault::Fail(FailureKind::Unavailable)));
+    let mut user = client(&engine, SHARED);
+    let commit = tokio::spawn(async move { user.run("INSERT INTO t(v) VALUES ('in doubt')").await });
+    let noticed = async {
+        while engine.accepts_commits() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), noticed).await.unwrap();
+    let ended = tokio::time::timeout(Duration::from_secs(20), engine.shutdown()).await;
+    assert_eq!(ended.unwrap().unwrap_err().state(), sqlstate::IO_ERROR);
+    assert!(commit.await.unwrap().is_err());
+}

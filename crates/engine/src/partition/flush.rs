@@ -126,6 +126,13 @@ impl Partition {
         self.named.lock().unsure = Some((manifest.clone(), pages.to_vec()));
     }
 
+    /// Another manifest has the name of one that was to be stored, which therefore never will be.
+    pub(crate) fn number_is_taken(&self, manifest: &Manifest) {
+        let mut named = self.named.lock();
+        named.unsure = None;
+        named.number = named.number.max(manifest.version.number);
+    }
+
     /// The manifest that an earlier flush began to store, and the partition's pages in each of its segments.
     pub(crate) fn unsure_manifest(&self) -> Option<(Manifest, Vec<u64>)> {
         self.named.lock().unsure.clone()
@@ -153,27 +160,20 @@ impl Partition {
         true
     }
 
-    /// The new manifest is durable: where it says that the pages lie that the flush has written they can be read from, and
-    /// they may leave memory. They lie in its last segment, unless the manifest is an earlier one of the same version.
-    pub(crate) async fn learn_frames(&self, flush: &Flush, manifest: &Manifest) -> Result<()> {
-        let mut left: HashSet<PageNo> = flush.pages.iter().copied().collect();
-        for part in manifest.segments.iter().rev() {
-            if left.is_empty() {
-                break;
+    /// A manifest that names the segment is durable: the pages that the flush has written can be read from there, and may
+    /// leave memory.
+    pub(crate) async fn learn_frames(&self, flush: &Flush, segment: SegmentId) -> Result<()> {
+        let index = self.node.store.segment_index(segment).await.map_err(store_error)?;
+        let segment = self.pages.segments().index_of(segment);
+        let mut tally = Tally::default();
+        for (no, location) in index.frames(self.id) {
+            // SAFETY: the flush has pinned the snapshot.
+            if let Some(version) = unsafe { self.find(no, &flush.snapshot) } {
+                self.pages.set_frame(version, Frame { segment, location }, &mut tally);
             }
-            let index = self.node.store.segment_index(part.id).await.map_err(store_error)?;
-            let segment = self.pages.segments().index_of(part.id);
-            let mut tally = Tally::default();
-            for (no, location) in index.frames(part.partition).filter(|(no, _)| left.remove(no)) {
-                // SAFETY: the flush has pinned the snapshot.
-                if let Some(version) = unsafe { self.find(no, &flush.snapshot) } {
-                    self.pages.set_frame(version, Frame { segment, location }, &mut tally);
-                }
-            }
-            self.pages.account().settle(tally);
         }
-        let written = flush.pages.iter().copied().filter(|no| !left.contains(no));
-        self.residence.queue(written, self.node.cache.clock());
+        self.pages.account().settle(tally);
+        self.residence.queue(index.frames(self.id).map(|(no, _)| no), self.node.cache.clock());
         Ok(())
     }
 

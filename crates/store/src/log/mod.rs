@@ -206,6 +206,14 @@ impl CommitLog {
         }
     }
 
+    /// [`LogError::Fenced`] once it is known that another process has taken the log over, and commits in its name.
+    pub fn fenced(&self) -> Option<LogError> {
+        match &self.kept {
+            Kept::Local(_) => None,
+            Kept::Shared(log) => log.admit(0).err().filter(|error| matches!(error, LogError::Fenced { .. })),
+        }
+    }
+
     /// Up to where the log is durable. A position that is not above this one may still have been discarded: ask
     /// [`CommitLog::is_durable`] unless the version at hand is known to have survived [`CommitLog::on_discard`].
     pub fn durable(&self) -> Lsn {
