@@ -42,7 +42,7 @@ pub(super) async fn settle(tenant: &Tenant, durability: Durability, shared: &Sha
 
 async fn set(tenant: &Tenant, durability: Durability, shared: &Shared) -> Result<()> {
     let change = async {
-        let changed = shared.catalog.set_durability(&tenant.name, durability).await;
+        let changed = shared.catalog.set_durability(tenant, durability).await;
         changed.map(drop).map_err(|error| answer(&error))
     };
     shared.engine.set_durability(tenant.partition, durability, change).await
