@@ -73,6 +73,7 @@ pub use history::{RestorePoint, RetentionSource};
 pub use import::Import;
 pub use limits::TransactionLimits;
 pub use partition::SnapshotBounds;
+pub use places::NotChanged;
 pub use procedure::{CREATE_TABLE as CREATE_PROCEDURES, Definition, TABLE as PROCEDURES};
 pub use session::Session;
 pub use statement::{

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Client, start_when_free};
-use fulmar_engine::{Config, Engine, Error, sqlstate};
+use fulmar_engine::{Config, Engine, Error, NotChanged, sqlstate};
 use fulmar_pages::{Durability, PartitionId};
 use fulmar_store::{Backend, FailureKind, FaultyStore, Store, StoreFault, StoreOperation};
 
@@ -150,8 +150,12 @@ async fn durability_changes_for_nobody_who_is_connected_and_not_by_half() {
     user.run("INSERT INTO t(v) VALUES (1)").await.unwrap();
     user.close().await;
     // The catalog does not answer: nobody knows where the next commit should go.
-    let change = async { Err(Error::new(sqlstate::IO_ERROR, "no answer")) };
-    engine.set_durability(PartitionId(SHARED), Durability::Shared, change).await.unwrap_err();
+    let silent = async { Err(NotChanged::InDoubt(Error::new(sqlstate::IO_ERROR, "no answer"))) };
+    engine.set_durability(PartitionId(SHARED), Durability::Shared, silent).await.unwrap_err();
+    assert_eq!(client(&engine, SHARED).state("SELECT 1 FROM t").await, sqlstate::IO_ERROR);
+    // Nobody waits for an answer any more.
+    let never = engine.set_durability(PartitionId(SHARED), Durability::Shared, std::future::pending());
+    assert!(tokio::time::timeout(Duration::from_millis(10), never).await.is_err());
     assert_eq!(client(&engine, SHARED).state("SELECT 1 FROM t").await, sqlstate::IO_ERROR);
     set(&engine, Durability::Shared).await.unwrap();
     assert_eq!(client(&engine, SHARED).int("SELECT count(*) FROM t").await, 2);
@@ -165,6 +169,64 @@ async fn a_store_that_does_not_answer_stops_only_who_needs_it() {
     let engine = rig.start(&[SHARED, OTHER]).await;
     write(&engine).await;
     let mut other = client(&engine, OTHER);
+/// The partition commits where it did.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_of_durability_that_is_refused_changes_nothing() {
+    let rig = rig();
+    let engine = rig.start(&[]).await;
+    write(&engine).await;
+    let refused =
+        async { Err(NotChanged::Refused(Error::new(sqlstate::INVALID_CATALOG_NAME, "it is gone"))) };
+    engine.set_durability(PartitionId(SHARED), Durability::Shared, refused).await.unwrap_err();
+    assert_eq!(write(&engine).await, [2; 2]);
+    assert_eq!(rig.log_objects().await.len(), 1, "the claim");
+    drop(engine);
+    assert_eq!(write(&rig.start(&[]).await).await, [3; 2]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_comes_during_a_change_of_durability_waits_for_it() {
+    let rig = rig();
+    let engine = rig.start(&[]).await;
+    write(&engine).await;
+    let (asked, is_asked) = tokio::sync::oneshot::channel();
+    let (answer, is_answered) = tokio::sync::oneshot::channel();
+    let changing = engine.clone();
+    let change = tokio::spawn(async move {
+        let catalog = async {
+            asked.send(()).unwrap();
+            is_answered.await.unwrap()
+        };
+        changing.set_durability(PartitionId(SHARED), Durability::Shared, catalog).await
+    });
+    is_asked.await.unwrap();
+    let mut user = client(&engine, SHARED);
+    let mut coming = Box::pin(user.run("INSERT INTO t(v) VALUES (1)"));
+    assert!(futures::poll!(&mut coming).is_pending());
+    answer.send(Ok(())).unwrap();
+    change.await.unwrap().unwrap();
+    coming.await.unwrap();
+    assert_eq!(rig.log_objects().await.len(), 2, "a claim and its commit");
+}
+
+/// What is dropped while the catalog is asked stays dropped.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_is_dropped_during_a_change_of_its_durability() {
+    let rig = rig();
+    let engine = rig.start(&[]).await;
+    write(&engine).await;
+    let dropped = async {
+        engine.drop_partition(PartitionId(SHARED)).await.unwrap();
+        Ok(())
+    };
+    engine.set_durability(PartitionId(SHARED), Durability::Shared, dropped).await.unwrap();
+    assert_eq!(engine.statistics().open_partitions, 1, "the other one");
+    assert_eq!(client(&engine, SHARED).state("SELECT 1").await, sqlstate::DATABASE_DROPPED);
+    assert_eq!(set(&engine, Durability::Local).await.unwrap_err().state(), sqlstate::DATABASE_DROPPED);
+    engine.compact_all().await.unwrap();
+    assert_eq!(rig.objects.list("manifests", None).await.unwrap().names, Vec::<String>::new());
+}
+
     other.run("CREATE TABLE t(v)").await.unwrap();
     rig.store.hold(StoreOperation::Put, true);
     let mut waiting = client(&engine, SHARED);

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use fulmar_engine::{Error, sqlstate};
-use fulmar_meta::Tenant;
+use fulmar_engine::{Error, NotChanged, sqlstate};
+use fulmar_meta::{MetaError, Tenant};
 use fulmar_pages::Durability;
 
 use super::{answer, check_unused, find};
@@ -43,7 +43,11 @@ pub(super) async fn settle(tenant: &Tenant, durability: Durability, shared: &Sha
 async fn set(tenant: &Tenant, durability: Durability, shared: &Shared) -> Result<()> {
     let change = async {
         let changed = shared.catalog.set_durability(tenant, durability).await;
-        changed.map(drop).map_err(|error| answer(&error))
+        changed.map(drop).map_err(|error| match error {
+            // It is being dropped.
+            MetaError::Missing { .. } => NotChanged::Refused(answer(&error)),
+            _ => NotChanged::InDoubt(answer(&error)),
+        })
     };
     shared.engine.set_durability(tenant.partition, durability, change).await
 }
