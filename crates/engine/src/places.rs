@@ -161,24 +161,24 @@ impl Drop for Change<'_> {
 }
 
 impl Engine {
-    /// The log in the store, opened if it is not.
-    async fn shared_log(self: &Arc<Self>) -> Result<Arc<CommitLog>> {
-        let open = async || {
-            let engine = self.clone();
-            // In the engine's runtime: that of whoever asks may end before the log.
-            let opening = self.node().spill.runtime().spawn(async move {
-                let node = engine.node();
-                engine.places.open_log(&node.store, &node.clock).await
-            });
-            let opened = opening.await;
-            // No partition commits to it yet, so it holds nothing that counts.
-            let (log, _) = opened.map_err(|cause| {
-                Error::new(sqlstate::INTERNAL, format!("opening the log in the store panicked: {cause}"))
-            })??;
-            self.discard_what_is_lost_by(&log);
-            Ok(log)
-        };
-        self.node().shared_log.get_or_try_init(open).await.cloned()
+    /// Opens the log in the store, if it is not open.
+    async fn open_shared_log(self: &Arc<Self>) -> Result<()> {
+        let engine = self.clone();
+        // In the engine's runtime: that of whoever asks may end before the log. And all of it: should who asks go away, the
+        // next one waits for the same opening, which another one would seal.
+        let opening = self.node().spill.runtime().spawn(async move {
+            let node = engine.node();
+            let open = async || {
+                // No partition commits to it yet, so it holds nothing that counts.
+                let (log, _) = engine.places.open_log(&node.store, &node.clock).await?;
+                engine.discard_what_is_lost_by(&log);
+                Ok(log)
+            };
+            node.shared_log.get_or_try_init(open).await.map(drop)
+        });
+        opening.await.map_err(|cause| {
+            Error::new(sqlstate::INTERNAL, format!("opening the log in the store panicked: {cause}"))
+        })?
     }
 
     /// When this log loses records its partitions shall lose the versions.
@@ -217,7 +217,7 @@ impl Engine {
         change: impl Future<Output = std::result::Result<(), NotChanged>>,
     ) -> Result<()> {
         if durability == Durability::Shared {
-            self.shared_log().await?;
+            self.open_shared_log().await?;
         }
         let begun = self.begin_change(id).await?;
         begun.end(change.await, durability)

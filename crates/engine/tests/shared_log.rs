@@ -209,6 +209,25 @@ async fn who_comes_during_a_change_of_durability_waits_for_it() {
     assert_eq!(rig.log_objects().await.len(), 2, "a claim and its commit");
 }
 
+/// Who asked for the log goes away while it is being opened: there is one opening all the same, and nobody seals it.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_in_the_store_is_opened_once() {
+    let rig = rig();
+    let engine = rig.start(&[]).await;
+    write(&engine).await;
+    rig.store.hold(StoreOperation::Put, true);
+    let mut leaving = Box::pin(set(&engine, Durability::Shared));
+    assert!(futures::poll!(&mut leaving).is_pending());
+    rig.store.is_holding().await;
+    drop(leaving);
+    let mut staying = Box::pin(set(&engine, Durability::Shared));
+    assert!(futures::poll!(&mut staying).is_pending());
+    rig.store.hold(StoreOperation::Put, false);
+    staying.await.unwrap();
+    assert_eq!(write(&engine).await, [2; 2]);
+    assert_eq!(rig.log_objects().await.len(), 2, "a claim and a commit");
+}
+
 /// What is dropped while the catalog is asked stays dropped.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_is_dropped_during_a_change_of_its_durability() {
