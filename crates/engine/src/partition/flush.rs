@@ -156,7 +156,11 @@ impl Partition {
     /// The new manifest is durable: where it says that the pages lie that the flush has written they can be read from, and
     /// they may leave memory. They lie in its last segment, unless the manifest is an earlier one of the same version.
     pub(crate) async fn learn_frames(&self, flush: &Flush, manifest: &Manifest) -> Result<()> {
-        let mut left: HashSet<PageNo> = flush.pages.iter().copied().collect();
+        // What was cut off and has come back unwritten has no version, and no frame in any segment.
+        // SAFETY: the flush has pinned the snapshot.
+        let has_version = |no: &PageNo| unsafe { self.find(*no, &flush.snapshot) }.is_some();
+        let written: Vec<PageNo> = flush.pages.iter().copied().filter(has_version).collect();
+        let mut left: HashSet<PageNo> = written.iter().copied().collect();
         for part in manifest.segments.iter().rev() {
             if left.is_empty() {
                 break;
@@ -172,8 +176,8 @@ impl Partition {
             }
             self.pages.account().settle(tally);
         }
-        let written = flush.pages.iter().copied().filter(|no| !left.contains(no));
-        self.residence.queue(written, self.node.cache.clock());
+        let found = written.into_iter().filter(|no| !left.contains(no));
+        self.residence.queue(found, self.node.cache.clock());
         Ok(())
     }
 
