@@ -3,10 +3,14 @@
 mod common;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use common::{Node, state};
 use fulmar_store::{Backend, Store};
 use tokio_postgres::Client;
+
+/// How long the session of a client that has gone may stay.
+const SESSIONS_END: Duration = Duration::from_secs(30);
 
 async fn shown(client: &Client, database: &str) -> String {
     let sql = "SELECT value FROM fulmar.limits WHERE tenant = $1 AND name = 'durability'";
@@ -19,9 +23,14 @@ async fn log_objects(store: &Backend) -> usize {
 
 /// When the session that has just ended is gone.
 async fn alter(admin: &Client, sql: &str) {
-    while let Err(error) = admin.batch_execute(sql).await {
-        assert_eq!(error.code().unwrap().code(), "55006", "{error}");
-    }
+    let altered = async {
+        while let Err(error) = admin.batch_execute(sql).await {
+            assert_eq!(error.code().unwrap().code(), "55006", "{error}");
+        }
+    };
+    tokio::time::timeout(SESSIONS_END, altered)
+        .await
+        .unwrap_or_else(|_| panic!("{sql}: its session does not end"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
