@@ -93,6 +93,11 @@ async fn what_is_no_durability_is_refused() {
     ] {
         assert_eq!(state(admin.batch_execute(sql).await), expected, "{sql}");
     }
+    // Ending its sessions, that of who asks among them, would not help.
+    let own = admin.batch_execute("ALTER DATABASE fulmar SET durability = 'shared'").await.unwrap_err();
+    let own = own.as_db_error().unwrap();
+    assert_eq!((own.code().code(), own.detail()), ("55006", None));
+    assert_eq!(own.message(), "database \"fulmar\" is always local: it is the system's own");
     // Nothing is left of what was not made.
     admin.batch_execute("CREATE DATABASE other DURABILITY 'shared'").await.unwrap();
     admin.batch_execute("DROP DATABASE other").await.unwrap();

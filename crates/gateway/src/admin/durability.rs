@@ -6,7 +6,7 @@ use fulmar_engine::{Error, NotChanged, sqlstate};
 use fulmar_meta::{MetaError, Tenant};
 use fulmar_pages::Durability;
 
-use super::{answer, check_unused, find};
+use super::{answer, check_unused, find_ordinary};
 use crate::Result;
 use crate::dialect::shorten;
 use crate::gateway::Shared;
@@ -26,7 +26,8 @@ pub(super) fn parse(value: Option<&str>) -> Result<Durability> {
 
 /// Changes it, while nobody is connected.
 pub(super) async fn alter(database: &str, durability: Durability, shared: &Shared) -> Result<Arc<Tenant>> {
-    let tenant = find(database, shared)?;
+    let hint = "Leave it as it is: it holds no data of yours.";
+    let tenant = find_ordinary(database, "is always local", hint, shared)?;
     check_unused(&tenant, "End them first: their answers wait for the log that is to be left.", shared)?;
     set(&tenant, durability, shared).await?;
     Ok(tenant)
