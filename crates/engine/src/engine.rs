@@ -19,7 +19,7 @@ use crate::cache::{self, Cache};
 use crate::clock::{Clock, SystemTime, TimeSource};
 use crate::disk::{self, Disk, SpaceSource};
 use crate::flush;
-use crate::health::Recovery;
+use crate::health::{LogHealth, Recovery};
 use crate::history::{self, RetentionSource};
 use crate::maintenance::{self, Maintenance};
 use crate::memory::MemoryBudget;
@@ -146,6 +146,8 @@ pub struct EngineStatistics {
     pub shared_log_put_us: u64,
     /// Times that another process has closed that log.
     pub shared_log_failures: u64,
+    /// 1 while it takes no commits, now.
+    pub shared_log_refuses: u64,
     /// Bytes of pages in memory, now.
     pub memory_bytes: u64,
     /// Those of them that no segment of the store holds yet, now.
@@ -365,6 +367,7 @@ impl Engine {
             statistics.shared_log_size_bytes = log.size_bytes();
             statistics.shared_log_put_us = load(&counted.sync_nanos) / 1000;
             statistics.shared_log_failures = load(&counted.failures);
+            statistics.shared_log_refuses = u64::from(!LogHealth::of(log).accepts());
         }
         let open = self.open_partitions();
         statistics.open_partitions = open.len() as u64;

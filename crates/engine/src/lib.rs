@@ -68,7 +68,7 @@ pub use disk::{Space, SpaceSource};
 pub use engine::{Config, Engine, EngineStatistics, PartitionStatistics};
 pub use error::{Error, Result, sqlstate};
 pub use export::Export;
-pub use health::{Health, Recovery};
+pub use health::{Health, LogHealth, Recovery};
 pub use history::{RestorePoint, RetentionSource};
 pub use import::Import;
 pub use limits::TransactionLimits;

@@ -108,9 +108,15 @@ async fn another_machine_takes_over_and_the_first_one_is_fenced() {
     let mut there = client(&second, SHARED);
     assert_eq!(there.int("SELECT count(*) FROM t").await, 1);
     let mut here = client(&first, SHARED);
-    assert_eq!(here.state("INSERT INTO t(v) VALUES ('lost')").await, sqlstate::IO_ERROR);
-    assert_eq!(here.state("INSERT INTO t(v) VALUES ('refused')").await, sqlstate::IO_ERROR);
-    assert!(!first.accepts_commits());
+    for sql in ["INSERT INTO t(v) VALUES ('lost')", "INSERT INTO t(v) VALUES ('refused')"] {
+        let error = here.run(sql).await.unwrap_err();
+        assert_eq!(error.state(), sqlstate::IO_ERROR);
+    }
+    let health = first.health();
+    assert!(
+        !health.shared_log.works && health.shared_log.failures == 1 && first.accepts_commits(),
+        "{health:?}"
+    );
     there.run("INSERT INTO t(v) VALUES ('kept')").await.unwrap();
     assert_eq!(there.int("SELECT count(*) FROM t").await, 2);
     assert_eq!(here.int("SELECT count(*) FROM t").await, 1, "what was lost is not seen any more");
@@ -162,13 +168,6 @@ async fn durability_changes_for_nobody_who_is_connected_and_not_by_half() {
     engine.drop_partition(PartitionId(SHARED)).await.unwrap();
 }
 
-/// Answers wait for the store; others do not.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_store_that_does_not_answer_stops_only_who_needs_it() {
-    let rig = rig();
-    let engine = rig.start(&[SHARED, OTHER]).await;
-    write(&engine).await;
-    let mut other = client(&engine, OTHER);
 /// The partition commits where it did.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_change_of_durability_that_is_refused_changes_nothing() {
@@ -246,6 +245,13 @@ async fn a_partition_is_dropped_during_a_change_of_its_durability() {
     assert_eq!(rig.objects.list("manifests", None).await.unwrap().names, Vec::<String>::new());
 }
 
+/// Answers wait for the store; others do not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_does_not_answer_stops_only_who_needs_it() {
+    let rig = rig();
+    let engine = rig.start(&[SHARED, OTHER]).await;
+    write(&engine).await;
+    let mut other = client(&engine, OTHER);
     other.run("CREATE TABLE t(v)").await.unwrap();
     rig.store.hold(StoreOperation::Put, true);
     let mut waiting = client(&engine, SHARED);
@@ -260,9 +266,11 @@ async fn a_partition_is_dropped_during_a_change_of_its_durability() {
     rig.store.always(StoreOperation::Put, Some(StoreFault::Fail(FailureKind::Refused)));
     let mut doubtful = client(&engine, SHARED);
     let uncertain = tokio::spawn(async move { doubtful.run("INSERT INTO t(v) VALUES (2)").await });
-    while engine.accepts_commits() {
+    while engine.health().shared_log.works {
         tokio::task::yield_now().await;
     }
+    assert!(engine.accepts_commits(), "those of others");
+    assert_eq!(engine.statistics().shared_log_refuses, 1);
     assert_eq!(other.state("INSERT INTO t(v) VALUES (1)").await, sqlstate::IO_ERROR);
     local.run("INSERT INTO t(v) VALUES (1)").await.unwrap();
     assert!(!uncertain.is_finished(), "nobody knows");
