@@ -111,6 +111,7 @@ async fn another_machine_takes_over_and_the_first_one_is_fenced() {
     for sql in ["INSERT INTO t(v) VALUES ('lost')", "INSERT INTO t(v) VALUES ('refused')"] {
         let error = here.run(sql).await.unwrap_err();
         assert_eq!(error.state(), sqlstate::IO_ERROR);
+        assert!(error.message().contains("another process has taken over"), "{error:?}");
     }
     let health = first.health();
     assert!(
