@@ -42,6 +42,7 @@ use tokio::time::Instant;
 
 use crate::flush;
 use crate::partition::{CopiedFrame, NamedSegment, Partition, store_error};
+use crate::store::Frame;
 use crate::{Engine, Result};
 
 /// Bytes that are written in a second: what a disk or a network of the slower kind has to spare beside the log.
@@ -138,16 +139,18 @@ impl Engine {
         merged: SegmentId,
     ) -> Result<()> {
         let index = self.node().store.segment_index(merged).await.map_err(store_error)?;
+        let to = partition.segment_index(merged);
+        let sources = work.sources.iter().map(|source| partition.segment_index(source.segment.id));
+        let sources: Vec<u32> = sources.collect();
         let copied = |(page, place, location): &Entry| {
-            let source = work.sources.get(*place)?.segment.id;
             Some(CopiedFrame {
                 page: *page,
-                old: (source, *location),
-                new: index.frame(partition.id, *page)?,
+                old: Frame { segment: *sources.get(*place)?, location: *location },
+                new: Frame { segment: to, location: index.frame(partition.id, *page)? },
             })
         };
         for piece in entries.chunks(PIECE_PAGES) {
-            partition.move_frames(merged, piece.iter().filter_map(copied));
+            partition.move_frames(piece.iter().filter_map(copied));
             tokio::task::yield_now().await;
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! A partition's side of flushes and compaction: what has changed since the last manifest, and what that names.
 
 use fulmar_pages::manifest::{Manifest, SegmentRef};
-use fulmar_pages::{FrameLocation, Outcome, PAGE_SIZE, PageNo, SegmentId};
+use fulmar_pages::{Outcome, PAGE_SIZE, PageNo, SegmentId};
 use fulmar_store::Lsn;
 use hashbrown::HashSet;
 
@@ -24,9 +24,9 @@ pub(crate) struct NamedSegment {
 pub(crate) struct CopiedFrame {
     pub page: PageNo,
     /// Where it was.
-    pub old: (SegmentId, FrameLocation),
+    pub old: Frame,
     /// Where it is in the other segment.
-    pub new: FrameLocation,
+    pub new: Frame,
 }
 
 /// What the newest manifest says.
@@ -182,18 +182,20 @@ impl Partition {
     /// place, whatever was committed or flushed meanwhile. Versions that only older snapshots see stay where they are,
     /// until those let go of them. Whoever has looked up the old place, and finds the segment collected, looks again
     /// ([`super::load`]).
-    pub(crate) fn move_frames(&self, to: SegmentId, copied: impl Iterator<Item = CopiedFrame>) {
-        let segments = self.pages.segments();
-        let to = segments.index_of(to);
+    pub(crate) fn move_frames(&self, copied: impl Iterator<Item = CopiedFrame>) {
         let snapshot = self.pin();
-        for CopiedFrame { page, old: (segment, location), new } in copied {
+        for CopiedFrame { page, old, new } in copied {
             // SAFETY: pinned.
             if let Some(version) = unsafe { self.find(page, &snapshot) } {
-                let old = Frame { segment: segments.index_of(segment), location };
-                self.pages.move_frame(version, old, Frame { segment: to, location: new });
+                self.pages.move_frame(version, old, new);
             }
         }
         self.unpin(snapshot);
+    }
+
+    /// The index of a segment in the partition's frames; found once for many of them.
+    pub(crate) fn segment_index(&self, id: SegmentId) -> u32 {
+        self.pages.segments().index_of(id)
     }
 
     /// Bytes of pages that the next flush would write.
