@@ -5,7 +5,6 @@ mod common;
 use std::time::Instant;
 
 use common::{Node, connect, state};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_postgres::{Client, SimpleQueryMessage};
 
 /// What the node answers to a request for its metrics.
