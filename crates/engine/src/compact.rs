@@ -139,8 +139,8 @@ impl Engine {
         merged: SegmentId,
     ) -> Result<()> {
         let index = self.node().store.segment_index(merged).await.map_err(store_error)?;
-        let to = partition.segment_index(merged);
-        let sources = work.sources.iter().map(|source| partition.segment_index(source.segment.id));
+        let to = partition.segment_number(merged);
+        let sources = work.sources.iter().map(|source| partition.segment_number(source.segment.id));
         let sources: Vec<u32> = sources.collect();
         let copied = |(page, place, location): &Entry| {
             Some(CopiedFrame {

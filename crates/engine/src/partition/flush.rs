@@ -193,8 +193,8 @@ impl Partition {
         self.unpin(snapshot);
     }
 
-    /// The index of a segment in the partition's frames; found once for many of them.
-    pub(crate) fn segment_index(&self, id: SegmentId) -> u32 {
+    /// What a segment is called in the partition's frames; looked up once for many of them.
+    pub(crate) fn segment_number(&self, id: SegmentId) -> u32 {
         self.pages.segments().index_of(id)
     }
 
