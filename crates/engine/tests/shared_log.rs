@@ -292,7 +292,7 @@ async fn a_node_ends_while_its_store_is_silent() {
     let mut user = client(&engine, SHARED);
     let commit = tokio::spawn(async move { user.run("INSERT INTO t(v) VALUES ('in doubt')").await });
     let noticed = async {
-        while engine.accepts_commits() {
+        while engine.health().shared_log.works {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
