@@ -332,11 +332,12 @@ pub(crate) async fn read_frames(
     segments: &Segments,
     manifest: &Manifest,
 ) -> Result<(HashMap<PageNo, Frame>, Vec<u64>)> {
-    let mut frames = HashMap::new();
     let mut pages = Vec::new();
     let reads: Vec<_> = manifest.segments.iter().map(|part| node.store.segment_index(part.id)).collect();
     let reads = stream::iter(reads).buffered(node.store.reads_at_once());
     let indexes: Vec<_> = reads.try_collect().await.map_err(store_error)?;
+    // In one piece: growing would take several times as much fresh memory, which is dear.
+    let mut frames = HashMap::with_capacity(manifest.page_count as usize);
     for (part, index) in manifest.segments.iter().zip(indexes) {
         let segment = segments.index_of(part.id);
         pages.push(index.pages_of(part.partition) as u64);
