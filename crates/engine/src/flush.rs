@@ -145,6 +145,7 @@ async fn round(engine: &Engine) -> Result<()> {
             engine.close_if_unused(id);
         }
     }
+    engine.past.close_unused(|used_ms| now.saturating_sub(used_ms) > idle);
     truncate(engine);
     Ok(())
 }

@@ -136,6 +136,9 @@ pub struct ExportArgs {
     /// Replace the file if it is there
     #[arg(long)]
     pub force: bool,
+    /// What the tenant was at this time: '2026-11-21 18:05:00', in UTC. The last version at or before it is taken
+    #[arg(long, value_name = "TIME")]
+    pub at: Option<String>,
 }
 
 /// `fulmar tenant import`
