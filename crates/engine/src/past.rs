@@ -13,15 +13,16 @@
 //! for good is durable at once.
 //!
 //! # Memory
-//! Its pages are charged to `--memory` and evicted with all others: none of them has changed. What cannot be evicted is the table of
-//! where they lie. So a partition has [`MOST_OPEN`] versions open at most, and one that nobody uses is closed with the
-//! next look around, as soon as it has been idle for as long as a partition may be.
+//! Its pages are charged to `--memory` and evicted with all others: none of them has changed. What cannot be evicted is the
+//! table of where they lie. So a partition has [`MOST_OPEN`] versions open at most, and one that nobody uses is closed with
+//! the next look around, as soon as it has been idle for as long as a partition may be.
 //!
 //! # Why its segments stay
 //! [`crate::node::Node::past`] is held from the choice of the manifest until the version is among those that are open. The
-//! collector deletes a manifest with that lock alone, then asks who reads what, and then which segments the other manifests name:
-//! either the manifest was gone before it could be chosen, or its segments are found to be in use. From then on
-//! the manifest may go, thinned out or older than the retention: who looks goes on looking. A partition that is dropped takes its versions with it.
+//! collector deletes manifests while nobody holds that lock, then asks who reads what, and then what the manifests name
+//! that are left. So the manifest was gone before it could be chosen; or it is left, and names the segments; or it goes when
+//! the version is open, and they are in use. Who looks goes on looking, though the manifest is thinned out or
+//! older than the retention. A partition that is dropped takes its versions with it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -138,7 +138,11 @@ async fn who_looks_sees_one_minute_whatever_goes_on() {
     const KEPT: usize = 10;
     let node = Node::start(Duration::from_millis(KEPT as u64 * MINUTE)).await;
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, minute INTEGER, v BLOB)").await;
-    node.run("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20) INSERT INTO t SELECT i, 0, '' FROM n").await;
+    node.run(
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20) \
+         INSERT INTO t SELECT i, 0, '' FROM n",
+    )
+    .await;
     let times = Arc::new(Mutex::new(Vec::new()));
     let stop = Arc::new(AtomicBool::new(false));
     let looking: Vec<_> = (0..3)

@@ -1,7 +1,7 @@
 //! Bringing a partition in: from its manifest, from the log's records since, and page by page from the store.
 //!
-//! A partition opens with a manifest (the newest one, or that of a time, see [`crate::past`]) and the indexes of its segments alone; pages are read when they are touched, and
-//! may leave again.
+//! A partition opens with a manifest (the newest one, or that of a time, see [`crate::past`]) and the indexes of its segments
+//! alone; pages are read when they are touched, and may leave again.
 //! What the log holds beyond the manifest is applied when the partition opens, not when the node starts: recovery
 //! reads the log once and sorts its records by partition, and ten thousand idle tenants cost nothing.
 

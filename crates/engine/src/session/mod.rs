@@ -369,6 +369,10 @@ impl Session {
             self.own = Some(connection);
         } else {
             partition.pool.give(connection);
+            // Nobody would take it from there any more, and the two hold each other.
+            if partition.is_closed() {
+                partition.pool.clear();
+            }
         }
     }
 

@@ -17,6 +17,7 @@ Examples:
   fulmar tenant list --json
   fulmar tenant load shop orders orders.csv --header
   fulmar tenant export shop shop.db                   an SQLite file, consistent, while shop is in use
+  fulmar tenant export shop noon.db --at '2026-11-21 12:00'
   fulmar tenant import shop-2 shop.db --owner ada
   fulmar tenant exec --all -f migrate.sql             one transaction in each tenant
   fulmar tenant drop store

@@ -48,7 +48,9 @@ impl Session {
     /// Puts the time of what the session sees where it is shown.
     pub(super) fn note_snapshot(&mut self) {
         let time = self.snapshot_time().unwrap_or_default();
-        self.settings.set_fixed(SNAPSHOT_TIME, &time);
+        if self.settings.get(SNAPSHOT_TIME).is_ok_and(|known| known != time) {
+            self.settings.set_fixed(SNAPSHOT_TIME, &time);
+        }
     }
 
     fn snapshot_time(&self) -> Option<String> {
