@@ -64,14 +64,7 @@ impl Engine {
     ) -> Result<()> {
         self.node().disk.admit(true)?;
         let Some((source, at_unix_ms)) = source else { return Ok(()) };
-        let (_past, manifest) = match at_unix_ms {
-            None => self.newest_manifest(source).await?,
-            Some(at_unix_ms) => {
-                let past = self.node().past.read().await;
-                let manifest = self.manifest_at(source, at_unix_ms).await?;
-                (past, Some(Manifest::clone(&manifest)))
-            }
-        };
+        let (_past, manifest) = self.manifest_of(source, at_unix_ms).await?;
         let Some(manifest) = manifest else { return Ok(()) };
         let (clock, Era { lineage, epoch }) = (&self.node().clock, Era::first(id));
         let branch = Manifest {
@@ -88,12 +81,24 @@ impl Engine {
         Ok(())
     }
 
-    /// The manifest of a partition with all that has been committed; `None` if that is nothing. While the guard is held
-    /// nothing that it names is collected.
-    pub(crate) async fn newest_manifest(
+    /// The manifest of a partition as it is now or was at a time; `None` if there is nothing in it. While the guard is
+    /// held nothing that it names is collected.
+    pub(crate) async fn manifest_of(
         &self,
         id: PartitionId,
+        at_unix_ms: Option<u64>,
     ) -> Result<(RwLockReadGuard<'_, ()>, Option<Manifest>)> {
+        let Some(at_unix_ms) = at_unix_ms else { return self.newest_manifest(id).await };
+        let past = self.node().past.read().await;
+        // Whose manifests are gone would look like one that never had any.
+        self.check_not_dropped(id)?;
+        let manifest = self.manifest_at(id, at_unix_ms).await?;
+        Ok((past, Some(Manifest::clone(&manifest))))
+    }
+
+    /// The manifest of a partition with all that has been committed; `None` if that is nothing. While the guard is held
+    /// nothing that it names is collected.
+    async fn newest_manifest(&self, id: PartitionId) -> Result<(RwLockReadGuard<'_, ()>, Option<Manifest>)> {
         // One that is not open, and of which the log has nothing, has all in its manifest.
         if self.may_be_dirty(id) {
             let partition = self.partition(id).await?;

@@ -12,8 +12,8 @@
 //! never be by who stored it. Somebody else can name it only out of a manifest that does: a flush out of the newest of its
 //! partition, which is never deleted; a branch or restore out of any, but then [`crate::node::Node::past`] is held from
 //! the reading of that manifest to the storing of the new one, so the old one was deleted before, or the new one is
-//! found. A manifest that is gone when it is to be read (its tenant was dropped) may have been branched in the meantime:
-//! all are listed anew.
+//! found. Who looks at the past ([`crate::past`]) holds it too, until what he reads is found among what is in use. A manifest
+//! that is gone when it is to be read (its tenant was dropped) may have been branched in the meantime: all are listed anew.
 //!
 //! # Crashes
 //! Manifests go before the segments that only they name: who dies in between leaves segments that nothing names,
@@ -115,7 +115,7 @@ impl Engine {
         // In this order: a partition that is being opened is not yet in the one, or still in the other.
         let mut segments: HashSet<SegmentId> = self.unopened_segments().into_iter().collect();
         segments.extend(self.node().exported_segments());
-        for partition in self.open_partitions() {
+        for partition in self.open_partitions().into_iter().chain(self.past.open()) {
             segments.extend(partition.frame_segments());
             segments.extend(partition.named_segments().iter().map(|named| named.segment.id));
         }

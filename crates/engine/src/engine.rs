@@ -25,6 +25,7 @@ use crate::maintenance::{self, Maintenance};
 use crate::memory::MemoryBudget;
 use crate::node::{Buffers, Naming, Node, NodeStats};
 use crate::partition::{Partition, PartitionStats, Replay, SnapshotBounds, dropped_error, store_error};
+use crate::past::Past;
 use crate::places::Places;
 use crate::spill::SpillArea;
 use crate::{Error, Result, Session, sqlstate};
@@ -92,12 +93,14 @@ impl Config {
     }
 }
 
-type Slot = Arc<OnceCell<Arc<Partition>>>;
+pub(crate) type Slot = Arc<OnceCell<Arc<Partition>>>;
 
 /// All partitions of one node, their log and their memory.
 pub struct Engine {
     node: Arc<Node>,
     partitions: Mutex<HashMap<PartitionId, Slot>>,
+    /// Versions of the past that somebody looks at.
+    pub(crate) past: Past,
     /// Partitions that are being opened.
     opening: SingleFlight<PartitionId, Result<Arc<Partition>>>,
     /// Of every partition that has been open.
@@ -270,6 +273,7 @@ impl Engine {
         let engine = Arc::new(Engine {
             node: node.clone(),
             partitions: Mutex::default(),
+            past: Past::default(),
             opening: SingleFlight::default(),
             counted: Mutex::default(),
             replays: Mutex::new(replays),
@@ -314,6 +318,7 @@ impl Engine {
         self.eras.lock().remove(&id);
         let slot = self.partitions.lock().remove(&id);
         self.replays.lock().remove(&id);
+        self.past.drop_partition(id);
         if let Some(partition) = slot.as_ref().and_then(|slot| slot.get()) {
             partition.close();
             partition.pool.clear();
@@ -416,8 +421,7 @@ impl Engine {
     /// Of so many bytes of its pages in memory others take nothing from a partition, unless all floors together leave
     /// them too little.
     pub(crate) fn set_cache_floor(&self, id: PartitionId, bytes: u64) {
-        let stats = self.counted.lock().entry(id).or_default().clone();
-        stats.cache_floor_bytes.store(bytes, Ordering::Relaxed);
+        self.counted(id).cache_floor_bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// Writes segments and manifests for everything that has changed. For tests and tools; the engine does it by
@@ -477,9 +481,16 @@ impl Engine {
     async fn open_partition(&self, id: PartitionId) -> Result<Arc<Partition>> {
         self.places.settled(id).await;
         let replay = self.replays.lock().get(&id).cloned();
-        let stats = self.counted.lock().entry(id).or_default().clone();
+        let stats = self.counted(id);
         let log = self.log_of(id)?;
-        Partition::open(self.node.clone(), log, stats, id, self.era(id), replay.as_deref()).await
+        let (node, era) = (self.node.clone(), self.era(id));
+        let manifest = node.store.latest_manifest(id, era.epoch).await.map_err(store_error)?;
+        Partition::open(node, log, stats, id, era, manifest.as_ref(), replay.as_deref()).await
+    }
+
+    /// What is counted of a partition.
+    pub(crate) fn counted(&self, id: PartitionId) -> Arc<PartitionStats> {
+        self.counted.lock().entry(id).or_default().clone()
     }
 
     /// Where a partition stands.
@@ -566,7 +577,7 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         // Waiting connections and their partition hold each other.
-        for partition in self.open_partitions() {
+        for partition in self.open_partitions().into_iter().chain(self.past.open()) {
             partition.pool.clear();
         }
     }

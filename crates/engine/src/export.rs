@@ -38,9 +38,10 @@ pub struct Export {
 }
 
 impl Engine {
-    /// Begins to read all of a partition. Everything that was committed before is in it, and nothing later is.
-    pub async fn export(&self, id: PartitionId) -> Result<Export> {
-        let (past, manifest) = self.newest_manifest(id).await?;
+    /// Begins to read all of a partition, as it is now (everything that was committed before is in it, and nothing later is)
+    /// or was at a time (milliseconds since 1970).
+    pub async fn export(&self, id: PartitionId, at_unix_ms: Option<u64>) -> Result<Export> {
+        let (past, manifest) = self.manifest_of(id, at_unix_ms).await?;
         let segments = Segments::default();
         let mut frames = Vec::new();
         if let Some(manifest) = &manifest {
@@ -139,7 +140,7 @@ mod tests {
              INSERT INTO t SELECT hex(randomblob(300)) FROM n",
         )
         .await;
-        let mut export = engine.export(ID).await.unwrap();
+        let mut export = engine.export(ID, None).await.unwrap();
         let mut file = Vec::new();
         assert!(export.next(&mut file).await.unwrap());
         engine.drop_partition(ID).await.unwrap();

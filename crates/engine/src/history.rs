@@ -60,7 +60,7 @@ fn milliseconds(timestamp: u64) -> u64 {
 }
 
 impl RestorePoint {
-    fn of(manifest: &Manifest) -> Self {
+    pub(crate) fn of(manifest: &Manifest) -> Self {
         RestorePoint {
             time_unix_ms: milliseconds(manifest.timestamp),
             size_bytes: u64::from(manifest.page_count) * PAGE_SIZE as u64,

@@ -46,6 +46,7 @@ mod maintenance;
 mod memory;
 mod node;
 mod partition;
+mod past;
 mod places;
 mod procedure;
 mod session;

@@ -323,7 +323,7 @@ fn a_slow_store_and_little_memory_hold_up_nobody_else() {
 async fn a_file_larger_than_memory_is_exported_imported_and_checked() {
     let node = Node::start().await;
     node.fill(1, ROWS).await;
-    let mut export = node.engine.export(PartitionId(1)).await.unwrap();
+    let mut export = node.engine.export(PartitionId(1), None).await.unwrap();
     assert!(export.bytes() > 3 * MEMORY);
     let mut import = node.engine.import(PartitionId(2)).await.unwrap();
     let mut piece = Vec::new();

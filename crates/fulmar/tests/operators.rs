@@ -163,6 +163,17 @@ async fn a_tenant_leaves_as_a_file_and_comes_back() {
     assert!(refusal(&tenant(&["export", "nobody", &path("nobody.db")]), 1).contains("does not exist"));
     assert_eq!(tenant(&["export", "shop", "-"]).stdout, std::fs::read(&file).unwrap());
 
+    // As it was.
+    let history: serde_json::Value =
+        serde_json::from_str(&stdout(&tenant(&["history", "shop", "--json"]))).unwrap();
+    let time = history.as_array().unwrap().last().unwrap()["time"].as_str().unwrap();
+    client(&node, "shop").await.batch_execute("DELETE FROM item").await.unwrap();
+    let early = path("early.db");
+    stdout(&tenant(&["export", "shop", &early, "--at", time]));
+    assert_eq!(std::fs::read(&early).unwrap(), std::fs::read(&file).unwrap());
+    let refused = refusal(&tenant(&["export", "shop", &path("none.db"), "--at", "2020-01-01"]), 1);
+    assert!(refused.contains("does not reach back") && !Path::new(&path("none.db")).exists(), "{refused}");
+
     // A file that others use is not changed meanwhile; what is not all in the file is refused.
     let user = rusqlite::Connection::open(&file).unwrap();
     user.execute_batch("PRAGMA journal_mode = WAL; UPDATE item SET name = 'changed' WHERE id = 1").unwrap();

@@ -99,3 +99,130 @@ async fn what_cannot_be_restored_is_said() {
     assert!(connect(&node.config("copy", "anna")).await.is_ok());
     node.stop().await;
 }
+
+/// The notices that a client is sent.
+async fn noticing(node: &Node, database: &str) -> (Client, tokio::sync::mpsc::UnboundedReceiver<String>) {
+    let (client, mut connection) =
+        node.config(database, "anna").connect(tokio_postgres::NoTls).await.unwrap();
+    let (sender, notices) = tokio::sync::mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        while let Some(Ok(message)) = std::future::poll_fn(|cx| connection.poll_message(cx)).await {
+            if let tokio_postgres::AsyncMessage::Notice(notice) = message {
+                let _ = sender.send(notice.message().to_owned());
+            }
+        }
+    });
+    (client, notices)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_looks_at_the_database_as_it_was() {
+    const COUNT: &str = "SELECT count(*) FROM t";
+    let node = Node::insecure().await;
+    let writer = node.database("shop").await;
+    writer.batch_execute("CREATE TABLE t (a INTEGER)").await.unwrap();
+    for a in 1..=3 {
+        writer.batch_execute(&format!("INSERT INTO t VALUES ({a})")).await.unwrap();
+        node.engine.flush().await.unwrap();
+    }
+    let times = texts(&writer, "SELECT time FROM fulmar.history ORDER BY version").await;
+    writer.batch_execute("INSERT INTO t VALUES (4); CREATE TABLE later (a INTEGER)").await.unwrap();
+    let (client, mut notices) = noticing(&node, "shop").await;
+    let prepared = client.prepare(COUNT).await.unwrap();
+    let count = async || client.query_one(&prepared, &[]).await.unwrap().get::<_, i64>(0);
+
+    assert_eq!(texts(&client, "SHOW fulmar.snapshot_time").await, [""]);
+    for (time, rows) in times.iter().zip(1..) {
+        client.batch_execute(&format!("SET fulmar.as_of = '{time}'")).await.unwrap();
+        let notice = notices.recv().await.unwrap();
+        assert_eq!(notice, format!("the database is shown as it was at {time}"));
+        assert_eq!(texts(&client, "SHOW fulmar.snapshot_time").await, [time.as_str()]);
+        assert_eq!(texts(&client, "SELECT current_setting('fulmar.snapshot_time')").await, [time.as_str()]);
+        assert_eq!(count().await, rows);
+        assert_eq!(texts(&client, "SELECT relname FROM pg_class WHERE relkind = 'r'").await, ["t"]);
+    }
+    client.batch_execute(&format!("SET fulmar.as_of TO '{}'", times[0])).await.unwrap();
+    for sql in [
+        "INSERT INTO t VALUES (1)",
+        "BEGIN READ WRITE; DELETE FROM t",
+        "CREATE TABLE u (a)",
+        "CREATE PROCEDURE p() LANGUAGE lua AS 'return 1'",
+    ] {
+        let refused = client.batch_execute(sql).await;
+        let hint = refused.as_ref().unwrap_err().as_db_error().unwrap().hint().unwrap_or_default().to_owned();
+        assert_eq!((state(refused), hint.contains("RESET fulmar.as_of")), ("25006".into(), true), "{sql}");
+        client.batch_execute("ROLLBACK").await.unwrap();
+    }
+    let out = client.copy_out("COPY DATABASE TO STDOUT (FORMAT sqlite)").await.unwrap();
+    let file: Vec<bytes::Bytes> = futures::TryStreamExt::try_collect(out).await.unwrap();
+    let exported = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(exported.path(), file.concat()).unwrap();
+    let stock = rusqlite::Connection::open(exported.path()).unwrap();
+    assert_eq!(stock.query_row(COUNT, [], |row| row.get::<_, i64>(0)).unwrap(), 1);
+
+    // What ends it.
+    for off in [
+        "RESET fulmar.as_of",
+        "SET fulmar.as_of = ''",
+        "SET fulmar.as_of TO DEFAULT",
+        "RESET ALL",
+        "DISCARD ALL",
+    ] {
+        client.batch_execute(&format!("SET fulmar.as_of = '{}'", times[1])).await.unwrap();
+        assert_eq!(number(&client, COUNT).await, 2);
+        client.batch_execute(off).await.unwrap();
+        assert_eq!(number(&client, COUNT).await, 4, "{off}");
+    }
+    client.batch_execute("INSERT INTO t VALUES (5); DELETE FROM t WHERE a = 5").await.unwrap();
+
+    // For one transaction.
+    let begin = format!("BEGIN READ ONLY; SET LOCAL fulmar.as_of = '{}'", times[1]);
+    for end in ["COMMIT", "ROLLBACK"] {
+        client.batch_execute(&begin).await.unwrap();
+        assert_eq!(number(&client, COUNT).await, 2);
+        let refused = client.batch_execute("RESET fulmar.as_of").await;
+        assert_eq!(state(refused), "25001", "it has seen something");
+        client.batch_execute("ROLLBACK").await.unwrap();
+        client.batch_execute(&begin).await.unwrap();
+        assert_eq!(number(&client, COUNT).await, 2);
+        client.batch_execute(end).await.unwrap();
+        assert_eq!(number(&client, COUNT).await, 4, "{end}");
+    }
+
+    for (sql, expected) in [
+        ("SET fulmar.as_of = 'noon'", "22007"),
+        ("SET fulmar.as_of = '2020-01-01'", "22023"),
+        ("SET fulmar.as_of = '2999-01-01'", "22023"),
+        ("SELECT set_config('fulmar.as_of', '2020-01-01', false)", "22023"),
+        ("SET fulmar.snapshot_time = '2020-01-01'", "55P02"),
+        ("SET fulmar.asof = '2020-01-01'", "42704"),
+    ] {
+        assert_eq!(state(client.batch_execute(sql).await), expected, "{sql}");
+        assert_eq!(number(&client, COUNT).await, 4, "{sql}");
+    }
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_begins_in_the_past() {
+    let node = Node::insecure().await;
+    let writer = node.database("shop").await;
+    writer.batch_execute("CREATE TABLE t (a INTEGER); INSERT INTO t VALUES (1)").await.unwrap();
+    node.engine.flush().await.unwrap();
+    let time = texts(&writer, "SELECT time FROM fulmar.history").await.remove(0);
+    writer.batch_execute("INSERT INTO t VALUES (2)").await.unwrap();
+    let at = |time: &str| {
+        let mut config = node.config("shop", "anna");
+        config.options(format!("-c fulmar.as_of={}", time.replace(' ', "T")));
+        config
+    };
+    let client = connect(&at(&time)).await.unwrap();
+    assert_eq!(texts(&client, "SHOW fulmar.snapshot_time").await, [time.as_str()]);
+    assert_eq!(number(&client, "SELECT count(*) FROM t").await, 1);
+    assert_eq!(state(client.batch_execute("DELETE FROM t").await), "25006");
+    let client = connect(&at("2020-01-01")).await.unwrap();
+    assert_eq!(state(client.batch_execute("SELECT count(*) FROM t").await), "22023");
+    client.batch_execute("RESET fulmar.as_of").await.unwrap();
+    assert_eq!(number(&client, "SELECT count(*) FROM t").await, 2);
+    node.stop().await;
+}

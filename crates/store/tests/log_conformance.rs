@@ -161,3 +161,15 @@ async fn files_conform() {
 async fn objects_conform() {
     conforms(Place::Store(Backend::memory())).await;
 }
+
+#[tokio::test]
+async fn what_is_only_read_takes_nothing_and_waits_for_nothing() {
+    let log = CommitLog::read_only();
+    assert!(log.is_read_only() && log.is_durable(Lsn(0)));
+    assert!(matches!(log.append(&commit(1, 1), Urgency::Prompt), Err(LogError::ReadOnly)));
+    assert!(matches!(log.wait_room(1).await, Err(LogError::ReadOnly)));
+    log.wait_durable(log.appended()).await.unwrap();
+    log.truncate(Lsn(100));
+    assert_eq!((log.appended(), log.oldest(), log.size_bytes()), (Lsn(0), Lsn(0), 0));
+    close(log).await.unwrap();
+}

@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use libsqlite3_sys as ffi;
 
+use crate::partition::past_is_read_only;
 use crate::vfs::Link;
 use crate::{Error, Result, sqlstate};
 
@@ -163,6 +164,10 @@ unsafe extern "C" fn current_transaction(
     // SAFETY: called by SQLite.
     unsafe {
         answer(context, |link| {
+            if link.partition.is_past() {
+                // Its outcome could not be written down.
+                return fail(context, link, past_is_read_only());
+            }
             let mut variables = link.variables.borrow_mut();
             if variables.transaction_id == 0 {
                 variables.transaction_id = link.partition.node.clock.transaction_id();

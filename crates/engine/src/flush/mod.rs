@@ -127,6 +127,7 @@ async fn flush_due(engine: &Engine) -> Result<()> {
             engine.close_if_unused(id);
         }
     }
+    engine.past.close_unused(|used_ms| now.saturating_sub(used_ms) > idle);
     truncate(engine);
     opened.and(flushed)
 }

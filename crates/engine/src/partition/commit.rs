@@ -640,6 +640,13 @@ impl Partition {
     }
 }
 
+/// The error of who wants to write where the past is shown.
+pub(crate) fn past_is_read_only() -> Error {
+    Error::new(sqlstate::READ_ONLY_TRANSACTION, "cannot write to the database as it was in the past")
+        .detail("fulmar.as_of is set: the session sees the database as it was then.")
+        .hint("RESET fulmar.as_of, and write to the database as it is now.")
+}
+
 fn decided_aborted(id: u64) -> Error {
     Error::new(
         sqlstate::SERIALIZATION_FAILURE,
@@ -675,6 +682,7 @@ pub(crate) fn log_error(error: LogError) -> Error {
                 .detail(error.to_string())
                 .hint("see that one node only is started with this data directory and this store")
         }
+        LogError::ReadOnly => past_is_read_only(),
         other => Error::new(sqlstate::IO_ERROR, format!("the commit log failed: {other}"))
             .hint("the transaction was rolled back; check the disk that holds the data directory"),
     }

@@ -1,7 +1,7 @@
 //! Bringing a partition in: from its manifest, from the log's records since, and page by page from the store.
 //!
-//! A partition opens with its manifest and the indexes of its segments alone; pages are read when they are touched, and
-//! may leave again.
+//! A partition opens with a manifest (the newest one, or that of a time, see [`crate::past`]) and the indexes of its segments
+//! alone; pages are read when they are touched, and may leave again.
 //! What the log holds beyond the manifest is applied when the partition opens, not when the node starts: recovery
 //! reads the log once and sorts its records by partition, and ten thousand idle tenants cost nothing.
 
@@ -50,21 +50,21 @@ impl Replay {
 pub(super) type Loading = SingleFlight<usize, Result<()>>;
 
 impl Partition {
-    /// Opens a partition of this node.
+    /// Opens a partition of this node as this manifest and what the log holds beyond it say.
     pub(crate) async fn open(
         node: Arc<Node>,
         log: Arc<CommitLog>,
         stats: Arc<super::PartitionStats>,
         id: PartitionId,
         era: Era,
+        manifest: Option<&Manifest>,
         replay: Option<&Replay>,
     ) -> Result<Arc<Partition>> {
         let Era { lineage, epoch } = era;
-        let manifest = node.store.latest_manifest(id, epoch).await.map_err(store_error)?;
         let account = Account::new(node.memory.clone());
         let pages = table::PageTable::new(account.clone());
-        let mut recovered = Recovered::new(epoch, manifest.as_ref());
-        if let Some(manifest) = &manifest {
+        let mut recovered = Recovered::new(epoch, manifest);
+        if let Some(manifest) = manifest {
             node.clock.observe(manifest.timestamp);
             (recovered.frames, recovered.named_pages) =
                 read_frames(&node, pages.segments(), manifest).await?;
@@ -116,7 +116,7 @@ impl Partition {
             expired: AtomicU64::new(0),
             expiry: Notify::new(),
             used_ms: AtomicU64::new(now_ms),
-            named: Mutex::new(flush::Named::new(manifest.as_ref(), &recovered.named_pages)),
+            named: Mutex::new(flush::Named::new(manifest, &recovered.named_pages)),
             node,
             log,
         });

@@ -31,7 +31,7 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 
 pub(crate) use ahead::Ahead;
-pub(crate) use commit::{Refused, Room, Waits, log_error, page_one};
+pub(crate) use commit::{Refused, Room, Waits, log_error, page_one, past_is_read_only};
 pub(crate) use flush::{CopiedFrame, Flush, NamedSegment};
 pub(crate) use large::Large;
 pub(crate) use load::{Replay, read_frames, store_error};
@@ -177,7 +177,13 @@ impl Partition {
 
     /// Whether others are to take nothing of its memory.
     pub(crate) fn is_at_its_floor(&self) -> bool {
-        self.resident_bytes() <= self.stats.cache_floor_bytes.load(Ordering::Relaxed)
+        // The floor is the database's as it is now.
+        !self.is_past() && self.resident_bytes() <= self.stats.cache_floor_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Whether it is a version of the past ([`crate::past`]), which nobody writes to.
+    pub(crate) fn is_past(&self) -> bool {
+        self.log.is_read_only()
     }
 
     /// Evicts pages whose turn it is by the node's clock. Answers how many, and whether there are more of those.

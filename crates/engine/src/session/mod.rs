@@ -8,6 +8,7 @@
 //! | [`control`] | BEGIN, COMMIT, ROLLBACK, savepoints |
 //! | [`journal`] | what an open transaction has answered, and its replay |
 //! | [`let_go`] | snapshots that have been held for too long |
+//! | [`look_back`] | transactions on a version of the past |
 //! | [`held_turn`] | a turn held across client round trips, and its bounds |
 //!
 //! # Answers wait for durability
@@ -23,6 +24,7 @@ mod control;
 mod held_turn;
 mod journal;
 mod let_go;
+mod look_back;
 mod open;
 mod prepare;
 
@@ -36,7 +38,7 @@ use fulmar_store::{CommitLog, LogError, Lsn};
 
 use crate::cancel::CancelFlag;
 use crate::connection::Connection;
-use crate::partition::{Partition, log_error};
+use crate::partition::{Partition, log_error, past_is_read_only};
 use crate::variables::Variables;
 use crate::{
     Canceller, CommandTag, Completion, Engine, Error, Known, Result, RowSink, Scope, Statement,
@@ -72,6 +74,8 @@ pub struct Session {
     flag: Arc<CancelFlag>,
     running: Arc<AtomicBool>,
     default_read_only: bool,
+    /// The version of the past that its transactions see, if they do.
+    past: Option<look_back::LookBack>,
     /// Whether its user may write at all.
     may_write: bool,
     limits: TransactionLimits,
@@ -94,6 +98,7 @@ impl Session {
             flag: Arc::default(),
             running: Arc::default(),
             default_read_only: false,
+            past: None,
             may_write: true,
             limits: TransactionLimits::default(),
             turn_first: false,
@@ -232,11 +237,14 @@ impl Session {
     }
 
     fn begins_read_only(&self) -> bool {
-        self.default_read_only || !self.may_write
+        self.default_read_only || !self.may_write || self.past.is_some()
     }
 
     /// The error of who writes in a read-only transaction.
     fn read_only_error(&self) -> Error {
+        if self.past.is_some() {
+            return past_is_read_only();
+        }
         let error = Error::new(sqlstate::READ_ONLY_TRANSACTION, "cannot write in a read-only transaction");
         error.hint(match self.may_write {
             true => "begin a transaction with READ WRITE, or SET default_transaction_read_only = off",
@@ -270,6 +278,7 @@ impl Session {
         let _ = self.rollback().await;
         self.own = None;
         self.partition = None;
+        self.past = None;
     }
 
     /// If the last statement's future was dropped, it may have committed without anybody having waited for it. Whether it
@@ -296,8 +305,15 @@ impl Session {
         if self.flag.is_set() { Err(self.flag.error()) } else { Ok(()) }
     }
 
-    /// The session's partition, opened on first use. From a store that does not answer that takes a minute to fail.
+    /// The partition that the session's transaction sees, opened on first use. From a store that does not answer that takes
+    /// a minute to fail.
     async fn partition(&mut self) -> Result<Arc<Partition>> {
+        if let Some(seen) = self.seen_partition().filter(|partition| !partition.is_closed()) {
+            return Ok(seen.clone());
+        }
+        if let Some(at_unix_ms) = self.as_of() {
+            return self.partition_at(at_unix_ms).await;
+        }
         if let Some(partition) = self.partition.as_ref().filter(|partition| !partition.is_closed()) {
             return Ok(partition.clone());
         }
@@ -310,8 +326,9 @@ impl Session {
     /// A connection for one transaction, with the session's context in it.
     async fn checkout(&mut self, variables: Variables) -> Result<Box<Connection>> {
         let partition = self.partition().await?;
-        // Not one of before a restore.
-        let own = self.own.take().filter(|own| !own.link.partition.is_closed());
+        // Not one of before a restore. Temporary tables stand beside the newest version only.
+        let own = if partition.is_past() { None } else { self.own.take() };
+        let own = own.filter(|own| !own.link.partition.is_closed());
         let mut connection = match own.or_else(|| partition.pool.take()) {
             Some(connection) => connection,
             None => Box::pin(Connection::open(partition)).await?,
@@ -347,10 +364,15 @@ impl Session {
     fn give_back(&mut self, mut connection: Box<Connection>) {
         self.remember(&connection);
         connection.trim();
-        if connection.tainted {
+        let partition = connection.link.partition.clone();
+        if connection.tainted && !partition.is_past() {
             self.own = Some(connection);
-        } else if let Some(partition) = &self.partition {
+        } else {
             partition.pool.give(connection);
+            // Nobody would take it from there any more, and the two hold each other.
+            if partition.is_closed() {
+                partition.pool.clear();
+            }
         }
     }
 

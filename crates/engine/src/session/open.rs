@@ -117,6 +117,11 @@ impl Open {
         self.failed
     }
 
+    /// The partition that it sees, once it has looked.
+    pub(super) fn seen_partition(&self) -> Option<&Arc<Partition>> {
+        self.connection.as_ref().map(|connection| &connection.link.partition)
+    }
+
     /// Whether what it is answered holds only if it commits: it sees versions that may not be durable.
     fn is_provisional(&self) -> bool {
         self.turn.is_some() || !self.rows.locked.is_empty() || self.has_written()
@@ -156,7 +161,8 @@ impl Session {
         if open.failed && statement.kind != StatementKind::RollbackTo {
             return Err(failed_transaction());
         }
-        if open.read_only && statement.is_for_writers() {
+        let is_past = open.seen_partition().map_or(self.as_of().is_some(), |seen| seen.is_past());
+        if (open.read_only || is_past) && statement.is_for_writers() {
             return Err(self.read_only_error());
         }
         if statement.plan.vacuum {

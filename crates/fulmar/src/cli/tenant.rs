@@ -17,6 +17,7 @@ Examples:
   fulmar tenant list --json
   fulmar tenant load shop orders orders.csv --header
   fulmar tenant export shop shop.db                   an SQLite file, consistent, while shop is in use
+  fulmar tenant export shop noon.db --at '2026-11-21 12:00'
   fulmar tenant import shop-2 shop.db --owner ada
   fulmar tenant exec --all -f migrate.sql             one transaction in each tenant
   fulmar tenant drop store
@@ -136,6 +137,9 @@ pub struct ExportArgs {
     /// Replace the file if it is there
     #[arg(long)]
     pub force: bool,
+    /// What the tenant was at this time: '2026-11-21 18:05:00', in UTC. The last version at or before it is taken
+    #[arg(long, value_name = "TIME")]
+    pub at: Option<String>,
 }
 
 /// `fulmar tenant import`

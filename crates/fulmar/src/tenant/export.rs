@@ -14,7 +14,7 @@ use serde::Serialize;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio_postgres::Client;
 
-use super::{server_error, texts};
+use super::{literal, server_error, texts};
 use crate::cli::ExportArgs;
 use crate::output;
 
@@ -29,8 +29,12 @@ struct Exported<'a> {
 /// Writes the file.
 pub async fn run(client: &Client, arguments: &ExportArgs, json: bool) -> anyhow::Result<()> {
     let began = Instant::now();
-    let ExportArgs { name, file, force } = arguments;
+    let ExportArgs { name, file, force, at } = arguments;
     let not_exported = || format!("{name} was not exported");
+    if let Some(at) = at {
+        let looked = client.batch_execute(&format!("SET fulmar.as_of = {}", literal(at))).await;
+        looked.map_err(|error| server_error(&error)).with_context(not_exported)?;
+    }
     let bytes = if file == Path::new("-") {
         ensure!(
             !std::io::stdout().is_terminal(),

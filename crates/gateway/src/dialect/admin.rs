@@ -199,10 +199,15 @@ fn branch(cursor: &mut Cursor<'_, '_>) -> Result<Source> {
 
 /// A timestamp, in milliseconds since 1970. Without a zone it is UTC, as everywhere.
 fn moment(cursor: &mut Cursor<'_, '_>) -> Result<u64> {
-    const FROM_1970_TO_2000_US: i64 = 946_684_800_000_000;
     let text = cursor.string().ok_or_else(|| unexpected(cursor))?;
+    parse_moment(&text)
+}
+
+/// The same, of a text.
+pub(crate) fn parse_moment(text: &str) -> Result<u64> {
+    const FROM_1970_TO_2000_US: i64 = 946_684_800_000_000;
     let since_2000_us = parse_timestamp(text.trim().as_bytes()).ok_or_else(|| {
-        Error::new(sqlstate::INVALID_DATETIME, format!("\"{}\" is no timestamp", shorten(&text)))
+        Error::new(sqlstate::INVALID_DATETIME, format!("\"{}\" is no timestamp", shorten(text)))
             .hint("It is written as '2026-11-21 18:05:00', in UTC, or with a zone: '2026-11-21 19:05:00+01'.")
     })?;
     let since_1970_us = since_2000_us.saturating_add(FROM_1970_TO_2000_US);

@@ -6,6 +6,7 @@ use fulmar_engine::{
 };
 
 use super::rows::{Collector, Layout, RowWriter, ValueRow};
+use super::settings::{AS_OF, SNAPSHOT_TIME};
 use super::{Fault, Ran, Session};
 use crate::Result;
 use crate::dialect::Command;
@@ -27,7 +28,7 @@ impl Session {
         self.link.check_not_failed()?;
         let tag = match command {
             Command::Set { name, value, local } => {
-                self.set(name, value.as_deref(), *local, output)?;
+                self.set(name, value.as_deref(), *local, output).await?;
                 if value.is_some() || *local { "SET" } else { "RESET" }
             }
             Command::SetTransaction { read_only, session } => {
@@ -35,6 +36,10 @@ impl Session {
                 "SET"
             }
             Command::Show(name) => {
+                if name.eq_ignore_ascii_case(SNAPSHOT_TIME) {
+                    self.link.look_back().await?;
+                }
+                self.note_snapshot();
                 let value = self.settings.get(name)?.to_owned();
                 return self.answer(
                     vec![vec![Value::Text(value)]],
@@ -44,6 +49,7 @@ impl Session {
                 );
             }
             Command::ShowAll => {
+                self.note_snapshot();
                 let row = |row: [&str; 3]| row.map(|text| Value::Text(text.to_owned())).to_vec();
                 let rows = self.settings.all().into_iter().map(row).collect();
                 return self.answer(rows, CommandTag::Plain("SHOW"), layout, output);
@@ -145,7 +151,7 @@ impl Session {
         Ok(Ran::Done { tag, rows, spill })
     }
 
-    pub(super) fn set(
+    pub(super) async fn set(
         &mut self,
         name: &str,
         value: Option<&str>,
@@ -160,6 +166,9 @@ impl Session {
                 "SET LOCAL can only be used in transaction blocks",
             );
             return Ok(());
+        }
+        if name.eq_ignore_ascii_case(AS_OF) {
+            self.look_back(value, output).await?;
         }
         if in_transaction {
             self.settings.set_in_transaction(name, value, local)?;
@@ -206,6 +215,9 @@ impl Session {
 
     async fn discard_all(&mut self) -> Result<()> {
         self.outside_transaction("DISCARD ALL")?;
+        // First: a version of the past has no temporary tables.
+        self.settings.reset_all();
+        self.apply_settings();
         let tables = "SELECT name FROM sqlite_temp_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'";
         for row in self.link.collect(tables, &[]).await? {
             if let Some(Value::Text(name)) = row.first() {
@@ -214,8 +226,6 @@ impl Session {
         }
         self.statements.close_statements();
         self.shared.advisory.unlock_all(self.link.handle.pid);
-        self.settings.reset_all();
-        self.apply_settings();
         Ok(())
     }
 

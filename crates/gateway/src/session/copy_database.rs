@@ -7,7 +7,7 @@
 //! catalog: creating  -->  CopyData: pages go into a segment  -->  CopyDone: manifest, quick_check  -->  catalog: ready
 //! ```
 //!
-//! Neither is part of a transaction. An export shows what had been committed when it began. An import is a creation
+//! Neither is part of a transaction. An export shows what had been committed when it began, or what `fulmar.as_of` shows. An import is a creation
 //! ([`crate::admin`]): until it is complete and SQLite has found it sound nobody sees the tenant, and whatever goes wrong
 //! undoes it.
 
@@ -39,7 +39,8 @@ impl Session {
     /// Sends all pages of the session's database.
     pub(super) async fn export(&mut self, output: &mut Vec<u8>) -> Result<Ran, Fault> {
         self.outside_transaction(TAG)?;
-        let mut export = self.shared.engine.export(self.identity.tenant.partition).await?;
+        let (partition, as_of) = (self.identity.tenant.partition, self.settings.as_of());
+        let mut export = self.shared.engine.export(partition, as_of).await?;
         let exported = Event::new(Kind::DatabaseExported).database(&self.identity.tenant);
         self.shared.journal().gather(exported.by(self.identity.actor()));
         backend::copy_out_bytes(output);

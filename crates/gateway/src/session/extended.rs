@@ -111,7 +111,8 @@ impl Session {
     }
 
     /// The session, as system tables are to see it.
-    pub(super) fn viewer(&self) -> Arc<Viewer> {
+    pub(super) fn viewer(&mut self) -> Arc<Viewer> {
+        self.note_snapshot();
         let (shared, settings) = (self.shared.clone(), self.settings.clone());
         Arc::new(Viewer::new(shared, self.identity.clone(), self.link.handle.pid, settings))
     }
@@ -134,7 +135,8 @@ impl Session {
             }
             Front::Translated(translated, rest) => {
                 if translated.system {
-                    self.link.engine.set_system(self.viewer());
+                    let viewer = self.viewer();
+                    self.link.engine.set_system(viewer);
                 }
                 let (system, parameters) = (translated.system, &translated.parameters);
                 let known = Known { system, parameters, once: false };

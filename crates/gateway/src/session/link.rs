@@ -117,6 +117,12 @@ impl Link {
         Ok(collector.rows)
     }
 
+    /// Opens the version of the past that the next transaction will see, if it sees one.
+    pub(crate) async fn look_back(&mut self) -> Result<()> {
+        let Link { engine, wire, handle, timeout, .. } = self;
+        drive(pin!(engine.look_back()), wire, handle, *timeout).await
+    }
+
     /// Verifies all that the node keeps.
     pub(crate) async fn verify(&mut self) -> Result<Verified> {
         let Link { engine, wire, handle, timeout, .. } = self;

@@ -25,6 +25,7 @@ mod copy_out;
 mod extended;
 mod limits;
 mod link;
+mod look_back;
 mod rights;
 pub(crate) mod rows;
 mod settings;
@@ -431,7 +432,10 @@ impl Session {
                     Ok(completion) => {
                         let (rows, spill) = writer.finish();
                         if let Some(viewer) = viewer {
-                            self.configure(std::mem::take(&mut *viewer.changes.lock()), output)?;
+                            let changes = std::mem::take(&mut *viewer.changes.lock());
+                            if !changes.is_empty() {
+                                Box::pin(self.configure(changes, output)).await?;
+                            }
                         }
                         self.completed(&completion, output);
                         Ok(Ran::Done { tag: completion.tag, rows, spill })
@@ -454,9 +458,13 @@ impl Session {
     }
 
     /// Does what `set_config` asked for.
-    fn configure(&mut self, changes: Vec<(String, String, bool)>, output: &mut Vec<u8>) -> crate::Result<()> {
+    async fn configure(
+        &mut self,
+        changes: Vec<(String, String, bool)>,
+        output: &mut Vec<u8>,
+    ) -> crate::Result<()> {
         for (name, value, local) in changes {
-            self.set(&name, Some(&value), local, output)?;
+            self.set(&name, Some(&value), local, output).await?;
         }
         Ok(())
     }
@@ -482,5 +490,6 @@ impl Session {
         self.link.timeout = self.settings.statement_timeout();
         self.link.idle_timeout = self.settings.idle_in_transaction_timeout();
         self.link.engine.set_default_read_only(self.settings.is_read_only());
+        self.link.engine.set_as_of(self.settings.as_of());
     }
 }

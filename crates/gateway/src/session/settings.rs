@@ -13,6 +13,7 @@ use fulmar_meta::{Access, LiveLimits, Unit};
 
 use super::limits::Bounds;
 use crate::Result;
+use crate::dialect::admin::parse_moment;
 
 /// Parameters that an application may add.
 const CUSTOM: usize = 100;
@@ -28,6 +29,8 @@ enum Rule {
     Boolean,
     /// A time; without a unit it is milliseconds. 0 switches it off.
     Duration,
+    /// A timestamp, or nothing.
+    Moment,
     /// It can be shown only.
     Fixed,
 }
@@ -49,11 +52,18 @@ const fn reported(name: &'static str, default: &'static str, rule: Rule, about: 
     Parameter { name, default, rule, reported: true, about }
 }
 
+/// Shows the database as it was.
+pub(crate) const AS_OF: &str = "fulmar.as_of";
+/// Says as it was when.
+pub(crate) const SNAPSHOT_TIME: &str = "fulmar.snapshot_time";
+/// What begins so is Fulmar's own: a misspelt one is no application's.
+const OWN_PREFIX: &str = "fulmar.";
+
 const ISOLATION: Rule =
     Rule::OneOf(&["serializable", "repeatable read", "read committed", "read uncommitted"]);
 
 /// The known parameters, sorted by their names in lower case.
-static PARAMETERS: [Parameter; 35] = [
+static PARAMETERS: [Parameter; 37] = [
     reported("application_name", "", Rule::Any, "What the client calls itself."),
     parameter("block_size", "4096", Rule::Fixed, "Bytes of a page."),
     parameter("bytea_output", "hex", Rule::OneOf(&["hex"]), "How bytea is written as text."),
@@ -84,6 +94,13 @@ static PARAMETERS: [Parameter; 35] = [
         "1",
         Rule::Any,
         "Floats are always written so that they read back the same.",
+    ),
+    parameter(AS_OF, "", Rule::Moment, "The time as of which the database is seen; empty: now."),
+    parameter(
+        SNAPSHOT_TIME,
+        "",
+        Rule::Fixed,
+        "When what fulmar.as_of shows was the newest version; empty where it shows nothing.",
     ),
     parameter(
         "idle_in_transaction_session_timeout",
@@ -267,6 +284,11 @@ impl Settings {
         (milliseconds > 0).then(|| Duration::from_millis(milliseconds))
     }
 
+    /// `fulmar.as_of`, in milliseconds since 1970; `None` if it is empty.
+    pub(crate) fn as_of(&self) -> Option<u64> {
+        self.get(AS_OF).ok().filter(|text| !text.is_empty()).and_then(|text| parse_moment(text).ok())
+    }
+
     /// `default_transaction_read_only`.
     pub(crate) fn is_read_only(&self) -> bool {
         self.get("default_transaction_read_only").is_ok_and(|value| value == "on")
@@ -297,10 +319,11 @@ impl Settings {
             return Err(Error::new(sqlstate::INVALID_PARAMETER_VALUE, message));
         }
         let Some(parameter) = find(name) else {
-            if !name.contains('.') {
+            let is_ours = |prefix: &str| prefix.eq_ignore_ascii_case(OWN_PREFIX);
+            if !name.contains('.') || name.get(..OWN_PREFIX.len()).is_some_and(is_ours) {
                 return Err(unknown(name));
             }
-            let own = self.values.iter().filter(|value| value.0.contains('.')).count();
+            let own = self.values.iter().filter(|value| find(&value.0).is_none()).count();
             if own >= CUSTOM && self.stored(name).is_none() {
                 let message = format!("a session can have {CUSTOM} parameters of its own at most");
                 return Err(Error::new(sqlstate::PROGRAM_LIMIT, message));
@@ -348,6 +371,8 @@ impl Parameter {
                 Some(_) => Ok(value.trim().into()),
                 None => Err(refused(format!("It is {}.", Unit::Milliseconds.rule()))),
             },
+            Rule::Moment if value.trim().is_empty() => Ok("".into()),
+            Rule::Moment => parse_moment(value).map(|_| value.trim().into()),
             Rule::Fixed => Err(self.fixed()),
         }
     }

@@ -42,6 +42,7 @@ use crate::session::{Identity, Settings};
 use schema::Schema;
 
 pub(crate) use functions::is_function;
+pub(crate) use statistics::moment;
 
 /// Who asks: a session, as it is now.
 pub(crate) struct Viewer {

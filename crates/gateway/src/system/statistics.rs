@@ -185,7 +185,7 @@ fn history(asked: Asked<'_>) -> Result<Rows> {
 }
 
 /// A moment as SQLite's text, from which the client's form is made.
-pub(super) fn moment(unix_ms: u64) -> Value {
+pub(crate) fn moment(unix_ms: u64) -> Value {
     let mut text = Vec::new();
     let since_1970_us = i64::try_from(unix_ms).unwrap_or(i64::MAX).saturating_mul(1000);
     let since_2000_us = since_1970_us.saturating_sub(946_684_800_000_000);

@@ -61,6 +61,9 @@ pub enum LogError {
     /// The log was closed before the record was known to be durable; recovery will tell.
     #[error("the log is closed")]
     Closed,
+    /// It is the log of what is only read.
+    #[error("nothing can be written to a version of the past")]
+    ReadOnly,
     /// What had been durable cannot be read any more.
     #[error(
         "the log is damaged: {file}, byte {offset}: {problem}; restore the file from a copy, or move the log's files away and lose what its last flushes do not hold"

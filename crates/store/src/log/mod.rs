@@ -114,6 +114,8 @@ pub struct CommitLog {
 enum Kept {
     Local(LocalLog),
     Shared(SharedLog),
+    /// Not at all.
+    ReadOnly,
 }
 
 impl CommitLog {
@@ -148,6 +150,16 @@ impl CommitLog {
         Ok(Arc::new(CommitLog { progress: log.progress(), kept: Kept::Shared(log) }))
     }
 
+    /// The log of what is only read: it is empty, durable as far as it goes, and takes nothing ([`LogError::ReadOnly`]).
+    pub fn read_only() -> Arc<CommitLog> {
+        Arc::new(CommitLog { progress: Arc::new(Progress::new(0)), kept: Kept::ReadOnly })
+    }
+
+    /// Whether it takes nothing, ever.
+    pub fn is_read_only(&self) -> bool {
+        matches!(self.kept, Kept::ReadOnly)
+    }
+
     /// Reads the log of `node` in a store as an opening would, and writes nothing.
     pub async fn verify_shared(
         store: Reliable,
@@ -167,11 +179,12 @@ impl CommitLog {
 
     /// Appends a record and answers the position of its end. Never waits. After an error nothing has been appended:
     /// [`LogError::Full`], [`LogError::Busy`], [`LogError::Failed`], [`LogError::Unreachable`], [`LogError::Fenced`],
-    /// [`LogError::TooLong`], [`LogError::Closed`].
+    /// [`LogError::TooLong`], [`LogError::Closed`], [`LogError::ReadOnly`].
     pub fn append(&self, body: &[u8], urgency: Urgency) -> Result<Lsn, LogError> {
         let outcome = match &self.kept {
             Kept::Local(log) => log.append(body, urgency),
             Kept::Shared(log) => log.append(body),
+            Kept::ReadOnly => Err(LogError::ReadOnly),
         };
         let statistics = &self.progress.statistics;
         match &outcome {
@@ -203,6 +216,7 @@ impl CommitLog {
         match &self.kept {
             Kept::Local(log) => log.admit(body_bytes),
             Kept::Shared(log) => log.admit(body_bytes),
+            Kept::ReadOnly => Err(LogError::ReadOnly),
         }
     }
 
@@ -212,13 +226,14 @@ impl CommitLog {
         match &self.kept {
             Kept::Local(log) => log.full(),
             Kept::Shared(log) => log.full(),
+            Kept::ReadOnly => None,
         }
     }
 
     /// [`LogError::Fenced`] once it is known that another process has taken the log over, and commits in its name.
     pub fn fenced(&self) -> Option<LogError> {
         match &self.kept {
-            Kept::Local(_) => None,
+            Kept::Local(_) | Kept::ReadOnly => None,
             Kept::Shared(log) => log.admit(0).err().filter(|error| matches!(error, LogError::Fenced { .. })),
         }
     }
@@ -250,6 +265,7 @@ impl CommitLog {
         match &self.kept {
             Kept::Local(log) => log.oldest(),
             Kept::Shared(log) => log.oldest(),
+            Kept::ReadOnly => Lsn(0),
         }
     }
 
@@ -259,6 +275,7 @@ impl CommitLog {
         match &self.kept {
             Kept::Local(log) => log.truncate(upto),
             Kept::Shared(log) => log.truncate(upto),
+            Kept::ReadOnly => {}
         }
     }
 
@@ -267,6 +284,7 @@ impl CommitLog {
         match &self.kept {
             Kept::Local(log) => log.size_bytes(),
             Kept::Shared(log) => log.size_bytes(),
+            Kept::ReadOnly => 0,
         }
     }
 
@@ -283,6 +301,7 @@ impl CommitLog {
         match &self.kept {
             Kept::Local(log) => log.close(),
             Kept::Shared(log) => log.close(),
+            Kept::ReadOnly => Ok(()),
         }
     }
 }

@@ -1,0 +1,135 @@
+//! A partition that is written once a minute, by a clock that the test moves on.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use fulmar_engine::{Config, Engine, Era, Error, SystemTime, TimeSource, Value};
+use fulmar_pages::PartitionId;
+
+use super::{Client, start_when_free};
+
+pub const SHOP: PartitionId = PartitionId(7);
+pub const MINUTE: u64 = 60_000;
+pub const DAY: u64 = 24 * 60 * MINUTE;
+
+/// A clock that the test moves on; what is measured goes on by itself.
+#[derive(Default)]
+pub struct Moved {
+    system: SystemTime,
+    by_ms: AtomicU64,
+}
+
+impl TimeSource for Moved {
+    fn unix_ms(&self) -> u64 {
+        self.system.unix_ms() + self.by_ms.load(Ordering::Relaxed)
+    }
+
+    fn monotonic_ms(&self) -> u64 {
+        self.system.monotonic_ms()
+    }
+}
+
+pub struct Node {
+    pub engine: Arc<Engine>,
+    pub directory: tempfile::TempDir,
+    pub clock: Arc<Moved>,
+    /// What a catalog knows of it.
+    pub eras: HashMap<PartitionId, Era>,
+    pub retention: Duration,
+}
+
+impl Node {
+    pub async fn start(retention: Duration) -> Node {
+        let (directory, clock) = (tempfile::tempdir().unwrap(), Arc::new(Moved::default()));
+        let engine = Self::open(&directory, &clock, &HashMap::new(), retention).await;
+        Node { engine, directory, clock, eras: HashMap::new(), retention }
+    }
+
+    async fn open(
+        directory: &tempfile::TempDir,
+        clock: &Arc<Moved>,
+        eras: &HashMap<PartitionId, Era>,
+        retention: Duration,
+    ) -> Arc<Engine> {
+        let config = || Config {
+            time: clock.clone(),
+            eras: eras.iter().map(|(id, era)| (*id, *era)).collect(),
+            retention: Arc::new(move |_| retention),
+            // Only the test flushes.
+            manifest_interval: Duration::from_secs(3600),
+            ..Config::new(directory.path(), 1 << 28)
+        };
+        start_when_free(config).await
+    }
+
+    /// As a kill does: nothing is closed or flushed.
+    pub async fn crash(self) -> Node {
+        let Node { engine, directory, clock, eras, retention } = self;
+        drop(engine);
+        let engine = Self::open(&directory, &clock, &eras, retention).await;
+        Node { engine, directory, clock, eras, retention }
+    }
+
+    pub fn client(&self, id: PartitionId) -> Client {
+        Client { session: self.engine.session(id) }
+    }
+
+    pub fn wait(&self, ms: u64) {
+        self.clock.by_ms.fetch_add(ms, Ordering::Relaxed);
+    }
+
+    pub async fn run(&self, sql: &str) {
+        let mut client = self.client(SHOP);
+        client.run(sql).await.unwrap();
+        client.close().await;
+    }
+
+    /// A row more, flushed, and a minute later. Answers when it was there and nothing else.
+    pub async fn minute(&self) -> u64 {
+        self.run("INSERT INTO t(v) VALUES (randomblob(3000))").await;
+        self.engine.flush().await.unwrap();
+        self.wait(MINUTE);
+        self.clock.unix_ms() - MINUTE / 2
+    }
+
+    pub async fn rows(&self, id: PartitionId) -> i64 {
+        let mut client = self.client(id);
+        let rows = client.int("SELECT count(*) FROM t").await;
+        assert_eq!(client.value("PRAGMA integrity_check").await, Value::Text("ok".into()));
+        client.close().await;
+        rows
+    }
+
+    pub async fn restore(&mut self, at: u64) -> Result<(), Error> {
+        let eras = &mut self.eras;
+        let decide = async |era| {
+            eras.insert(SHOP, era);
+            Ok(())
+        };
+        self.engine.restore_partition(SHOP, at, decide).await
+    }
+
+    pub fn objects(&self, of: &str) -> usize {
+        fn count(directory: &std::path::Path) -> usize {
+            let Ok(entries) = std::fs::read_dir(directory) else { return 0 };
+            let count = |entry: std::fs::DirEntry| match entry.path() {
+                path if path.is_dir() => count(&path),
+                _ => 1,
+            };
+            entries.map(|entry| count(entry.unwrap())).sum()
+        }
+        count(&self.directory.path().join("store").join(of))
+    }
+}
+
+pub async fn five_minutes(retention: Duration) -> (Node, Vec<u64>) {
+    let node = Node::start(retention).await;
+    node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)").await;
+    let mut times = Vec::new();
+    for _ in 0..5 {
+        times.push(node.minute().await);
+    }
+    (node, times)
+}
