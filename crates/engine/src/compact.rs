@@ -166,7 +166,7 @@ impl Engine {
         let mut builder = SegmentBuilder::new(writer.buffer());
         let begun = Instant::now();
         for piece in entries.chunks(PIECE_PAGES) {
-            if self.maintenance.is_stopping() || partition.is_closed() {
+            if self.maintenance.task.is_stopping() || partition.is_closed() {
                 return Ok(false);
             }
             self.node().disk.admit(true)?;

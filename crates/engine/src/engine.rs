@@ -279,8 +279,13 @@ impl Engine {
             dropped: Mutex::default(),
             tickets: AtomicU64::new(1),
             seeds: AtomicU64::new(seed.wrapping_mul(0x2545_F491_4F6C_DD1D)),
-            flusher: flush::Flusher::new(config.manifest_interval, config.idle_after, config.snapshots),
-            maintenance: Maintenance::default(),
+            flusher: flush::Flusher::new(
+                config.manifest_interval,
+                config.idle_after,
+                config.snapshots,
+                node.memory.flush_due(),
+            ),
+            maintenance: Maintenance::new(),
         });
         for log in node.logs() {
             engine.discard_what_is_lost_by(log);
@@ -288,8 +293,8 @@ impl Engine {
         engine.node.disk.look();
         disk::spawn(&engine);
         cache::spawn(&engine.node);
-        flush::spawn(&engine);
-        maintenance::spawn(&engine);
+        engine.flusher.task.spawn(&engine, flush::round);
+        engine.maintenance.task.spawn(&engine, maintenance::round);
         Ok(engine)
     }
 
@@ -316,8 +321,8 @@ impl Engine {
 
     /// Flushes what has changed, seals the log and stops. Sessions must have been closed.
     pub async fn shutdown(&self) -> Result<()> {
-        self.maintenance.stop().await;
-        self.flusher.stop().await;
+        self.maintenance.task.stop().await;
+        self.flusher.task.stop().await;
         flush::flush_all(self).await?;
         let logs: Vec<_> = self.node.logs().cloned().collect();
         // All of them, whatever becomes of the first.

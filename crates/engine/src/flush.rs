@@ -19,7 +19,7 @@
 //! collector ([`crate::collect`]).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fulmar_pages::manifest::{Manifest, SegmentRef};
@@ -29,12 +29,11 @@ use fulmar_store::{CommitLog, Lsn, ManifestName, StoreError, failpoint};
 use futures::stream::{self, StreamExt};
 use tokio::sync::{MutexGuard, Notify};
 
+use crate::background::Background;
 use crate::partition::{Flush, NamedSegment, Partition, SnapshotBounds, read_frames, store_error};
 use crate::store::Segments;
 use crate::{Engine, Result};
 
-/// How often the flusher looks around.
-const PERIOD: Duration = Duration::from_millis(500);
 /// Beyond this much log, what holds its oldest records is flushed at once.
 const LOG_BYTES: u64 = 128 << 20;
 /// Beyond this much space of all log files (half of what they may take), everything that is dirty is flushed.
@@ -49,23 +48,25 @@ pub(crate) struct Flusher {
     manifest_interval: Duration,
     idle_after: Duration,
     snapshots: SnapshotBounds,
-    stopping: AtomicBool,
-    stop: Notify,
-    stopped: Notify,
+    pub(crate) task: Arc<Background>,
     flushes: AtomicU64,
     /// One flush at a time.
     flushing: tokio::sync::Mutex<()>,
 }
 
 impl Flusher {
-    pub(crate) fn new(manifest_interval: Duration, idle_after: Duration, snapshots: SnapshotBounds) -> Self {
+    /// `due` wakes it.
+    pub(crate) fn new(
+        manifest_interval: Duration,
+        idle_after: Duration,
+        snapshots: SnapshotBounds,
+        due: Arc<Notify>,
+    ) -> Self {
         Flusher {
             manifest_interval,
             idle_after,
             snapshots,
-            stopping: AtomicBool::new(false),
-            stop: Notify::new(),
-            stopped: Notify::new(),
+            task: Background::new(due),
             flushes: AtomicU64::new(0),
             flushing: tokio::sync::Mutex::default(),
         }
@@ -74,41 +75,18 @@ impl Flusher {
     pub(crate) fn flushes(&self) -> u64 {
         self.flushes.load(Ordering::Relaxed)
     }
+}
 
-    /// Ends the background task; waits for it.
-    pub(crate) async fn stop(&self) {
-        if !self.stopping.swap(true, Ordering::AcqRel) {
-            self.stop.notify_one();
-            self.stopped.notified().await;
-        }
+/// One look around.
+pub(crate) async fn round(engine: Arc<Engine>) {
+    if let Err(error) = flush_due(&engine).await {
+        tracing::warn!(%error, "a flush failed; it is tried again");
     }
+    engine.node().memory.flush_ended();
 }
 
-/// Starts the background task. It ends when the engine is stopped or gone.
-pub(crate) fn spawn(engine: &Arc<Engine>) {
-    let weak = Arc::downgrade(engine);
-    tokio::spawn(async move {
-        loop {
-            let Some(engine) = weak.upgrade() else { return };
-            if engine.flusher.stopping.load(Ordering::Acquire) {
-                engine.flusher.stopped.notify_one();
-                return;
-            }
-            if let Err(error) = round(&engine).await {
-                tracing::warn!(%error, "a flush failed; it is tried again");
-            }
-            engine.node().memory.flush_ended();
-            tokio::select! {
-                () = tokio::time::sleep(PERIOD) => {}
-                () = engine.node().memory.flush_due() => {}
-                () = engine.flusher.stop.notified() => {}
-            }
-        }
-    });
-}
-
-/// One look around: sweep, bound snapshots, flush what is due, close what is idle.
-async fn round(engine: &Engine) -> Result<()> {
+/// Sweeps, bounds snapshots, flushes what is due and closes what is idle.
+async fn flush_due(engine: &Engine) -> Result<()> {
     let node = engine.node();
     let now = node.clock.monotonic_ms();
     let interval = engine.flusher.manifest_interval.as_millis() as u64;
@@ -300,6 +278,11 @@ async fn name_segment(
     if partition.is_dropped() {
         return Ok(());
     }
+    // What the flush before has left. Its pages are in this one too.
+    if let Some((manifest, pages)) = partition.unsure_manifest() {
+        let adopted = put_or_adopt(engine, &manifest).await?;
+        set_named(engine, partition, &manifest, &pages, adopted).await?;
+    }
     let mut named = partition.named_segments();
     named.extend(flush.large.iter().map(|large| NamedSegment { segment: large.segment, pages: large.pages }));
     if let Some(id) = segment.filter(|_| !flush.pages.is_empty()) {
@@ -316,15 +299,25 @@ async fn name_segment(
         outcomes,
         outcomes_horizon,
     };
-    let stored = put_or_adopt(engine, &manifest).await?;
+    let pages: Vec<u64> = named.iter().map(|named| named.pages).collect();
+    partition.begin_to_name(&manifest, &pages);
+    let adopted = put_or_adopt(engine, &manifest).await?;
     failpoint::hit(failpoint::FLUSH_AFTER_MANIFEST);
     // Before it counts as named: if this fails the flush has failed, and is done again as if the manifest were not there.
-    partition.learn_frames(flush, stored.as_ref().unwrap_or(&manifest)).await?;
-    match stored {
-        None => {
-            let pages: Vec<u64> = named.iter().map(|named| named.pages).collect();
-            partition.set_named(&manifest, &pages);
-        }
+    partition.learn_frames(flush, adopted.as_ref().unwrap_or(&manifest)).await?;
+    set_named(engine, partition, &manifest, &pages, adopted).await
+}
+
+/// From now on `manifest` is the partition's newest one, or else the one that was adopted in its place.
+async fn set_named(
+    engine: &Engine,
+    partition: &Partition,
+    manifest: &Manifest,
+    pages: &[u64],
+    adopted: Option<Manifest>,
+) -> Result<()> {
+    match adopted {
+        None => partition.set_named(manifest, pages),
         Some(adopted) => {
             let (_, pages) = read_frames(engine.node(), &Segments::default(), &adopted).await?;
             partition.set_named(&adopted, &pages);

@@ -23,6 +23,7 @@ use fulmar_pages::{Manifest, PAGE_SIZE, PartitionId};
 use fulmar_store::{ManifestName, PageStore, StoreError};
 use futures::stream::{self, StreamExt};
 
+use crate::calendar::{DAY_MS, HOUR_MS, MINUTE_MS, timestamp};
 use crate::partition::store_error;
 use crate::{Engine, Error, Result, sqlstate};
 
@@ -30,10 +31,6 @@ use crate::{Engine, Error, Result, sqlstate};
 const DAY: Duration = Duration::from_secs(86_400);
 /// Manifests that are read at the same time.
 const READS_AT_ONCE: usize = 16;
-
-const MINUTE_MS: u64 = 60_000;
-const HOUR_MS: u64 = 60 * MINUTE_MS;
-const DAY_MS: u64 = 24 * HOUR_MS;
 
 /// Says how long the history of a partition is kept. What a partition had before a change counts until the next
 /// collection.
@@ -85,7 +82,7 @@ impl Engine {
         let now_ms = self.node().clock.unix_ms();
         if at_unix_ms > now_ms {
             return Err(Error::new(sqlstate::INVALID_PARAMETER_VALUE, "the time is in the future")
-                .detail(format!("It is {} now.", written(now_ms))));
+                .detail(format!("It is {} now.", timestamp(now_ms))));
         }
         let manifests = manifests(&self.node().store, id, self.era(id).epoch).await?;
         let time_ms = |manifest: &Arc<Manifest>| milliseconds(manifest.timestamp);
@@ -95,37 +92,16 @@ impl Engine {
 }
 
 fn no_such_point(at_unix_ms: u64, first_ms: Option<u64>) -> Error {
-    let message = format!("the database's history does not reach back to {}", written(at_unix_ms));
+    let message = format!("the database's history does not reach back to {}", timestamp(at_unix_ms));
     let error = Error::new(sqlstate::INVALID_PARAMETER_VALUE, message);
     match first_ms {
         Some(first_ms) => error
-            .detail(format!("It begins at {}.", written(first_ms)))
+            .detail(format!("It begins at {}.", timestamp(first_ms)))
             .hint("`SELECT * FROM fulmar.history` in the database, or `fulmar tenant history`, lists what there is."),
         None => error.detail("It has none yet: nothing of it has been flushed.").hint(
             "A changed database gets a restore point at least every minute.",
         ),
     }
-}
-
-/// A moment, as SQL writes it.
-fn written(unix_ms: u64) -> String {
-    let (days, ms) = ((unix_ms / DAY_MS) as i64, unix_ms % DAY_MS);
-    let (year, month, day) = civil(days);
-    let (hours, minutes, seconds) = (ms / HOUR_MS, ms / MINUTE_MS % 60, ms / 1000 % 60);
-    format!("{year:04}-{month:02}-{day:02} {hours:02}:{minutes:02}:{seconds:02}.{:03}+00", ms % 1000)
-}
-
-/// Year, month and day of a day since 1970 (H. Hinnant, "chrono-compatible low-level date algorithms").
-fn civil(days: i64) -> (i64, i64, i64) {
-    let shifted = days + 719_468;
-    let era = shifted.div_euclid(146_097);
-    let of_era = shifted.rem_euclid(146_097);
-    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year + year / 4 - year / 100);
-    let month = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * month + 2) / 5 + 1;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    (year + era * 400 + i64::from(month <= 2), month, day)
 }
 
 /// A partition's manifests up to its epoch (what is above is of a restore that did not come to its end), the oldest first.
@@ -238,14 +214,6 @@ mod tests {
         let history = [first.clone(), before.clone(), restored, manifest(NOW_MS, 70)];
         assert_eq!(over(&history, NOW_MS, DAY_MS), Vec::<&Manifest>::new());
         assert_eq!(over(&history, NOW_MS + DAY_MS, DAY_MS), [&*first, &*before, &*history[2]]);
-    }
-
-    #[test]
-    fn moments_are_written_as_sql_does() {
-        assert_eq!(written(0), "1970-01-01 00:00:00.000+00");
-        assert_eq!(written(951_782_399_999), "2000-02-28 23:59:59.999+00");
-        assert_eq!(written(951_782_400_000), "2000-02-29 00:00:00.000+00");
-        assert_eq!(written(1_795_284_426_007), "2026-11-21 18:07:06.007+00");
     }
 
     /// Whatever was thinned, and whenever: a moment within the retention is answered with a version that is older than

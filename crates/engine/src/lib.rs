@@ -22,8 +22,10 @@
 //! the version becomes current. The answer waits until the log is durable, and the thread does other work.
 
 pub mod array;
+mod background;
 mod branch;
 mod cache;
+pub mod calendar;
 mod cancel;
 mod clock;
 mod collect;

@@ -2,26 +2,18 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use fulmar_pages::PartitionId;
 use parking_lot::Mutex;
-use tokio::sync::Notify;
 
+use crate::background::Background;
 use crate::collect::Schedule;
 use crate::partition::Partition;
 use crate::{Engine, Result};
 
-/// How often it looks around.
-const PERIOD: Duration = Duration::from_millis(500);
-
 /// What is to be done.
-#[derive(Default)]
 pub(crate) struct Maintenance {
-    stopping: AtomicBool,
-    wake: Arc<Notify>,
-    stopped: Notify,
+    pub(crate) task: Arc<Background>,
     collections: Mutex<Schedule>,
     /// One compaction or collection at a time.
     pub(crate) working: tokio::sync::Mutex<()>,
@@ -36,10 +28,19 @@ struct Queue {
 }
 
 impl Maintenance {
+    pub(crate) fn new() -> Self {
+        Maintenance {
+            task: Background::new(Arc::default()),
+            collections: Mutex::default(),
+            working: tokio::sync::Mutex::default(),
+            compactions: Mutex::default(),
+        }
+    }
+
     /// A partition has been flushed: it may have too many segments now.
     pub(crate) fn flushed(&self, partition: &Arc<Partition>) {
         if self.queue(partition) {
-            self.wake.notify_one();
+            self.task.wake();
         }
     }
 
@@ -85,43 +86,13 @@ impl Maintenance {
     pub(crate) fn count_dropped(&self) {
         self.collections.lock().dropped = true;
     }
-
-    pub(crate) fn is_stopping(&self) -> bool {
-        self.stopping.load(Ordering::Acquire)
-    }
-
-    /// Ends the task; waits for it.
-    pub(crate) async fn stop(&self) {
-        if !self.stopping.swap(true, Ordering::AcqRel) {
-            self.wake.notify_one();
-            self.stopped.notified().await;
-        }
-    }
 }
 
-/// Starts the task. It ends when the engine is stopped or gone.
-pub(crate) fn spawn(engine: &Arc<Engine>) {
-    let weak = Arc::downgrade(engine);
-    tokio::spawn(async move {
-        loop {
-            let Some(engine) = weak.upgrade() else { return };
-            if engine.maintenance.is_stopping() {
-                engine.maintenance.stopped.notify_one();
-                return;
-            }
-            round(&engine).await;
-            let wake = engine.maintenance.wake.clone();
-            // The flusher holds it too, nearly all the time: it could never go.
-            drop(engine);
-            let _woken = tokio::time::timeout(PERIOD, wake.notified()).await;
-        }
-    });
-}
-
-async fn round(engine: &Engine) {
+/// One look around.
+pub(crate) async fn round(engine: Arc<Engine>) {
     let (node, maintenance) = (engine.node(), &engine.maintenance);
     let _one = maintenance.working.lock().await;
-    while let Some(partition) = maintenance.next().filter(|_| !maintenance.is_stopping()) {
+    while let Some(partition) = maintenance.next().filter(|_| !maintenance.task.is_stopping()) {
         if let Err(error) = engine.compact(&partition).await {
             tracing::warn!(%error, partition = %partition.id, "a compaction failed; it is tried again after the next flush");
         }

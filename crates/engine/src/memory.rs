@@ -36,7 +36,7 @@ pub(crate) struct MemoryBudget {
     /// The sweeper has work.
     crowded: Notify,
     /// The flusher has work.
-    flush_due: Notify,
+    flush_due: Arc<Notify>,
 }
 
 impl MemoryBudget {
@@ -50,7 +50,7 @@ impl MemoryBudget {
             flushes: AtomicU64::new(0),
             freed: Notify::new(),
             crowded: Notify::new(),
-            flush_due: Notify::new(),
+            flush_due: Arc::default(),
         })
     }
 
@@ -133,9 +133,9 @@ impl MemoryBudget {
         Waiting(self)
     }
 
-    /// Waits until a flush may be due because of memory.
-    pub(crate) async fn flush_due(&self) {
-        self.flush_due.notified().await;
+    /// Who is told when a flush may be due because of memory.
+    pub(crate) fn flush_due(&self) -> Arc<Notify> {
+        self.flush_due.clone()
     }
 
     /// Whether everything that has changed is to be flushed at once, of which there are so many bytes. (Of what is

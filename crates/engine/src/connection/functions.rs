@@ -144,7 +144,7 @@ unsafe extern "C" fn now(context: *mut ffi::sqlite3_context, _: c_int, _: *mut *
     // SAFETY: called by SQLite.
     unsafe {
         answer(context, |link| {
-            let text = timestamp(link.variables.borrow().clock_ms);
+            let text = crate::calendar::timestamp(link.variables.borrow().clock_ms);
             ffi::sqlite3_result_text(
                 context,
                 text.as_ptr().cast(),
@@ -243,35 +243,5 @@ unsafe extern "C" fn array_json(
             let encoding = ffi::SQLITE_UTF8 as std::ffi::c_uchar;
             ffi::sqlite3_result_text64(context, start, length, ffi::SQLITE_TRANSIENT(), encoding);
         });
-    }
-}
-
-/// `2026-11-20 23:05:01.123+00`, as PostgreSQL writes it.
-fn timestamp(unix_ms: u64) -> String {
-    let (days, ms) = (unix_ms / 86_400_000, unix_ms % 86_400_000);
-    let (year, month, day) = civil(days as i64);
-    let (hour, minute, second, ms) = (ms / 3_600_000, ms / 60_000 % 60, ms / 1000 % 60, ms % 1000);
-    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}.{ms:03}+00")
-}
-
-/// Days since 1970 to a date (Howard Hinnant's algorithm).
-fn civil(days: i64) -> (i64, i64, i64) {
-    let z = days + 719_468;
-    let era = z.div_euclid(146_097);
-    let doe = z.rem_euclid(146_097);
-    let yoe = (doe - doe / 1460 + doe / 36_524 - doe / 146_096) / 365;
-    let doy = doe - (365 * yoe + yoe / 4 - yoe / 100);
-    let mp = (5 * doy + 2) / 153;
-    let month = if mp < 10 { mp + 3 } else { mp - 9 };
-    (yoe + era * 400 + i64::from(month <= 2), month, doy - (153 * mp + 2) / 5 + 1)
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn formats_timestamps() {
-        assert_eq!(super::timestamp(0), "1970-01-01 00:00:00.000+00");
-        assert_eq!(super::timestamp(951_782_400_000), "2000-02-29 00:00:00.000+00");
-        assert_eq!(super::timestamp(1_795_215_901_123), "2026-11-20 23:05:01.123+00");
     }
 }

@@ -36,6 +36,8 @@ pub(super) struct Named {
     segments: Vec<NamedSegment>,
     number: u64,
     page_count: u32,
+    /// A newer manifest that is being stored, or of which it is not known whether it was.
+    unsure: Option<(Manifest, Vec<u64>)>,
 }
 
 impl Named {
@@ -49,6 +51,7 @@ impl Named {
                 .collect(),
             number: manifest.version.number,
             page_count: manifest.page_count,
+            unsure: None,
         }
     }
 }
@@ -115,6 +118,17 @@ impl Partition {
 
     pub(crate) fn named_segments(&self) -> Vec<NamedSegment> {
         self.named.lock().segments.clone()
+    }
+
+    /// A new manifest is about to be stored. If no answer comes it may be there nevertheless, or appear later. So its
+    /// segments are kept, and it is the first to be stored by the next flush: then it is there, or never will be.
+    pub(crate) fn begin_to_name(&self, manifest: &Manifest, pages: &[u64]) {
+        self.named.lock().unsure = Some((manifest.clone(), pages.to_vec()));
+    }
+
+    /// The manifest that an earlier flush began to store, and the partition's pages in each of its segments.
+    pub(crate) fn unsure_manifest(&self) -> Option<(Manifest, Vec<u64>)> {
+        self.named.lock().unsure.clone()
     }
 
     /// The new manifest is durable; `pages` are those of the partition in each of its segments.
@@ -192,11 +206,13 @@ impl Partition {
         self.outcomes.durable(self.log.durable())
     }
 
-    /// Segments that are needed besides those that the manifest names: absent pages may still be read from them, or
-    /// records in the log and the next manifest name them.
+    /// Segments that are needed besides those that the newest manifest names: absent pages may still be read from them,
+    /// records in the log and the next manifest name them, or it is not known whether a manifest does.
     pub(crate) fn frame_segments(&self) -> Vec<SegmentId> {
         let mut segments = self.pages.segments().in_use();
         segments.extend(self.commits.lock().large.iter().map(|large| large.segment.id));
+        let named = self.named.lock();
+        segments.extend(named.unsure.iter().flat_map(|(manifest, _)| &manifest.segments).map(|part| part.id));
         segments
     }
 

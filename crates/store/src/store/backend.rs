@@ -181,7 +181,7 @@ impl Store for Backend {
 
     async fn get(&self, name: &str, span: Span) -> Result<Piece, Failure> {
         if let (Place::Directory { root, open, .. }, Span::Range { offset, bytes }) = (&self.place, span)
-            && let Some(bytes) = open.read_now(root, name, offset, bytes)
+            && let Some(bytes) = open.read(root, name, offset, bytes).await
         {
             return Ok(Piece { offset, bytes });
         }
@@ -236,10 +236,11 @@ impl Store for Backend {
     }
 
     async fn delete(&self, name: &str) -> Result<(), Failure> {
+        let deleted = self.objects().delete(&self.path(name)).await;
         if let Place::Directory { open, .. } = &self.place {
             open.close(name);
         }
-        match self.objects().delete(&self.path(name)).await {
+        match deleted {
             Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
             Err(cause) => Err(self.failure(&cause)),
         }

@@ -2,13 +2,14 @@
 //!
 //! A page that is read again soon is most often in the system's page cache: copying it from there takes a microsecond,
 //! handing the read to a thread that may wait takes thirty, and opening the file each time as much again. So files that
-//! were read lately stay open, and are asked for what is there at once (`RWF_NOWAIT`). Only what the disk must be asked
-//! for goes the longer way.
+//! were read lately stay open, and are asked for what is there at once (`RWF_NOWAIT`). Only opening a file, and what the
+//! disk must be asked for, go the longer way: either may take as long as the disk, or the network behind it, pleases.
 //!
 //! Objects never change, so an open file is never stale. One that is deleted leaves the list, so that its space is free.
 
 use std::fs::File;
 use std::io::IoSliceMut;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -22,27 +23,50 @@ const OPEN_FILES: usize = 512;
 const MOST_BYTES: u64 = 256 << 10;
 
 /// The files that were read lately, by the names of their objects.
-pub(super) struct OpenFiles(Cache<String, Arc<File>>);
+pub(super) struct OpenFiles(Arc<Cache<String, Arc<File>>>);
 
 impl OpenFiles {
     pub(super) fn new() -> Self {
-        OpenFiles(Cache::new(OPEN_FILES))
+        OpenFiles(Arc::new(Cache::new(OPEN_FILES)))
     }
 
-    /// Reads `bytes` at `offset` of an object in the directory `root`, if all of them can be had at once.
-    pub(super) fn read_now(&self, root: &Path, name: &str, offset: u64, bytes: u64) -> Option<Bytes> {
+    /// Reads `bytes` at `offset` of an object in the directory `root`, if it is a small piece and all of it is there.
+    pub(super) async fn read(&self, root: &Path, name: &str, offset: u64, bytes: u64) -> Option<Bytes> {
         if bytes > MOST_BYTES {
             return None;
         }
-        let file = self.0.get_or_insert_with(name, || File::open(root.join(name)).map(Arc::new)).ok()?;
         let mut buffer = vec![0; bytes as usize];
-        let read = preadv2(&*file, &mut [IoSliceMut::new(&mut buffer)], offset, ReadWriteFlags::NOWAIT);
-        // Less is what the disk must be asked for, or the end of the object.
-        (read == Ok(buffer.len())).then(|| buffer.into())
+        let known = self.0.get(name);
+        if let Some(file) = &known {
+            let read = preadv2(&**file, &mut [IoSliceMut::new(&mut buffer)], offset, ReadWriteFlags::NOWAIT);
+            if read == Ok(buffer.len()) {
+                return Some(buffer.into());
+            }
+        }
+        let (files, path, name) = (self.0.clone(), root.join(name), name.to_owned());
+        let read = tokio::task::spawn_blocking(move || {
+            let file = match known {
+                Some(file) => file,
+                None => opened(&files, name, &path)?,
+            };
+            file.read_exact_at(&mut buffer, offset).ok().map(|()| buffer.into())
+        });
+        read.await.ok().flatten()
     }
 
-    /// An object is deleted.
+    /// An object has been deleted.
     pub(super) fn close(&self, name: &str) {
         self.0.remove(name);
     }
+}
+
+/// Opens a file and keeps it in the list. Blocks the thread.
+fn opened(files: &Cache<String, Arc<File>>, name: String, path: &Path) -> Option<Arc<File>> {
+    let file = Arc::new(File::open(path).ok()?);
+    files.insert(name.clone(), file.clone());
+    // Whoever deletes it does so before he closes it. So he finds it in the list, or it is seen here that it is gone.
+    if !path.exists() {
+        files.remove(&name);
+    }
+    Some(file)
 }
