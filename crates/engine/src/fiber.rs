@@ -102,8 +102,11 @@ pub(crate) fn current() -> *const () {
     CURRENT.get()
 }
 
-/// Runs `body` here, without a fiber: it waits for nothing. While it runs, [`current`] answers `environment`, which must be valid.
-pub(crate) fn within<T>(environment: *const (), body: impl FnOnce() -> T) -> T {
+/// Runs `body` here, without a fiber: it waits for nothing. While it runs, [`current`] answers `environment`.
+///
+/// # Safety
+/// `environment` must be what a fiber's may be, and stay valid until `body` has ended.
+pub(crate) unsafe fn within<T>(environment: *const (), body: impl FnOnce() -> T) -> T {
     let outer = CURRENT.replace(environment);
     let result = body();
     CURRENT.set(outer);

@@ -240,7 +240,8 @@ impl Connection {
     /// Gives back memory that the next transaction most likely has no use for.
     pub(crate) fn trim(&mut self) {
         let link: *const Link = &*self.link;
-        fiber::within(link.cast(), || self.trim_here());
+        // SAFETY: the link lives in this connection, as long as it does.
+        unsafe { fiber::within(link.cast(), || self.trim_here()) };
     }
 
     /// It waits for nothing, so it is on no fiber of its own.
