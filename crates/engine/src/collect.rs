@@ -27,7 +27,7 @@ use fulmar_store::StoreError;
 use futures::stream::{self, StreamExt};
 
 use crate::history;
-use crate::partition::store_error;
+use crate::partition::{log_error, store_error};
 use crate::{Engine, Error, Result, sqlstate};
 
 /// Bytes of segments written between two collections; where space is short they come at once.
@@ -70,6 +70,10 @@ impl Schedule {
 impl Engine {
     /// Deletes what nobody needs any more.
     pub(crate) async fn delete_unneeded(&self) -> Result<()> {
+        // Somebody else commits in this node's name now, and only he knows what he needs.
+        if let Some(fenced) = self.node().logs().find_map(|log| log.fenced()) {
+            return Err(log_error(fenced));
+        }
         let store = &self.node().store;
         let there = store.list_segments().await.map_err(store_error)?;
         self.node().naming.settled().await;

@@ -42,6 +42,7 @@ use tokio::time::Instant;
 
 use crate::flush;
 use crate::partition::{CopiedFrame, NamedSegment, Partition, store_error};
+use crate::store::Frame;
 use crate::{Engine, Result};
 
 /// Bytes that are written in a second: what a disk or a network of the slower kind has to spare beside the log.
@@ -118,14 +119,13 @@ impl Engine {
         let segment = SegmentRef { id, partition: partition.id };
         let merged = NamedSegment { segment, pages: entries.len() as u64 };
         let settled = flush::settled(self).await;
+        flush::settle_unsure(self, partition).await?;
         if partition.is_closed() || !partition.replace_named(&work.sources, merged) {
             return Ok(false);
         }
         flush::name_anew(self, partition.clone()).await?;
         drop(settled);
         failpoint::hit(failpoint::COMPACT_AFTER_MANIFEST);
-        // Whoever has found an earlier manifest of the same version in its place names the merged segment by its frames only:
-        // the collector waits until they are moved.
         self.move_frames(partition, work, &entries, id).await?;
         Ok(true)
     }
@@ -139,16 +139,18 @@ impl Engine {
         merged: SegmentId,
     ) -> Result<()> {
         let index = self.node().store.segment_index(merged).await.map_err(store_error)?;
+        let to = partition.segment_number(merged);
+        let sources = work.sources.iter().map(|source| partition.segment_number(source.segment.id));
+        let sources: Vec<u32> = sources.collect();
         let copied = |(page, place, location): &Entry| {
-            let source = work.sources.get(*place)?.segment.id;
             Some(CopiedFrame {
                 page: *page,
-                old: (source, *location),
-                new: index.frame(partition.id, *page)?,
+                old: Frame { segment: *sources.get(*place)?, location: *location },
+                new: Frame { segment: to, location: index.frame(partition.id, *page)? },
             })
         };
         for piece in entries.chunks(PIECE_PAGES) {
-            partition.move_frames(merged, piece.iter().filter_map(copied));
+            partition.move_frames(piece.iter().filter_map(copied));
             tokio::task::yield_now().await;
         }
         Ok(())

@@ -19,7 +19,7 @@ use crate::cache::{self, Cache};
 use crate::clock::{Clock, SystemTime, TimeSource};
 use crate::disk::{self, Disk, SpaceSource};
 use crate::flush;
-use crate::health::Recovery;
+use crate::health::{LogHealth, Recovery};
 use crate::heap::Heap;
 use crate::history::{self, RetentionSource};
 use crate::maintenance::{self, Maintenance};
@@ -93,13 +93,12 @@ impl Config {
     }
 }
 
-pub(crate) type Slot = Arc<OnceCell<Arc<Partition>>>;
-pub(crate) type Partitions = HashMap<PartitionId, Slot>;
+type Slot = Arc<OnceCell<Arc<Partition>>>;
 
 /// All partitions of one node, their log and their memory.
 pub struct Engine {
     node: Arc<Node>,
-    partitions: Mutex<Partitions>,
+    partitions: Mutex<HashMap<PartitionId, Slot>>,
     /// Partitions that are being opened.
     opening: SingleFlight<PartitionId, Result<Arc<Partition>>>,
     /// Of every partition that has been open.
@@ -148,6 +147,8 @@ pub struct EngineStatistics {
     pub shared_log_put_us: u64,
     /// Times that another process has closed that log.
     pub shared_log_failures: u64,
+    /// 1 while it takes no commits, now.
+    pub shared_log_refuses: u64,
     /// Bytes of pages in memory, now.
     pub memory_bytes: u64,
     /// Those of them that no segment of the store holds yet, now.
@@ -285,6 +286,7 @@ impl Engine {
                 config.manifest_interval,
                 config.idle_after,
                 config.snapshots,
+                node.memory.limit_bytes(),
                 node.memory.flush_due(),
             ),
             maintenance: Maintenance::new(),
@@ -325,7 +327,7 @@ impl Engine {
     pub async fn shutdown(&self) -> Result<()> {
         self.maintenance.task.stop().await;
         self.flusher.task.stop().await;
-        flush::flush_all(self).await?;
+        let flushed = flush::flush_all(self).await;
         let logs: Vec<_> = self.node.logs().cloned().collect();
         // All of them, whatever becomes of the first.
         let close = move || {
@@ -333,7 +335,7 @@ impl Engine {
             closed.into_iter().find(|closed| closed.is_err()).unwrap_or(Ok(()))
         };
         match tokio::task::spawn_blocking(close).await {
-            Ok(result) => result.map_err(crate::partition::log_error),
+            Ok(closed) => flushed.and(closed.map_err(crate::partition::log_error)),
             Err(e) => Err(Error::new(sqlstate::INTERNAL, format!("closing a log panicked: {e}"))),
         }
     }
@@ -368,6 +370,7 @@ impl Engine {
             statistics.shared_log_size_bytes = log.size_bytes();
             statistics.shared_log_put_us = load(&counted.sync_nanos) / 1000;
             statistics.shared_log_failures = load(&counted.failures);
+            statistics.shared_log_refuses = u64::from(!LogHealth::of(log).accepts());
         }
         let open = self.open_partitions();
         statistics.open_partitions = open.len() as u64;
@@ -473,7 +476,8 @@ impl Engine {
         Ok(partition)
     }
 
-    pub(crate) async fn open_partition(&self, id: PartitionId) -> Result<Arc<Partition>> {
+    async fn open_partition(&self, id: PartitionId) -> Result<Arc<Partition>> {
+        self.places.settled(id).await;
         let replay = self.replays.lock().get(&id).cloned();
         let stats = self.counted.lock().entry(id).or_default().clone();
         let log = self.log_of(id)?;
@@ -524,12 +528,11 @@ impl Engine {
 
     /// Closes a partition that nobody uses and that is flushed. Answers whether it is closed.
     pub(crate) fn close_if_unused(&self, id: PartitionId) -> bool {
-        self.replace_if_unused(id, |partitions| drop(partitions.remove(&id)))
+        self.close_if_unused_and(id, || ())
     }
 
-    /// Closes a partition that nobody uses and that is flushed, while `replace` sees to what comes in its place. Answers
-    /// whether it is closed.
-    pub(crate) fn replace_if_unused(&self, id: PartitionId, replace: impl FnOnce(&mut Partitions)) -> bool {
+    /// The same; `then` is done before anybody can open it again.
+    pub(crate) fn close_if_unused_and(&self, id: PartitionId, then: impl FnOnce()) -> bool {
         let mut partitions = self.partitions.lock();
         let old = partitions.get(&id).cloned();
         if let Some(slot) = &old {
@@ -541,7 +544,8 @@ impl Engine {
                 return false;
             }
         }
-        replace(&mut partitions);
+        partitions.remove(&id);
+        then();
         drop(partitions);
         if let Some(partition) = old.as_ref().and_then(|slot| slot.get()) {
             partition.let_go();

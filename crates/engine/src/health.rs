@@ -5,8 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use fulmar_pages::PartitionId;
-use fulmar_store::LogError;
-use futures::FutureExt;
+use fulmar_store::CommitLog;
 use hashbrown::HashMap;
 
 use crate::Engine;
@@ -42,12 +41,41 @@ impl Recovery {
 pub struct Health {
     /// 0: there is space; 1: commits that need more space are refused; 2: all are.
     pub disk_level: u64,
-    /// Failures of the logs since the start.
-    pub log_failures: u64,
-    /// Whether all logs can be written.
-    pub log_works: bool,
-    /// Whether one refuses records for want of space.
-    pub log_full: bool,
+    /// The node's own log.
+    pub log: LogHealth,
+    /// The one in the store, that of the databases that are `shared`; a node that does not need it has none.
+    pub shared_log: LogHealth,
+}
+
+/// What keeps a log from its work, now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogHealth {
+    /// Failures since the start.
+    pub failures: u64,
+    /// Whether it can be written.
+    pub works: bool,
+    /// Whether it refuses records for want of space.
+    pub full: bool,
+}
+
+impl LogHealth {
+    /// Nothing keeps it.
+    pub const WELL: LogHealth = LogHealth { failures: 0, works: true, full: false };
+
+    pub(crate) fn of(log: &CommitLog) -> Self {
+        // Asked first: a failure is counted before it shows.
+        let works = log.works().is_ok();
+        LogHealth {
+            failures: log.statistics().failures.load(Ordering::Relaxed),
+            works,
+            full: log.full().is_some(),
+        }
+    }
+
+    /// Whether it takes records.
+    pub fn accepts(&self) -> bool {
+        self.works && !self.full
+    }
 }
 
 impl Engine {
@@ -56,18 +84,14 @@ impl Engine {
         let node = self.node();
         Health {
             disk_level: node.disk.level(),
-            log_failures: node.logs().map(|log| log.statistics().failures.load(Ordering::Relaxed)).sum(),
-            log_works: node.logs().all(|log| match log.wait_room(0).now_or_never() {
-                Some(Err(error)) => matches!(error, LogError::Full(_)),
-                _ => true,
-            }),
-            log_full: node.logs().any(|log| log.full().is_some()),
+            log: LogHealth::of(&node.log),
+            shared_log: node.shared_log.get().map_or(LogHealth::WELL, |log| LogHealth::of(log)),
         }
     }
 
-    /// Whether commits are accepted, for health checks: the log is not failing, and neither it nor the disk is full.
+    /// Whether commits are accepted, for health checks: the node's own log is not failing, and neither it nor the disk is
+    /// full. The log in the store does not count: without it the node serves all databases that do not commit to it.
     pub fn accepts_commits(&self) -> bool {
-        let health = self.health();
-        self.node().disk.admit(false).is_ok() && health.log_works && !health.log_full
+        self.node().disk.admit(false).is_ok() && self.health().log.accepts()
     }
 }

@@ -69,11 +69,12 @@ pub use disk::{Space, SpaceSource};
 pub use engine::{Config, Engine, EngineStatistics, PartitionStatistics};
 pub use error::{Error, Result, sqlstate};
 pub use export::Export;
-pub use health::{Health, Recovery};
+pub use health::{Health, LogHealth, Recovery};
 pub use history::{RestorePoint, RetentionSource};
 pub use import::Import;
 pub use limits::TransactionLimits;
 pub use partition::SnapshotBounds;
+pub use places::NotChanged;
 pub use procedure::{CREATE_TABLE as CREATE_PROCEDURES, Definition, TABLE as PROCEDURES};
 pub use session::Session;
 pub use statement::{

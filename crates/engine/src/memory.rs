@@ -24,6 +24,8 @@ const MOST_HEADROOM_BYTES: u64 = 64 << 20;
 pub(crate) struct MemoryBudget {
     limit_bytes: u64,
     used_bytes: AtomicU64,
+    /// Of these what has been evicted, and waits for readers.
+    leaving_bytes: AtomicU64,
     unwritten_bytes: AtomicU64,
     /// Those who wait for room.
     waiting: AtomicU64,
@@ -44,6 +46,7 @@ impl MemoryBudget {
         Arc::new(MemoryBudget {
             limit_bytes,
             used_bytes: AtomicU64::new(0),
+            leaving_bytes: AtomicU64::new(0),
             unwritten_bytes: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
             reserving: AtomicU64::new(0),
@@ -107,9 +110,11 @@ impl MemoryBudget {
         self.limit_bytes - (self.limit_bytes / 32).min(MOST_HEADROOM_BYTES)
     }
 
-    /// Bytes that the sweeper should free, so that those who need some find them.
+    /// Bytes that the sweeper should evict, so that those who need some find them. What has been evicted is free as soon as its
+    /// readers have gone: evicting more would not be faster, and would cost them what they read next.
     pub(crate) fn excess_bytes(&self) -> u64 {
-        self.used_bytes().saturating_sub(self.high_water_bytes())
+        let leaving = self.leaving_bytes.load(Ordering::Relaxed);
+        self.used_bytes().saturating_sub(self.high_water_bytes() + leaving)
     }
 
     /// Waits until the sweeper has work.
@@ -192,6 +197,12 @@ pub(crate) struct Reservation {
 }
 
 impl Reservation {
+    /// Of bytes that cannot be done without.
+    pub(crate) fn unasked(memory: Arc<MemoryBudget>, bytes: u64) -> Self {
+        memory.take(bytes);
+        Reservation::of(memory, bytes)
+    }
+
     /// Of bytes that have been reserved.
     pub(crate) fn of(memory: Arc<MemoryBudget>, bytes: u64) -> Self {
         memory.reserving.fetch_add(1, Ordering::AcqRel);
@@ -216,6 +227,8 @@ impl Drop for Reservation {
 pub(crate) struct Account {
     memory: Arc<MemoryBudget>,
     resident_bytes: AtomicU64,
+    /// What has been evicted, and waits for readers.
+    leaving_bytes: AtomicU64,
     unwritten_bytes: AtomicU64,
 }
 
@@ -228,7 +241,12 @@ pub(crate) struct Tally {
 
 impl Account {
     pub(crate) fn new(memory: Arc<MemoryBudget>) -> Arc<Self> {
-        Arc::new(Account { memory, resident_bytes: AtomicU64::new(0), unwritten_bytes: AtomicU64::new(0) })
+        Arc::new(Account {
+            memory,
+            resident_bytes: AtomicU64::new(0),
+            leaving_bytes: AtomicU64::new(0),
+            unwritten_bytes: AtomicU64::new(0),
+        })
     }
 
     /// Counts changes.
@@ -266,10 +284,19 @@ impl Account {
         reservation.keep();
     }
 
-    /// Gives bytes back that others wait for.
+    /// Bytes have been evicted, and are to be freed when their readers have gone.
+    pub(crate) fn leave(&self, bytes: u64) {
+        self.resident_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.leaving_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.memory.leaving_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Gives back what was evicted.
     pub(crate) fn free(&self, bytes: u64) {
         if bytes > 0 {
-            self.settle(Tally { bytes: -(bytes as i64), unwritten_bytes: 0 });
+            self.leaving_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            self.memory.leaving_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            self.memory.release(bytes);
             self.memory.freed.notify_waiters();
         }
     }
@@ -281,7 +308,9 @@ impl Account {
 
 impl Drop for Account {
     fn drop(&mut self) {
-        self.memory.release(*self.resident_bytes.get_mut());
+        let leaving_bytes = *self.leaving_bytes.get_mut();
+        self.memory.leaving_bytes.fetch_sub(leaving_bytes, Ordering::Relaxed);
+        self.memory.release(*self.resident_bytes.get_mut() + leaving_bytes);
         self.memory.unwritten_bytes.fetch_sub(*self.unwritten_bytes.get_mut(), Ordering::Relaxed);
         self.memory.freed.notify_waiters();
     }

@@ -3,7 +3,7 @@
 //! The catalog says where; the engine is told when it starts, and when that changes ([`Engine::set_durability`]):
 //!
 //! ```text
-//!   flush ---> close, if nobody uses it ---> catalog ---> open, with the other log
+//!   flush ---> close, if nobody uses it ---> catalog ---> whoever opens it next does so with the other log
 //!              (who wants it now waits) --------------------^
 //! ```
 //!
@@ -23,11 +23,10 @@ use std::time::Duration;
 use fulmar_pages::{Durability, PartitionId, Record};
 use fulmar_store::{CommitLog, PageStore, SharedLogOptions};
 use hashbrown::HashMap;
-use parking_lot::Mutex;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::clock::Clock;
-use crate::engine::Slot;
 use crate::partition::{Replay, log_error};
 use crate::{Engine, Error, Result, flush, sqlstate};
 
@@ -41,14 +40,25 @@ const LOOK: Duration = Duration::from_millis(10);
 /// What is known of the partitions that do not commit to the node's own log.
 pub(crate) struct Places {
     node_id: u128,
-    elsewhere: Mutex<HashMap<PartitionId, Place>>,
+    elsewhere: watch::Sender<HashMap<PartitionId, Place>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     Shared,
-    /// The catalog was asked to change it, and has not answered.
+    /// It is closed, and the catalog is being asked to change it.
+    Changing,
+    /// The catalog was asked, and has not answered.
     Unknown,
+}
+
+/// Why a change of durability was not made, as far as is known.
+#[derive(Debug)]
+pub enum NotChanged {
+    /// The catalog has refused it.
+    Refused(Error),
+    /// It has not answered.
+    InDoubt(Error),
 }
 
 /// What a log held, by partition.
@@ -57,28 +67,36 @@ pub(crate) type Replays = HashMap<PartitionId, Arc<Replay>>;
 impl Places {
     pub(crate) fn new(node_id: u128, shared: &HashSet<PartitionId>) -> Self {
         let elsewhere = shared.iter().map(|id| (*id, Place::Shared)).collect();
-        Places { node_id, elsewhere: Mutex::new(elsewhere) }
+        Places { node_id, elsewhere: watch::Sender::new(elsewhere) }
     }
 
     /// Whether all partitions commit to the node's own log.
     pub(crate) fn all_local(&self) -> bool {
-        self.elsewhere.lock().is_empty()
+        self.elsewhere.borrow().is_empty()
     }
 
     /// A partition was dropped.
     pub(crate) fn forget(&self, id: PartitionId) {
-        self.elsewhere.lock().remove(&id);
+        self.elsewhere.send_if_modified(|elsewhere| elsewhere.remove(&id).is_some());
     }
 
     fn of(&self, id: PartitionId) -> Option<Place> {
-        self.elsewhere.lock().get(&id).copied()
+        self.elsewhere.borrow().get(&id).copied()
     }
 
-    fn set(&self, id: PartitionId, durability: Durability) {
-        match durability {
-            Durability::Local => self.elsewhere.lock().remove(&id),
-            Durability::Shared => self.elsewhere.lock().insert(id, Place::Shared),
-        };
+    /// Waits while a partition's place is being changed.
+    pub(crate) async fn settled(&self, id: PartitionId) {
+        let mut elsewhere = self.elsewhere.subscribe();
+        // Its sender is ours.
+        let _ = elsewhere.wait_for(|elsewhere| elsewhere.get(&id) != Some(&Place::Changing)).await;
+    }
+
+    /// Who wants to open the partition waits from now on. `None`: somebody else changes its place already.
+    fn begin_change(&self, id: PartitionId) -> Option<Change<'_>> {
+        let mut before = None;
+        self.elsewhere.send_modify(|elsewhere| before = elsewhere.insert(id, Place::Changing));
+        let is_ours = before != Some(Place::Changing);
+        is_ours.then(|| Change { places: self, id, before, outcome: Some(Place::Unknown) })
     }
 
     /// Opens the log in the store. Answers also what it held of partitions that commit to it.
@@ -104,25 +122,63 @@ impl Places {
     }
 }
 
+/// A change that the catalog is asked for. When it is over who waits goes on.
+struct Change<'a> {
+    places: &'a Places,
+    id: PartitionId,
+    before: Option<Place>,
+    /// What is known when it is over: nothing, unless the catalog answers.
+    outcome: Option<Place>,
+}
+
+impl Change<'_> {
+    fn end(mut self, answer: std::result::Result<(), NotChanged>, durability: Durability) -> Result<()> {
+        match answer {
+            Ok(()) => {
+                self.outcome = (durability == Durability::Shared).then_some(Place::Shared);
+                Ok(())
+            }
+            Err(NotChanged::Refused(error)) => {
+                self.outcome = self.before;
+                Err(error)
+            }
+            Err(NotChanged::InDoubt(error)) => Err(error),
+        }
+    }
+}
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        self.places.elsewhere.send_modify(|elsewhere| {
+            // One that was dropped meanwhile is nowhere.
+            if elsewhere.remove(&self.id).is_some()
+                && let Some(place) = self.outcome
+            {
+                elsewhere.insert(self.id, place);
+            }
+        });
+    }
+}
+
 impl Engine {
-    /// The log in the store, opened if it is not.
-    async fn shared_log(self: &Arc<Self>) -> Result<Arc<CommitLog>> {
-        let open = async || {
-            let engine = self.clone();
-            // In the engine's runtime: that of whoever asks may end before the log.
-            let opening = self.node().spill.runtime().spawn(async move {
-                let node = engine.node();
-                engine.places.open_log(&node.store, &node.clock).await
-            });
-            let opened = opening.await;
-            // No partition commits to it yet, so it holds nothing that counts.
-            let (log, _) = opened.map_err(|cause| {
-                Error::new(sqlstate::INTERNAL, format!("opening the log in the store panicked: {cause}"))
-            })??;
-            self.discard_what_is_lost_by(&log);
-            Ok(log)
-        };
-        self.node().shared_log.get_or_try_init(open).await.cloned()
+    /// Opens the log in the store, if it is not open.
+    async fn open_shared_log(self: &Arc<Self>) -> Result<()> {
+        let engine = self.clone();
+        // In the engine's runtime: that of whoever asks may end before the log. And all of it: should who asks go away, the
+        // next one waits for the same opening, which another one would seal.
+        let opening = self.node().spill.runtime().spawn(async move {
+            let node = engine.node();
+            let open = async || {
+                // No partition commits to it yet, so it holds nothing that counts.
+                let (log, _) = engine.places.open_log(&node.store, &node.clock).await?;
+                engine.discard_what_is_lost_by(&log);
+                Ok(log)
+            };
+            node.shared_log.get_or_try_init(open).await.map(drop)
+        });
+        opening.await.map_err(|cause| {
+            Error::new(sqlstate::INTERNAL, format!("opening the log in the store panicked: {cause}"))
+        })?
     }
 
     /// When this log loses records its partitions shall lose the versions.
@@ -158,12 +214,17 @@ impl Engine {
         self: &Arc<Self>,
         id: PartitionId,
         durability: Durability,
-        change: impl Future<Output = Result<()>>,
+        change: impl Future<Output = std::result::Result<(), NotChanged>>,
     ) -> Result<()> {
         if durability == Durability::Shared {
-            self.shared_log().await?;
+            self.open_shared_log().await?;
         }
-        let slot = Slot::default();
+        let begun = self.begin_change(id).await?;
+        begun.end(change.await, durability)
+    }
+
+    /// Flushes and closes a partition, which nobody opens until the change is over.
+    async fn begin_change(&self, id: PartitionId) -> Result<Change<'_>> {
         let patience_ends = Instant::now() + PATIENCE;
         loop {
             // One whose place is not known was flushed and closed before.
@@ -172,12 +233,10 @@ impl Engine {
                 flush::flush(self, vec![partition]).await?;
                 self.maintenance.forget(id);
             }
-            let replaced = self.replace_if_unused(id, |partitions| {
-                self.places.elsewhere.lock().insert(id, Place::Unknown);
-                partitions.insert(id, slot.clone());
-            });
-            if replaced {
-                break;
+            let mut begun = None;
+            self.close_if_unused_and(id, || begun = self.places.begin_change(id));
+            if let Some(begun) = begun {
+                return Ok(begun);
             }
             if Instant::now() >= patience_ends {
                 return Err(Error::new(sqlstate::OBJECT_IN_USE, "the database is being used")
@@ -185,12 +244,5 @@ impl Engine {
             }
             tokio::time::sleep(LOOK).await;
         }
-        let open = async || {
-            change.await?;
-            self.places.set(id, durability);
-            self.open_partition(id).await
-        };
-        self.maintenance.opened(slot.get_or_try_init(open).await?);
-        Ok(())
     }
 }

@@ -208,45 +208,49 @@ async fn a_scan_does_not_throw_out_the_working_set_of_others() {
 #[tokio::test]
 async fn writers_wait_until_the_store_has_taken_what_has_changed() {
     let node = Node::start().await;
-    let mut client = node.client(1);
+    let (mut client, mut other) = (node.client(1), node.client(2));
     client.run(TABLE).await.unwrap();
+    other.run("CREATE TABLE t(n); INSERT INTO t VALUES (0)").await.unwrap();
     node.store.hold(StoreOperation::Put, true);
-    let canceller = client.session.canceller();
-    let (cancelled, waiting) = tokio::sync::oneshot::channel();
-    let writing = tokio::spawn(async move {
-        let mut cancelled = Some(cancelled);
-        let mut written = 0;
-        loop {
-            match client.state(&rows(written * 100, 100)).await {
-                "00000" => written += 1,
-                state if cancelled.is_some() => {
-                    assert_eq!(state, sqlstate::QUERY_CANCELED);
-                    let _ = cancelled.take().unwrap().send(written);
-                }
-                state => panic!("{state}"),
-            }
-            if cancelled.is_none() && written * 200_000 > 4 * MEMORY as i64 {
-                return (client, written);
-            }
-        }
-    });
-    // Others go on while it waits.
-    let mut other = node.client(2);
-    node.store.is_holding().await;
-    while node.statistics().memory_unwritten_bytes < MEMORY / 4 * 3 - 500_000 {
-        other.run("SELECT 1").await.unwrap();
-        tokio::time::sleep(Duration::from_millis(1)).await;
+    // As much as there is room for: a hundred rows take some 50 pages.
+    let mut written = 0;
+    while node.statistics().memory_unwritten_bytes + 250_000 < MEMORY / 4 * 3 {
+        client.run(&rows(written * 100, 100)).await.unwrap();
+        written += 1;
     }
-    let before = node.statistics().commits;
-    tokio::time::sleep(Duration::from_millis(200)).await;
-    assert!(node.statistics().commits <= before + 2, "it does not wait");
+    node.store.is_holding().await;
+    let canceller = client.session.canceller();
+    let waiting = tokio::spawn(async move {
+        let state = client.state(&rows(written * 100, 300)).await;
+        (client, state)
+    });
+    // Others go on, with what makes nothing larger: a hundred times what it needs to commit.
+    for _ in 0..100 {
+        other.run("UPDATE t SET n = n + 1").await.unwrap();
+    }
+    assert!(!waiting.is_finished(), "it does not wait");
     canceller.cancel(CancelReason::User);
-    let written = waiting.await.unwrap();
-    assert!(written > 20, "{written}");
+    let (mut client, state) = waiting.await.unwrap();
+    assert_eq!(state, sqlstate::QUERY_CANCELED);
+    assert_eq!(client.int("SELECT count(*) FROM t").await, written * 100);
+    // The same without a cancel, until it has written four times the memory.
+    let writing = tokio::spawn(async move {
+        while written * 200_000 < 4 * MEMORY as i64 {
+            client.run(&rows(written * 100, 100)).await.unwrap();
+            written += 1;
+        }
+        (client, written)
+    });
+    for _ in 0..10 {
+        other.run("UPDATE t SET n = n + 1").await.unwrap();
+    }
+    assert!(!writing.is_finished());
     node.store.hold(StoreOperation::Put, false);
     let (mut client, written) = writing.await.unwrap();
     assert_eq!(client.int("SELECT count(*) FROM t").await, written * 100);
-    client.close().await;
+    for client in [client, other] {
+        client.close().await;
+    }
     node.is_sound(1).await;
 }
 

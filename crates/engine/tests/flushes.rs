@@ -210,3 +210,23 @@ async fn what_an_unsure_manifest_names_is_kept() {
     assert!(stored.is_subset(&node.segments().await));
     node.holds(3).await;
 }
+
+/// One whose newest manifest is damaged cannot be opened, so it cannot be flushed. That is no reason not to flush the others.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_that_cannot_be_opened_keeps_nobody_from_being_flushed() {
+    let node = two_tables().await;
+    node.insert().await;
+    node.engine.flush().await.unwrap();
+    node.insert().await;
+    let manifests = node.store.list("manifests", None).await.unwrap().names;
+    let damaged = manifests.iter().rfind(|name| name.starts_with("manifests/0000000000000001/")).unwrap();
+    node.store.delete(damaged).await.unwrap();
+    node.store.put(damaged, "no manifest".into()).await.unwrap();
+    let node = node.crash().await;
+    let mut other = node.client(2);
+    other.run("INSERT INTO t(v) VALUES (zeroblob(2000))").await.unwrap();
+    other.close().await;
+    let points = node.engine.history(PartitionId(2)).await.unwrap().len();
+    node.engine.flush().await.unwrap_err();
+    assert_eq!(node.engine.history(PartitionId(2)).await.unwrap().len(), points + 1);
+}

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Client, start_when_free};
-use fulmar_engine::{Config, Engine, Error, sqlstate};
+use fulmar_engine::{Config, Engine, Error, NotChanged, sqlstate};
 use fulmar_pages::{Durability, PartitionId};
 use fulmar_store::{Backend, FailureKind, FaultyStore, Store, StoreFault, StoreOperation};
 
@@ -108,9 +108,16 @@ async fn another_machine_takes_over_and_the_first_one_is_fenced() {
     let mut there = client(&second, SHARED);
     assert_eq!(there.int("SELECT count(*) FROM t").await, 1);
     let mut here = client(&first, SHARED);
-    assert_eq!(here.state("INSERT INTO t(v) VALUES ('lost')").await, sqlstate::IO_ERROR);
-    assert_eq!(here.state("INSERT INTO t(v) VALUES ('refused')").await, sqlstate::IO_ERROR);
-    assert!(!first.accepts_commits());
+    for sql in ["INSERT INTO t(v) VALUES ('lost')", "INSERT INTO t(v) VALUES ('refused')"] {
+        let error = here.run(sql).await.unwrap_err();
+        assert_eq!(error.state(), sqlstate::IO_ERROR);
+        assert!(error.message().contains("another process has taken over"), "{error:?}");
+    }
+    let health = first.health();
+    assert!(
+        !health.shared_log.works && health.shared_log.failures == 1 && first.accepts_commits(),
+        "{health:?}"
+    );
     there.run("INSERT INTO t(v) VALUES ('kept')").await.unwrap();
     assert_eq!(there.int("SELECT count(*) FROM t").await, 2);
     assert_eq!(here.int("SELECT count(*) FROM t").await, 1, "what was lost is not seen any more");
@@ -150,12 +157,93 @@ async fn durability_changes_for_nobody_who_is_connected_and_not_by_half() {
     user.run("INSERT INTO t(v) VALUES (1)").await.unwrap();
     user.close().await;
     // The catalog does not answer: nobody knows where the next commit should go.
-    let change = async { Err(Error::new(sqlstate::IO_ERROR, "no answer")) };
-    engine.set_durability(PartitionId(SHARED), Durability::Shared, change).await.unwrap_err();
+    let silent = async { Err(NotChanged::InDoubt(Error::new(sqlstate::IO_ERROR, "no answer"))) };
+    engine.set_durability(PartitionId(SHARED), Durability::Shared, silent).await.unwrap_err();
+    assert_eq!(client(&engine, SHARED).state("SELECT 1 FROM t").await, sqlstate::IO_ERROR);
+    // Nobody waits for an answer any more.
+    let never = engine.set_durability(PartitionId(SHARED), Durability::Shared, std::future::pending());
+    assert!(tokio::time::timeout(Duration::from_millis(10), never).await.is_err());
     assert_eq!(client(&engine, SHARED).state("SELECT 1 FROM t").await, sqlstate::IO_ERROR);
     set(&engine, Durability::Shared).await.unwrap();
     assert_eq!(client(&engine, SHARED).int("SELECT count(*) FROM t").await, 2);
     engine.drop_partition(PartitionId(SHARED)).await.unwrap();
+}
+
+/// The partition commits where it did.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_of_durability_that_is_refused_changes_nothing() {
+    let rig = rig();
+    let engine = rig.start(&[]).await;
+    write(&engine).await;
+    let refused =
+        async { Err(NotChanged::Refused(Error::new(sqlstate::INVALID_CATALOG_NAME, "it is gone"))) };
+    engine.set_durability(PartitionId(SHARED), Durability::Shared, refused).await.unwrap_err();
+    assert_eq!(write(&engine).await, [2; 2]);
+    assert_eq!(rig.log_objects().await.len(), 1, "the claim");
+    drop(engine);
+    assert_eq!(write(&rig.start(&[]).await).await, [3; 2]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_comes_during_a_change_of_durability_waits_for_it() {
+    let rig = rig();
+    let engine = rig.start(&[]).await;
+    write(&engine).await;
+    let (asked, is_asked) = tokio::sync::oneshot::channel();
+    let (answer, is_answered) = tokio::sync::oneshot::channel();
+    let changing = engine.clone();
+    let change = tokio::spawn(async move {
+        let catalog = async {
+            asked.send(()).unwrap();
+            is_answered.await.unwrap()
+        };
+        changing.set_durability(PartitionId(SHARED), Durability::Shared, catalog).await
+    });
+    is_asked.await.unwrap();
+    let mut user = client(&engine, SHARED);
+    let mut coming = Box::pin(user.run("INSERT INTO t(v) VALUES (1)"));
+    assert!(futures::poll!(&mut coming).is_pending());
+    answer.send(Ok(())).unwrap();
+    change.await.unwrap().unwrap();
+    coming.await.unwrap();
+    assert_eq!(rig.log_objects().await.len(), 2, "a claim and its commit");
+}
+
+/// Who asked for the log goes away while it is being opened: there is one opening all the same, and nobody seals it.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_in_the_store_is_opened_once() {
+    let rig = rig();
+    let engine = rig.start(&[]).await;
+    write(&engine).await;
+    rig.store.hold(StoreOperation::Put, true);
+    let mut leaving = Box::pin(set(&engine, Durability::Shared));
+    assert!(futures::poll!(&mut leaving).is_pending());
+    rig.store.is_holding().await;
+    drop(leaving);
+    let mut staying = Box::pin(set(&engine, Durability::Shared));
+    assert!(futures::poll!(&mut staying).is_pending());
+    rig.store.hold(StoreOperation::Put, false);
+    staying.await.unwrap();
+    assert_eq!(write(&engine).await, [2; 2]);
+    assert_eq!(rig.log_objects().await.len(), 2, "a claim and a commit");
+}
+
+/// What is dropped while the catalog is asked stays dropped.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_is_dropped_during_a_change_of_its_durability() {
+    let rig = rig();
+    let engine = rig.start(&[]).await;
+    write(&engine).await;
+    let dropped = async {
+        engine.drop_partition(PartitionId(SHARED)).await.unwrap();
+        Ok(())
+    };
+    engine.set_durability(PartitionId(SHARED), Durability::Shared, dropped).await.unwrap();
+    assert_eq!(engine.statistics().open_partitions, 1, "the other one");
+    assert_eq!(client(&engine, SHARED).state("SELECT 1").await, sqlstate::DATABASE_DROPPED);
+    assert_eq!(set(&engine, Durability::Local).await.unwrap_err().state(), sqlstate::DATABASE_DROPPED);
+    engine.compact_all().await.unwrap();
+    assert_eq!(rig.objects.list("manifests", None).await.unwrap().names, Vec::<String>::new());
 }
 
 /// Answers wait for the store; others do not.
@@ -179,9 +267,11 @@ async fn a_store_that_does_not_answer_stops_only_who_needs_it() {
     rig.store.always(StoreOperation::Put, Some(StoreFault::Fail(FailureKind::Refused)));
     let mut doubtful = client(&engine, SHARED);
     let uncertain = tokio::spawn(async move { doubtful.run("INSERT INTO t(v) VALUES (2)").await });
-    while engine.accepts_commits() {
+    while engine.health().shared_log.works {
         tokio::task::yield_now().await;
     }
+    assert!(engine.accepts_commits(), "those of others");
+    assert_eq!(engine.statistics().shared_log_refuses, 1);
     assert_eq!(other.state("INSERT INTO t(v) VALUES (1)").await, sqlstate::IO_ERROR);
     local.run("INSERT INTO t(v) VALUES (1)").await.unwrap();
     assert!(!uncertain.is_finished(), "nobody knows");
@@ -189,4 +279,25 @@ async fn a_store_that_does_not_answer_stops_only_who_needs_it() {
     uncertain.await.unwrap().unwrap();
     other.run("INSERT INTO t(v) VALUES (1)").await.unwrap();
     assert_eq!(client(&engine, SHARED).int("SELECT count(*) FROM t").await, 3);
+}
+
+/// What is committed to a store that does not answer cannot be flushed. The node ends nevertheless, and soon.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_ends_while_its_store_is_silent() {
+    let rig = rig();
+    let engine = rig.start(&[SHARED]).await;
+    write(&engine).await;
+    engine.flush().await.unwrap();
+    rig.store.always(StoreOperation::Put, Some(StoreFault::Fail(FailureKind::Unavailable)));
+    let mut user = client(&engine, SHARED);
+    let commit = tokio::spawn(async move { user.run("INSERT INTO t(v) VALUES ('in doubt')").await });
+    let noticed = async {
+        while engine.health().shared_log.works {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), noticed).await.unwrap();
+    let ended = tokio::time::timeout(Duration::from_secs(20), engine.shutdown()).await;
+    assert_eq!(ended.unwrap().unwrap_err().state(), sqlstate::IO_ERROR);
+    assert!(commit.await.unwrap().is_err());
 }

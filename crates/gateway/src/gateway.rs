@@ -170,6 +170,11 @@ impl MetricsSource {
     pub(crate) fn is_healthy(&self) -> bool {
         self.shared.engine.accepts_commits()
     }
+
+    /// Whether those of databases that are shared are, as far as it is up to their log.
+    pub(crate) fn is_shared_log_healthy(&self) -> bool {
+        self.shared.engine.health().shared_log.accepts()
+    }
 }
 
 impl Gateway {

@@ -1,6 +1,7 @@
 //! HTTP: `/metrics` for Prometheus, `/healthz` for whoever watches.
 //!
-//! Health is told to everybody: load balancers have no tokens, and it says no more than whether commits are accepted.
+//! Health is told to everybody: load balancers have no tokens, and it says no more than whether commits are accepted. Its code is
+//! that of the node as a whole; that only databases which are `shared` cannot commit is in its text.
 //! Metrics have the names of tenants: they need a token ([`crate::tokens`]), and that of a tenant shows that tenant only.
 
 use std::io;
@@ -86,12 +87,16 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 }
 
 async fn health(State(source): State<Arc<MetricsSource>>) -> impl IntoResponse {
-    if source.is_healthy() {
-        (StatusCode::OK, "ok\n")
-    } else {
-        (
-            StatusCode::SERVICE_UNAVAILABLE,
-            "commits are not accepted: the log is failing, or the disk is full\n",
-        )
+    if !source.is_healthy() {
+        let text = "commits are not accepted: the log is failing, or the disk is full\n";
+        return (StatusCode::SERVICE_UNAVAILABLE, text);
+    }
+    // It serves all others: a balancer that took it away would take those away too.
+    match source.is_shared_log_healthy() {
+        true => (StatusCode::OK, "ok\n"),
+        false => (
+            StatusCode::OK,
+            "ok, but commits of shared databases are not accepted: the log in the store is failing, or full\n",
+        ),
     }
 }

@@ -228,6 +228,11 @@ fn engine_figures(out: &mut String, engine: &EngineStatistics) {
             "Smoothed time until an object is known to be there.",
             engine.shared_log_put_us,
         ),
+        (
+            "fulmar_shared_log_refuses",
+            "1 while the commit log in the store takes no commits.",
+            engine.shared_log_refuses,
+        ),
         ("fulmar_memory_bytes", "Bytes of pages in memory.", engine.memory_bytes),
         (
             "fulmar_memory_unwritten_bytes",

@@ -314,20 +314,11 @@ async fn a_shutdown_tells_its_clients() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn health_and_metrics() {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let node = Node::insecure().await;
     let client = node.database("t1").await;
     client.batch_execute("CREATE TABLE t (a)").await.unwrap();
-    let get = async |path: &str| {
-        let mut stream = tokio::net::TcpStream::connect(node.http.local_addr()).await.unwrap();
-        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.unwrap();
-        answer
-    };
-    assert!(get("/healthz").await.starts_with("HTTP/1.1 200"));
-    let metrics = get("/metrics").await;
+    assert!(node.get("/healthz", "").await.starts_with("HTTP/1.1 200"));
+    let metrics = node.get("/metrics", "").await;
     assert!(metrics.contains("fulmar_statement_seconds_count 2"), "{metrics}");
     let pages = metrics.lines().find_map(|line| line.strip_prefix("fulmar_log_pages_total ")).unwrap();
     assert!(pages.parse::<u64>().unwrap() > 0);

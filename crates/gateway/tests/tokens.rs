@@ -5,26 +5,12 @@ mod common;
 use std::time::Instant;
 
 use common::{Node, connect, state};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_postgres::{Client, SimpleQueryMessage};
 
 /// What the node answers to a request for its metrics.
 async fn metrics(node: &Node, token: Option<&str>) -> String {
-    get(
-        node,
-        "/metrics",
-        &token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default(),
-    )
-    .await
-}
-
-async fn get(node: &Node, path: &str, header: &str) -> String {
-    let mut stream = tokio::net::TcpStream::connect(node.http.local_addr()).await.unwrap();
-    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\n{header}Connection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    answer
+    let token = token.map(|token| format!("Authorization: Bearer {token}\r\n"));
+    node.get("/metrics", &token.unwrap_or_default()).await
 }
 
 async fn create(admin: &Client, what: &str) -> String {
@@ -52,7 +38,7 @@ async fn metrics_need_a_token_and_show_what_it_is_for() {
     {
         admin.batch_execute(statement).await.unwrap();
     }
-    assert!(get(&node, "/healthz", "").await.starts_with("HTTP/1.1 200"));
+    assert!(node.get("/healthz", "").await.starts_with("HTTP/1.1 200"));
     let refused = metrics(&node, None).await;
     assert!(refused.starts_with("HTTP/1.1 401") && refused.contains("www-authenticate: Bearer"), "{refused}");
     let (all, shop) = (create(&admin, "all").await, create(&admin, "shop FOR DATABASE shop").await);
@@ -62,7 +48,7 @@ async fn metrics_need_a_token_and_show_what_it_is_for() {
     node.catalog.create_token("over", hash, None, Some(0)).await.unwrap();
     assert!(metrics(&node, Some(&all)).await.contains("\nfulmar_sessions "));
     for header in [format!("Authorization: bearer  {all} \r\n"), format!("authorization: BEARER {all}\r\n")] {
-        assert!(get(&node, "/metrics", &header).await.starts_with("HTTP/1.1 200"), "{header}");
+        assert!(node.get("/metrics", &header).await.starts_with("HTTP/1.1 200"), "{header}");
     }
     let of_shop = metrics(&node, Some(&shop)).await;
     assert!(
@@ -77,7 +63,7 @@ async fn metrics_need_a_token_and_show_what_it_is_for() {
     for header in
         ["Authorization: Basic Zm86YmFy\r\n", "Authorization: Bearer\r\n", "Authorization: \u{fc}\r\n"]
     {
-        assert!(get(&node, "/metrics", header).await.starts_with("HTTP/1.1 401"), "{header}");
+        assert!(node.get("/metrics", header).await.starts_with("HTTP/1.1 401"), "{header}");
     }
 
     // A token goes by its tenant, not by a name, and ends with it.

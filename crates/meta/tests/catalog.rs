@@ -8,6 +8,7 @@ use fulmar_meta::{
     Access, Catalog, Embedded, Limit, Limits, MetaError, MetadataStore, SYSTEM_PARTITION, SYSTEM_TENANT,
     SYSTEM_USER, ScramVerifier, SecretHash, Tenant, TenantState, Transaction, What,
 };
+use fulmar_pages::Durability;
 
 async fn open(directory: &Path) -> Arc<Catalog> {
     Catalog::open_with_clock(Arc::new(store(directory)), || 1_790_000_000_000).await.unwrap()
@@ -122,6 +123,30 @@ async fn a_name_that_came_back_is_another_tenant() {
     assert!(matches!(catalog.finish_create(&first).await, Err(MetaError::Missing { .. })));
     assert!(matches!(catalog.finish_drop(&first).await, Err(MetaError::Missing { .. })));
     assert_eq!(catalog.unfinished(), [second]);
+}
+
+/// Whoever changes its durability has found it by a name that may be another one's by now.
+#[tokio::test]
+async fn durability_is_that_of_a_partition_whatever_its_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let catalog = open(directory.path()).await;
+    let found = create(&catalog, "ada").await;
+    catalog.rename_tenant("ada", "eva").await.unwrap();
+    let namesake = create(&catalog, "ada").await;
+    let changed = catalog.set_durability(&found, Durability::Shared).await.unwrap();
+    assert_eq!((changed.name.as_str(), changed.durability), ("eva", Durability::Shared));
+    let catalog = open_after(directory.path(), catalog).await;
+    let durability = |name| catalog.tenant(name).unwrap().durability;
+    assert_eq!((durability("ada"), durability("eva")), (Durability::Local, Durability::Shared));
+
+    let creating = catalog.create_tenant("new", SYSTEM_USER).await.unwrap();
+    assert_eq!(
+        catalog.set_durability(&creating, Durability::Shared).await.unwrap().state,
+        TenantState::Creating
+    );
+    catalog.begin_drop("ada").await.unwrap();
+    let dropping = catalog.set_durability(&namesake, Durability::Shared).await;
+    assert!(matches!(dropping, Err(MetaError::Missing { .. })), "{dropping:?}");
 }
 
 #[tokio::test]

@@ -31,7 +31,7 @@ use std::sync::atomic::Ordering;
 
 use fulmar_pages::record::{self, RecordBuilder, RecordHeader, RecordKind};
 use fulmar_pages::{Outcome, PAGE_SIZE, Page, PageNo, Version};
-use fulmar_store::{LogError, Lsn, MAX_NAP, Urgency};
+use fulmar_store::{FullCause, LogError, Lsn, MAX_NAP, Urgency};
 use hashbrown::HashSet;
 
 use super::large::LargeSegment;
@@ -650,11 +650,18 @@ fn decided_aborted(id: u64) -> Error {
 
 pub(crate) fn log_error(error: LogError) -> Error {
     match error {
-        LogError::Full(_) => Error::new(sqlstate::DISK_FULL, "the disk is full: the commit log cannot grow")
-            .detail(error.to_string())
-            .hint("free space on the disk that holds the data directory; the transaction was rolled back and can be run again"),
+        LogError::Full(FullCause::Disk { .. }) => {
+            Error::new(sqlstate::DISK_FULL, "the disk is full: the commit log cannot grow")
+                .detail(error.to_string())
+                .hint("free space on the disk that holds the data directory; the transaction was rolled back and can be run again")
+        }
+        LogError::Full(FullCause::Capacity { .. }) => {
+            Error::new(sqlstate::DISK_FULL, "the commit log is full: flushes to the store are behind")
+                .detail(error.to_string())
+                .hint("see whether the store takes them (the node's log says why not); the transaction was rolled back and can be run again")
+        }
         LogError::Busy => Error::new(sqlstate::OUT_OF_MEMORY, "the commit log cannot keep up")
-            .hint("run the transaction again; if it persists, the disk is too slow for the load"),
+            .hint("run the transaction again; if it persists, the disk (of a database that is shared: the store) is too slow for the load"),
         LogError::Unreachable { .. } | LogError::Store { .. } => {
             // Where the store is, and what it has said, only the node's log tells; of the first it has been told.
             if matches!(error, LogError::Store { .. }) {

@@ -1,7 +1,7 @@
 //! A partition's side of flushes and compaction: what has changed since the last manifest, and what that names.
 
 use fulmar_pages::manifest::{Manifest, SegmentRef};
-use fulmar_pages::{FrameLocation, Outcome, PAGE_SIZE, PageNo, SegmentId};
+use fulmar_pages::{Outcome, PAGE_SIZE, PageNo, SegmentId};
 use fulmar_store::Lsn;
 use hashbrown::HashSet;
 
@@ -24,9 +24,9 @@ pub(crate) struct NamedSegment {
 pub(crate) struct CopiedFrame {
     pub page: PageNo,
     /// Where it was.
-    pub old: (SegmentId, FrameLocation),
+    pub old: Frame,
     /// Where it is in the other segment.
-    pub new: FrameLocation,
+    pub new: Frame,
 }
 
 /// What the newest manifest says.
@@ -126,6 +126,13 @@ impl Partition {
         self.named.lock().unsure = Some((manifest.clone(), pages.to_vec()));
     }
 
+    /// Another manifest has the name of one that was to be stored, which therefore never will be.
+    pub(crate) fn number_is_taken(&self, manifest: &Manifest) {
+        let mut named = self.named.lock();
+        named.unsure = None;
+        named.number = named.number.max(manifest.version.number);
+    }
+
     /// The manifest that an earlier flush began to store, and the partition's pages in each of its segments.
     pub(crate) fn unsure_manifest(&self) -> Option<(Manifest, Vec<u64>)> {
         self.named.lock().unsure.clone()
@@ -153,27 +160,20 @@ impl Partition {
         true
     }
 
-    /// The new manifest is durable: where it says that the pages lie that the flush has written they can be read from, and
-    /// they may leave memory. They lie in its last segment, unless the manifest is an earlier one of the same version.
-    pub(crate) async fn learn_frames(&self, flush: &Flush, manifest: &Manifest) -> Result<()> {
-        let mut left: HashSet<PageNo> = flush.pages.iter().copied().collect();
-        for part in manifest.segments.iter().rev() {
-            if left.is_empty() {
-                break;
+    /// A manifest that names the segment is durable: the pages that the flush has written can be read from there, and may
+    /// leave memory.
+    pub(crate) async fn learn_frames(&self, flush: &Flush, segment: SegmentId) -> Result<()> {
+        let index = self.node.store.segment_index(segment).await.map_err(store_error)?;
+        let segment = self.pages.segments().index_of(segment);
+        let mut tally = Tally::default();
+        for (no, location) in index.frames(self.id) {
+            // SAFETY: the flush has pinned the snapshot.
+            if let Some(version) = unsafe { self.find(no, &flush.snapshot) } {
+                self.pages.set_frame(version, Frame { segment, location }, &mut tally);
             }
-            let index = self.node.store.segment_index(part.id).await.map_err(store_error)?;
-            let segment = self.pages.segments().index_of(part.id);
-            let mut tally = Tally::default();
-            for (no, location) in index.frames(part.partition).filter(|(no, _)| left.remove(no)) {
-                // SAFETY: the flush has pinned the snapshot.
-                if let Some(version) = unsafe { self.find(no, &flush.snapshot) } {
-                    self.pages.set_frame(version, Frame { segment, location }, &mut tally);
-                }
-            }
-            self.pages.account().settle(tally);
         }
-        let written = flush.pages.iter().copied().filter(|no| !left.contains(no));
-        self.residence.queue(written, self.node.cache.clock());
+        self.pages.account().settle(tally);
+        self.residence.queue(index.frames(self.id).map(|(no, _)| no), self.node.cache.clock());
         Ok(())
     }
 
@@ -182,18 +182,20 @@ impl Partition {
     /// place, whatever was committed or flushed meanwhile. Versions that only older snapshots see stay where they are,
     /// until those let go of them. Whoever has looked up the old place, and finds the segment collected, looks again
     /// ([`super::load`]).
-    pub(crate) fn move_frames(&self, to: SegmentId, copied: impl Iterator<Item = CopiedFrame>) {
-        let segments = self.pages.segments();
-        let to = segments.index_of(to);
+    pub(crate) fn move_frames(&self, copied: impl Iterator<Item = CopiedFrame>) {
         let snapshot = self.pin();
-        for CopiedFrame { page, old: (segment, location), new } in copied {
+        for CopiedFrame { page, old, new } in copied {
             // SAFETY: pinned.
             if let Some(version) = unsafe { self.find(page, &snapshot) } {
-                let old = Frame { segment: segments.index_of(segment), location };
-                self.pages.move_frame(version, old, Frame { segment: to, location: new });
+                self.pages.move_frame(version, old, new);
             }
         }
         self.unpin(snapshot);
+    }
+
+    /// What a segment is called in the partition's frames; looked up once for many of them.
+    pub(crate) fn segment_number(&self, id: SegmentId) -> u32 {
+        self.pages.segments().index_of(id)
     }
 
     /// Bytes of pages that the next flush would write.

@@ -127,13 +127,17 @@ impl Partition {
         Ok(partition)
     }
 
-    /// Validation looks at page 1 of any version under the commit lock, so it is always in memory.
+    /// Validation looks at page 1 of any version under the commit lock, so it is always in memory. Nobody is asked for room: the
+    /// flush that makes some may be waiting for this.
     async fn load_page_one(&self) -> Result<()> {
         let snapshot = self.pin();
         // SAFETY: pinned until after the load.
         let loaded = match unsafe { self.find(1, &snapshot) } {
-            Some(version) => self.load(1, version, 1, &snapshot).await,
-            None => Ok(()),
+            Some(version) if !version.is_resident() => self.read(version).await.map(|page| {
+                let room = Reservation::unasked(self.node.memory.clone(), PAGE_SIZE as u64);
+                self.arrived(1, version, page, room);
+            }),
+            _ => Ok(()),
         };
         self.unpin(snapshot);
         loaded

@@ -146,6 +146,7 @@ impl Residence {
         if evicted > 0 {
             fence(Ordering::SeqCst);
             let era = self.era.load(Ordering::Relaxed);
+            self.account.leave((evicted * PAGE_SIZE) as u64);
             inner.limbo.push_back((era, taken));
             self.era.store(era + 1, Ordering::Release);
         }
@@ -231,7 +232,8 @@ impl Reader {
     #[inline]
     pub(crate) fn enter(&self) {
         if !self.inside.get() {
-            self.seat.era.store(self.residence.era.load(Ordering::Acquire), Ordering::Relaxed);
+            // What it read in earlier stays has been read when others see that it is in this one.
+            self.seat.era.store(self.residence.era.load(Ordering::Acquire), Ordering::Release);
             fence(Ordering::SeqCst);
             self.inside.set(true);
         }

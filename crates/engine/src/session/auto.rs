@@ -57,7 +57,7 @@ impl Session {
         if let Some(version) = committed.map(|c| c.snapshot).or(seen) {
             self.wait_durable(version.lsn).await?;
             if partition.is_doomed(&version) {
-                return Err(super::discarded());
+                return Err(super::discarded(&partition.log));
             }
         }
         match end {

@@ -175,7 +175,7 @@ impl Session {
         if let Some(version) = version.or(seen) {
             self.wait_durable(version.lsn).await?;
             if partition.is_doomed(&version) {
-                return Err(super::discarded());
+                return Err(super::discarded(&partition.log));
             }
         }
         Ok(())

@@ -32,11 +32,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use fulmar_pages::PartitionId;
-use fulmar_store::{LogError, Lsn};
+use fulmar_store::{CommitLog, LogError, Lsn};
 
 use crate::cancel::CancelFlag;
 use crate::connection::Connection;
-use crate::partition::Partition;
+use crate::partition::{Partition, log_error};
 use crate::variables::Variables;
 use crate::{
     Canceller, CommandTag, Completion, Engine, Error, Known, Result, RowSink, Scope, Statement,
@@ -394,24 +394,27 @@ impl Session {
         if log.is_durable(lsn) {
             return Ok(());
         }
-        log.wait_durable(lsn).await.map_err(lost)
+        log.wait_durable(lsn).await.map_err(|error| lost(error, log))
     }
 }
 
 /// The error for an answer whose version was discarded, or will never be known.
-fn lost(error: LogError) -> Error {
+fn lost(error: LogError, log: &CommitLog) -> Error {
     match error {
-        LogError::Discarded { .. } => discarded(),
+        LogError::Discarded { .. } => discarded(log),
         other => Error::new(sqlstate::IO_ERROR, format!("the answer is not known to be durable: {other}"))
             .hint("ask for the outcome with pg_xact_status when the node is back"),
     }
 }
 
 /// The error for an answer whose version was discarded meanwhile.
-fn discarded() -> Error {
-    Error::new(sqlstate::IO_ERROR, "the commit log could not be written")
-        .detail("what this transaction saw or wrote was discarded; nothing of it remains")
-        .hint("run the transaction again; check the disk that holds the data directory")
+fn discarded(log: &CommitLog) -> Error {
+    let error = match log.works() {
+        Err(fenced @ LogError::Fenced { .. }) => log_error(fenced),
+        _ => Error::new(sqlstate::IO_ERROR, "the commit log could not be written")
+            .hint("run the transaction again; check the disk that holds the data directory"),
+    };
+    error.detail("what this transaction saw or wrote was discarded; nothing of it remains")
 }
 
 /// The error of a transaction that cannot be replayed with the same answers.

@@ -441,7 +441,7 @@ impl Session {
         let Some(snapshot) = snapshot else { return Ok(()) };
         self.wait_durable(snapshot.lsn).await?;
         if partition.is_doomed(&snapshot) {
-            return Err(super::discarded());
+            return Err(super::discarded(&partition.log));
         }
         Ok(())
     }

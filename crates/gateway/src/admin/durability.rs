@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use fulmar_engine::{Error, sqlstate};
-use fulmar_meta::Tenant;
+use fulmar_engine::{Error, NotChanged, sqlstate};
+use fulmar_meta::{MetaError, Tenant};
 use fulmar_pages::Durability;
 
-use super::{answer, check_unused, find};
+use super::{answer, check_unused, find_ordinary};
 use crate::Result;
 use crate::dialect::shorten;
 use crate::gateway::Shared;
@@ -26,7 +26,8 @@ pub(super) fn parse(value: Option<&str>) -> Result<Durability> {
 
 /// Changes it, while nobody is connected.
 pub(super) async fn alter(database: &str, durability: Durability, shared: &Shared) -> Result<Arc<Tenant>> {
-    let tenant = find(database, shared)?;
+    let hint = "Leave it as it is: it holds no data of yours.";
+    let tenant = find_ordinary(database, "is always local", hint, shared)?;
     check_unused(&tenant, "End them first: their answers wait for the log that is to be left.", shared)?;
     set(&tenant, durability, shared).await?;
     Ok(tenant)
@@ -42,8 +43,12 @@ pub(super) async fn settle(tenant: &Tenant, durability: Durability, shared: &Sha
 
 async fn set(tenant: &Tenant, durability: Durability, shared: &Shared) -> Result<()> {
     let change = async {
-        let changed = shared.catalog.set_durability(&tenant.name, durability).await;
-        changed.map(drop).map_err(|error| answer(&error))
+        let changed = shared.catalog.set_durability(tenant, durability).await;
+        changed.map(drop).map_err(|error| match error {
+            // It is being dropped.
+            MetaError::Missing { .. } => NotChanged::Refused(answer(&error)),
+            _ => NotChanged::InDoubt(answer(&error)),
+        })
     };
     shared.engine.set_durability(tenant.partition, durability, change).await
 }

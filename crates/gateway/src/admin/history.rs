@@ -6,21 +6,16 @@
 
 use std::sync::Arc;
 
-use fulmar_engine::{Error, sqlstate};
-use fulmar_meta::{SYSTEM_TENANT, Tenant};
+use fulmar_meta::Tenant;
 
-use super::{answer, end_sessions, find};
+use super::{answer, end_sessions, find_ordinary};
 use crate::Result;
 use crate::gateway::Shared;
 
 /// Makes a database what it was at a time.
 pub(super) async fn restore(name: &str, at_unix_ms: u64, shared: &Shared) -> Result<Arc<Tenant>> {
-    let tenant = find(name, shared)?;
-    if tenant.name == SYSTEM_TENANT {
-        // Who asks is connected to it.
-        let message = format!("database \"{name}\" cannot be restored: it is the system's own");
-        return Err(Error::new(sqlstate::OBJECT_IN_USE, message).hint("Branch it, and look at the branch."));
-    }
+    let hint = "Branch it, and look at the branch.";
+    let tenant = find_ordinary(name, "cannot be restored", hint, shared)?;
     let partition = tenant.partition;
     let decide = async |era: fulmar_engine::Era| {
         let told = shared.catalog.begin_era(partition, era.lineage, era.epoch).await;

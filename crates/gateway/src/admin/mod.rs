@@ -172,6 +172,16 @@ fn find(name: &str, shared: &Shared) -> Result<Arc<Tenant>> {
     shared.catalog.tenant(name).ok_or_else(missing)
 }
 
+/// The same, but for the system's own, to which who asks is connected. `what` reads on from the database's name.
+fn find_ordinary(name: &str, what: &str, hint: &str, shared: &Shared) -> Result<Arc<Tenant>> {
+    let tenant = find(name, shared)?;
+    if tenant.name != SYSTEM_TENANT {
+        return Ok(tenant);
+    }
+    let message = format!("database \"{name}\" {what}: it is the system's own");
+    Err(Error::new(sqlstate::OBJECT_IN_USE, message).hint(hint))
+}
+
 /// The first step of a creation: the record that nobody sees. Its partition comes next, then [`finish_create`], or [`undo`].
 pub(crate) async fn begin_create(
     name: &str,

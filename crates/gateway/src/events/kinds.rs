@@ -67,6 +67,14 @@ kinds! {
     LogFull Error "log.full" "the log is full: commits are refused until flushes, or the disk, make room"
     /// After that.
     LogFree Info "log.free" "the log has room again; commits are accepted"
+    /// A put of one of its objects, or another process has it.
+    SharedLogFailed Error "shared_log.failed" "the log in the store cannot be written: commits of databases that are shared wait or are refused"
+    /// After that.
+    SharedLogWorks Info "shared_log.works" "the log in the store is written again; commits of databases that are shared are accepted"
+    /// It has come to its bound.
+    SharedLogFull Error "shared_log.full" "the log in the store is full: commits of databases that are shared are refused until flushes make room"
+    /// After that.
+    SharedLogFree Info "shared_log.free" "the log in the store has room again; commits of databases that are shared are accepted"
     /// Less than the reserve is left.
     DiskLow Warning "disk.low" "the disk is nearly full: commits that need more space are refused"
     /// Less than half of it.

@@ -11,6 +11,8 @@ use fulmar_engine::{Config, Engine};
 use fulmar_gateway::http::{self, HttpServer};
 use fulmar_gateway::{Gateway, GatewayConfig};
 use fulmar_meta::{Catalog, Embedded};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio_postgres::{Client, NoTls};
 
 /// A node on loopback, in a directory of its own.
@@ -96,6 +98,16 @@ impl Node {
             .await
             .unwrap()
             .unwrap_or_else(|error| panic!("{name} cannot be run ({error}): apt-get install postgresql-15"))
+    }
+
+    /// What its HTTP server answers, head and body; `header` are lines of the request.
+    pub async fn get(&self, path: &str, header: &str) -> String {
+        let mut stream = TcpStream::connect(self.http.local_addr()).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\n{header}Connection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
     }
 
     /// Stops everything; the engine has to be able to close its log.

@@ -175,18 +175,25 @@ impl Catalog {
         Ok(Arc::new(Tenant { revision, ..tenant }))
     }
 
-    /// Changes where a tenant's commits are made durable, and answers it; also while it is being created. The engine must
-    /// know first that nothing is left that counts upon the old place.
+    /// Changes where a tenant's commits are made durable, and answers it as it is now, by whatever name it goes; also while it is
+    /// being created. The engine must know first that nothing is left that counts upon the old place.
     ///
     /// Errors: `Missing`, and what the store says.
-    pub async fn set_durability(&self, name: &str, durability: Durability) -> Result<Arc<Tenant>, MetaError> {
+    pub async fn set_durability(
+        &self,
+        tenant: &Tenant,
+        durability: Durability,
+    ) -> Result<Arc<Tenant>, MetaError> {
         let (tenant, revision) = self
             .change(|state| {
-                let alive = |tenant: &&Arc<Tenant>| tenant.state != TenantState::Dropping;
-                let found = state.tenants.get(name).filter(alive);
-                let current = found.ok_or_else(|| MetaError::missing(What::Tenant, name))?;
+                // The engine was told of the partition: what has its old name now may be another one.
+                let is_it = |current: &&Arc<Tenant>| {
+                    current.partition == tenant.partition && current.state != TenantState::Dropping
+                };
+                let found = state.tenants.values().find(is_it);
+                let current = found.ok_or_else(|| MetaError::missing(What::Tenant, &tenant.name))?;
                 let tenant = Tenant { durability, ..Tenant::clone(current) };
-                let key = Key::Tenant(name).to_string();
+                let key = Key::Tenant(&tenant.name).to_string();
                 let transaction = Transaction::new()
                     .unchanged(key.as_str(), current.revision)
                     .put(key, records::tenant_value(&tenant));

@@ -15,7 +15,7 @@ pub enum LogError {
     /// More is pending than the log holds in memory, or its next file is still being made. Wait
     /// ([`super::CommitLog::wait_room`]) and try again.
     #[error(
-        "the log is busy: more is waiting for the disk than may be held in memory; try again in a moment"
+        "the log is busy: more is waiting to be durable than may be held in memory; try again in a moment"
     )]
     Busy,
     /// The record is longer than any log file may be.

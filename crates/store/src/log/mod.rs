@@ -185,16 +185,25 @@ impl CommitLog {
     /// Waits until a record of so many bytes would have room; then [`CommitLog::append`] may still be refused if
     /// others were faster. An error if the log is full, failed or closed, so that the client can be told.
     pub fn wait_room(&self, body_bytes: usize) -> impl Future<Output = Result<(), LogError>> + Send + '_ {
-        self.progress.wait_room(move || {
-            let admitted = match &self.kept {
-                Kept::Local(log) => log.admit(body_bytes),
-                Kept::Shared(log) => log.admit(body_bytes),
-            };
-            match admitted {
-                Err(LogError::Busy) => None,
-                known => Some(known),
-            }
+        self.progress.wait_room(move || match self.admit(body_bytes) {
+            Err(LogError::Busy) => None,
+            known => Some(known),
         })
+    }
+
+    /// Whether records are taken, and if not why; want of space does not count ([`CommitLog::full`]).
+    pub fn works(&self) -> Result<(), LogError> {
+        match self.admit(0) {
+            Err(LogError::Busy | LogError::Full(_)) => Ok(()),
+            known => known,
+        }
+    }
+
+    fn admit(&self, body_bytes: usize) -> Result<(), LogError> {
+        match &self.kept {
+            Kept::Local(log) => log.admit(body_bytes),
+            Kept::Shared(log) => log.admit(body_bytes),
+        }
     }
 
     /// Whether records are refused with [`LogError::Full`], and why: from the first one until a further file is ready. Short
@@ -203,6 +212,14 @@ impl CommitLog {
         match &self.kept {
             Kept::Local(log) => log.full(),
             Kept::Shared(log) => log.full(),
+        }
+    }
+
+    /// [`LogError::Fenced`] once it is known that another process has taken the log over, and commits in its name.
+    pub fn fenced(&self) -> Option<LogError> {
+        match &self.kept {
+            Kept::Local(_) => None,
+            Kept::Shared(log) => log.admit(0).err().filter(|error| matches!(error, LogError::Fenced { .. })),
         }
     }
 

@@ -11,9 +11,13 @@ use crate::store::{Store, Upload};
 
 /// Object stores want parts of at least 5 MiB; some want all but the last to be of one size.
 const PART_BYTES: usize = 8 << 20;
+/// A segment that has become so long gets room for a part, and for what comes with its last bytes. Growing as vectors do
+/// would copy all of it, and take fresh memory from the system, once more.
+const LONG_BYTES: usize = 1 << 20;
+const ROOM_BYTES: usize = PART_BYTES + 2 * LONG_BYTES;
 
 /// Stores a segment while it is being made. It exists when [`SegmentWriter::finish`] has returned, not before. Holds
-/// one part of 8 MiB in memory; what is smaller than that is stored in one piece.
+/// one part of 8 MiB in memory, in the same place for all; what is smaller than that is stored in one piece.
 pub struct SegmentWriter {
     id: SegmentId,
     object: String,
@@ -35,13 +39,17 @@ impl SegmentWriter {
     /// Sends what is in the buffer on its way, as far as it is enough for parts.
     pub async fn flush(&mut self) -> Result<(), StoreError> {
         if self.part.len() < PART_BYTES {
+            if self.part.len() >= LONG_BYTES {
+                self.part.reserve_exact(ROOM_BYTES.saturating_sub(self.part.len()));
+            }
             return Ok(());
         }
         let mut bytes = Bytes::from(std::mem::take(&mut self.part));
         while bytes.len() >= PART_BYTES {
             self.send(bytes.split_to(PART_BYTES)).await?;
         }
-        self.part.extend_from_slice(&bytes);
+        // The same memory, since the store has let go of the parts.
+        self.part = Vec::from(bytes);
         Ok(())
     }
 

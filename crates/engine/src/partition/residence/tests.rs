@@ -176,8 +176,7 @@ impl House {
     fn load(&self, page: PageNo, version: &PageVersion) {
         let (_, location) = self.table.frame(version).unwrap().unwrap();
         assert_eq!(location.offset, version.number());
-        self.memory.take(PAGE_SIZE as u64);
-        let room = Reservation::of(self.memory.clone(), PAGE_SIZE as u64);
+        let room = Reservation::unasked(self.memory.clone(), PAGE_SIZE as u64);
         if version.fill(bytes(page, version.number())) {
             self.account.keep(room);
             self.residence.queue([page], self.clock.load(Ordering::Relaxed));
@@ -227,6 +226,12 @@ fn a_reader_that_waits_keeps_back_what_it_holds_and_no_more() {
     reader.fetched(held);
     while house.evict_some() > 0 || house.clock.load(Ordering::Relaxed) < 20 {}
     assert_eq!(house.memory.used_bytes(), before, "it is inside");
+    // Or else who evicts would go on until nothing is left.
+    assert_eq!(
+        house.account.resident_bytes(),
+        before - 10 * PAGE_SIZE as u64,
+        "what leaves is not in the cache"
+    );
     reader.step_aside();
     assert_eq!(house.memory.used_bytes(), before - 9 * PAGE_SIZE as u64);
     assert!(*held == *bytes(7, 7));

@@ -11,9 +11,9 @@ const LINGER_PART: u32 = 4;
 const MAX_LINGER: Duration = Duration::from_millis(2);
 
 /// The most that a patient record waits for company.
-pub const MAX_NAP: Duration = Duration::from_millis(4);
+pub const MAX_NAP: Duration = Duration::from_millis(6);
 /// A nap is as long as so many records take to come, if it can be.
-const NAP_RECORDS: u32 = 2;
+const NAP_RECORDS: u32 = 3;
 
 /// What the batches of late were like.
 #[derive(Default)]
@@ -92,7 +92,7 @@ mod tests {
         assert_eq!(come(1, ms(10)), None, "nobody else would come");
         assert_eq!(come(2, ms(6)), Some(MAX_NAP));
         let nap = come(10, ms(1)).expect("ten in a millisecond");
-        assert!((Duration::from_micros(190)..Duration::from_micros(210)).contains(&nap), "{nap:?}");
+        assert!((Duration::from_micros(290)..Duration::from_micros(310)).contains(&nap), "{nap:?}");
         assert_eq!(come(1, ms(6)), None, "as soon as they come less often");
     }
 }

@@ -23,7 +23,7 @@
 //!
 //! A sync costs as much processor time as dozens of reads, whether it is for one record or a hundred. Many tenants that each commit
 //! now and then would get one sync each. So records come with an [`Urgency`]: if all are patient and more of them than one
-//! come within [`MAX_NAP`], the thread sleeps for about the time in which two come before it looks again, and is
+//! come within [`MAX_NAP`], the thread sleeps for about the time in which three come before it looks again, and is
 //! woken for a prompt one only.
 //!
 //! # Recovery, and what is torn or corrupt

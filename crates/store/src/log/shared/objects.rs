@@ -50,7 +50,12 @@ impl Objects {
             object: self.directory.clone(),
             cause,
         })?;
-        Ok(names.iter().filter_map(|name| self.parse(name)).collect())
+        let slots: BTreeSet<Slot> = names.iter().filter_map(|name| self.parse(name)).collect();
+        // The next incarnation, and the next object, need a number too.
+        match slots.iter().find(|slot| slot.incarnation == u64::MAX || slot.sequence == u64::MAX) {
+            Some(last) => Err(self.corrupt(*last, 0, "no log comes so far".to_owned())),
+            None => Ok(slots),
+        }
     }
 
     /// Reads an object; `None` if there is none (any more).

@@ -271,6 +271,27 @@ async fn damaged_and_missing_objects_are_refused_by_name() {
     assert_eq!(open(&store).await.1, [1, 2, 3]);
 }
 
+/// Names after which there is no number: no node has made them.
+#[tokio::test(start_paused = true)]
+async fn the_last_numbers_are_refused_by_name() {
+    let (last, first) = (u64::MAX, Slot { incarnation: 1, sequence: 0 });
+    for forged in [Slot { incarnation: last, sequence: 0 }, Slot { incarnation: 1, sequence: last }] {
+        let store = Backend::memory();
+        let head = object::Head {
+            writer: fulmar_pages::LogId(1),
+            slot: forged,
+            start: 0,
+            needed: forged.max(first),
+            durable: 0,
+        };
+        let name = slot(forged.incarnation, forged.sequence);
+        store.put(&name, object::finish(object::begin(), &head)).await.unwrap();
+        let opened = open_with(SharedLogOptions::default(), store.share(), Limits::default()).await;
+        let refused = matches!(&opened, Err(LogError::Corrupt { file, .. }) if file.ends_with(&name));
+        assert!(refused, "{name}: {:?}", opened.map(drop));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn too_much_is_refused_until_there_is_room() {
     let store = Backend::memory();

@@ -201,12 +201,13 @@ impl Writer {
         let error = LogError::Fenced { object: self.objects.name(slot) };
         tracing::error!(%error, "the log in the store has been taken over");
         let progress = &self.core.progress;
+        // Before anybody can see that it does not work.
+        progress.statistics.failures.fetch_add(1, Relaxed);
         let mut state = self.core.state.lock();
         state.phase = Phase::Closed(Some(error.clone()));
         state.pending.clear();
         let (after, upto) = (progress.durable(), state.appended);
         drop(state);
-        progress.statistics.failures.fetch_add(1, Relaxed);
         progress.announce_loss(after, upto);
         progress.discard(after, upto);
         progress.publish(upto);

@@ -1,0 +1,219 @@
+//! Flushes: changed pages become segments, segments become manifests, and the log gets shorter.
+//!
+//! ```text
+//!  changed pages at a pinned, durable version
+//!     -> segment   (synced; named by nobody yet: garbage if we die now)
+//!     -> manifest  (synced, created only if absent: from here on the partition opens without the log's older records)
+//!     -> log truncation (whole files that hold nothing unflushed)
+//! ```
+//!
+//! Whoever dies between two of these steps leaves the step before it complete and garbage at most: an unnamed segment,
+//! an older manifest, a log that is longer than it need be. Records that a manifest covers are passed over by their
+//! version when the log is read.
+//!
+//! A flush holds up nobody: it reads a pinned snapshot, and the pages changed meanwhile belong to the next one. It
+//! contains only durable versions: it waits for the log first.
+//!
+//! A flush writes what has changed and nothing else; that segments stay few is for [`crate::compact`]. Manifests of before are
+//! history ([`crate::history`]) until they have had their time; they and the segments that nothing names are deleted by the
+//! collector ([`crate::collect`]).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use fulmar_pages::PartitionId;
+use fulmar_store::{CommitLog, Lsn, failpoint};
+use tokio::sync::{MutexGuard, Notify};
+
+pub(crate) use self::batch::{flush, flush_settled, name_anew, settle_unsure};
+use crate::background::Background;
+use crate::partition::{SnapshotBounds, store_error};
+use crate::{Engine, Result};
+
+mod batch;
+
+/// Beyond this much log, or a quarter of the memory budget, what holds its oldest records is flushed at once: a start holds
+/// all of them in memory. The more log there is, the fewer times a page that changes all the time is flushed.
+const LOG_BYTES: u64 = 384 << 20;
+/// With how little memory ever.
+const LEAST_LOG_BYTES: u64 = 32 << 20;
+/// Beyond this much space of all log files (half of what they may take), everything that is dirty is flushed.
+const LOG_FILES_BYTES: u64 = 512 << 20;
+
+/// When flushes happen, and how many did.
+pub(crate) struct Flusher {
+    manifest_interval: Duration,
+    idle_after: Duration,
+    snapshots: SnapshotBounds,
+    /// How much log there may be before something is flushed because of it.
+    log_bytes: u64,
+    pub(crate) task: Arc<Background>,
+    flushes: AtomicU64,
+    /// One flush at a time.
+    flushing: tokio::sync::Mutex<()>,
+}
+
+impl Flusher {
+    /// For a node with a budget of `memory_bytes`. `due` wakes it.
+    pub(crate) fn new(
+        manifest_interval: Duration,
+        idle_after: Duration,
+        snapshots: SnapshotBounds,
+        memory_bytes: u64,
+        due: Arc<Notify>,
+    ) -> Self {
+        Flusher {
+            manifest_interval,
+            idle_after,
+            snapshots,
+            log_bytes: (memory_bytes / 4).clamp(LEAST_LOG_BYTES, LOG_BYTES),
+            task: Background::new(due),
+            flushes: AtomicU64::new(0),
+            flushing: tokio::sync::Mutex::default(),
+        }
+    }
+
+    pub(crate) fn flushes(&self) -> u64 {
+        self.flushes.load(Ordering::Relaxed)
+    }
+
+    fn count(&self) {
+        self.flushes.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// One look around.
+pub(crate) async fn round(engine: Arc<Engine>) {
+    if let Err(error) = flush_due(&engine).await {
+        tracing::warn!(%error, "a flush failed; it is tried again");
+    }
+    engine.node().memory.flush_ended();
+}
+
+/// Sweeps, bounds snapshots, flushes what is due and closes what is idle.
+async fn flush_due(engine: &Engine) -> Result<()> {
+    let node = engine.node();
+    let now = node.clock.monotonic_ms();
+    let interval = engine.flusher.manifest_interval.as_millis() as u64;
+    let idle = engine.flusher.idle_after.as_millis() as u64;
+    let log_bytes = engine.flusher.log_bytes;
+    let is_due = |log: &CommitLog, since| Pressure::of(log, log_bytes).is_on(since) || now > interval;
+    let opened = open(engine, is_due).await;
+    let mut due = Vec::new();
+    let filled = node.memory.must_flush(engine.open_partitions().iter().map(|p| p.changed_bytes()).sum());
+    for partition in engine.open_partitions() {
+        partition.sweep();
+        partition.bound_snapshots(now, &engine.flusher.snapshots);
+        // The slot and we.
+        let unused =
+            partition.is_unused(2) && now.saturating_sub(partition.used_ms.load(Ordering::Relaxed)) > idle;
+        if unused {
+            // Most of what an unused partition holds; the rest waits for its flush.
+            partition.pool.clear();
+        }
+        let Some((since, dirty_ms)) = partition.oldest_dirty() else { continue };
+        let pressed = Pressure::of(&partition.log, log_bytes).is_on(since);
+        if pressed || filled || now.saturating_sub(dirty_ms) > interval || unused {
+            due.push(partition);
+        }
+    }
+    let flushed = flush(engine, due).await;
+    for partition in engine.open_partitions() {
+        let id = partition.id;
+        let used_ms = partition.used_ms.load(Ordering::Relaxed);
+        drop(partition);
+        if now.saturating_sub(used_ms) > idle {
+            engine.close_if_unused(id);
+        }
+    }
+    truncate(engine);
+    opened.and(flushed)
+}
+
+/// Opens partitions of which the log holds what no manifest covers. One that cannot be opened does not keep the others
+/// from it; the first error is answered.
+async fn open(engine: &Engine, is_due: impl Fn(&CommitLog, Lsn) -> bool) -> Result<()> {
+    let mut result = Ok(());
+    for (id, log, since) in engine.unopened() {
+        if is_due(&log, since) {
+            result = result.and(engine.partition(id).await.map(drop));
+        }
+    }
+    result
+}
+
+/// Whether a log has become long.
+enum Pressure {
+    No,
+    /// On whoever still needs what stands before this position.
+    Before(Lsn),
+    /// On everybody.
+    All,
+}
+
+impl Pressure {
+    fn of(log: &CommitLog, most_bytes: u64) -> Pressure {
+        let oldest = log.oldest().0;
+        if log.size_bytes() > LOG_FILES_BYTES {
+            Pressure::All
+        } else if log.appended().0.saturating_sub(oldest) > most_bytes {
+            Pressure::Before(Lsn(oldest + most_bytes / 2))
+        } else {
+            Pressure::No
+        }
+    }
+
+    /// Whether it is on a partition that needs the log from here on.
+    fn is_on(&self, since: Lsn) -> bool {
+        match self {
+            Pressure::No => false,
+            Pressure::Before(position) => since < *position,
+            Pressure::All => true,
+        }
+    }
+}
+
+/// Flushes everything that has changed.
+pub(crate) async fn flush_all(engine: &Engine) -> Result<()> {
+    let opened = open(engine, |_, _| true).await;
+    let dirty = engine.open_partitions().into_iter().filter(|p| p.oldest_dirty().is_some()).collect();
+    let flushed = flush(engine, dirty).await;
+    truncate(engine);
+    opened.and(flushed)
+}
+
+/// Cuts each log before the first record that no manifest covers.
+fn truncate(engine: &Engine) {
+    for log in engine.node().logs() {
+        // Read before the partitions are asked: a commit after it lies above it.
+        let mut upto = log.durable();
+        let unopened = engine.unopened().into_iter().map(|(_, log, since)| (log, since));
+        let dirty = engine.open_partitions().into_iter();
+        let dirty = dirty.filter_map(|p| p.oldest_dirty().map(|(since, _)| (p.log.clone(), since)));
+        for (_, since) in unopened.chain(dirty).filter(|(needed, _)| Arc::ptr_eq(needed, log)) {
+            upto = upto.min(since);
+        }
+        if upto > log.oldest() {
+            failpoint::hit(failpoint::FLUSH_BEFORE_TRUNCATE);
+            log.truncate(upto);
+        }
+    }
+}
+
+/// While this is held no manifest is replaced by a newer one.
+pub(crate) async fn settled(engine: &Engine) -> MutexGuard<'_, ()> {
+    engine.flusher.flushing.lock().await
+}
+
+/// Deletes a dropped partition's manifests.
+pub(crate) async fn delete(engine: &Engine, id: PartitionId) -> Result<()> {
+    let _alone = engine.node().past.write().await;
+    let _one = settled(engine).await;
+    let store = &engine.node().store;
+    for manifest in store.list_manifests(Some(id)).await.map_err(store_error)? {
+        store.delete_manifest(manifest).await.map_err(store_error)?;
+    }
+    engine.maintenance.count_dropped();
+    Ok(())
+}
