@@ -20,6 +20,7 @@ use crate::clock::{Clock, SystemTime, TimeSource};
 use crate::disk::{self, Disk, SpaceSource};
 use crate::flush;
 use crate::health::{LogHealth, Recovery};
+use crate::heap::Heap;
 use crate::history::{self, RetentionSource};
 use crate::maintenance::{self, Maintenance};
 use crate::memory::MemoryBudget;
@@ -256,6 +257,7 @@ impl Engine {
             store: Arc::new(store),
             spill: SpillArea::new(&temporary, SPILL_BYTES),
             memory: MemoryBudget::new(config.memory_bytes),
+            heap: Heap::of_node(config.memory_bytes),
             cache: Cache::default(),
             disk: Disk::new(
                 config.space.unwrap_or_else(|| disk::space_of(config.data)),

@@ -102,6 +102,17 @@ pub(crate) fn current() -> *const () {
     CURRENT.get()
 }
 
+/// Runs `body` here, without a fiber: it waits for nothing. While it runs, [`current`] answers `environment`.
+///
+/// # Safety
+/// `environment` must be what a fiber's may be, and stay valid until `body` has ended.
+pub(crate) unsafe fn within<T>(environment: *const (), body: impl FnOnce() -> T) -> T {
+    let outer = CURRENT.replace(environment);
+    let result = body();
+    CURRENT.set(outer);
+    result
+}
+
 /// A closure that runs on a stack of its own and can wait; a future of its result.
 pub(crate) struct Fiber<'a, T> {
     coroutine: Option<Coroutine<Resume, (), T, DefaultStack>>,

@@ -39,6 +39,7 @@ mod export;
 mod fiber;
 mod flush;
 mod health;
+mod heap;
 mod history;
 mod import;
 mod limits;

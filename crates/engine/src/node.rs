@@ -13,6 +13,7 @@ use tokio::sync::{OnceCell, RwLock, mpsc};
 use crate::cache::Cache;
 use crate::clock::Clock;
 use crate::disk::Disk;
+use crate::heap::Heap;
 use crate::memory::MemoryBudget;
 use crate::spill::SpillArea;
 
@@ -25,6 +26,7 @@ pub(crate) struct Node {
     pub store: Arc<PageStore>,
     pub spill: Arc<SpillArea>,
     pub memory: Arc<MemoryBudget>,
+    pub heap: Arc<Heap>,
     pub cache: Cache,
     pub disk: Disk,
     pub clock: Clock,

@@ -140,3 +140,42 @@ async fn a_replay_that_holds_too_much_says_so() {
     assert!(is_intact(&mut a).await);
     a.close().await;
 }
+
+/// Values that SQLite holds all at once, of a hundred megabytes each.
+fn values(count: u32) -> String {
+    let values: Vec<_> = (0..count).map(|more| format!("hex(zeroblob({}))", 50_000_000 + more)).collect();
+    format!("SELECT length(max({}))", values.join(", "))
+}
+
+#[tokio::test]
+async fn values_that_take_too_much_memory_are_refused() {
+    let node = Node::start().await;
+    let (mut a, mut other) = (node.client(1), node.client(2));
+    a.run(TABLE).await.unwrap();
+    assert_eq!(a.int(&values(1)).await, 100_000_000);
+    for round in 0..2 {
+        let error = a.run(&values(30)).await.unwrap_err();
+        assert_eq!(error.state(), sqlstate::OUT_OF_MEMORY, "{error}");
+        // Many small pieces: five million expressions.
+        let list = format!("SELECT 1 IN ({}1)", "1,".repeat(5_000_000));
+        let error = a.run(&list).await.unwrap_err();
+        assert_eq!(error.state(), sqlstate::OUT_OF_MEMORY, "{error}");
+        // Nothing of it is left, so there is room for what has its place.
+        assert_eq!(a.int(&values(1)).await, 100_000_000);
+        a.run(&format!("INSERT INTO t VALUES ({round}, zeroblob(1000))")).await.unwrap();
+        assert_eq!(other.int(&values(1)).await, 100_000_000);
+    }
+    // In the middle of a transaction it fails, as with any error, and a savepoint brings it back.
+    a.run("BEGIN").await.unwrap();
+    a.run("INSERT INTO t VALUES (10, 'a')").await.unwrap();
+    a.run("SAVEPOINT s").await.unwrap();
+    let update = format!("UPDATE t SET v = ({})", values(30));
+    assert_eq!(a.run(&update).await.unwrap_err().state(), sqlstate::OUT_OF_MEMORY);
+    a.run("ROLLBACK TO s").await.unwrap();
+    a.run("INSERT INTO t VALUES (11, 'b')").await.unwrap();
+    a.run("COMMIT").await.unwrap();
+    assert_eq!(a.int("SELECT count(*) FROM t WHERE length(v) IN (1, 1000)").await, 4);
+    assert!(is_intact(&mut a).await);
+    a.close().await;
+    other.close().await;
+}

@@ -36,6 +36,12 @@ pub(crate) fn most_sessions(identity: &Identity) -> usize {
     limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX)
 }
 
+/// Places on the node that a session leaves to others: the last ones are for superusers, who have to see to it that there are more.
+pub(crate) fn left_places(identity: &Identity) -> usize {
+    const FOR_SUPERUSERS: usize = 10;
+    if identity.superuser { 0 } else { FOR_SUPERUSERS }
+}
+
 /// What a client is told for whom there is no room.
 pub(crate) fn no_room(full: Full, identity: &Identity, most: usize) -> Error {
     match full {

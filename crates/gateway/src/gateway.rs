@@ -43,7 +43,7 @@ pub struct GatewayConfig {
     pub insecure: bool,
     /// Threads that serve sessions.
     pub workers: usize,
-    /// Sessions at once; more are refused (53300).
+    /// Sessions at once; more are refused (53300). The last ten places are for superusers.
     pub max_sessions: usize,
     /// Where answers go that do not fit in memory; the files are unlinked.
     pub temporary_directory: PathBuf,

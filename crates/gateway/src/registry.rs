@@ -123,11 +123,12 @@ impl Registry {
         Registry { sessions: Mutex::default(), next_pid: AtomicI32::new(1), limit, left: Notify::new() }
     }
 
-    /// Enters a session, unless its partition has `most` already.
+    /// Enters a session, unless its partition has `most` already, or it would leave less than so many places to others.
     pub(crate) fn enter(
         self: &Arc<Self>,
         partition: PartitionId,
         most: usize,
+        leaves: usize,
         canceller: Canceller,
         who: Who,
     ) -> Result<Entry, Full> {
@@ -135,7 +136,7 @@ impl Registry {
         if sessions.closed {
             return Err(Full::Closed);
         }
-        if sessions.by_pid.len() >= self.limit {
+        if sessions.by_pid.len() + leaves >= self.limit {
             return Err(Full::TooMany);
         }
         if sessions.count(partition) >= most {

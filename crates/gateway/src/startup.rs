@@ -29,7 +29,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::Result;
 use crate::activity;
-use crate::admission::{most_sessions, no_room, still_there, tenant};
+use crate::admission::{left_places, most_sessions, no_room, still_there, tenant};
 use crate::auth::{self, Exchange, Step};
 use crate::events::{Actor, Event, Kind};
 use crate::failures::Who;
@@ -303,7 +303,8 @@ impl Greeting {
             address: self.address,
             since_ms: activity::now_ms(),
         };
-        let entered = shared.registry.enter(identity.tenant.partition, most, engine.canceller(), who);
+        let (partition, leaves) = (identity.tenant.partition, left_places(&identity));
+        let entered = shared.registry.enter(partition, most, leaves, engine.canceller(), who);
         let entry = match entered
             .map_err(|full| no_room(full, &identity, most))
             .and_then(|entry| still_there(&identity, &shared).map(|()| entry))

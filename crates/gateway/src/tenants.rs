@@ -1,7 +1,7 @@
 //! What is counted of each tenant at the gateway: statements, their times, rows, errors.
 //!
-//! A tenant is counted from its first session on; counters outlive its sessions. All workers count in the same place,
-//! with a few relaxed additions for a statement.
+//! Counters are those of a partition, as the engine's are; a tenant has one. It is counted from its first session on; counters
+//! outlive its sessions. All workers count in the same place, with a few relaxed additions for a statement.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -20,7 +20,8 @@ const SMOOTHING_SHIFT: u32 = 3;
 /// The counters of a tenant.
 #[derive(Default)]
 pub(crate) struct TenantStats {
-    statements: AtomicU64,
+    reads: AtomicU64,
+    writes: AtomicU64,
     rows: AtomicU64,
     errors: AtomicU64,
     time_us: AtomicU64,
@@ -31,9 +32,12 @@ pub(crate) struct TenantStats {
 }
 
 /// What they stand at.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TenantCounts {
     pub(crate) statements: u64,
+    /// Those of them that read data, and those that may have changed some.
+    pub(crate) reads: u64,
+    pub(crate) writes: u64,
     pub(crate) rows: u64,
     pub(crate) errors: u64,
     /// From a statement's begin to its end, all together.
@@ -42,16 +46,29 @@ pub(crate) struct TenantCounts {
     pub(crate) smoothed_us: u64,
     /// How long its sessions have kept workers busy.
     pub(crate) busy_us: u64,
-    /// Upper bounds of the times of half of the statements, and of 99 %.
-    pub(crate) half_us: u64,
-    pub(crate) most_us: u64,
+    /// Statements by their times, in the classes that [`bucket_bound_us`] bounds.
+    pub(crate) buckets: [u64; BUCKETS + 1],
+}
+
+/// What a statement does with the tenant's data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// Nothing: it steers a session or a transaction.
+    None,
+    Read,
+    /// It may change something.
+    Write,
 }
 
 impl TenantStats {
     /// A statement has been run.
-    pub(crate) fn ran(&self, time: Duration, rows: u64) {
+    pub(crate) fn ran(&self, what: Use, time: Duration, rows: u64) {
         let time_us = time.as_micros() as u64;
-        add(&self.statements, 1);
+        match what {
+            Use::None => (),
+            Use::Read => add(&self.reads, 1),
+            Use::Write => add(&self.writes, 1),
+        }
         add(&self.time_us, time_us);
         add(&self.buckets[bucket(time_us)], 1);
         if rows > 0 {
@@ -80,24 +97,27 @@ impl TenantStats {
     /// What has been counted.
     pub(crate) fn counts(&self) -> TenantCounts {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let buckets = self.buckets.each_ref().map(load);
         TenantCounts {
-            statements: load(&self.statements),
+            statements: buckets.iter().sum(),
+            reads: load(&self.reads),
+            writes: load(&self.writes),
             rows: load(&self.rows),
             errors: load(&self.errors),
             time_us: load(&self.time_us),
             smoothed_us: load(&self.smoothed_us),
             busy_us: load(&self.busy_ns) / 1000,
-            half_us: self.quantile_us(50),
-            most_us: self.quantile_us(99),
+            buckets,
         }
     }
+}
 
-    /// The bound of the bucket that so many percent of the statements are in or below.
-    fn quantile_us(&self, percent: u64) -> u64 {
-        let counts: Vec<u64> = self.buckets.iter().map(|counter| counter.load(Ordering::Relaxed)).collect();
-        let wanted = (counts.iter().sum::<u64>() * percent).div_ceil(100);
+impl TenantCounts {
+    /// An upper bound of the times of so many percent of the statements: that of the last bucket that they are in.
+    pub(crate) fn quantile_us(&self, percent: u64) -> u64 {
+        let wanted = (self.statements * percent).div_ceil(100);
         let mut below = 0;
-        let place = counts.iter().position(|count| {
+        let place = self.buckets.iter().position(|count| {
             below += count;
             below >= wanted
         });
@@ -149,14 +169,16 @@ mod tests {
         let stats = TenantStats::default();
         assert_eq!(stats.counts(), TenantCounts::default());
         for _ in 0..99 {
-            stats.ran(Duration::from_micros(20), 1);
+            stats.ran(Use::Read, Duration::from_micros(20), 1);
         }
-        stats.ran(Duration::from_millis(10), 0);
+        stats.ran(Use::Write, Duration::from_millis(10), 0);
         let counts = stats.counts();
-        assert_eq!((counts.statements, counts.rows, counts.half_us, counts.most_us), (100, 99, 32, 32));
-        stats.ran(Duration::from_millis(10), 0);
-        stats.ran(Duration::from_millis(10), 0);
-        assert_eq!(stats.counts().most_us, 16_384);
+        assert_eq!((counts.statements, counts.reads, counts.writes, counts.rows), (100, 99, 1, 99));
+        assert_eq!([50, 99, 100].map(|percent| counts.quantile_us(percent)), [32, 32, 16_384]);
+        stats.ran(Use::None, Duration::from_millis(10), 0);
+        let counts = stats.counts();
+        assert_eq!((counts.statements, counts.reads + counts.writes), (101, 100));
+        assert_eq!(counts.quantile_us(99), 16_384);
     }
 
     #[test]

@@ -6,10 +6,10 @@
 //! | procedures | the same from Lua, [`procedures_reach_no_further`] | `procedures` |
 //! | other tenants | [`other_tenants_are_out_of_reach`] | `statistics` |
 //! | administration, by role | [`what_each_role_may_do`] | `roles`, `limits`, `tokens` |
-//! | memory, deep and long statements, patterns | [`what_is_too_much_is_refused`] | `limits`, `fuzz` |
-//! | processors | [`a_busy_tenant_leaves_time_for_others`], [`many_short_statements_leave_time_for_others`] | `limits` (`statement_timeout`) |
-//! | connections | | `limits` (`max_connections`), `tenants` (guessing passwords) |
-//! | huge messages and names | [`messages_and_names_have_bounds`] | `wire`, `fuzz` |
+//! | memory, deep, long and recursive statements, patterns | [`what_is_too_much_is_refused`] | `limits`, `engine/tests/limits`, `fuzz` |
+//! | processors | [`a_busy_tenant_leaves_time_for_others`] (`cpu_share`), [`many_short_statements_leave_time_for_others`] | `limits` (`statement_timeout`) |
+//! | connections | | `limits` (`max_connections`, and those of the node), `tenants` (guessing passwords) |
+//! | huge messages and names, many parameters, prepared statements and portals | [`messages_and_names_have_bounds`], [`what_a_session_names_has_bounds`] | `wire`, `fuzz` |
 
 mod common;
 
@@ -375,6 +375,19 @@ async fn what_is_too_much_is_refused() {
         (format!("SELECT 'x' GLOB '{}'", "*a".repeat(100_000)), "54000"),
         ("SELECT 1 FROM pg_class WHERE relname ~ '(((a{100}){100}){100}){100}'".to_owned(), "2201B"),
         ("SELECT 1 FROM pg_class WHERE relname ~ '('".to_owned(), "2201B"),
+        // Recursion: what it keeps of its rows is a temporary table. A view of itself, and common tables that double.
+        (
+            "WITH RECURSIVE n(i, x) AS (SELECT 1, '' UNION SELECT i + 1, hex(zeroblob(2000)) FROM n) \
+             SELECT count(*) FROM n"
+                .to_owned(),
+            "53400",
+        ),
+        (
+            "CREATE TEMP VIEW v AS SELECT * FROM w; CREATE TEMP VIEW w AS SELECT * FROM v; SELECT * FROM v"
+                .to_owned(),
+            "42601",
+        ),
+        (doubling(30), "54000"),
         // Time.
         (ENDLESS.to_owned(), "57014"),
         (
@@ -385,12 +398,35 @@ async fn what_is_too_much_is_refused() {
     ] {
         gets(&anna, &statement, expected, "anna", &mut wrong).await;
     }
+    // What SQLite holds beside pages: twenty values of a hundred megabytes, which take longer than others may.
+    admin.batch_execute("ALTER DATABASE shop RESET statement_timeout").await.unwrap();
+    let values: Vec<_> = (0..20).map(|more| format!("hex(zeroblob({}))", 50_000_000 + more)).collect();
+    gets(&anna, &format!("SELECT length(max({}))", values.join(", ")), "53200", "anna", &mut wrong).await;
+    // Triggers that call each other do not go round.
+    anna.batch_execute(
+        "CREATE TABLE u (a); CREATE TRIGGER r AFTER INSERT ON u BEGIN INSERT INTO w VALUES (new.a); END; \
+         CREATE TABLE w (a); CREATE TRIGGER s AFTER INSERT ON w BEGIN INSERT INTO u VALUES (new.a); END; \
+         INSERT INTO u VALUES (1)",
+    )
+    .await
+    .unwrap();
+    for (table, rows) in [("u", 2), ("w", 1)] {
+        let row = anna.query_one(&format!("SELECT count(*) FROM {table}"), &[]).await.unwrap();
+        assert_eq!(row.get::<_, i64>(0), rows, "{table}");
+    }
     assert!(wrong.is_empty(), "{wrong:#?}");
     // It is as well as before.
     let row = anna.query_one("SELECT count(*) FROM t", &[]).await.unwrap();
     assert_eq!(row.get::<_, i64>(0), 1);
     drop((admin, anna));
     node.stop().await;
+}
+
+/// Common tables of which each has the one before twice: a thousand million copies of the first, if they were all made.
+fn doubling(depth: u32) -> String {
+    let tables: Vec<_> =
+        (1..=depth).map(|n| format!("a{n} AS (SELECT p.x FROM a{0} p, a{0} q)", n - 1)).collect();
+    format!("WITH a0 AS (SELECT 1 AS x), {} SELECT count(*) FROM a{depth}", tables.join(", "))
 }
 
 /// What one message can hold keeps its session at work for seconds, in statements that are each over in no time. All
@@ -426,7 +462,8 @@ async fn many_short_statements_leave_time_for_others() {
 }
 
 /// On one worker, a tenant with eight endless statements and one with a single one: each gets half of the time, not a share
-/// for each statement, and who asks for little is answered.
+/// for each statement, and who asks for little is answered. With three times the weight of the other it gets three times as much,
+/// from the moment on when that is said.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_busy_tenant_leaves_time_for_others() {
     let node = Node::start(|config| (config.insecure, config.workers) = (true, 1)).await;
@@ -448,21 +485,55 @@ async fn a_busy_tenant_leaves_time_for_others() {
         let rows = admin.query(stats, &[]).await.unwrap();
         [0, 1].map(|tenant| rows[tenant].get::<_, f64>(0))
     };
-    let before = busy_ms().await;
-    let (other, shop) = loop {
-        let now = busy_ms().await;
-        let (other, shop) = (now[0] - before[0], now[1] - before[1]);
-        if other + shop > 1000.0 {
-            break (other, shop);
-        }
-    };
-    assert!(other > 0.7 * shop && shop > 0.7 * other, "{other} ms and {shop} ms");
+    for (cpu_share, times) in [(100, 1.0), (300, 3.0)] {
+        admin.batch_execute(&format!("ALTER DATABASE other SET cpu_share = {cpu_share}")).await.unwrap();
+        let before = busy_ms().await;
+        let (other, shop) = loop {
+            let now = busy_ms().await;
+            let (other, shop) = (now[0] - before[0], now[1] - before[1]);
+            if other + shop > 1000.0 {
+                break (other, shop);
+            }
+        };
+        let shop = times * shop;
+        assert!(other > 0.7 * shop && shop > 0.7 * other, "{cpu_share}: {other} ms and {shop} ms");
+    }
     for (statement, token) in busy {
         assert!(!statement.is_finished());
         token.cancel_query(tokio_postgres::NoTls).await.unwrap();
         assert_eq!(state(statement.await.unwrap()), "57014");
     }
     drop(admin);
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_session_names_has_bounds() {
+    let (node, admin) = node_with_roles().await;
+    let mut anna = log_in(&node, "shop", "anna").await.unwrap();
+    // Parameters: as many as SQLite knows.
+    let list = |count: usize| {
+        let names: Vec<_> = (1..=count).map(|number| format!("${number}")).collect();
+        format!("SELECT 7 IN ({})", names.join(", "))
+    };
+    let values: Vec<String> = (0..32_766).map(|number| number.to_string()).collect();
+    let values: Vec<&(dyn tokio_postgres::types::ToSql + Sync)> =
+        values.iter().map(|value| value as _).collect();
+    anna.query_one(&list(values.len()), &values).await.unwrap();
+    assert_eq!(state(anna.prepare(&list(values.len() + 1)).await), "54000");
+
+    // Prepared statements and portals.
+    const MOST: usize = 10_000;
+    let prepared = futures::future::try_join_all((0..MOST).map(|_| anna.prepare("SELECT 1"))).await.unwrap();
+    assert_eq!(state(anna.prepare("SELECT 1").await), "54000");
+    let transaction = anna.transaction().await.unwrap();
+    let bound = (0..MOST).map(|_| transaction.bind(&prepared[0], &[]));
+    let portals = futures::future::try_join_all(bound).await.unwrap();
+    assert_eq!(state(transaction.bind(&prepared[0], &[]).await.map(|_| ())), "54000");
+    drop((portals, transaction));
+    drop(prepared);
+    anna.batch_execute("SELECT 1").await.unwrap();
+    drop((admin, anna));
     node.stop().await;
 }
 

@@ -129,6 +129,33 @@ async fn connections() {
     node.stop().await;
 }
 
+/// However many sessions a tenant opens, a superuser gets in.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_of_the_node() {
+    let node = Node::start(|config| config.max_sessions = 13).await;
+    let verifier = || Some(fulmar_gateway::scram_verifier("a"));
+    node.catalog.alter_user_password("fulmar", verifier()).await.unwrap();
+    node.catalog.create_user("anna", false, verifier()).await.unwrap();
+    let admin = log_in(&node, "fulmar", "fulmar", "a").await.unwrap();
+    admin.batch_execute("CREATE DATABASE shop OWNER anna").await.unwrap();
+    let mut sessions = Vec::new();
+    for _ in 0..2 {
+        sessions.push(log_in(&node, "shop", "anna", "a").await.unwrap());
+    }
+    let (state, message, hint) = said(log_in(&node, "shop", "anna", "a").await);
+    assert_eq!(state, "53300");
+    assert!(message.contains("too many clients") && hint.contains("pool"), "{message} {hint}");
+    for _ in 0..10 {
+        sessions.push(log_in(&node, "shop", "fulmar", "a").await.unwrap());
+    }
+    assert_eq!(said(log_in(&node, "shop", "fulmar", "a").await).0, "53300");
+    for client in &sessions {
+        client.batch_execute("SELECT 1").await.unwrap();
+    }
+    drop((admin, sessions));
+    node.stop().await;
+}
+
 const FOREVER: &str =
     "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n";
 

@@ -78,9 +78,51 @@ async fn tenants_are_counted() {
     assert_eq!((number(0), number(2), number(3), number(4)), (1, 9, 1, 10));
     assert!(number(1) >= 12 && number(5) > 100 && number(6) >= 10 && number(7) >= 8192, "{row:?}");
     assert!(row.get::<_, bool>(8));
+    // A BEGIN is neither a read nor a write; what fails is what it would have been.
+    shop.batch_execute("BEGIN; COMMIT").await.unwrap();
+    let sql = "SELECT reads, writes, statements FROM fulmar.tenant_stats WHERE tenant = 'shop'";
+    let row = admin.query_one(sql, &[]).await.unwrap();
+    assert_eq!([0, 1, 2].map(|column| row.get::<_, i64>(column)), [1, 11, 14]);
     let sql = "SELECT numbackends, xact_commit FROM pg_stat_database WHERE datname = 'shop'";
     let row = admin.query_one(sql, &[]).await.unwrap();
     assert_eq!((row.get::<_, i32>(0), row.get::<_, i64>(1)), (1, 10));
+    node.stop().await;
+}
+
+/// Figures are kept by the numbers of partitions: a database of the same name has others.
+#[tokio::test(flavor = "multi_thread")]
+async fn partitions_are_counted() {
+    let node = Node::insecure().await;
+    let (shop, admin) = (node.database("shop").await, node.client("fulmar").await);
+    drop(node.database("other").await);
+    shop.batch_execute("CREATE TABLE t (a INTEGER); INSERT INTO t VALUES (1); SELECT * FROM t")
+        .await
+        .unwrap();
+    let numbers = "SELECT count(*), count(DISTINCT partition) FROM fulmar.partition_stats";
+    let row = admin.query_one(numbers, &[]).await.unwrap();
+    assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1)), (3, 3), "the database fulmar has one too");
+
+    // A tenant's figures are those of its partitions together; so is its histogram.
+    let same = "SELECT count(*) FROM fulmar.partition_stats JOIN fulmar.tenant_stats \
+                USING (tenant, statements, reads, writes, rows, commits, log_bytes, pages_written, page_hits) WHERE tenant = 'shop'";
+    assert_eq!(admin.query_one(same, &[]).await.unwrap().get::<_, i64>(0), 1);
+    let histogram = "SELECT sum(h.statements) = s.statements, max(h.up_to_ms) >= s.p99_ms, min(h.up_to_ms) <= s.p50_ms, count(*) \
+                     FROM fulmar.latency_histogram AS h JOIN fulmar.partition_stats AS s USING (partition) WHERE s.tenant = 'shop'";
+    let row = admin.query_one(histogram, &[]).await.unwrap();
+    assert_eq!([0, 1, 2].map(|column| row.get::<_, bool>(column)), [true; 3]);
+    assert!(row.get::<_, i64>(3) > 0);
+
+    let shops = async || {
+        let sql = "SELECT partition, statements, commits FROM fulmar.partition_stats WHERE tenant = 'shop'";
+        let row = admin.query_one(sql, &[]).await.unwrap();
+        [0, 1, 2].map(|column| row.get::<_, i64>(column))
+    };
+    let [before, statements, commits] = shops().await;
+    assert!(statements >= 3 && commits >= 1, "{statements} {commits}");
+    admin.batch_execute("DROP DATABASE shop WITH (FORCE)").await.unwrap();
+    admin.batch_execute("CREATE DATABASE shop").await.unwrap();
+    let [after, statements, _] = shops().await;
+    assert!(after != before && statements == 0, "{after} {before} {statements}");
     node.stop().await;
 }
 
@@ -126,7 +168,9 @@ async fn others_are_their_own_affair() {
         let names: Vec<&str> = names.iter().map(|row| row.get(0)).collect();
         assert_eq!(names, ["shop"], "{table}");
     }
-    for table in ["fulmar.tenant_stats", "fulmar.limits"] {
+    for table in
+        ["fulmar.tenant_stats", "fulmar.partition_stats", "fulmar.latency_histogram", "fulmar.limits"]
+    {
         let names = anna.query(&format!("SELECT DISTINCT tenant FROM {table}"), &[]).await.unwrap();
         assert_eq!(names.iter().map(|row| row.get::<_, &str>(0)).collect::<Vec<_>>(), ["shop"], "{table}");
     }

@@ -43,9 +43,11 @@ fn by_primary_code(code: c_int, message: String) -> Error {
         ffi::SQLITE_TOOBIG => {
             Error::new(sqlstate::PROGRAM_LIMIT, message).hint("a value or row may have up to 256 MiB")
         }
-        ffi::SQLITE_NOMEM => {
-            Error::new(sqlstate::OUT_OF_MEMORY, "out of memory").hint("run a smaller statement")
-        }
+        ffi::SQLITE_NOMEM => Error::new(
+            sqlstate::OUT_OF_MEMORY,
+            "out of memory: the values of the tenant's statements take too much",
+        )
+        .hint("run smaller statements, or fewer at once; docs/sql.md says how much they may take"),
         ffi::SQLITE_FULL => {
             Error::new(sqlstate::DISK_FULL, "a temporary file could not grow: the disk is full")
                 .hint("free space on the disk of the data directory")

@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 pub(crate) use errors::sqlite_error;
 pub(crate) use statements::{BEGIN, COMMIT, Columns, Prepared, ROLLBACK, Run, Step};
 
-use crate::fiber::Fiber;
+use crate::fiber::{self, Fiber};
 use crate::partition::Partition;
 use crate::procedure::Known;
 use crate::variables::Variables;
@@ -239,6 +239,13 @@ impl Connection {
 
     /// Gives back memory that the next transaction most likely has no use for.
     pub(crate) fn trim(&mut self) {
+        let link: *const Link = &*self.link;
+        // SAFETY: the link lives in this connection, as long as it does.
+        unsafe { fiber::within(link.cast(), || self.trim_here()) };
+    }
+
+    /// It waits for nothing, so it is on no fiber of its own.
+    fn trim_here(&mut self) {
         self.statements.trim();
         system::leave(&self.link);
         let wrote = std::mem::take(&mut self.link.transaction.borrow_mut().wrote);
@@ -303,7 +310,7 @@ impl Pool {
 
     pub(crate) fn give(&self, connection: Box<Connection>) {
         let mut kept = self.0.lock();
-        if kept.len() < KEPT_CONNECTIONS && !connection.tainted {
+        if kept.len() < KEPT_CONNECTIONS && !connection.tainted && !connection.link.held.is_much() {
             kept.push(connection);
         } else {
             drop(kept);

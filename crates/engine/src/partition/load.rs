@@ -23,6 +23,7 @@ use super::{
 };
 use crate::branch::Era;
 use crate::connection::Pool;
+use crate::heap::Heap;
 use crate::memory::{Account, Reservation, Tally};
 use crate::node::Node;
 use crate::sql::StatementCache;
@@ -107,6 +108,7 @@ impl Partition {
             rows: RowLocks::default(),
             outcomes,
             pool: Pool::default(),
+            heap: Heap::of_partition(&node.heap),
             statements: StatementCache::default(),
             stats,
             closed: AtomicU8::new(super::OPEN),

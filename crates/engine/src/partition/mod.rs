@@ -43,6 +43,7 @@ pub(crate) use turns::{Turn, Turns};
 pub(crate) use version::PageVersion;
 
 use crate::connection::Pool;
+use crate::heap::Heap;
 use crate::node::Node;
 use crate::sql::StatementCache;
 use crate::{Error, sqlstate};
@@ -105,6 +106,8 @@ pub(crate) struct Partition {
     pub rows: RowLocks,
     pub outcomes: Outcomes,
     pub pool: Pool,
+    /// Of SQLite's own memory, what its connections may hold.
+    pub heap: Heap,
     pub statements: StatementCache,
     pub stats: Arc<PartitionStats>,
     /// [`OPEN`], or why nothing may be committed any more.

@@ -40,6 +40,7 @@ use libsqlite3_sys as ffi;
 
 use crate::cancel::CancelFlag;
 use crate::fiber::{self, Suspender};
+use crate::heap::Held;
 use crate::partition::{Ahead, Partition, Reader};
 use crate::transaction::{Conflict, Transaction};
 use crate::variables::Variables;
@@ -57,6 +58,8 @@ pub(crate) struct Link {
     /// Inside of the partition's residence while the fiber runs.
     pub reader: Reader,
     pub ahead: Ahead,
+    /// Of SQLite's own memory.
+    pub held: Held,
     pub transaction: RefCell<Transaction>,
     pub variables: RefCell<Variables>,
     pub cancel: RefCell<Arc<CancelFlag>>,
@@ -73,6 +76,12 @@ pub(crate) struct Link {
     slice_ends: Cell<Option<Instant>>,
 }
 
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.held.give_all(&self.partition.heap);
+    }
+}
+
 /// A wait that ended because the statement was cancelled, or its future dropped.
 pub(crate) struct Interrupted;
 
@@ -85,6 +94,7 @@ impl Link {
             partition,
             reader,
             ahead: Ahead::default(),
+            held: Held::default(),
             transaction,
             variables: RefCell::default(),
             cancel: RefCell::default(),
@@ -187,7 +197,7 @@ impl Link {
 ///
 /// # Safety
 /// Only from callbacks of SQLite; the answer must not be kept.
-unsafe fn current<'a>() -> Option<&'a Link> {
+pub(crate) unsafe fn current<'a>() -> Option<&'a Link> {
     // SAFETY: every fiber of this crate that runs SQLite has its connection's link as environment.
     unsafe { fiber::current().cast::<Link>().as_ref() }
 }

@@ -6,6 +6,7 @@
 //! branch   there is none; its name is free              |
 //! ```
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
@@ -20,11 +21,7 @@ const KILLED_WITHIN: Duration = Duration::from_secs(30);
 async fn a_restore_has_happened_or_not() {
     let directory = tempfile::Builder::new().prefix("fulmar-crash-").tempdir().unwrap();
     let run = async {
-        let start = async |failpoints: Option<&str>| {
-            let node = Node::start(directory.path(), failpoints).await?;
-            node.context("the node was killed while it started")
-        };
-        let node = start(None).await?;
+        let node = start(directory.path(), None).await?;
         let system = Client::connect(&node, "fulmar").await?;
         system.query("CREATE DATABASE past").await?;
         let client = Client::connect(&node, "past").await?;
@@ -45,20 +42,20 @@ async fn a_restore_has_happened_or_not() {
             ("restore-after-catalog", &restore, 1),
         ] {
             let armed = format!("{place}=exit:1");
-            let mut node = start(Some(&armed)).await?;
+            let mut node = start(directory.path(), Some(&armed)).await?;
             let answer = Client::connect(&node, "fulmar").await?.query(statement).await;
             ensure!(answer.is_err(), "{statement} was answered though the node was to be killed at {place}");
             node.end_by_kill().await?;
-            let node = start(None).await?;
+            let node = start(directory.path(), None).await?;
             check(&node, "past", rows).await.context(place)?;
             node.kill().await?;
         }
         // What is stored now is of one history.
-        let node = start(None).await?;
+        let node = start(directory.path(), None).await?;
         Client::connect(&node, "past").await?.query("INSERT INTO t VALUES (3)").await?;
         Client::connect(&node, "fulmar").await?.query(&branch).await.context("the name is free")?;
         node.stop().await?;
-        let node = start(None).await?;
+        let node = start(directory.path(), None).await?;
         check(&node, "past", 2).await?;
         check(&node, "other", 1).await?;
         node.kill().await?;
@@ -72,18 +69,14 @@ async fn a_restore_has_happened_or_not() {
 async fn a_compaction_that_is_killed_loses_nothing() {
     let directory = tempfile::Builder::new().prefix("fulmar-crash-").tempdir().unwrap();
     let run = async {
-        let start = async |failpoints: Option<&str>| {
-            let node = Node::start(directory.path(), failpoints).await?;
-            node.context("the node was killed while it started")
-        };
-        let node = start(None).await?;
+        let node = start(directory.path(), None).await?;
         Client::connect(&node, "fulmar").await?.query("CREATE DATABASE many").await?;
         Client::connect(&node, "many").await?.query("CREATE TABLE t (x)").await?;
         node.kill().await?;
         let mut rows = 0;
         for place in ["compact-after-segment", "compact-after-manifest", "compact-after-manifest"] {
             let armed = format!("{place}=exit:1");
-            let mut node = start(Some(&armed)).await?;
+            let mut node = start(directory.path(), Some(&armed)).await?;
             let (system, client) =
                 (Client::connect(&node, "fulmar").await?, Client::connect(&node, "many").await?);
             // A branch flushes what it is made of: soon there are segments to merge.
@@ -98,7 +91,7 @@ async fn a_compaction_that_is_killed_loses_nothing() {
                 }
             }
             ensure!(node.is_killed_within(KILLED_WITHIN).await?, "no node was killed at {place}");
-            let node = start(None).await?;
+            let node = start(directory.path(), None).await?;
             let client = Client::connect(&node, "many").await?;
             let found = client.query("SELECT count(*) FROM t").await?;
             let found: i64 = found.first().and_then(|row| row.get(0)).context("no count")?.parse()?;
@@ -111,6 +104,11 @@ async fn a_compaction_that_is_killed_loses_nothing() {
         anyhow::Ok(())
     };
     run.await.unwrap();
+}
+
+/// A node that is armed with places at which it is to be killed, but not while it starts.
+async fn start(directory: &Path, failpoints: Option<&str>) -> anyhow::Result<Node> {
+    Node::start(directory, failpoints).await?.context("the node was killed while it started")
 }
 
 async fn check(node: &Node, database: &str, rows: i64) -> anyhow::Result<()> {

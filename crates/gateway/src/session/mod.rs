@@ -452,7 +452,7 @@ impl Session {
         };
         let (time, rows) = (started.elapsed(), if let Ok(Ran::Done { rows, .. }) = &ran { *rows } else { 0 });
         self.metrics.ran(time, rows);
-        self.stats.ran(time, rows);
+        self.stats.ran(plan.uses(), time, rows);
         self.log_if_slow(plan, time, rows, &ran);
         ran
     }

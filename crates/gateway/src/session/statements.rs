@@ -11,15 +11,17 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use fulmar_engine::{ColumnInfo, CommandTag, Error, Statement, Value, sqlstate};
+use fulmar_engine::{ColumnInfo, CommandTag, Error, Statement, StatementKind, Value, sqlstate};
 use smallvec::SmallVec;
 
 use super::rows::Spill;
 use crate::Result;
 use crate::dialect::Command;
 use crate::dialect::admin::Admin;
+use crate::dialect::copy::Copy;
 use crate::protocol::frontend::Oids;
 use crate::protocol::{Format, Formats, backend, frontend};
+use crate::tenants::Use;
 use crate::types::{self, Column, Type};
 
 /// What is meant where a client names no formats.
@@ -38,6 +40,29 @@ pub(crate) enum Plan {
         /// Its text, as it may be logged.
         shown: Arc<str>,
     },
+}
+
+impl Plan {
+    /// What it does with the tenant's data, for those who count.
+    pub(crate) fn uses(&self) -> Use {
+        match self {
+            Plan::Engine(statement) => match statement.kind {
+                StatementKind::Query if statement.read_only => Use::Read,
+                StatementKind::Query
+                | StatementKind::Insert
+                | StatementKind::Update
+                | StatementKind::Delete
+                | StatementKind::Call
+                | StatementKind::Utility(_) => Use::Write,
+                _ => Use::None,
+            },
+            Plan::Command { command, .. } => match &**command {
+                Command::Copy(Copy::TableOut { .. } | Copy::Out { .. } | Copy::DatabaseOut) => Use::Read,
+                Command::Copy(Copy::In { .. }) | Command::Batch { .. } | Command::Procedure(_) => Use::Write,
+                _ => Use::None,
+            },
+        }
+    }
 }
 
 /// A parameter of a statement.

@@ -8,7 +8,8 @@
 //! | [`schema`] | a tenant's tables, columns, indexes, constraints, out of SQLite's own schema |
 //! | [`relations`] | `pg_class`, `pg_attribute`, `pg_index`, `pg_constraint` ...: the schema, as Postgres has it |
 //! | [`cluster`] | `pg_database`, `pg_roles`, `pg_settings` ...: what is not a tenant's |
-//! | [`statistics`] | `pg_stat_activity`, `pg_stat_database`, `fulmar.tenant_stats`, `fulmar.limits`, `fulmar.history` |
+//! | [`statistics`] | `pg_stat_activity`, `pg_stat_database`, `fulmar.limits`, `fulmar.history` |
+//! | [`figures`] | `fulmar.tenant_stats`, `fulmar.partition_stats`, `fulmar.latency_histogram` |
 //! | [`journal`] | `fulmar.events`, `fulmar.tokens` |
 //! | [`types`] | `pg_type`, and names of types |
 //! | [`information`] | `information_schema` |
@@ -21,6 +22,7 @@
 mod arrays;
 mod cells;
 mod cluster;
+mod figures;
 mod functions;
 mod information;
 mod journal;
@@ -97,6 +99,7 @@ static TABLES: LazyLock<Tables> = LazyLock::new(|| {
         relations::TABLES,
         cluster::TABLES,
         statistics::TABLES,
+        figures::TABLES,
         types::TABLES,
         information::TABLES,
         journal::TABLES,

@@ -1,21 +1,21 @@
-//! Who is connected and what they do; what is counted of tenants, and what they may use.
+//! Who is connected and what they do; what tenants may use, and what they can go back to.
 //!
 //! A superuser sees all of it, others what concerns the tenants that they may connect to. What others run in a tenant
 //! is shown to its owner.
 
 use std::sync::Arc;
 
-use fulmar_engine::{Error, PartitionStatistics, RestorePoint, Value, sqlstate};
+use fulmar_engine::{Error, RestorePoint, Value, sqlstate};
 use fulmar_meta::Tenant;
 use fulmar_pages::Durability;
 
 use super::cells::row;
 use super::cluster::{oid, tenants, user_numbers};
+use super::figures::{Figures, milliseconds};
 use super::{Asked, Filled, Rows, Viewer, table};
 use crate::Result;
 use crate::events::{Event, Kind};
 use crate::registry::Handle;
-use crate::tenants::TenantCounts;
 
 pub(super) const TABLES: &[Filled] = &[
     (
@@ -73,36 +73,6 @@ pub(super) const TABLES: &[Filled] = &[
             ],
         ),
         databases,
-    ),
-    (
-        table(
-            "fulmar.tenant_stats",
-            &[
-                ("tenant", "NAME"),
-                ("sessions", "INT8"),
-                ("statements", "INT8"),
-                ("rows", "INT8"),
-                ("errors", "INT8"),
-                ("busy_ms", "FLOAT8"),
-                ("time_ms", "FLOAT8"),
-                ("recent_ms", "FLOAT8"),
-                ("p50_ms", "FLOAT8"),
-                ("p99_ms", "FLOAT8"),
-                ("commits", "INT8"),
-                ("conflicts", "INT8"),
-                ("replays", "INT8"),
-                ("turns", "INT8"),
-                ("log_bytes", "INT8"),
-                ("pages_written", "INT8"),
-                ("memory_bytes", "INT8"),
-                ("size_bytes", "INT8"),
-                ("page_hits", "INT8"),
-                ("page_misses", "INT8"),
-                ("pages_read_ahead", "INT8"),
-                ("pages_evicted", "INT8"),
-            ],
-        ),
-        tenant_stats,
     ),
     (
         table(
@@ -245,23 +215,15 @@ fn session(handle: &Handle, tenant: &Tenant, user: Option<i64>, viewer: &Viewer)
     ]
 }
 
-/// What is counted of a tenant: by the gateway, and by the engine.
-fn counts(viewer: &Viewer, tenant: &Tenant) -> (TenantCounts, PartitionStatistics, i64) {
-    let shared = &viewer.shared;
-    let engine = shared.engine.partition_statistics(tenant.partition).unwrap_or_default();
-    let gateway = shared.tenants.counts(tenant.partition).unwrap_or_default();
-    (gateway, engine, shared.registry.count(tenant.partition) as i64)
-}
-
 fn databases(asked: Asked<'_>) -> Result<Rows> {
     let row = |tenant: &Arc<Tenant>| {
-        let (gateway, engine, sessions) = counts(asked.viewer, tenant);
+        let Figures { gateway, engine } = Figures::of(asked.viewer, tenant.partition);
         let (commits, rows, conflicts) =
             (engine.commits as i64, gateway.rows as i64, engine.conflicts as i64);
         row![
             oid(tenant),
             tenant.name.as_str(),
-            sessions,
+            asked.viewer.shared.registry.count(tenant.partition) as i64,
             commits,
             0i64,
             engine.page_misses as i64,
@@ -280,41 +242,6 @@ fn databases(asked: Asked<'_>) -> Result<Rows> {
         ]
     };
     Ok(tenants(asked.viewer).iter().map(row).collect())
-}
-
-fn tenant_stats(asked: Asked<'_>) -> Result<Rows> {
-    let row = |tenant: &Arc<Tenant>| {
-        let (gateway, engine, sessions) = counts(asked.viewer, tenant);
-        row![
-            tenant.name.as_str(),
-            sessions,
-            gateway.statements as i64,
-            gateway.rows as i64,
-            gateway.errors as i64,
-            milliseconds(gateway.busy_us),
-            milliseconds(gateway.time_us),
-            milliseconds(gateway.smoothed_us),
-            milliseconds(gateway.half_us),
-            milliseconds(gateway.most_us),
-            engine.commits as i64,
-            engine.conflicts as i64,
-            engine.replays as i64,
-            engine.turns as i64,
-            engine.log_bytes as i64,
-            engine.log_pages as i64,
-            engine.memory_bytes.map(|bytes| bytes as i64),
-            engine.size_bytes.map(|bytes| bytes as i64),
-            engine.page_hits as i64,
-            engine.page_misses as i64,
-            engine.pages_read_ahead as i64,
-            engine.pages_evicted as i64,
-        ]
-    };
-    Ok(tenants(asked.viewer).iter().map(row).collect())
-}
-
-fn milliseconds(time_us: u64) -> Value {
-    Value::Real(time_us as f64 / 1000.0)
 }
 
 /// `pg_cancel_backend`, `pg_terminate_backend`: of one's own sessions, and for superusers of all.

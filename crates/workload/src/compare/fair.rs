@@ -3,13 +3,14 @@
 //! Fulmar only. Both tenants have YCSB's tables and transactions; the small one has a few that arrive at random, the big
 //! one as many as 32 connections can. The figure is the small one's p99 with the big one over that without, one after
 //! the other in each round. Who starves the big one gains nothing: it must keep most of the rate that it has alone, or the
-//! case fails.
+//! case fails. A p99 is made by the slowest hundredth, so the small one is measured longer than others: of ten seconds' five hundred
+//! transactions it would be the fifth slowest, which is chance.
 
 use super::cases::Case;
 use super::result::CaseResult;
 use super::turns::Bench;
 use crate::arrival::Arrival;
-use crate::run::{LOWEST_PRIORITY, Report, RunOptions, run, run_beside};
+use crate::run::{LOWEST_PRIORITY, RunOptions, run, run_beside};
 use crate::server::Server;
 use crate::tenants;
 use crate::ycsb::Ycsb;
@@ -21,6 +22,9 @@ const SMALL_CONNECTIONS: usize = 4;
 const SMALL_TPS: f64 = 50.0;
 const BIG_CONNECTIONS: usize = 32;
 
+/// How often the time of other measurements.
+const SMALL_TIMES: u32 = 4;
+
 pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::Result<Vec<CaseResult>> {
     let server = bench.fulmar((SMALL_CONNECTIONS + BIG_CONNECTIONS) as u32).await?;
     bench.step("fair-share: loading");
@@ -31,14 +35,14 @@ pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::
         run(workload(bench), brief).await?;
     }
     bench.step("fair-share: the big tenant alone");
-    let big_alone_tps = checked(run(workload(bench), big(bench, &server)).await?)?.throughput_tps;
+    let big_alone_tps = run(workload(bench), big(bench, &server)).await?.complete()?.throughput_tps;
     let (mut ratios, mut note) = (Vec::new(), String::new());
     for round in 1..=bench.rounds {
         bench.begin_round("fair-share", round, "");
-        let alone = checked(run(workload(bench), small(bench, &server)).await?)?;
+        let alone = run(workload(bench), small(bench, &server)).await?.complete()?;
         let (small, big) = (small(bench, &server), big(bench, &server));
         let (beside, big) = run_beside((workload(bench), small), (workload(bench), big)).await?;
-        let (beside, big) = (checked(beside)?, checked(big)?);
+        let (beside, big) = (beside.complete()?, big.complete()?);
         anyhow::ensure!(
             big.throughput_tps >= big_alone_tps * bench.sizes.big_keeps,
             "the big tenant had {:.0} transactions/s of the {big_alone_tps:.0} that it has alone",
@@ -62,6 +66,7 @@ fn small(bench: &Bench, server: &Server) -> RunOptions {
     RunOptions {
         connections: SMALL_CONNECTIONS,
         arrival: Arrival::poisson(SMALL_TPS),
+        measure: bench.time * SMALL_TIMES,
         ..options(bench, server, SMALL)
     }
 }
@@ -69,12 +74,6 @@ fn small(bench: &Bench, server: &Server) -> RunOptions {
 /// Its driver has the lowest priority alone as beside the small one's.
 fn big(bench: &Bench, server: &Server) -> RunOptions {
     RunOptions { connections: BIG_CONNECTIONS, niceness: LOWEST_PRIORITY, ..options(bench, server, BIG) }
-}
-
-fn checked(report: Report) -> anyhow::Result<Report> {
-    let error = report.first_error.as_deref().unwrap_or_default();
-    anyhow::ensure!(report.failed == 0, "{} transactions were given up: {error}", report.failed);
-    Ok(report)
 }
 
 fn workload(bench: &Bench) -> Ycsb {

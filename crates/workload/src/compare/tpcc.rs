@@ -81,9 +81,7 @@ async fn read_all(server: &Server) -> anyhow::Result<()> {
 }
 
 async fn transactions(bench: &Bench, server: &Server, procedure: bool) -> anyhow::Result<Report> {
-    let report = run(workload(bench, procedure), options(bench, server)).await?;
-    let error = report.first_error.as_deref().unwrap_or_default();
-    anyhow::ensure!(report.failed == 0, "{} transactions were given up: {error}", report.failed);
+    let report = run(workload(bench, procedure), options(bench, server)).await?.complete()?;
     anyhow::ensure!(report.transactions > 0, "no transaction committed");
     Ok(report)
 }

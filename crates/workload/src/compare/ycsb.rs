@@ -109,9 +109,7 @@ async fn transactions(
     connections: u32,
     procedure: bool,
 ) -> anyhow::Result<Report> {
-    let report = run(workload(bench, procedure), options(bench, server, connections)).await?;
-    let error = report.first_error.as_deref().unwrap_or_default();
-    anyhow::ensure!(report.failed == 0, "{} transactions were given up: {error}", report.failed);
+    let report = run(workload(bench, procedure), options(bench, server, connections)).await?.complete()?;
     anyhow::ensure!(report.transactions > 0, "no transaction committed");
     Ok(report)
 }

@@ -4,7 +4,7 @@
 //! is slow, under 4,800 transactions a second. Here it is one node with a twentieth of the load, whose memory is a part of the
 //! data.
 
-use super::point::{Load, Point, ServerName};
+use super::point::{Load, Point};
 use super::{Figure, Scaled};
 use crate::tpcw::Tpcw;
 
@@ -39,17 +39,9 @@ fn of_size(scaled: &Scaled, line: &str, items: f64) -> Vec<Point> {
     let data = f64::from(workload.items) * ITEM_BYTES + orders * ORDER_BYTES;
     let point = |part: f64| {
         let memory_bytes = scaled.memory_bytes(data * part / scaled.scale);
-        Point {
-            line: line.to_owned(),
-            x: (memory_bytes as f64 / data * 100.0).round(),
-            server: ServerName::Fulmar,
-            memory_bytes,
-            load: Load::Tpcw(workload.clone()),
-            tenants: 1,
-            connections: CONNECTIONS,
-            rate_tps: Some(RATE_TPS),
-            loud_tps: None,
-        }
+        let x = (memory_bytes as f64 / data * 100.0).round();
+        let load = Load::Tpcw(workload.clone());
+        Point { rate_tps: Some(RATE_TPS), ..Point::alone(line, x, memory_bytes, load, CONNECTIONS) }
     };
     let mut points: Vec<_> = [0.05, 0.1, 0.25, 0.5, 1.0, 2.0].map(point).into_iter().collect();
     // A node cannot do with less than some memory.

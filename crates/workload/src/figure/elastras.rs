@@ -200,22 +200,11 @@ fn sweep(
 }
 
 fn single(scaled: &Scaled, parameters: &Parameters, distribution: Distribution, x: f64) -> Point {
-    let ycsb = Ycsb { distribution, ..Ycsb::default() }.of_bytes(scaled.bytes(parameters.database_bytes));
-    Point {
-        line: distribution.to_string(),
-        x,
-        server: ServerName::Fulmar,
-        memory_bytes: scaled.memory_bytes(parameters.cache_bytes),
-        load: Load::Ycsb(Ycsb {
-            operations: parameters.operations as u32,
-            reads: parameters.read_percent,
-            ..ycsb
-        }),
-        tenants: 1,
-        connections: CONNECTIONS,
-        rate_tps: Some(parameters.rate_tps),
-        loud_tps: None,
-    }
+    let Parameters { rate_tps, operations, read_percent: reads, .. } = *parameters;
+    let ycsb = Ycsb { distribution, operations: operations as u32, reads, ..Ycsb::default() };
+    let load = Load::Ycsb(ycsb.of_bytes(scaled.bytes(parameters.database_bytes)));
+    let (line, memory_bytes) = (distribution.to_string(), scaled.memory_bytes(parameters.cache_bytes));
+    Point { rate_tps: Some(rate_tps), ..Point::alone(&line, x, memory_bytes, load, CONNECTIONS) }
 }
 
 /// Tenants of so much data each; how many, and how much they do, is for the figure to say.

@@ -2,7 +2,7 @@
 //! answer ten times as late, since one partition has most of the work. Here it is one node with a fifth of the data, on
 //! which keys have no home: what is left of the loss is what equal keys cost each other.
 
-use super::point::{Load, Point, ServerName};
+use super::point::{Load, Point};
 use super::{Figure, Scaled};
 use crate::keys::Distribution;
 use crate::ycsb::Ycsb;
@@ -29,18 +29,10 @@ fn points(scaled: &Scaled) -> Vec<Point> {
     ];
     let point = |(x, distribution): (i32, Distribution)| {
         let ycsb = Ycsb { tables: 1, operations: 1, reads: 85.0, distribution, ..Ycsb::default() };
-        Point {
-            line: "YCSB, 85 % reads".to_owned(),
-            x: f64::from(x),
-            server: ServerName::Fulmar,
-            // H-Store keeps all in memory.
-            memory_bytes: scaled.memory_bytes(NODE_BYTES * 1.5),
-            load: Load::Ycsb(ycsb.of_bytes(scaled.bytes(NODE_BYTES))),
-            tenants: 1,
-            connections: CONNECTIONS,
-            rate_tps: None,
-            loud_tps: None,
-        }
+        // H-Store keeps all in memory.
+        let memory_bytes = scaled.memory_bytes(NODE_BYTES * 1.5);
+        let load = Load::Ycsb(ycsb.of_bytes(scaled.bytes(NODE_BYTES)));
+        Point::alone("YCSB, 85 % reads", f64::from(x), memory_bytes, load, CONNECTIONS)
     };
     (0..).zip(skews).map(point).collect()
 }

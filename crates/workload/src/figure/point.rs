@@ -68,6 +68,21 @@ pub struct Measured {
 }
 
 impl Point {
+    /// The only tenant of a node, as fast as goes.
+    pub(super) fn alone(line: &str, x: f64, memory_bytes: u64, load: Load, connections: usize) -> Point {
+        Point {
+            line: line.to_owned(),
+            x,
+            server: ServerName::Fulmar,
+            memory_bytes,
+            load,
+            tenants: 1,
+            connections,
+            rate_tps: None,
+            loud_tps: None,
+        }
+    }
+
     pub(super) fn node(&self) -> Node {
         (self.server, self.memory_bytes, self.tenants, self.load.rows())
     }
@@ -88,8 +103,7 @@ impl Point {
             Load::Tpcc(workload) => self.run(workload, server, time).await?,
             Load::Tpcw(workload) => self.run(workload, server, time).await?,
         };
-        let error = report.first_error.as_deref().unwrap_or_default();
-        anyhow::ensure!(report.failed == 0, "{} transactions were given up: {error}", report.failed);
+        let report = report.complete()?;
         if kinds.is_empty() {
             return Ok(vec![(self.line.clone(), Measured::of(&report))]);
         }

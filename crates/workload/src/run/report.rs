@@ -149,6 +149,13 @@ pub(super) struct Findings<'a> {
 }
 
 impl Report {
+    /// Itself; an error if transactions were given up: what did not do all of its work is no measurement.
+    pub(crate) fn complete(self) -> anyhow::Result<Report> {
+        let error = self.first_error.as_deref().unwrap_or_default();
+        anyhow::ensure!(self.failed == 0, "{} transactions were given up: {error}", self.failed);
+        Ok(self)
+    }
+
     pub(super) fn new(findings: Findings<'_>) -> Report {
         let Findings { workload, workload_options, kinds, options, meter, tenants, offered_tps, .. } =
             findings;
