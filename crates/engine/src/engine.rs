@@ -547,8 +547,7 @@ impl Engine {
         let mut partitions = self.partitions.lock();
         let old = partitions.get(&id).cloned();
         if let Some(slot) = &old {
-            let is_idle =
-                |partition: &Arc<Partition>| partition.is_unused(1) && partition.oldest_dirty().is_none();
+            let is_idle = |partition: &Arc<Partition>| partition.is_unused(1) && partition.is_settled();
             // Both counts are ours alone: nobody holds the partition but its slot, and nobody is about to.
             let unused = Arc::strong_count(slot) == 2 && slot.get().is_none_or(is_idle);
             if !unused {

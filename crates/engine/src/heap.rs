@@ -159,7 +159,7 @@ extern "C" fn install() {
 fn take(bytes: c_int) -> bool {
     // SAFETY: called by SQLite; the answer is not kept.
     match unsafe { vfs::current() } {
-        Some(link) => link.held.take(u64::from(bytes.unsigned_abs()), &link.partition.heap),
+        Some(link) => link.held.take(u64::from(bytes.unsigned_abs()), link.partition.heap()),
         None => true,
     }
 }
@@ -167,7 +167,7 @@ fn take(bytes: c_int) -> bool {
 fn give(bytes: c_int) {
     // SAFETY: called by SQLite; the answer is not kept.
     if let Some(link) = unsafe { vfs::current() } {
-        link.held.give(u64::from(bytes.unsigned_abs()), &link.partition.heap);
+        link.held.give(u64::from(bytes.unsigned_abs()), link.partition.heap());
     }
 }
 

@@ -117,12 +117,11 @@ impl Source {
             Ok(Err(error)) => error,
             Err(_) => Error::new(sqlstate::INTERNAL, "a system table could not be computed"),
         };
-        let message = error.to_string();
         // A cancel is told as what it is.
         if !link.cancel.borrow().is_set() {
             link.transaction.borrow_mut().failure.get_or_insert(error);
         }
-        Err(rusqlite::Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_ERROR), Some(message)))
+        Err(failed(ffi::SQLITE_ERROR))
     }
 
     fn call(&self, function: usize, arguments: &[ValueRef<'_>]) -> rusqlite::Result<rusqlite::types::Value> {
@@ -140,6 +139,12 @@ impl Source {
         link.system.borrow_mut().rows.insert(table, rows.clone());
         Ok(rows)
     }
+}
+
+/// A failure without a text: SQLite would be asked for memory for that, and when it has none left (see [`crate::heap`]) the
+/// wrapper around it ends the process.
+fn failed(code: c_int) -> rusqlite::Error {
+    rusqlite::Error::SqliteFailure(ffi::Error::new(code), None)
 }
 
 /// What a virtual table is registered with.
@@ -181,11 +186,12 @@ unsafe impl<'t> VTab<'t> for Table {
         _table: &[u8],
         _arguments: &[&[u8]],
     ) -> rusqlite::Result<(Cow<'static, CStr>, Self)> {
-        let of = aux.ok_or_else(|| rusqlite::Error::ModuleError("registered without its table".into()))?;
+        let of = aux.ok_or_else(|| failed(ffi::SQLITE_INTERNAL))?;
         db.config(VTabConfig::DirectOnly)?;
         let columns: Vec<String> =
             of.table.columns.iter().map(|(name, kind)| format!("\"{name}\" {kind}")).collect();
-        let declaration = CString::new(format!("CREATE TABLE x({})", columns.join(", ")))?;
+        let declaration = CString::new(format!("CREATE TABLE x({})", columns.join(", ")));
+        let declaration = declaration.map_err(|_| failed(ffi::SQLITE_INTERNAL))?;
         let table = Table { base: ffi::sqlite3_vtab::default(), source: of.source, number: of.number };
         Ok((Cow::Owned(declaration), table))
     }
@@ -242,7 +248,11 @@ unsafe impl VTabCursor for Cursor<'_> {
         self.chosen = None;
         self.at = 0;
         if column > 0 {
-            let wanted = values.iter().next().and_then(|value| Key::of(borrowed(value)));
+            // A text that was given without a zero at its end is copied for it, for which there may be no memory: the wrapper panics.
+            let wanted = catch_unwind(AssertUnwindSafe(|| {
+                values.iter().next().and_then(|value| Key::of(borrowed(value)))
+            }));
+            let wanted = wanted.map_err(|_| failed(ffi::SQLITE_NOMEM))?;
             self.chosen = wanted.and_then(|wanted| self.rows.matching(column as usize - 1, &wanted));
         }
         Ok(())

@@ -1,14 +1,15 @@
 //! Flushing some partitions together: one segment for all of them, then a manifest for each.
 //!
-//! What is wrong with one partition (its log is silent, a page of it cannot be read, its manifest cannot be stored) is that
-//! one's trouble: it stays dirty, and the others are flushed.
+//! What is wrong with one partition (its log is silent, a page of it cannot be read) is that one's trouble: it stays dirty, and
+//! the others are flushed. When the store fails the flush ends, and is tried again by the next one.
 //!
 //! # A manifest that nobody answers for
 //! When a put fails nobody can tell whether the manifest is there, or will appear. So it is remembered
-//! ([`Partition::begin_to_name`]), with what it names, and is put again before the partition's next one: then it is there.
+//! ([`Partition::begin_to_name`]), with what it names, and is put again before the partition's next one, and before the partition
+//! is closed: then it is there.
 //! Whatever else stands in its place is not ours, and is left alone; the next manifest has a higher number.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use fulmar_pages::manifest::{Manifest, SegmentRef};
@@ -26,7 +27,7 @@ use crate::{Engine, Error, Result, sqlstate};
 const BATCH_PAGES: usize = 8192;
 /// Manifests that are written at the same time.
 const MANIFESTS_AT_ONCE: usize = 16;
-/// How long a batch waits for the logs to make what it flushes durable. In a flush all others of the node wait with it.
+/// How long a flush waits for the logs to make durable what it writes. All others of the node wait with it.
 const LOG_PATIENCE: Duration = Duration::from_secs(3);
 
 /// A partition of a batch.
@@ -43,27 +44,27 @@ pub(crate) async fn flush(engine: &Engine, partitions: Vec<Arc<Partition>>) -> R
     flush_settled(engine, partitions).await
 }
 
-/// The same, for who keeps others from flushing.
-pub(crate) async fn flush_settled(engine: &Engine, partitions: Vec<Arc<Partition>>) -> Result<()> {
+/// The same, for who keeps others from flushing. When the store has failed nothing more is asked of it this time.
+pub(crate) async fn flush_settled(engine: &Engine, mut partitions: Vec<Arc<Partition>>) -> Result<()> {
+    let deadline = Instant::now() + LOG_PATIENCE;
+    let unsure: Vec<_> = partitions.iter().filter(|partition| partition.is_unsure()).cloned().collect();
+    let settling = unsure.iter().map(|partition| settle_unsure(engine, partition));
+    let mut settling = stream::iter(settling.collect::<Vec<_>>()).buffer_unordered(MANIFESTS_AT_ONCE);
+    while let Some(settled) = settling.next().await {
+        settled?;
+    }
     let mut result = Ok(());
     let mut batch = Vec::new();
     let mut pages = 0;
-    for partition in partitions {
-        if let Err(error) = settle_unsure(engine, &partition).await {
-            result = result.and(Err(error));
-            continue;
-        }
+    while let Some(partition) = partitions.pop() {
         if let Some(flush) = partition.begin_flush() {
             pages += flush.pages.len();
             batch.push(Flushing { partition, flush, outcome: Ok(()) });
         }
-        if pages >= BATCH_PAGES {
-            result = result.and(flush_batch(engine, std::mem::take(&mut batch)).await);
+        if !batch.is_empty() && (pages >= BATCH_PAGES || partitions.is_empty()) {
+            result = result.and(flush_batch(engine, std::mem::take(&mut batch), deadline).await?);
             pages = 0;
         }
-    }
-    if !batch.is_empty() {
-        result = result.and(flush_batch(engine, batch).await);
     }
     result
 }
@@ -72,53 +73,67 @@ pub(crate) async fn flush_settled(engine: &Engine, partitions: Vec<Arc<Partition
 /// from flushing, and has called [`settle_unsure`].
 pub(crate) async fn name_anew(engine: &Engine, partition: Arc<Partition>) -> Result<()> {
     let flush = partition.begin_any_flush();
-    flush_batch(engine, vec![Flushing { partition, flush, outcome: Ok(()) }]).await
+    let deadline = Instant::now() + LOG_PATIENCE;
+    flush_batch(engine, vec![Flushing { partition, flush, outcome: Ok(()) }], deadline).await?
 }
 
 /// Stores the manifest that an earlier flush may or may not have stored. For who keeps others from flushing.
 pub(crate) async fn settle_unsure(engine: &Engine, partition: &Partition) -> Result<()> {
     if let Some((manifest, pages)) = partition.unsure_manifest().filter(|_| !partition.is_dropped()) {
+        check_fence(partition)?;
         put(engine, partition, &manifest).await?;
         partition.set_named(&manifest, &pages);
     }
     Ok(())
 }
 
-async fn flush_batch(engine: &Engine, mut batch: Vec<Flushing>) -> Result<()> {
+/// The outer error is the store's, the inner one the first that only some partition has.
+async fn flush_batch(engine: &Engine, mut batch: Vec<Flushing>, deadline: Instant) -> Result<Result<()>> {
     let _unnamed = engine.node().naming.enter();
-    let deadline = Instant::now() + LOG_PATIENCE;
     for one in &mut batch {
         one.outcome = wait_durable(one, deadline).await;
     }
     let segment = write_segment(engine, &mut batch).await;
+    let failed = OnceLock::new();
     // Each manifest is a few syncs of small files: the disk takes many at once.
     let naming = batch.into_iter().map(|Flushing { partition, flush, outcome }| {
-        let written = outcome.and(segment.clone());
+        let (segment, failed) = (segment.clone(), &failed);
         async move {
-            let result = match written {
-                Ok(segment) => name_segment(engine, &partition, &flush, segment).await,
-                Err(error) => Err(error),
+            let segment = failed.get().map_or(segment, |error: &Error| Err(error.clone()));
+            let named = match (&outcome, segment) {
+                (Ok(()), Ok(segment)) => name_segment(engine, &partition, &flush, segment).await,
+                (Ok(()), Err(error)) => Err(error),
+                (Err(_), _) => Ok(()),
             };
+            if let Err(error) = &named {
+                let _ = failed.set(error.clone());
+            }
+            let done = outcome.is_ok() && named.is_ok();
             // What was not flushed stays due.
-            partition.end_flush(flush, result.is_ok());
-            if result.is_ok() {
+            partition.end_flush(flush, done);
+            if done {
                 engine.maintenance.flushed(&partition);
             }
-            result
+            outcome
         }
     });
-    let results: Vec<Result<()>> = stream::iter(naming).buffer_unordered(MANIFESTS_AT_ONCE).collect().await;
+    let outcomes: Vec<Result<()>> = stream::iter(naming).buffer_unordered(MANIFESTS_AT_ONCE).collect().await;
     engine.flusher.count();
-    results.into_iter().find(Result::is_err).unwrap_or(Ok(()))
+    match failed.into_inner() {
+        Some(error) => Err(error),
+        None => Ok(outcomes.into_iter().find(Result::is_err).unwrap_or(Ok(()))),
+    }
+}
+
+/// Somebody else may commit to the partition by now, and go on with its manifests.
+fn check_fence(partition: &Partition) -> Result<()> {
+    partition.log.fenced().map_or(Ok(()), |fenced| Err(log_error(fenced)))
 }
 
 /// Waits until what is flushed is durable in the log.
 async fn wait_durable(one: &Flushing, deadline: Instant) -> Result<()> {
+    check_fence(&one.partition)?;
     let log = &one.partition.log;
-    // Somebody else commits to the partition now, and goes on with its manifests.
-    if let Some(fenced) = log.fenced() {
-        return Err(log_error(fenced));
-    }
     timeout_at(deadline, log.wait_durable(one.flush.snapshot.lsn))
         .await
         .map_err(|_| silent_log())?
@@ -182,9 +197,7 @@ async fn name_segment(
     }
     let segment = segment.filter(|_| !flush.pages.is_empty());
     let mut named = partition.named_segments();
-    let large = flush.large.iter().map(|large| NamedSegment { segment: large.segment, pages: large.pages });
-    // A manifest that was unsure may have named them.
-    named.extend(large.filter(|large| !named.contains(large)).collect::<Vec<_>>());
+    named.extend(flush.large.iter().map(|large| NamedSegment { segment: large.segment, pages: large.pages }));
     named.extend(segment.map(|id| NamedSegment {
         segment: SegmentRef { id, partition: partition.id },
         pages: flush.pages.len() as u64,

@@ -112,6 +112,10 @@ async fn flush_due(engine: &Engine) -> Result<()> {
             // Most of what an unused partition holds; the rest waits for its flush.
             partition.pool.clear();
         }
+        if partition.is_unsure() {
+            due.push(partition);
+            continue;
+        }
         let Some((since, dirty_ms)) = partition.oldest_dirty() else { continue };
         let pressed = Pressure::of(&partition.log, log_bytes).is_on(since);
         if pressed || filled || now.saturating_sub(dirty_ms) > interval || unused {
@@ -178,7 +182,7 @@ impl Pressure {
 /// Flushes everything that has changed.
 pub(crate) async fn flush_all(engine: &Engine) -> Result<()> {
     let opened = open(engine, |_, _| true).await;
-    let dirty = engine.open_partitions().into_iter().filter(|p| p.oldest_dirty().is_some()).collect();
+    let dirty = engine.open_partitions().into_iter().filter(|p| !p.is_settled()).collect();
     let flushed = flush(engine, dirty).await;
     truncate(engine);
     opened.and(flushed)

@@ -105,10 +105,7 @@ impl Partition {
     pub(crate) fn end_flush(&self, flush: Flush, done: bool) {
         let mut commits = self.commits.lock();
         let since = commits.flushing_since.take();
-        if done {
-            // Not before: until the manifest is durable it is here that the collector finds them.
-            commits.large.retain(|large| large.number > flush.snapshot.number);
-        } else {
+        if !done {
             commits.dirty.extend(flush.changed);
             commits.dirty_since = since.or(commits.dirty_since);
         }
@@ -126,6 +123,16 @@ impl Partition {
         self.named.lock().unsure = Some((manifest.clone(), pages.to_vec()));
     }
 
+    /// Whether all that was committed is named by a manifest, and it is known by which.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.oldest_dirty().is_none() && !self.is_unsure()
+    }
+
+    /// Whether there is an [`Partition::unsure_manifest`].
+    pub(crate) fn is_unsure(&self) -> bool {
+        self.named.lock().unsure.is_some()
+    }
+
     /// Another manifest has the name of one that was to be stored, which therefore never will be.
     pub(crate) fn number_is_taken(&self, manifest: &Manifest) {
         let mut named = self.named.lock();
@@ -141,6 +148,8 @@ impl Partition {
     /// The new manifest is durable; `pages` are those of the partition in each of its segments.
     pub(crate) fn set_named(&self, manifest: &Manifest, pages: &[u64]) {
         *self.named.lock() = Named::new(Some(manifest), pages);
+        // Not before: until the manifest is durable it is here that the collector finds them.
+        self.commits.lock().large.retain(|large| large.number > manifest.version.number);
     }
 
     /// What there is to compact.

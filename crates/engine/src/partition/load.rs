@@ -23,7 +23,6 @@ use super::{
 };
 use crate::branch::Era;
 use crate::connection::Pool;
-use crate::heap::Heap;
 use crate::memory::{Account, Reservation, Tally};
 use crate::node::Node;
 use crate::sql::StatementCache;
@@ -108,7 +107,6 @@ impl Partition {
             rows: RowLocks::default(),
             outcomes,
             pool: Pool::default(),
-            heap: Heap::of_partition(&node.heap),
             statements: StatementCache::default(),
             stats,
             closed: AtomicU8::new(super::OPEN),
@@ -339,7 +337,9 @@ pub(crate) async fn read_frames(
     let reads = stream::iter(reads).buffered(node.store.reads_at_once());
     let indexes: Vec<_> = reads.try_collect().await.map_err(store_error)?;
     // In one piece: growing would take several times as much fresh memory, which is dear.
-    let mut frames = HashMap::with_capacity(manifest.page_count as usize);
+    let most: usize =
+        manifest.segments.iter().zip(&indexes).map(|(part, index)| index.pages_of(part.partition)).sum();
+    let mut frames = HashMap::with_capacity(most.min(manifest.page_count as usize));
     for (part, index) in manifest.segments.iter().zip(indexes) {
         let segment = segments.index_of(part.id);
         pages.push(index.pages_of(part.partition) as u64);

@@ -21,8 +21,8 @@ mod table;
 mod turns;
 mod version;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use fulmar_pages::{Page, PageNo, PartitionId};
@@ -67,6 +67,8 @@ pub(crate) struct PartitionStats {
     pub pages_evicted: AtomicU64,
     /// What others leave it of the memory for pages.
     pub cache_floor_bytes: AtomicU64,
+    /// What SQLite holds for it, of whatever time its sessions look at.
+    heap: OnceLock<Heap>,
 }
 
 /// How long snapshots are held, and how much of what was replaced since.
@@ -106,8 +108,6 @@ pub(crate) struct Partition {
     pub rows: RowLocks,
     pub outcomes: Outcomes,
     pub pool: Pool,
-    /// Of SQLite's own memory, what its connections may hold.
-    pub heap: Heap,
     pub statements: StatementCache,
     pub stats: Arc<PartitionStats>,
     /// [`OPEN`], or why nothing may be committed any more.
@@ -171,6 +171,11 @@ impl Partition {
             }
             notified.await;
         }
+    }
+
+    /// What SQLite may hold for it.
+    pub(crate) fn heap(&self) -> &Heap {
+        self.stats.heap.get_or_init(|| Heap::of_partition(&self.node.heap))
     }
 
     /// Bytes of its pages that are in memory.

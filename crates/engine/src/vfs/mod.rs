@@ -78,7 +78,7 @@ pub(crate) struct Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        self.held.give_all(&self.partition.heap);
+        self.held.give_all(self.partition.heap());
     }
 }
 

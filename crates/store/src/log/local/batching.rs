@@ -93,6 +93,6 @@ mod tests {
         assert_eq!(come(2, ms(6)), Some(MAX_NAP));
         let nap = come(10, ms(1)).expect("ten in a millisecond");
         assert!((Duration::from_micros(290)..Duration::from_micros(310)).contains(&nap), "{nap:?}");
-        assert_eq!(come(1, ms(6)), None, "as soon as they come less often");
+        assert_eq!(come(1, ms(8)), None, "as soon as they come less often");
     }
 }
