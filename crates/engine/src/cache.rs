@@ -201,17 +201,7 @@ pub(crate) fn spawn(node: &Arc<Node>) {
 mod tests {
     use fulmar_pages::PartitionId;
 
-    use crate::{Config, Engine, Result, Row, RowSink, Scope};
-
-    struct Nothing;
-
-    impl RowSink for Nothing {
-        fn row(&mut self, _: &dyn Row) -> Result<()> {
-            Ok(())
-        }
-
-        fn reset(&mut self) {}
-    }
+    use crate::{Config, Engine};
 
     /// Where pages lie now is where they are read from: segments whose pages have all been written anew are not needed any
     /// more, though the partition stays open, and reads its pages again and again.
@@ -229,8 +219,7 @@ mod tests {
             );
             for sql in ["CREATE TABLE IF NOT EXISTS t(k, v)", "DELETE FROM t", &rows, "SELECT sum(k) FROM t"]
             {
-                let (statement, _) = session.prepare(sql).await.unwrap();
-                session.execute(&statement, &[], Scope::Auto, &mut Nothing).await.unwrap();
+                session.run(sql).await;
                 engine.flush().await.unwrap();
             }
             partition.sweep();

@@ -106,25 +106,11 @@ impl Export {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Config, Row, RowSink, Scope};
+    use crate::Config;
 
-    struct Nothing;
-
-    impl RowSink for Nothing {
-        fn row(&mut self, _: &dyn Row) -> Result<()> {
-            Ok(())
-        }
-
-        fn reset(&mut self) {}
-    }
-
-    async fn run(engine: &Arc<Engine>, id: PartitionId, mut sql: &str) {
+    async fn run(engine: &Arc<Engine>, id: PartitionId, sql: &str) {
         let mut session = engine.session(id);
-        while !sql.is_empty() {
-            let (statement, rest) = session.prepare(sql).await.unwrap();
-            session.execute(&statement, &[], Scope::Auto, &mut Nothing).await.unwrap();
-            sql = rest;
-        }
+        session.run(sql).await;
         session.close().await;
     }
 

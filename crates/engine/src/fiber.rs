@@ -107,10 +107,25 @@ pub(crate) fn current() -> *const () {
 /// # Safety
 /// `environment` must be what a fiber's may be, and stay valid until `body` has ended.
 pub(crate) unsafe fn within<T>(environment: *const (), body: impl FnOnce() -> T) -> T {
-    let outer = CURRENT.replace(environment);
-    let result = body();
-    CURRENT.set(outer);
-    result
+    let _environment = Environment::enter(environment);
+    body()
+}
+
+/// While it lives, [`current`] answers the environment that it was made for. A panic on its way through the fiber ends it too.
+struct Environment {
+    outer: *const (),
+}
+
+impl Environment {
+    fn enter(environment: *const ()) -> Environment {
+        Environment { outer: CURRENT.replace(environment) }
+    }
+}
+
+impl Drop for Environment {
+    fn drop(&mut self) {
+        CURRENT.set(self.outer);
+    }
 }
 
 /// A closure that runs on a stack of its own and can wait; a future of its result.
@@ -157,9 +172,9 @@ impl<'a, T: 'a> Fiber<'a, T> {
 
     fn resume(&mut self, context: Resume) -> Poll<T> {
         let Some(coroutine) = self.coroutine.as_mut() else { unreachable!("a fiber polled after its end") };
-        let outer = CURRENT.replace(self.environment);
+        let environment = Environment::enter(self.environment);
         let result = coroutine.resume(context);
-        CURRENT.set(outer);
+        drop(environment);
         match result {
             CoroutineResult::Yield(()) => Poll::Pending,
             CoroutineResult::Return(value) => {
@@ -209,13 +224,12 @@ impl<T> Drop for Fiber<'_, T> {
             return;
         }
         // Every wait of an abandoned fiber fails at once; a loop all the same, since SQLite may retry.
-        let outer = CURRENT.replace(self.environment);
+        let _environment = Environment::enter(self.environment);
         while !coroutine.done() {
             // SAFETY: the caller of `new` keeps the suspender valid until we are dropped.
             unsafe { (*self.suspender).context.set(ptr::null_mut()) };
             let _ = coroutine.resume(ptr::null_mut());
         }
-        CURRENT.set(outer);
     }
 }
 
@@ -256,6 +270,21 @@ mod tests {
         send.send(9).unwrap();
         let answer = std::thread::scope(|s| s.spawn(move || poll_once(fiber)).join().unwrap());
         assert_eq!(answer, Poll::Ready(9));
+    }
+
+    #[test]
+    fn a_panic_leaves_no_environment_behind() {
+        let (suspender, environment) = (Suspender::new(), 7);
+        let panicking = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            // SAFETY: both outlive the fiber, and nobody looks at the environment.
+            let fiber = unsafe {
+                Fiber::<()>::new(&raw const suspender, (&raw const environment).cast(), || {
+                    panic!("as asked, in {:?}", current())
+                })
+            };
+            poll_once(fiber.unwrap())
+        }));
+        assert!(panicking.is_err() && current().is_null());
     }
 
     #[test]

@@ -20,7 +20,7 @@ use std::sync::{Arc, OnceLock};
 
 use libsqlite3_sys as ffi;
 
-use crate::vfs;
+use crate::{Error, sqlstate, vfs};
 
 /// What a connection may hold uncharged, and the step in which it charges more.
 const STEP_BYTES: u64 = 1 << 20;
@@ -116,6 +116,12 @@ impl Held {
         self.bytes.set(0);
         heap.give(self.charged_bytes.take());
     }
+}
+
+/// The error of a statement that would have to hold more than its tenant, or the node, may.
+pub(crate) fn exhausted() -> Error {
+    Error::new(sqlstate::OUT_OF_MEMORY, "out of memory: the values of the tenant's statements take too much")
+        .hint("run smaller statements, or fewer at once; docs/sql.md says how much they may take")
 }
 
 /// SQLite's way to the allocator.

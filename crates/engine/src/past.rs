@@ -144,22 +144,7 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Config, Row, RowSink, Scope, Session};
-
-    struct Nothing;
-
-    impl RowSink for Nothing {
-        fn row(&mut self, _: &dyn Row) -> Result<()> {
-            Ok(())
-        }
-
-        fn reset(&mut self) {}
-    }
-
-    async fn run(session: &mut Session, sql: &str) {
-        let (statement, _) = session.prepare(sql).await.unwrap();
-        session.execute(&statement, &[], Scope::Auto, &mut Nothing).await.unwrap();
-    }
+    use crate::Config;
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_version_is_open_once_and_for_as_long_as_somebody_looks() {
@@ -167,13 +152,13 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let engine = Engine::start(Config::new(directory.path(), 64 << 20)).await.unwrap();
         let mut writer = engine.session(ID);
-        run(&mut writer, "CREATE TABLE t(x)").await;
+        writer.run("CREATE TABLE t(x)").await;
         engine.flush().await.unwrap();
         let now_ms = engine.node().clock.unix_ms();
         let mut looking = [engine.session(ID), engine.session(ID)];
         for session in &mut looking {
             session.set_as_of(Some(now_ms));
-            run(session, "SELECT * FROM t").await;
+            session.run("SELECT * FROM t").await;
         }
         let close_unused = || engine.past.close_unused(|_| true);
         close_unused();
@@ -187,7 +172,7 @@ mod tests {
         assert_eq!(engine.past.open().len(), 1, "it has been used just now");
         close_unused();
         assert!(engine.past.open().is_empty());
-        run(&mut second, "SELECT * FROM t").await;
+        second.run("SELECT * FROM t").await;
         for mut session in [second, writer] {
             session.close().await;
         }

@@ -16,8 +16,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
+use rusqlite::ErrorCode;
 use rusqlite::types::ValueRef as SqlRef;
 
+use crate::heap;
 use crate::value::{Value, ValueRef};
 use crate::vfs::Link;
 use crate::{Error, Result, sqlstate};
@@ -74,8 +76,10 @@ impl Database<'_> {
 
     /// Runs a query.
     pub fn query(&self, sql: &str, parameters: &[&str]) -> Result<Vec<Vec<Value>>> {
-        let failed = |cause: rusqlite::Error| {
-            Error::new(sqlstate::INTERNAL, format!("the schema cannot be read: {cause}"))
+        let failed = |cause: rusqlite::Error| match cause.sqlite_error_code() {
+            Some(ErrorCode::OutOfMemory) => heap::exhausted(),
+            Some(ErrorCode::OperationInterrupted) => self.link.cancel.borrow().error(),
+            _ => Error::new(sqlstate::INTERNAL, format!("the schema cannot be read: {cause}")),
         };
         let mut statement = self.connection.prepare(sql).map_err(failed)?;
         let count = statement.column_count();

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{Client, start_when_free};
-use fulmar_engine::{CancelReason, Config, Engine, EngineStatistics, Value, sqlstate};
+use common::crashing::CrashingNode as Node;
+use fulmar_engine::{CancelReason, Engine, EngineStatistics, Value, sqlstate};
 use fulmar_pages::PartitionId;
-use fulmar_store::{Backend, FailureKind, FaultyStore, StoreFault, StoreOperation};
+use fulmar_store::{FailureKind, StoreFault, StoreOperation};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -26,30 +26,9 @@ fn rows(from: i64, count: i64) -> String {
     )
 }
 
-struct Node {
-    engine: Arc<Engine>,
-    store: FaultyStore,
-    directory: tempfile::TempDir,
-}
-
 impl Node {
-    async fn start() -> Node {
-        let directory = tempfile::tempdir().unwrap();
-        let store = FaultyStore::new(Arc::new(Backend::memory()));
-        let engine = start(&directory, &store).await;
-        Node { engine, store, directory }
-    }
-
-    /// As a kill does: nothing is closed or flushed.
-    async fn crash(self) -> Node {
-        let Node { engine, store, directory } = self;
-        drop(engine);
-        let engine = start(&directory, &store).await;
-        Node { engine, store, directory }
-    }
-
-    fn client(&self, partition: u64) -> Client {
-        Client { session: self.engine.session(PartitionId(partition)) }
+    async fn start_small() -> Node {
+        Node::start(MEMORY, |_| ()).await
     }
 
     fn statistics(&self) -> EngineStatistics {
@@ -74,14 +53,6 @@ impl Node {
     }
 }
 
-async fn start(directory: &tempfile::TempDir, store: &FaultyStore) -> Arc<Engine> {
-    start_when_free(|| Config {
-        store: Some(Arc::new(store.clone())),
-        ..Config::new(directory.path(), MEMORY)
-    })
-    .await
-}
-
 /// Looks at the memory all the time; answers the most that was used.
 fn watch(engine: &Arc<Engine>, done: &Arc<AtomicBool>) -> std::thread::JoinHandle<u64> {
     let (engine, done) = (Arc::downgrade(engine), done.clone());
@@ -98,7 +69,7 @@ fn watch(engine: &Arc<Engine>, done: &Arc<AtomicBool>) -> std::thread::JoinHandl
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn four_times_the_memory_is_loaded_read_and_updated() {
     const SESSIONS: i64 = 4;
-    let node = Node::start().await;
+    let node = Node::start_small().await;
     let done = Arc::new(AtomicBool::new(false));
     let watching = watch(&node.engine, &done);
     node.fill(1, ROWS).await;
@@ -151,7 +122,7 @@ async fn four_times_the_memory_is_loaded_read_and_updated() {
 /// A reader stays at its snapshot while everything that it sees is replaced, written, evicted and read back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_snapshot_is_held_while_its_pages_come_and_go() {
-    let node = Node::start().await;
+    let node = Node::start_small().await;
     node.fill(1, 3000).await;
     node.fill(2, 6000).await;
     let mut reader = node.client(1);
@@ -176,7 +147,7 @@ async fn a_snapshot_is_held_while_its_pages_come_and_go() {
 /// While a tenant is used, a scan of another one, four times the memory, leaves its pages alone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_scan_does_not_throw_out_the_working_set_of_others() {
-    let node = Node::start().await;
+    let node = Node::start_small().await;
     node.fill(1, 500).await;
     node.fill(2, ROWS).await;
     let read = |id| {
@@ -207,7 +178,7 @@ async fn a_scan_does_not_throw_out_the_working_set_of_others() {
 /// store answers it goes on.
 #[tokio::test]
 async fn writers_wait_until_the_store_has_taken_what_has_changed() {
-    let node = Node::start().await;
+    let node = Node::start_small().await;
     let (mut client, mut other) = (node.client(1), node.client(2));
     client.run(TABLE).await.unwrap();
     other.run("CREATE TABLE t(n); INSERT INTO t VALUES (0)").await.unwrap();
@@ -258,7 +229,7 @@ async fn writers_wait_until_the_store_has_taken_what_has_changed() {
 /// by itself.
 #[tokio::test]
 async fn what_can_neither_be_evicted_nor_written_is_refused() {
-    let node = Node::start().await;
+    let node = Node::start_small().await;
     let mut client = node.client(1);
     client.run(TABLE).await.unwrap();
     let refuse = Some(StoreFault::Fail(FailureKind::Other));
@@ -288,7 +259,7 @@ fn a_slow_store_and_little_memory_hold_up_nobody_else() {
     const STATEMENTS: i64 = 500;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let node = Node::start().await;
+        let node = Node::start_small().await;
         node.fill(1, ROWS).await;
         let mut warm = node.client(2);
         warm.run("CREATE TABLE t(id INTEGER PRIMARY KEY); INSERT INTO t VALUES (1)").await.unwrap();
@@ -321,7 +292,7 @@ fn a_slow_store_and_little_memory_hold_up_nobody_else() {
 /// A tenant is exported, and the file imported as another one, which SQLite then checks: all of it more than memory holds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_file_larger_than_memory_is_exported_imported_and_checked() {
-    let node = Node::start().await;
+    let node = Node::start_small().await;
     node.fill(1, ROWS).await;
     let mut export = node.engine.export(PartitionId(1), None).await.unwrap();
     assert!(export.bytes() > 3 * MEMORY);
@@ -352,7 +323,7 @@ fn reads(node: &Node) -> u64 {
 /// A scan asks the store for many pages at once, and a look for one row for no more than it needs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_scan_reads_ahead_and_a_look_does_not() {
-    let node = Node::start().await;
+    let node = Node::start_small().await;
     node.fill(1, 8000).await;
     let node = node.crash().await;
     let mut client = node.client(1);
@@ -377,7 +348,7 @@ async fn a_scan_reads_ahead_and_a_look_does_not() {
 /// A tenant with a floor keeps what it has while another one reads all of its own, though nobody touches it; one without loses it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tenant_keeps_its_floor() {
-    let node = Node::start().await;
+    let node = Node::start_small().await;
     for partition in [1, 2] {
         node.fill(partition, 500).await;
     }

@@ -3,42 +3,16 @@
 mod common;
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Client, start_when_free};
-use fulmar_engine::{Config, Engine, Value};
+use common::crashing::CrashingNode as Node;
+use fulmar_engine::Value;
 use fulmar_pages::PartitionId;
-use fulmar_store::{Backend, FailureKind, FaultyStore, Store, StoreFault, StoreOperation};
+use fulmar_store::{FailureKind, Store, StoreFault, StoreOperation};
 
 const NO_SPACE: Option<StoreFault> = Some(StoreFault::Fail(FailureKind::Other));
 
-struct Node {
-    engine: Arc<Engine>,
-    store: FaultyStore,
-    directory: tempfile::TempDir,
-}
-
 impl Node {
-    async fn start() -> Node {
-        let directory = tempfile::tempdir().unwrap();
-        let store = FaultyStore::new(Arc::new(Backend::memory()));
-        let engine = start(&directory, &store).await;
-        Node { engine, store, directory }
-    }
-
-    /// As a kill does: nothing is closed or flushed.
-    async fn crash(self) -> Node {
-        let Node { engine, store, directory } = self;
-        drop(engine);
-        let engine = start(&directory, &store).await;
-        Node { engine, store, directory }
-    }
-
-    fn client(&self, partition: u64) -> Client {
-        Client { session: self.engine.session(PartitionId(partition)) }
-    }
-
     /// Asserts that both tables hold as many rows, once more after a crash.
     async fn holds(self, rows: i64) -> Node {
         let mut node = self;
@@ -74,18 +48,9 @@ impl Node {
     }
 }
 
-async fn start(directory: &tempfile::TempDir, store: &FaultyStore) -> Arc<Engine> {
-    let config = || Config {
-        store: Some(Arc::new(store.clone())),
-        // Only the test flushes.
-        manifest_interval: Duration::from_secs(3600),
-        ..Config::new(directory.path(), 1 << 30)
-    };
-    start_when_free(config).await
-}
-
 async fn two_tables() -> Node {
-    let node = Node::start().await;
+    // Only the test flushes.
+    let node = Node::start(1 << 30, |config| config.manifest_interval = Duration::from_secs(3600)).await;
     for partition in [1, 2] {
         let mut client = node.client(partition);
         client.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)").await.unwrap();

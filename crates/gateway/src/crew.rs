@@ -6,22 +6,29 @@
 //! first `active` serve, where `active` follows the load.
 //!
 //! ```text
-//!   a worker is busy for more than 3/4 of three windows -----------> one more
+//!   a worker is busy for more than 3/4 of three windows, ----------> one more
+//!   and another one would find a processor
 //!   all together would keep one fewer busy for less than 1/2, -----> one fewer
 //!   for a second
 //! ```
+//! Another one finds a processor if some were idle meanwhile, or if this one had to wait for its own: then others want it
+//! too, and two get more of it than one. Else the processors are with those who ask (clients on the same machine) and with
+//! who answers them; a further worker takes from them what it gets, and all together do no more for a sixth more time.
+//!
 //! Each session has a *home* among those that are active, by its number. One that finds itself elsewhere after it has
 //! answered, with nothing open and nothing received, moves there: its state is sent to the other worker, which
 //! registers its socket. So a session that says nothing stays where it is. Sessions over TLS do not move, and are
 //! spread over all workers when they are accepted.
 //!
 //! Workers look at their own load while they work, so an idle node has no timer for this. One that could not look for
-//! several windows, since what it ran did not let it, has been busy for as many.
+//! several windows, since what it ran did not let it, has been busy for as many; and one that slept for that long was
+//! calm for all of it.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::processors::{self, Processors};
 use crate::rest::{self, Rested};
 
 /// A worker looks at its load when so much time has gone by.
@@ -35,9 +42,15 @@ const CALM: Duration = Duration::from_secs(1);
 /// Thousandths of a window.
 const BUSY: u32 = 750;
 const HALF_BUSY: u32 = 500;
+/// Of the time that a worker is too busy: processors were idle for so much of it, all together,
+const IDLE: f64 = 0.1;
+/// or it waited for its own for so much.
+const WAITED: f64 = 0.2;
 
 thread_local! {
     static WINDOW_BEGAN: Cell<Option<(Instant, Rested)>> = const { Cell::new(None) };
+    /// When this worker was last not too busy, or has last been helped.
+    static STRAIN_BEGAN: Cell<Option<(Instant, Processors)>> = const { Cell::new(None) };
 }
 
 /// The workers of a gateway, as they see each other.
@@ -56,6 +69,29 @@ struct Seat {
     /// Windows in a row in which it was too busy.
     busy_windows: AtomicU32,
     told_us: AtomicU64,
+}
+
+/// What a worker tells at the end of a window.
+#[derive(Clone, Copy)]
+struct Told {
+    /// For how much of the window it worked, in thousandths.
+    busy: u32,
+    window: Duration,
+    /// Another worker would find a processor.
+    helped: bool,
+}
+
+/// From here on a worker is under strain, if it is.
+fn strain_ends(now: Instant) {
+    STRAIN_BEGAN.set(processors::look().map(|then| (now, then)));
+}
+
+/// Whether another worker would have found a processor while this one was under strain. Yes, where nobody knows.
+fn would_be_helped(now: Instant) -> bool {
+    let Some(((began, before), after)) = STRAIN_BEGAN.get().zip(processors::look()) else { return true };
+    let time = now.saturating_duration_since(began);
+    after.idle.saturating_sub(before.idle) >= time.mul_f64(IDLE)
+        || after.waited.saturating_sub(before.waited) >= time.mul_f64(WAITED)
 }
 
 impl Crew {
@@ -86,47 +122,56 @@ impl Crew {
         if window < WINDOW {
             if window.is_zero() {
                 WINDOW_BEGAN.set(Some((now, rested)));
+                strain_ends(now);
             }
             return;
         }
         WINDOW_BEGAN.set(Some((now, rested)));
         let slept = rested.time.saturating_sub(before.time);
         let busy = 1000 - (slept.as_micros() * 1000 / window.as_micros()).min(1000) as u32;
-        let windows = (window.as_micros() / WINDOW.as_micros()).min(BUSY_WINDOWS.into()) as u32;
-        self.tell(worker, busy, windows, now.saturating_duration_since(self.born));
-    }
-
-    /// A worker has been so busy, in thousandths of the time that ends now, which is so many windows long.
-    fn tell(&self, worker: usize, busy: u32, windows: u32, now: Duration) {
-        let now_us = now.as_micros() as u64;
-        let Some(seat) = self.seats.get(worker) else { return };
-        seat.busy.store(busy, Ordering::Relaxed);
-        seat.told_us.store(now_us.max(1), Ordering::Relaxed);
-        let active = self.active();
-        let busy_windows = if busy > BUSY { seat.busy_windows.load(Ordering::Relaxed) + windows } else { 0 };
-        let too_busy = busy_windows >= BUSY_WINDOWS;
-        seat.busy_windows.store(if too_busy { 0 } else { busy_windows }, Ordering::Relaxed);
-        if too_busy && worker < active && active < self.seats.len() {
-            self.calm_since_us.store(0, Ordering::Relaxed);
-            self.change(active, active + 1);
-        } else if active > 1 {
-            self.consider_fewer(active, now_us);
+        let told = Told { busy, window, helped: would_be_helped(now) };
+        if self.tell(worker, told, now.saturating_duration_since(self.born)) {
+            strain_ends(now);
         }
     }
 
-    fn consider_fewer(&self, active: usize, now_us: u64) {
+    /// Hears what a worker tells at the end of a window. Answers whether its strain, if it is under one, has come to an end.
+    fn tell(&self, worker: usize, told: Told, now: Duration) -> bool {
+        let now_us = now.as_micros() as u64;
+        let Some(seat) = self.seats.get(worker) else { return true };
+        seat.busy.store(told.busy, Ordering::Relaxed);
+        seat.told_us.store(now_us.max(1), Ordering::Relaxed);
+        let windows = (told.window.as_micros() / WINDOW.as_micros()).min(BUSY_WINDOWS.into()) as u32;
+        let is_busy = told.busy > BUSY;
+        let busy_windows = if is_busy { seat.busy_windows.load(Ordering::Relaxed) + windows } else { 0 };
+        let too_busy = busy_windows >= BUSY_WINDOWS;
+        seat.busy_windows.store(if too_busy { 0 } else { busy_windows }, Ordering::Relaxed);
+        let active = self.active();
+        if too_busy && told.helped && worker < active && active < self.seats.len() {
+            self.calm_since_us.store(0, Ordering::Relaxed);
+            self.change(active, active + 1);
+        } else if active > 1 {
+            self.consider_fewer(active, now_us.saturating_sub(told.window.as_micros() as u64), now_us);
+        }
+        too_busy || !is_busy
+    }
+
+    fn consider_fewer(&self, active: usize, began_us: u64, now_us: u64) {
         let fresh = |seat: &&Seat| {
             let told_us = seat.told_us.load(Ordering::Relaxed);
             told_us > 0 && now_us.saturating_sub(told_us) < FRESH.as_micros() as u64
         };
         let all: u32 = self.seats.iter().filter(fresh).map(|seat| seat.busy.load(Ordering::Relaxed)).sum();
-        let since_us = self.calm_since_us.load(Ordering::Relaxed);
         if all >= (active as u32 - 1) * HALF_BUSY {
-            self.calm_since_us.store(0, Ordering::Relaxed);
-        } else if since_us == 0 {
-            self.calm_since_us.store(now_us.max(1), Ordering::Relaxed);
-        } else if now_us.saturating_sub(since_us) >= CALM.as_micros() as u64 {
-            self.calm_since_us.store(0, Ordering::Relaxed);
+            return self.calm_since_us.store(0, Ordering::Relaxed);
+        }
+        let since_us = match self.calm_since_us.load(Ordering::Relaxed) {
+            0 => began_us,
+            since_us => since_us,
+        };
+        let over = now_us.saturating_sub(since_us) >= CALM.as_micros() as u64;
+        self.calm_since_us.store(if over { 0 } else { since_us.max(1) }, Ordering::Relaxed);
+        if over {
             self.change(active, active - 1);
         }
     }
@@ -141,13 +186,19 @@ impl Crew {
 mod tests {
     use super::*;
 
+    fn told(busy: u32, windows: u32) -> Told {
+        Told { busy, window: windows * WINDOW, helped: true }
+    }
+
     #[test]
     fn more_at_once_and_fewer_after_a_while() {
         let crew = Crew::new(4);
         let mut now = Duration::ZERO;
         let mut tell = |loads: &[u32]| {
             now += WINDOW;
-            loads.iter().enumerate().for_each(|(worker, busy)| crew.tell(worker, *busy, 1, now));
+            for (worker, busy) in loads.iter().enumerate() {
+                crew.tell(worker, told(*busy, 1), now);
+            }
             crew.active()
         };
         assert_eq!(tell(&[700]), 1);
@@ -179,12 +230,12 @@ mod tests {
     fn who_says_nothing_does_nothing() {
         let crew = Crew::new(2);
         for ms in [20, 40, 60] {
-            crew.tell(0, 1000, 1, Duration::from_millis(ms));
-            crew.tell(1, 1000, 1, Duration::from_millis(ms));
+            crew.tell(0, told(1000, 1), Duration::from_millis(ms));
+            crew.tell(1, told(1000, 1), Duration::from_millis(ms));
         }
         assert_eq!(crew.active(), 2);
         for ms in (1000..3000).step_by(20) {
-            crew.tell(0, 100, 1, Duration::from_millis(ms));
+            crew.tell(0, told(100, 1), Duration::from_millis(ms));
         }
         assert_eq!(crew.active(), 1);
     }
@@ -192,9 +243,23 @@ mod tests {
     #[test]
     fn a_long_time_is_many_windows() {
         let crew = Crew::new(2);
-        crew.tell(0, 1000, 2, 2 * WINDOW);
+        crew.tell(0, told(1000, 2), 2 * WINDOW);
         assert_eq!(crew.active(), 1);
-        crew.tell(0, 1000, BUSY_WINDOWS, 10 * WINDOW);
+        crew.tell(0, told(1000, BUSY_WINDOWS), 10 * WINDOW);
+        assert_eq!(crew.active(), 2);
+        // Nobody has said anything for two seconds: they slept.
+        crew.tell(0, told(10, 100), 110 * WINDOW);
+        assert_eq!(crew.active(), 1);
+    }
+
+    #[test]
+    fn nobody_comes_who_would_find_no_processor() {
+        let crew = Crew::new(2);
+        let helpless = Told { helped: false, ..told(1000, 1) };
+        let strains = [1, 2, 3, 4].map(|window| crew.tell(0, helpless, window * WINDOW));
+        assert_eq!((strains, crew.active()), ([false, false, true, false], 1), "asks anew after a while");
+        crew.tell(0, told(1000, 1), 5 * WINDOW);
+        crew.tell(0, told(1000, 1), 6 * WINDOW);
         assert_eq!(crew.active(), 2);
     }
 
@@ -202,7 +267,7 @@ mod tests {
     fn every_session_has_a_home_among_the_active() {
         let crew = Crew::new(3);
         assert!((0..10).chain([i32::MIN, -1, i32::MAX]).all(|session| crew.home(session) == 0));
-        (1..=BUSY_WINDOWS).for_each(|window| crew.tell(0, 1000, 1, window * WINDOW));
+        crew.tell(0, told(1000, BUSY_WINDOWS), 10 * WINDOW);
         let homes: Vec<usize> = (0..4).map(|session| crew.home(session)).collect();
         assert_eq!(homes, [0, 1, 0, 1]);
     }

@@ -32,6 +32,7 @@ mod fair;
 mod gateway;
 pub mod http;
 mod metrics;
+mod processors;
 mod protocol;
 mod registry;
 mod rest;

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use libsqlite3_sys as ffi;
 
-use crate::{Error, sqlstate};
+use crate::{Error, heap, sqlstate};
 
 /// The error for a result code and its message. `offset` is the place in the SQL text in bytes, or negative.
 pub(crate) fn sqlite_error(code: c_int, message: String, offset: c_int) -> Error {
@@ -43,11 +43,7 @@ fn by_primary_code(code: c_int, message: String) -> Error {
         ffi::SQLITE_TOOBIG => {
             Error::new(sqlstate::PROGRAM_LIMIT, message).hint("a value or row may have up to 256 MiB")
         }
-        ffi::SQLITE_NOMEM => Error::new(
-            sqlstate::OUT_OF_MEMORY,
-            "out of memory: the values of the tenant's statements take too much",
-        )
-        .hint("run smaller statements, or fewer at once; docs/sql.md says how much they may take"),
+        ffi::SQLITE_NOMEM => heap::exhausted(),
         ffi::SQLITE_FULL => {
             Error::new(sqlstate::DISK_FULL, "a temporary file could not grow: the disk is full")
                 .hint("free space on the disk of the data directory")

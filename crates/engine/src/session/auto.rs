@@ -29,7 +29,7 @@ impl Session {
         sink: &mut dyn RowSink,
     ) -> Result<Completion> {
         if statement.is_for_writers() && self.begins_read_only() {
-            return Err(self.read_only_error());
+            return Err(self.read_only_error(self.past.is_some()));
         }
         let variables = self.variables();
         let mut connection = self.checkout(variables).await?;

@@ -240,9 +240,9 @@ impl Session {
         self.default_read_only || !self.may_write || self.past.is_some()
     }
 
-    /// The error of who writes in a read-only transaction.
-    fn read_only_error(&self) -> Error {
-        if self.past.is_some() {
+    /// The error of who writes in a read-only transaction, `of_past` if that sees the past.
+    fn read_only_error(&self, of_past: bool) -> Error {
+        if of_past {
             return past_is_read_only();
         }
         let error = Error::new(sqlstate::READ_ONLY_TRANSACTION, "cannot write in a read-only transaction");
@@ -287,6 +287,16 @@ impl Session {
         if std::mem::take(&mut self.unsettled) {
             let appended = self.partition.as_ref().map(|partition| partition.log.appended());
             let _ = self.wait_durable(appended.unwrap_or_default()).await;
+        }
+    }
+
+    /// Runs all statements of a text, whose rows do not matter.
+    #[cfg(test)]
+    pub(crate) async fn run(&mut self, mut sql: &str) {
+        while !sql.is_empty() {
+            let (statement, rest) = self.prepare(sql).await.unwrap();
+            self.execute(&statement, &[], Scope::Auto, &mut crate::statement::Nowhere).await.unwrap();
+            sql = rest;
         }
     }
 

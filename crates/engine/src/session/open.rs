@@ -163,7 +163,7 @@ impl Session {
         }
         let is_past = open.seen_partition().map_or(self.as_of().is_some(), |seen| seen.is_past());
         if (open.read_only || is_past) && statement.is_for_writers() {
-            return Err(self.read_only_error());
+            return Err(self.read_only_error(is_past));
         }
         if statement.plan.vacuum {
             return Err(Error::new(

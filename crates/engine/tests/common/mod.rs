@@ -1,6 +1,7 @@
 //! An engine in a temporary directory, and clients that talk to it in SQL.
 #![allow(dead_code)]
 
+pub mod crashing;
 pub mod minutes;
 
 use std::sync::Arc;

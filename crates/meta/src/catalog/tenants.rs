@@ -77,13 +77,13 @@ impl Catalog {
 
     /// Second step of creating, when the partition exists: from now on clients can connect.
     pub async fn finish_create(&self, tenant: &Tenant) -> Result<Arc<Tenant>, MetaError> {
-        self.set_state(TenantState::Ready, |state| {
-            let current = state.same_tenant(tenant)?;
-            match current.state {
-                TenantState::Dropping => Err(being(current)),
-                TenantState::Creating | TenantState::Ready => Ok(current),
-            }
-        })
+        self.alter_tenant(
+            |state| match state.same_tenant(tenant)? {
+                dropping if dropping.state == TenantState::Dropping => Err(being(dropping)),
+                current => Ok(current),
+            },
+            |tenant| tenant.state = TenantState::Ready,
+        )
         .await
     }
 
@@ -95,10 +95,13 @@ impl Catalog {
         if name == SYSTEM_TENANT {
             return Err(system_tenant("dropped"));
         }
-        self.set_state(TenantState::Dropping, |state| match state.tenants.get(name) {
-            Some(tenant) if tenant.state != TenantState::Creating => Ok(tenant),
-            _ => Err(MetaError::missing(What::Tenant, name)),
-        })
+        self.alter_tenant(
+            |state| match state.tenants.get(name) {
+                Some(tenant) if tenant.state != TenantState::Creating => Ok(tenant),
+                _ => Err(MetaError::missing(What::Tenant, name)),
+            },
+            |tenant| tenant.state = TenantState::Dropping,
+        )
         .await
     }
 
@@ -160,19 +163,7 @@ impl Catalog {
         name: &str,
         alter: impl Fn(&mut Limits),
     ) -> Result<Arc<Tenant>, MetaError> {
-        let (tenant, revision) = self
-            .change(|state| {
-                let current = state.ready_tenant(name)?;
-                let mut tenant = Tenant::clone(current);
-                alter(&mut tenant.limits);
-                let key = Key::Tenant(name).to_string();
-                let transaction = Transaction::new()
-                    .unchanged(key.as_str(), current.revision)
-                    .put(key, records::tenant_value(&tenant));
-                Ok((transaction, tenant))
-            })
-            .await?;
-        Ok(Arc::new(Tenant { revision, ..tenant }))
+        self.alter_tenant(|state| state.ready_tenant(name), |tenant| alter(&mut tenant.limits)).await
     }
 
     /// Changes where a tenant's commits are made durable, and answers it as it is now, by whatever name it goes; also while it is
@@ -184,23 +175,16 @@ impl Catalog {
         tenant: &Tenant,
         durability: Durability,
     ) -> Result<Arc<Tenant>, MetaError> {
-        let (tenant, revision) = self
-            .change(|state| {
-                // The engine was told of the partition: what has its old name now may be another one.
-                let is_it = |current: &&Arc<Tenant>| {
-                    current.partition == tenant.partition && current.state != TenantState::Dropping
-                };
-                let found = state.tenants.values().find(is_it);
-                let current = found.ok_or_else(|| MetaError::missing(What::Tenant, &tenant.name))?;
-                let tenant = Tenant { durability, ..Tenant::clone(current) };
-                let key = Key::Tenant(&tenant.name).to_string();
-                let transaction = Transaction::new()
-                    .unchanged(key.as_str(), current.revision)
-                    .put(key, records::tenant_value(&tenant));
-                Ok((transaction, tenant))
-            })
-            .await?;
-        Ok(Arc::new(Tenant { revision, ..tenant }))
+        // The engine was told of the partition: what has its old name now may be another one.
+        let is_it = |current: &&Arc<Tenant>| {
+            current.partition == tenant.partition && current.state != TenantState::Dropping
+        };
+        let missing = || MetaError::missing(What::Tenant, &tenant.name);
+        self.alter_tenant(
+            |state| state.tenants.values().find(is_it).ok_or_else(missing),
+            |tenant| tenant.durability = durability,
+        )
+        .await
     }
 
     /// The limits of a tenant, now and later, by whatever name it goes.
@@ -215,23 +199,24 @@ impl Catalog {
         self.cache.state().limits.get(&partition)?.get(limit)
     }
 
-    /// Moves the tenant that `find` finds to another state; nothing happens if it is there already.
-    async fn set_state(
+    /// Changes the tenant that `find` finds, but not its name, and answers it; if nothing changes nothing is written.
+    async fn alter_tenant(
         &self,
-        to: TenantState,
         find: impl Fn(&State) -> Result<&Arc<Tenant>, MetaError>,
+        alter: impl Fn(&mut Tenant),
     ) -> Result<Arc<Tenant>, MetaError> {
         let (tenant, revision) = self
             .change(|state| {
                 let current = find(state)?;
-                if current.state == to {
-                    return Ok((Transaction::new(), Tenant::clone(current)));
+                let mut tenant = Tenant::clone(current);
+                alter(&mut tenant);
+                let value = records::tenant_value(&tenant);
+                if value == records::tenant_value(current) {
+                    return Ok((Transaction::new(), tenant));
                 }
-                let tenant = Tenant { state: to, ..Tenant::clone(current) };
                 let key = Key::Tenant(&tenant.name).to_string();
-                let transaction = Transaction::new()
-                    .unchanged(key.as_str(), current.revision)
-                    .put(key, records::tenant_value(&tenant));
+                let transaction =
+                    Transaction::new().unchanged(key.as_str(), current.revision).put(key, value);
                 Ok((transaction, tenant))
             })
             .await?;

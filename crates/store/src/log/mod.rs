@@ -74,6 +74,16 @@ pub enum Urgency {
     Patient,
 }
 
+/// Whether a log's writer shall end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stop {
+    No,
+    /// When everything is durable and sealed.
+    Drain,
+    /// At once.
+    Abandon,
+}
+
 /// How a log is set up.
 #[derive(Clone, Debug)]
 pub struct LogOptions {

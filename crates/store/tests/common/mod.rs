@@ -1,29 +1,17 @@
 //! What the tests of the log share.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+mod records;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fulmar_pages::{PartitionId, RecordBuilder, RecordHeader, RecordKind, Version};
 use fulmar_store::{CommitLog, LogError, LogFiles, LogOptions, Lsn, Urgency};
+
+pub use records::commit;
 
 pub use futures::FutureExt;
 pub use futures::executor::block_on;
-
-/// A commit record with this transaction id, about `bytes` long.
-pub fn commit(transaction: u64, bytes: usize) -> Vec<u8> {
-    let mut builder = RecordBuilder::default();
-    builder.begin(&RecordHeader {
-        kind: RecordKind::Commit,
-        partition: PartitionId(1),
-        version: Version { lineage: 1, epoch: 1, number: transaction },
-        transaction,
-        timestamp: transaction,
-        page_count: 1,
-    });
-    builder.push_diff(1, &vec![transaction as u8; bytes]);
-    builder.into_buffer()
-}
 
 /// Short files and quick retries.
 pub fn options() -> LogOptions {

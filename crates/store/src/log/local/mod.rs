@@ -79,11 +79,11 @@ use fulmar_pages::Record;
 use parking_lot::Mutex;
 
 use super::progress::Progress;
-use super::{FullCause, LogError, LogOptions, Lsn, MAX_RETRY_DELAY, Urgency, own_record};
+use super::{FullCause, LogError, LogOptions, Lsn, MAX_RETRY_DELAY, Stop, Urgency, own_record};
 use crate::files::LogFiles;
 
 use frame::{FRAME_HEAD_BYTES, MAX_BODY_BYTES};
-use state::{Core, Stop};
+use state::Core;
 
 pub use batching::MAX_NAP;
 

@@ -8,7 +8,9 @@ use std::thread::{self, JoinHandle, Thread};
 use parking_lot::{Condvar, Mutex};
 
 use super::frame::{Frames, HEADER_BYTES};
-use super::{FRAME_HEAD_BYTES, FullCause, LogError, LogOptions, Lsn, MAX_BODY_BYTES, Progress, Urgency};
+use super::{
+    FRAME_HEAD_BYTES, FullCause, LogError, LogOptions, Lsn, MAX_BODY_BYTES, Progress, Stop, Urgency,
+};
 use crate::files::{LogFile, LogFiles};
 
 /// Kept free at the end of each file, for the seal.
@@ -37,17 +39,6 @@ pub(super) enum Phase {
     Failing(Arc<str>),
     /// The writer has ended. With the reason, if it could not seal the log.
     Closed(Option<LogError>),
-}
-
-/// Whether the threads shall end.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Stop {
-    /// They shall not.
-    No,
-    /// When everything is written and sealed.
-    Drain,
-    /// At once.
-    Abandon,
 }
 
 /// A file that holds a part of the log.

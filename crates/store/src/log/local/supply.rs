@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use parking_lot::MutexGuard;
 
-use super::state::{Core, LiveFile, ReadyFile, State, Stop};
-use super::{FullCause, MAX_RETRY_DELAY};
+use super::state::{Core, LiveFile, ReadyFile, State};
+use super::{FullCause, MAX_RETRY_DELAY, Stop};
 use crate::files::LogFiles;
 
 /// Files that are kept to be used again. More would only keep disk space from others.

@@ -10,9 +10,9 @@ use fulmar_pages::{LogId, RecordKind};
 use super::batching::Batching;
 use super::frame::{Frames, HEADER_BYTES, Header};
 use super::recover::Recovered;
-use super::state::{Awaits, Batch, Core, FileRoom, LiveFile, ReadyFile, State, Stop};
+use super::state::{Awaits, Batch, Core, FileRoom, LiveFile, ReadyFile, State};
 use super::supply::{self, Supplier};
-use super::{LogError, LogOptions, MAX_RETRY_DELAY, own_record};
+use super::{LogError, LogOptions, MAX_RETRY_DELAY, Stop, own_record};
 use crate::failpoint;
 use crate::files::{LogFile, LogFiles};
 

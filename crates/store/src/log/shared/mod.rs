@@ -70,11 +70,11 @@ use fulmar_pages::Record;
 use futures::executor::block_on;
 
 use super::progress::Progress;
-use super::{FullCause, LogError, Lsn, own_record};
+use super::{FullCause, LogError, Lsn, Stop, own_record};
 use crate::store::Reliable;
 
 use objects::Objects;
-use state::{Core, Stop};
+use state::Core;
 
 /// The name of an object in a node's logs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::object::{self, HEAD_BYTES, LENGTH_BYTES};
-use super::{FullCause, LogError, Lsn, SharedLogOptions, Slot};
+use super::{FullCause, LogError, Lsn, SharedLogOptions, Slot, Stop};
 use crate::log::progress::Progress;
 
 /// The longest record: its length must fit, and a put must end.
@@ -29,16 +29,6 @@ pub(super) enum Phase {
     Troubled(Arc<str>),
     /// The writer has ended. With the reason, if the log could not be sealed.
     Closed(Option<LogError>),
-}
-
-/// Whether the writer shall end.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Stop {
-    No,
-    /// When everything is durable and sealed.
-    Drain,
-    /// At once.
-    Abandon,
 }
 
 /// Records that make one object.

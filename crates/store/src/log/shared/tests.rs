@@ -3,6 +3,9 @@
 //! Time stands still but for the waits (tokio's paused clock).
 
 mod model;
+// The same as those of the tests that see the crate from outside.
+#[path = "../../../tests/common/records.rs"]
+mod records;
 mod wild;
 
 use std::sync::Arc;
@@ -10,8 +13,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use bytes::Bytes;
-use fulmar_pages::{PartitionId, RecordBuilder, RecordHeader, RecordKind, Version};
+use fulmar_pages::RecordKind;
 use futures::FutureExt;
+
+use records::commit;
 
 use super::object::{HEAD_BYTES, LENGTH_BYTES, Object};
 use super::*;
@@ -19,21 +24,6 @@ use crate::log::{Kept, Urgency};
 use crate::{Backend, CommitLog, FailureKind, FaultyStore, Limits, Span, Store, StoreFault, StoreOperation};
 
 const NODE: u128 = 7;
-
-/// A commit of partition 1 with this transaction id, about `bytes` long.
-fn commit(transaction: u64, bytes: usize) -> Vec<u8> {
-    let mut builder = RecordBuilder::default();
-    builder.begin(&RecordHeader {
-        kind: RecordKind::Commit,
-        partition: PartitionId(1),
-        version: Version { lineage: 1, epoch: 1, number: transaction },
-        transaction,
-        timestamp: transaction,
-        page_count: 1,
-    });
-    builder.push_diff(1, &vec![transaction as u8; bytes]);
-    builder.into_buffer()
-}
 
 async fn open_with(
     options: SharedLogOptions,

@@ -14,8 +14,8 @@ use tokio::time::Instant;
 use super::object::{self, Head};
 use super::objects::Objects;
 use super::open::{Opened, seal};
-use super::state::{Batch, Core, Live, Phase, State, Stop};
-use super::{LogError, Progress, SharedLogOptions, Slot};
+use super::state::{Batch, Core, Live, Phase, State};
+use super::{LogError, Progress, SharedLogOptions, Slot, Stop};
 
 /// Between two rounds of tries of a put, each of which has its own waits.
 const RETRY_DELAY: Duration = Duration::from_secs(1);

@@ -1,0 +1,63 @@
+//! What the kernel says of the processors: how long some were idle, and how long this thread has waited for one.
+//!
+//! Two small files of `/proc`, kept open by each thread that asks. Asked once in a worker's window, which is too seldom to be
+//! seen in what a statement costs.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+/// Seconds since the machine has started, and seconds in which its processors were idle, all together.
+const MACHINE: &str = "/proc/uptime";
+/// Nanoseconds on a processor, nanoseconds in line for one, and how often that was.
+const THREAD: &str = "/proc/thread-self/schedstat";
+
+thread_local! {
+    static SOURCES: Option<(File, File)> = File::open(MACHINE).ok().zip(File::open(THREAD).ok());
+}
+
+/// Since a time in the past; only differences mean something.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Processors {
+    /// For how long those of the machine were idle, all together.
+    pub(crate) idle: Duration,
+    /// For how long this thread was ready to run while others ran.
+    pub(crate) waited: Duration,
+}
+
+/// As of now. `None` where the kernel does not tell.
+pub(crate) fn look() -> Option<Processors> {
+    SOURCES.with(|sources| {
+        let (machine, thread) = sources.as_ref()?;
+        let idle = number(machine, 1)?;
+        // A kernel that does not count has nothing but zeros.
+        number(thread, 0).filter(|ran_ns| *ran_ns > 0.0)?;
+        let waited_ns = number(thread, 1)?;
+        Some(Processors {
+            idle: Duration::try_from_secs_f64(idle).ok()?,
+            waited: Duration::from_nanos(waited_ns as u64),
+        })
+    })
+}
+
+/// One of the numbers in a line.
+fn number(file: &File, place: usize) -> Option<f64> {
+    let mut line = [0; 128];
+    let length = file.read_at(&mut line, 0).ok()?;
+    let line = std::str::from_utf8(&line[..length]).ok()?;
+    line.split_ascii_whitespace().nth(place)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_goes_on() {
+        let before = look().unwrap();
+        // Whoever was idle until then has been counted by then.
+        std::thread::sleep(Duration::from_millis(50));
+        let after = look().unwrap();
+        assert!(after.idle >= before.idle && after.waited >= before.waited, "{before:?} {after:?}");
+    }
+}
