@@ -70,6 +70,14 @@ pub struct Config {
     pub shared: HashSet<PartitionId>,
 }
 
+/// What may wait in memory to be written to the log; as much again may be on its way. A sixteenth of the memory for pages:
+/// `--memory` is said of a node's memory, so what it takes beside its pages is in proportion to them.
+fn pending_bytes(memory_bytes: u64) -> usize {
+    const LEAST: u64 = 8 << 20;
+    const MOST: u64 = 64 << 20;
+    (memory_bytes / 16).clamp(LEAST, MOST) as usize
+}
+
 impl Config {
     /// An engine on a directory.
     pub fn new(data: impl Into<PathBuf>, memory_bytes: u64) -> Self {
@@ -79,7 +87,7 @@ impl Config {
             live: None,
             eras: HashMap::new(),
             retention: history::a_day(),
-            log: LogOptions::default(),
+            log: LogOptions { pending_bytes: pending_bytes(memory_bytes), ..LogOptions::default() },
             manifest_interval: Duration::from_secs(60),
             idle_after: Duration::from_secs(20),
             snapshots: SnapshotBounds::default(),

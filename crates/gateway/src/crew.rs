@@ -11,7 +11,7 @@
 //!   all together would keep one fewer busy for less than 1/2, -----> one fewer
 //!   for a second
 //! ```
-//! Another one finds a processor if some were idle meanwhile, or if this one had to wait for its own: then others want it
+//! Another one finds a processor if half of one was idle meanwhile, or if this one had to wait for its own: then others want it
 //! too, and two get more of it than one. Else the processors are with those who ask (clients on the same machine) and with
 //! who answers them; a further worker takes from them what it gets, and all together do no more for a sixth more time.
 //!
@@ -42,8 +42,9 @@ const CALM: Duration = Duration::from_secs(1);
 /// Thousandths of a window.
 const BUSY: u32 = 750;
 const HALF_BUSY: u32 = 500;
-/// Of the time that a worker is too busy: processors were idle for so much of it, all together,
-const IDLE: f64 = 0.1;
+/// Of the time that a worker is too busy: processors were idle for so much of it, all together (where they never are for less
+/// than a tenth, and a worker more costs a sixth),
+const IDLE: f64 = 0.5;
 /// or it waited for its own for so much.
 const WAITED: f64 = 0.2;
 

@@ -2,12 +2,16 @@
 //!
 //! It is held while the client keeps going. A client that falls silent for longer than a few of its own round trips, or
 //! that takes too long in all, loses it: the turn is passed on and the transaction goes on optimistically.
+//!
+//! One task looks after a turn, however many statements it is held for: it sleeps until the client's silence has been too
+//! long, and finds then that it has, or that the client has gone on meanwhile.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use tokio::task::AbortHandle;
 
 use crate::partition::Turn;
 
@@ -20,8 +24,24 @@ const LONGEST_HOLD: Duration = Duration::from_secs(1);
 
 struct Inner {
     turn: Option<Turn>,
-    /// Raised whenever a statement begins, so that an older timer does nothing.
-    silence: u64,
+    /// When the client has been silent for too long; `None` while a statement runs.
+    ends: Option<Instant>,
+    /// By a task that will look when that is.
+    watch: Option<AbortHandle>,
+}
+
+impl Inner {
+    /// Takes the turn away if it is time. Answers when to look again; never, if the next one who waits has to start a watch.
+    fn look(&mut self) -> Option<Instant> {
+        let later = self.ends.filter(|ends| self.turn.is_some() && *ends > Instant::now());
+        if later.is_none() {
+            if self.ends.is_some() {
+                self.turn = None;
+            }
+            self.watch = None;
+        }
+        later
+    }
 }
 
 /// A turn that may be taken away while the client is silent.
@@ -37,15 +57,19 @@ pub(super) struct HeldTurn {
 
 impl Drop for HeldTurn {
     fn drop(&mut self) {
-        // A timer may still hold the other end.
-        self.inner.lock().turn = None;
+        let mut inner = self.inner.lock();
+        inner.turn = None;
+        if let Some(watch) = inner.watch.take().filter(|_| self.patient) {
+            // It would sleep for half a minute.
+            watch.abort();
+        }
     }
 }
 
 impl HeldTurn {
     pub(super) fn new(turn: Turn, patient: bool) -> Self {
         HeldTurn {
-            inner: Arc::new(Mutex::new(Inner { turn: Some(turn), silence: 0 })),
+            inner: Arc::new(Mutex::new(Inner { turn: Some(turn), ends: None, watch: None })),
             since: Instant::now(),
             answered: None,
             round_trip_us: AtomicU64::new(0),
@@ -62,7 +86,7 @@ impl HeldTurn {
                 .store(if old == 0 { sample } else { (3 * old + sample) / 4 }, Ordering::Relaxed);
         }
         let mut inner = self.inner.lock();
-        inner.silence += 1;
+        inner.ends = None;
         inner.turn.as_ref().map_or(0, Turn::ticket)
     }
 
@@ -75,28 +99,30 @@ impl HeldTurn {
 
     /// The statement is answered: from now on the client's silence counts.
     pub(super) fn pause(&mut self) {
-        self.answered = Some(Instant::now());
-        let silence = {
-            let inner = self.inner.lock();
-            if inner.turn.is_none() {
-                return;
-            }
-            inner.silence
-        };
+        let now = Instant::now();
+        self.answered = Some(now);
+        let mut inner = self.inner.lock();
+        if inner.turn.is_none() {
+            return;
+        }
         let patience = if self.patient {
             30 * LONGEST_HOLD
         } else {
             Duration::from_micros(4 * self.round_trip_us.load(Ordering::Relaxed))
                 .clamp(SHORTEST_SILENCE, LONGEST_SILENCE)
+                .min(LONGEST_HOLD.saturating_sub(self.since.elapsed()))
         };
-        let left = if self.patient { patience } else { LONGEST_HOLD.saturating_sub(self.since.elapsed()) };
-        let inner = self.inner.clone();
-        tokio::spawn(async move {
-            tokio::time::sleep(patience.min(left)).await;
-            let mut inner = inner.lock();
-            if inner.silence == silence {
-                inner.turn = None;
-            }
-        });
+        // If this is sooner than the one who watches will look, it looks after the longest silence at most.
+        inner.ends = Some(now + patience);
+        if inner.watch.is_none() {
+            let watched = self.inner.clone();
+            let watch = tokio::spawn(async move {
+                loop {
+                    let Some(ends) = watched.lock().look() else { break };
+                    tokio::time::sleep_until(ends.into()).await;
+                }
+            });
+            inner.watch = Some(watch.abort_handle());
+        }
     }
 }
