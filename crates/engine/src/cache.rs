@@ -28,8 +28,9 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::Result;
-use crate::memory::Reservation;
+use crate::memory::{self, Reservation};
 use crate::node::Node;
+use crate::page_memory;
 use crate::partition::{CLASSES, Partition};
 
 /// Pages that are evicted from a partition before others may have its locks.
@@ -47,7 +48,10 @@ const LEAST_PATIENCE: Duration = Duration::from_secs(2);
 /// How often who waits looks by itself, and how long it is believed that there is nothing to evict.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// How often the sweeper looks whether its node is still there.
+/// How often the sweeper looks at what the process takes, at most.
+const BALANCE: Duration = Duration::from_millis(100);
+
+/// How often the sweeper looks around if nobody wakes it.
 const SWEEPER_PERIOD: Duration = Duration::from_secs(1);
 
 /// All open partitions, and the clock that their pages leave by.
@@ -177,11 +181,25 @@ impl Node {
     }
 }
 
+/// Sees to it that the process takes what it was allowed, and that memory for pages that is not needed goes back to the system.
+fn balance(node: &Node) {
+    let over = match node.whole_process.then(memory::of_process).flatten() {
+        Some(process_bytes) => node.memory.balance(process_bytes, page_memory::places()),
+        None => 0,
+    };
+    page_memory::give_back(over);
+}
+
 /// Starts the sweeper, which keeps some room free. It ends when the node is gone.
 pub(crate) fn spawn(node: &Arc<Node>) {
     let (memory, weak) = (node.memory.clone(), Arc::downgrade(node));
     tokio::spawn(async move {
+        let mut balanced = None;
         while let Some(node) = weak.upgrade() {
+            if balanced.is_none_or(|balanced: Instant| balanced.elapsed() >= BALANCE) {
+                balanced = Some(Instant::now());
+                balance(&node);
+            }
             let excess = memory.excess_bytes();
             if excess > 0 && node.cache.evict(excess.min(STRIDE_BYTES)) != Some(0) {
                 drop(node);

@@ -40,6 +40,8 @@ pub struct Config {
     pub data: PathBuf,
     /// The budget for the pages of all partitions together.
     pub memory_bytes: u64,
+    /// Whether it is one for all that the process takes: pages get what others leave of it, at least half.
+    pub whole_process: bool,
     /// The partitions that exist, as the catalog has them; what the log holds of others is passed over. `None`: all.
     pub live: Option<HashSet<PartitionId>>,
     /// Of those that were restored: where they stand since.
@@ -84,6 +86,7 @@ impl Config {
         Config {
             data: data.into(),
             memory_bytes,
+            whole_process: false,
             live: None,
             eras: HashMap::new(),
             retention: history::a_day(),
@@ -265,6 +268,7 @@ impl Engine {
             store: Arc::new(store),
             spill: SpillArea::new(&temporary, SPILL_BYTES),
             memory: MemoryBudget::new(config.memory_bytes),
+            whole_process: config.whole_process,
             heap: Heap::of_node(config.memory_bytes),
             cache: Cache::default(),
             disk: Disk::new(

@@ -46,6 +46,7 @@ mod limits;
 mod maintenance;
 mod memory;
 mod node;
+mod page_memory;
 mod partition;
 mod past;
 mod places;

@@ -1,10 +1,14 @@
-//! The node's memory budget: what `--memory` allows for the pages of all partitions together.
+//! The node's memory budget: what `--memory` leaves for the pages of all partitions together.
 //!
 //! ```text
 //!  0 ........ 1/4 ................ 3/4 ...... 31/32 .. limit
 //!  unwritten: | a flush is due      | writers wait
 //!  used:                                      | the sweeper evicts | who needs more evicts, or waits
 //! ```
+//!
+//! What else the process takes (sessions and SQLite's values, what waits for the log, indexes, the program) is not counted where
+//! it is taken: the kernel knows the sum. A node looks at it now and then ([`MemoryBudget::balance`]) and leaves so much less to
+//! the pages, but half of what was asked for in any case.
 //!
 //! *Used* are the bytes of pages and of their versions. *Unwritten* of these are pages that are in no segment of the
 //! store: they cannot be evicted before a flush has written them. How room is made is [`crate::cache`]'s.
@@ -14,6 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::Notify;
 
+use crate::page_memory::Places;
 use crate::{Error, sqlstate};
 
 /// The most that the sweeper keeps free.
@@ -22,7 +27,9 @@ const MOST_HEADROOM_BYTES: u64 = 64 << 20;
 /// A budget in bytes.
 #[derive(Debug)]
 pub(crate) struct MemoryBudget {
-    limit_bytes: u64,
+    asked_bytes: u64,
+    /// What of it pages may take.
+    limit_bytes: AtomicU64,
     used_bytes: AtomicU64,
     /// Of these what has been evicted, and waits for readers.
     leaving_bytes: AtomicU64,
@@ -42,9 +49,10 @@ pub(crate) struct MemoryBudget {
 }
 
 impl MemoryBudget {
-    pub(crate) fn new(limit_bytes: u64) -> Arc<Self> {
+    pub(crate) fn new(asked_bytes: u64) -> Arc<Self> {
         Arc::new(MemoryBudget {
-            limit_bytes,
+            asked_bytes,
+            limit_bytes: AtomicU64::new(asked_bytes),
             used_bytes: AtomicU64::new(0),
             leaving_bytes: AtomicU64::new(0),
             unwritten_bytes: AtomicU64::new(0),
@@ -59,16 +67,17 @@ impl MemoryBudget {
 
     /// Takes bytes from the budget if there are as many left.
     pub(crate) fn reserve(&self, bytes: u64) -> bool {
-        self.reserve_up_to(bytes, self.limit_bytes)
+        self.reserve_up_to(bytes, self.limit_bytes())
     }
 
     /// The same for changed pages, which stay until they are written. Changes that do not make a database larger replace
     /// pages, which are freed soon: they may overdraw the budget by an eighth meanwhile. So deleting works when the
     /// memory is full.
     pub(crate) fn reserve_unwritten(&self, bytes: u64, grows: bool) -> bool {
-        let more = if grows { 0 } else { self.limit_bytes / 8 };
-        self.unwritten_bytes() + bytes <= self.limit_bytes / 4 * 3 + more
-            && self.reserve_up_to(bytes, self.limit_bytes + more)
+        let limit_bytes = self.limit_bytes();
+        let more = if grows { 0 } else { limit_bytes / 8 };
+        self.unwritten_bytes() + bytes <= limit_bytes / 4 * 3 + more
+            && self.reserve_up_to(bytes, limit_bytes + more)
     }
 
     fn reserve_up_to(&self, bytes: u64, limit_bytes: u64) -> bool {
@@ -102,12 +111,25 @@ impl MemoryBudget {
         self.unwritten_bytes.load(Ordering::Relaxed)
     }
 
+    /// What pages may take.
     pub(crate) fn limit_bytes(&self) -> u64 {
-        self.limit_bytes
+        self.limit_bytes.load(Ordering::Relaxed)
+    }
+
+    /// The process takes so many bytes, of which so many are places for pages, not all of them in use. Answers by how much that
+    /// is more than was asked for.
+    pub(crate) fn balance(&self, process_bytes: u64, places: Places) -> u64 {
+        // What is used beside places are the versions of pages, which are in memory or not.
+        let versions_bytes = self.used_bytes().saturating_sub(places.in_use_bytes);
+        let others_bytes = process_bytes.saturating_sub(places.bytes + versions_bytes);
+        let limit_bytes = self.asked_bytes.saturating_sub(others_bytes).max(self.asked_bytes / 2);
+        self.limit_bytes.store(limit_bytes, Ordering::Relaxed);
+        process_bytes.saturating_sub(self.asked_bytes)
     }
 
     fn high_water_bytes(&self) -> u64 {
-        self.limit_bytes - (self.limit_bytes / 32).min(MOST_HEADROOM_BYTES)
+        let limit_bytes = self.limit_bytes();
+        limit_bytes - (limit_bytes / 32).min(MOST_HEADROOM_BYTES)
     }
 
     /// Bytes that the sweeper should evict, so that those who need some find them. What has been evicted is free as soon as its
@@ -128,7 +150,7 @@ impl MemoryBudget {
     }
 
     fn flush_bytes(&self) -> u64 {
-        self.limit_bytes / 4
+        self.limit_bytes() / 4
     }
 
     /// Somebody waits for room, until the answer is dropped: what can be written is flushed.
@@ -171,7 +193,7 @@ impl MemoryBudget {
         let mib = |bytes: u64| bytes >> 20;
         Error::new(
             sqlstate::OUT_OF_MEMORY,
-            format!("the node's memory of {} MiB for pages is full", mib(self.limit_bytes)),
+            format!("the node's memory of {} MiB for pages is full", mib(self.limit_bytes())),
         )
         .detail(format!(
             "{} MiB are changed pages that have not been written to the store yet.",
@@ -316,9 +338,37 @@ impl Drop for Account {
     }
 }
 
+/// What this process takes of the machine's memory, files that it has mapped apart. `None` where the kernel does not tell.
+pub(crate) fn of_process() -> Option<u64> {
+    let pages = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let mut pages = pages.split_ascii_whitespace().skip(1).map(str::parse::<u64>);
+    let (resident, of_files) = (pages.next()?.ok()?, pages.next()?.ok()?);
+    Some(resident.saturating_sub(of_files) * rustix::param::page_size() as u64)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_others_take_is_not_for_pages() {
+        let memory = MemoryBudget::new(1000);
+        let places = |bytes, in_use_bytes| Places { bytes, in_use_bytes };
+        assert_eq!(memory.balance(100, places(0, 0)), 0);
+        assert_eq!(memory.limit_bytes(), 900);
+        assert!(!memory.reserve(901) && memory.reserve(800));
+        // 750 bytes of pages, 50 of versions; 40 places are spare.
+        assert_eq!(memory.balance(1000, places(790, 750)), 0);
+        assert_eq!(memory.limit_bytes(), 840);
+        assert_eq!(memory.balance(1300, places(790, 750)), 300);
+        assert_eq!(memory.limit_bytes(), 540);
+        assert!(memory.excess_bytes() >= 260 && !memory.reserve(1));
+        assert_eq!(memory.balance(3000, places(800, 750)), 2000);
+        assert_eq!(memory.limit_bytes(), 500, "half of it in any case");
+        assert_eq!(memory.balance(810, places(760, 750)), 0);
+        assert_eq!(memory.limit_bytes(), 1000);
+        assert!(of_process().unwrap() > 1 << 20);
+    }
 
     #[test]
     fn an_account_gives_everything_back() {

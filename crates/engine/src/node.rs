@@ -26,6 +26,8 @@ pub(crate) struct Node {
     pub store: Arc<PageStore>,
     pub spill: Arc<SpillArea>,
     pub memory: Arc<MemoryBudget>,
+    /// Its budget is of all that the process takes.
+    pub whole_process: bool,
     pub heap: Arc<Heap>,
     pub cache: Cache,
     pub disk: Disk,

@@ -9,6 +9,7 @@ use hashbrown::HashMap;
 
 use crate::Error;
 use crate::limits::TransactionLimits;
+use crate::page_memory::PageBytes;
 use crate::partition::Snapshot;
 use crate::spill::SpillArea;
 use crate::spilled_pages::{Place, SpilledPages};
@@ -68,7 +69,7 @@ impl PageSet {
 }
 
 enum Changed {
-    Memory(Box<Page>),
+    Memory(PageBytes),
     Spilled(Place),
 }
 
@@ -103,7 +104,7 @@ impl Overlay {
                 *place = spilled.replace(*place, bytes)?;
             }
             None if page == 1 || self.in_memory * PAGE_SIZE < self.area.threshold_bytes() => {
-                self.pages.insert(page, Changed::Memory(Box::new(*bytes)));
+                self.pages.insert(page, Changed::Memory(PageBytes::copy_of(bytes)));
                 self.in_memory += 1;
             }
             None => {
@@ -163,7 +164,7 @@ impl Overlay {
         let Some(spilled) = &mut self.spilled else { return Ok(()) };
         for changed in self.pages.values_mut() {
             if let Changed::Spilled(place) = changed {
-                let mut page = Box::new([0; PAGE_SIZE]);
+                let mut page = PageBytes::zeroed();
                 spilled.read(*place, &mut page).await?;
                 *changed = Changed::Memory(page);
                 self.in_memory += 1;
@@ -174,7 +175,7 @@ impl Overlay {
     }
 
     /// The changed pages in order, taken out. Those that have been spilled must have been brought back.
-    pub(crate) fn drain(&mut self) -> io::Result<Vec<(PageNo, Box<Page>)>> {
+    pub(crate) fn drain(&mut self) -> io::Result<Vec<(PageNo, PageBytes)>> {
         self.in_memory = 0;
         let in_memory = |(no, changed)| match changed {
             Changed::Memory(page) => Ok((no, page)),

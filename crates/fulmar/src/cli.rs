@@ -105,7 +105,8 @@ pub struct StartArgs {
     /// Where /healthz and /metrics are served; /metrics wants a token
     #[arg(long, value_name = "ADDR:PORT")]
     pub http: SocketAddr,
-    /// Memory for data: 256MB, 1GiB, or plain bytes [default: half of this machine's]
+    /// Memory of the node: 256MB, 1GiB, or plain bytes. Pages get what everything else leaves of it, but half in any case
+    /// [default: half of this machine's]
     #[arg(long, value_name = "BYTES")]
     pub memory: Option<Bytes>,
     /// Space of the disk that is kept free: writers are refused before it is full. 0 for none

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// Seconds since the machine has started, and seconds in which its processors were idle, all together.
 const MACHINE: &str = "/proc/uptime";
-/// Nanoseconds on a processor, nanoseconds in line for one, and how often that was.
+/// Nanoseconds on a processor, nanoseconds in line for one, and how often it has come to one.
 const THREAD: &str = "/proc/thread-self/schedstat";
 
 thread_local! {
@@ -31,7 +31,7 @@ pub(crate) fn look() -> Option<Processors> {
         let (machine, thread) = sources.as_ref()?;
         let idle = number(machine, 1)?;
         // A kernel that does not count has nothing but zeros.
-        number(thread, 0).filter(|ran_ns| *ran_ns > 0.0)?;
+        number(thread, 2).filter(|times| *times > 0.0)?;
         let waited_ns = number(thread, 1)?;
         Some(Processors {
             idle: Duration::try_from_secs_f64(idle).ok()?,

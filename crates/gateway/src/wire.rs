@@ -18,6 +18,8 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
+use rustix::buffer::spare_capacity;
+use rustix::net::{RecvFlags, recv};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
@@ -33,6 +35,9 @@ const KEEP_BYTES: usize = 64 * 1024;
 const KEEP_BUFFERS: usize = 16;
 /// What a client may send ahead while a statement of its runs; the rest waits in the kernel.
 const AHEAD_BYTES: usize = 64 * 1024;
+
+/// How often a socket is asked that is polled, before the runtime is.
+const PROBES: u32 = 8;
 
 thread_local! {
     static BUFFERS: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
@@ -159,12 +164,28 @@ impl Wire {
             if let Poll::Ready(read) = poll_fn(|cx| Poll::Ready(self.poll_next(cx, handle))).await {
                 return read;
             }
+            if let Some(count) = self.probe() {
+                return Ok(count);
+            }
             // Lets the runtime look at all connections.
             tokio::task::yield_now().await;
             polls = patience.as_ref().is_some_and(|patience| !patience.is_over());
         }
         drop(patience);
         poll_fn(|cx| self.poll_next(cx, handle)).await
+    }
+
+    /// Asks the socket itself, a few times: the runtime takes some microseconds to look at all that it has. What is not simply
+    /// bytes is left to [`Wire::poll_read`].
+    fn probe(&mut self) -> Option<usize> {
+        let Stream::Plain(stream) = &self.stream else { return None };
+        if self.input.capacity() == 0 {
+            self.input = take_buffer();
+        }
+        self.input.reserve(BUFFER_BYTES / 4);
+        let mut receive = || recv(stream, spare_capacity(&mut self.input), RecvFlags::DONTWAIT).ok();
+        let (_, count) = (0..PROBES).find_map(|_| receive())?;
+        (count > 0).then_some(count)
     }
 
     fn poll_next(&mut self, cx: &mut Context<'_>, handle: &Handle) -> Poll<Result<usize, Closed>> {

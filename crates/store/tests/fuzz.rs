@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use fulmar_fuzz::Target;
-use fulmar_pages::{Manifest, PartitionId, SegmentBuilder, SegmentId, SegmentRef, Version, segment};
+use fulmar_pages::{
+    Manifest, PartitionId, SegmentBuilder, SegmentId, SegmentRef, Version, ZERO_PAGE, segment,
+};
 use fulmar_store::{Backend, ManifestName, PageStore, Store};
 
 fn seeds() -> [Vec<u8>; 2] {
@@ -48,9 +50,10 @@ fn fuzz_objects() {
         runtime.block_on(async {
             let id = store.put_segment(Bytes::from(bytes)).await.unwrap();
             if let Ok(index) = store.segment_index(id).await {
+                let mut page = ZERO_PAGE;
                 for partition in index.partitions() {
                     for (_, frame) in index.frames(partition) {
-                        let _ = store.read_page(id, frame).await;
+                        let _ = store.read_page(id, frame, &mut page).await;
                     }
                 }
             }

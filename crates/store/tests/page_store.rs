@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use fulmar_pages::{
-    Manifest, Outcome, PAGE_SIZE, Page, PartitionId, SegmentBuilder, SegmentId, SegmentRef, Version, segment,
+    Manifest, Outcome, PAGE_SIZE, Page, PartitionId, SegmentBuilder, SegmentId, SegmentRef, Version,
+    ZERO_PAGE, segment,
 };
 use fulmar_store::{
     Backend, FailureKind, FaultyStore, ManifestName, PageStore, Store, StoreError, StoreFault, StoreOperation,
@@ -52,9 +53,11 @@ async fn segments_are_stored_and_their_pages_read() {
         let id = store.put_segment(Bytes::from(bytes)).await.unwrap();
         let index = store.segment_index(id).await.unwrap();
         assert_eq!(index.pages(), 50);
+        let mut read = ZERO_PAGE;
         for no in 1..=50 {
             let location = index.frame(PartitionId(u64::from(no % 3)), no).unwrap();
-            assert!(*store.read_page(id, location).await.unwrap() == page(no), "page {no}");
+            store.read_page(id, location, &mut read).await.unwrap();
+            assert!(read == page(no), "page {no}");
         }
         assert_eq!(store.list_segments().await.unwrap(), [id]);
         store.delete_segment(id).await.unwrap();
@@ -86,9 +89,11 @@ async fn a_large_segment_is_stored_piece_by_piece() {
         let id = writer.finish().await.unwrap();
         let index = store.segment_index(id).await.unwrap();
         assert_eq!(index.pages(), 20_000);
+        let mut read = ZERO_PAGE;
         for no in [5, 10_000, 20_000] {
             let location = index.frame(PartitionId(1), no).unwrap();
-            assert!(*store.read_page(id, location).await.unwrap() == page(no), "page {no}");
+            store.read_page(id, location, &mut read).await.unwrap();
+            assert!(read == page(no), "page {no}");
         }
     })
     .await;
@@ -210,9 +215,10 @@ async fn damage_is_told_with_the_object_and_the_place() {
     bytes[segment::HEADER_BYTES + segment::MAX_FRAME_BYTES + 500] ^= 1;
     let id = store.put_segment(Bytes::from(bytes)).await.unwrap();
     let index = store.segment_index(id).await.unwrap();
-    store.read_page(id, index.frame(PartitionId(1), 1).unwrap()).await.unwrap();
+    let mut read = ZERO_PAGE;
+    store.read_page(id, index.frame(PartitionId(1), 1).unwrap(), &mut read).await.unwrap();
     let location = index.frame(PartitionId(1), 2).unwrap();
-    match store.read_page(id, location).await {
+    match store.read_page(id, location, &mut read).await {
         Err(StoreError::Damaged { object, cause, .. }) => {
             assert_eq!(object, format!("segments/{id}"));
             assert_eq!(cause.at as u64, location.offset + 1);
@@ -229,7 +235,7 @@ async fn damage_is_told_with_the_object_and_the_place() {
     assert_eq!(store.list_manifests(None).await.unwrap().len(), 1);
     // A segment that was cut off: what lies beyond its end is damage too.
     let cut = store.put_segment(Bytes::from_static(b"short")).await.unwrap();
-    let outcome = store.read_page(cut, location).await;
+    let outcome = store.read_page(cut, location, &mut read).await;
     assert!(matches!(outcome, Err(StoreError::Damaged { .. })), "{outcome:?}");
 }
 

@@ -21,6 +21,7 @@ use fulmar_pages::{FrameLocation, PAGE_SIZE, PageNo, SegmentId};
 use super::{PageVersion, Partition, Snapshot, store_error};
 use crate::Result;
 use crate::memory::Reservation;
+use crate::page_memory::PageBytes;
 
 /// Pages that are read at once, at most.
 const MOST_PAGES: u32 = 32;
@@ -95,7 +96,7 @@ impl Partition {
         let pages = bytes.as_chunks::<PAGE_SIZE>().0;
         for (((no, version, _), page), room) in near.iter().zip(pages).zip(rooms) {
             version.comes_along();
-            self.arrived(*no, version, Box::new(*page), room);
+            self.arrived(*no, version, PageBytes::copy_of(page), room);
         }
         self.stats.pages_read_ahead.fetch_add(near.len() as u64 - 1, Ordering::Relaxed);
         Ok(())

@@ -37,6 +37,7 @@ use hashbrown::HashSet;
 use super::large::LargeSegment;
 use super::{Large, PageVersion, Partition, Snapshot, Status, Turn};
 use crate::memory::Tally;
+use crate::page_memory::PageBytes;
 use crate::transaction::{Committed, Conflict, Transaction};
 use crate::{Error, spill, sqlstate};
 
@@ -212,11 +213,11 @@ pub(crate) trait Waits {
 /// A transaction's changes, ready to be installed.
 struct Changes {
     record: RecordBuilder,
-    pages: Vec<(PageNo, Box<Page>)>,
+    pages: Vec<(PageNo, PageBytes)>,
     /// Pages that are in the store already.
     large: Option<Large>,
     /// Page 1 as the transaction leaves it, apart from `pages`.
-    page_one: Box<Page>,
+    page_one: PageBytes,
     changed_allocation: bool,
     changed_rest: bool,
 }
@@ -229,7 +230,7 @@ impl Partition {
     pub(crate) fn commit(
         &self,
         transaction: &mut Transaction,
-        page_one: Box<Page>,
+        page_one: PageBytes,
         large: Option<Large>,
         waits: &impl Waits,
     ) -> Result<Option<Committed>, Refused> {
@@ -285,7 +286,7 @@ impl Partition {
         &self,
         transaction: &mut Transaction,
         snapshot: &Snapshot,
-        page_one: Box<Page>,
+        page_one: PageBytes,
         large: Option<Large>,
     ) -> Result<Changes, Refused> {
         let mut record = RecordBuilder::new(self.node.buffers.take());
@@ -361,7 +362,7 @@ impl Partition {
         let mut page_count = current.page_count;
         let mut merged = None;
         if changed_allocation || changed_rest {
-            let mut page = page_one.clone();
+            let mut page = PageBytes::copy_of(page_one);
             self.merge_page_one(snapshot, &current, &mut page, changed_allocation, changed_rest)?;
             page_count = page_one::page_count(&page);
             page_one::stamp(&mut page, number);

@@ -25,6 +25,7 @@ use crate::branch::Era;
 use crate::connection::Pool;
 use crate::memory::{Account, Reservation, Tally};
 use crate::node::Node;
+use crate::page_memory::PageBytes;
 use crate::sql::StatementCache;
 use crate::store::{Frame, Segments};
 use crate::{Error, Result, sqlstate};
@@ -180,7 +181,7 @@ impl Partition {
     }
 
     /// Puts bytes in that were read from the store, and for which there is room.
-    pub(super) fn arrived(&self, no: PageNo, version: &PageVersion, page: Box<Page>, room: Reservation) {
+    pub(super) fn arrived(&self, no: PageNo, version: &PageVersion, page: PageBytes, room: Reservation) {
         if version.fill(page) {
             self.pages.account().keep(room);
             self.residence.queue([no], self.node.cache.clock());
@@ -188,7 +189,7 @@ impl Partition {
     }
 
     /// Reads the bytes of a version from the store. The caller holds a pin on a snapshot that sees it.
-    async fn read(&self, version: &PageVersion) -> Result<Box<Page>> {
+    async fn read(&self, version: &PageVersion) -> Result<PageBytes> {
         loop {
             let Some((segment, location)) = self.pages.frame(version)? else {
                 return Err(Error::new(
@@ -196,11 +197,12 @@ impl Partition {
                     "a page without a place in the store is not in memory",
                 ));
             };
-            match self.node.store.read_page(segment, location).await {
+            let mut page = PageBytes::zeroed();
+            match self.node.store.read_page(segment, location, &mut page).await {
                 // A flush has written it anew meanwhile, and the old segment has been collected.
                 Err(StoreError::Missing { .. })
                     if self.pages.frame(version)? != Some((segment, location)) => {}
-                result => return result.map_err(store_error),
+                result => return result.map(|()| page).map_err(store_error),
             }
         }
     }
@@ -228,7 +230,7 @@ struct Recovered {
     frames: HashMap<PageNo, Frame>,
     /// Pages in each of the segments that the manifest names, live or not.
     named_pages: Vec<u64>,
-    pages: HashMap<PageNo, Box<Page>>,
+    pages: HashMap<PageNo, PageBytes>,
     /// Pages whose frames the manifest does not know: they lie in the segments of large commits.
     from_log: HashSet<PageNo>,
     horizon: u64,
@@ -310,7 +312,7 @@ impl Recovered {
             if !self.pages.contains_key(&entry.no) {
                 let base = match self.frames.get(&entry.no) {
                     Some(frame) if !diff::is_full(entry.diff) => read_frame(node, segments, *frame).await?,
-                    _ => Box::new([0; PAGE_SIZE]),
+                    _ => PageBytes::zeroed(),
                 };
                 self.pages.insert(entry.no, base);
             }
@@ -352,9 +354,11 @@ pub(crate) async fn read_frames(
     Ok((frames, pages))
 }
 
-async fn read_frame(node: &Node, segments: &Segments, frame: Frame) -> Result<Box<Page>> {
+async fn read_frame(node: &Node, segments: &Segments, frame: Frame) -> Result<PageBytes> {
     let segment = segments.known(frame.segment)?;
-    node.store.read_page(segment, frame.location).await.map_err(store_error)
+    let mut page = PageBytes::zeroed();
+    node.store.read_page(segment, frame.location, &mut page).await.map_err(store_error)?;
+    Ok(page)
 }
 
 /// Clients are told what could not be done; where, and what the store has said, only the log.

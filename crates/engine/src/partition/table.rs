@@ -22,12 +22,13 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use fulmar_pages::{FrameLocation, Page, PageNo, SegmentId};
+use fulmar_pages::{FrameLocation, PageNo, SegmentId};
 use parking_lot::Mutex;
 
 use super::version::{PageVersion, Taken};
 use crate::Result;
 use crate::memory::{Account, Tally};
+use crate::page_memory::PageBytes;
 use crate::store::{Frame, Segments};
 
 /// Slots in the first bucket; every next one is twice as large.
@@ -127,7 +128,7 @@ impl PageTable {
         &self,
         page: PageNo,
         number: u64,
-        data: Option<Box<Page>>,
+        data: Option<PageBytes>,
         frame: Option<Frame>,
         tally: &mut Tally,
     ) -> bool {
@@ -316,7 +317,7 @@ mod tests {
         let table = table();
         let mut tally = Tally::default();
         for number in [3, 9, 12] {
-            table.install(7, number, Some(Box::new([number as u8; PAGE_SIZE])), None, &mut tally);
+            table.install(7, number, Some(PageBytes::copy_of(&[number as u8; PAGE_SIZE])), None, &mut tally);
         }
         // SAFETY: one thread; nothing is pruned or evicted while the answers are used.
         let at = |snapshot| unsafe { table.find(7, snapshot).map(|v| v.data().unwrap()[0]) };
@@ -336,7 +337,7 @@ mod tests {
     fn only_what_lies_in_the_store_and_is_not_touched_is_evicted() {
         let table = table();
         let mut tally = Tally::default();
-        table.install(7, 1, Some(Box::new([1; PAGE_SIZE])), None, &mut tally);
+        table.install(7, 1, Some(PageBytes::copy_of(&[1; PAGE_SIZE])), None, &mut tally);
         // SAFETY: one thread.
         let version = unsafe { table.find(7, 1) }.unwrap();
         let mut taken = Vec::new();
@@ -350,7 +351,7 @@ mod tests {
         version.touch();
         assert!(matches!(table.evict(7, &mut taken), Evicted::Touched(1)) && taken.is_empty());
         assert!(matches!(table.evict(7, &mut taken), Evicted::Out) && taken.len() == 1);
-        assert!(!version.is_resident() && version.fill(Box::new([1; PAGE_SIZE])));
+        assert!(!version.is_resident() && version.fill(PageBytes::copy_of(&[1; PAGE_SIZE])));
 
         // Elsewhere, and gone: the segments are no longer of use.
         let moved = table.segments().index_of(SegmentId(6));

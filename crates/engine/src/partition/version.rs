@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Or
 use fulmar_pages::{FrameLocation, PAGE_SIZE, Page};
 
 use crate::memory::Tally;
+use crate::page_memory::PageBytes;
 use crate::store::Frame;
 
 /// What a version takes besides its bytes.
@@ -41,7 +42,7 @@ impl PageVersion {
     pub(super) fn new(
         number: u64,
         older: *mut PageVersion,
-        data: Option<Box<Page>>,
+        data: Option<PageBytes>,
         frame: Option<Frame>,
     ) -> Self {
         let location = frame.map_or(FrameLocation { offset: 0, length: 0 }, |frame| frame.location);
@@ -49,7 +50,7 @@ impl PageVersion {
             number,
             older: AtomicPtr::new(older),
             is_end: data.is_none() && frame.is_none(),
-            data: AtomicPtr::new(data.map_or(ptr::null_mut(), Box::into_raw)),
+            data: AtomicPtr::new(data.map_or(ptr::null_mut(), PageBytes::into_raw)),
             offset: AtomicU64::new(location.offset),
             segment: AtomicU32::new(frame.map_or(NO_SEGMENT, |frame| frame.segment)),
             length: AtomicU16::new(location.length as u16),
@@ -83,13 +84,13 @@ impl PageVersion {
     }
 
     /// Puts in the bytes that were read from the store; answers whether they were the first to arrive.
-    pub(crate) fn fill(&self, page: Box<Page>) -> bool {
-        let page = Box::into_raw(page);
+    pub(crate) fn fill(&self, page: PageBytes) -> bool {
+        let page = page.into_raw();
         let filled =
             self.data.compare_exchange(ptr::null_mut(), page, Ordering::AcqRel, Ordering::Acquire).is_ok();
         if !filled {
             // SAFETY: it was not published.
-            drop(unsafe { Box::from_raw(page) });
+            drop(unsafe { PageBytes::from_raw(page) });
         }
         filled
     }
@@ -172,8 +173,8 @@ impl Taken {
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        // SAFETY: it came from `Box::into_raw`, and only one has taken it out of its version.
-        let page = unsafe { Box::from_raw(self.0) };
+        // SAFETY: it came from `PageBytes::into_raw`, and only one has taken it out of its version.
+        let page = unsafe { PageBytes::from_raw(self.0) };
         // In tests whoever reads on is found out.
         #[cfg(test)]
         let page = {

@@ -7,6 +7,7 @@ use libsqlite3_sys as ffi;
 
 use super::{Link, guarded};
 use crate::memory::Reservation;
+use crate::page_memory::PageBytes;
 use crate::partition::{PageVersion, Room, Snapshot, Turn, Waits, log_error, page_one};
 use crate::transaction::{Conflict, Transaction};
 use crate::{Error, spill};
@@ -470,7 +471,7 @@ impl Link {
             return ffi::SQLITE_OK;
         }
         let mut page_one = match transaction.overlay.in_memory(1) {
-            Some(page) if page_one::counter(page) != transaction.counter => Box::new(*page),
+            Some(page) if page_one::counter(page) != transaction.counter => PageBytes::copy_of(page),
             _ => return ffi::SQLITE_OK,
         };
         if self.bump_schema.get() {

@@ -57,6 +57,7 @@ impl Node {
         let catalog = Catalog::open(Arc::new(metadata)).await?;
         let store = store::open(data.path(), arguments.store.as_ref()).await?;
         let mut config = Config::new(data.path(), memory.0);
+        config.whole_process = true;
         config.live = Some(catalog.partitions().iter().map(|partition| partition.id).collect());
         config.eras = catalog
             .partitions()

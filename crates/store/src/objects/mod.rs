@@ -200,14 +200,17 @@ impl PageStore {
         SegmentIndex::decode(&tail.bytes).map(Arc::new).map_err(|cause| damage(tail.offset, cause))
     }
 
-    /// Reads one page: one ranged read. The location comes from the segment's index.
-    pub async fn read_page(&self, id: SegmentId, location: FrameLocation) -> Result<Box<Page>, StoreError> {
+    /// Reads one page into `page`: one ranged read. The location comes from the segment's index.
+    pub async fn read_page(
+        &self,
+        id: SegmentId,
+        location: FrameLocation,
+        page: &mut Page,
+    ) -> Result<(), StoreError> {
         let object = segment_object(id);
         let span = Span::Range { offset: location.offset, bytes: location.length.into() };
         let frame = self.get(&object, span).await?;
-        let mut page = Box::new(ZERO_PAGE);
-        self.decode_frame(&object, location, &frame.bytes, &mut page)?;
-        Ok(page)
+        self.decode_frame(&object, location, &frame.bytes, page)
     }
 
     /// Reads pages that lie one behind the other, and appends them to `out`: one ranged read.

@@ -8,6 +8,7 @@ use fulmar_store::Lsn;
 
 use super::*;
 use crate::memory::{MemoryBudget, Reservation, Tally};
+use crate::page_memory::PageBytes;
 use crate::partition::Snapshot;
 use crate::partition::snapshots::Snapshots;
 use crate::partition::version::PageVersion;
@@ -21,8 +22,8 @@ const COMMITS: u64 = 5_000;
 const LOADS: u64 = 1_000;
 
 /// The bytes of a version: nothing else has them, freed memory least of all.
-fn bytes(page: PageNo, number: u64) -> Box<Page> {
-    Box::new(std::array::from_fn(|i| (u64::from(page) * 31 + number * 7 + i as u64 / 512) as u8))
+fn bytes(page: PageNo, number: u64) -> PageBytes {
+    PageBytes::copy_of(&std::array::from_fn(|i| (u64::from(page) * 31 + number * 7 + i as u64 / 512) as u8))
 }
 
 struct House {
@@ -134,7 +135,7 @@ impl House {
         let mut found = 0;
         while !self.done.load(Ordering::Acquire) {
             let snapshot = self.snapshots.lock().pin();
-            let mut kept: Vec<(*const Page, Box<Page>)> = Vec::new();
+            let mut kept: Vec<(*const Page, PageBytes)> = Vec::new();
             for _ in 0..random(&mut state, 12) {
                 let page = random(&mut state, PAGES.into()) as PageNo + 2;
                 // SAFETY: pinned.

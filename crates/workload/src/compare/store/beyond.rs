@@ -1,7 +1,9 @@
 //! `beyond-memory`: YCSB over data that are four times as large as the memory, beside PostgreSQL with as much.
 //!
-//! Both servers are given the budget, and both run in a control group that bounds them, and the kernel's page cache of
-//! their files, to a quarter more: else the kernel would hold for them what their memory does not.
+//! Both servers run in a control group that bounds them, and the kernel's page cache of their files, to a quarter more than
+//! the budget: else the kernel would hold for them what their memory does not. Fulmar is given the budget as its `--memory`;
+//! PostgreSQL half of it as `shared_buffers` (two fifths of the group, the most that its manual recommends): the rest is its
+//! processes' own, and the kernel's for it. Given all of it, it is ended by its group while it builds an index.
 
 use std::path::Path;
 use std::time::Duration;
@@ -44,12 +46,14 @@ pub(super) async fn measure(
     let progress = Progress::new();
     let mut notes = Vec::new();
     let mut rounds = [Vec::new(), Vec::new()];
+    let budget_bytes = data_bytes / 4;
     let fulmar: Box<dyn Product> = Box::new(Fulmar::at(binary.to_owned()));
-    let products = [fulmar, Box::new(Postgres::installed()?)];
+    let postgres: Box<dyn Product> = Box::new(Postgres::installed()?);
+    let products = [(fulmar, budget_bytes), (postgres, budget_bytes / 2)];
     // One after the other: two loaded servers would share what the machine's disk cache has beyond the groups.
-    for (product, measured) in products.into_iter().zip(&mut rounds) {
+    for ((product, memory_bytes), measured) in products.into_iter().zip(&mut rounds) {
         progress.step(&format!("{}: loading {}", case.name, product.name()));
-        let bounded = start(product, data_bytes / 4, &mut notes).await?;
+        let bounded = start(product, memory_bytes, budget_bytes + budget_bytes / 4, &mut notes).await?;
         let server = &bounded.server;
         tenants::create(&server.target(), &[DATABASE.to_owned()], |_| ()).await?;
         let options = |measure| RunOptions {
@@ -79,11 +83,12 @@ pub(super) async fn measure(
 async fn start(
     product: Box<dyn Product>,
     memory_bytes: u64,
+    group_bytes: u64,
     notes: &mut Vec<String>,
 ) -> anyhow::Result<Bounded> {
     let server = Server::start(product, memory_bytes, CONNECTIONS as u32).await?;
-    let group = MemoryGroup::new(server.name(), memory_bytes + memory_bytes / 4)
-        .and_then(|group| group.hold(&server).map(|()| group));
+    let group =
+        MemoryGroup::new(server.name(), group_bytes).and_then(|group| group.hold(&server).map(|()| group));
     let group = group.inspect_err(|error| {
         notes.push(format!("{}: the kernel's page cache is not bounded: {error:#}", server.name()))
     });
