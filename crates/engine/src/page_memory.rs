@@ -1,8 +1,9 @@
 //! Memory for pages: places of 4 KiB each that are used again and again.
 //!
 //! Pages come and go one by one, are made by one thread and freed by another, and are most of what a node holds. In a general
-//! allocator what is freed here and there lies between what is used, so that a node took a third more than its pages.
-//! Here every place is as good as every other one: what has been freed last is used next, and nothing is in between.
+//! allocator what is freed here and there lies between what is used, and nobody can tell how much that is. Here every place is as
+//! good as every other one: what has been freed last is used next, and what is spare is known, so that the rest of what the process
+//! takes is known too ([`crate::memory`]; decision 0011).
 //!
 //! ```text
 //!  region, 64 MiB   [ used | spare | used | used | ... | never used yet ......... ]

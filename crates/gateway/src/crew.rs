@@ -42,8 +42,8 @@ const CALM: Duration = Duration::from_secs(1);
 /// Thousandths of a window.
 const BUSY: u32 = 750;
 const HALF_BUSY: u32 = 500;
-/// Of the time that a worker is too busy: processors were idle for so much of it, all together (where they never are for less
-/// than a tenth, and a worker more costs a sixth),
+/// Of the time that a worker is too busy: processors were idle for so much of it, all together (a tenth of one is idle even where
+/// clients on the same machine take all that there is),
 const IDLE: f64 = 0.5;
 /// or it waited for its own for so much.
 const WAITED: f64 = 0.2;
