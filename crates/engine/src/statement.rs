@@ -80,6 +80,9 @@ pub struct Known<'a> {
     pub system: bool,
     /// The declared types of some of its parameters; `[]` alone makes an array of what SQLite's text tells.
     pub parameters: &'a [(u16, String)],
+    /// It changes the texts of `sqlite_schema`, which takes effect with the next statement. To be run in
+    /// [`Scope::Implicit`], or in the client's transaction.
+    pub declares: bool,
     /// It is asked about once, and not kept: another statement may have the same text.
     pub once: bool,
 }

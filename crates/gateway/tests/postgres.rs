@@ -109,3 +109,74 @@ async fn tables_as_postgres_makes_them() {
     assert_eq!(rows.iter().map(|row| row.get::<_, i64>(0)).collect::<Vec<_>>(), [3, 4]);
     node.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_primary_key_that_is_added_later() {
+    let node = Node::insecure().await;
+    let client = node.database("shop").await;
+    let other = node.client("shop").await;
+    let plan = async |table: &str| {
+        let sql = format!("EXPLAIN QUERY PLAN SELECT v FROM {table} WHERE id = 2");
+        client.query_one(&sql, &[]).await.unwrap().get::<_, String>(3)
+    };
+    let ok = async || {
+        let sound: String = client.query_one("PRAGMA integrity_check", &[]).await.unwrap().get(0);
+        assert_eq!(sound, "ok");
+    };
+    for (table, ids) in
+        [("ordered", "1, 2, 3"), ("mixed", "1, 3, 2"), ("holed", "1, 2, 4"), ("nulls", "1, 2, NULL")]
+    {
+        let rows: Vec<String> = ids.split(", ").map(|id| format!("({id}, 'of {id}')")).collect();
+        let fill =
+            format!("CREATE TABLE {table} (id INT, v TEXT); INSERT INTO {table} VALUES {}", rows.join(", "));
+        client.batch_execute(&fill).await.unwrap();
+    }
+    client
+        .batch_execute("CREATE TABLE empty (id INT NOT NULL, v TEXT); CREATE INDEX by_v ON ordered (v)")
+        .await
+        .unwrap();
+    let known = other.prepare("SELECT v FROM ordered WHERE id = $1").await.unwrap();
+    for table in ["ordered", "mixed", "holed", "nulls", "empty"] {
+        assert_eq!(plan(table).await, format!("SCAN {table}"));
+        client
+            .batch_execute(&format!("BEGIN; ALTER TABLE {table} ADD PRIMARY KEY (id); ROLLBACK"))
+            .await
+            .unwrap();
+        assert_eq!(plan(table).await, format!("SCAN {table}"));
+        client.batch_execute(&format!("ALTER TABLE ONLY public.{table} ADD PRIMARY KEY (id)")).await.unwrap();
+        let search = match table {
+            "ordered" | "empty" => "USING INTEGER PRIMARY KEY (rowid=?)".to_owned(),
+            _ => format!("USING INDEX {table}_pkey (id=?)"),
+        };
+        assert_eq!(plan(table).await, format!("SEARCH {table} {search}"));
+    }
+    ok().await;
+    // Who had prepared a statement before goes on with it.
+    assert_eq!(other.query_one(&known, &[&2_i64]).await.unwrap().get::<_, &str>(0), "of 2");
+    assert_eq!(state(client.simple_query("INSERT INTO ordered VALUES (3, 'again')").await), "23505");
+    assert_eq!(state(client.simple_query("ALTER TABLE ordered ADD PRIMARY KEY (id)").await), "42P16");
+    client
+        .batch_execute("UPDATE ordered SET id = 7 WHERE id = 3; INSERT INTO ordered (v) VALUES ('next'); INSERT INTO empty VALUES (5, 'x')")
+        .await
+        .unwrap();
+    let rows = client.query("SELECT id FROM ordered WHERE v >= 'n' ORDER BY v", &[]).await.unwrap();
+    assert_eq!(rows.iter().map(|row| row.get::<_, i64>(0)).collect::<Vec<_>>(), [8, 1, 2, 7]);
+    client.batch_execute("VACUUM").await.unwrap();
+    ok().await;
+    let sql = "SELECT a.attname FROM pg_index i, pg_attribute a \
+        WHERE i.indrelid = 'ordered'::regclass AND i.indisprimary AND a.attrelid = i.indrelid AND a.attnum = 1";
+    assert_eq!(client.query_one(sql, &[]).await.unwrap().get::<_, &str>(0), "id");
+
+    // Within a transaction, and taken back to a savepoint of it.
+    client
+        .batch_execute(
+            "BEGIN; CREATE TABLE late (id INT, v TEXT); INSERT INTO late VALUES (1, 'a'); SAVEPOINT s; \
+             ALTER TABLE late ADD PRIMARY KEY (id); INSERT INTO late (v) VALUES ('b'); ROLLBACK TO s; \
+             INSERT INTO late VALUES (1, 'c'); COMMIT",
+        )
+        .await
+        .unwrap();
+    assert_eq!(plan("late").await, "SCAN late");
+    ok().await;
+    node.stop().await;
+}

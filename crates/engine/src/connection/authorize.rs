@@ -63,8 +63,8 @@ unsafe extern "C" fn authorize(
     let (link, first, second) = unsafe { (&*link.cast::<Link>(), text(first), text(second)) };
     let allowed = match action {
         // VACUUM attaches a nameless temporary database.
-        ffi::SQLITE_ATTACH => link.vacuuming.get() && first.unwrap_or_default().is_empty(),
-        ffi::SQLITE_DETACH => link.vacuuming.get(),
+        ffi::SQLITE_ATTACH => link.trusted.get() && first.unwrap_or_default().is_empty(),
+        ffi::SQLITE_DETACH => link.trusted.get(),
         ffi::SQLITE_PRAGMA => pragma_allowed(link, first.unwrap_or_default(), second),
         ffi::SQLITE_FUNCTION => {
             !FORBIDDEN_FUNCTIONS.iter().any(|f| second.is_some_and(|s| s.eq_ignore_ascii_case(f)))
@@ -82,7 +82,7 @@ fn pragma_allowed(link: &Link, name: &str, argument: Option<&str>) -> bool {
         Some(_) if name.eq_ignore_ascii_case("foreign_keys") || name.eq_ignore_ascii_case("encoding") => {
             false
         }
-        Some(_) => listed(&SETTABLE) || listed(&READABLE) || link.vacuuming.get(),
+        Some(_) => listed(&SETTABLE) || listed(&READABLE) || link.trusted.get(),
     }
 }
 

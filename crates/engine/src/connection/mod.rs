@@ -5,6 +5,7 @@
 //! connections; each keeps those it used last ([`statements`]).
 
 mod authorize;
+mod declaration;
 mod errors;
 mod functions;
 mod integrity;

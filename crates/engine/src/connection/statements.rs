@@ -216,6 +216,16 @@ impl Connection {
         Ok(raw)
     }
 
+    /// Runs an EXPLAIN; on the fiber. What is run finds out by itself whether others have changed the schema; what is
+    /// explained is not run, so it is prepared anew, by a connection that has looked.
+    pub(crate) fn explain_here(&mut self, run: &Run<'_>, sink: &mut dyn RowSink) -> Step {
+        self.statements.handles.remove(&run.id);
+        match self.execute_here(c"SELECT 1 FROM sqlite_schema LIMIT 1") {
+            Ok(()) => self.run_here(run, sink),
+            Err(error) => self.failed(error),
+        }
+    }
+
     fn step_to_end(&mut self, raw: *mut ffi::sqlite3_stmt, run: &Run<'_>, sink: &mut dyn RowSink) -> Step {
         let mut rows = 0;
         loop {
@@ -261,7 +271,7 @@ impl Connection {
     }
 
     /// A conflict that the VFS noted, or the error.
-    fn failed(&mut self, error: Error) -> Step {
+    pub(super) fn failed(&mut self, error: Error) -> Step {
         match self.link.transaction.borrow().conflict {
             Some(_) => Step::Conflict,
             None => Step::Failed(error),

@@ -153,7 +153,7 @@ pub(super) fn run_statement(
     let run =
         Run { id: statement.id, sql: &statement.sql, columns: Some(statement.columns.len()), parameters };
     connection.link.begin_statement();
-    connection.link.vacuuming.set(statement.plan.vacuum);
+    connection.link.trusted.set(statement.plan.vacuum || statement.plan.declares);
     connection.link.system.borrow_mut().active = false;
     if statement.plan.system
         && let Err(error) = connection.enter_system_here()
@@ -172,9 +172,11 @@ pub(super) fn run_statement(
         None if statement.plan.checks_integrity && statement.read_only => {
             connection.check_integrity_here(&run, sink)
         }
+        None if statement.plan.explains => connection.explain_here(&run, sink),
+        None if statement.plan.declares => connection.declare_here(&run, sink),
         None => connection.run_here(&run, sink),
     };
-    connection.link.vacuuming.set(false);
+    connection.link.trusted.set(false);
     connection.tainted |= statement.plan.temporary;
     if connection.tainted && connection.link.transaction.borrow().beyond_limits {
         connection.recover_temporary_here();

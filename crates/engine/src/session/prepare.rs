@@ -75,6 +75,8 @@ async fn describe<'a>(session: &mut Session, sql: &'a str, known: Known<'_>) -> 
         checks_integrity: checks_integrity(&first),
         temporary: is_temporary(&first),
         system: known.system,
+        explains: first.first().is_some_and(|token| token.is("EXPLAIN")),
+        declares: known.declares,
         call: None,
     };
     let id = session.engine.ticket();
@@ -123,7 +125,11 @@ async fn ask_sqlite(
         if statement.plan.system {
             connection.enter_system_here()?;
         }
-        let prepared = connection.describe_here(statement.id, &statement.sql)?;
+        let describe = |connection: &mut Connection| connection.describe_here(statement.id, &statement.sql);
+        let prepared = match statement.plan.declares {
+            true => connection.with_open_schema(describe)?,
+            false => describe(connection)?,
+        };
         let needed = !shape.parameters.is_empty();
         let tables = if needed { connection.columns_here(&shape.tables) } else { Vec::new() };
         Ok((prepared, tables))

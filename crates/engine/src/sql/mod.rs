@@ -34,6 +34,10 @@ pub(crate) struct Plan {
     pub temporary: bool,
     /// Uses system tables or functions.
     pub system: bool,
+    /// EXPLAIN, which SQLite answers from what it knows of the schema without looking.
+    pub explains: bool,
+    /// Changes the texts of `sqlite_schema`.
+    pub declares: bool,
     /// CALL: what it calls.
     pub call: Option<crate::procedure::Call>,
 }

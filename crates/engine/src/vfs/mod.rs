@@ -63,8 +63,9 @@ pub(crate) struct Link {
     pub transaction: RefCell<Transaction>,
     pub variables: RefCell<Variables>,
     pub cancel: RefCell<Arc<CancelFlag>>,
-    /// VACUUM attaches a temporary database by itself; nobody else may.
-    pub vacuuming: Cell<bool>,
+    /// A statement runs that may do what tenants' may not: VACUUM attaches a temporary database by itself, a new
+    /// declaration raises the schema's version.
+    pub trusted: Cell<bool>,
     /// The transaction has run ANALYZE: its commit raises the schema cookie, so that all connections plan alike (a
     /// LIMIT may answer other rows under another plan). Reset when a transaction gets the connection.
     pub bump_schema: Cell<bool>,
@@ -98,7 +99,7 @@ impl Link {
             transaction,
             variables: RefCell::default(),
             cancel: RefCell::default(),
-            vacuuming: Cell::new(false),
+            trusted: Cell::new(false),
             bump_schema: Cell::new(false),
             system: RefCell::default(),
             buffered_bytes: Cell::new(0),

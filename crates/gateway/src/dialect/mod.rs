@@ -17,6 +17,7 @@ pub(crate) mod admin;
 mod catalog;
 pub(crate) mod copy;
 mod functions;
+pub(crate) mod primary_key;
 pub(crate) mod procedure;
 mod schema;
 mod setting;
@@ -28,6 +29,7 @@ use crate::Result;
 use admin::Admin;
 use catalog::Translated;
 use copy::Copy;
+use primary_key::PrimaryKey;
 use procedure::Procedure;
 use token::{Cursor, Lexer, Token, first_statement};
 
@@ -59,6 +61,8 @@ pub(crate) enum Command {
     Deallocate(Option<String>),
     /// Statements of SQLite that do together what one of Postgres does, and its tag.
     Batch { statements: Vec<String>, tag: &'static str },
+    /// `ALTER TABLE t ADD PRIMARY KEY (...)`.
+    AddPrimaryKey(PrimaryKey),
     /// `COPY t FROM STDIN`, `COPY t TO STDOUT`.
     Copy(Copy),
     /// `CREATE PROCEDURE`, `DROP PROCEDURE`.

@@ -8,7 +8,7 @@
 //! | `TIMESTAMP(3) WITH TIME ZONE` | the same without its precision |
 //! | `DROP TABLE a, b` | one DROP each |
 //! | `TRUNCATE a, b` | one DELETE each |
-//! | `ALTER TABLE t ADD PRIMARY KEY (c)` | a unique index `t_pkey` |
+//! | `ALTER TABLE t ADD PRIMARY KEY (c)` | a unique index `t_pkey`, or the number of the rows: see [`primary_key`] |
 //! | `VACUUM ANALYZE t` | `ANALYZE t` |
 //! | `VACUUM t` | nothing: pages of one table are not vacuumed alone |
 
@@ -16,8 +16,8 @@ use std::ops::Range;
 
 use fulmar_engine::{Error, sqlstate};
 
-use super::token::{Cursor, Table, Token, quote_name};
-use super::{Answer, Command, unexpected};
+use super::token::{Cursor, Table, Token};
+use super::{Answer, Command, primary_key, unexpected};
 use crate::Result;
 
 /// Parses a statement; `None` if it is SQLite's own.
@@ -32,7 +32,7 @@ pub(super) fn parse(cursor: &mut Cursor<'_, '_>, sql: &str) -> Result<Option<Ans
     } else if cursor.word("truncate") {
         Some(truncate(cursor)?)
     } else if cursor.words(&["alter", "table"]) {
-        add_primary_key(cursor)?
+        primary_key::parse(cursor)?
     } else if cursor.word("vacuum") {
         vacuum(cursor)?
     } else {
@@ -173,42 +173,6 @@ fn truncate(cursor: &mut Cursor<'_, '_>) -> Result<Command> {
     super::end(cursor)?;
     let statements = names.iter().map(|table| format!("DELETE FROM {}", table.sql())).collect();
     Ok(Command::Batch { statements, tag: "TRUNCATE TABLE" })
-}
-
-fn add_primary_key(cursor: &mut Cursor<'_, '_>) -> Result<Option<Command>> {
-    cursor.words(&["if", "exists"]);
-    cursor.word("only");
-    let Some(table) = cursor.table() else { return Ok(None) };
-    if !cursor.word("add") {
-        return Ok(None);
-    }
-    let mut index = format!("{}_pkey", table.name);
-    if cursor.word("constraint") {
-        index = cursor.name().ok_or_else(|| unexpected(cursor))?;
-    }
-    if !cursor.words(&["primary", "key"]) || !cursor.sign('(') {
-        return Ok(None);
-    }
-    let mut columns = Vec::new();
-    loop {
-        columns.push(quote_name(&cursor.name().ok_or_else(|| unexpected(cursor))?));
-        if !cursor.sign(',') {
-            break;
-        }
-    }
-    if !cursor.sign(')') {
-        return Err(unexpected(cursor));
-    }
-    super::end(cursor)?;
-    // An index lives in its table's schema, which is said before the index's name.
-    let index = Table { schema: table.schema.clone(), name: index };
-    let create = format!(
-        "CREATE UNIQUE INDEX {} ON {} ({})",
-        index.sql(),
-        quote_name(&table.name),
-        columns.join(", ")
-    );
-    Ok(Some(Command::Batch { statements: vec![create], tag: "ALTER TABLE" }))
 }
 
 /// `VACUUM` alone, of a schema, or INTO a file is SQLite's own (and what of it is allowed the engine's to say).

@@ -69,6 +69,10 @@ impl Session {
                 self.batch(statements, output).await?;
                 tag
             }
+            Command::AddPrimaryKey(key) => {
+                self.add_primary_key(key).await?;
+                "ALTER TABLE"
+            }
             Command::Copy(Copy::In { table, columns, format }) => {
                 self.begin_copy(table, columns, format, output).await?;
                 return Ok(Ran::Copying);

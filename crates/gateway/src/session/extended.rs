@@ -100,7 +100,7 @@ impl Session {
         if let Some(probe) = inference.probe()
             && let Ok(probe) = self
                 .link
-                .prepare_as(&probe, Known { system: statement.uses_system(), parameters: &[], once: true })
+                .prepare_as(&probe, Known { system: statement.uses_system(), once: true, ..Known::default() })
                 .await
         {
             probed = statements::columns(&Plan::Engine(probe)).iter().map(|column| column.kind).collect();
@@ -139,7 +139,7 @@ impl Session {
                     self.link.engine.set_system(viewer);
                 }
                 let (system, parameters) = (translated.system, &translated.parameters);
-                let known = Known { system, parameters, once: false };
+                let known = Known { system, parameters, ..Known::default() };
                 // A place in this text would mislead.
                 let statement = self.link.prepare_as(&translated.sql, known).await;
                 Ok((Plan::Engine(statement.map_err(Error::without_position)?), rest))

@@ -26,6 +26,7 @@ mod extended;
 mod limits;
 mod link;
 mod look_back;
+mod primary_key;
 mod rights;
 pub(crate) mod rows;
 mod settings;

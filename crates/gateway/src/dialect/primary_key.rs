@@ -1,0 +1,172 @@
+//! `ALTER TABLE t ADD [CONSTRAINT c] PRIMARY KEY (...)`, which SQLite does not have.
+//!
+//! A key of several columns, or of one that is no integer, becomes a unique index. Rows that are numbered by the key
+//! already (what was loaded in its order is, and what is empty) need none: the table's text is told that the column *is*
+//! the number of its rows, and a row is found by one B-tree where it would have been two. [`numbered_by`] makes that text; the
+//! session looks at the rows.
+
+use super::token::{Cursor, Lexer, Table, Token, quote_name};
+use super::{Command, unexpected};
+use crate::Result;
+
+/// A primary key that a table is to have.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct PrimaryKey {
+    pub(crate) table: Table,
+    /// The constraint's name, or that of the index that stands for it.
+    pub(crate) name: String,
+    pub(crate) columns: Vec<String>,
+}
+
+impl PrimaryKey {
+    /// The unique index that stands for it.
+    pub(crate) fn index(&self) -> String {
+        // An index lives in its table's schema, which is said before the index's name.
+        let index = Table { schema: self.table.schema.clone(), name: self.name.clone() };
+        let columns: Vec<String> = self.columns.iter().map(|column| quote_name(column)).collect();
+        format!(
+            "CREATE UNIQUE INDEX {} ON {} ({})",
+            index.sql(),
+            quote_name(&self.table.name),
+            columns.join(", ")
+        )
+    }
+}
+
+/// What follows ALTER TABLE; `None` if it is another change.
+pub(super) fn parse(cursor: &mut Cursor<'_, '_>) -> Result<Option<Command>> {
+    cursor.words(&["if", "exists"]);
+    cursor.word("only");
+    let Some(table) = cursor.table() else { return Ok(None) };
+    if !cursor.word("add") {
+        return Ok(None);
+    }
+    let mut name = format!("{}_pkey", table.name);
+    if cursor.word("constraint") {
+        name = cursor.name().ok_or_else(|| unexpected(cursor))?;
+    }
+    if !cursor.words(&["primary", "key"]) || !cursor.sign('(') {
+        return Ok(None);
+    }
+    let mut columns = Vec::new();
+    loop {
+        columns.push(cursor.name().ok_or_else(|| unexpected(cursor))?);
+        if !cursor.sign(',') {
+            break;
+        }
+    }
+    if !cursor.sign(')') {
+        return Err(unexpected(cursor));
+    }
+    super::end(cursor)?;
+    Ok(Some(Command::AddPrimaryKey(PrimaryKey { table, name, columns })))
+}
+
+/// Whether the text of a table says that it has a primary key.
+pub(crate) fn has_primary_key(create: &str) -> bool {
+    let tokens: Vec<Token<'_>> = Lexer::new(create).collect();
+    tokens.windows(2).any(|pair| pair[0].is("primary") && pair[1].is("key"))
+}
+
+/// The text of a table, `CREATE TABLE t (...)` as SQLite keeps it, with `column` as the number of its rows. `None` if it
+/// cannot be that, or says something that would mean something else then: a default, a constraint of uniqueness
+/// (which has an index by its place in the text), a column that is called as the number is.
+pub(crate) fn numbered_by(create: &str, column: &str) -> Option<String> {
+    const NUMBERS: [&str; 8] = ["int", "integer", "bigint", "smallint", "int2", "int4", "int8", "mediumint"];
+    const OTHERWISE: [&str; 6] = ["default", "generated", "as", "unique", "primary", "collate"];
+    const BEHIND_TYPE: [&str; 5] = ["not", "null", "constraint", "check", "references"];
+    let tokens: Vec<Token<'_>> = Lexer::new(create).collect();
+    let is_one_of = |token: &Token<'_>, words: &[&str]| words.iter().any(|word| token.is(word));
+    let number = |token: &Token<'_>| {
+        token.name().is_some_and(|name| ["rowid", "oid", "_rowid_"].contains(&name.to_lowercase().as_str()))
+    };
+    let unfit = |token: &Token<'_>| is_one_of(token, &["unique", "primary", "without"]) || number(token);
+    if !tokens.first()?.is("create") || !tokens.get(1)?.is("table") || tokens.iter().any(unfit) {
+        return None;
+    }
+    let is_column = |token: &Token<'_>| token.name().is_some_and(|name| name.eq_ignore_ascii_case(column));
+    let mut depth = 0;
+    for (at, token) in tokens.iter().enumerate() {
+        let begins = depth == 1 && (tokens[at - 1].is_sign('(') || tokens[at - 1].is_sign(','));
+        if begins && is_column(token) {
+            let kind = tokens.get(at + 1).filter(|kind| is_one_of(kind, &NUMBERS))?;
+            let rest = definition(&tokens[at + 2..])?;
+            let plain = rest.first().is_none_or(|token| is_one_of(token, &BEHIND_TYPE))
+                && !rest.iter().any(|token| is_one_of(token, &OTHERWISE));
+            return plain
+                .then(|| format!("{}INTEGER PRIMARY KEY{}", &create[..kind.start], &create[kind.end()..]));
+        }
+        depth = depth_after(depth, token);
+    }
+    None
+}
+
+/// What is left of a column's definition, up to its comma or the end of the columns.
+fn definition<'a, 't>(tokens: &'t [Token<'a>]) -> Option<&'t [Token<'a>]> {
+    let mut depth = 1;
+    let end = tokens.iter().position(|token| {
+        let over = depth == 1 && (token.is_sign(',') || token.is_sign(')'));
+        depth = depth_after(depth, token);
+        over
+    })?;
+    Some(&tokens[..end])
+}
+
+fn depth_after(depth: u32, token: &Token<'_>) -> u32 {
+    if token.is_sign('(') {
+        depth + 1
+    } else if token.is_sign(')') {
+        depth.saturating_sub(1)
+    } else {
+        depth
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_column_becomes_the_rows_number() {
+        let numbered = |create, column| numbered_by(create, column).unwrap_or_default();
+        assert_eq!(
+            numbered("CREATE TABLE t(aid    int not null,bid int,filler char(84))", "aid"),
+            "CREATE TABLE t(aid    INTEGER PRIMARY KEY not null,bid int,filler char(84))"
+        );
+        assert_eq!(
+            numbered("CREATE TABLE t(a TEXT DEFAULT (1), \"Id\" BIGINT)", "id"),
+            "CREATE TABLE t(a TEXT DEFAULT (1), \"Id\" INTEGER PRIMARY KEY)"
+        );
+        assert_eq!(
+            numbered("CREATE TABLE t(a INT CHECK (a IN (1, 2)) REFERENCES u(b), CHECK (a > 0)) STRICT", "a"),
+            "CREATE TABLE t(a INTEGER PRIMARY KEY CHECK (a IN (1, 2)) REFERENCES u(b), CHECK (a > 0)) STRICT"
+        );
+    }
+
+    #[test]
+    fn what_means_something_else_stays() {
+        for create in [
+            "CREATE TABLE t(a TEXT)",
+            "CREATE TABLE t(a)",
+            "CREATE TABLE t(a INT UNSIGNED)",
+            "CREATE TABLE t(a INT(4))",
+            "CREATE TABLE t(a INT DEFAULT 5)",
+            "CREATE TABLE t(a INT UNIQUE)",
+            "CREATE TABLE t(a INT, b INT UNIQUE)",
+            "CREATE TABLE t(a INT, UNIQUE (a))",
+            "CREATE TABLE t(a INT, b INT PRIMARY KEY)",
+            "CREATE TABLE t(a INT, rowid TEXT)",
+            "CREATE TABLE t(a INT, \"OID\" TEXT)",
+            "CREATE TABLE t(a INT AS (b), b INT)",
+            "CREATE TABLE t(b INT CHECK (a, 1), c INT)",
+            "CREATE TABLE t(b INT",
+            "CREATE VIRTUAL TABLE t USING fts5(a int)",
+            "CREATE",
+            "",
+        ] {
+            assert_eq!(numbered_by(create, "a"), None, "{create}");
+        }
+        assert!(has_primary_key("CREATE TABLE t(a, primary /* */ KEY (a))"));
+        assert!(!has_primary_key("CREATE TABLE t(a, \"primary\" key, b DEFAULT 'primary key')"));
+    }
+}
