@@ -6,14 +6,16 @@
 //! first `active` serve, where `active` follows the load.
 //!
 //! ```text
-//!   a worker is busy for more than 3/4 of three windows, ----------> one more
+//!   a worker is awake for more than 3/4 of three windows, ---------> one more
 //!   and another one would find a processor
-//!   all together would keep one fewer busy for less than 1/2, -----> one fewer
+//!   all together use less than half of what one fewer have, -------> one fewer
 //!   for a second
 //! ```
-//! Another one finds a processor if half of one was idle meanwhile, or if this one had to wait for its own: then others want it
-//! too, and two get more of it than one. Else the processors are with those who ask (clients on the same machine) and with
-//! who answers them; a further worker takes from them what it gets, and all together do no more for a sixth more time.
+//! Another one finds a processor if a quarter of one was idle meanwhile, or if this one had to wait for its own nearly half of the
+//! time: then others want it too, and two get more of it than one. Else the processors are with those who ask (clients on the
+//! same machine) and with who answers them; a further worker takes from them what it gets, and all together do no more for
+//! a sixth more time. For the same reason what they use counts on the way back, not how long they were awake: where processors
+//! are short, who is awake is mostly in line for one.
 //!
 //! Each session has a *home* among those that are active, by its number. One that finds itself elsewhere after it has
 //! answered, with nothing open and nothing received, moves there: its state is sent to the other worker, which
@@ -41,17 +43,26 @@ const BUSY_WINDOWS: u32 = 3;
 const CALM: Duration = Duration::from_secs(1);
 /// Thousandths of a window.
 const BUSY: u32 = 750;
-const HALF_BUSY: u32 = 500;
+const HALF_USED: u32 = 500;
 /// Of the time that a worker is too busy: processors were idle for so much of it, all together (a tenth of one is idle even where
 /// clients on the same machine take all that there is),
-const IDLE: f64 = 0.5;
-/// or it waited for its own for so much.
-const WAITED: f64 = 0.2;
+const IDLE: f64 = 0.25;
+/// or it waited for its own for so much. One worker beside two busy threads of a client, on two processors, waits for a third.
+const WAITED: f64 = 0.4;
 
 thread_local! {
-    static WINDOW_BEGAN: Cell<Option<(Instant, Rested)>> = const { Cell::new(None) };
+    static WINDOW_BEGAN: Cell<Option<Moment>> = const { Cell::new(None) };
     /// When this worker was last not too busy, or has last been helped.
-    static STRAIN_BEGAN: Cell<Option<(Instant, Processors)>> = const { Cell::new(None) };
+    static STRAIN_BEGAN: Cell<Option<Moment>> = const { Cell::new(None) };
+}
+
+/// A moment in a worker's life, and what was known then.
+#[derive(Clone, Copy)]
+struct Moment {
+    at: Instant,
+    rested: Rested,
+    /// `None` where the kernel does not tell.
+    processors: Option<Processors>,
 }
 
 /// The workers of a gateway, as they see each other.
@@ -66,7 +77,7 @@ pub(crate) struct Crew {
 /// What a worker has told of itself.
 #[derive(Default)]
 struct Seat {
-    busy: AtomicU32,
+    used: AtomicU32,
     /// Windows in a row in which it was too busy.
     busy_windows: AtomicU32,
     told_us: AtomicU64,
@@ -75,24 +86,42 @@ struct Seat {
 /// What a worker tells at the end of a window.
 #[derive(Clone, Copy)]
 struct Told {
-    /// For how much of the window it worked, in thousandths.
+    /// For how much of the window it was awake, in thousandths, and for how much of it on a processor.
     busy: u32,
+    used: u32,
     window: Duration,
     /// Another worker would find a processor.
     helped: bool,
 }
 
-/// From here on a worker is under strain, if it is.
-fn strain_ends(now: Instant) {
-    STRAIN_BEGAN.set(processors::look().map(|then| (now, then)));
+/// So much of a window, in thousandths.
+fn thousandths(time: Duration, window: Duration) -> u32 {
+    (time.as_micros() * 1000 / window.as_micros().max(1)).min(1000) as u32
 }
 
-/// Whether another worker would have found a processor while this one was under strain. Yes, where nobody knows.
-fn would_be_helped(now: Instant) -> bool {
-    let Some(((began, before), after)) = STRAIN_BEGAN.get().zip(processors::look()) else { return true };
-    let time = now.saturating_duration_since(began);
-    after.idle.saturating_sub(before.idle) >= time.mul_f64(IDLE)
-        || after.waited.saturating_sub(before.waited) >= time.mul_f64(WAITED)
+impl Moment {
+    fn now(at: Instant, rested: Rested) -> Moment {
+        Moment { at, rested, processors: processors::look() }
+    }
+
+    /// What a worker tells of the window between this moment and `now`.
+    fn tell(&self, now: &Moment, strain_began: &Moment) -> Told {
+        let window = now.at.saturating_duration_since(self.at);
+        let slept = now.rested.time.saturating_sub(self.rested.time);
+        let busy = 1000 - thousandths(slept, window);
+        let processors = self.processors.zip(now.processors);
+        let used =
+            processors.map(|(before, after)| thousandths(after.used.saturating_sub(before.used), window));
+        Told { busy, used: used.unwrap_or(busy), window, helped: strain_began.would_be_helped(now) }
+    }
+
+    /// Whether another worker would have found a processor since this moment. Yes, where nobody knows.
+    fn would_be_helped(&self, now: &Moment) -> bool {
+        let Some((before, after)) = self.processors.zip(now.processors) else { return true };
+        let time = now.at.saturating_duration_since(self.at);
+        after.idle.saturating_sub(before.idle) >= time.mul_f64(IDLE)
+            || after.waited.saturating_sub(before.waited) >= time.mul_f64(WAITED)
+    }
 }
 
 impl Crew {
@@ -118,21 +147,19 @@ impl Crew {
     /// To be called by a worker now and then while it works.
     pub(crate) fn look(&self, worker: usize, now: Instant) {
         let rested = rest::rested();
-        let (began, before) = WINDOW_BEGAN.get().unwrap_or((now, rested));
-        let window = now.saturating_duration_since(began);
-        if window < WINDOW {
-            if window.is_zero() {
-                WINDOW_BEGAN.set(Some((now, rested)));
-                strain_ends(now);
-            }
+        let Some(began) = WINDOW_BEGAN.get() else {
+            let moment = Some(Moment::now(now, rested));
+            WINDOW_BEGAN.set(moment);
+            return STRAIN_BEGAN.set(moment);
+        };
+        if now.saturating_duration_since(began.at) < WINDOW {
             return;
         }
-        WINDOW_BEGAN.set(Some((now, rested)));
-        let slept = rested.time.saturating_sub(before.time);
-        let busy = 1000 - (slept.as_micros() * 1000 / window.as_micros()).min(1000) as u32;
-        let told = Told { busy, window, helped: would_be_helped(now) };
+        let moment = Moment::now(now, rested);
+        let told = began.tell(&moment, &STRAIN_BEGAN.get().unwrap_or(began));
+        WINDOW_BEGAN.set(Some(moment));
         if self.tell(worker, told, now.saturating_duration_since(self.born)) {
-            strain_ends(now);
+            STRAIN_BEGAN.set(Some(moment));
         }
     }
 
@@ -140,7 +167,7 @@ impl Crew {
     fn tell(&self, worker: usize, told: Told, now: Duration) -> bool {
         let now_us = now.as_micros() as u64;
         let Some(seat) = self.seats.get(worker) else { return true };
-        seat.busy.store(told.busy, Ordering::Relaxed);
+        seat.used.store(told.used, Ordering::Relaxed);
         seat.told_us.store(now_us.max(1), Ordering::Relaxed);
         let windows = (told.window.as_micros() / WINDOW.as_micros()).min(BUSY_WINDOWS.into()) as u32;
         let is_busy = told.busy > BUSY;
@@ -162,8 +189,8 @@ impl Crew {
             let told_us = seat.told_us.load(Ordering::Relaxed);
             told_us > 0 && now_us.saturating_sub(told_us) < FRESH.as_micros() as u64
         };
-        let all: u32 = self.seats.iter().filter(fresh).map(|seat| seat.busy.load(Ordering::Relaxed)).sum();
-        if all >= (active as u32 - 1) * HALF_BUSY {
+        let all: u32 = self.seats.iter().filter(fresh).map(|seat| seat.used.load(Ordering::Relaxed)).sum();
+        if all >= (active as u32 - 1) * HALF_USED {
             return self.calm_since_us.store(0, Ordering::Relaxed);
         }
         let since_us = match self.calm_since_us.load(Ordering::Relaxed) {
@@ -188,7 +215,7 @@ mod tests {
     use super::*;
 
     fn told(busy: u32, windows: u32) -> Told {
-        Told { busy, window: windows * WINDOW, helped: true }
+        Told { busy, used: busy, window: windows * WINDOW, helped: true }
     }
 
     #[test]
@@ -262,6 +289,18 @@ mod tests {
         crew.tell(0, told(1000, 1), 5 * WINDOW);
         crew.tell(0, told(1000, 1), 6 * WINDOW);
         assert_eq!(crew.active(), 2);
+    }
+
+    #[test]
+    fn who_waits_for_a_processor_does_not_use_one() {
+        let crew = Crew::new(2);
+        crew.tell(0, told(1000, BUSY_WINDOWS), 10 * WINDOW);
+        assert_eq!(crew.active(), 2);
+        for window in 11..70 {
+            crew.tell(0, Told { used: 200, ..told(700, 1) }, window * WINDOW);
+            crew.tell(1, Told { used: 200, ..told(700, 1) }, window * WINDOW);
+        }
+        assert_eq!(crew.active(), 1);
     }
 
     #[test]

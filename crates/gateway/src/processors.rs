@@ -1,4 +1,4 @@
-//! What the kernel says of the processors: how long some were idle, and how long this thread has waited for one.
+//! What the kernel says of the processors: how long some were idle, how long this thread was on one, and has waited for one.
 //!
 //! Two small files of `/proc`, kept open by each thread that asks. Asked once in a worker's window, which is too seldom to be
 //! seen in what a statement costs.
@@ -21,6 +21,8 @@ thread_local! {
 pub(crate) struct Processors {
     /// For how long those of the machine were idle, all together.
     pub(crate) idle: Duration,
+    /// For how long this thread was on one.
+    pub(crate) used: Duration,
     /// For how long this thread was ready to run while others ran.
     pub(crate) waited: Duration,
 }
@@ -29,23 +31,30 @@ pub(crate) struct Processors {
 pub(crate) fn look() -> Option<Processors> {
     SOURCES.with(|sources| {
         let (machine, thread) = sources.as_ref()?;
-        let idle = number(machine, 1)?;
+        let [_, idle] = numbers(machine)?;
+        let [used_ns, waited_ns, times]: [f64; 3] = numbers(thread)?;
         // A kernel that does not count has nothing but zeros.
-        number(thread, 2).filter(|times| *times > 0.0)?;
-        let waited_ns = number(thread, 1)?;
+        if times == 0.0 {
+            return None;
+        }
         Some(Processors {
             idle: Duration::try_from_secs_f64(idle).ok()?,
+            used: Duration::from_nanos(used_ns as u64),
             waited: Duration::from_nanos(waited_ns as u64),
         })
     })
 }
 
-/// One of the numbers in a line.
-fn number(file: &File, place: usize) -> Option<f64> {
+/// The numbers that a file begins with.
+fn numbers<const N: usize>(file: &File) -> Option<[f64; N]> {
     let mut line = [0; 128];
     let length = file.read_at(&mut line, 0).ok()?;
-    let line = std::str::from_utf8(&line[..length]).ok()?;
-    line.split_ascii_whitespace().nth(place)?.parse().ok()
+    let mut words = std::str::from_utf8(&line[..length]).ok()?.split_ascii_whitespace();
+    let mut numbers = [0.0; N];
+    for number in &mut numbers {
+        *number = words.next()?.parse().ok()?;
+    }
+    Some(numbers)
 }
 
 #[cfg(test)]
@@ -58,6 +67,9 @@ mod tests {
         // Whoever was idle until then has been counted by then.
         std::thread::sleep(Duration::from_millis(50));
         let after = look().unwrap();
-        assert!(after.idle >= before.idle && after.waited >= before.waited, "{before:?} {after:?}");
+        assert!(
+            after.idle >= before.idle && after.waited >= before.waited && after.used >= before.used,
+            "{before:?} {after:?}"
+        );
     }
 }
