@@ -78,14 +78,15 @@ pub fn is_full(diff: &[u8]) -> bool {
 /// Appends the runs, unless they would be no shorter than the page.
 fn encode_runs(base: &Page, page: &Page, out: &mut Vec<u8>) -> bool {
     let limit = out.len() + PAGE_SIZE;
+    let differences = Differences::between(base, page);
     let mut end = 0;
     loop {
-        let start = next_difference(base, page, end);
+        let start = differences.next(true, end);
         if start == PAGE_SIZE {
             return true;
         }
         let skip = start - end;
-        end = end_of_run(base, page, start);
+        end = differences.end_of_run(start);
         let length = end - start;
         let cost = codec::varint_len(skip as u64) + codec::varint_len(length as u64) + length;
         if out.len() + cost >= limit {
@@ -114,55 +115,58 @@ fn apply_runs(mut reader: Reader<'_>, page: &mut Page) -> Result<(), FormatError
     Ok(())
 }
 
-/// The bytes from `at` on as one word, the first in its lowest bits. `at` is at most `PAGE_SIZE - 8`.
-fn word(page: &Page, at: usize) -> u64 {
-    let mut bytes = [0; 8];
-    bytes.copy_from_slice(&page[at..at + 8]);
-    u64::from_le_bytes(bytes)
-}
+/// In which bytes two pages differ: a bit for each, the first of a block in its lowest.
+struct Differences([u64; PAGE_SIZE / BLOCK]);
 
-/// The first byte from `at` on in which the pages differ, or `PAGE_SIZE`.
-fn next_difference(a: &Page, b: &Page, mut at: usize) -> usize {
-    while at < PAGE_SIZE {
-        if at.is_multiple_of(BLOCK) && a[at..at + BLOCK] == b[at..at + BLOCK] {
-            at += BLOCK;
-        } else if at + 8 <= PAGE_SIZE {
-            let difference = word(a, at) ^ word(b, at);
-            if difference != 0 {
-                return at + difference.trailing_zeros() as usize / 8;
+impl Differences {
+    fn between(a: &Page, b: &Page) -> Differences {
+        let (a, b) = (a.as_chunks::<BLOCK>().0, b.as_chunks::<BLOCK>().0);
+        Differences(std::array::from_fn(|block| differences(&a[block], &b[block])))
+    }
+
+    /// The first byte from `from` on that differs, or does not, as asked; `PAGE_SIZE` if there is none.
+    fn next(&self, differs: bool, from: usize) -> usize {
+        let flip = if differs { 0 } else { !0 };
+        let mut mask = !0 << (from % BLOCK);
+        for block in from / BLOCK..self.0.len() {
+            let bits = (self.0[block] ^ flip) & mask;
+            if bits != 0 {
+                return block * BLOCK + bits.trailing_zeros() as usize;
             }
-            // Stop at the next block's beginning, so that the comparison of blocks takes over there.
-            at = (at + 8).min((at / BLOCK + 1) * BLOCK);
-        } else if a[at] != b[at] {
-            return at;
-        } else {
-            at += 1;
+            mask = !0;
+        }
+        PAGE_SIZE
+    }
+
+    /// The end of the run that starts at `start`: more than `MERGE_GAP` equal bytes follow, or only equal ones.
+    fn end_of_run(&self, start: usize) -> usize {
+        let mut end = self.next(false, start);
+        loop {
+            let again = self.next(true, end);
+            if again == PAGE_SIZE || again - end > MERGE_GAP {
+                return end;
+            }
+            end = self.next(false, again);
         }
     }
-    PAGE_SIZE
 }
 
-/// The end of the run that starts at `start`: more than `MERGE_GAP` equal bytes follow, or only equal ones.
-fn end_of_run(a: &Page, b: &Page, start: usize) -> usize {
-    let mut end = start + 1;
-    let mut at = end;
-    while at < PAGE_SIZE && at - end <= MERGE_GAP {
-        if at + 8 <= PAGE_SIZE && !has_zero_byte(word(a, at) ^ word(b, at)) {
-            at += 8;
-            end = at;
-        } else {
-            at += 1;
-            if a[at - 1] != b[at - 1] {
-                end = at;
-            }
-        }
+/// A bit for each byte in which the blocks differ. Eight bytes at a time, without a branch: where something has changed, much
+/// of what is near has too.
+fn differences(a: &[u8; BLOCK], b: &[u8; BLOCK]) -> u64 {
+    const HIGH: u64 = 0x8080_8080_8080_8080;
+    /// Moves the lowest bits of eight bytes side by side, into the highest byte.
+    const GATHER: u64 = 0x0102_0408_1020_4080;
+    if a == b {
+        return 0;
     }
-    end
-}
-
-/// Whether any of the eight bytes is zero (the classic borrow trick).
-fn has_zero_byte(word: u64) -> bool {
-    word.wrapping_sub(0x0101_0101_0101_0101) & !word & 0x8080_8080_8080_8080 != 0
+    let words = a.as_chunks::<8>().0.iter().zip(b.as_chunks::<8>().0);
+    words.rev().fold(0, |bits, (a, b)| {
+        let difference = u64::from_le_bytes(*a) ^ u64::from_le_bytes(*b);
+        // The highest bit of each byte that is not zero.
+        let changed = ((difference & !HIGH) + !HIGH | difference) & HIGH;
+        bits << 8 | (changed >> 7).wrapping_mul(GATHER) >> 56
+    })
 }
 
 #[cfg(test)]
