@@ -64,30 +64,39 @@ pub(crate) fn error(cause: &io::Error) -> Error {
         .hint("free space on the disk of the data directory, or make the transaction smaller")
 }
 
-/// Buffers kept for reuse by each thread, and the bytes of each at most: those of a small transaction's journal.
-const POOLED_BUFFERS: usize = 16;
-const POOLED_BYTES: usize = 64 << 10;
+/// Bytes of the buffers that each thread keeps for reuse, and of a fresh one.
+const POOLED_BYTES: usize = 2 << 20;
+const LEAST_POOLED_BYTES: usize = 16 << 10;
 
 thread_local! {
-    /// A journal is filled and emptied by every transaction; thousands of connections share a few warm buffers.
-    static POOL: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
+    /// A journal is filled and emptied by every transaction; thousands of connections share a few warm buffers. One that
+    /// has to grow copies all that it holds, time and again.
+    static POOL: RefCell<Pool> = const { RefCell::new(Pool { buffers: Vec::new(), bytes: 0 }) };
 }
 
-/// An empty buffer, with room if there is one in the pool.
+struct Pool {
+    buffers: Vec<Vec<u8>>,
+    bytes: usize,
+}
+
+/// An empty buffer with room, as much as there is in the pool.
 fn take_buffer() -> Vec<u8> {
-    POOL.with_borrow_mut(Vec::pop).unwrap_or_default()
+    let kept = POOL.with_borrow_mut(|pool| {
+        let buffer = pool.buffers.pop()?;
+        pool.bytes -= buffer.capacity();
+        Some(buffer)
+    });
+    kept.unwrap_or_else(|| Vec::with_capacity(LEAST_POOLED_BYTES))
 }
 
 fn give_buffer(mut buffer: Vec<u8>) {
-    if buffer.capacity() == 0 || buffer.capacity() > POOLED_BYTES {
-        return;
-    }
     buffer.clear();
     // `try_with`: a connection may be closed while its thread is being torn down.
     let _ = POOL.try_with(|pool| {
         let mut pool = pool.borrow_mut();
-        if pool.len() < POOLED_BUFFERS {
-            pool.push(buffer);
+        if buffer.capacity() >= LEAST_POOLED_BYTES && pool.bytes + buffer.capacity() <= POOLED_BYTES {
+            pool.bytes += buffer.capacity();
+            pool.buffers.push(buffer);
         }
     });
 }
