@@ -20,8 +20,9 @@ use super::state::{Core, LiveFile, ReadyFile, State};
 use super::{FullCause, MAX_RETRY_DELAY, Stop};
 use crate::files::LogFiles;
 
-/// Files that are kept to be used again. More would only keep disk space from others.
-const MAX_SPARES: usize = 2;
+/// Files are kept to be used again while the log takes no more than such a part of its bound: about as many as it fills
+/// between two flushes. Making one anew writes all of it once more.
+const KEPT_PART: u64 = 2;
 
 const LOG_SUFFIX: &str = ".log";
 const SPARE_SUFFIX: &str = ".spare";
@@ -94,8 +95,9 @@ impl Supplier {
     /// Keeps a file for later, or removes it.
     fn retire(&mut self, file: &LiveFile) -> io::Result<()> {
         let files = self.core.files.clone();
-        let keep =
-            !file.failed && file.bytes == self.core.options.file_bytes && self.spares.len() < MAX_SPARES;
+        let options = &self.core.options;
+        let room = self.core.state.lock().size_bytes() <= options.capacity_bytes / KEPT_PART;
+        let keep = !file.failed && file.bytes == options.file_bytes && room;
         let spare = file.name.replace(LOG_SUFFIX, SPARE_SUFFIX);
         let outcome = match keep {
             true => files.rename(&file.name, &spare),
