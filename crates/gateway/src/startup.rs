@@ -378,6 +378,7 @@ fn settings(parameters: &BTreeMap<String, String>, mut settings: Settings) -> Re
             name => settings.set(name, Some(value))?,
         }
     }
+    settings.keep_as_defaults();
     Ok(settings)
 }
 

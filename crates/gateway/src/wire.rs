@@ -19,6 +19,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 use rustix::buffer::spare_capacity;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, recv};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -225,6 +226,24 @@ impl Wire {
             }
         }
         Poll::Pending
+    }
+
+    /// Whether the client has said as much ahead as is kept; [`Wire::watch`] is not told of its end then.
+    pub(crate) fn is_full(&self) -> bool {
+        self.input.len() >= AHEAD_BYTES
+    }
+
+    /// Asks whether the client has gone, behind whatever it has said that nobody has read.
+    pub(crate) fn look_for_end(&mut self) -> bool {
+        let socket = match &self.stream {
+            Stream::Plain(stream) => stream,
+            Stream::Tls(stream) => stream.get_ref().0,
+            Stream::Detached => return self.gone,
+        };
+        let mut asked = [PollFd::new(socket, PollFlags::RDHUP)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        self.gone |= poll(&mut asked, Some(&now)).is_ok_and(|told| told > 0);
+        self.gone
     }
 
     /// Sends `bytes`, waiting for the client to take them.

@@ -180,3 +180,35 @@ async fn a_primary_key_that_is_added_later() {
     ok().await;
     node.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn parameters_are_reset_to_what_the_client_connected_with() {
+    let node = Node::insecure().await;
+    drop(node.database("shop").await);
+    let config = format!(
+        "host=127.0.0.1 port={} user=anna dbname=shop application_name=till options='-c statement_timeout=7s'",
+        node.port()
+    );
+    let client = common::connect(&config.parse().unwrap()).await.unwrap();
+    let shows = async |timeout: &str, name: &str| {
+        let show =
+            async |what| client.query_one(&format!("SHOW {what}"), &[]).await.unwrap().get::<_, String>(0);
+        assert_eq!(
+            (show("statement_timeout").await.as_str(), show("application_name").await.as_str()),
+            (timeout, name)
+        );
+    };
+    shows("7s", "till").await;
+    client.batch_execute("SET statement_timeout = '9s'; SET application_name = 'x'").await.unwrap();
+    shows("9s", "x").await;
+    client.batch_execute("RESET statement_timeout").await.unwrap();
+    shows("7s", "x").await;
+    client.batch_execute("SET statement_timeout = 0; RESET ALL").await.unwrap();
+    shows("7s", "till").await;
+    client.batch_execute("BEGIN; SET LOCAL statement_timeout = '9s'; COMMIT").await.unwrap();
+    shows("7s", "till").await;
+    client.batch_execute("SET statement_timeout = '9s'").await.unwrap();
+    client.batch_execute("DISCARD ALL").await.unwrap();
+    shows("7s", "till").await;
+    node.stop().await;
+}

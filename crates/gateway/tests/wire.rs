@@ -211,3 +211,19 @@ async fn a_client_that_goes_away_ends_its_statement() {
     tokio::time::timeout(Duration::from_secs(30), ended).await.expect("the session goes on");
     node.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_has_gone_behind_a_long_pipeline_is_noticed() {
+    let node = Node::insecure().await;
+    drop(node.database("t1").await);
+    let endless = b"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n\0";
+    let behind = message(b'Q', &[&b";".repeat(4000)[..], b"\0"].concat()).repeat(100);
+    let all = [startup("t1"), message(b'Q', endless), behind].concat();
+    let mut stream = TcpStream::connect(node.gateway.local_addr()).await.unwrap();
+    stream.write_all(&all).await.unwrap();
+    stream.shutdown().await.unwrap();
+    let mut answer = Vec::new();
+    let ended = tokio::time::timeout(Duration::from_secs(20), stream.read_to_end(&mut answer)).await;
+    assert!(ended.is_ok(), "the statement runs for nobody");
+    node.stop().await;
+}

@@ -217,7 +217,7 @@ async fn drive<F: Future>(
     handle: &Handle,
     timeout: Option<Duration>,
 ) -> F::Output {
-    let mut watch = Watch { wire, handle, timeout, sleep: None, gone: false };
+    let mut watch = Watch { wire, handle, timeout, sleep: None, look: None, gone: false };
     poll_fn(|cx| {
         let polled = future.as_mut().poll(cx);
         if polled.is_pending() {
@@ -234,12 +234,34 @@ struct Watch<'a> {
     handle: &'a Handle,
     timeout: Option<Duration>,
     sleep: Option<Pin<Box<Sleep>>>,
+    /// Until the connection is looked at again, of which nothing more is read.
+    look: Option<Pin<Box<Sleep>>>,
     gone: bool,
 }
 
+/// How often a client is looked at that has said as much ahead as is kept.
+const LOOK: Duration = Duration::from_secs(1);
+
 impl Watch<'_> {
+    fn has_gone(&mut self, cx: &mut Context<'_>) -> bool {
+        if self.wire.watch(cx).is_ready() {
+            return true;
+        }
+        while self.wire.is_full() {
+            let look = self.look.get_or_insert_with(|| Box::pin(sleep(LOOK)));
+            if look.as_mut().poll(cx).is_pending() {
+                return false;
+            }
+            self.look = None;
+            if self.wire.look_for_end() {
+                return true;
+            }
+        }
+        false
+    }
+
     fn poll(&mut self, cx: &mut Context<'_>) {
-        if !self.gone && self.wire.watch(cx).is_ready() {
+        if !self.gone && self.has_gone(cx) {
             self.gone = true;
             self.handle.canceller().cancel(CancelReason::User);
         }

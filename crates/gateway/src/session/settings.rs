@@ -6,6 +6,7 @@
 //!
 //! A session keeps only what differs from the default. What a limit of the tenant bounds has the limit as its default.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use fulmar_engine::{Error, sqlstate};
@@ -153,6 +154,8 @@ fn unknown(name: &str) -> Error {
 pub(crate) struct Settings {
     /// What differs from the default, by name as the table or the application writes it.
     values: Vec<(Box<str>, Box<str>)>,
+    /// What the client has asked for when it connected: to that a parameter is reset.
+    defaults: Arc<[(Box<str>, Box<str>)]>,
     /// What the open transaction has set.
     changed: Vec<Change>,
     /// Reported parameters that have changed since the client was last told.
@@ -174,6 +177,11 @@ impl Settings {
     /// Sets what the session is, not what its client wants.
     pub(crate) fn set_fixed(&mut self, name: &'static str, value: &str) {
         self.store(name, Some(value.into()));
+    }
+
+    /// What is set now is what parameters are reset to from here on: the client has connected.
+    pub(crate) fn keep_as_defaults(&mut self) {
+        self.defaults = self.values.iter().cloned().collect();
     }
 
     /// Bounds parameters by the tenant's limits as they are now, and by what the user may do.
@@ -229,12 +237,18 @@ impl Settings {
 
     /// Sets all that can be set to the default.
     pub(crate) fn reset_all(&mut self) {
-        let names: Vec<Box<str>> = self.values.iter().map(|value| value.0.clone()).collect();
+        let set = self.values.iter().chain(&*self.defaults);
+        let names: Vec<Box<str>> = set.map(|value| value.0.clone()).collect();
         for name in names {
             if !find(&name).is_some_and(|parameter| matches!(parameter.rule, Rule::Fixed)) {
-                self.store(&name, None);
+                self.store(&name, self.default_of(&name));
             }
         }
+    }
+
+    /// What a parameter is reset to, if that is not what it is for everybody.
+    fn default_of(&self, name: &str) -> Option<Box<str>> {
+        self.defaults.iter().find(|value| *value.0 == *name).map(|value| value.1.clone())
     }
 
     /// The value of a parameter.
@@ -328,7 +342,7 @@ impl Settings {
                 let message = format!("a session can have {CUSTOM} parameters of its own at most");
                 return Err(Error::new(sqlstate::PROGRAM_LIMIT, message));
             }
-            return Ok((name.into(), value.map(Into::into)));
+            return Ok((name.into(), value.map(Into::into).or_else(|| self.default_of(name))));
         };
         let value = value.map(|value| parameter.check(value)).transpose()?;
         if let Some(value) = &value {
@@ -337,7 +351,7 @@ impl Settings {
         if let (Rule::Fixed, None) = (&parameter.rule, &value) {
             return Err(parameter.fixed());
         }
-        Ok((parameter.name.into(), value))
+        Ok((parameter.name.into(), value.or_else(|| self.default_of(parameter.name))))
     }
 }
 

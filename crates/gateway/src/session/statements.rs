@@ -8,10 +8,10 @@
 //!
 //! Portals end with their transaction, statements with the session.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use fulmar_engine::{ColumnInfo, CommandTag, Error, Statement, StatementKind, Value, sqlstate};
+use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 use super::rows::Spill;
