@@ -164,7 +164,7 @@ fn differences(a: &[u8; BLOCK], b: &[u8; BLOCK]) -> u64 {
     words.rev().fold(0, |bits, (a, b)| {
         let difference = u64::from_le_bytes(*a) ^ u64::from_le_bytes(*b);
         // The highest bit of each byte that is not zero.
-        let changed = ((difference & !HIGH) + !HIGH | difference) & HIGH;
+        let changed = (((difference & !HIGH) + !HIGH) | difference) & HIGH;
         bits << 8 | (changed >> 7).wrapping_mul(GATHER) >> 56
     })
 }
