@@ -1,8 +1,8 @@
-//! Any bytes as log records, page diffs, segments and manifests: read or refused, in memory that their length accounts
-//! for. Each format has checksums, which mutations do not survive; so of an input with an odd first byte the checksums
-//! are put right again, and what lies behind them has to fend for itself.
+//! Any bytes as log records, page diffs, segments, manifests and lists of hot pages: read or refused, in memory that their
+//! length accounts for. Each format has checksums, which mutations do not survive; so of an input with an odd first byte
+//! the checksums are put right again, and what lies behind them has to fend for itself.
 
-use crate::{Manifest, PAGE_SIZE, SegmentIndex, ZERO_PAGE, diff, record, segment};
+use crate::{HotPages, Manifest, PAGE_SIZE, SegmentIndex, ZERO_PAGE, diff, hot, record, segment};
 use fulmar_fuzz::Target;
 
 /// What earlier code wrote, with and without a look at the checksums.
@@ -93,6 +93,23 @@ fn fuzz_manifest() {
             });
             if let Ok(manifest) = Manifest::decode(&bytes) {
                 assert_eq!(manifest.encode(), bytes, "there is one encoding");
+            }
+        });
+}
+
+#[test]
+fn fuzz_hot_pages() {
+    Target::new("hot-pages", env!("CARGO_MANIFEST_DIR"))
+        .seeds(golden("hot-pages"))
+        .allocates(64 << 10, 16)
+        .run(|input| {
+            let bytes = signed(input, |bytes| {
+                let end = bytes.len().checked_sub(4)?;
+                sum(bytes, 0, end, end)
+            });
+            if let Ok(list) = HotPages::decode(&bytes) {
+                assert!(list.pages.len() <= hot::MOST_PAGES && !list.pages.contains(&0));
+                assert_eq!(list.encode(), bytes, "there is one encoding");
             }
         });
 }

@@ -1,8 +1,9 @@
-//! Formats: pages, page diffs, log records, segments and manifests. Bytes in, bytes out.
+//! Formats: pages, page diffs, log records, segments, manifests and lists of hot pages. Bytes in, bytes out.
 //!
 //! ```text
 //!   a commit            diff --> record --------------------> (a log frame, crates/store)
 //!   a flush             page --> segment, manifest ---------> (objects, crates/store)
+//!   the end of a life   page numbers --> hot pages ---------> (the same)
 //! ```
 //!
 //! This crate does no I/O, starts no thread and reads no clock, so every format can be tested with
@@ -17,11 +18,13 @@ pub mod diff;
 mod error;
 #[cfg(test)]
 mod fuzz;
+pub mod hot;
 pub mod manifest;
 pub mod record;
 pub mod segment;
 
 pub use error::{FormatError, Problem};
+pub use hot::HotPages;
 pub use manifest::{Manifest, SegmentRef};
 pub use record::{Record, RecordBuilder, RecordHeader, RecordKind};
 pub use segment::{FrameLocation, SegmentBuilder, SegmentIndex};

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 
 use fulmar_pages::record::{self, CutPoint};
 use fulmar_pages::{
-    LogId, Manifest, Outcome, PAGE_SIZE, Page, PartitionId, RecordBuilder, RecordHeader, RecordKind,
-    SegmentBuilder, SegmentId, SegmentRef, Version, ZERO_PAGE, diff, segment,
+    HotPages, LogId, Manifest, Outcome, PAGE_SIZE, Page, PartitionId, RecordBuilder, RecordHeader,
+    RecordKind, SegmentBuilder, SegmentId, SegmentRef, Version, ZERO_PAGE, diff, segment,
 };
 
 /// The golden file; written now if it is missing and that was asked for.
@@ -155,4 +155,18 @@ fn manifests() {
     let stored = golden("manifest-v1.bin", &bytes);
     assert_eq!(bytes, stored);
     assert_eq!(Manifest::decode(&stored), Ok(manifest));
+}
+
+#[test]
+fn hot_pages() {
+    let list = HotPages {
+        partition: PartitionId(7),
+        epoch: 300,
+        timestamp: 0x1112_1314_1516_1718,
+        pages: vec![7, 8, 9, 70_000, 70_001, 3, 4, 2, u32::MAX],
+    };
+    let bytes = list.encode();
+    let stored = golden("hot-pages-v1.bin", &bytes);
+    assert_eq!(bytes, stored);
+    assert_eq!(HotPages::decode(&stored), Ok(list));
 }

@@ -26,7 +26,7 @@ pub use log::{
     CommitLog, FullCause, LogError, LogOptions, LogStatistics, Lsn, MAX_NAP, MAX_RETRY_DELAY, OnDiscard,
     SharedLogOptions, Urgency,
 };
-pub use objects::{ManifestName, PageStore, RawFrame, SegmentWriter, StoreError};
+pub use objects::{HotPagesName, Listed, ManifestName, PageStore, RawFrame, SegmentWriter, StoreError};
 pub use single_flight::SingleFlight;
 pub use store::{
     Backend, Failure, FailureKind, FaultyStore, Limits, Listing, OperationStatistics, Piece, Reliable, Span,

@@ -1,16 +1,16 @@
-//! Any bytes as objects of the store: a segment and a manifest are read or refused, and no more is read into memory
-//! than there is. (What lies behind the checksums is fuzzed in `fulmar-pages`.)
+//! Any bytes as objects of the store: a segment, a manifest and a list of hot pages are read or refused, and no more is
+//! read into memory than there is. (What lies behind the checksums is fuzzed in `fulmar-pages`.)
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use fulmar_fuzz::Target;
 use fulmar_pages::{
-    Manifest, PartitionId, SegmentBuilder, SegmentId, SegmentRef, Version, ZERO_PAGE, segment,
+    HotPages, Manifest, PartitionId, SegmentBuilder, SegmentId, SegmentRef, Version, ZERO_PAGE, segment,
 };
-use fulmar_store::{Backend, ManifestName, PageStore, Store};
+use fulmar_store::{Backend, HotPagesName, ManifestName, PageStore, Store};
 
-fn seeds() -> [Vec<u8>; 2] {
+fn seeds() -> [Vec<u8>; 3] {
     let mut built = Vec::new();
     let mut builder = SegmentBuilder::new(&mut built);
     for no in 1..=3 {
@@ -26,7 +26,8 @@ fn seeds() -> [Vec<u8>; 2] {
         outcomes: Vec::new(),
         outcomes_horizon: 0,
     };
-    [built, manifest.encode()]
+    let list = HotPages { partition: PartitionId(7), epoch: 1, timestamp: 1, pages: vec![2, 3] };
+    [built, manifest.encode(), list.encode()]
 }
 
 /// Puts the footer's checksum right: it says how much of a segment is to be read.
@@ -63,6 +64,12 @@ fn fuzz_objects() {
                 assert_eq!(manifest.encode(), input);
             }
             let _ = store.latest_manifest(PartitionId(7), u32::MAX).await;
+            let hot = "manifests/0000000000000007/hot-00000001-0000000000000001";
+            objects.put(hot, Bytes::copy_from_slice(input)).await.unwrap();
+            let name = HotPagesName { partition: PartitionId(7), epoch: 1, timestamp: 1 };
+            if let Ok(list) = store.read_hot_pages(name).await {
+                assert_eq!(list.encode(), input);
+            }
         });
     });
 }

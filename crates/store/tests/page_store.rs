@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use fulmar_pages::{
-    Manifest, Outcome, PAGE_SIZE, Page, PartitionId, SegmentBuilder, SegmentId, SegmentRef, Version,
-    ZERO_PAGE, segment,
+    HotPages, Manifest, Outcome, PAGE_SIZE, Page, PartitionId, SegmentBuilder, SegmentId, SegmentRef,
+    Version, ZERO_PAGE, segment,
 };
 use fulmar_store::{
-    Backend, FailureKind, FaultyStore, ManifestName, PageStore, Store, StoreError, StoreFault, StoreOperation,
+    Backend, FailureKind, FaultyStore, HotPagesName, ManifestName, PageStore, Store, StoreError, StoreFault,
+    StoreOperation,
 };
 use futures::future::join_all;
 
@@ -187,6 +188,44 @@ async fn the_latest_manifest_is_the_last_of_the_last_epoch() {
     .await;
 }
 
+/// Lists of hot pages lie beside manifests, and neither is taken for the other.
+#[tokio::test]
+async fn the_latest_hot_pages_are_those_of_the_epoch() {
+    on_each(|store| async move {
+        let partition = PartitionId(7);
+        let list = |partition, epoch, timestamp| HotPages {
+            partition: PartitionId(partition),
+            epoch,
+            timestamp,
+            pages: vec![9, 10, 2],
+        };
+        store.put_hot_pages(&list(7, 2, 5)).await.unwrap();
+        let latest = |epoch| {
+            let store = &store;
+            async move { store.latest(partition, epoch).await.unwrap() }
+        };
+        assert_eq!(latest(2).await, (None, None), "of a partition that has nothing else");
+        for epoch in [1, 2] {
+            store.put_manifest(&manifest(7, epoch, 3)).await.unwrap();
+        }
+        for (of, epoch, timestamp) in [(7, 2, 1 << 40), (7, 2, 255), (7, 1, 1 << 50), (8, 2, 1 << 60)] {
+            store.put_hot_pages(&list(of, epoch, timestamp)).await.unwrap();
+        }
+        let name = HotPagesName { partition, epoch: 2, timestamp: 1 << 40 };
+        assert_eq!(latest(2).await, (Some(manifest(7, 2, 3)), Some(name)));
+        assert_eq!(store.read_hot_pages(name).await.unwrap(), list(7, 2, 1 << 40));
+        assert_eq!(latest(3).await, (Some(manifest(7, 2, 3)), None), "an epoch that has closed nothing yet");
+        let all = store.list_partitions(None).await.unwrap();
+        assert!(all.manifests.len() == 2 && all.hot_pages.len() == 5 && all.hot_pages.is_sorted());
+        assert_eq!(store.list_manifests(Some(partition)).await.unwrap(), all.manifests);
+        for _ in 0..2 {
+            store.delete_hot_pages(name).await.unwrap();
+        }
+        assert_eq!(latest(2).await.1, Some(HotPagesName { timestamp: 255, ..name }));
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_manifest_is_written_once() {
     on_each(|store| async move {
@@ -233,6 +272,12 @@ async fn damage_is_told_with_the_object_and_the_place() {
     objects.put(&name, Bytes::from_static(b"no manifest")).await.unwrap();
     assert!(matches!(store.latest_manifest(PartitionId(7), 1).await, Err(StoreError::Damaged { .. })));
     assert_eq!(store.list_manifests(None).await.unwrap().len(), 1);
+    let list = HotPages { partition: PartitionId(7), epoch: 1, timestamp: 5, pages: vec![2] };
+    let name = HotPagesName { timestamp: 6, ..HotPagesName::of(&list) };
+    let object = format!("manifests/{}/hot-00000001-{:016x}", PartitionId(7), 6);
+    objects.put(&object, list.encode().into()).await.unwrap();
+    let outcome = store.read_hot_pages(name).await;
+    assert!(matches!(outcome, Err(StoreError::Misnamed { .. })), "{outcome:?}");
     // A segment that was cut off: what lies beyond its end is damage too.
     let cut = store.put_segment(Bytes::from_static(b"short")).await.unwrap();
     let outcome = store.read_page(cut, location, &mut read).await;

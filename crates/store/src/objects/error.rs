@@ -39,9 +39,9 @@ pub enum StoreError {
         /// What is wrong with it.
         cause: FormatError,
     },
-    /// It is a manifest of another partition or version.
+    /// It is what belongs to another partition or version.
     #[error(
-        "{object} in {store} holds the manifest of another partition or version; restore it from a copy of the store"
+        "{object} in {store} holds what belongs to another partition or version; restore it from a copy of the store"
     )]
     Misnamed {
         /// The object's name.
@@ -71,7 +71,7 @@ impl StoreError {
             StoreError::Exists { object, .. } => format!("{object} exists in the store with other contents"),
             StoreError::Damaged { object, .. } => format!("{object} in the store is damaged"),
             StoreError::Misnamed { object, .. } => {
-                format!("{object} in the store holds the manifest of another partition or version")
+                format!("{object} in the store holds what belongs to another partition or version")
             }
             StoreError::Failed { operation, object, cause, .. } => {
                 format!(

@@ -1,8 +1,9 @@
-//! Segments and manifests as objects of a store.
+//! Segments, manifests and lists of hot pages as objects of a store.
 //!
 //! ```text
 //!   segments/0123456789abcdef0123456789abcdef                    random id
 //!   manifests/0000000000000007/00000002/000000000000005a         partition/epoch/number, so that names sort
+//!   manifests/0000000000000007/hot-00000002-000000000000006b     partition, epoch and time ([`hot`])
 //! ```
 //!
 //! Everything is created only if absent and never changed. A manifest that is there already with the same contents
@@ -16,6 +17,7 @@
 mod adopt;
 mod error;
 mod frames;
+mod hot;
 mod segment_writer;
 mod verify;
 
@@ -33,6 +35,7 @@ use crate::single_flight::SingleFlight;
 use crate::store::{Backend, FailureKind, Limits, OperationStatistics, Reliable, Span, Store};
 pub use error::StoreError;
 pub use frames::RawFrame;
+pub use hot::HotPagesName;
 pub use segment_writer::SegmentWriter;
 
 const SEGMENTS: &str = "segments";
@@ -84,6 +87,15 @@ impl ManifestName {
         };
         (name.object() == object).then_some(name)
     }
+}
+
+/// What there is of partitions beside their segments: names, sorted.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Listed {
+    /// Of manifests.
+    pub manifests: Vec<ManifestName>,
+    /// Of lists of hot pages.
+    pub hot_pages: Vec<HotPagesName>,
 }
 
 /// Where a partition's manifests lie.
@@ -279,10 +291,20 @@ impl PageStore {
         partition: PartitionId,
         epoch: u32,
     ) -> Result<Option<Manifest>, StoreError> {
-        let names = self.list_manifests(Some(partition)).await?;
-        match names.iter().rfind(|name| name.epoch <= epoch) {
-            Some(name) => self.read_manifest(*name).await.map(Some),
-            None => Ok(None),
+        self.latest(partition, epoch).await.map(|(manifest, _)| manifest)
+    }
+
+    /// The same, and the newest list of hot pages of exactly this epoch, which costs no request more.
+    pub async fn latest(
+        &self,
+        partition: PartitionId,
+        epoch: u32,
+    ) -> Result<(Option<Manifest>, Option<HotPagesName>), StoreError> {
+        let listed = self.list_partitions(Some(partition)).await?;
+        let hot_pages = listed.hot_pages.into_iter().rfind(|name| name.epoch == epoch);
+        match listed.manifests.iter().rfind(|name| name.epoch <= epoch) {
+            Some(name) => Ok((Some(self.read_manifest(*name).await?), hot_pages)),
+            None => Ok((None, None)),
         }
     }
 
@@ -291,11 +313,20 @@ impl PageStore {
         &self,
         partition: Option<PartitionId>,
     ) -> Result<Vec<ManifestName>, StoreError> {
+        self.list_partitions(partition).await.map(|listed| listed.manifests)
+    }
+
+    /// What there is of a partition beside segments (without one: of all partitions).
+    pub async fn list_partitions(&self, partition: Option<PartitionId>) -> Result<Listed, StoreError> {
         let below = partition.map_or_else(|| MANIFESTS.to_owned(), directory);
-        let objects = self.list(&below).await?;
-        let mut names: Vec<_> = objects.iter().filter_map(|object| ManifestName::parse(object)).collect();
-        names.sort_unstable();
-        Ok(names)
+        let mut listed = Listed::default();
+        for object in self.list(&below).await? {
+            listed.manifests.extend(ManifestName::parse(&object));
+            listed.hot_pages.extend(HotPagesName::parse(&object));
+        }
+        listed.manifests.sort_unstable();
+        listed.hot_pages.sort_unstable();
+        Ok(listed)
     }
 
     /// Deletes a manifest; no error if there is none.

@@ -1,0 +1,193 @@
+//! Hot pages: the numbers of the pages that a partition was working with when it was closed, the hottest first.
+//!
+//! ```text
+//!   pages      7 8 9 40 3 4        the hottest at the front; neighbours that are as hot as each other are in order
+//!   runs       +7 x3   +30 x1   -38 x2
+//! ```
+//!
+//! A run is so many pages that follow each other, and begins so far from where the one before it has ended.
+//!
+//! It is a hint: what is in it is read ahead when the partition opens again. So whoever cannot read it goes without.
+
+use crate::codec::{self, Reader};
+use crate::{FormatError, PageNo, PartitionId, Problem};
+
+const FORMAT: &str = "list of hot pages";
+const MAGIC: &[u8; 8] = b"FULMHOTP";
+
+/// The format version that this build writes, and the newest that it reads.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// Pages that a list names, at most: 16 MiB of them.
+pub const MOST_PAGES: usize = 4096;
+
+const CRC_BYTES: usize = 4;
+
+/// The pages that a partition was working with.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HotPages {
+    /// Whose pages they are.
+    pub partition: PartitionId,
+    /// In which epoch of it.
+    pub epoch: u32,
+    /// The hybrid timestamp of the time when they were.
+    pub timestamp: u64,
+    /// The hottest first, [`MOST_PAGES`] at most.
+    pub pages: Vec<PageNo>,
+}
+
+impl HotPages {
+    /// The list's bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(64);
+        out.extend_from_slice(MAGIC);
+        out.extend_from_slice(&FORMAT_VERSION.to_le_bytes());
+        out.extend_from_slice(&self.partition.0.to_le_bytes());
+        out.extend_from_slice(&self.epoch.to_le_bytes());
+        out.extend_from_slice(&self.timestamp.to_le_bytes());
+        let runs = || self.pages.chunk_by(|a, b| a.checked_add(1) == Some(*b));
+        codec::put_varint(&mut out, runs().count() as u64);
+        let mut end = 0;
+        for run in runs() {
+            let first = i64::from(run[0]);
+            codec::put_varint(&mut out, codec::zigzag(first - end));
+            codec::put_varint(&mut out, run.len() as u64);
+            end = first + run.len() as i64;
+        }
+        let crc = crc32fast::hash(&out);
+        out.extend_from_slice(&crc.to_le_bytes());
+        out
+    }
+
+    /// Decodes a list.
+    pub fn decode(bytes: &[u8]) -> Result<HotPages, FormatError> {
+        let end = bytes.len().checked_sub(CRC_BYTES).ok_or(codec::error(
+            FORMAT,
+            bytes.len(),
+            Problem::Truncated,
+        ))?;
+        let mut reader = Reader::new(FORMAT, &bytes[..end]);
+        if reader.take(MAGIC.len())? != MAGIC {
+            let problem = Problem::Invalid("this is not a list of hot pages (wrong first bytes)");
+            return Err(codec::error(FORMAT, 0, problem));
+        }
+        let stored = Reader::starting(FORMAT, bytes, end).u32()?;
+        let computed = crc32fast::hash(&bytes[..end]);
+        if stored != computed {
+            return Err(codec::error(FORMAT, end, Problem::Checksum { stored, computed }));
+        }
+        let found = reader.u32()?;
+        if found != FORMAT_VERSION {
+            let problem = Problem::FormatVersion { found, newest: FORMAT_VERSION };
+            return Err(codec::error(FORMAT, MAGIC.len(), problem));
+        }
+        let partition = PartitionId(reader.u64()?);
+        let (epoch, timestamp) = (reader.u32()?, reader.u64()?);
+        let pages = decode_runs(&mut reader)?;
+        reader.end()?;
+        Ok(HotPages { partition, epoch, timestamp, pages })
+    }
+}
+
+fn decode_runs(reader: &mut Reader<'_>) -> Result<Vec<PageNo>, FormatError> {
+    let mut pages = Vec::new();
+    // Where the last run has ended: so far nowhere, and there is no page 0.
+    let mut end = 0;
+    for _ in 0..reader.count(2)? {
+        let distance = codec::unzigzag(reader.varint()?);
+        let length = reader.varint()?;
+        if distance == 0 || length == 0 {
+            return Err(reader.invalid("a run of pages has no pages, or is part of the one before it"));
+        }
+        if length > (MOST_PAGES - pages.len()) as u64 {
+            return Err(reader.invalid("there are more pages than such a list may have"));
+        }
+        let first: i64 = distance.saturating_add(end);
+        end = first.saturating_add(length as i64);
+        match (PageNo::try_from(first), PageNo::try_from(end - 1)) {
+            (Ok(first), Ok(last)) if first > 0 => pages.extend(first..=last),
+            _ => return Err(reader.invalid("a page's number is not one")),
+        }
+    }
+    Ok(pages)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn list(pages: &[PageNo]) -> HotPages {
+        HotPages { partition: PartitionId(7), epoch: 2, timestamp: 3, pages: pages.to_vec() }
+    }
+
+    /// Gives changed bytes a right checksum, so that only the decoder's own checks are left.
+    fn resigned(mut bytes: Vec<u8>) -> Vec<u8> {
+        let end = bytes.len() - CRC_BYTES;
+        let crc = crc32fast::hash(&bytes[..end]);
+        bytes[end..].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    #[test]
+    fn neighbours_take_no_space() {
+        let all: Vec<PageNo> = (2..2 + MOST_PAGES as PageNo).collect();
+        assert!(list(&all).encode().len() < 48);
+        let odd: Vec<PageNo> = (0..MOST_PAGES as PageNo).map(|i| 2 * i + 1).collect();
+        assert!(list(&odd).encode().len() < 48 + 2 * MOST_PAGES);
+    }
+
+    #[test]
+    fn the_ends_of_the_numbers_are_pages_too() {
+        for pages in [&[][..], &[1], &[PageNo::MAX, 1], &[1, PageNo::MAX - 1, PageNo::MAX], &[5, 5, 4, 3]] {
+            assert_eq!(HotPages::decode(&list(pages).encode()), Ok(list(pages)));
+        }
+        assert!(HotPages::decode(&list(&[0]).encode()).is_err(), "there is no page 0");
+    }
+
+    #[test]
+    fn more_than_a_list_may_have_is_refused() {
+        let mut bytes = list(&(1..=MOST_PAGES as PageNo).collect::<Vec<_>>()).encode();
+        assert!(HotPages::decode(&bytes).is_ok());
+        let length = bytes.len() - CRC_BYTES - 2;
+        bytes[length] += 1;
+        let error = HotPages::decode(&resigned(bytes)).unwrap_err();
+        assert!(error.to_string().contains("more pages than"), "{error}");
+    }
+
+    #[test]
+    fn every_flipped_bit_and_every_truncation_is_an_error() {
+        let bytes = list(&[7, 8, 9, 40, 3, 4]).encode();
+        for at in 0..bytes.len() {
+            for bit in 0..8 {
+                let mut damaged = bytes.clone();
+                damaged[at] ^= 1 << bit;
+                assert!(HotPages::decode(&damaged).is_err(), "bit {bit} of byte {at}");
+            }
+            assert!(HotPages::decode(&bytes[..at]).is_err(), "truncated to {at} bytes");
+        }
+        let mut newer = bytes;
+        newer[8] = 2;
+        let error = HotPages::decode(&resigned(newer)).unwrap_err();
+        assert_eq!(error.problem, Problem::FormatVersion { found: 2, newest: 1 });
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_written_is_read(pages in prop::collection::vec(1..=PageNo::MAX, 0..200)) {
+            prop_assert_eq!(HotPages::decode(&list(&pages).encode()), Ok(list(&pages)));
+        }
+
+        #[test]
+        fn hostile_bytes_never_panic(
+            pages in prop::collection::vec(1..200u32, 0..50),
+            at: prop::sample::Index,
+            value: u8,
+        ) {
+            let mut bytes = list(&pages).encode();
+            let at = at.index(bytes.len() - CRC_BYTES);
+            bytes[at] = value;
+            let _ = HotPages::decode(&resigned(bytes));
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Lists of hot pages as objects of a store, beside the manifests of their partitions, so that one listing finds both.
+//!
+//! They are hints, and made and deleted once as all objects are: who has a newer one stores that under its own name, and
+//! deletes the older one. Of several the newest counts, and the others are garbage.
+
+use fulmar_pages::{HotPages, PartitionId};
+
+use super::{PageStore, StoreError, directory};
+use crate::store::Span;
+
+const HOT: &str = "hot-";
+
+/// Names a list of hot pages. In the order of a partition's lists: a later one is greater.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct HotPagesName {
+    /// Whose list it is.
+    pub partition: PartitionId,
+    /// In which epoch it was made.
+    pub epoch: u32,
+    /// When.
+    pub timestamp: u64,
+}
+
+impl HotPagesName {
+    /// The name of this list.
+    pub fn of(list: &HotPages) -> Self {
+        HotPagesName { partition: list.partition, epoch: list.epoch, timestamp: list.timestamp }
+    }
+
+    fn object(&self) -> String {
+        format!("{}/{HOT}{:08x}-{:016x}", directory(self.partition), self.epoch, self.timestamp)
+    }
+
+    pub(super) fn parse(object: &str) -> Option<Self> {
+        let (directory, list) = object.rsplit_once('/')?;
+        let (epoch, timestamp) = list.strip_prefix(HOT)?.split_once('-')?;
+        let (_, partition) = directory.rsplit_once('/')?;
+        let name = HotPagesName {
+            partition: PartitionId(u64::from_str_radix(partition, 16).ok()?),
+            epoch: u32::from_str_radix(epoch, 16).ok()?,
+            timestamp: u64::from_str_radix(timestamp, 16).ok()?,
+        };
+        (name.object() == object).then_some(name)
+    }
+}
+
+impl PageStore {
+    /// Stores a list under its name.
+    pub async fn put_hot_pages(&self, list: &HotPages) -> Result<(), StoreError> {
+        self.put(&HotPagesName::of(list).object(), list.encode().into()).await
+    }
+
+    /// Reads a list.
+    pub async fn read_hot_pages(&self, name: HotPagesName) -> Result<HotPages, StoreError> {
+        let object = name.object();
+        let bytes = self.get(&object, Span::Whole).await?.bytes;
+        let list = HotPages::decode(&bytes).map_err(|cause| self.damaged_at(&object, 0, cause))?;
+        match HotPagesName::of(&list) == name {
+            true => Ok(list),
+            false => Err(StoreError::Misnamed { object, store: self.store.to_string() }),
+        }
+    }
+
+    /// Deletes a list; no error if there is none.
+    pub async fn delete_hot_pages(&self, name: HotPagesName) -> Result<(), StoreError> {
+        self.delete(&name.object()).await
+    }
+}
