@@ -1,4 +1,5 @@
-//! Collection: manifests that have had their time, and then segments that nothing names, are deleted.
+//! Collection: manifests that have had their time, and then segments that nothing names, are deleted; and of the lists of hot
+//! pages ([`crate::hot`]) all but the newest of each partition.
 //!
 //! ```text
 //!   which segments are there? -> whoever has one that nothing names yet comes to his end ([`crate::node::Naming`])
@@ -23,7 +24,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use fulmar_pages::SegmentId;
-use fulmar_store::StoreError;
+use fulmar_store::{Listed, StoreError};
 use futures::stream::{self, StreamExt};
 
 use crate::history;
@@ -88,8 +89,9 @@ impl Engine {
 
     async fn delete_old_manifests(&self) -> Result<()> {
         let (node, store) = (self.node(), &self.node().store);
-        let names = store.list_manifests(None).await.map_err(store_error)?;
-        for names in names.chunk_by(|a, b| a.partition == b.partition) {
+        let listed = store.list_partitions(None).await.map_err(store_error)?;
+        self.delete_old_hot_pages(&listed).await?;
+        for names in listed.manifests.chunk_by(|a, b| a.partition == b.partition) {
             let Some(id) = names.first().map(|name| name.partition).filter(|_| names.len() > 1) else {
                 continue;
             };
@@ -105,6 +107,21 @@ impl Engine {
             let never_begun = names.iter().copied().filter(|name| name.epoch > epoch);
             for name in expired.into_iter().chain(never_begun) {
                 store.delete_manifest(name).await.map_err(store_error)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lists of hot pages that no partition will open with: there is a newer one, or a newer epoch, or no such partition any
+    /// more. One that has a list has a manifest, and had it before.
+    async fn delete_old_hot_pages(&self, listed: &Listed) -> Result<()> {
+        for lists in listed.hot_pages.chunk_by(|a, b| a.partition == b.partition) {
+            let id = lists[0].partition;
+            let exists = listed.manifests.binary_search_by_key(&id, |name| name.partition).is_ok();
+            let epoch = self.era(id).epoch;
+            let newest = lists.iter().rfind(|list| list.epoch == epoch).filter(|_| exists);
+            for list in lists.iter().filter(|list| Some(*list) != newest) {
+                self.node().store.delete_hot_pages(*list).await.map_err(store_error)?;
             }
         }
         Ok(())

@@ -22,6 +22,7 @@ use crate::flush;
 use crate::health::{LogHealth, Recovery};
 use crate::heap::Heap;
 use crate::history::{self, RetentionSource};
+use crate::hot::HotLists;
 use crate::maintenance::{self, Maintenance};
 use crate::memory::MemoryBudget;
 use crate::node::{Buffers, Naming, Node, NodeStats};
@@ -130,6 +131,7 @@ pub struct Engine {
     seeds: AtomicU64,
     pub(crate) flusher: flush::Flusher,
     pub(crate) maintenance: Maintenance,
+    pub(crate) hot: HotLists,
 }
 
 /// Counters of a node, for metrics. All are totals since the start unless they say otherwise.
@@ -189,6 +191,8 @@ pub struct EngineStatistics {
     pub page_misses: u64,
     /// Pages that were read with others, before they were asked for.
     pub pages_read_ahead: u64,
+    /// Pages that were read when their partition opened, since its last life had used them.
+    pub pages_warmed: u64,
     /// Pages that left memory for others.
     pub pages_evicted: u64,
     /// Flushes.
@@ -218,6 +222,8 @@ pub struct PartitionStatistics {
     pub page_misses: u64,
     /// Pages that were read with others, before they were asked for.
     pub pages_read_ahead: u64,
+    /// Pages that were read when it opened, since its last life had used them.
+    pub pages_warmed: u64,
     /// Pages that left memory for others.
     pub pages_evicted: u64,
     /// Bytes of its pages in memory, now; `None` while it is closed.
@@ -306,6 +312,7 @@ impl Engine {
                 node.memory.flush_due(),
             ),
             maintenance: Maintenance::new(),
+            hot: HotLists::new(node.store.clone()),
         });
         for log in node.logs() {
             engine.discard_what_is_lost_by(log);
@@ -342,6 +349,7 @@ impl Engine {
 
     /// Flushes what has changed, seals the log and stops. Sessions must have been closed.
     pub async fn shutdown(&self) -> Result<()> {
+        self.hot.stop_reading();
         self.maintenance.task.stop().await;
         self.flusher.task.stop().await;
         let flushed = flush::flush_all(self).await;
@@ -351,7 +359,9 @@ impl Engine {
             let closed: Vec<_> = logs.iter().map(|log| log.close()).collect();
             closed.into_iter().find(|closed| closed.is_err()).unwrap_or(Ok(()))
         };
-        match tokio::task::spawn_blocking(close).await {
+        let closed = tokio::task::spawn_blocking(close).await;
+        self.hot.node_ends(self.open_partitions()).await;
+        match closed {
             Ok(closed) => flushed.and(closed.map_err(crate::partition::log_error)),
             Err(e) => Err(Error::new(sqlstate::INTERNAL, format!("closing a log panicked: {e}"))),
         }
@@ -399,6 +409,7 @@ impl Engine {
             statistics.page_hits += load(&stats.page_hits);
             statistics.page_misses += load(&stats.page_misses);
             statistics.pages_read_ahead += load(&stats.pages_read_ahead);
+            statistics.pages_warmed += load(&stats.pages_warmed);
             statistics.pages_evicted += load(&stats.pages_evicted);
         }
         statistics
@@ -426,6 +437,7 @@ impl Engine {
             page_hits: load(&stats.page_hits) + hits,
             page_misses: load(&stats.page_misses),
             pages_read_ahead: load(&stats.pages_read_ahead),
+            pages_warmed: load(&stats.pages_warmed),
             pages_evicted: load(&stats.pages_evicted),
             memory_bytes: open.as_ref().map(|partition| partition.resident_bytes()),
             size_bytes: open.map(|partition| u64::from(partition.current().page_count) * PAGE_SIZE as u64),
@@ -498,8 +510,12 @@ impl Engine {
         let stats = self.counted(id);
         let log = self.log_of(id)?;
         let (node, era) = (self.node.clone(), self.era(id));
-        let manifest = node.store.latest_manifest(id, era.epoch).await.map_err(store_error)?;
-        Partition::open(node, log, stats, id, era, manifest.as_ref(), replay.as_deref()).await
+        let (manifest, hot_pages) = node.store.latest(id, era.epoch).await.map_err(store_error)?;
+        let opened = Partition::open(node, log, stats, id, era, manifest.as_ref(), replay.as_deref()).await?;
+        if let Some(list) = hot_pages {
+            self.hot.warm(&opened, list);
+        }
+        Ok(opened)
     }
 
     /// What is counted of a partition.
@@ -549,13 +565,13 @@ impl Engine {
             .collect()
     }
 
-    /// Closes a partition that nobody uses and that is flushed. Answers whether it is closed.
-    pub(crate) fn close_if_unused(&self, id: PartitionId) -> bool {
+    /// Closes a partition that nobody uses and that is flushed. Answers it, if it was open and is closed now.
+    pub(crate) fn close_if_unused(&self, id: PartitionId) -> Option<Arc<Partition>> {
         self.close_if_unused_and(id, || ())
     }
 
     /// The same; `then` is done before anybody can open it again.
-    pub(crate) fn close_if_unused_and(&self, id: PartitionId, then: impl FnOnce()) -> bool {
+    pub(crate) fn close_if_unused_and(&self, id: PartitionId, then: impl FnOnce()) -> Option<Arc<Partition>> {
         let mut partitions = self.partitions.lock();
         let old = partitions.get(&id).cloned();
         if let Some(slot) = &old {
@@ -563,16 +579,15 @@ impl Engine {
             // Both counts are ours alone: nobody holds the partition but its slot, and nobody is about to.
             let unused = Arc::strong_count(slot) == 2 && slot.get().is_none_or(is_idle);
             if !unused {
-                return false;
+                return None;
             }
         }
         partitions.remove(&id);
         then();
         drop(partitions);
-        if let Some(partition) = old.as_ref().and_then(|slot| slot.get()) {
-            partition.let_go();
-        }
-        true
+        let closed = old.and_then(|slot| slot.get().cloned())?;
+        closed.let_go();
+        Some(closed)
     }
 
     /// Forgets a partition that is closed for good: who asks for it next opens it anew.

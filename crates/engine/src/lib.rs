@@ -41,6 +41,7 @@ mod flush;
 mod health;
 mod heap;
 mod history;
+mod hot;
 mod import;
 mod limits;
 mod maintenance;

@@ -70,7 +70,17 @@ impl MemoryBudget {
         self.reserve_up_to(bytes, self.limit_bytes())
     }
 
-    /// The same for changed pages, which stay until they are written. Changes that do not make a database larger replace
+    /// The same, but only what nobody has to be evicted for.
+    pub(crate) fn reserve_spare(&self, bytes: u64) -> bool {
+        self.reserve_up_to(bytes, self.high_water_bytes())
+    }
+
+    /// Whether [`MemoryBudget::reserve_spare`] would take them now.
+    pub(crate) fn has_spare(&self, bytes: u64) -> bool {
+        self.used_bytes() + bytes <= self.high_water_bytes()
+    }
+
+    /// The same as [`MemoryBudget::reserve`] for changed pages, which stay until they are written. Changes that do not make a database larger replace
     /// pages, which are freed soon: they may overdraw the budget by an eighth meanwhile. So deleting works when the
     /// memory is full.
     pub(crate) fn reserve_unwritten(&self, bytes: u64, grows: bool) -> bool {

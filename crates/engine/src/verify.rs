@@ -6,6 +6,8 @@
 //! | segments | those that manifests name, or open partitions read | all, and that those which are named are there |
 //! | logs | - (they are being written; the next start reads them) | every record that counts, as a start would, but nothing is written |
 //!
+//! Lists of hot pages ([`crate::hot`]) are passed over: they are hints, and one that is damaged is ignored where it would be used.
+//!
 //! Nothing is changed. Of each object the first damage is told; the others are read all the same.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};

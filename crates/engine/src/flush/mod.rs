@@ -128,7 +128,9 @@ async fn flush_due(engine: &Engine) -> Result<()> {
         let used_ms = partition.used_ms.load(Ordering::Relaxed);
         drop(partition);
         if now.saturating_sub(used_ms) > idle {
-            engine.close_if_unused(id);
+            if let Some(closed) = engine.close_if_unused(id) {
+                engine.hot.closed(&closed);
+            }
         }
     }
     engine.past.close_unused(|used_ms| now.saturating_sub(used_ms) > idle);
@@ -211,13 +213,18 @@ pub(crate) async fn settled(engine: &Engine) -> MutexGuard<'_, ()> {
     engine.flusher.flushing.lock().await
 }
 
-/// Deletes a dropped partition's manifests.
+/// Deletes a dropped partition's manifests, and its list of hot pages.
 pub(crate) async fn delete(engine: &Engine, id: PartitionId) -> Result<()> {
     let _alone = engine.node().past.write().await;
     let _one = settled(engine).await;
     let store = &engine.node().store;
-    for manifest in store.list_manifests(Some(id)).await.map_err(store_error)? {
+    let listed = store.list_partitions(Some(id)).await.map_err(store_error)?;
+    for manifest in listed.manifests {
         store.delete_manifest(manifest).await.map_err(store_error)?;
+    }
+    // After those: what is left of a partition without a manifest the collector deletes.
+    for list in listed.hot_pages {
+        store.delete_hot_pages(list).await.map_err(store_error)?;
     }
     engine.maintenance.count_dropped();
     Ok(())

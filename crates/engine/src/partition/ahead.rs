@@ -24,7 +24,7 @@ use crate::memory::Reservation;
 use crate::page_memory::PageBytes;
 
 /// Pages that are read at once, at most.
-const MOST_PAGES: u32 = 32;
+pub(super) const MOST_PAGES: u32 = 32;
 
 /// Pages that a scan may pass over.
 const SLACK_PAGES: u32 = 4;
@@ -55,6 +55,11 @@ impl Ahead {
 /// A version that is absent, and where it lies in its segment.
 pub(super) type Near<'a> = (PageNo, &'a PageVersion, FrameLocation);
 
+/// Whether two places of a segment, the second behind the first, are read by one request.
+pub(super) fn are_near(a: &FrameLocation, b: &FrameLocation) -> bool {
+    b.offset.saturating_sub(a.offset + u64::from(a.length)) <= GAP_BYTES
+}
+
 impl Partition {
     /// Of the next `pages` after one that lies at `location` those that can be read with it, in the order in which they lie;
     /// the page itself is among them. The caller has pinned the snapshot.
@@ -76,9 +81,7 @@ impl Partition {
             }
         }
         near.sort_unstable_by_key(|(_, _, location)| location.offset);
-        let mut runs = near.chunk_by(|(_, _, a), (_, _, b)| {
-            b.offset.saturating_sub(a.offset + u64::from(a.length)) <= GAP_BYTES
-        });
+        let mut runs = near.chunk_by(|(_, _, a), (_, _, b)| are_near(a, b));
         let run = runs.find(|run| run.iter().any(|(no, _, _)| *no == first.0));
         Ok(run.map_or_else(|| vec![first], <[_]>::to_vec))
     }

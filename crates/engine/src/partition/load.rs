@@ -1,13 +1,13 @@
 //! Bringing a partition in: from its manifest, from the log's records since, and page by page from the store.
 //!
 //! A partition opens with a manifest (the newest one, or that of a time, see [`crate::past`]) and the indexes of its segments
-//! alone; pages are read when they are touched, and may leave again.
+//! alone; pages are read when they are touched, or because they were in an earlier life ([`crate::hot`]), and may leave again.
 //! What the log holds beyond the manifest is applied when the partition opens, not when the node starts: recovery
 //! reads the log once and sorts its records by partition, and ten thousand idle tenants cost nothing.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use fulmar_pages::manifest::Manifest;
 use fulmar_pages::record::{self, Record, RecordKind};
@@ -116,6 +116,7 @@ impl Partition {
             loading: Loading::default(),
             expired: AtomicU64::new(0),
             expiry: Notify::new(),
+            hot_list: OnceLock::new(),
             used_ms: AtomicU64::new(now_ms),
             named: Mutex::new(flush::Named::new(manifest, &recovered.named_pages)),
             node,

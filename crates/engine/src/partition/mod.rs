@@ -6,11 +6,12 @@
 //! - [`turns`] and [`rows`] are where transactions wait for each other,
 //! - [`outcomes`] remembers how transactions ended whose clients may ask,
 //! - [`flush`] tells what has changed since the last manifest,
-//! - [`load`] brings in what lies in the store and in the log, [`ahead`] what a scan will want next.
+//! - [`load`] brings in what lies in the store and in the log, [`ahead`] what a scan will want next, [`hot`] what was wanted before.
 
 mod ahead;
 mod commit;
 mod flush;
+mod hot;
 mod large;
 mod load;
 mod outcomes;
@@ -25,7 +26,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use fulmar_pages::{Page, PageNo, PartitionId};
+use fulmar_pages::{HotPages, Page, PageNo, PartitionId};
 use fulmar_store::CommitLog;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
@@ -33,6 +34,7 @@ use tokio::sync::Notify;
 pub(crate) use ahead::Ahead;
 pub(crate) use commit::{Refused, Room, Waits, log_error, page_one, past_is_read_only};
 pub(crate) use flush::{CopiedFrame, Flush, NamedSegment};
+pub(crate) use hot::Run;
 pub(crate) use large::Large;
 pub(crate) use load::{Replay, read_frames, store_error};
 pub(crate) use outcomes::{Outcomes, Status};
@@ -64,6 +66,8 @@ pub(crate) struct PartitionStats {
     pub page_misses: AtomicU64,
     /// Pages that were read with others.
     pub pages_read_ahead: AtomicU64,
+    /// Pages that were read because a life of before had used them.
+    pub pages_warmed: AtomicU64,
     pub pages_evicted: AtomicU64,
     /// What others leave it of the memory for pages.
     pub cache_floor_bytes: AtomicU64,
@@ -120,6 +124,8 @@ pub(crate) struct Partition {
     /// Snapshots below this version are to be let go of; `expiry` tells who waits.
     expired: AtomicU64,
     expiry: Notify,
+    /// The list of hot pages that it has opened with, once that is read.
+    pub(crate) hot_list: OnceLock<HotPages>,
     /// Milliseconds on the node's clock when it was last used.
     pub(crate) used_ms: AtomicU64,
 }

@@ -154,6 +154,27 @@ impl Residence {
         (evicted, !inner.classes[class].is_empty())
     }
 
+    /// The queued pages of which `heat` knows how often they were touched, those first that would leave last, `most` at most.
+    pub(super) fn hottest(
+        &self,
+        clock: u64,
+        most: usize,
+        heat: impl Fn(PageNo) -> Option<u8>,
+    ) -> Vec<PageNo> {
+        let inner = self.inner.lock();
+        let mut later: Vec<Vec<PageNo>> = vec![Vec::new(); 2 * CLASSES as usize];
+        for rounds in 0..CLASSES {
+            let class = &inner.classes[((clock + rounds) % CLASSES) as usize];
+            for (page, heat) in class.iter().filter_map(|page| Some((*page, heat(*page)?))) {
+                later[rounds as usize + usize::from(heat.min(HOTTEST))].push(page);
+            }
+        }
+        drop(inner);
+        // Of one class neighbours together: they are read with one request.
+        later.iter_mut().for_each(|pages| pages.sort_unstable());
+        later.into_iter().rev().flatten().take(most).collect()
+    }
+
     /// Frees what nobody can use any more.
     fn free(&self, inner: &mut Inner) {
         fence(Ordering::SeqCst);

@@ -137,6 +137,13 @@ impl PageVersion {
         self.heat.store(CAME_ALONG, Ordering::Relaxed);
     }
 
+    /// How often it was touched since it was looked at by who evicts; `None` if it is not in memory, or nobody has asked for
+    /// it since it came.
+    pub(super) fn heat(&self) -> Option<u8> {
+        let heat = self.heat.load(Ordering::Relaxed);
+        (heat != CAME_ALONG && self.is_resident()).then_some(heat)
+    }
+
     /// How often it was touched since this was asked last.
     pub(super) fn cool(&self) -> u8 {
         match self.heat.swap(0, Ordering::Relaxed) {

@@ -32,6 +32,12 @@ impl CrashingNode {
         CrashingNode { engine, store, directory, memory_bytes, adjust }
     }
 
+    /// Stops cleanly and starts again.
+    pub async fn restart(self) -> CrashingNode {
+        self.engine.shutdown().await.unwrap();
+        self.crash().await
+    }
+
     pub fn client(&self, partition: u64) -> Client {
         Client { session: self.engine.session(PartitionId(partition)) }
     }

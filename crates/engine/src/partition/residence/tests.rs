@@ -260,3 +260,24 @@ fn what_is_touched_stays_while_others_come_and_go() {
         assert!((2..5).all(|page| version(page).is_resident()));
     }
 }
+
+/// What leaves last is the hottest, neighbours stay together, and what nobody has asked for is not among it.
+#[test]
+fn the_hottest_are_those_that_would_leave_last() {
+    let house = House::new();
+    (2..12).for_each(|page| house.commit(u64::from(page), page));
+    house.flush_all();
+    // SAFETY: one thread; nothing is pruned.
+    let version = |page| unsafe { house.table.find(page, COMMITS) }.unwrap();
+    let hottest = |most| house.residence.hottest(0, most, |page| version(page).heat());
+    assert_eq!(hottest(100), (2..12).collect::<Vec<_>>());
+    for (page, touches) in [(9, 3), (11, 1), (5, 1), (8, 3), (6, 100)] {
+        (0..touches).for_each(|_| version(page).touch());
+    }
+    version(2).comes_along();
+    drop(version(3).take());
+    assert_eq!(hottest(100), [6, 8, 9, 5, 11, 4, 7, 10]);
+    assert_eq!(hottest(4), [6, 8, 9, 5]);
+    version(2).touch();
+    assert_eq!(hottest(6), [6, 8, 9, 5, 11, 2]);
+}
