@@ -204,6 +204,11 @@ fn engine_figures(out: &mut String, engine: &EngineStatistics) {
             "Pages that were read with others, before they were asked for.",
             engine.pages_read_ahead,
         ),
+        (
+            "fulmar_pages_warmed_total",
+            "Pages that were read when their database opened, since it had used them before.",
+            engine.pages_warmed,
+        ),
         ("fulmar_pages_evicted_total", "Pages that left memory for others.", engine.pages_evicted),
         ("fulmar_flushes_total", "Flushes of changed pages to the store.", engine.flushes),
         (

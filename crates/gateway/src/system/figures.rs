@@ -45,6 +45,7 @@ macro_rules! table_of_figures {
                 ("page_hits", "INT8"),
                 ("page_misses", "INT8"),
                 ("pages_read_ahead", "INT8"),
+                ("pages_warmed", "INT8"),
                 ("pages_evicted", "INT8"),
             ],
         )
@@ -115,6 +116,7 @@ impl Figures {
             engine.page_hits as i64,
             engine.page_misses as i64,
             engine.pages_read_ahead as i64,
+            engine.pages_warmed as i64,
             engine.pages_evicted as i64,
         ]
     }
