@@ -80,9 +80,9 @@ impl MemoryBudget {
         self.used_bytes() + bytes <= self.high_water_bytes()
     }
 
-    /// The same as [`MemoryBudget::reserve`] for changed pages, which stay until they are written. Changes that do not make a database larger replace
-    /// pages, which are freed soon: they may overdraw the budget by an eighth meanwhile. So deleting works when the
-    /// memory is full.
+    /// The same as [`MemoryBudget::reserve`] for changed pages, which stay until they are written. Changes that do not make a
+    /// database larger replace pages, which are freed soon: they may overdraw the budget by an eighth meanwhile. So deleting
+    /// works when the memory is full.
     pub(crate) fn reserve_unwritten(&self, bytes: u64, grows: bool) -> bool {
         let limit_bytes = self.limit_bytes();
         let more = if grows { 0 } else { limit_bytes / 8 };
