@@ -127,10 +127,10 @@ async fn flush_due(engine: &Engine) -> Result<()> {
         let id = partition.id;
         let used_ms = partition.used_ms.load(Ordering::Relaxed);
         drop(partition);
-        if now.saturating_sub(used_ms) > idle {
-            if let Some(closed) = engine.close_if_unused(id) {
-                engine.hot.closed(&closed);
-            }
+        if now.saturating_sub(used_ms) > idle
+            && let Some(closed) = engine.close_if_unused(id)
+        {
+            engine.hot.closed(&closed);
         }
     }
     engine.past.close_unused(|used_ms| now.saturating_sub(used_ms) > idle);

@@ -43,6 +43,9 @@ use crate::partition::Partition;
 const PUTS_AT_ONCE: usize = 8;
 const MOST_PUTS: usize = 1000;
 
+/// Fewer pages are no list: a read or two bring them, and an object for each life of thousands of small tenants costs more.
+const LEAST_PAGES: usize = 32;
+
 /// How long the end of a node may take because of its lists.
 const PATIENCE_AT_THE_END: Duration = Duration::from_secs(3);
 
@@ -118,12 +121,13 @@ impl Last {
         }
         let pages = partition.hottest();
         let before = partition.hot_list.get();
-        if pages.is_empty() || before.is_some_and(|before| are_alike(&before.pages, &pages)) {
+        let name = partition.hot_name.get().copied();
+        if pages.len() < LEAST_PAGES || before.is_some_and(|before| are_alike(&before.pages, &pages)) {
             return None;
         }
         let (partition, epoch, timestamp) = (partition.id, partition.epoch, node.clock.tick());
         let list = HotPages { partition, epoch, timestamp, pages };
-        Some(Last { list, before: before.map(HotPagesName::of) })
+        Some(Last { list, before: name })
     }
 
     async fn store(self, store: &PageStore) {

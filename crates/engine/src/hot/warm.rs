@@ -54,6 +54,8 @@ impl From<StoreError> for Ended {
 impl HotLists {
     /// A partition has been opened, and has this list: its pages are read from now on.
     pub(crate) fn warm(&self, partition: &Arc<Partition>, list: HotPagesName) {
+        // Whether or not it is read: the next one replaces it.
+        let _first = partition.hot_name.set(list);
         let (store, reads) = (self.store.clone(), self.reads.clone());
         let warming = Warming { store, reads, partition: Arc::downgrade(partition) };
         tokio::spawn(async move {

@@ -116,6 +116,7 @@ impl Partition {
             loading: Loading::default(),
             expired: AtomicU64::new(0),
             expiry: Notify::new(),
+            hot_name: OnceLock::new(),
             hot_list: OnceLock::new(),
             used_ms: AtomicU64::new(now_ms),
             named: Mutex::new(flush::Named::new(manifest, &recovered.named_pages)),

@@ -27,7 +27,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use fulmar_pages::{HotPages, Page, PageNo, PartitionId};
-use fulmar_store::CommitLog;
+use fulmar_store::{CommitLog, HotPagesName};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 
@@ -124,7 +124,8 @@ pub(crate) struct Partition {
     /// Snapshots below this version are to be let go of; `expiry` tells who waits.
     expired: AtomicU64,
     expiry: Notify,
-    /// The list of hot pages that it has opened with, once that is read.
+    /// The list of hot pages that it has opened with, if there is one; and what it says, once that is read.
+    pub(crate) hot_name: OnceLock<HotPagesName>,
     pub(crate) hot_list: OnceLock<HotPages>,
     /// Milliseconds on the node's clock when it was last used.
     pub(crate) used_ms: AtomicU64,
