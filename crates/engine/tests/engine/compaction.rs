@@ -1,0 +1,219 @@
+//! Compaction: what is in a partition stays what it is, whatever is merged, and whoever fails or writes meanwhile.
+
+use std::collections::BTreeMap;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::common::crashing::CrashingNode;
+use fulmar_engine::Value;
+use fulmar_pages::PartitionId;
+use fulmar_store::{FailureKind, Store, StoreFault, StoreOperation};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+const SHOP: PartitionId = PartitionId(7);
+const FAILS: StoreFault = StoreFault::Fail(FailureKind::Other);
+
+/// A node with one table, and what must be in it.
+struct Node {
+    node: CrashingNode,
+    rows: BTreeMap<i64, i64>,
+    random: StdRng,
+}
+
+impl Deref for Node {
+    type Target = CrashingNode;
+
+    fn deref(&self) -> &CrashingNode {
+        &self.node
+    }
+}
+
+impl Node {
+    async fn start() -> Node {
+        let node = CrashingNode::start(1 << 30, |config| {
+            config.retention = Arc::new(|_| Duration::ZERO);
+            // Only the test flushes.
+            config.manifest_interval = Duration::from_secs(3600);
+        });
+        let node = Node { node: node.await, rows: BTreeMap::new(), random: StdRng::seed_from_u64(5) };
+        node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER, v BLOB)").await;
+        node
+    }
+
+    async fn crash(self) -> Node {
+        Node { node: self.node.crash().await, ..self }
+    }
+
+    async fn run(&self, sql: &str) {
+        let mut client = self.client(SHOP.0);
+        client.run(sql).await.unwrap();
+        client.close().await;
+    }
+
+    /// Changes some rows.
+    async fn change(&mut self) {
+        let mut sql = String::from("BEGIN;");
+        for _ in 0..self.random.random_range(1..40) {
+            let (id, n) = (self.random.random_range(1..600), self.random.random_range(0..1000));
+            sql += &format!("INSERT OR REPLACE INTO t VALUES ({id}, {n}, randomblob(1500));");
+            self.rows.insert(id, n);
+        }
+        if self.random.random_bool(0.1) {
+            let least = self.random.random_range(1..600);
+            sql += &format!("DELETE FROM t WHERE id > {least};");
+            self.rows.retain(|id, _| *id <= least);
+        }
+        self.run(&(sql + "COMMIT")).await;
+    }
+
+    async fn check(&self) {
+        let mut client = self.client(SHOP.0);
+        let found = client.run("SELECT id, n FROM t ORDER BY id").await.unwrap();
+        let found: BTreeMap<i64, i64> = found
+            .into_iter()
+            .map(|row| match row[..] {
+                [Value::Integer(id), Value::Integer(n)] => (id, n),
+                _ => panic!("{row:?}"),
+            })
+            .collect();
+        assert_eq!(found, self.rows);
+        assert_eq!(client.value("PRAGMA integrity_check").await, Value::Text("ok".into()));
+        client.close().await;
+    }
+
+    async fn objects(&self, directory: &str) -> Vec<String> {
+        let listing = self.store.list(directory, None).await.unwrap();
+        assert!(!listing.more);
+        listing.names
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn segments_stay_few_and_what_is_in_them_what_it_was() {
+    let mut node = Node::start().await;
+    for flush in 1..=120 {
+        node.change().await;
+        node.engine.flush().await.unwrap();
+        if flush % 7 == 0 {
+            node.engine.compact_all().await.unwrap();
+        }
+        if flush % 30 == 0 {
+            node = node.crash().await;
+            node.check().await;
+            node.engine.collect().await.unwrap();
+        }
+    }
+    node.engine.compact_all().await.unwrap();
+    // Nothing is open any more that reads what was merged.
+    node = node.crash().await;
+    node.engine.collect().await.unwrap();
+    let segments = node.objects("segments").await.len();
+    assert!(segments <= 12, "{segments} segments after 120 flushes");
+    assert_eq!(node.objects("manifests").await.len(), 1);
+    node.check().await;
+    node.run("DELETE FROM t; VACUUM").await;
+    node.rows.clear();
+    node.engine.flush().await.unwrap();
+    node.engine.compact_all().await.unwrap();
+    node.crash().await.check().await;
+}
+
+/// Pages that were not in memory when their segments were merged are read from the merged one, and the others can go, though the
+/// partition stays open.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_open_partition_lets_merged_segments_go() {
+    let mut node = Node::start().await;
+    for first in (1..=600).step_by(20) {
+        let rows: Vec<String> =
+            (first..first + 20).map(|id| format!("({id}, {id}, randomblob(1500))")).collect();
+        node.run(&format!("INSERT INTO t VALUES {}", rows.join(", "))).await;
+        node.rows.extend((first..first + 20).map(|id| (id, id)));
+        node.engine.flush().await.unwrap();
+    }
+    node = node.crash().await;
+    // Before it is opened: from then on it may be compacted at any time.
+    node.engine.collect().await.unwrap();
+    let before = node.objects("segments").await;
+    let mut session = node.engine.session(SHOP);
+    session.prepare("SELECT n FROM t").await.unwrap();
+    // Three quarters are written each time. So twice of it outweighs what is alive, whatever was merged before, and all is
+    // merged: with the last quarter, which nobody has read.
+    for _ in 0..4 {
+        node.run("UPDATE t SET v = randomblob(1500) WHERE id <= 450").await;
+        node.engine.flush().await.unwrap();
+        node.engine.compact_all().await.unwrap();
+    }
+    // What the last commits have replaced is held until the flusher comes by.
+    let they_are_gone = async {
+        loop {
+            node.engine.collect().await.unwrap();
+            let now = node.objects("segments").await;
+            if before.iter().all(|segment| !now.contains(segment)) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), they_are_gone).await.unwrap();
+    node.check().await;
+    session.close().await;
+}
+
+/// While the segments are read that are to be merged somebody commits and flushes.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_flushed_meanwhile_is_not_lost() {
+    let mut node = Node::start().await;
+    for _ in 0..12 {
+        node.store.hold(StoreOperation::Get, true);
+        node.change().await;
+        node.engine.flush().await.unwrap();
+        node.change().await;
+        node.engine.flush().await.unwrap();
+        node.store.hold(StoreOperation::Get, false);
+        node.change().await;
+        node.engine.flush().await.unwrap();
+    }
+    node.engine.compact_all().await.unwrap();
+    node.change().await;
+    node.check().await;
+    let node = node.crash().await;
+    node.check().await;
+}
+
+/// Whatever the store refuses, and however often: nothing is lost, and garbage goes with the next collection.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_compaction_that_fails_loses_nothing() {
+    let mut node = Node::start().await;
+    for place in 0..10 {
+        use StoreOperation::{Delete, Get, List, Put};
+        for operation in [Put, Get, List, Delete] {
+            for _ in 0..5 {
+                node.change().await;
+                node.engine.flush().await.unwrap();
+            }
+            for _ in 0..place {
+                node.store.next(operation, StoreFault::Delay(Duration::ZERO));
+            }
+            node.store.next(operation, FAILS);
+            let _ = node.engine.compact_all().await;
+            let _ = node.engine.collect().await;
+            node.change().await;
+            let _ = node.engine.flush().await;
+            // If nobody has come that far.
+            node.store.forget(operation);
+            node.check().await;
+        }
+        node = node.crash().await;
+        node.check().await;
+    }
+    node.engine.flush().await.unwrap();
+    node.engine.compact_all().await.unwrap();
+    node = node.crash().await;
+    node.engine.collect().await.unwrap();
+    let segments = node.objects("segments").await.len();
+    assert!(segments <= 12, "{segments} segments are left");
+    assert_eq!(node.objects("manifests").await.len(), 1);
+    node.check().await;
+}

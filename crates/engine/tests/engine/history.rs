@@ -1,0 +1,152 @@
+//! What a partition was: restored, branched, thinned out, collected, with a crash in between.
+
+use std::time::Duration;
+
+use crate::common::minutes::{DAY, MINUTE, SHOP, five_minutes};
+use fulmar_engine::{Error, TimeSource, sqlstate};
+use fulmar_pages::PartitionId;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_goes_back_to_any_of_its_minutes_and_forth_again() {
+    let (mut node, times) = five_minutes(Duration::from_millis(DAY)).await;
+    assert_eq!(node.engine.history(SHOP).await.unwrap().len(), 5);
+    for (minute, time) in times.iter().enumerate() {
+        let id = PartitionId(100 + minute as u64);
+        node.engine.create_partition(id, Some((SHOP, Some(*time)))).await.unwrap();
+        assert_eq!(node.rows(id).await, minute as i64 + 1);
+    }
+
+    // Not flushed yet: a restore leaves it restorable.
+    node.run("DELETE FROM t").await;
+    node.restore(times[2]).await.unwrap();
+    assert_eq!(node.rows(SHOP).await, 3);
+    let history = node.engine.history(SHOP).await.unwrap();
+    let deleted = history.iter().rfind(|point| point.lineage == SHOP.0).unwrap().time_unix_ms;
+    node.run("INSERT INTO t(v) VALUES ('after')").await;
+    node = node.crash().await;
+    assert_eq!(node.rows(SHOP).await, 4);
+    node.wait(MINUTE);
+    // The last one is now: nothing changes.
+    for (time, rows) in [(Some(deleted), 0), (Some(times[4]), 5), (Some(times[0]), 1), (None, 1)] {
+        let time = time.unwrap_or_else(|| node.clock.unix_ms());
+        node.restore(time).await.unwrap();
+        assert_eq!(node.rows(SHOP).await, rows, "at {time}");
+        node = node.crash().await;
+        assert_eq!(node.rows(SHOP).await, rows, "at {time}, after a crash");
+    }
+    let history = node.engine.history(SHOP).await.unwrap();
+    assert!(history.is_sorted_by(|a, b| a.time_unix_ms <= b.time_unix_ms), "{history:?}");
+    let mut lineages: Vec<u64> = history.iter().map(|point| point.lineage).collect();
+    lineages.dedup();
+    assert_eq!(lineages.len(), 6, "that of the beginning, and one for each restore: {history:?}");
+    assert_eq!(node.rows(PartitionId(103)).await, 4, "a branch goes its own way");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn times_that_nobody_can_go_back_to_are_refused() {
+    let (mut node, times) = five_minutes(Duration::from_millis(DAY)).await;
+    let error = node.restore(times[0] - DAY).await.unwrap_err();
+    assert_eq!(error.state(), sqlstate::INVALID_PARAMETER_VALUE);
+    assert!(error.get_detail().unwrap().starts_with("It begins at 20"), "{error:?}");
+    let error = node.restore(node.clock.unix_ms() + MINUTE).await.unwrap_err();
+    assert!(error.message().contains("future"), "{error:?}");
+    let error = node.engine.create_partition(PartitionId(8), Some((PartitionId(9), Some(times[0])))).await;
+    assert!(error.unwrap_err().get_detail().unwrap().contains("none yet"));
+    assert_eq!(node.rows(SHOP).await, 5);
+}
+
+/// A restore ends between its manifest and the catalog's word, or behind that; nobody has got to know.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restore_has_happened_when_the_catalog_says_so() {
+    let (mut node, times) = five_minutes(Duration::from_millis(DAY)).await;
+    node.run("INSERT INTO t(v) VALUES ('in the log')").await;
+    let manifests = node.objects("manifests");
+    let fails = async |_| Err(Error::new(sqlstate::IO_ERROR, "the catalog has failed"));
+    node.engine.restore_partition(SHOP, times[1], fails).await.unwrap_err();
+    let mut client = node.client(SHOP);
+    assert_eq!(client.state("INSERT INTO t(v) VALUES (1)").await, "57P01", "it may have been restored");
+    client.close().await;
+    // The catalog does not know of it.
+    node = node.crash().await;
+    assert_eq!(node.objects("manifests"), manifests + 2, "of its flush, and of its next epoch");
+    assert_eq!(node.rows(SHOP).await, 6);
+    assert_eq!(node.engine.history(SHOP).await.unwrap().len(), manifests + 1);
+    node.engine.collect().await.unwrap();
+    assert_eq!(node.objects("manifests"), manifests + 1);
+
+    // It does, and that is all that is left of it.
+    let eras = &mut node.eras;
+    let knows = async |era| {
+        eras.insert(SHOP, era);
+        Err(Error::new(sqlstate::IO_ERROR, "its answer was lost"))
+    };
+    node.engine.restore_partition(SHOP, times[1], knows).await.unwrap_err();
+    node = node.crash().await;
+    assert_eq!(node.rows(SHOP).await, 2);
+    node.engine.collect().await.unwrap();
+    assert_eq!(node.rows(SHOP).await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_was_in_a_transaction_cannot_commit_into_what_was_restored() {
+    let (mut node, times) = five_minutes(Duration::from_millis(DAY)).await;
+    let mut client = node.client(SHOP);
+    client.run("CREATE TEMP TABLE mine(x); BEGIN; INSERT INTO t(v) VALUES ('before')").await.unwrap();
+    node.restore(times[0]).await.unwrap();
+    assert_eq!(client.state("COMMIT").await, "57P01");
+    let _ = client.run("ROLLBACK").await;
+    assert_eq!(client.int("SELECT count(*) FROM t").await, 1);
+    client.run("INSERT INTO t(v) VALUES ('after')").await.unwrap();
+    client.close().await;
+    assert_eq!(node.rows(SHOP).await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_older_than_the_retention_goes_and_what_others_name_stays() {
+    let (node, times) = five_minutes(Duration::from_millis(DAY)).await;
+    let branch = PartitionId(8);
+    node.engine.create_partition(branch, Some((SHOP, Some(times[1])))).await.unwrap();
+    node.engine.collect().await.unwrap();
+    assert_eq!(node.engine.history(SHOP).await.unwrap().len(), 5);
+    node.wait(DAY + MINUTE);
+    node.engine.collect().await.unwrap();
+    assert_eq!(node.engine.history(SHOP).await.unwrap().len(), 1, "the newest stays");
+    assert_eq!((node.rows(SHOP).await, node.rows(branch).await), (5, 2));
+    node.engine.drop_partition(SHOP).await.unwrap();
+    node.engine.collect().await.unwrap();
+    let node = node.crash().await;
+    assert_eq!(node.rows(branch).await, 2);
+    node.engine.drop_partition(branch).await.unwrap();
+    node.engine.collect().await.unwrap();
+    assert_eq!((node.objects("manifests"), node.objects("segments")), (0, 0));
+}
+
+/// Branches, flushes, drops and collections at once: no branch ever misses a page.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_collected_that_a_branch_needs() {
+    let (node, _) = five_minutes(Duration::ZERO).await;
+    let collecting = tokio::spawn({
+        let engine = node.engine.clone();
+        async move {
+            loop {
+                engine.collect().await.unwrap();
+            }
+        }
+    });
+    let mut previous = SHOP;
+    for number in 100..140 {
+        node.run("UPDATE t SET v = randomblob(3000)").await;
+        let id = PartitionId(number);
+        // Of the newest, or a branch of a branch whose source goes at once.
+        let source = if number % 2 == 0 { SHOP } else { previous };
+        node.engine.create_partition(id, Some((source, None))).await.unwrap();
+        if previous != SHOP {
+            node.engine.drop_partition(previous).await.unwrap();
+        }
+        assert_eq!(node.rows(id).await, 5);
+        previous = id;
+    }
+    collecting.abort();
+    let _ = collecting.await;
+    assert_eq!(node.rows(SHOP).await, 5);
+}

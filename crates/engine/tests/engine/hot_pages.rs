@@ -1,0 +1,298 @@
+//! Hot pages: what a partition was working with is in memory again when it opens, and costs nobody anything.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use crate::common::crashing::CrashingNode;
+use crate::common::{Client, Node, minutes};
+use fulmar_engine::{Config, Engine, PartitionStatistics};
+use fulmar_pages::{HotPages, PartitionId};
+use fulmar_store::{Store, StoreFault, StoreOperation};
+
+const SHOP: PartitionId = PartitionId(7);
+const OTHER: PartitionId = PartitionId(8);
+
+const TABLE: &str = "CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)";
+
+/// Some of the rows, on a tenth of the pages.
+const SOME: &str = "SELECT sum(length(v)) FROM t WHERE id BETWEEN 500 AND 699";
+
+fn rows(count: u32) -> String {
+    format!(
+        "INSERT INTO t(v) WITH RECURSIVE i(k) AS (SELECT 1 UNION ALL SELECT k + 1 FROM i WHERE k < {count}) \
+         SELECT randomblob(1900) FROM i"
+    )
+}
+
+async fn run(mut client: Client, sql: &[&str]) {
+    for sql in sql {
+        client.run(sql).await.unwrap();
+    }
+    client.close().await;
+}
+
+fn counted(engine: &Engine, id: PartitionId) -> PartitionStatistics {
+    engine.partition_statistics(id).unwrap()
+}
+
+async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "{what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Opens a partition, without asking for a page of its tables; answers a client that keeps it open.
+async fn open(mut client: Client) -> Client {
+    client.run("PRAGMA user_version").await.unwrap();
+    client
+}
+
+impl Node {
+    /// The files of a partition's lists.
+    fn lists(&self, id: PartitionId) -> Vec<PathBuf> {
+        let Ok(files) = std::fs::read_dir(self.directory.path().join("store/manifests").join(id.to_string()))
+        else {
+            return Vec::new();
+        };
+        let mut lists: Vec<_> = files.map(|file| file.unwrap().path()).collect();
+        lists.retain(|path| path.file_name().unwrap().to_str().unwrap().starts_with("hot-"));
+        lists.sort();
+        lists
+    }
+
+    /// The one list of a partition.
+    fn list(&self, id: PartitionId) -> HotPages {
+        let lists = self.lists(id);
+        assert_eq!(lists.len(), 1, "{lists:?}");
+        HotPages::decode(&std::fs::read(&lists[0]).unwrap()).unwrap()
+    }
+
+    fn warmed(&self, id: PartitionId) -> u64 {
+        counted(&self.engine, id).pages_warmed
+    }
+}
+
+/// A partition of some thousand pages, closed with the node, which starts again.
+async fn filled() -> Node {
+    let node = Node::start().await;
+    run(node.client(SHOP.0), &[TABLE, &rows(2000)]).await;
+    node.restart().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_in_use_is_in_memory_before_anybody_asks() {
+    let node = filled().await;
+    let written = node.list(SHOP).pages.len() as u64;
+    assert!(written > 900, "{written}");
+    let client = open(node.client(SHOP.0)).await;
+    until("all of it is read", || node.warmed(SHOP) == written).await;
+    // Of this life some pages are in use only, and those are what the next one begins with.
+    run(client, &[SOME, SOME]).await;
+    assert_eq!(counted(&node.engine, SHOP).page_misses, 0);
+    let node = node.restart().await;
+    let used = node.list(SHOP).pages.len() as u64;
+    assert!((50..written / 2).contains(&used), "{used} of {written}");
+    let client = open(node.client(SHOP.0)).await;
+    until("those are read", || node.warmed(SHOP) == used).await;
+    run(client, &[SOME]).await;
+    assert_eq!(counted(&node.engine, SHOP).page_misses, 0);
+    // A life that does the same writes nothing.
+    let list = node.list(SHOP);
+    let node = node.restart().await;
+    assert_eq!(node.list(SHOP), list);
+    run(node.client(SHOP.0), &["SELECT count(*) FROM t WHERE length(v) = 1900"]).await;
+    let node = node.restart().await;
+    assert!(node.list(SHOP).timestamp > list.timestamp);
+}
+
+/// The same when it is closed because nobody uses it, and the node goes on. A node that is killed leaves the list of before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_idle_partition_leaves_its_list() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = || Config {
+        idle_after: Duration::ZERO,
+        manifest_interval: Duration::ZERO,
+        ..Config::new(directory.path(), crate::common::MEMORY)
+    };
+    let engine = Engine::start(config()).await.unwrap();
+    let node = Node { engine, directory: tempfile::tempdir().unwrap() };
+    let lists = || {
+        let files = std::fs::read_dir(directory.path().join("store/manifests").join(SHOP.to_string()));
+        let names = files.into_iter().flatten().map(|file| file.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.starts_with("hot-") && !name.contains('#')).collect::<Vec<_>>()
+    };
+    run(node.client(SHOP.0), &[TABLE, &rows(500)]).await;
+    until("it is closed and has a list", || lists().len() == 1).await;
+    let client = open(node.client(SHOP.0)).await;
+    until("its pages are in memory", || node.warmed(SHOP) > 200).await;
+    let before = lists();
+    drop((client, node));
+    let engine = crate::common::start_when_free(config).await;
+    assert_eq!(lists(), before);
+    let node = Node { engine, directory: tempfile::tempdir().unwrap() };
+    let _client = open(node.client(SHOP.0)).await;
+    until("they are again", || node.warmed(SHOP) > 200).await;
+}
+
+/// How long the first statement of a partition takes whose store takes its time for each read.
+async fn first_answer(node: &CrashingNode) -> Duration {
+    let mut client = node.client(SHOP.0);
+    let begun = Instant::now();
+    assert_eq!(client.int("SELECT length(v) FROM t WHERE id = 900").await, 1900);
+    let took = begun.elapsed();
+    client.close().await;
+    took
+}
+
+/// The store answers each read late. The first statement waits for its own only; and when the list's pages have come,
+/// whoever comes next waits for none.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_store_does_not_delay_the_first_statement() {
+    const DELAY: Duration = Duration::from_millis(300);
+    let node = CrashingNode::start(1 << 30, |_| ()).await;
+    run(node.client(SHOP.0), &[TABLE, &rows(1000)]).await;
+    node.engine.flush().await.unwrap();
+    let slow = |node: &CrashingNode, delay| {
+        node.store.always(StoreOperation::Get, delay);
+    };
+    let node = node.crash().await;
+    slow(&node, Some(StoreFault::Delay(DELAY)));
+    let without = first_answer(&node).await;
+    slow(&node, None);
+    run(node.client(SHOP.0), &["SELECT count(*) FROM t WHERE length(v) = 1900"]).await;
+    let node = node.restart().await;
+    slow(&node, Some(StoreFault::Delay(DELAY)));
+    let with = first_answer(&node).await;
+    assert!(with < without + DELAY / 2, "{with:?} with a list, {without:?} without");
+    until("its pages come", || counted(&node.engine, SHOP).pages_warmed > 450).await;
+    let begun = Instant::now();
+    run(node.client(SHOP.0), &["SELECT length(v) FROM t WHERE id = 100"]).await;
+    assert!(begun.elapsed() < DELAY, "{:?}", begun.elapsed());
+    // Nor does the node's end wait for what is being read.
+    slow(&node, None);
+    node.engine.shutdown().await.unwrap();
+}
+
+/// A list that is damaged, of another partition, or of pages that do not exist.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_list_that_is_not_as_it_should_be_is_ignored() {
+    let node = filled().await;
+    let list = node.list(SHOP);
+    let file = node.lists(SHOP).remove(0);
+    let sound = list.encode();
+    let mut damaged = sound.clone();
+    damaged[35] ^= 1;
+    let of_another = HotPages { partition: OTHER, ..list.clone() }.encode();
+    let mut node = node;
+    for bytes in [damaged, of_another, b"?".to_vec()] {
+        // Only what is being opened reads it.
+        std::fs::write(&file, bytes).unwrap();
+        let mut client = open(node.client(SHOP.0)).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert_eq!((client.int("SELECT count(*) FROM t").await, node.warmed(SHOP)), (2000, 0));
+        assert!(client.session.verify().await.unwrap().damage.is_empty(), "it is no damage of data");
+        client.close().await;
+        // As in a crash: nobody writes another one.
+        let Node { engine, directory } = node;
+        drop(engine);
+        let config = || Config::new(directory.path(), crate::common::MEMORY);
+        node = Node { engine: crate::common::start_when_free(config).await, directory };
+    }
+    // Pages that do not exist, twice the same ones, and one that is in memory anyway.
+    let pages = vec![1, 5, 6, u32::MAX, 5, 6, 100_000, 7];
+    std::fs::write(&file, HotPages { pages, ..list }.encode()).unwrap();
+    let mut client = open(node.client(SHOP.0)).await;
+    until("those that exist are read", || node.warmed(SHOP) == 3).await;
+    assert_eq!(client.int("SELECT count(*) FROM t").await, 2000);
+    client.close().await;
+}
+
+/// A list goes with its partition; and the collector deletes those that no partition will open with, and no others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn drop_and_collection_leave_nothing_behind() {
+    let node = filled().await;
+    run(node.client(OTHER.0), &[TABLE, &rows(100)]).await;
+    let node = node.restart().await;
+    let (shop, other) = (node.list(SHOP), node.list(OTHER));
+    let file = node.lists(SHOP).remove(0);
+    // An older one that a crash has left, and one that was put when its partition had been dropped.
+    let older = HotPages { timestamp: 1, ..shop.clone() };
+    std::fs::write(file.with_file_name("hot-00000001-0000000000000001"), older.encode()).unwrap();
+    assert_eq!(node.lists(SHOP).len(), 2);
+    let gone = PartitionId(99);
+    let late = file.parent().unwrap().with_file_name(gone.to_string());
+    std::fs::create_dir(&late).unwrap();
+    std::fs::copy(&file, late.join(file.file_name().unwrap())).unwrap();
+    let client = open(node.client(SHOP.0)).await;
+    until("the newest counts", || node.warmed(SHOP) == shop.pages.len() as u64).await;
+    client.close().await;
+    node.engine.collect().await.unwrap();
+    assert_eq!((node.list(SHOP), node.list(OTHER), node.lists(gone)), (shop, other, Vec::new()));
+    node.engine.drop_partition(SHOP).await.unwrap();
+    assert_eq!((node.lists(SHOP).len(), node.lists(OTHER).len()), (0, 1));
+    node.engine.shutdown().await.unwrap();
+    assert_eq!(node.lists(SHOP).len(), 0);
+}
+
+/// After a restore other pages may be in use: the list of before is not used, and goes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restore_does_without_the_list_of_before() {
+    const LARGE: &str = "CREATE TABLE large(v); INSERT INTO large WITH RECURSIVE i(k) AS (SELECT 1 UNION ALL \
+        SELECT k + 1 FROM i WHERE k < 100) SELECT randomblob(1900) FROM i";
+    let (mut node, times) = minutes::five_minutes(Duration::from_secs(3600)).await;
+    let large: Vec<&str> = LARGE.split("; ").collect();
+    run(node.client(minutes::SHOP), &large).await;
+    node.engine.shutdown().await.unwrap();
+    node = node.crash().await;
+    let manifests = node.objects("manifests");
+    node.restore(times[2]).await.unwrap();
+    assert_eq!(node.objects("manifests"), manifests + 1, "one for its next epoch");
+    node.engine.collect().await.unwrap();
+    assert_eq!(node.objects("manifests"), manifests, "the list is gone");
+    assert_eq!(node.rows(minutes::SHOP).await, 3);
+    let warmed = |node: &minutes::Node| counted(&node.engine, minutes::SHOP).pages_warmed;
+    assert_eq!(warmed(&node), 0);
+    run(node.client(minutes::SHOP), &large).await;
+    node.engine.shutdown().await.unwrap();
+    node = node.crash().await;
+    let _client = open(node.client(minutes::SHOP)).await;
+    until("there is one of the new epoch, which is read", || warmed(&node) > 0).await;
+}
+
+/// Where the memory is full nothing is evicted for pages that somebody may want.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_that_is_full_is_left_alone() {
+    const ALL: &str = "SELECT count(*) FROM t WHERE length(v) = 1900";
+    let node = CrashingNode::start(8 << 20, |_| ()).await;
+    for (id, thousands) in [(SHOP, 1), (OTHER, 8)] {
+        run(node.client(id.0), &[TABLE]).await;
+        for _ in 0..thousands {
+            run(node.client(id.0), &[&rows(1000)]).await;
+        }
+    }
+    node.engine.flush().await.unwrap();
+    run(node.client(SHOP.0), &[ALL, ALL]).await;
+    let node = node.restart().await;
+    let lists = node.store.list("manifests", None).await.unwrap().names;
+    assert!(lists.iter().any(|name| name.contains(&format!("{SHOP}/hot-"))), "{lists:?}");
+    let mut other = node.client(OTHER.0);
+    other.run(ALL).await.unwrap();
+    let evicted = |id| counted(&node.engine, id).pages_evicted;
+    // Until the sweeper has done what it will do.
+    let mut before = u64::MAX;
+    while before != evicted(OTHER) {
+        before = evicted(OTHER);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let mut shop = open(node.client(SHOP.0)).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let warmed = counted(&node.engine, SHOP).pages_warmed;
+    assert!(warmed < 100, "{warmed} of some 500 pages");
+    // What the opening itself needs, its table of pages, may cost the other one some.
+    assert!(evicted(OTHER) - before < 50, "{} pages", evicted(OTHER) - before);
+    for client in [&mut shop, &mut other] {
+        client.run(ALL).await.unwrap();
+    }
+}

@@ -1,0 +1,179 @@
+//! What a transaction may take: what goes beyond is refused and taken back, and all else goes on.
+
+use crate::common::{Client, Node};
+use fulmar_engine::{TransactionLimits, Value, sqlstate};
+
+const TABLE: &str = "CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)";
+
+fn rows(count: u32) -> String {
+    format!(
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {count}) \
+         SELECT i, randomblob(3000) FROM n"
+    )
+}
+
+fn holding(megabytes: u64) -> TransactionLimits {
+    TransactionLimits { held_bytes: megabytes << 20, ..TransactionLimits::default() }
+}
+
+fn sized(megabytes: u64) -> TransactionLimits {
+    TransactionLimits { database_bytes: megabytes << 20, ..TransactionLimits::default() }
+}
+
+async fn is_intact(client: &mut Client) -> bool {
+    client.value("PRAGMA integrity_check").await == Value::Text("ok".into())
+}
+
+#[tokio::test]
+async fn a_statement_that_holds_too_much_is_taken_back() {
+    let node = Node::start().await;
+    let mut a = node.client(1);
+    a.run(TABLE).await.unwrap();
+    a.run(&format!("INSERT INTO t {}", rows(3000))).await.unwrap();
+    a.session.set_limits(holding(4));
+    // Pages (they leave SQLite's cache for the overlay), the journal, a sort, a temporary table.
+    for large in [
+        "UPDATE t SET v = randomblob(3000)".to_owned(),
+        format!("INSERT INTO t SELECT id + 10000, v FROM ({}) JOIN t USING (id)", "SELECT id FROM t"),
+        "SELECT id FROM t ORDER BY hex(v)".to_owned(),
+        "CREATE TEMPORARY TABLE copy AS SELECT * FROM t".to_owned(),
+    ] {
+        let error = a.run(&large).await.unwrap_err();
+        assert_eq!(error.state(), sqlstate::CONFIGURATION_LIMIT, "{large}: {error}");
+        assert!(error.message().contains("transaction_memory of 4096kB"), "{error}");
+        assert_eq!(a.int("SELECT count(*) FROM t").await, 3000, "{large}");
+        a.run("UPDATE t SET v = randomblob(3000) WHERE id < 100").await.unwrap();
+    }
+    // Nothing is left that would count for the next one.
+    for _ in 0..10 {
+        a.run("UPDATE t SET v = randomblob(3000) WHERE id < 300").await.unwrap();
+    }
+    assert!(is_intact(&mut a).await);
+    a.session.set_limits(TransactionLimits::default());
+    a.run("UPDATE t SET v = randomblob(3000)").await.unwrap();
+    a.close().await;
+}
+
+#[tokio::test]
+async fn an_open_transaction_that_holds_too_much_has_failed() {
+    let node = Node::start().await;
+    let mut a = node.client(1);
+    a.run(TABLE).await.unwrap();
+    a.run(&format!("INSERT INTO t {}", rows(3000))).await.unwrap();
+    a.session.set_limits(holding(4));
+    a.run("BEGIN; INSERT INTO t VALUES (-1, 'kept'); SAVEPOINT s").await.unwrap();
+    assert_eq!(a.state("UPDATE t SET v = randomblob(3000)").await, sqlstate::CONFIGURATION_LIMIT);
+    assert_eq!(a.state("SELECT 1").await, sqlstate::IN_FAILED_TRANSACTION);
+    // What came before it is still there.
+    a.run("ROLLBACK TO s; INSERT INTO t VALUES (-2, 'kept'); COMMIT").await.unwrap();
+    assert_eq!(a.int("SELECT count(*) FROM t WHERE v = 'kept'").await, 2);
+
+    // A COMMIT finds out, too: SQLite has kept the changed pages until then.
+    a.run("BEGIN; UPDATE t SET v = randomblob(3000) WHERE id BETWEEN 1 AND 300").await.unwrap();
+    a.session.set_limits(holding(1));
+    assert_eq!(a.state("COMMIT").await, sqlstate::CONFIGURATION_LIMIT);
+    a.run("INSERT INTO t VALUES (-3, 'kept')").await.unwrap();
+    assert_eq!(a.int("SELECT count(*) FROM t").await, 3003);
+    assert!(is_intact(&mut a).await);
+    a.close().await;
+}
+
+#[tokio::test]
+async fn a_database_grows_to_its_size_and_no_further() {
+    let node = Node::start().await;
+    let mut a = node.client(1);
+    a.run(TABLE).await.unwrap();
+    a.session.set_limits(sized(2));
+    assert_eq!(a.state(&format!("INSERT INTO t {}", rows(1000))).await, sqlstate::DISK_FULL);
+    assert_eq!(a.int("SELECT count(*) FROM t").await, 0);
+    a.run(&format!("INSERT INTO t {}", rows(400))).await.unwrap();
+    let error = a.run(&format!("INSERT INTO t SELECT id + 1000, v FROM ({})", "SELECT * FROM t")).await;
+    let error = error.unwrap_err();
+    assert_eq!(error.state(), sqlstate::DISK_FULL);
+    assert!(error.message().contains("max_size of 2048kB"), "{error}");
+
+    // Lowered below what there is: it can be read, changed and made smaller, and its free space used.
+    a.session.set_limits(sized(1));
+    let pages = a.int("PRAGMA page_count").await;
+    a.run("UPDATE t SET v = randomblob(3000)").await.unwrap();
+    a.run("DELETE FROM t WHERE id > 300").await.unwrap();
+    a.run("INSERT INTO t SELECT id + 1000, v FROM t WHERE id <= 80").await.unwrap();
+    assert_eq!(a.int("PRAGMA page_count").await, pages);
+    assert_eq!(a.state("INSERT INTO t SELECT id + 2000, v FROM t").await, sqlstate::DISK_FULL);
+    a.run("DELETE FROM t WHERE id > 100; VACUUM").await.unwrap();
+    assert!(a.int("PRAGMA page_count").await < 256);
+    a.run("INSERT INTO t SELECT id + 2000, v FROM t").await.unwrap();
+    assert_eq!(a.int("SELECT count(*) FROM t").await, 200);
+    assert!(is_intact(&mut a).await);
+    a.close().await;
+}
+
+/// Pages that are taken and given back at the end of the file are never written, and count all the same.
+#[tokio::test]
+async fn growth_that_is_not_written_counts() {
+    let node = Node::start().await;
+    let mut a = node.client(1);
+    a.run(TABLE).await.unwrap();
+    a.session.set_limits(sized(1));
+    let grown = a.state(&format!("BEGIN; INSERT INTO t {}; DELETE FROM t; COMMIT", rows(400))).await;
+    assert_eq!(grown, sqlstate::DISK_FULL);
+    a.run("ROLLBACK").await.unwrap();
+    assert_eq!(a.int("PRAGMA page_count").await, 2);
+    a.close().await;
+}
+
+/// A limit that was lowered since the statements ran is told as what it is when they are run again.
+#[tokio::test]
+async fn a_replay_that_holds_too_much_says_so() {
+    let node = Node::start().await;
+    let mut a = node.client(1);
+    a.run(TABLE).await.unwrap();
+    a.run(&format!("INSERT INTO t {}", rows(1000))).await.unwrap();
+    a.run("BEGIN; UPDATE t SET v = randomblob(3000)").await.unwrap();
+    a.session.let_snapshot_go().await.unwrap();
+    a.session.set_limits(holding(1));
+    assert_eq!(a.state("COMMIT").await, sqlstate::CONFIGURATION_LIMIT);
+    a.run("INSERT INTO t VALUES (-1, 'kept')").await.unwrap();
+    assert_eq!(a.int("SELECT count(*) FROM t").await, 1001);
+    assert!(is_intact(&mut a).await);
+    a.close().await;
+}
+
+/// Values that SQLite holds all at once, of a hundred megabytes each.
+fn values(count: u32) -> String {
+    let values: Vec<_> = (0..count).map(|more| format!("hex(zeroblob({}))", 50_000_000 + more)).collect();
+    format!("SELECT length(max({}))", values.join(", "))
+}
+
+#[tokio::test]
+async fn values_that_take_too_much_memory_are_refused() {
+    let node = Node::start().await;
+    let (mut a, mut other) = (node.client(1), node.client(2));
+    a.run(TABLE).await.unwrap();
+    assert_eq!(a.int(&values(1)).await, 100_000_000);
+    for round in 0..2 {
+        let error = a.run(&values(30)).await.unwrap_err();
+        assert_eq!(error.state(), sqlstate::OUT_OF_MEMORY, "{error}");
+        // Many small pieces: five million expressions.
+        let list = format!("SELECT 1 IN ({}1)", "1,".repeat(5_000_000));
+        let error = a.run(&list).await.unwrap_err();
+        assert_eq!(error.state(), sqlstate::OUT_OF_MEMORY, "{error}");
+        // Nothing of it is left, so there is room for what has its place.
+        assert_eq!(a.int(&values(1)).await, 100_000_000);
+        a.run(&format!("INSERT INTO t VALUES ({round}, zeroblob(1000))")).await.unwrap();
+        assert_eq!(other.int(&values(1)).await, 100_000_000);
+    }
+    // In the middle of a transaction it fails, as with any error, and a savepoint brings it back.
+    a.run("BEGIN").await.unwrap();
+    a.run("INSERT INTO t VALUES (10, 'a')").await.unwrap();
+    a.run("SAVEPOINT s").await.unwrap();
+    let update = format!("UPDATE t SET v = ({})", values(30));
+    assert_eq!(a.run(&update).await.unwrap_err().state(), sqlstate::OUT_OF_MEMORY);
+    a.run("ROLLBACK TO s").await.unwrap();
+    a.run("INSERT INTO t VALUES (11, 'b')").await.unwrap();
+    a.run("COMMIT").await.unwrap();
+    assert_eq!(a.int("SELECT count(*) FROM t WHERE length(v) IN (1, 1000)").await, 4);
+    assert!(is_intact(&mut a).await);
+    a.close().await;
+    other.close().await;
+}

@@ -1,0 +1,100 @@
+//! The engine over an S3 server: what was committed is there after a crash, and few requests bring a tenant back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::common::{Client, start_when_free};
+use fulmar_engine::{Config, Engine, Value};
+use fulmar_pages::PartitionId;
+use fulmar_store::{Backend, FaultyStore, Store, StoreFault, StoreOperation};
+use fulmar_workload::server::S3Server;
+
+fn config(directory: &tempfile::TempDir, store: Arc<dyn Store>) -> Config {
+    Config {
+        store: Some(store),
+        // Only the test flushes.
+        manifest_interval: Duration::from_secs(3600),
+        ..Config::new(directory.path(), 1 << 30)
+    }
+}
+
+fn client(engine: &Arc<Engine>, partition: u64) -> Client {
+    Client { session: engine.session(PartitionId(partition)) }
+}
+
+/// What the store was asked since the engine started, by operation: how often.
+fn tries(engine: &Engine) -> Vec<(StoreOperation, u64)> {
+    let statistics = engine.store_statistics().into_iter();
+    statistics.filter(|one| one.tries > 0).map(|one| (one.operation, one.tries)).collect()
+}
+
+/// Transactions, large and small, with flushes among them and answers lost, each crash followed by a look.
+#[tokio::test(flavor = "multi_thread")]
+async fn commits_survive_crashes() {
+    let server = S3Server::start().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let s3 = Backend::s3(server.bucket(), "crashes", server.environment()).unwrap();
+    let store = FaultyStore::new(Arc::new(s3));
+    let mut expected = 0;
+    for round in 0..3 {
+        let engine = start_when_free(|| config(&directory, Arc::new(store.clone()))).await;
+        let mut a = client(&engine, 1);
+        a.run("CREATE TABLE IF NOT EXISTS t(id INTEGER PRIMARY KEY, v BLOB)").await.unwrap();
+        assert_eq!(a.int("SELECT count(*) FROM t").await, expected, "round {round}");
+        assert_eq!(a.value("PRAGMA integrity_check").await, Value::Text("ok".into()));
+        for _ in 0..20 {
+            a.run("INSERT INTO t(v) VALUES (randomblob(3000))").await.unwrap();
+        }
+        store.next(StoreOperation::Put, StoreFault::LoseAnswer);
+        engine.flush().await.unwrap();
+        // Its pages go into the store before its record goes into the log.
+        let large = "INSERT INTO t(v) WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 700) \
+                     SELECT randomblob(12000) FROM n";
+        a.run(large).await.unwrap();
+        a.run("UPDATE t SET v = randomblob(100) WHERE id % 7 = 0; DELETE FROM t WHERE id % 50 > 10")
+            .await
+            .unwrap();
+        expected = a.int("SELECT count(*) FROM t").await;
+        if round % 2 == 0 {
+            store.next(StoreOperation::Get, StoreFault::LoseAnswer);
+            engine.flush().await.unwrap();
+        }
+        a.run("INSERT INTO t(v) VALUES ('after the flush')").await.unwrap();
+        expected += 1;
+        a.close().await;
+        // As a kill does: nothing is closed or flushed.
+        drop(engine);
+    }
+}
+
+/// A listing and a manifest, the segments' indexes, page 1: then pages, one read each.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_comes_back_with_a_handful_of_reads() {
+    let server = S3Server::start().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let store = || Arc::new(Backend::s3(server.bucket(), "cold", server.environment()).unwrap());
+    let engine = start_when_free(|| config(&directory, store())).await;
+    let mut a = client(&engine, 1);
+    a.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)").await.unwrap();
+    let rows = "INSERT INTO t WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000) \
+                SELECT i, randomblob(1000) FROM n";
+    a.run(rows).await.unwrap();
+    a.close().await;
+    engine.shutdown().await.unwrap();
+    drop(engine);
+
+    let engine = start_when_free(|| config(&directory, store())).await;
+    assert_eq!(tries(&engine), [], "a start asks the store nothing");
+    let mut a = client(&engine, 1);
+    assert_eq!(a.int("PRAGMA user_version").await, 0);
+    // Two segments: that of the large transaction, and what was flushed at the end.
+    assert_eq!(tries(&engine), [(StoreOperation::Get, 4), (StoreOperation::List, 1)]);
+    assert_eq!(a.int("SELECT length(v) FROM t WHERE id = 12345").await, 1000);
+    let Some((_, gets)) = tries(&engine).into_iter().find(|(operation, _)| *operation == StoreOperation::Get)
+    else {
+        panic!("no reads are counted");
+    };
+    assert!((6..=8).contains(&gets), "the root, perhaps a page between, and the leaf: {gets} reads");
+    a.close().await;
+    engine.shutdown().await.unwrap();
+}

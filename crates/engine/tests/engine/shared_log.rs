@@ -1,0 +1,301 @@
+//! Partitions whose commits are made durable in the store: what was acknowledged is there after a crash, also on a
+//! machine that has nothing but the store, and who was taken over acknowledges nothing any more.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::common::{Client, start_when_free};
+use fulmar_engine::{Config, Engine, Error, NotChanged, sqlstate};
+use fulmar_pages::{Durability, PartitionId};
+use fulmar_store::{Backend, FailureKind, FaultyStore, Store, StoreFault, StoreOperation};
+
+const LOCAL: u64 = 1;
+const SHARED: u64 = 2;
+const OTHER: u64 = 3;
+
+struct Rig {
+    directory: tempfile::TempDir,
+    objects: Backend,
+    store: FaultyStore,
+}
+
+fn rig() -> Rig {
+    let objects = Backend::memory();
+    let store = FaultyStore::new(Arc::new(objects.clone()));
+    Rig { directory: tempfile::tempdir().unwrap(), objects, store }
+}
+
+impl Rig {
+    fn config(&self, directory: &tempfile::TempDir, shared: &[u64]) -> Config {
+        Config {
+            store: Some(Arc::new(self.store.clone())),
+            // Only the test flushes.
+            manifest_interval: Duration::from_secs(3600),
+            node_id: 7,
+            shared: shared.iter().map(|id| PartitionId(*id)).collect::<HashSet<_>>(),
+            ..Config::new(directory.path(), 1 << 30)
+        }
+    }
+
+    async fn start(&self, shared: &[u64]) -> Arc<Engine> {
+        start_when_free(|| self.config(&self.directory, shared)).await
+    }
+
+    async fn log_objects(&self) -> Vec<String> {
+        self.objects.list("logs", None).await.unwrap().names
+    }
+}
+
+fn client(engine: &Arc<Engine>, partition: u64) -> Client {
+    Client { session: engine.session(PartitionId(partition)) }
+}
+
+async fn set(engine: &Arc<Engine>, durability: Durability) -> Result<(), Error> {
+    engine.set_durability(PartitionId(SHARED), durability, async { Ok(()) }).await
+}
+
+/// Appends a row to both partitions, and answers what they hold.
+async fn write(engine: &Arc<Engine>) -> [i64; 2] {
+    let mut counts = [0; 2];
+    for (count, partition) in counts.iter_mut().zip([LOCAL, SHARED]) {
+        let mut client = client(engine, partition);
+        client.run("CREATE TABLE IF NOT EXISTS t(id INTEGER PRIMARY KEY, v BLOB)").await.unwrap();
+        client.run("INSERT INTO t(v) VALUES (randomblob(3000))").await.unwrap();
+        *count = client.int("SELECT count(*) FROM t").await;
+        client.close().await;
+    }
+    counts
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commits_survive_crashes_in_their_own_log() {
+    let rig = rig();
+    for round in 1..=4 {
+        let engine = rig.start(&[SHARED]).await;
+        rig.store.next(StoreOperation::Put, StoreFault::LoseAnswer);
+        assert_eq!(write(&engine).await, [2 * round - 1; 2]);
+        if round == 2 {
+            engine.flush().await.unwrap();
+        }
+        assert_eq!(write(&engine).await, [2 * round; 2]);
+        let statistics = engine.statistics();
+        assert!(statistics.shared_log_puts > 0 && statistics.log_bytes > 0, "{statistics:?}");
+        // As a kill does: nothing is closed or flushed.
+        drop(engine);
+    }
+    let engine = rig.start(&[SHARED]).await;
+    assert_eq!(write(&engine).await, [9; 2]);
+    engine.shutdown().await.unwrap();
+    drop(engine);
+    let engine = rig.start(&[SHARED]).await;
+    assert_eq!(engine.statistics().shared_log_size_bytes, 0, "all was flushed");
+    assert_eq!(write(&engine).await, [10; 2]);
+    // Their logs are covered, but for the seals.
+    assert!(rig.log_objects().await.len() <= 12, "{:?}", rig.log_objects().await);
+}
+
+/// What the other machine needs is in the store; and who still lives on the first one is told.
+#[tokio::test(flavor = "multi_thread")]
+async fn another_machine_takes_over_and_the_first_one_is_fenced() {
+    let rig = rig();
+    let first = rig.start(&[SHARED]).await;
+    write(&first).await;
+    let elsewhere = tempfile::tempdir().unwrap();
+    let second = Engine::start(rig.config(&elsewhere, &[SHARED])).await.unwrap();
+    let mut there = client(&second, SHARED);
+    assert_eq!(there.int("SELECT count(*) FROM t").await, 1);
+    let mut here = client(&first, SHARED);
+    for sql in ["INSERT INTO t(v) VALUES ('lost')", "INSERT INTO t(v) VALUES ('refused')"] {
+        let error = here.run(sql).await.unwrap_err();
+        assert_eq!(error.state(), sqlstate::IO_ERROR);
+        assert!(error.message().contains("another process has taken over"), "{error:?}");
+    }
+    let health = first.health();
+    assert!(
+        !health.shared_log.works && health.shared_log.failures == 1 && first.accepts_commits(),
+        "{health:?}"
+    );
+    there.run("INSERT INTO t(v) VALUES ('kept')").await.unwrap();
+    assert_eq!(there.int("SELECT count(*) FROM t").await, 2);
+    assert_eq!(here.int("SELECT count(*) FROM t").await, 1, "what was lost is not seen any more");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn durability_changes_back_and_forth() {
+    let rig = rig();
+    let engine = rig.start(&[]).await;
+    assert_eq!(write(&engine).await, [1; 2]);
+    assert!(rig.log_objects().await.is_empty(), "nobody needs it yet");
+    set(&engine, Durability::Shared).await.unwrap();
+    assert_eq!(write(&engine).await, [2; 2]);
+    assert_eq!(rig.log_objects().await.len(), 2, "a claim and a commit");
+    drop(engine);
+    let engine = rig.start(&[SHARED]).await;
+    assert_eq!(write(&engine).await, [3; 2]);
+    set(&engine, Durability::Local).await.unwrap();
+    assert_eq!(write(&engine).await, [4; 2]);
+    set(&engine, Durability::Shared).await.unwrap();
+    assert_eq!(write(&engine).await, [5; 2]);
+    set(&engine, Durability::Local).await.unwrap();
+    assert_eq!(write(&engine).await, [6; 2]);
+    drop(engine);
+    let engine = rig.start(&[]).await;
+    assert_eq!(write(&engine).await, [7; 2]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn durability_changes_for_nobody_who_is_connected_and_not_by_half() {
+    let rig = rig();
+    let engine = rig.start(&[]).await;
+    write(&engine).await;
+    let mut user = client(&engine, SHARED);
+    assert_eq!(user.int("SELECT count(*) FROM t").await, 1);
+    assert_eq!(set(&engine, Durability::Shared).await.unwrap_err().state(), sqlstate::OBJECT_IN_USE);
+    user.run("INSERT INTO t(v) VALUES (1)").await.unwrap();
+    user.close().await;
+    // The catalog does not answer: nobody knows where the next commit should go.
+    let silent = async { Err(NotChanged::InDoubt(Error::new(sqlstate::IO_ERROR, "no answer"))) };
+    engine.set_durability(PartitionId(SHARED), Durability::Shared, silent).await.unwrap_err();
+    assert_eq!(client(&engine, SHARED).state("SELECT 1 FROM t").await, sqlstate::IO_ERROR);
+    // Nobody waits for an answer any more.
+    let never = engine.set_durability(PartitionId(SHARED), Durability::Shared, std::future::pending());
+    assert!(tokio::time::timeout(Duration::from_millis(10), never).await.is_err());
+    assert_eq!(client(&engine, SHARED).state("SELECT 1 FROM t").await, sqlstate::IO_ERROR);
+    set(&engine, Durability::Shared).await.unwrap();
+    assert_eq!(client(&engine, SHARED).int("SELECT count(*) FROM t").await, 2);
+    engine.drop_partition(PartitionId(SHARED)).await.unwrap();
+}
+
+/// The partition commits where it did.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_of_durability_that_is_refused_changes_nothing() {
+    let rig = rig();
+    let engine = rig.start(&[]).await;
+    write(&engine).await;
+    let refused =
+        async { Err(NotChanged::Refused(Error::new(sqlstate::INVALID_CATALOG_NAME, "it is gone"))) };
+    engine.set_durability(PartitionId(SHARED), Durability::Shared, refused).await.unwrap_err();
+    assert_eq!(write(&engine).await, [2; 2]);
+    assert_eq!(rig.log_objects().await.len(), 1, "the claim");
+    drop(engine);
+    assert_eq!(write(&rig.start(&[]).await).await, [3; 2]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_comes_during_a_change_of_durability_waits_for_it() {
+    let rig = rig();
+    let engine = rig.start(&[]).await;
+    write(&engine).await;
+    let (asked, is_asked) = tokio::sync::oneshot::channel();
+    let (answer, is_answered) = tokio::sync::oneshot::channel();
+    let changing = engine.clone();
+    let change = tokio::spawn(async move {
+        let catalog = async {
+            asked.send(()).unwrap();
+            is_answered.await.unwrap()
+        };
+        changing.set_durability(PartitionId(SHARED), Durability::Shared, catalog).await
+    });
+    is_asked.await.unwrap();
+    let mut user = client(&engine, SHARED);
+    let mut coming = Box::pin(user.run("INSERT INTO t(v) VALUES (1)"));
+    assert!(futures::poll!(&mut coming).is_pending());
+    answer.send(Ok(())).unwrap();
+    change.await.unwrap().unwrap();
+    coming.await.unwrap();
+    assert_eq!(rig.log_objects().await.len(), 2, "a claim and its commit");
+}
+
+/// Who asked for the log goes away while it is being opened: there is one opening all the same, and nobody seals it.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_in_the_store_is_opened_once() {
+    let rig = rig();
+    let engine = rig.start(&[]).await;
+    write(&engine).await;
+    rig.store.hold(StoreOperation::Put, true);
+    let mut leaving = Box::pin(set(&engine, Durability::Shared));
+    assert!(futures::poll!(&mut leaving).is_pending());
+    rig.store.is_holding().await;
+    drop(leaving);
+    let mut staying = Box::pin(set(&engine, Durability::Shared));
+    assert!(futures::poll!(&mut staying).is_pending());
+    rig.store.hold(StoreOperation::Put, false);
+    staying.await.unwrap();
+    assert_eq!(write(&engine).await, [2; 2]);
+    assert_eq!(rig.log_objects().await.len(), 2, "a claim and a commit");
+}
+
+/// What is dropped while the catalog is asked stays dropped.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_is_dropped_during_a_change_of_its_durability() {
+    let rig = rig();
+    let engine = rig.start(&[]).await;
+    write(&engine).await;
+    let dropped = async {
+        engine.drop_partition(PartitionId(SHARED)).await.unwrap();
+        Ok(())
+    };
+    engine.set_durability(PartitionId(SHARED), Durability::Shared, dropped).await.unwrap();
+    assert_eq!(engine.statistics().open_partitions, 1, "the other one");
+    assert_eq!(client(&engine, SHARED).state("SELECT 1").await, sqlstate::DATABASE_DROPPED);
+    assert_eq!(set(&engine, Durability::Local).await.unwrap_err().state(), sqlstate::DATABASE_DROPPED);
+    engine.compact_all().await.unwrap();
+    assert_eq!(rig.objects.list("manifests", None).await.unwrap().names, Vec::<String>::new());
+}
+
+/// Answers wait for the store; others do not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_does_not_answer_stops_only_who_needs_it() {
+    let rig = rig();
+    let engine = rig.start(&[SHARED, OTHER]).await;
+    write(&engine).await;
+    let mut other = client(&engine, OTHER);
+    other.run("CREATE TABLE t(v)").await.unwrap();
+    rig.store.hold(StoreOperation::Put, true);
+    let mut waiting = client(&engine, SHARED);
+    let commit = tokio::spawn(async move { waiting.run("INSERT INTO t(v) VALUES (1)").await });
+    rig.store.is_holding().await;
+    let mut local = client(&engine, LOCAL);
+    local.run("INSERT INTO t(v) VALUES (1)").await.unwrap();
+    assert!(!commit.is_finished());
+    rig.store.hold(StoreOperation::Put, false);
+    commit.await.unwrap().unwrap();
+    // A store that says no for good: what comes next is refused.
+    rig.store.always(StoreOperation::Put, Some(StoreFault::Fail(FailureKind::Refused)));
+    let mut doubtful = client(&engine, SHARED);
+    let uncertain = tokio::spawn(async move { doubtful.run("INSERT INTO t(v) VALUES (2)").await });
+    while engine.health().shared_log.works {
+        tokio::task::yield_now().await;
+    }
+    assert!(engine.accepts_commits(), "those of others");
+    assert_eq!(engine.statistics().shared_log_refuses, 1);
+    assert_eq!(other.state("INSERT INTO t(v) VALUES (1)").await, sqlstate::IO_ERROR);
+    local.run("INSERT INTO t(v) VALUES (1)").await.unwrap();
+    assert!(!uncertain.is_finished(), "nobody knows");
+    rig.store.always(StoreOperation::Put, None);
+    uncertain.await.unwrap().unwrap();
+    other.run("INSERT INTO t(v) VALUES (1)").await.unwrap();
+    assert_eq!(client(&engine, SHARED).int("SELECT count(*) FROM t").await, 3);
+}
+
+/// What is committed to a store that does not answer cannot be flushed. The node ends nevertheless, and soon.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_ends_while_its_store_is_silent() {
+    let rig = rig();
+    let engine = rig.start(&[SHARED]).await;
+    write(&engine).await;
+    engine.flush().await.unwrap();
+    rig.store.always(StoreOperation::Put, Some(StoreFault::Fail(FailureKind::Unavailable)));
+    let mut user = client(&engine, SHARED);
+    let commit = tokio::spawn(async move { user.run("INSERT INTO t(v) VALUES ('in doubt')").await });
+    let noticed = async {
+        while engine.health().shared_log.works {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), noticed).await.unwrap();
+    let ended = tokio::time::timeout(Duration::from_secs(20), engine.shutdown()).await;
+    assert_eq!(ended.unwrap().unwrap_err().state(), sqlstate::IO_ERROR);
+    assert!(commit.await.unwrap().is_err());
+}

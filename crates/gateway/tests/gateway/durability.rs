@@ -1,0 +1,151 @@
+//! Where a tenant's commits are made durable: chosen, changed, shown, through the wire.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::common::{Node, state};
+use fulmar_store::{Backend, FailureKind, FaultyStore, Store, StoreFault, StoreOperation};
+use tokio_postgres::Client;
+
+/// How long the session of a client that has gone may stay.
+const SESSIONS_END: Duration = Duration::from_secs(30);
+
+async fn shown(client: &Client, database: &str) -> String {
+    let sql = "SELECT value FROM fulmar.limits WHERE tenant = $1 AND name = 'durability'";
+    client.query_one(sql, &[&database]).await.unwrap().get(0)
+}
+
+async fn log_objects(store: &Backend) -> usize {
+    store.list("logs", None).await.unwrap().names.len()
+}
+
+/// When the session that has just ended is gone.
+async fn alter(admin: &Client, sql: &str) {
+    let altered = async {
+        while let Err(error) = admin.batch_execute(sql).await {
+            assert_eq!(error.code().unwrap().code(), "55006", "{error}");
+        }
+    };
+    tokio::time::timeout(SESSIONS_END, altered)
+        .await
+        .unwrap_or_else(|_| panic!("{sql}: its session does not end"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn durability_is_chosen_changed_and_shown() {
+    let store = Backend::memory();
+    let objects = store.clone();
+    let node =
+        Node::on_engine(|config| config.insecure = true, |engine| engine.store = Some(Arc::new(store))).await;
+    let admin = node.client("fulmar").await;
+    admin.batch_execute("CREATE DATABASE plain").await.unwrap();
+    assert_eq!(log_objects(&objects).await, 0, "nobody needs it yet");
+    admin.batch_execute("CREATE DATABASE safe WITH DURABILITY = shared").await.unwrap();
+    assert_eq!(
+        (shown(&admin, "plain").await, shown(&admin, "safe").await),
+        ("local".into(), "shared".into())
+    );
+    let plain = node.client("plain").await;
+    let before = log_objects(&objects).await;
+    plain.batch_execute("CREATE TABLE t(v); INSERT INTO t VALUES (1)").await.unwrap();
+    assert_eq!(log_objects(&objects).await, before);
+    let safe = node.client("safe").await;
+    safe.batch_execute("CREATE TABLE t(v)").await.unwrap();
+    safe.batch_execute("INSERT INTO t VALUES (1)").await.unwrap();
+    assert_eq!(log_objects(&objects).await, before + 2);
+
+    let change = "ALTER DATABASE plain SET durability = 'shared'";
+    assert_eq!(state(admin.batch_execute(change).await), "55006", "somebody is connected");
+    drop(plain);
+    alter(&admin, change).await;
+    assert_eq!(shown(&admin, "plain").await, "shared");
+    let plain = node.client("plain").await;
+    plain.batch_execute("INSERT INTO t VALUES (2)").await.unwrap();
+    assert_eq!(plain.query("SELECT v FROM t", &[]).await.unwrap().len(), 2);
+    assert_eq!(log_objects(&objects).await, before + 3);
+
+    drop(safe);
+    alter(&admin, "ALTER DATABASE safe RESET durability").await;
+    assert_eq!(shown(&admin, "safe").await, "local");
+    let safe = node.client("safe").await;
+    safe.batch_execute("INSERT INTO t VALUES (2)").await.unwrap();
+    assert_eq!(safe.query("SELECT v FROM t", &[]).await.unwrap().len(), 2);
+    assert_eq!(log_objects(&objects).await, before + 3);
+
+    let sql = "SELECT details FROM fulmar.events WHERE kind = 'durability.changed' AND database = 'plain'";
+    assert_eq!(admin.query(sql, &[]).await.unwrap().len(), 1);
+    // The log ends after those who wanted it opened.
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_no_durability_is_refused() {
+    let node = Node::insecure().await;
+    let admin = node.client("fulmar").await;
+    admin.batch_execute("CREATE DATABASE shop").await.unwrap();
+    for (sql, expected) in [
+        ("ALTER DATABASE shop SET durability = 'replicated'", "22023"),
+        ("CREATE DATABASE other DURABILITY 'no''ne'", "22023"),
+        ("CREATE DATABASE other DURABILITY", "42601"),
+        ("ALTER DATABASE nobodys SET durability = 'shared'", "3D000"),
+    ] {
+        assert_eq!(state(admin.batch_execute(sql).await), expected, "{sql}");
+    }
+    // Ending its sessions, that of who asks among them, would not help.
+    let own = admin.batch_execute("ALTER DATABASE fulmar SET durability = 'shared'").await.unwrap_err();
+    let own = own.as_db_error().unwrap();
+    assert_eq!((own.code().code(), own.detail()), ("55006", None));
+    assert_eq!(own.message(), "database \"fulmar\" is always local: it is the system's own");
+    // Nothing is left of what was not made.
+    admin.batch_execute("CREATE DATABASE other DURABILITY 'shared'").await.unwrap();
+    admin.batch_execute("DROP DATABASE other").await.unwrap();
+    admin.batch_execute("CREATE DATABASE other").await.unwrap();
+    assert_eq!(shown(&admin, "other").await, "local");
+}
+
+/// Databases that are local go on, and so does the node for whoever balances load; it tells what does not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_in_the_store_that_fails_is_told_and_disturbs_no_others() {
+    let store = FaultyStore::new(Arc::new(Backend::memory()));
+    let faulty = store.clone();
+    let node =
+        Node::on_engine(|config| config.insecure = true, |engine| engine.store = Some(Arc::new(store))).await;
+    let admin = node.client("fulmar").await;
+    admin.batch_execute("CREATE DATABASE plain").await.unwrap();
+    admin.batch_execute("CREATE DATABASE safe DURABILITY shared").await.unwrap();
+    let (plain, safe) = (node.client("plain").await, node.client("safe").await);
+    for client in [&plain, &safe] {
+        client.batch_execute("CREATE TABLE t(v)").await.unwrap();
+    }
+    assert!(node.get("/healthz", "").await.ends_with("\r\n\r\nok\n"));
+    faulty.always(StoreOperation::Put, Some(StoreFault::Fail(FailureKind::Refused)));
+    let waiting = tokio::spawn(async move { safe.batch_execute("INSERT INTO t VALUES (1)").await });
+    event(&admin, "shared_log.failed").await;
+    let health = node.get("/healthz", "").await;
+    assert!(
+        health.starts_with("HTTP/1.1 200") && health.contains("shared databases are not accepted"),
+        "{health}"
+    );
+    assert!(node.get("/metrics", "").await.contains("\nfulmar_shared_log_refuses 1\n"));
+    plain.batch_execute("INSERT INTO t VALUES (1)").await.unwrap();
+    assert!(!waiting.is_finished(), "nobody knows");
+    faulty.always(StoreOperation::Put, None);
+    waiting.await.unwrap().unwrap();
+    event(&admin, "shared_log.works").await;
+    assert!(node.get("/healthz", "").await.ends_with("\r\n\r\nok\n"));
+    let local = "SELECT 1 FROM fulmar.events WHERE kind LIKE 'log.%'";
+    assert!(admin.query(local, &[]).await.unwrap().is_empty(), "the node's own log has no part in it");
+    drop((plain, admin));
+    node.stop().await;
+}
+
+/// Waits for an event of this kind.
+async fn event(admin: &Client, kind: &str) {
+    let sql = "SELECT 1 FROM fulmar.events WHERE kind = $1";
+    let told = async {
+        while admin.query(sql, &[&kind]).await.unwrap().is_empty() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(SESSIONS_END, told).await.unwrap_or_else(|_| panic!("{kind} is not told"));
+}

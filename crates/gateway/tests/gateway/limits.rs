@@ -1,0 +1,310 @@
+//! Limits of a tenant, through the wire: set by superusers, kept, seen by sessions that run, and enforced.
+
+use std::time::Duration;
+
+use crate::common::{Node, connect, state};
+use futures::{SinkExt, StreamExt};
+use tokio_postgres::{Client, Error, NoTls};
+
+/// What a failure says: SQLSTATE, message, hint.
+fn said<T>(outcome: Result<T, Error>) -> (String, String, String) {
+    let Err(error) = outcome else { panic!("it should have failed") };
+    let Some(said) = error.as_db_error() else { panic!("no answer of the server: {error}") };
+    (said.code().code().to_owned(), said.message().to_owned(), said.hint().unwrap_or_default().to_owned())
+}
+
+/// A node that asks for passwords, its superuser connected, and a database `shop` of `anna`, who is none.
+async fn node_with_a_shop() -> (Node, Client) {
+    let node = Node::start(|_| {}).await;
+    let verifier = fulmar_gateway::scram_verifier("top secret");
+    node.catalog.alter_user_password("fulmar", Some(verifier)).await.unwrap();
+    let admin = log_in(&node, "fulmar", "fulmar", "top secret").await.unwrap();
+    admin.batch_execute("CREATE USER anna PASSWORD 'a'").await.unwrap();
+    admin.batch_execute("CREATE DATABASE shop OWNER anna").await.unwrap();
+    (node, admin)
+}
+
+async fn log_in(node: &Node, database: &str, user: &str, password: &str) -> Result<Client, Error> {
+    let mut config = node.config(database, user);
+    config.password(password);
+    connect(&config).await
+}
+
+async fn limit(admin: &Client, what: &str) {
+    admin.batch_execute(&format!("ALTER DATABASE shop {what}")).await.unwrap();
+}
+
+async fn shown(client: &Client, parameter: &str) -> String {
+    client.query_one(&format!("SHOW {parameter}"), &[]).await.unwrap().get(0)
+}
+
+async fn count(client: &Client) -> i64 {
+    client.query_one("SELECT count(*) FROM t", &[]).await.unwrap().get(0)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn superusers_set_them_and_nobody_else() {
+    let (node, admin) = node_with_a_shop().await;
+    let anna = log_in(&node, "shop", "anna", "a").await.unwrap();
+    admin.batch_execute("GRANT CONNECT ON DATABASE fulmar TO anna").await.unwrap();
+    let elsewhere = log_in(&node, "fulmar", "anna", "a").await.unwrap();
+    for statement in ["ALTER DATABASE shop SET max_size = '1TB'", "ALTER DATABASE shop RESET ALL"] {
+        for client in [&anna, &elsewhere] {
+            let (state, message, _) = said(client.batch_execute(statement).await);
+            assert_eq!(state, "42501");
+            assert!(message.contains("only superusers"), "{message}");
+        }
+    }
+    for (statement, refused, remedy) in [
+        ("ALTER DATABASE shop SET work_mem = '1MB'", "42704", "transaction_memory"),
+        ("ALTER DATABASE shop RESET work_mem", "42704", "transaction_memory"),
+        ("ALTER DATABASE shop SET cpu_share = 0", "22023", "from 1 to 10000"),
+        ("ALTER DATABASE shop SET max_size = '64 potatoes'", "22023", "MB"),
+        ("ALTER DATABASE nothing SET max_size = '64MB'", "3D000", "tenant list"),
+        ("BEGIN; ALTER DATABASE shop SET cpu_share = 5", "25001", ""),
+    ] {
+        let (state, _, hint) = said(admin.batch_execute(statement).await);
+        assert_eq!(state, refused, "{statement}");
+        assert!(hint.contains(remedy), "{statement}: {hint}");
+    }
+    admin.batch_execute("ROLLBACK").await.unwrap();
+
+    // They go with a database that is renamed, not with a copy of it.
+    limit(&admin, "SET cpu_share = 250").await;
+    limit(&admin, "SET max_size TO '64MB'").await;
+    admin.batch_execute("CREATE DATABASE copy TEMPLATE shop").await.unwrap();
+    admin.batch_execute("ALTER DATABASE shop RENAME TO store").await.unwrap();
+    let values = |name: &str| {
+        let shown = node.catalog.tenant(name).unwrap().limits;
+        let values = shown.shown().filter(|limit| limit.value != limit.default);
+        values.map(|limit| (limit.name, limit.value.unwrap())).collect::<Vec<_>>()
+    };
+    assert_eq!(values("store"), [("max_size", "64MB".to_owned()), ("cpu_share", "250".to_owned())]);
+    assert_eq!(values("copy"), []);
+    admin.batch_execute("ALTER DATABASE store RESET max_size").await.unwrap();
+    assert_eq!(values("store"), [("cpu_share", "250".to_owned())]);
+    admin.batch_execute("ALTER DATABASE store SET cpu_share = DEFAULT").await.unwrap();
+    assert_eq!(values("store"), []);
+    drop((admin, anna, elsewhere));
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections() {
+    let (node, admin) = node_with_a_shop().await;
+    limit(&admin, "SET max_connections = 2").await;
+    let first = log_in(&node, "shop", "anna", "a").await.unwrap();
+    let second = log_in(&node, "shop", "anna", "a").await.unwrap();
+    let (state, message, hint) = said(log_in(&node, "shop", "anna", "a").await);
+    assert_eq!(state, "53300");
+    assert!(message.contains("\"shop\"") && hint.contains("max_connections"), "{message} {hint}");
+    // A superuser comes in all the same, and counts.
+    let superuser = log_in(&node, "shop", "fulmar", "top secret").await.unwrap();
+
+    // Lowered below what there is, nobody is sent away.
+    limit(&admin, "SET max_connections = 1").await;
+    for client in [&first, &second, &superuser] {
+        client.batch_execute("SELECT 1").await.unwrap();
+    }
+    assert_eq!(said(log_in(&node, "shop", "anna", "a").await).0, "53300");
+    limit(&admin, "SET max_connections = 4").await;
+    let fourth = log_in(&node, "shop", "anna", "a").await.unwrap();
+    assert_eq!(said(log_in(&node, "shop", "anna", "a").await).0, "53300");
+
+    // Who goes makes room. When that is seen is up to the server, so it is tried until then.
+    drop(first);
+    let again = loop {
+        match log_in(&node, "shop", "anna", "a").await {
+            Ok(client) => break client,
+            refused => assert_eq!(said(refused).0, "53300"),
+        }
+    };
+    limit(&admin, "SET max_connections = 0").await;
+    assert_eq!(said(log_in(&node, "shop", "anna", "a").await).0, "53300");
+    limit(&admin, "RESET max_connections").await;
+    let last = log_in(&node, "shop", "anna", "a").await.unwrap();
+    drop((admin, second, superuser, fourth, again, last));
+    node.stop().await;
+}
+
+/// However many sessions a tenant opens, a superuser gets in.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_of_the_node() {
+    let node = Node::start(|config| config.max_sessions = 13).await;
+    let verifier = || Some(fulmar_gateway::scram_verifier("a"));
+    node.catalog.alter_user_password("fulmar", verifier()).await.unwrap();
+    node.catalog.create_user("anna", false, verifier()).await.unwrap();
+    let admin = log_in(&node, "fulmar", "fulmar", "a").await.unwrap();
+    admin.batch_execute("CREATE DATABASE shop OWNER anna").await.unwrap();
+    let mut sessions = Vec::new();
+    for _ in 0..2 {
+        sessions.push(log_in(&node, "shop", "anna", "a").await.unwrap());
+    }
+    let (state, message, hint) = said(log_in(&node, "shop", "anna", "a").await);
+    assert_eq!(state, "53300");
+    assert!(message.contains("too many clients") && hint.contains("pool"), "{message} {hint}");
+    for _ in 0..10 {
+        sessions.push(log_in(&node, "shop", "fulmar", "a").await.unwrap());
+    }
+    assert_eq!(said(log_in(&node, "shop", "fulmar", "a").await).0, "53300");
+    for client in &sessions {
+        client.batch_execute("SELECT 1").await.unwrap();
+    }
+    drop((admin, sessions));
+    node.stop().await;
+}
+
+const FOREVER: &str =
+    "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn statements_that_take_too_long() {
+    let (node, admin) = node_with_a_shop().await;
+    let anna = log_in(&node, "shop", "anna", "a").await.unwrap();
+    assert_eq!(shown(&anna, "statement_timeout").await, "0");
+    anna.batch_execute("SET statement_timeout = '1min'").await.unwrap();
+
+    // Seen by a session that has set a larger one before.
+    limit(&admin, "SET statement_timeout = '50ms'").await;
+    assert_eq!(state(anna.batch_execute(FOREVER).await), "57014");
+    assert_eq!(shown(&anna, "statement_timeout").await, "50ms");
+    for value in ["0", "'51ms'"] {
+        let (state, message, hint) =
+            said(anna.batch_execute(&format!("SET statement_timeout = {value}")).await);
+        assert_eq!(state, "22023");
+        assert!(message.contains("limit is 50ms") && hint.contains("ALTER DATABASE"), "{message} {hint}");
+    }
+    let mut config = node.config("shop", "anna");
+    config.password("a").options("-c statement_timeout=0");
+    assert_eq!(said(connect(&config).await).0, "22023");
+
+    // Less is allowed, and the default is the limit.
+    anna.batch_execute("SET statement_timeout = 20").await.unwrap();
+    assert_eq!(shown(&anna, "statement_timeout").await, "20");
+    anna.batch_execute("RESET statement_timeout").await.unwrap();
+    assert_eq!(shown(&anna, "statement_timeout").await, "50ms");
+    assert_eq!(state(anna.batch_execute(FOREVER).await), "57014");
+
+    // Also in the middle of a transaction.
+    limit(&admin, "SET statement_timeout = 0").await;
+    anna.batch_execute("BEGIN; SELECT 1").await.unwrap();
+    limit(&admin, "SET statement_timeout = '60ms'").await;
+    assert_eq!(state(anna.batch_execute(FOREVER).await), "57014");
+    anna.batch_execute("ROLLBACK").await.unwrap();
+    drop((admin, anna));
+    node.stop().await;
+}
+
+/// A client, and what ends its connection.
+async fn client_and_end(node: &Node) -> (Client, tokio::task::JoinHandle<Option<Error>>) {
+    let mut config = node.config("shop", "anna");
+    config.password("a");
+    let (client, mut connection) = config.connect(NoTls).await.unwrap();
+    let end = tokio::spawn(async move {
+        let mut messages = futures::stream::poll_fn(move |cx| connection.poll_message(cx));
+        while let Some(message) = messages.next().await {
+            if let Err(error) = message {
+                return Some(error);
+            }
+        }
+        None
+    });
+    (client, end)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_are_silent_inside_a_transaction() {
+    let (node, admin) = node_with_a_shop().await;
+    let anna = log_in(&node, "shop", "anna", "a").await.unwrap();
+    anna.batch_execute("CREATE TABLE t (a INTEGER); INSERT INTO t VALUES (1)").await.unwrap();
+
+    // The session's own setting, as in Postgres.
+    let (silent, end) = client_and_end(&node).await;
+    silent.batch_execute("SET idle_in_transaction_session_timeout = '30ms'").await.unwrap();
+    silent.batch_execute("BEGIN; INSERT INTO t VALUES (2)").await.unwrap();
+    let error = end.await.unwrap().expect("the server says why");
+    assert_eq!(error.code().map(|code| code.code()), Some("25P03"), "{error}");
+    assert_eq!(count(&anna).await, 1, "rolled back");
+
+    // The limit: default and bound. A failed transaction counts; being silent outside of one does not.
+    limit(&admin, "SET idle_in_transaction_timeout = '30ms'").await;
+    assert_eq!(shown(&anna, "idle_in_transaction_session_timeout").await, "30ms");
+    for value in ["0", "'1min'"] {
+        let set = anna.batch_execute(&format!("SET idle_in_transaction_session_timeout = {value}")).await;
+        assert_eq!(state(set), "22023");
+    }
+    let (silent, end) = client_and_end(&node).await;
+    assert_eq!(state(silent.batch_execute("BEGIN; SELECT missing").await), "42703");
+    let error = end.await.unwrap().expect("the server says why");
+    assert_eq!(error.code().map(|code| code.code()), Some("25P03"), "{error}");
+    // Those that were ended took longer than this one would have been allowed to be silent.
+    assert_eq!(count(&anna).await, 1);
+
+    // So does one that begins to send rows and does not go on.
+    let (silent, end) = client_and_end(&node).await;
+    let rows = silent.copy_in("COPY t FROM STDIN").await.unwrap();
+    futures::pin_mut!(rows);
+    rows.send(&b"2\n"[..]).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(60), end).await.unwrap().unwrap();
+    assert_eq!(count(&anna).await, 1);
+
+    // Who holds what others wait for is not waited for any longer than that.
+    limit(&admin, "SET idle_in_transaction_timeout = '200ms'").await;
+    let (holder, end) = client_and_end(&node).await;
+    holder.batch_execute("BEGIN; SELECT a FROM t WHERE a = 1 FOR UPDATE").await.unwrap();
+    let update = anna.batch_execute("UPDATE t SET a = 5 WHERE a = 1");
+    tokio::time::timeout(Duration::from_secs(60), update).await.unwrap().unwrap();
+    assert!(end.await.unwrap().is_some());
+    drop((admin, anna));
+    node.stop().await;
+}
+
+const ROWS: &str = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1000)
+    INSERT INTO t SELECT randomblob(3000) FROM n";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn transactions_that_hold_too_much() {
+    let (node, admin) = node_with_a_shop().await;
+    let anna = log_in(&node, "shop", "anna", "a").await.unwrap();
+    anna.batch_execute("CREATE TABLE t (a BLOB)").await.unwrap();
+    anna.batch_execute(ROWS).await.unwrap();
+    anna.batch_execute("BEGIN; INSERT INTO t VALUES ('before')").await.unwrap();
+    limit(&admin, "SET transaction_memory = '1MB'").await;
+    let (refused, message, hint) = said(anna.batch_execute("UPDATE t SET a = randomblob(3000)").await);
+    assert_eq!(refused, "53400");
+    assert!(message.contains("transaction_memory of 1024kB") && hint.contains("ALTER DATABASE"), "{message}");
+    assert_eq!(state(anna.batch_execute("SELECT 1").await), "25P02");
+    anna.batch_execute("ROLLBACK").await.unwrap();
+    assert_eq!(count(&anna).await, 1000);
+    assert_eq!(state(anna.batch_execute("SELECT a FROM t ORDER BY hex(a)").await), "53400");
+    // The session goes on, and so it does when there is more.
+    anna.batch_execute("INSERT INTO t VALUES ('after')").await.unwrap();
+    limit(&admin, "RESET transaction_memory").await;
+    anna.batch_execute("UPDATE t SET a = randomblob(3000)").await.unwrap();
+    assert_eq!(count(&anna).await, 1001);
+    drop((admin, anna));
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn databases_that_grow_too_large() {
+    let (node, admin) = node_with_a_shop().await;
+    let anna = log_in(&node, "shop", "anna", "a").await.unwrap();
+    anna.batch_execute("CREATE TABLE t (a BLOB)").await.unwrap();
+    anna.batch_execute(ROWS).await.unwrap();
+    // Lowered below what there is: 4 MB.
+    limit(&admin, "SET max_size = '2MB'").await;
+    let (refused, message, hint) = said(anna.batch_execute(ROWS).await);
+    assert_eq!(refused, "53100");
+    assert!(message.contains("max_size of 2048kB") && hint.contains("Delete"), "{message} {hint}");
+    assert_eq!(count(&anna).await, 1000);
+    anna.batch_execute("DELETE FROM t WHERE rowid > 100").await.unwrap();
+    anna.batch_execute("INSERT INTO t VALUES ('in the space that is free')").await.unwrap();
+    anna.batch_execute("VACUUM").await.unwrap();
+    assert_eq!(state(anna.batch_execute(ROWS).await), "53100");
+    limit(&admin, "SET max_size = '8MB'").await;
+    anna.batch_execute(ROWS).await.unwrap();
+    assert_eq!(count(&anna).await, 1101);
+    drop((admin, anna));
+    node.stop().await;
+}

@@ -1,0 +1,127 @@
+//! Tenants, users, rights, passwords, TLS.
+
+use std::time::Instant;
+
+use crate::common::{Node, connect, state};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn databases_are_made_copied_renamed_and_dropped() {
+    let node = Node::insecure().await;
+    let admin = node.client("fulmar").await;
+    admin.batch_execute("CREATE DATABASE base").await.unwrap();
+    let base = node.client("base").await;
+    base.batch_execute("CREATE TABLE t (a INTEGER); INSERT INTO t VALUES (7)").await.unwrap();
+    admin.batch_execute("CREATE DATABASE copy TEMPLATE base").await.unwrap();
+    let copy = node.client("copy").await;
+    copy.batch_execute("INSERT INTO t VALUES (8)").await.unwrap();
+    let sum = async |client: &tokio_postgres::Client| {
+        client.query_one("SELECT count(*) FROM t", &[]).await.unwrap().get::<_, i64>(0)
+    };
+    assert_eq!((sum(&base).await, sum(&copy).await), (1, 2));
+
+    assert_eq!(state(admin.batch_execute("CREATE DATABASE base").await), "42P04");
+    assert_eq!(state(admin.batch_execute("CREATE DATABASE x TEMPLATE missing").await), "3D000");
+    assert_eq!(state(admin.batch_execute("CREATE DATABASE x OWNER missing").await), "42704");
+    assert_eq!(state(admin.batch_execute("DROP DATABASE fulmar").await), "55006");
+    assert_eq!(state(admin.batch_execute("DROP DATABASE missing").await), "3D000");
+    admin.batch_execute("DROP DATABASE IF EXISTS missing").await.unwrap();
+    assert_eq!(state(admin.batch_execute("BEGIN; CREATE DATABASE x").await), "25001");
+    admin.batch_execute("ROLLBACK").await.unwrap();
+    assert_eq!(state(base.batch_execute("CREATE DATABASE x").await), "0A000");
+
+    admin.batch_execute("ALTER DATABASE copy RENAME TO \"The Copy\"").await.unwrap();
+    assert_eq!(sum(&node.client("The Copy").await).await, 2);
+    assert_eq!(state(admin.batch_execute("DROP DATABASE base").await), "55006");
+    admin.batch_execute("DROP DATABASE base WITH (FORCE)").await.unwrap();
+    assert!(base.query("SELECT 1 FROM t", &[]).await.is_err() && base.is_closed());
+    assert_eq!(state(connect(&node.config("base", "anna")).await.map(|_| ())), "3D000");
+    node.stop().await;
+}
+
+/// Wrong passwords make the next answers for that user slower, the right one too, and nobody else's. Whether there is such
+/// a user makes no difference.
+#[tokio::test(flavor = "multi_thread")]
+async fn guessing_passwords_is_slow() {
+    let node = Node::start(|_| {}).await;
+    for user in ["anna", "bert"] {
+        let verifier = fulmar_gateway::scram_verifier("right");
+        node.catalog.create_user(user, true, Some(verifier)).await.unwrap();
+    }
+    let log_in = |user: &str, password: &str| {
+        let mut config = node.config("fulmar", user);
+        config.password(password);
+        async move {
+            let begun = Instant::now();
+            let outcome = connect(&config).await;
+            (outcome, begun.elapsed().as_millis())
+        }
+    };
+    for least in [0, 100, 200, 400, 800] {
+        let ((anna, of_anna), (nobody, of_nobody)) =
+            tokio::join!(log_in("anna", "wrong"), log_in("nobody", "wrong"));
+        assert_eq!((state(anna), state(nobody)), ("28P01".to_owned(), "28P01".to_owned()));
+        assert!(of_anna >= least && of_nobody >= least, "{least}: {of_anna}, {of_nobody}");
+    }
+    let mut slow = tokio::spawn(log_in("anna", "right"));
+    let bert = tokio::select! {
+        (bert, _) = log_in("bert", "right") => bert.unwrap(),
+        _ = &mut slow => panic!("bert waited for longer than anna"),
+    };
+    let (anna, took) = slow.await.unwrap();
+    assert!(anna.is_ok() && took >= 1600, "{took}");
+    drop((anna, bert));
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn passwords_and_rights() {
+    let node = Node::start(|_| {}).await;
+    let verifier = fulmar_gateway::scram_verifier("top secret");
+    node.catalog.alter_user_password("fulmar", Some(verifier)).await.unwrap();
+    let log_in = async |database: &str, user: &str, password: &str| {
+        let mut config = node.config(database, user);
+        config.password(password);
+        connect(&config).await
+    };
+    let refused = async |database: &str, user: &str, password: &str| {
+        state(log_in(database, user, password).await.map(|_| ()))
+    };
+    let admin = log_in("fulmar", "fulmar", "top secret").await.unwrap();
+    assert_eq!(refused("fulmar", "fulmar", "wrong").await, "28P01");
+    assert_eq!(refused("fulmar", "nobody", "top secret").await, "28P01");
+
+    admin.batch_execute("CREATE USER anna PASSWORD 'a'; ").await.unwrap();
+    admin.batch_execute("CREATE ROLE bert WITH LOGIN PASSWORD 'b'").await.unwrap();
+    admin.batch_execute("CREATE DATABASE shop OWNER anna").await.unwrap();
+    let anna = log_in("shop", "anna", "a").await.unwrap();
+    assert_eq!(refused("fulmar", "anna", "a").await, "42501");
+    assert_eq!(refused("shop", "bert", "b").await, "42501");
+    // Whether a database exists is told only to those who have proved who they are.
+    assert_eq!(refused("missing", "bert", "wrong").await, "28P01");
+    assert_eq!(refused("missing", "bert", "b").await, "3D000");
+
+    admin.batch_execute("GRANT CONNECT ON DATABASE shop, fulmar TO bert").await.unwrap();
+    log_in("shop", "bert", "b").await.unwrap();
+    let bert = log_in("fulmar", "bert", "b").await.unwrap();
+    assert_eq!(state(bert.batch_execute("CREATE DATABASE x").await), "42501");
+    assert_eq!(state(bert.batch_execute("ALTER USER fulmar PASSWORD 'mine'").await), "42501");
+    assert_eq!(state(admin.batch_execute("DROP USER anna").await), "55006");
+    admin.batch_execute("REVOKE CONNECT ON DATABASE shop FROM bert").await.unwrap();
+    assert_eq!(refused("shop", "bert", "b").await, "42501");
+
+    // Names of databases that one may not connect to are not shown.
+    let names = async |client: &tokio_postgres::Client| {
+        let rows = client.query("SELECT datname FROM pg_database", &[]).await.unwrap();
+        rows.iter().map(|row| row.get::<_, String>(0)).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&admin).await, ["fulmar", "shop"]);
+    assert_eq!(names(&anna).await, ["shop"]);
+    assert_eq!(names(&bert).await, ["fulmar"]);
+
+    admin.batch_execute("ALTER USER bert PASSWORD 'c'").await.unwrap();
+    assert_eq!(refused("fulmar", "bert", "b").await, "28P01");
+    log_in("fulmar", "bert", "c").await.unwrap();
+    admin.batch_execute("DROP USER bert").await.unwrap();
+    assert_eq!(refused("fulmar", "bert", "c").await, "28P01");
+    node.stop().await;
+}

@@ -1,0 +1,227 @@
+//! What no client library would send.
+
+use std::time::Duration;
+
+use crate::common::Node;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+/// A connection that has said what it is given, and all that is answered until the server closes.
+async fn conversation(node: &Node, bytes: &[u8]) -> Vec<u8> {
+    let mut stream = TcpStream::connect(node.gateway.local_addr()).await.unwrap();
+    stream.write_all(bytes).await.unwrap();
+    let mut answer = Vec::new();
+    // A server that closes with bytes of ours unread resets the connection: what came before is still what counts.
+    let _ = stream.read_to_end(&mut answer).await;
+    answer
+}
+
+fn message(kind: u8, body: &[u8]) -> Vec<u8> {
+    [&[kind], &(body.len() as u32 + 4).to_be_bytes()[..], body].concat()
+}
+
+fn startup(database: &str) -> Vec<u8> {
+    let body =
+        [&196_608u32.to_be_bytes()[..], b"user\0anna\0database\0", database.as_bytes(), b"\0\0"].concat();
+    [&(body.len() as u32 + 4).to_be_bytes()[..], &body].concat()
+}
+
+/// The kinds of the messages, and the SQLSTATEs of errors after theirs.
+fn kinds(mut answer: &[u8]) -> String {
+    let mut kinds = String::new();
+    while let Some((kind, rest)) = answer.split_first() {
+        let length = u32::from_be_bytes(rest[..4].try_into().unwrap()) as usize;
+        kinds.push(char::from(*kind));
+        if *kind == b'E' {
+            let fields = &rest[4..length];
+            let state = fields.split(|byte| *byte == 0).find_map(|field| field.strip_prefix(b"C")).unwrap();
+            kinds.push_str(&format!("({})", String::from_utf8_lossy(state)));
+        }
+        answer = &rest[length..];
+    }
+    kinds
+}
+
+/// What follows the first ReadyForQuery.
+async fn session(node: &Node, messages: &[Vec<u8>]) -> String {
+    let all = [startup("t1"), messages.concat(), message(b'X', b"")].concat();
+    let kinds = kinds(&conversation(node, &all).await);
+    kinds.split_once('Z').unwrap_or_else(|| panic!("no session: {kinds}")).1.to_owned()
+}
+
+const SYNC: &[u8] = b"S\0\0\0\x04";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn extended_messages_in_odd_orders() {
+    let node = Node::insecure().await;
+    node.database("t1").await.batch_execute("CREATE TABLE t (a INTEGER PRIMARY KEY)").await.unwrap();
+    let sync = SYNC.to_vec();
+    let parse = |name: &str, sql: &str| message(b'P', format!("{name}\0{sql}\0\0\0").as_bytes());
+    let bind = |portal: &str, name: &str| message(b'B', format!("{portal}\0{name}\0\0\0\0\0\0\0").as_bytes());
+    let execute =
+        |portal: &str, limit: u8| message(b'E', &[portal.as_bytes(), &[0, 0, 0, 0, limit]].concat());
+    let describe = |target: char, name: &str| message(b'D', format!("{target}{name}\0").as_bytes());
+    let close = |target: char, name: &str| message(b'C', format!("{target}{name}\0").as_bytes());
+
+    // An error skips to Sync; then all is well again.
+    let skipped =
+        [parse("", "SELEC"), bind("", ""), execute("", 0), sync.clone(), parse("", "SELECT 1"), sync.clone()];
+    assert_eq!(session(&node, &skipped).await, "E(42601)Z1Z");
+    // Two rows, one at a time; the portal ends with its transaction.
+    let sql = "VALUES (1), (2)";
+    let portions = [
+        parse("s", sql),
+        bind("p", "s"),
+        describe('P', "p"),
+        execute("p", 1),
+        execute("p", 1),
+        execute("p", 1),
+        sync.clone(),
+        execute("p", 1),
+        sync.clone(),
+    ];
+    assert_eq!(session(&node, &portions).await, "12TDsDsCZE(34000)Z");
+    // Names: none such, twice, closed.
+    let names = [
+        bind("", "missing"),
+        sync.clone(),
+        parse("s", "SELECT 1"),
+        parse("s", "SELECT 1"),
+        sync.clone(),
+        close('S', "s"),
+        close('S', "missing"),
+        bind("", "s"),
+        sync.clone(),
+    ];
+    assert_eq!(session(&node, &names).await, "E(26000)Z1E(42P05)Z33E(26000)Z");
+    // The empty statement; nothing to describe.
+    let empty = [parse("", ""), bind("", ""), describe('P', ""), execute("", 0), sync.clone()];
+    assert_eq!(session(&node, &empty).await, "12nIZ");
+    // A pipeline is one transaction: the second insert's failure takes back the first.
+    let insert = "INSERT INTO t VALUES (1)";
+    let pipeline = [
+        parse("", insert),
+        bind("", ""),
+        execute("", 0),
+        bind("", ""),
+        execute("", 0),
+        sync.clone(),
+        message(b'Q', b"SELECT a FROM t\0"),
+    ];
+    assert_eq!(session(&node, &pipeline).await, "12C2E(23505)ZTCZ");
+    // The right number of parameters, and of formats.
+    let parameters = [parse("", "SELECT $1"), bind("", ""), sync.clone()];
+    assert_eq!(session(&node, &parameters).await, "1E(08P01)Z");
+    // Flush, COPY messages outside of a COPY.
+    let strays =
+        [message(b'H', b""), message(b'd', b"x"), message(b'c', b""), message(b'f', b"x\0"), sync.clone()];
+    assert_eq!(session(&node, &strays).await, "Z");
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn simple_queries() {
+    let node = Node::insecure().await;
+    node.database("t1").await.batch_execute("CREATE TABLE t (a INTEGER)").await.unwrap();
+    let query = |sql: &str| message(b'Q', format!("{sql}\0").as_bytes());
+    assert_eq!(session(&node, &[query("")]).await, "IZ");
+    assert_eq!(session(&node, &[query(" ; -- nothing\n;")]).await, "IZ");
+    assert_eq!(session(&node, &[query("SELECT 1; ; SELECT a FROM t;")]).await, "TDCTCZ");
+    assert_eq!(session(&node, &[query("SELECT 1; SELEC; SELECT 2")]).await, "TDCE(42601)Z");
+    assert_eq!(
+        session(
+            &node,
+            &[query("SELECT '\u{fffd}'")
+                .into_iter()
+                .map(|byte| if byte > 0x7f { 0xff } else { byte })
+                .collect()]
+        )
+        .await,
+        "E(22021)Z"
+    );
+    // A COPY that fails; its last messages are ignored. One that goes on with the text.
+    let copy = [query("COPY t FROM STDIN"), message(b'd', b"x\ty\n"), message(b'c', b""), query("SELECT 1")];
+    assert_eq!(session(&node, &copy).await, "GE(22P02)ZTDCZ");
+    let copy = [query("COPY t FROM STDIN; SELECT a FROM t"), message(b'd', b"1\n2"), message(b'c', b"")];
+    assert_eq!(session(&node, &copy).await, "GCTDDCZ");
+    let copy = [query("COPY t FROM STDIN"), message(b'f', b"no\0")];
+    assert_eq!(session(&node, &copy).await, "GE(57014)Z");
+    let copy = [query("COPY t FROM STDIN"), query("SELECT 1")];
+    assert_eq!(session(&node, &copy).await, "GE(08P01)Z");
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn broken_input_ends_the_connection_and_nothing_else() {
+    let node = Node::insecure().await;
+    let client = node.database("t1").await;
+    for broken in [
+        &b"Q\0\0\0\x03"[..],
+        b"Q\xff\xff\xff\xff",
+        b"?\0\0\0\x04",
+        b"B\0\0\0\x0a\0\0\0\0\xff\xff",
+        b"F\0\0\0\x04",
+        b"P\0\0\0\x06xy",
+    ] {
+        assert_eq!(session(&node, &[broken.to_vec()]).await, "E(08P01)", "{broken:?}");
+    }
+    for silent in [
+        &b"\0\0\0\x04\0\0\0\0"[..],
+        b"\xff\xff\xff\xff\0\0\0\0",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\0\0\0\x08\x04\xd2\x16\x2e",
+    ] {
+        assert_eq!(conversation(&node, silent).await, b"", "{silent:?}");
+    }
+    // A cancel with a wrong secret cancels nothing and says nothing.
+    let cancel = [&[0, 0, 0, 16][..], &80_877_102u32.to_be_bytes(), &[0, 0, 0, 1], &[1, 2, 3, 4]].concat();
+    assert_eq!(conversation(&node, &cancel).await, b"");
+    // Without a certificate the answer to a wish for TLS is no, and the connection goes on.
+    let plain = [&[0, 0, 0, 8][..], &80_877_103u32.to_be_bytes()].concat();
+    let mut stream = TcpStream::connect(node.gateway.local_addr()).await.unwrap();
+    stream.write_all(&plain).await.unwrap();
+    assert_eq!(stream.read_u8().await.unwrap(), b'N');
+    // Bytes that came with that wish would have been sent by a stranger: nobody listens.
+    let smuggled = [plain, startup("t1")].concat();
+    assert_eq!(conversation(&node, &smuggled).await, b"");
+    client.batch_execute("SELECT 1").await.unwrap();
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_goes_away_ends_its_statement() {
+    let node = Node::insecure().await;
+    drop(node.database("t1").await);
+    // An answer that is too large to wait for the end of its text says that the text is being run.
+    let text = "SELECT printf('%100000d', 1); \
+                WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n\0";
+    let mut stream = TcpStream::connect(node.gateway.local_addr()).await.unwrap();
+    stream.write_all(&[startup("t1"), message(b'Q', text.as_bytes())].concat()).await.unwrap();
+    stream.read_exact(&mut vec![0; 100_000]).await.unwrap();
+    assert!(node.gateway.sessions() > 0);
+    drop(stream);
+    // The statement would never end by itself. The bound is the test's own.
+    let ended = async {
+        while node.gateway.sessions() > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), ended).await.expect("the session goes on");
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_has_gone_behind_a_long_pipeline_is_noticed() {
+    let node = Node::insecure().await;
+    drop(node.database("t1").await);
+    let endless = b"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n\0";
+    let behind = message(b'Q', &[&b";".repeat(4000)[..], b"\0"].concat()).repeat(100);
+    let all = [startup("t1"), message(b'Q', endless), behind].concat();
+    let mut stream = TcpStream::connect(node.gateway.local_addr()).await.unwrap();
+    stream.write_all(&all).await.unwrap();
+    stream.shutdown().await.unwrap();
+    let mut answer = Vec::new();
+    let ended = tokio::time::timeout(Duration::from_secs(20), stream.read_to_end(&mut answer)).await;
+    assert!(ended.is_ok(), "the statement runs for nobody");
+    node.stop().await;
+}
