@@ -4,16 +4,9 @@
 //! a procedure may catch; what ends the whole transaction is remembered here as well ([`Host::end`]), and no catching
 //! undoes it.
 
-use std::cell::Cell;
-use std::ffi::c_void;
-use std::ptr::NonNull;
-use std::rc::Rc;
+use mlua::Lua;
 
-use mlua::{Lua, Table, Variadic};
-
-use super::limits::MEMORY_BYTES;
 use super::rows::Rows;
-use super::values::{Room, to_sql};
 use crate::connection::{Connection, Run, Step};
 use crate::sql::{classify, tokens};
 use crate::statement::{Nowhere, RowSink};
@@ -31,32 +24,30 @@ pub(super) struct Host<'c> {
     rows: Rows,
 }
 
-type Arguments = Variadic<mlua::Value>;
-
 impl<'c> Host<'c> {
     pub(super) fn new(connection: &'c mut Connection) -> Self {
         Host { connection, end: None, rows: Rows::default() }
     }
 
-    /// Runs a statement and answers its rows: a list of tables with a field for each column.
-    pub(super) fn query(&mut self, lua: &Lua, sql: &str, arguments: &Arguments) -> mlua::Result<Table> {
+    /// Runs a statement; its rows are in [`Host::rows`] then.
+    pub(super) fn query(&mut self, lua: &Lua, sql: &str, parameters: &[Value]) -> mlua::Result<()> {
         let mut rows = std::mem::take(&mut self.rows);
         rows.begin(lua.used_memory());
-        let ran = self.run(sql, arguments, &mut rows);
-        let tables = ran.and_then(|id| {
-            self.connection.column_names_here(id, |name| rows.name(name));
-            let _trusted = Trusted::new(lua)?;
-            rows.tables(lua)
-        });
-        rows.trim();
+        let ran = self.run(sql, parameters, &mut rows);
+        let named = ran.map(|id| self.connection.column_names_here(id, |name| rows.name(name)));
         self.rows = rows;
-        tables
+        named
+    }
+
+    /// The rows of the last query.
+    pub(super) fn rows(&mut self) -> &mut Rows {
+        &mut self.rows
     }
 
     /// Runs a statement and answers how many rows it has changed.
-    pub(super) fn exec(&mut self, sql: &str, arguments: &Arguments) -> mlua::Result<i64> {
+    pub(super) fn exec(&mut self, sql: &str, parameters: &[Value]) -> mlua::Result<i64> {
         let (_, before) = self.connection.changes();
-        self.run(sql, arguments, &mut Nowhere)?;
+        self.run(sql, parameters, &mut Nowhere)?;
         let (changed, after) = self.connection.changes();
         // A statement that changes nothing leaves the count of the one before.
         Ok(if after == before { 0 } else { changed })
@@ -74,7 +65,7 @@ impl<'c> Host<'c> {
     }
 
     /// Answers the id of the statement.
-    fn run(&mut self, sql: &str, arguments: &Arguments, sink: &mut dyn RowSink) -> mlua::Result<u64> {
+    fn run(&mut self, sql: &str, parameters: &[Value], sink: &mut dyn RowSink) -> mlua::Result<u64> {
         if self.end.is_some() {
             return Err(mlua::Error::runtime("the transaction has ended"));
         }
@@ -91,13 +82,7 @@ impl<'c> Host<'c> {
                 self.connection.know_text(sql)
             }
         };
-        let mut room = Room::new();
-        let parameters: Result<Vec<Value>> = (1..)
-            .zip(arguments.iter())
-            .map(|(number, value)| to_sql(value, &mut room, || format!("argument ${number}")))
-            .collect();
-        let parameters = parameters.map_err(mlua::Error::external)?;
-        let run = Run { id, sql, columns: None, parameters: &parameters };
+        let run = Run { id, sql, columns: None, parameters };
         self.connection.link.variables.borrow_mut().changed = true;
         match self.connection.run_here(&run, sink) {
             Step::Done(_) => Ok(id),
@@ -130,58 +115,6 @@ impl<'c> Host<'c> {
     }
 }
 
-/// The `db` that procedures are given: one for all calls of a machine.
-pub(super) fn database(lua: &Lua, lent: &Rc<Lent>) -> mlua::Result<Table> {
-    type Question = (mlua::LuaString, Arguments);
-    let db = lua.create_table()?;
-    let host = lent.clone();
-    let query = move |lua: &Lua, (sql, arguments): Question| {
-        host.with(|host| host.query(lua, &sql.to_str()?, &arguments))
-    };
-    db.raw_set("query", lua.create_function(query)?)?;
-    let host = lent.clone();
-    let exec =
-        move |_: &Lua, (sql, arguments): Question| host.with(|host| host.exec(&sql.to_str()?, &arguments));
-    db.raw_set("exec", lua.create_function(exec)?)?;
-    let host = lent.clone();
-    let abort = move |_: &Lua, message: mlua::LuaString| -> mlua::Result<()> {
-        host.with(|host| Err(host.abort(&message.to_string_lossy())))
-    };
-    db.raw_set("abort", lua.create_function(abort)?)?;
-    db.set_readonly(true);
-    Ok(db)
-}
-
-/// The host of the call that a machine runs, while it runs; the functions of `db` outlive calls.
-#[derive(Default)]
-pub(super) struct Lent(Cell<Option<NonNull<c_void>>>);
-
-impl Lent {
-    /// Lends `host` to the functions of `db` for the time of `call`.
-    pub(super) fn lend<R>(&self, host: &mut Host<'_>, call: impl FnOnce() -> R) -> R {
-        struct Back<'a>(&'a Lent);
-        impl Drop for Back<'_> {
-            fn drop(&mut self) {
-                self.0.0.set(None);
-            }
-        }
-        self.0.set(Some(NonNull::from(host).cast()));
-        let _back = Back(self);
-        call()
-    }
-
-    fn with<R>(&self, ask: impl FnOnce(&mut Host<'_>) -> mlua::Result<R>) -> mlua::Result<R> {
-        let Some(host) = self.0.take() else {
-            return Err(mlua::Error::runtime("the database is not to be had here"));
-        };
-        // SAFETY: it was lent by a call that still runs, which does not touch it meanwhile; whoever uses it has taken
-        // it, so there is one at a time.
-        let answer = ask(unsafe { host.cast::<Host<'_>>().as_mut() });
-        self.0.set(Some(host));
-        answer
-    }
-}
-
 /// Only statements that read and change data: a procedure has no say in transactions, schema and settings.
 fn check(sql: &str) -> Result<()> {
     if sql.len() > LONGEST_TEXT_BYTES {
@@ -203,22 +136,4 @@ fn check(sql: &str) -> Result<()> {
         sqlstate::FEATURE_NOT_SUPPORTED,
         "a procedure can run SELECT, INSERT, UPDATE and DELETE only",
     ))
-}
-
-/// While it lives, Lua's memory is not limited: with a limit each string and field that we make is made in a protected
-/// call, which costs more than the query. What we make is counted in [`Rows`].
-pub(super) struct Trusted<'l>(&'l Lua);
-
-impl<'l> Trusted<'l> {
-    pub(super) fn new(lua: &'l Lua) -> mlua::Result<Self> {
-        lua.set_memory_limit(0)?;
-        Ok(Trusted(lua))
-    }
-}
-
-impl Drop for Trusted<'_> {
-    fn drop(&mut self) {
-        // It cannot fail: the machine's memory is ours, and was limited before.
-        let _ = self.0.set_memory_limit(MEMORY_BYTES);
-    }
 }

@@ -15,8 +15,10 @@
 //!
 //! | module | what it does |
 //! | --- | --- |
+//! | [`answer`] | what a procedure returns, as rows |
 //! | [`definition`] | what is kept of a procedure |
-//! | [`host`] | `db.query`, `db.exec`, `db.abort` |
+//! | [`functions`] | `db.query`, `db.exec`, `db.abort`, as Lua calls them |
+//! | [`host`] | what they do |
 //! | [`limits`] | what a call may use |
 //! | [`rows`] | the rows of a query as tables of Lua's |
 //! | [`values`] | SQL's values as Lua's, and back |
@@ -28,7 +30,9 @@
 //! cancel end it like any statement. An error of SQL's can be caught with `pcall` (the statement that failed has changed
 //! nothing); an abort, a conflict or a cancel cannot: `db` answers nothing else from then on.
 
+mod answer;
 mod definition;
+mod functions;
 mod host;
 mod limits;
 mod rows;

@@ -1,11 +1,10 @@
 //! Rows of a query on their way into Lua.
 //!
-//! While SQLite runs they are noted in one buffer; then Lua's tables are made of it in one go, without a handle and a
-//! protected call for each value: a row has many values, and a procedure many rows.
+//! While SQLite runs they are noted in one buffer; then Lua's tables are made of it in one go.
 
 use std::ffi::c_int;
 
-use mlua::{Lua, Table, ffi};
+use mlua::ffi;
 
 use super::limits::MEMORY_BYTES;
 use super::values::{number_of, too_much};
@@ -44,13 +43,6 @@ impl Rows {
         self.room = MEMORY_BYTES.saturating_sub(used);
     }
 
-    /// Gives back what many rows have taken.
-    pub(super) fn trim(&mut self) {
-        if self.bytes.capacity() > KEPT_BYTES {
-            self.bytes = Vec::new();
-        }
-    }
-
     fn note(&mut self, value: ValueRef<'_>) -> Result<()> {
         let mut sized = |tag, bytes: &[u8]| -> Result<()> {
             self.room = self.room.checked_sub(bytes.len()).ok_or_else(too_much)?;
@@ -82,24 +74,28 @@ impl Rows {
         self.columns += 1;
     }
 
-    /// A list of tables with a field for each value that is not NULL. Lua's memory must not be limited meanwhile.
-    pub(super) fn tables(&self, lua: &Lua) -> mlua::Result<Table> {
-        // SAFETY: what is called fails only for want of memory, which is not limited here, or of stack, which is
-        // checked first.
-        unsafe {
-            lua.exec_raw((), |state| {
-                if ffi::lua_checkstack(state, (self.columns + SLOTS) as c_int) != 0 {
-                    self.push(state);
-                }
-            })
-        }
-    }
-
-    /// Pushes the list.
+    /// Pushes a list of tables with a field for each value that is not NULL, and gives back what many rows have taken.
     ///
     /// # Safety
+    /// `state` is that of a running function of C's. Lua's memory is not limited meanwhile: then nothing that is called here
+    /// fails, but for want of stack, which is looked at first.
+    pub(super) unsafe fn push(&mut self, state: *mut ffi::lua_State) -> mlua::Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if ffi::lua_checkstack(state, (self.columns + SLOTS) as c_int) == 0 {
+                return Err(mlua::Error::StackError);
+            }
+            self.push_list(state);
+        }
+        if self.bytes.capacity() > KEPT_BYTES {
+            self.bytes = Vec::new();
+        }
+        Ok(())
+    }
+
+    /// # Safety
     /// The stack has room for the names and [`SLOTS`] more.
-    unsafe fn push(&self, state: *mut ffi::lua_State) {
+    unsafe fn push_list(&self, state: *mut ffi::lua_State) {
         let (mut names, mut rest) = (&self.names[..], &self.bytes[..]);
         // SAFETY: every index is one that was pushed here.
         unsafe {

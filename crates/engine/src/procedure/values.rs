@@ -8,7 +8,9 @@
 //! | BLOB | a buffer |
 //! | (1, 0) | `true`, `false`: only on their way to SQL |
 
-use mlua::Lua;
+use std::ffi::{CStr, c_int};
+
+use mlua::{Lua, ffi};
 
 use super::limits::MEMORY_BYTES;
 use crate::value::ValueRef;
@@ -63,32 +65,66 @@ fn no_memory(cause: mlua::Error) -> Error {
     Error::new(sqlstate::OUT_OF_MEMORY, format!("a procedure's memory is full: {cause}"))
 }
 
-/// A value of Lua's for SQL; `what` names it in the error.
-pub(super) fn to_sql(value: &mlua::Value, room: &mut Room, what: impl Fn() -> String) -> Result<Value> {
-    room.take(match value {
-        mlua::Value::String(text) => text.as_bytes().len(),
-        mlua::Value::Buffer(bytes) => bytes.len(),
-        _ => 0,
-    })?;
-    Ok(match value {
-        mlua::Value::Nil => Value::Null,
-        mlua::Value::Boolean(b) => Value::Integer((*b).into()),
-        mlua::Value::Integer(i) => Value::Integer(*i),
-        mlua::Value::Number(n) if n.fract() == 0.0 && n.abs() <= EXACT as f64 => Value::Integer(*n as i64),
-        mlua::Value::Number(n) => Value::Real(*n),
-        mlua::Value::String(text) => match text.to_str() {
-            Ok(text) => Value::Text(text.to_owned()),
-            Err(_) => {
-                let message = format!("{} is a string that is not UTF-8", what());
-                return Err(Error::new(sqlstate::INVALID_TEXT, message)
-                    .hint("bytes that are no text are buffers: buffer.fromstring(...)"));
+/// A value of Lua's for SQL: that at an index of the stack. `what` names it in the error.
+///
+/// # Safety
+/// There is a value at the index.
+pub(super) unsafe fn from_stack(
+    state: *mut ffi::lua_State,
+    index: c_int,
+    room: &mut Room,
+    what: impl Fn() -> String,
+) -> Result<Value> {
+    // SAFETY: the caller's promise; each is asked for as what it is. What a string or a buffer holds stays where it is
+    // while it is on the stack.
+    unsafe {
+        let value = match ffi::lua_type(state, index) {
+            ffi::LUA_TNIL => Value::Null,
+            ffi::LUA_TBOOLEAN => Value::Integer((ffi::lua_toboolean(state, index) != 0).into()),
+            ffi::LUA_TNUMBER => match ffi::lua_tonumber(state, index) {
+                n if n.fract() == 0.0 && n.abs() <= EXACT as f64 => Value::Integer(n as i64),
+                n => Value::Real(n),
+            },
+            ffi::LUA_TSTRING => {
+                let text = text_at(state, index, what)?;
+                room.take(text.len())?;
+                return Ok(Value::Text(text.to_owned()));
             }
-        },
-        mlua::Value::Buffer(bytes) => Value::Blob(bytes.to_vec()),
-        other => {
-            let message = format!("{} is a {}, which SQL has no value for", what(), other.type_name());
-            return Err(Error::new(sqlstate::DATATYPE_MISMATCH, message)
-                .hint("nil, booleans, numbers, strings and buffers are values"));
-        }
+            ffi::LUA_TBUFFER => {
+                let mut length = 0;
+                let bytes = ffi::lua_tobuffer(state, index, &raw mut length).cast::<u8>();
+                room.take(length)?;
+                return Ok(Value::Blob(std::slice::from_raw_parts(bytes, length).to_vec()));
+            }
+            other => {
+                let name = CStr::from_ptr(ffi::lua_typename(state, other)).to_string_lossy();
+                let message = format!("{} is a {name}, which SQL has no value for", what());
+                return Err(Error::new(sqlstate::DATATYPE_MISMATCH, message)
+                    .hint("nil, booleans, numbers, strings and buffers are values"));
+            }
+        };
+        room.take(0)?;
+        Ok(value)
+    }
+}
+
+/// The text of the string at an index of the stack, if it is UTF-8.
+///
+/// # Safety
+/// There is a string, and it stays on the stack while the text is used.
+pub(super) unsafe fn text_at<'s>(
+    state: *mut ffi::lua_State,
+    index: c_int,
+    what: impl Fn() -> String,
+) -> Result<&'s str> {
+    let mut length = 0;
+    // SAFETY: the caller's promise.
+    let bytes = unsafe {
+        let start = ffi::lua_tolstring(state, index, &raw mut length).cast::<u8>();
+        std::slice::from_raw_parts(start, length)
+    };
+    str::from_utf8(bytes).map_err(|_| {
+        Error::new(sqlstate::INVALID_TEXT, format!("{} is a string that is not UTF-8", what()))
+            .hint("bytes that are no text are buffers: buffer.fromstring(...)")
     })
 }

@@ -13,12 +13,13 @@ use hashbrown::HashMap;
 use mlua::{Function, Lua, LuaOptions, MultiValue, StdLib, Table, VmState};
 use parking_lot::Mutex;
 
+use super::answer::send_rows;
 use super::definition::Loaded;
-use super::host::{Host, Lent, Trusted, database};
+use super::functions::{Lent, Trusted, database};
+use super::host::Host;
 use super::limits::{HeldByAll, KEPT_BYTES, Limits, MEMORY_BYTES};
-use super::values::{Room, to_lua, to_sql};
-use crate::statement::{Row, RowSink};
-use crate::value::ValueRef;
+use super::values::to_lua;
+use crate::statement::RowSink;
 use crate::{Error, Result, Value, sqlstate};
 
 /// Machines that wait for a call.
@@ -156,8 +157,8 @@ impl Machine {
                     function
                 }
             };
-            let answer = lent.lend(host, || function.call(given(lua, db, arguments)?))?;
-            if loaded.returns().is_empty() { Ok(0) } else { answer_rows(&answer, loaded.returns(), sink) }
+            let answer = lent.lend(host, lua, || function.call(given(lua, db, arguments)?))?;
+            if loaded.returns().is_empty() { Ok(0) } else { send_rows(lua, answer, loaded.returns(), sink) }
         });
         limits.end(name)?;
         called.map_err(|cause| failure(name, &cause))
@@ -194,7 +195,7 @@ fn sandbox(limits: &Rc<Limits>) -> mlua::Result<Lua> {
 }
 
 /// What Lua is told when a limit, a cancel or a conflict ends it; the client is told the reason.
-fn ended() -> mlua::Error {
+pub(super) fn ended() -> mlua::Error {
     mlua::Error::runtime("the procedure was ended")
 }
 
@@ -212,60 +213,6 @@ fn given(lua: &Lua, db: &Table, arguments: &[Value]) -> mlua::Result<MultiValue>
         given.push_back(to_lua(lua, argument.as_ref()).map_err(mlua::Error::external)?);
     }
     Ok(given)
-}
-
-/// Sends what a procedure has returned: a list of rows, or one row; a row is a table with fields or values in order.
-fn answer_rows(
-    answer: &mlua::Value,
-    returns: &[(String, String)],
-    sink: &mut dyn RowSink,
-) -> mlua::Result<u64> {
-    let table = match answer {
-        mlua::Value::Nil => return Ok(0),
-        mlua::Value::Table(table) => table,
-        other => {
-            let message = format!("a procedure returns a table of rows, not a {}", other.type_name());
-            return Err(mlua::Error::external(Error::new(sqlstate::DATATYPE_MISMATCH, message)));
-        }
-    };
-    let mut send = |row: &Table| -> mlua::Result<()> {
-        if crate::vfs::checkpoint_here() {
-            return Err(ended());
-        }
-        let mut room = Room::new();
-        let mut values = Vec::with_capacity(returns.len());
-        for (index, (name, _)) in returns.iter().enumerate() {
-            let value: mlua::Value = match row.raw_get(name.as_str())? {
-                mlua::Value::Nil => row.raw_get(index + 1)?,
-                named => named,
-            };
-            let value = to_sql(&value, &mut room, || format!("column \"{name}\""));
-            values.push(value.map_err(mlua::Error::external)?);
-        }
-        sink.row(&Values(values)).map_err(mlua::Error::external)
-    };
-    let count = table.raw_len();
-    let one = count == 0 && !table.is_empty() || count > 0 && !table.raw_get::<mlua::Value>(1)?.is_table();
-    if one {
-        send(table)?;
-        return Ok(1);
-    }
-    for index in 1..=count {
-        send(&table.raw_get(index)?)?;
-    }
-    Ok(count as u64)
-}
-
-struct Values(Vec<Value>);
-
-impl Row for Values {
-    fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    fn get(&self, column: usize) -> ValueRef<'_> {
-        self.0[column].as_ref()
-    }
 }
 
 /// An error of Lua's for the client. One of ours that Lua handed on is what it was.

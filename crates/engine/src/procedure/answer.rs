@@ -1,0 +1,136 @@
+//! What a procedure has returned, on its way to the client: a list of rows, or one row. A row is a table with fields or values in
+//! order.
+
+use std::ffi::c_int;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use mlua::{Lua, ffi};
+
+use super::functions::Trusted;
+use super::values::{Room, from_stack};
+use super::vm::ended;
+use crate::statement::{Row, RowSink};
+use crate::value::ValueRef;
+use crate::{Error, Value, sqlstate};
+
+/// Sends the rows; answers how many.
+pub(super) fn send_rows(
+    lua: &Lua,
+    answer: mlua::Value,
+    returns: &[(String, String)],
+    sink: &mut dyn RowSink,
+) -> mlua::Result<u64> {
+    match &answer {
+        mlua::Value::Nil => return Ok(0),
+        mlua::Value::Table(_) => {}
+        other => {
+            let message = format!("a procedure returns a table of rows, not a {}", other.type_name());
+            return Err(mlua::Error::external(Error::new(sqlstate::DATATYPE_MISMATCH, message)));
+        }
+    }
+    let mut sent = Ok(Ok(0));
+    let trusted = Trusted::new(lua)?;
+    // SAFETY: the table is what the function is called with. Lua's memory is not limited, so what is called of it raises nothing,
+    // and no panic gets into it.
+    unsafe {
+        lua.exec_raw::<()>(answer, |state| {
+            sent = catch_unwind(AssertUnwindSafe(|| send_all(state, returns, sink)));
+            ffi::lua_settop(state, 0);
+        })?;
+    }
+    drop(trusted);
+    sent.unwrap_or_else(|panic| resume_unwind(panic))
+}
+
+/// # Safety
+/// The stack holds the table, and nothing else. Lua's memory is not limited.
+unsafe fn send_all(
+    state: *mut ffi::lua_State,
+    returns: &[(String, String)],
+    sink: &mut dyn RowSink,
+) -> mlua::Result<u64> {
+    const TABLE: c_int = 1;
+    // SAFETY: the caller's promise; a function of C's has room for twenty values, and at most three are there at a time.
+    unsafe {
+        let count = ffi::lua_rawlen(state, TABLE);
+        let is_one_row = if count == 0 {
+            has_fields(state, TABLE)
+        } else {
+            ffi::lua_rawgeti(state, TABLE, 1);
+            let first = ffi::lua_type(state, -1);
+            ffi::lua_pop(state, 1);
+            first != ffi::LUA_TTABLE
+        };
+        if is_one_row {
+            send_row(state, TABLE, returns, sink)?;
+            return Ok(1);
+        }
+        for index in 1..=count as c_int {
+            ffi::lua_rawgeti(state, TABLE, index.into());
+            if ffi::lua_type(state, -1) != ffi::LUA_TTABLE {
+                let message = format!("row {index} of a procedure's answer is not a table");
+                return Err(mlua::Error::external(Error::new(sqlstate::DATATYPE_MISMATCH, message)));
+            }
+            send_row(state, TABLE + 1, returns, sink)?;
+            ffi::lua_pop(state, 1);
+        }
+        Ok(count as u64)
+    }
+}
+
+/// # Safety
+/// There is a table at the index, and room for two values.
+unsafe fn has_fields(state: *mut ffi::lua_State, table: c_int) -> bool {
+    // SAFETY: the caller's promise; `nil` is where a walk begins.
+    unsafe {
+        ffi::lua_pushnil(state);
+        let found = ffi::lua_next(state, table) != 0;
+        if found {
+            ffi::lua_pop(state, 2);
+        }
+        found
+    }
+}
+
+/// # Safety
+/// There is a table at the index, and room for one value. Lua's memory is not limited.
+unsafe fn send_row(
+    state: *mut ffi::lua_State,
+    row: c_int,
+    returns: &[(String, String)],
+    sink: &mut dyn RowSink,
+) -> mlua::Result<()> {
+    if crate::vfs::checkpoint_here() {
+        return Err(ended());
+    }
+    let mut room = Room::new();
+    let mut values = Vec::with_capacity(returns.len());
+    for (index, (name, _)) in returns.iter().enumerate() {
+        // SAFETY: the caller's promise; what is pushed is popped.
+        let value = unsafe {
+            ffi::lua_pushlstring(state, name.as_ptr().cast(), name.len());
+            ffi::lua_rawget(state, row);
+            if ffi::lua_type(state, -1) == ffi::LUA_TNIL {
+                ffi::lua_pop(state, 1);
+                ffi::lua_rawgeti(state, row, (index + 1) as _);
+            }
+            let value = from_stack(state, -1, &mut room, || format!("column \"{name}\""));
+            ffi::lua_pop(state, 1);
+            value
+        };
+        values.push(value.map_err(mlua::Error::external)?);
+    }
+    sink.row(&Values(values)).map_err(mlua::Error::external)
+}
+
+struct Values(Vec<Value>);
+
+impl Row for Values {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn get(&self, column: usize) -> ValueRef<'_> {
+        self.0[column].as_ref()
+    }
+}
