@@ -33,7 +33,7 @@ const LINE: &str = "INSERT INTO order_line (ol_w_id, ol_d_id, ol_o_id, ol_number
      ol_quantity, ol_amount, ol_dist_info) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)";
 
 /// Takes from the stock: quantity, 1 if for another warehouse, supplier, item, and the district whose text is wanted.
-pub(super) fn stock() -> String {
+fn stock() -> String {
     let texts: Vec<String> =
         (1..=DISTRICTS).map(|district| format!("WHEN {district} THEN s_dist_{district:02}")).collect();
     format!(

@@ -8,8 +8,10 @@ LANGUAGE lua AS $$
         if oldest ~= nil then
             local number = oldest.no_o_id
             db.exec("DELETE FROM new_order WHERE no_w_id = $1 AND no_d_id = $2 AND no_o_id = $3", w, d, number)
-            local order = db.query("UPDATE orders SET o_carrier_id = $4 \
-                WHERE o_w_id = $1 AND o_d_id = $2 AND o_id = $3 RETURNING o_c_id", w, d, number, carrier)[1]
+            local order = db.query("SELECT o_c_id FROM orders \
+                WHERE o_w_id = $1 AND o_d_id = $2 AND o_id = $3", w, d, number)[1]
+            db.exec("UPDATE orders SET o_carrier_id = $4 \
+                WHERE o_w_id = $1 AND o_d_id = $2 AND o_id = $3", w, d, number, carrier)
             db.exec("UPDATE order_line SET ol_delivery_d = CURRENT_TIMESTAMP \
                 WHERE ol_w_id = $1 AND ol_d_id = $2 AND ol_o_id = $3", w, d, number)
             local sum = db.query("SELECT sum(ol_amount) AS cents FROM order_line \
