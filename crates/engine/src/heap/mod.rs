@@ -11,16 +11,20 @@
 //! An ordinary statement stays within the first MiB: it touches nothing that is shared, and goes on when its tenant has nothing
 //! left. All that SQLite does for a connection is done in its name, so what it holds is known; one that holds much when its
 //! transaction has ended is closed.
+//!
+//! | module | what it does |
+//! | --- | --- |
+//! | [`allocator`] | stands between SQLite and its allocator, and counts |
+//! | [`blocks`] | blocks that a thread keeps for its next statement |
+
+mod allocator;
+mod blocks;
 
 use std::cell::Cell;
-use std::ffi::{c_int, c_void};
-use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 
-use libsqlite3_sys as ffi;
-
-use crate::{Error, sqlstate, vfs};
+use crate::{Error, sqlstate};
 
 /// What a connection may hold uncharged, and the step in which it charges more.
 const STEP_BYTES: u64 = 1 << 20;
@@ -122,101 +126,6 @@ impl Held {
 pub(crate) fn exhausted() -> Error {
     Error::new(sqlstate::OUT_OF_MEMORY, "out of memory: the values of the tenant's statements take too much")
         .hint("run smaller statements, or fewer at once; docs/sql.md says how much they may take")
-}
-
-/// SQLite's way to the allocator.
-struct Allocator {
-    malloc: unsafe extern "C" fn(c_int) -> *mut c_void,
-    realloc: unsafe extern "C" fn(*mut c_void, c_int) -> *mut c_void,
-    free: unsafe extern "C" fn(*mut c_void),
-    size: unsafe extern "C" fn(*mut c_void) -> c_int,
-}
-
-static ALLOCATOR: OnceLock<Allocator> = OnceLock::new();
-
-/// Puts us between SQLite and its allocator. That must be before SQLite is first used, by whoever in this process: before `main`.
-#[used]
-// SAFETY: the section holds pointers to functions of this type, which the system calls once when the program begins.
-#[unsafe(link_section = ".init_array")]
-static INSTALL: extern "C" fn() = install;
-
-extern "C" fn install() {
-    // SAFETY: SQLite fills the structure in, copies it, and is not in use yet; its functions live as long as the process.
-    unsafe {
-        let mut methods = std::mem::zeroed::<ffi::sqlite3_mem_methods>();
-        if ffi::sqlite3_config(ffi::SQLITE_CONFIG_GETMALLOC, &raw mut methods) != ffi::SQLITE_OK {
-            return;
-        }
-        let (Some(malloc), Some(realloc), Some(free), Some(size)) =
-            (methods.xMalloc, methods.xRealloc, methods.xFree, methods.xSize)
-        else {
-            return;
-        };
-        let _ = ALLOCATOR.set(Allocator { malloc, realloc, free, size });
-        methods.xMalloc = Some(counted_malloc);
-        methods.xRealloc = Some(counted_realloc);
-        methods.xFree = Some(counted_free);
-        ffi::sqlite3_config(ffi::SQLITE_CONFIG_MALLOC, &raw mut methods);
-    }
-}
-
-/// More memory is wanted by the connection that runs on this thread; answers whether it may have it. Who is no connection of a
-/// partition's (the metadata store) may.
-fn take(bytes: c_int) -> bool {
-    // SAFETY: called by SQLite; the answer is not kept.
-    match unsafe { vfs::current() } {
-        Some(link) => link.held.take(u64::from(bytes.unsigned_abs()), link.partition.heap()),
-        None => true,
-    }
-}
-
-fn give(bytes: c_int) {
-    // SAFETY: called by SQLite; the answer is not kept.
-    if let Some(link) = unsafe { vfs::current() } {
-        link.held.give(u64::from(bytes.unsigned_abs()), link.partition.heap());
-    }
-}
-
-unsafe extern "C" fn counted_malloc(bytes: c_int) -> *mut c_void {
-    let Some(allocator) = ALLOCATOR.get() else { return ptr::null_mut() };
-    if !take(bytes) {
-        return ptr::null_mut();
-    }
-    // SAFETY: SQLite's own call.
-    let memory = unsafe { (allocator.malloc)(bytes) };
-    if memory.is_null() {
-        give(bytes);
-    }
-    memory
-}
-
-unsafe extern "C" fn counted_realloc(memory: *mut c_void, bytes: c_int) -> *mut c_void {
-    let Some(allocator) = ALLOCATOR.get() else { return ptr::null_mut() };
-    // SAFETY: SQLite's own call, with memory that it had from here.
-    let before = unsafe { (allocator.size)(memory) };
-    if bytes > before && !take(bytes - before) {
-        return ptr::null_mut();
-    }
-    // SAFETY: the same.
-    let moved = unsafe { (allocator.realloc)(memory, bytes) };
-    match moved.is_null() {
-        true if bytes > before => give(bytes - before),
-        false if bytes < before => give(before - bytes),
-        _ => {}
-    }
-    moved
-}
-
-unsafe extern "C" fn counted_free(memory: *mut c_void) {
-    let Some(allocator) = ALLOCATOR.get() else { return };
-    if memory.is_null() {
-        return;
-    }
-    // SAFETY: SQLite's own call, with memory that it had from here.
-    unsafe {
-        give((allocator.size)(memory));
-        (allocator.free)(memory);
-    }
 }
 
 #[cfg(test)]
