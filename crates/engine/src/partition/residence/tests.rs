@@ -268,8 +268,9 @@ fn the_hottest_are_those_that_would_leave_last() {
     (2..12).for_each(|page| house.commit(u64::from(page), page));
     house.flush_all();
     // SAFETY: one thread; nothing is pruned.
-    let version = |page| unsafe { house.table.find(page, COMMITS) }.unwrap();
-    let hottest = |most| house.residence.hottest(0, most, |page| version(page).heat());
+    let find = |page| unsafe { house.table.find(page, COMMITS) };
+    let version = |page| find(page).unwrap();
+    let hottest = |most| house.residence.hottest(0, most, |page| find(page)?.heat());
     assert_eq!(hottest(100), (2..12).collect::<Vec<_>>());
     for (page, touches) in [(9, 3), (11, 1), (5, 1), (8, 3), (6, 100)] {
         (0..touches).for_each(|_| version(page).touch());
