@@ -24,14 +24,30 @@ impl SegmentBuilder {
         SegmentBuilder { frames: FrameWriter::new(out), entries: Vec::new() }
     }
 
-    /// Adds a page and appends its frame. If a page is added twice the last one counts.
-    pub fn push(&mut self, partition: PartitionId, no: PageNo, page: &Page, out: &mut Vec<u8>) {
-        self.entries.push((partition, no, self.frames.push(page, out)));
+    /// Adds a page and appends its frame; answers where it lies. If a page is added twice the last one counts.
+    pub fn push(
+        &mut self,
+        partition: PartitionId,
+        no: PageNo,
+        page: &Page,
+        out: &mut Vec<u8>,
+    ) -> FrameLocation {
+        let location = self.frames.push(page, out);
+        self.entries.push((partition, no, location));
+        location
     }
 
-    /// Adds a page by its frame of another segment, as it is.
-    pub fn push_frame(&mut self, partition: PartitionId, no: PageNo, frame: &[u8], out: &mut Vec<u8>) {
-        self.entries.push((partition, no, self.frames.push_frame(frame, out)));
+    /// Adds a page by its frame of another segment, as it is; answers where it lies.
+    pub fn push_frame(
+        &mut self,
+        partition: PartitionId,
+        no: PageNo,
+        frame: &[u8],
+        out: &mut Vec<u8>,
+    ) -> FrameLocation {
+        let location = self.frames.push_frame(frame, out);
+        self.entries.push((partition, no, location));
+        location
     }
 
     /// Pages added so far.

@@ -22,6 +22,12 @@ const OPEN_FILES: usize = 512;
 /// Larger pieces are not asked for: copying them would keep others waiting.
 const MOST_BYTES: u64 = 256 << 10;
 
+/// Reads what of a file the system has in memory. Answers whether that was all that was wanted; it never waits for the disk.
+pub(crate) fn read_at_once(file: &File, buffer: &mut [u8], offset: u64) -> bool {
+    let bytes = buffer.len();
+    preadv2(file, &mut [IoSliceMut::new(buffer)], offset, ReadWriteFlags::NOWAIT) == Ok(bytes)
+}
+
 /// The files that were read lately, by the names of their objects.
 pub(super) struct OpenFiles(Arc<Cache<String, Arc<File>>>);
 
@@ -38,8 +44,7 @@ impl OpenFiles {
         let mut buffer = vec![0; bytes as usize];
         let known = self.0.get(name);
         if let Some(file) = &known {
-            let read = preadv2(&**file, &mut [IoSliceMut::new(&mut buffer)], offset, ReadWriteFlags::NOWAIT);
-            if read == Ok(buffer.len()) {
+            if read_at_once(file, &mut buffer, offset) {
                 return Some(buffer.into());
             }
         }
