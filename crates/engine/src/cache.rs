@@ -4,7 +4,8 @@
 //! GreedyDual-Size with frequency: a page's priority is the clock at the time when it was looked at last, plus what its
 //! touches since are worth (their number, times the time to read it back, by the bytes that it holds); the page with the
 //! lowest priority goes, and the clock is set to its priority. On a node with one store every page costs the same to
-//! read back and holds the same, so a touch is worth one. Priorities are then small integers above the clock, and the
+//! read back (with a disk cache before it nearly every one does: what has been read from the store is there) and holds the
+//! same, so a touch is worth one. Priorities are then small integers above the clock, and the
 //! order needs no heap: pages of one priority are a queue ([`crate::partition::Residence`]), and pages that were touched are moved to where they
 //! belong when their turn comes, not when they are touched. A hit costs a plain store of a counter that saturates;
 //! an eviction costs a look at the page, and one more for every time that it was found to have been touched.

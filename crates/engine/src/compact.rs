@@ -174,7 +174,11 @@ impl Engine {
             self.node().disk.admit(true)?;
             let frames = self.read_piece(work, piece).await?;
             for ((no, ..), frame) in piece.iter().zip(frames) {
-                builder.push_frame(partition.id, *no, &frame, writer.buffer());
+                let location = builder.push_frame(partition.id, *no, &frame.bytes, writer.buffer());
+                // What the disk cache has is soon asked for by its new name.
+                if frame.is_cached {
+                    writer.keep(location);
+                }
             }
             writer.flush().await.map_err(store_error)?;
             if !work.crowded {
@@ -216,7 +220,7 @@ impl Engine {
             let frames = self.node().store.read_frames(source.segment.id, &locations).await?;
             Ok(at.into_iter().zip(frames))
         });
-        let mut frames = vec![RawFrame::new(); piece.len()];
+        let mut frames = vec![RawFrame::default(); piece.len()];
         for (at, frame) in try_join_all(reads).await.map_err(store_error)?.into_iter().flatten() {
             frames[at] = frame;
         }

@@ -13,6 +13,9 @@
 //!
 //! It goes on by itself when an eighth of the reserve more is available. Meanwhile garbage is collected at once, since
 //! dropping databases is what an operator does then.
+//!
+//! What can be given back without harm has been by then: the disk cache keeps a quarter of the reserve more free than the
+//! reserve ([`fulmar_store::DiskCache::make_room`]), and is told at each look what there is.
 
 use std::io;
 use std::path::PathBuf;
@@ -20,6 +23,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use crate::node::Node;
 use crate::{Engine, Error, Result, sqlstate};
 
 /// How often the file system is asked.
@@ -76,8 +80,8 @@ impl Disk {
         }
     }
 
-    /// Looks at the disk; tells the log when its state changes.
-    pub(crate) fn look(&self) {
+    /// Looks at the disk; tells the log when its state changes. Answers whether the file system has told its space.
+    fn look(&self) -> bool {
         let before = self.state.load(Ordering::Relaxed);
         let space = match (self.source)() {
             Ok(space) => space,
@@ -86,7 +90,7 @@ impl Disk {
                     tracing::warn!(%error, "the data directory's file system does not tell its space; writers are not stopped before it is full");
                     self.state.store(ENOUGH, Ordering::Relaxed);
                 }
-                return;
+                return false;
             }
         };
         let reserve = self.wanted_bytes.unwrap_or(RESERVE_BYTES.min(space.total_bytes / RESERVE_PART));
@@ -116,6 +120,7 @@ impl Disk {
             }
             _ => {}
         }
+        true
     }
 
     /// Whether a commit is accepted.
@@ -175,6 +180,15 @@ fn next_state(before: u8, available: u64, reserve: u64) -> u8 {
     }
 }
 
+/// Looks at the node's disk, and tells the disk cache what there is.
+pub(crate) fn look(node: &Node) {
+    if node.disk.look()
+        && let Some(cache) = node.store.disk_cache()
+    {
+        cache.make_room(node.disk.available_bytes(), node.disk.reserve_bytes());
+    }
+}
+
 /// Looks at the disk now and then, until the engine is gone.
 pub(crate) fn spawn(engine: &Arc<Engine>) {
     let weak = Arc::downgrade(engine);
@@ -183,7 +197,7 @@ pub(crate) fn spawn(engine: &Arc<Engine>) {
             tokio::time::sleep(PERIOD).await;
             let Some(node) = Weak::upgrade(&weak).map(|engine| engine.node().clone()) else { return };
             // It may hang, where the file system is remote.
-            let looked = tokio::task::spawn_blocking(move || node.disk.look()).await;
+            let looked = tokio::task::spawn_blocking(move || look(&node)).await;
             if looked.is_err() {
                 return;
             }

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use fulmar_pages::{PAGE_SIZE, PartitionId, SegmentId, record};
 use fulmar_store::{
-    CommitLog, LogFiles, LogOptions, Lsn, OperationStatistics, PageStore, SingleFlight, StdFiles, Store,
+    CommitLog, DiskCache, DiskCacheOptions, DiskCacheStatistics, LogFiles, LogOptions, Lsn,
+    OperationStatistics, PageStore, SingleFlight, StdFiles, Store,
 };
 use hashbrown::HashMap;
 use parking_lot::Mutex;
@@ -59,6 +60,8 @@ pub struct Config {
     pub snapshots: SnapshotBounds,
     /// Bytes of the data directory's file system that are kept free; 0 for none. `None`: 1 GiB, or 5 % if that is less.
     pub disk_reserve_bytes: Option<u64>,
+    /// What of it may hold pieces of segments, for a store that is farther away; 0 for none.
+    pub disk_cache_bytes: u64,
     /// Tells the space of that file system, if it shall not be asked itself.
     pub space: Option<SpaceSource>,
     /// Clocks.
@@ -96,6 +99,7 @@ impl Config {
             idle_after: Duration::from_secs(20),
             snapshots: SnapshotBounds::default(),
             disk_reserve_bytes: None,
+            disk_cache_bytes: 0,
             space: None,
             time: Arc::new(SystemTime::default()),
             files: None,
@@ -177,6 +181,8 @@ pub struct EngineStatistics {
     pub disk_reserve_bytes: u64,
     /// 0: enough is left; 1: commits that need more space are refused; 2: all are.
     pub disk_level: u64,
+    /// What is counted of the disk cache, if there is one.
+    pub disk_cache: Option<DiskCacheStatistics>,
     /// Open partitions, now.
     pub open_partitions: u64,
     /// Commits.
@@ -261,6 +267,9 @@ impl Engine {
             live.as_ref().is_none_or(|live| live.contains(id)) && !shared.contains(id)
         };
         let (log, mut replays, clock) = recover(config.log, files, is_local, clock).await?;
+        // Whoever has the log has the directory.
+        let cache = config.data.join("cache");
+        let store = with_disk_cache(store, cache, config.disk_cache_bytes, config.memory_bytes).await?;
         let mut shared_log = None;
         if !places.all_local() {
             let (log, found) = places.open_log(&store, &clock).await?;
@@ -317,7 +326,7 @@ impl Engine {
         for log in node.logs() {
             engine.discard_what_is_lost_by(log);
         }
-        engine.node.disk.look();
+        disk::look(&engine.node);
         disk::spawn(&engine);
         cache::spawn(&engine.node);
         engine.flusher.task.spawn(&engine, flush::round);
@@ -361,6 +370,9 @@ impl Engine {
         };
         let closed = tokio::task::spawn_blocking(close).await;
         self.hot.node_ends(self.open_partitions()).await;
+        let store = self.node.store.clone();
+        // What it does not write now the next start does without.
+        let _ = tokio::task::spawn_blocking(move || store.disk_cache().map(DiskCache::close)).await;
         match closed {
             Ok(closed) => flushed.and(closed.map_err(crate::partition::log_error)),
             Err(e) => Err(Error::new(sqlstate::INTERNAL, format!("closing a log panicked: {e}"))),
@@ -386,6 +398,7 @@ impl Engine {
             disk_available_bytes: self.node.disk.available_bytes(),
             disk_reserve_bytes: self.node.disk.reserve_bytes(),
             disk_level: self.node.disk.level(),
+            disk_cache: self.node.store.disk_cache().map(DiskCache::statistics),
             flushes: self.flusher.flushes(),
             temporary_files: self.node.spill.files(),
             ..EngineStatistics::default()
@@ -608,6 +621,32 @@ impl Drop for Engine {
         for partition in self.open_partitions().into_iter().chain(self.past.open()) {
             partition.pool.clear();
         }
+    }
+}
+
+/// Puts a cache in a directory before the store, or removes the one that an earlier start has had.
+async fn with_disk_cache(
+    store: PageStore,
+    directory: PathBuf,
+    bytes: u64,
+    memory_bytes: u64,
+) -> Result<PageStore> {
+    let opened = tokio::task::spawn_blocking(move || {
+        if bytes > 0 {
+            let opened = DiskCache::open(&directory, DiskCacheOptions { bytes, memory_bytes });
+            return opened.map(Some).map_err(|e| cannot("open", &directory, &e));
+        }
+        if let Err(error) = DiskCache::remove(&directory) {
+            tracing::warn!(directory = %directory.display(), %error, "an old disk cache cannot be removed");
+        }
+        Ok(None)
+    });
+    match opened.await {
+        Ok(opened) => Ok(match opened? {
+            Some(cache) => store.with_disk_cache(cache),
+            None => store,
+        }),
+        Err(e) => Err(Error::new(sqlstate::INTERNAL, format!("opening the disk cache panicked: {e}"))),
     }
 }
 

@@ -14,6 +14,7 @@
 use std::sync::Arc;
 
 use fulmar_pages::{PAGE_SIZE, PageNo, PartitionId, SegmentId};
+use fulmar_store::Reading;
 
 use crate::node::Node;
 use crate::partition::{read_frames, store_error};
@@ -78,7 +79,11 @@ impl Export {
             Some(first) => {
                 let locations: Vec<_> = run.iter().map(|frame| frame.location).collect();
                 let segment = self.segments.known(first.segment)?;
-                self.node.store.read_pages(segment, &locations, out).await.map_err(store_error)?;
+                self.node
+                    .store
+                    .read_pages(segment, &locations, Reading::Once, out)
+                    .await
+                    .map_err(store_error)?;
                 self.next += locations.len() as PageNo;
                 self.at += locations.len();
             }

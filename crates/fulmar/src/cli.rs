@@ -113,6 +113,10 @@ pub struct StartArgs {
     /// [default: 1GiB, or 5 % of the disk if that is less]
     #[arg(long, value_name = "BYTES")]
     pub disk_reserve: Option<Bytes>,
+    /// Space of the disk that may hold copies of what was read from a store in S3, so that it is read there once. 0 for none;
+    /// else at least 64MB
+    #[arg(long, value_name = "BYTES")]
+    pub disk_cache: Option<Bytes>,
     /// Certificate chain, PEM; clients may then use TLS. Read again when it changes, and on SIGHUP
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,

@@ -164,6 +164,67 @@ async fn number_of(node: &Node, tenant: &str, sql: &str) -> i64 {
     number(&client(node, tenant).await, sql).await
 }
 
+/// What a node's metrics say.
+fn metric(node: &Node, name: &str) -> f64 {
+    let status = stdout(&run(&["status", "--json", "--http", &node.http]));
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    let found = status["metrics"].as_array().unwrap().iter().find(|metric| metric["name"] == name);
+    found.and_then(|metric| metric["value"].as_f64()).unwrap_or_else(|| panic!("{name} in {status}"))
+}
+
+/// Killed again and again while it writes its disk cache, started with what is left of that, with damaged files, and without.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_cache_is_killed_damaged_and_left_out() {
+    const DIGEST: &str = "SELECT sum(length(v)) + sum(unicode(hex(v)) * id) FROM t";
+    let rig = rig().await;
+    let cached = || {
+        let mut command = rig.command();
+        command.args(["--disk-cache", "64MB"]);
+        Node::run(command)
+    };
+    let files = || {
+        let files = std::fs::read_dir(rig.data().join("cache")).unwrap();
+        files.map(|file| file.unwrap().path()).collect::<Vec<_>>()
+    };
+    let node = cached();
+    let a = client(&node, "a").await;
+    // More than the node's memory has room for.
+    let fill = "INSERT INTO t(v) WITH RECURSIVE i(k) AS (SELECT 1 UNION ALL SELECT k + 1 FROM i WHERE k < 15000) \
+                SELECT randomblob(3500) FROM i";
+    a.batch_execute(fill).await.unwrap();
+    let expected = number(&a, DIGEST).await;
+    assert_eq!(node.end(Signal::TERM), Some(0));
+    for round in 0..4 {
+        let node = cached();
+        let a = client(&node, "a").await;
+        assert_eq!(number(&a, DIGEST).await, expected, "round {round}");
+        // Killed in the midst of another look.
+        let scan = tokio::spawn(async move { a.query_one(DIGEST, &[]).await.map(drop) });
+        let written = metric(&node, "fulmar_disk_cache_written_bytes_total");
+        assert!(round > 0 || written > 1e6, "{written}");
+        assert_eq!(node.end(Signal::KILL), None);
+        // It may have been done already.
+        let _ = scan.await.unwrap();
+        let bytes: u64 = files().iter().map(|file| file.metadata().unwrap().len()).sum();
+        assert!(bytes <= 64 << 20, "{bytes}");
+        for file in files().iter().filter(|_| round == 2) {
+            let mut bytes = std::fs::read(file).unwrap();
+            bytes.iter_mut().skip(100).step_by(50_000).for_each(|byte| *byte ^= 1);
+            std::fs::write(file, bytes).unwrap();
+        }
+    }
+    let node = cached();
+    assert_eq!(number_of(&node, "a", DIGEST).await, expected);
+    assert!(metric(&node, "fulmar_disk_cache_hits_total") > 0.0);
+    assert_eq!(node.end(Signal::TERM), Some(0));
+    assert!(!files().is_empty());
+    let node = rig.start();
+    assert!(!rig.data().join("cache").exists());
+    assert_eq!(number_of(&node, "a", DIGEST).await, expected);
+    assert_eq!(node.end(Signal::TERM), Some(0));
+    stdout(&rig.verify());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn damage_in_s3_is_found_and_named() {
     let rig = rig().await;
@@ -195,6 +256,8 @@ async fn a_node_starts_with_its_own_store_only() {
     assert!(refused.contains("belongs to another data directory"), "{refused}");
     let refused = refusal(&start(other.path(), &["--store", "s3://nowhere/x"]), 1);
     assert!(refused.contains("s3://nowhere/x") && refused.contains("check the store's URL"), "{refused}");
+    let refused = refusal(&start(other.path(), &["--disk-cache", "1GiB"]), 1);
+    assert!(refused.contains("--disk-cache is for a store in S3"), "{refused}");
     let refused = refusal(&start(other.path(), &["--store", "http://x"]), 2);
     assert!(refused.contains("write file:///directory, s3://bucket/prefix or memory:"), "{refused}");
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fulmar_engine::EngineStatistics;
-use fulmar_store::{FailureKind, OperationStatistics, time_bucket_us};
+use fulmar_store::{DiskCacheStatistics, FailureKind, OperationStatistics, time_bucket_us};
 
 use crate::tenants::TenantCounts;
 
@@ -143,6 +143,9 @@ pub(crate) fn render(
     counter(&mut out, "fulmar_sent_bytes_total", "Bytes to clients.", sent);
     statement_times(&mut out, workers);
     engine_figures(&mut out, engine);
+    if let Some(cache) = &engine.disk_cache {
+        disk_cache_figures(&mut out, cache);
+    }
     store_figures(&mut out, store);
     tenant_figures(&mut out, tenants);
     out
@@ -198,7 +201,11 @@ fn engine_figures(out: &mut String, engine: &EngineStatistics) {
         ),
         ("fulmar_replays_total", "Transactions that were run again.", engine.replays),
         ("fulmar_page_hits_total", "Pages that statements found in memory.", engine.page_hits),
-        ("fulmar_page_misses_total", "Pages that they had to read from the store.", engine.page_misses),
+        (
+            "fulmar_page_misses_total",
+            "Pages that they had to read from the store, or from the disk cache before it.",
+            engine.page_misses,
+        ),
         (
             "fulmar_pages_read_ahead_total",
             "Pages that were read with others, before they were asked for.",
@@ -260,6 +267,31 @@ fn engine_figures(out: &mut String, engine: &EngineStatistics) {
     ];
     for (name, help, value) in now {
         gauge(out, name, help, value);
+    }
+}
+
+fn disk_cache_figures(out: &mut String, cache: &DiskCacheStatistics) {
+    let totals = [
+        ("hits", "Pages and indexes of segments that the disk cache had.", cache.hits),
+        ("misses", "Those that it had not: they were read from the store.", cache.misses),
+        ("written_bytes", "Bytes written to the disk cache.", cache.written_bytes),
+        ("dropped", "What the disk cache did not keep: too much at once, or no room.", cache.dropped),
+        ("failures", "Reads and writes of the disk cache that failed.", cache.failures),
+    ];
+    for (figure, help, value) in totals {
+        counter(out, &format!("fulmar_disk_cache_{figure}_total"), help, value);
+    }
+    let now = [
+        ("bytes", "Bytes of the disk cache's files.", cache.bytes),
+        (
+            "limit_bytes",
+            "What they may take: less than --disk-cache if the disk is short.",
+            cache.limit_bytes,
+        ),
+        ("entries", "Pages and indexes of segments in the disk cache.", cache.entries),
+    ];
+    for (figure, help, value) in now {
+        gauge(out, &format!("fulmar_disk_cache_{figure}"), help, value);
     }
 }
 
@@ -366,7 +398,8 @@ mod tests {
         let workers: Vec<Arc<WorkerMetrics>> = (0..2).map(|_| Arc::default()).collect();
         workers[0].ran(Duration::from_micros(20), 3);
         workers[1].ran(Duration::from_secs(60), 4);
-        let engine = EngineStatistics { log_bytes: 7, ..EngineStatistics::default() };
+        let disk_cache = Some(DiskCacheStatistics { hits: 8, bytes: 9, ..DiskCacheStatistics::default() });
+        let engine = EngineStatistics { log_bytes: 7, disk_cache, ..EngineStatistics::default() };
         let text = render(&workers, 2, 5, &engine, &[], &[]);
         for expected in [
             "fulmar_sessions 5\n",
@@ -376,6 +409,8 @@ mod tests {
             "fulmar_statement_seconds_bucket{le=\"+Inf\"} 2\n",
             "fulmar_statement_seconds_count 2\n",
             "fulmar_log_bytes_total 7\n",
+            "# TYPE fulmar_disk_cache_hits_total counter\nfulmar_disk_cache_hits_total 8\n",
+            "fulmar_disk_cache_bytes 9\n",
         ] {
             assert!(text.contains(expected), "{expected} in {text}");
         }

@@ -9,11 +9,14 @@
 //! the changed pages as a segment, names the segment in a manifest, and gives the log's space back
 //! ([`CommitLog::truncate`]): segment before manifest before truncation, each synced.
 //!
+//! Where the store is far, pieces of segments are kept on the node's own disk too ([`DiskCache`]).
+//!
 //! This crate knows nothing of SQLite, and of records only what the log itself writes. What it needs of a disk is the
 //! trait [`LogFiles`], of a place for objects the trait [`Store`], so that tests can cut the power, break the disk
 //! ([`FaultyFiles`]) and lose a store's answers ([`FaultyStore`]), and the server can be killed at named places
 //! ([`failpoint`]).
 
+mod disk_cache;
 pub mod failpoint;
 mod files;
 mod log;
@@ -21,6 +24,7 @@ mod objects;
 mod single_flight;
 mod store;
 
+pub use disk_cache::{DiskCache, DiskCacheOptions, DiskCacheStatistics, Reading};
 pub use files::{Fault, FaultyFiles, LogFile, LogFiles, Operation, StdFiles};
 pub use log::{
     CommitLog, FullCause, LogError, LogOptions, LogStatistics, Lsn, MAX_NAP, MAX_RETRY_DELAY, OnDiscard,

@@ -174,7 +174,11 @@ async fn push_pages(
     let mut page = Box::new(ZERO_PAGE);
     for no in &one.flush.pages {
         match one.partition.copy_page(*no, &one.flush.snapshot, &mut page).await {
-            Ok(true) => builder.push(one.partition.id, *no, &page, writer.buffer()),
+            // What was changed a moment ago is likely to be used again.
+            Ok(true) => {
+                let frame = builder.push(one.partition.id, *no, &page, writer.buffer());
+                writer.keep(frame);
+            }
             Ok(false) => {}
             Err(error) => return Ok(Err(error)),
         }

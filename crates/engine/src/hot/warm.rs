@@ -17,7 +17,7 @@
 use std::sync::{Arc, Weak};
 
 use fulmar_pages::{HotPages, PAGE_SIZE};
-use fulmar_store::{HotPagesName, PageStore, StoreError};
+use fulmar_store::{HotPagesName, PageStore, Reading, StoreError};
 use futures::stream::{self, StreamExt, TryStreamExt};
 use tokio::sync::Semaphore;
 
@@ -104,7 +104,7 @@ impl Warming {
         let locations: Vec<_> = run.pages.iter().map(|(_, location)| *location).collect();
         let mut bytes = Vec::with_capacity(locations.len() * PAGE_SIZE);
         // If it has been merged meanwhile, and collected, that is the end: soon all of the list lies elsewhere.
-        self.store.read_pages(run.segment, &locations, &mut bytes).await?;
+        self.store.read_pages(run.segment, &locations, Reading::Again, &mut bytes).await?;
         if self.partition()?.warmed(&run, &bytes) { Ok(()) } else { Err(Ended::Quietly) }
     }
 }

@@ -17,6 +17,7 @@ use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
 use fulmar_pages::{FrameLocation, PAGE_SIZE, PageNo, SegmentId};
+use fulmar_store::Reading;
 
 use super::{PageVersion, Partition, Snapshot, store_error};
 use crate::Result;
@@ -95,7 +96,11 @@ impl Partition {
         let rooms: Vec<_> = near.iter().map(|_| Reservation::of(memory.clone(), PAGE_SIZE as u64)).collect();
         let locations: Vec<_> = near.iter().map(|(_, _, location)| *location).collect();
         let mut bytes = Vec::with_capacity(near.len() * PAGE_SIZE);
-        self.node.store.read_pages(segment, &locations, &mut bytes).await.map_err(store_error)?;
+        self.node
+            .store
+            .read_pages(segment, &locations, Reading::Again, &mut bytes)
+            .await
+            .map_err(store_error)?;
         let pages = bytes.as_chunks::<PAGE_SIZE>().0;
         for (((no, version, _), page), room) in near.iter().zip(pages).zip(rooms) {
             version.comes_along();

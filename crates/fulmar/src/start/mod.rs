@@ -15,6 +15,7 @@
 //! more of the log. A signal during the start ends it where it is.
 
 mod data;
+mod disk_cache;
 mod limits;
 mod logs;
 mod memory;
@@ -45,6 +46,7 @@ pub async fn run(arguments: StartArgs) -> anyhow::Result<()> {
     check_insecure(&arguments)?;
     let tls = Tls::load(arguments.tls_cert.as_deref(), arguments.tls_key.as_deref())?;
     let memory = memory::budget(arguments.memory)?;
+    disk_cache::bytes(arguments.disk_cache, arguments.store.as_ref())?;
     logs::begin(arguments.log_format, &arguments.log_level)?;
     raise_open_files();
     let mut signals = EndSignals::listen()?;

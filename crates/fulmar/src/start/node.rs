@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 use super::data::DataDirectory;
 use super::store::OwnStore;
 use super::tls::Tls;
-use super::{store, superuser};
+use super::{disk_cache, store, superuser};
 use crate::cli::StartArgs;
 use crate::size::Bytes;
 
@@ -70,6 +70,7 @@ impl Node {
         let shared = |tenant: &&Arc<Tenant>| tenant.durability == Durability::Shared;
         config.shared = catalog.all_tenants().iter().filter(shared).map(|tenant| tenant.partition).collect();
         config.disk_reserve_bytes = arguments.disk_reserve.map(|reserve| reserve.0);
+        config.disk_cache_bytes = disk_cache::bytes(arguments.disk_cache, arguments.store.as_ref())?;
         let engine = Engine::start(config).await.context("cannot start the engine")?;
         forget_unfinished(&engine, &catalog).await?;
         if !arguments.insecure {

@@ -11,10 +11,11 @@
 //! partition.
 //!
 //! A segment's index is read once and kept, and so are manifests for who looks back; each in so many bytes for all. What
-//! else is worth keeping the caller knows. Any
-//! [`Store`] will do; retries and time-outs are [`Reliable`]'s.
+//! else is worth keeping the caller knows. Before the store is asked for a piece of a segment the disk cache is, if there is one
+//! ([`cached`]). Any [`Store`] will do; retries and time-outs are [`Reliable`]'s.
 
 mod adopt;
+mod cached;
 mod error;
 mod frames;
 mod hot;
@@ -31,6 +32,7 @@ use fulmar_pages::{
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
+use crate::disk_cache::{DiskCache, Key, Reading};
 use crate::single_flight::SingleFlight;
 use crate::store::{Backend, FailureKind, Limits, OperationStatistics, Reliable, Span, Store};
 pub use error::StoreError;
@@ -107,6 +109,13 @@ fn segment_object(id: SegmentId) -> String {
     format!("{SEGMENTS}/{id}")
 }
 
+/// A frame of which the bytes were read that begin at `begin` in the segment; as much of it as there is of them.
+fn frame_within(read: &Bytes, begin: u64, location: FrameLocation) -> Bytes {
+    let start = location.offset.saturating_sub(begin) as usize;
+    let end = start.saturating_add(location.length as usize);
+    read.slice(start.min(read.len())..end.min(read.len()))
+}
+
 /// Segments and manifests in a store. Clones share it.
 #[derive(Clone, Debug)]
 pub struct PageStore {
@@ -115,6 +124,7 @@ pub struct PageStore {
     /// Indexes that are being read.
     reading: Arc<SingleFlight<SegmentId, Result<Arc<SegmentIndex>, StoreError>>>,
     manifests: Arc<Cache<ManifestName, Arc<Manifest>, ManifestWeight>>,
+    disk_cache: Option<Arc<DiskCache>>,
 }
 
 #[derive(Clone)]
@@ -143,7 +153,18 @@ impl PageStore {
             indexes: Arc::new(Cache::with_weighter(INDEXES, INDEX_BYTES, IndexWeight)),
             reading: Arc::default(),
             manifests: Arc::new(Cache::with_weighter(MANIFESTS_KEPT, MANIFEST_BYTES, ManifestWeight)),
+            disk_cache: None,
         }
+    }
+
+    /// The same with a cache on the local disk, for a store that is farther away than that.
+    pub fn with_disk_cache(self, disk_cache: DiskCache) -> Self {
+        PageStore { disk_cache: Some(Arc::new(disk_cache)), ..self }
+    }
+
+    /// The cache on the local disk, if there is one.
+    pub fn disk_cache(&self) -> Option<&DiskCache> {
+        self.disk_cache.as_deref()
     }
 
     /// The store itself, for what else is kept in it: with the same counters.
@@ -194,14 +215,23 @@ impl PageStore {
             if let Some(index) = self.indexes.get(&id) {
                 return Ok(index);
             }
-            let index = self.read_index(id).await?;
+            let index = match self.cached_index(id).await {
+                Some(index) => index,
+                None => {
+                    let (index, end) = self.read_index(id).await?;
+                    self.keep(Key::end(id), end);
+                    index
+                }
+            };
+            let index = Arc::new(index);
             self.indexes.insert(id, index.clone());
             Ok(index)
         };
         self.reading.run(id, read).await
     }
 
-    async fn read_index(&self, id: SegmentId) -> Result<Arc<SegmentIndex>, StoreError> {
+    /// A segment's index, and the bytes that it was made of.
+    async fn read_index(&self, id: SegmentId) -> Result<(SegmentIndex, Bytes), StoreError> {
         let object = segment_object(id);
         let mut tail = self.get(&object, Span::Last(TAIL_BYTES)).await?;
         let damage = |at, cause| self.damaged_at(&object, at, cause);
@@ -209,7 +239,9 @@ impl PageStore {
         if needed > tail.bytes.len() as u64 {
             tail = self.get(&object, Span::Last(needed)).await?;
         }
-        SegmentIndex::decode(&tail.bytes).map(Arc::new).map_err(|cause| damage(tail.offset, cause))
+        let index = SegmentIndex::decode(&tail.bytes).map_err(|cause| damage(tail.offset, cause))?;
+        let begin = tail.bytes.len().saturating_sub(needed as usize);
+        Ok((index, tail.bytes.slice(begin..)))
     }
 
     /// Reads one page into `page`: one ranged read. The location comes from the segment's index.
@@ -219,10 +251,17 @@ impl PageStore {
         location: FrameLocation,
         page: &mut Page,
     ) -> Result<(), StoreError> {
+        if let Some(frame) = self.cached_frames(id, &[location], Reading::Again).await.pop().flatten()
+            && segment::decode_frame(&frame, page).is_ok()
+        {
+            return Ok(());
+        }
         let object = segment_object(id);
         let span = Span::Range { offset: location.offset, bytes: location.length.into() };
-        let frame = self.get(&object, span).await?;
-        self.decode_frame(&object, location, &frame.bytes, page)
+        let frame = self.get(&object, span).await?.bytes;
+        self.decode_frame(&object, location, &frame, page)?;
+        self.keep(Key::frame(id, location.offset), frame);
+        Ok(())
     }
 
     /// Reads pages that lie one behind the other, and appends them to `out`: one ranged read.
@@ -230,19 +269,39 @@ impl PageStore {
         &self,
         id: SegmentId,
         locations: &[FrameLocation],
+        reading: Reading,
         out: &mut Vec<u8>,
     ) -> Result<(), StoreError> {
-        let (Some(first), Some(last)) = (locations.first(), locations.last()) else { return Ok(()) };
+        let cached = self.cached_frames(id, locations, reading).await;
+        self.read_others(id, locations, cached, reading, out).await
+    }
+
+    /// The same, where frames of some of the pages are at hand: what lies from the first to the last of the others is read.
+    async fn read_others(
+        &self,
+        id: SegmentId,
+        locations: &[FrameLocation],
+        frames: Vec<Option<Bytes>>,
+        reading: Reading,
+        out: &mut Vec<u8>,
+    ) -> Result<(), StoreError> {
         let object = segment_object(id);
-        let end = last.offset.saturating_add(last.length.into());
-        let span = Span::Range { offset: first.offset, bytes: end.saturating_sub(first.offset) };
-        let frames = self.get(&object, span).await?.bytes;
+        let others = || locations.iter().zip(&frames).filter(|(_, frame)| frame.is_none());
+        let (mut read, mut begin) = (Bytes::new(), 0);
+        if let (Some((first, _)), Some((last, _))) = (others().next(), others().next_back()) {
+            begin = first.offset;
+            let end = last.offset.saturating_add(last.length.into());
+            let span = Span::Range { offset: begin, bytes: end.saturating_sub(begin) };
+            read = self.get(&object, span).await?.bytes;
+        }
         let mut page = ZERO_PAGE;
-        for location in locations {
-            let start = location.offset.saturating_sub(first.offset) as usize;
-            let frame = frames.get(start..start.saturating_add(location.length as usize));
-            self.decode_frame(&object, *location, frame.unwrap_or_default(), &mut page)?;
+        for (location, cached) in locations.iter().zip(&frames) {
+            let frame = cached.clone().unwrap_or_else(|| frame_within(&read, begin, *location));
+            self.decode_frame(&object, *location, &frame, &mut page)?;
             out.extend_from_slice(&page);
+            if cached.is_none() && reading == Reading::Again {
+                self.keep(Key::frame(id, location.offset), frame);
+            }
         }
         Ok(())
     }

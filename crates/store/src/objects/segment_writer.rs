@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use fulmar_pages::SegmentId;
-use fulmar_pages::segment::SegmentIndex;
+use fulmar_pages::segment::{self, FrameLocation, SegmentIndex};
 
 use super::{PageStore, StoreError, segment_object};
+use crate::disk_cache::Key;
 use crate::store::{Store, Upload};
 
 /// Object stores want parts of at least 5 MiB; some want all but the last to be of one size.
@@ -34,6 +35,15 @@ impl SegmentWriter {
     /// Where the segment's next bytes go: for [`fulmar_pages::SegmentBuilder`], followed by [`SegmentWriter::flush`].
     pub fn buffer(&mut self) -> &mut Vec<u8> {
         &mut self.part
+    }
+
+    /// The frame that was appended to the buffer last is likely to be read again: the disk cache keeps it, if there is one. (It may
+    /// have it before the store has the segment, and whether or not there will be one: nobody asks for it before.)
+    pub fn keep(&mut self, frame: FrameLocation) {
+        if self.store.disk_cache.is_some() {
+            let begin = self.part.len().saturating_sub(frame.length as usize);
+            self.store.keep(Key::frame(self.id, frame.offset), Bytes::copy_from_slice(&self.part[begin..]));
+        }
     }
 
     /// Sends what is in the buffer on its way, as far as it is enough for parts.
@@ -69,6 +79,12 @@ impl SegmentWriter {
         self.flush().await?;
         let rest = Bytes::from(std::mem::take(&mut self.part));
         let index = SegmentIndex::decode(&rest).ok();
+        let end = segment::tail_bytes(&rest).ok().filter(|_| index.is_some());
+        if let Some(bytes) = end {
+            let begin = rest.len().saturating_sub(bytes as usize);
+            // Its own bytes: the rest is not to wait with it.
+            self.store.keep(Key::end(self.id), Bytes::copy_from_slice(&rest[begin..]));
+        }
         match self.upload.is_none() {
             true => self.store.put(&self.object, rest).await?,
             false => self.complete(rest).await?,

@@ -3,6 +3,7 @@
 use fulmar_pages::{FrameLocation, SegmentId, segment};
 
 use super::{PageStore, StoreError, segment_object};
+use crate::disk_cache::Reading;
 use crate::store::Span;
 
 /// Frames that are read at once.
@@ -15,8 +16,8 @@ impl PageStore {
         let header =
             self.get(&object, Span::Range { offset: 0, bytes: segment::HEADER_BYTES as u64 }).await?;
         segment::check_header(&header.bytes).map_err(|cause| self.damaged_at(&object, 0, cause))?;
-        // Not the one that is kept: what is in the store is what counts.
-        let index = self.read_index(id).await?;
+        // Neither the one that is kept nor what the disk cache has: what is in the store is what counts.
+        let (index, _) = self.read_index(id).await?;
         let mut frames: Vec<FrameLocation> = index
             .partitions()
             .flat_map(|partition| index.frames(partition))
@@ -27,7 +28,7 @@ impl PageStore {
         let adjacent = |a: &FrameLocation, b: &FrameLocation| a.offset + u64::from(a.length) == b.offset;
         for run in frames.chunk_by(adjacent).flat_map(|run| run.chunks(RUN_FRAMES)) {
             pages.clear();
-            self.read_pages(id, run, &mut pages).await?;
+            self.read_others(id, run, vec![None; run.len()], Reading::Once, &mut pages).await?;
         }
         Ok(frames.len() as u64)
     }

@@ -45,6 +45,7 @@ use bytes::Bytes;
 pub use backend::Backend;
 pub use failure::{Failure, FailureKind};
 pub use faulty::{FaultyStore, StoreFault};
+pub(crate) use open_files::read_at_once;
 pub use reliable::{Limits, Reliable};
 pub use statistics::{OperationStatistics, StoreOperation, TIME_BUCKETS, time_bucket_us};
 pub use url::{StoreUrl, StoreUrlError};

@@ -1,0 +1,207 @@
+//! An engine with a disk cache before a store that counts: what leaves memory, or is in the store at a start, is read from the
+//! disk; and whatever becomes of the cache's files, answers are right.
+
+mod common;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{Client, start_when_free};
+use fulmar_engine::{Config, Engine, Space, Value};
+use fulmar_pages::PartitionId;
+use fulmar_store::{Backend, DiskCacheStatistics, Store, StoreOperation};
+use tempfile::TempDir;
+
+const ROWS: i64 = 10_000;
+
+fn config(directory: &TempDir, store: &Backend, memory_bytes: u64) -> Config {
+    Config {
+        store: Some(Arc::new(store.clone()) as Arc<dyn Store>),
+        disk_cache_bytes: 256 << 20,
+        disk_reserve_bytes: Some(0),
+        // Only the test flushes.
+        manifest_interval: Duration::from_secs(3600),
+        ..Config::new(directory.path(), memory_bytes)
+    }
+}
+
+async fn start(directory: &TempDir, store: &Backend, memory_bytes: u64) -> Arc<Engine> {
+    start_when_free(|| config(directory, store, memory_bytes)).await
+}
+
+fn client(engine: &Arc<Engine>) -> Client {
+    Client { session: engine.session(PartitionId(1)) }
+}
+
+fn gets(engine: &Engine) -> u64 {
+    let of = engine.store_statistics().into_iter().find(|one| one.operation == StoreOperation::Get);
+    of.map_or(0, |one| one.tries)
+}
+
+fn counted(engine: &Engine) -> DiskCacheStatistics {
+    engine.statistics().disk_cache.unwrap()
+}
+
+/// Looks again and again until what is done in the background is.
+async fn until(what: &str, done: impl Fn() -> bool) {
+    let wait = async {
+        while !done() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), wait).await.expect(what);
+}
+
+/// Some forty MiB, in one large transaction: no page of it is kept when it is written.
+async fn fill(client: &mut Client) {
+    client.run("CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER, v BLOB)").await.unwrap();
+    let rows = format!(
+        "INSERT INTO t WITH RECURSIVE i(k) AS (SELECT 1 UNION ALL SELECT k + 1 FROM i WHERE k < {ROWS}) \
+         SELECT k, 0, randomblob(4000) FROM i"
+    );
+    client.run(&rows).await.unwrap();
+}
+
+/// A digest of everything.
+async fn all(client: &mut Client) -> Value {
+    client.value("SELECT sum(n) || ' ' || sum(length(v)) || ' ' || max(hex(substr(v, 3000, 4))) FROM t").await
+}
+
+async fn scanned(client: &mut Client) -> Value {
+    assert_eq!(client.value("PRAGMA integrity_check").await, Value::Text("ok".into()));
+    all(client).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_evicted_comes_from_the_disk_and_so_does_all_after_a_restart() {
+    let (directory, store) = (tempfile::tempdir().unwrap(), Backend::memory());
+    let engine = start(&directory, &store, 16 << 20).await;
+    let mut a = client(&engine);
+    fill(&mut a).await;
+    engine.flush().await.unwrap();
+    let before = all(&mut a).await;
+    let mut asked = gets(&engine);
+    // What did not fit the queue the next scan brings.
+    for _ in 0..20 {
+        assert_eq!(all(&mut a).await, before);
+        let now = gets(&engine);
+        if std::mem::replace(&mut asked, now) == now {
+            break;
+        }
+    }
+    let hits = counted(&engine).hits;
+    assert_eq!((all(&mut a).await, gets(&engine)), (before.clone(), asked), "nothing is asked of the store");
+    let counts = counted(&engine);
+    assert!(counts.hits >= hits + ROWS as u64 / 2, "what is larger than memory is read again: {counts:?}");
+    assert!(counts.failures == 0 && engine.statistics().pages_evicted > ROWS as u64, "{counts:?}");
+
+    // Changed pages are kept as they are flushed.
+    a.run("UPDATE t SET n = n + 1 WHERE id % 7 = 0").await.unwrap();
+    engine.flush().await.unwrap();
+    let before = all(&mut a).await;
+    a.close().await;
+    engine.shutdown().await.unwrap();
+    drop(engine);
+    let engine = start(&directory, &store, 16 << 20).await;
+    until("files are taken over", || counted(&engine).entries >= counts.entries).await;
+    let mut a = client(&engine);
+    assert_eq!(scanned(&mut a).await, before);
+    let counts = counted(&engine);
+    assert!(
+        counts.hits > ROWS as u64 && gets(&engine) * 20 < counts.hits,
+        "{} of the store, {counts:?}",
+        gets(&engine)
+    );
+    a.close().await;
+    engine.shutdown().await.unwrap();
+}
+
+/// Segments come and go, files of the cache too: what a client is answered does not.
+#[tokio::test(flavor = "multi_thread")]
+async fn merged_and_collected_segments_and_damaged_files_change_no_answer() {
+    let (directory, store) = (tempfile::tempdir().unwrap(), Backend::memory());
+    let mut expected = None;
+    for round in 0..6_u64 {
+        let engine = start(&directory, &store, 16 << 20).await;
+        let mut a = client(&engine);
+        match &expected {
+            None => fill(&mut a).await,
+            Some(expected) => assert_eq!(scanned(&mut a).await, *expected, "round {round}"),
+        }
+        for step in 0..4 {
+            let change =
+                format!("UPDATE t SET n = n + 1, v = randomblob(4000) WHERE id % 16 = {}", round + step);
+            a.run(&change).await.unwrap();
+            engine.flush().await.unwrap();
+        }
+        expected = Some(all(&mut a).await);
+        assert_eq!(scanned(&mut a).await, *expected.as_ref().unwrap());
+        a.close().await;
+        match round % 2 {
+            0 => engine.shutdown().await.unwrap(),
+            // As a kill does.
+            _ => drop(engine),
+        }
+        for path in files(&directory) {
+            let file = std::fs::File::options().write(true).open(&path).unwrap();
+            let place = file.metadata().unwrap().len() * (round + 1) / 7;
+            match round % 3 {
+                0 => file.set_len(place).unwrap(),
+                1 => std::os::unix::fs::FileExt::write_all_at(&file, &[0x5a; 5000], place).unwrap(),
+                _ => {}
+            }
+        }
+    }
+}
+
+fn files(directory: &TempDir) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory.path().join("cache")).unwrap();
+    entries.map(|entry| entry.unwrap().path()).collect()
+}
+
+/// The cache gives its space back before a commit is refused for want of it; without the flag it is removed.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_disk_is_the_databases_first() {
+    let (directory, store) = (tempfile::tempdir().unwrap(), Backend::memory());
+    let others = Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let cache = directory.path().join("cache");
+    let space = {
+        let (others, cache) = (others.clone(), cache.clone());
+        move || {
+            let files = std::fs::read_dir(&cache).into_iter().flatten().flatten();
+            let used: u64 = files.filter_map(|file| Some(file.metadata().ok()?.len())).sum();
+            let taken = used + others.load(std::sync::atomic::Ordering::Relaxed);
+            Ok(Space { available_bytes: (1_u64 << 30).saturating_sub(taken), total_bytes: 1 << 30 })
+        }
+    };
+    let with_disk = |cache_bytes| Config {
+        space: Some(Arc::new(space.clone())),
+        disk_reserve_bytes: Some(80 << 20),
+        disk_cache_bytes: cache_bytes,
+        ..config(&directory, &store, 16 << 20)
+    };
+    let engine = start_when_free(|| with_disk(256 << 20)).await;
+    let mut a = client(&engine);
+    fill(&mut a).await;
+    engine.flush().await.unwrap();
+    for _ in 0..50 {
+        all(&mut a).await;
+        if counted(&engine).bytes > 20 << 20 {
+            break;
+        }
+    }
+    assert!(counted(&engine).bytes > 20 << 20, "{:?}", counted(&engine));
+    // Somebody else takes so much that ninety MiB would be left without the cache, a hundred of which are to be.
+    others.store((1 << 30) - (90 << 20), std::sync::atomic::Ordering::Relaxed);
+    until("it gives everything back", || counted(&engine).bytes == 0).await;
+    until("writers go on", || engine.statistics().disk_level == 0).await;
+    a.run("UPDATE t SET n = 1 WHERE id = 1").await.unwrap();
+    a.close().await;
+    engine.shutdown().await.unwrap();
+    drop(engine);
+    assert!(cache.exists());
+    let engine = start_when_free(|| with_disk(0)).await;
+    assert!(!cache.exists() && engine.statistics().disk_cache.is_none());
+    engine.shutdown().await.unwrap();
+}

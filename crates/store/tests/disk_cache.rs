@@ -1,0 +1,199 @@
+//! Segments behind a disk cache: what is read again, and what is not, from a store that counts.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use fulmar_pages::segment::FrameLocation;
+use fulmar_pages::{PAGE_SIZE, Page, PartitionId, SegmentBuilder, SegmentId, ZERO_PAGE};
+use fulmar_store::{
+    Backend, DiskCache, DiskCacheOptions, FailureKind, FaultyStore, PageStore, Reading, Store, StoreError,
+    StoreFault, StoreOperation,
+};
+use tempfile::TempDir;
+
+const PARTITION: PartitionId = PartitionId(7);
+const PAGES: u32 = 100;
+
+fn page(no: u32) -> Page {
+    let mut state = no.wrapping_mul(0x9e37_79b9) | 1;
+    std::array::from_fn(|at| {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        if at < 2000 { (state >> 11) as u8 } else { no as u8 }
+    })
+}
+
+fn segment() -> Bytes {
+    let mut bytes = Vec::new();
+    let mut builder = SegmentBuilder::new(&mut bytes);
+    for no in 1..=PAGES {
+        builder.push(PARTITION, no, &page(no), &mut bytes);
+    }
+    builder.finish(&mut bytes);
+    bytes.into()
+}
+
+fn open(objects: &Arc<dyn Store>, directory: &TempDir) -> PageStore {
+    let options = DiskCacheOptions { bytes: 64 << 20, memory_bytes: 64 << 20 };
+    PageStore::open(objects.clone()).with_disk_cache(DiskCache::open(directory.path(), options).unwrap())
+}
+
+fn gets(store: &PageStore) -> u64 {
+    let of = store.statistics().into_iter().find(|one| one.operation == StoreOperation::Get);
+    of.map_or(0, |one| one.tries)
+}
+
+/// Waits until the cache has as many pieces.
+fn until_cached(store: &PageStore, entries: u64) {
+    let begun = Instant::now();
+    let cache = store.disk_cache().unwrap();
+    while cache.statistics().entries != entries {
+        assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", cache.statistics());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+async fn locations(store: &PageStore, id: SegmentId) -> Vec<FrameLocation> {
+    let index = store.segment_index(id).await.unwrap();
+    index.frames(PARTITION).map(|(_, location)| location).collect()
+}
+
+async fn check_pages(store: &PageStore, id: SegmentId, locations: &[FrameLocation], first: u32) {
+    let mut read = Vec::new();
+    store.read_pages(id, locations, Reading::Again, &mut read).await.unwrap();
+    assert_eq!(read.len(), locations.len() * PAGE_SIZE);
+    for (no, found) in (first..).zip(read.as_chunks::<PAGE_SIZE>().0) {
+        assert!(*found == page(no), "page {no}");
+    }
+}
+
+#[tokio::test]
+async fn what_was_read_once_is_read_from_the_disk() {
+    let (objects, directory): (Arc<dyn Store>, _) =
+        (Arc::new(Backend::memory()), tempfile::tempdir().unwrap());
+    let store = open(&objects, &directory);
+    let id = store.put_segment(segment()).await.unwrap();
+    let at = locations(&store, id).await;
+    let mut read = ZERO_PAGE;
+    store.read_page(id, at[9], &mut read).await.unwrap();
+    assert!(read == page(10) && gets(&store) == 2, "the index, and the page");
+    until_cached(&store, 2);
+    store.read_page(id, at[9], &mut read).await.unwrap();
+    assert!(read == page(10) && gets(&store) == 2);
+    // Page 10 is at hand, and of the others all are one read.
+    check_pages(&store, id, &at[5..20], 6).await;
+    assert_eq!(gets(&store), 3);
+    until_cached(&store, 16);
+    check_pages(&store, id, &at[5..20], 6).await;
+    assert_eq!(gets(&store), 3);
+    // What is between is read with those at the ends, and what is at the ends is not.
+    check_pages(&store, id, &at[..25], 1).await;
+    let moved = store.statistics().into_iter().find(|one| one.operation == StoreOperation::Get).unwrap();
+    check_pages(&store, id, &at[5..30], 6).await;
+    let now = store.statistics().into_iter().find(|one| one.operation == StoreOperation::Get).unwrap();
+    let expected: u64 = at[25..30].iter().map(|location| u64::from(location.length)).sum();
+    assert_eq!((now.tries - moved.tries, now.bytes - moved.bytes), (1, expected));
+    until_cached(&store, 31);
+    // Who reads everything leaves nothing.
+    let mut all = Vec::new();
+    store.read_pages(id, &at, Reading::Once, &mut all).await.unwrap();
+    assert_eq!(gets(&store), now.tries + 1);
+    let frames = store.read_frames(id, &at).await.unwrap();
+    assert!((0..).zip(&frames).all(|(at, frame)| frame.is_cached == (at < 30)));
+    assert_eq!(store.disk_cache().unwrap().statistics().entries, 31);
+    drop(store);
+
+    // The next life asks the store for nothing that the last one has had, not even if it is gone.
+    let faulty = FaultyStore::new(objects.clone());
+    faulty.always(StoreOperation::Get, Some(StoreFault::Fail(FailureKind::Refused)));
+    let far: Arc<dyn Store> = Arc::new(faulty);
+    let store = open(&far, &directory);
+    until_cached(&store, 31);
+    assert_eq!(locations(&store, id).await, at);
+    check_pages(&store, id, &at[..30], 1).await;
+    assert_eq!(gets(&store), 0);
+    assert!(store.read_page(id, at[30], &mut read).await.is_err());
+}
+
+/// What is in the store is what counts for who verifies it, and for nobody else.
+#[tokio::test]
+async fn damage_of_the_store_is_found_behind_the_cache() {
+    let (objects, directory): (Arc<dyn Store>, _) =
+        (Arc::new(Backend::memory()), tempfile::tempdir().unwrap());
+    let store = open(&objects, &directory);
+    let id = store.put_segment(segment()).await.unwrap();
+    let at = locations(&store, id).await;
+    check_pages(&store, id, &at, 1).await;
+    until_cached(&store, 101);
+    let object = format!("segments/{id}");
+    let mut damaged = segment().to_vec();
+    damaged[at[49].offset as usize + 100] ^= 1;
+    objects.delete(&object).await.unwrap();
+    objects.put(&object, damaged.into()).await.unwrap();
+    let verified = store.verify_segment(id).await;
+    assert!(matches!(verified, Err(StoreError::Damaged { .. })), "{verified:?}");
+    check_pages(&store, id, &at, 1).await;
+    // A segment that was collected: nobody asks for its pages, and its index is not found where nobody has it.
+    store.delete_segment(id).await.unwrap();
+    assert!(matches!(store.verify_segment(id).await, Err(StoreError::Missing { .. })));
+}
+
+/// A segment's writer says which frames are kept, wherever they stand in it and whether or not they have been sent.
+#[tokio::test]
+async fn what_is_written_may_be_kept() {
+    let (objects, directory): (Arc<dyn Store>, _) =
+        (Arc::new(Backend::memory()), tempfile::tempdir().unwrap());
+    let store = open(&objects, &directory);
+    let mut writer = store.segment_writer().await.unwrap();
+    let mut builder = SegmentBuilder::new(writer.buffer());
+    for no in 1..=10_000 {
+        let frame = builder.push(PARTITION, no, &page(no), writer.buffer());
+        if no % 100 == 0 {
+            writer.keep(frame);
+        }
+        writer.flush().await.unwrap();
+    }
+    builder.finish(writer.buffer());
+    let id = writer.finish().await.unwrap();
+    until_cached(&store, 101);
+    let at = locations(&store, id).await;
+    let mut read = ZERO_PAGE;
+    for no in (100..=10_000).step_by(100) {
+        store.read_page(id, at[no - 1], &mut read).await.unwrap();
+        assert!(read == page(no as u32), "page {no}");
+    }
+    assert_eq!(gets(&store), 0);
+    store.read_page(id, at[0], &mut read).await.unwrap();
+    assert!(read == page(1) && gets(&store) == 1);
+}
+
+/// Every file of the cache damaged or cut somewhere: each page is right, and so it is again.
+#[tokio::test]
+async fn damage_of_the_cache_is_nobodys() {
+    let (objects, directory): (Arc<dyn Store>, _) =
+        (Arc::new(Backend::memory()), tempfile::tempdir().unwrap());
+    let store = open(&objects, &directory);
+    let id = store.put_segment(segment()).await.unwrap();
+    let at = locations(&store, id).await;
+    check_pages(&store, id, &at, 1).await;
+    until_cached(&store, 101);
+    for round in 0..20_usize {
+        // While it is open, and while it is not.
+        let files = std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().path());
+        for path in files.collect::<Vec<_>>() {
+            let file = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+            let bytes = file.metadata().unwrap().len();
+            let place = bytes * (round as u64 + 1) / 21;
+            match round % 2 {
+                0 => file.set_len(place).unwrap(),
+                _ => std::os::unix::fs::FileExt::write_all_at(&file, b"damage", place).unwrap(),
+            }
+        }
+        check_pages(&store, id, &at, 1).await;
+        let store = open(&objects, &tempfile::tempdir().unwrap());
+        check_pages(&store, id, &at, 1).await;
+    }
+    assert!(store.disk_cache().unwrap().statistics().failures > 0);
+}
