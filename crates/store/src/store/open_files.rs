@@ -43,10 +43,10 @@ impl OpenFiles {
         }
         let mut buffer = vec![0; bytes as usize];
         let known = self.0.get(name);
-        if let Some(file) = &known {
-            if read_at_once(file, &mut buffer, offset) {
-                return Some(buffer.into());
-            }
+        if let Some(file) = &known
+            && read_at_once(file, &mut buffer, offset)
+        {
+            return Some(buffer.into());
         }
         let (files, path, name) = (self.0.clone(), root.join(name), name.to_owned());
         let read = tokio::task::spawn_blocking(move || {
