@@ -2,6 +2,9 @@
 //!
 //! A varint holds seven bits a byte, the least significant first; a set top bit says that more follow. Each
 //! number has one encoding only (no padding with zero groups), so that equal contents are equal bytes.
+//!
+//! Formats that are read whole (manifests, lists of hot pages, catalogs) share an [`Envelope`]: eight bytes that name the
+//! format, its version, the fields, and a checksum of all of that.
 
 use crate::{FormatError, Problem};
 
@@ -31,6 +34,59 @@ pub(crate) fn zigzag(value: i64) -> u64 {
 /// The inverse of [`zigzag`].
 pub(crate) fn unzigzag(value: u64) -> i64 {
     (value >> 1) as i64 ^ -((value & 1) as i64)
+}
+
+/// What stands around the fields of a format.
+pub(crate) struct Envelope {
+    /// What people call the format.
+    pub(crate) format: &'static str,
+    /// The first bytes.
+    pub(crate) magic: &'static [u8; 8],
+    /// What is said of other first bytes.
+    pub(crate) foreign: &'static str,
+    /// The format version that is written, and the newest that is read.
+    pub(crate) version: u32,
+}
+
+/// Bytes of the checksum at the end.
+pub(crate) const CRC_BYTES: usize = 4;
+
+impl Envelope {
+    /// Begins bytes that [`Envelope::end`] ends; about so many.
+    pub(crate) fn begin(&self, bytes: usize) -> Vec<u8> {
+        let mut out = Vec::with_capacity(bytes);
+        out.extend_from_slice(self.magic);
+        out.extend_from_slice(&self.version.to_le_bytes());
+        out
+    }
+
+    /// Adds the checksum.
+    pub(crate) fn end(&self, mut out: Vec<u8>) -> Vec<u8> {
+        let crc = crc32fast::hash(&out);
+        out.extend_from_slice(&crc.to_le_bytes());
+        out
+    }
+
+    /// The fields, after a look at all that stands around them.
+    pub(crate) fn open<'a>(&self, bytes: &'a [u8]) -> Result<Reader<'a>, FormatError> {
+        let end =
+            bytes.len().checked_sub(CRC_BYTES).ok_or(error(self.format, bytes.len(), Problem::Truncated))?;
+        let mut reader = Reader::new(self.format, &bytes[..end]);
+        if reader.take(self.magic.len())? != self.magic {
+            return Err(error(self.format, 0, Problem::Invalid(self.foreign)));
+        }
+        let stored = Reader::starting(self.format, bytes, end).u32()?;
+        let computed = crc32fast::hash(&bytes[..end]);
+        if stored != computed {
+            return Err(error(self.format, end, Problem::Checksum { stored, computed }));
+        }
+        let found = reader.u32()?;
+        if found != self.version {
+            let problem = Problem::FormatVersion { found, newest: self.version };
+            return Err(error(self.format, self.magic.len(), problem));
+        }
+        Ok(reader)
+    }
 }
 
 /// Reads fields one after the other and knows where it is, for the error.

@@ -9,11 +9,8 @@
 //!
 //! It is a hint: what is in it is read ahead when the partition opens again. So whoever cannot read it goes without.
 
-use crate::codec::{self, Reader};
-use crate::{FormatError, PageNo, PartitionId, Problem};
-
-const FORMAT: &str = "list of hot pages";
-const MAGIC: &[u8; 8] = b"FULMHOTP";
+use crate::codec::{self, Envelope, Reader};
+use crate::{FormatError, PageNo, PartitionId};
 
 /// The format version that this build writes, and the newest that it reads.
 pub const FORMAT_VERSION: u32 = 1;
@@ -21,7 +18,12 @@ pub const FORMAT_VERSION: u32 = 1;
 /// Pages that a list names, at most: 16 MiB of them.
 pub const MOST_PAGES: usize = 4096;
 
-const CRC_BYTES: usize = 4;
+const ENVELOPE: Envelope = Envelope {
+    format: "list of hot pages",
+    magic: b"FULMHOTP",
+    foreign: "this is not a list of hot pages (wrong first bytes)",
+    version: FORMAT_VERSION,
+};
 
 /// The pages that a partition was working with.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -39,9 +41,7 @@ pub struct HotPages {
 impl HotPages {
     /// The list's bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(64);
-        out.extend_from_slice(MAGIC);
-        out.extend_from_slice(&FORMAT_VERSION.to_le_bytes());
+        let mut out = ENVELOPE.begin(64);
         out.extend_from_slice(&self.partition.0.to_le_bytes());
         out.extend_from_slice(&self.epoch.to_le_bytes());
         out.extend_from_slice(&self.timestamp.to_le_bytes());
@@ -54,33 +54,12 @@ impl HotPages {
             codec::put_varint(&mut out, run.len() as u64);
             end = first + run.len() as i64;
         }
-        let crc = crc32fast::hash(&out);
-        out.extend_from_slice(&crc.to_le_bytes());
-        out
+        ENVELOPE.end(out)
     }
 
     /// Decodes a list.
     pub fn decode(bytes: &[u8]) -> Result<HotPages, FormatError> {
-        let end = bytes.len().checked_sub(CRC_BYTES).ok_or(codec::error(
-            FORMAT,
-            bytes.len(),
-            Problem::Truncated,
-        ))?;
-        let mut reader = Reader::new(FORMAT, &bytes[..end]);
-        if reader.take(MAGIC.len())? != MAGIC {
-            let problem = Problem::Invalid("this is not a list of hot pages (wrong first bytes)");
-            return Err(codec::error(FORMAT, 0, problem));
-        }
-        let stored = Reader::starting(FORMAT, bytes, end).u32()?;
-        let computed = crc32fast::hash(&bytes[..end]);
-        if stored != computed {
-            return Err(codec::error(FORMAT, end, Problem::Checksum { stored, computed }));
-        }
-        let found = reader.u32()?;
-        if found != FORMAT_VERSION {
-            let problem = Problem::FormatVersion { found, newest: FORMAT_VERSION };
-            return Err(codec::error(FORMAT, MAGIC.len(), problem));
-        }
+        let mut reader = ENVELOPE.open(bytes)?;
         let partition = PartitionId(reader.u64()?);
         let (epoch, timestamp) = (reader.u32()?, reader.u64()?);
         let pages = decode_runs(&mut reader)?;
@@ -115,6 +94,8 @@ fn decode_runs(reader: &mut Reader<'_>) -> Result<Vec<PageNo>, FormatError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Problem;
+    use crate::codec::CRC_BYTES;
     use proptest::prelude::*;
 
     fn list(pages: &[PageNo]) -> HotPages {

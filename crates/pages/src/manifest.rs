@@ -11,16 +11,19 @@
 //! whatever the segments hold. `outcomes` are those that clients may still ask for; transactions older than
 //! `outcomes_horizon` and not in the list are answered as too old to tell.
 
-use crate::codec::{self, Reader};
-use crate::{FormatError, Outcome, PartitionId, Problem, SegmentId, Version};
-
-const FORMAT: &str = "manifest";
-const MAGIC: &[u8; 8] = b"FULMMANI";
+use crate::codec::{self, Envelope, Reader};
+use crate::{FormatError, Outcome, PartitionId, SegmentId, Version};
 
 /// The format version that this build writes, and the newest that it reads.
 pub const FORMAT_VERSION: u32 = 1;
 
-const CRC_BYTES: usize = 4;
+const ENVELOPE: Envelope = Envelope {
+    format: "manifest",
+    magic: b"FULMMANI",
+    foreign: "this is not a manifest (wrong first bytes)",
+    version: FORMAT_VERSION,
+};
+
 const SEGMENT_BYTES: usize = 24;
 
 /// One segment of a partition.
@@ -54,9 +57,7 @@ pub struct Manifest {
 impl Manifest {
     /// The manifest's bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(80 + SEGMENT_BYTES * self.segments.len() + 10 * self.outcomes.len());
-        out.extend_from_slice(MAGIC);
-        out.extend_from_slice(&FORMAT_VERSION.to_le_bytes());
+        let mut out = ENVELOPE.begin(80 + SEGMENT_BYTES * self.segments.len() + 10 * self.outcomes.len());
         out.extend_from_slice(&self.partition.0.to_le_bytes());
         out.extend_from_slice(&self.version.lineage.to_le_bytes());
         out.extend_from_slice(&self.version.epoch.to_le_bytes());
@@ -74,9 +75,7 @@ impl Manifest {
             codec::put_varint(&mut out, outcome.transaction);
             out.push(u8::from(outcome.committed));
         }
-        let crc = crc32fast::hash(&out);
-        out.extend_from_slice(&crc.to_le_bytes());
-        out
+        ENVELOPE.end(out)
     }
 
     /// Bytes that it takes in memory.
@@ -88,25 +87,7 @@ impl Manifest {
 
     /// Decodes a manifest.
     pub fn decode(bytes: &[u8]) -> Result<Manifest, FormatError> {
-        let end = bytes.len().checked_sub(CRC_BYTES).ok_or(codec::error(
-            FORMAT,
-            bytes.len(),
-            Problem::Truncated,
-        ))?;
-        let mut reader = Reader::new(FORMAT, &bytes[..end]);
-        if reader.take(MAGIC.len())? != MAGIC {
-            return Err(codec::error(
-                FORMAT,
-                0,
-                Problem::Invalid("this is not a manifest (wrong first bytes)"),
-            ));
-        }
-        check_crc(bytes, end)?;
-        let found = reader.u32()?;
-        if found != FORMAT_VERSION {
-            let problem = Problem::FormatVersion { found, newest: FORMAT_VERSION };
-            return Err(codec::error(FORMAT, MAGIC.len(), problem));
-        }
+        let mut reader = ENVELOPE.open(bytes)?;
         let partition = PartitionId(reader.u64()?);
         let version = Version { lineage: reader.u64()?, epoch: reader.u32()?, number: reader.u64()? };
         let page_count = reader.u32()?;
@@ -117,15 +98,6 @@ impl Manifest {
         reader.end()?;
         Ok(Manifest { partition, version, page_count, timestamp, segments, outcomes, outcomes_horizon })
     }
-}
-
-fn check_crc(bytes: &[u8], end: usize) -> Result<(), FormatError> {
-    let stored = Reader::starting(FORMAT, bytes, end).u32()?;
-    let computed = crc32fast::hash(&bytes[..end]);
-    if stored != computed {
-        return Err(codec::error(FORMAT, end, Problem::Checksum { stored, computed }));
-    }
-    Ok(())
 }
 
 fn decode_segments(reader: &mut Reader<'_>) -> Result<Vec<SegmentRef>, FormatError> {
@@ -155,6 +127,8 @@ fn decode_outcomes(reader: &mut Reader<'_>) -> Result<Vec<Outcome>, FormatError>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Problem;
+    use crate::codec::CRC_BYTES;
     use proptest::prelude::*;
 
     fn any_manifest() -> impl Strategy<Value = Manifest> {
