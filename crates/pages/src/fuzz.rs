@@ -1,8 +1,10 @@
-//! Any bytes as log records, page diffs, segments, manifests and lists of hot pages: read or refused, in memory that their
+//! Any bytes as log records, page diffs, segments, manifests, lists of hot pages and catalogs: read or refused, in memory that their
 //! length accounts for. Each format has checksums, which mutations do not survive; so of an input with an odd first byte
 //! the checksums are put right again, and what lies behind them has to fend for itself.
 
-use crate::{HotPages, Manifest, PAGE_SIZE, SegmentIndex, ZERO_PAGE, diff, hot, record, segment};
+use crate::{
+    HotPages, Manifest, PAGE_SIZE, SegmentIndex, StoredCatalog, ZERO_PAGE, diff, hot, record, segment,
+};
 use fulmar_fuzz::Target;
 
 /// What earlier code wrote, with and without a look at the checksums.
@@ -32,6 +34,12 @@ fn sum(bytes: &mut [u8], from: usize, to: usize, at: usize) -> Option<()> {
     let crc = crc32fast::hash(bytes.get(from..to)?);
     bytes.get_mut(at..at + 4)?.copy_from_slice(&crc.to_le_bytes());
     Some(())
+}
+
+/// The checksum at the end of what is read whole.
+fn sign_end(bytes: &mut [u8]) -> Option<()> {
+    let end = bytes.len().checked_sub(4)?;
+    sum(bytes, 0, end, end)
 }
 
 fn number(bytes: &[u8], at: usize) -> Option<usize> {
@@ -87,10 +95,7 @@ fn fuzz_manifest() {
         .seeds(golden("manifest"))
         .allocates(64 << 10, 16)
         .run(|input| {
-            let bytes = signed(input, |bytes| {
-                let end = bytes.len().checked_sub(4)?;
-                sum(bytes, 0, end, end)
-            });
+            let bytes = signed(input, sign_end);
             if let Ok(manifest) = Manifest::decode(&bytes) {
                 assert_eq!(manifest.encode(), bytes, "there is one encoding");
             }
@@ -103,15 +108,24 @@ fn fuzz_hot_pages() {
         .seeds(golden("hot-pages"))
         .allocates(64 << 10, 16)
         .run(|input| {
-            let bytes = signed(input, |bytes| {
-                let end = bytes.len().checked_sub(4)?;
-                sum(bytes, 0, end, end)
-            });
+            let bytes = signed(input, sign_end);
             if let Ok(list) = HotPages::decode(&bytes) {
                 assert!(list.pages.len() <= hot::MOST_PAGES && !list.pages.contains(&0));
                 assert_eq!(list.encode(), bytes, "there is one encoding");
             }
         });
+}
+
+#[test]
+fn fuzz_catalog() {
+    Target::new("catalog", env!("CARGO_MANIFEST_DIR")).seeds(golden("catalog")).allocates(64 << 10, 64).run(
+        |input| {
+            let bytes = signed(input, sign_end);
+            if let Ok(catalog) = StoredCatalog::decode(&bytes) {
+                assert_eq!(catalog.encode(), bytes, "there is one encoding");
+            }
+        },
+    );
 }
 
 #[test]

@@ -1,9 +1,10 @@
-//! Formats: pages, page diffs, log records, segments, manifests and lists of hot pages. Bytes in, bytes out.
+//! Formats: pages, page diffs, log records, segments, manifests, lists of hot pages and catalogs. Bytes in, bytes out.
 //!
 //! ```text
 //!   a commit            diff --> record --------------------> (a log frame, crates/store)
 //!   a flush             page --> segment, manifest ---------> (objects, crates/store)
 //!   the end of a life   page numbers --> hot pages ---------> (the same)
+//!   a change of names   keys, values --> catalog -----------> (the same)
 //! ```
 //!
 //! This crate does no I/O, starts no thread and reads no clock, so every format can be tested with
@@ -13,6 +14,7 @@
 //! trusts it, allocates no more than a small multiple of the bytes it was given, and answers a [`FormatError`]
 //! that says what was wrong and at which byte. None of them panics.
 
+pub mod catalog;
 mod codec;
 pub mod diff;
 mod error;
@@ -23,6 +25,7 @@ pub mod manifest;
 pub mod record;
 pub mod segment;
 
+pub use catalog::{CatalogEntry, StoredCatalog};
 pub use error::{FormatError, Problem};
 pub use hot::HotPages;
 pub use manifest::{Manifest, SegmentRef};

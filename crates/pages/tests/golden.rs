@@ -7,8 +7,9 @@ use std::path::PathBuf;
 
 use fulmar_pages::record::{self, CutPoint};
 use fulmar_pages::{
-    HotPages, LogId, Manifest, Outcome, PAGE_SIZE, Page, PartitionId, RecordBuilder, RecordHeader,
-    RecordKind, SegmentBuilder, SegmentId, SegmentRef, Version, ZERO_PAGE, diff, segment,
+    CatalogEntry, HotPages, LogId, Manifest, Outcome, PAGE_SIZE, Page, PartitionId, RecordBuilder,
+    RecordHeader, RecordKind, SegmentBuilder, SegmentId, SegmentRef, StoredCatalog, Version, ZERO_PAGE, diff,
+    segment,
 };
 
 /// The golden file; written now if it is missing and that was asked for.
@@ -169,4 +170,26 @@ fn hot_pages() {
     let stored = golden("hot-pages-v1.bin", &bytes);
     assert_eq!(bytes, stored);
     assert_eq!(HotPages::decode(&stored), Ok(list));
+}
+
+#[test]
+fn catalogs() {
+    let entry = |key: &str, value: &[u8], modified| CatalogEntry {
+        key: key.to_owned(),
+        value: value.to_vec(),
+        modified,
+    };
+    let catalog = StoredCatalog {
+        number: 0x0102_0304_0506_0708,
+        node: 0x1112 << 100,
+        entries: vec![
+            entry("counter/partition", br#"{"v":1,"next":66}"#, 3),
+            entry("tenant/h\u{e9}ron", br#"{"v":1,"partition":2}"#, 70_000),
+            entry("x", b"", 0),
+        ],
+    };
+    let bytes = catalog.encode();
+    let stored = golden("catalog-v1.bin", &bytes);
+    assert_eq!(bytes, stored);
+    assert_eq!(StoredCatalog::decode(&stored), Ok(catalog));
 }
