@@ -27,12 +27,13 @@ mod store;
 pub use disk_cache::{DiskCache, DiskCacheOptions, DiskCacheStatistics, Reading};
 pub use files::{Fault, FaultyFiles, LogFile, LogFiles, Operation, StdFiles};
 pub use log::{
-    CommitLog, FullCause, LogError, LogOptions, LogStatistics, Lsn, MAX_NAP, MAX_RETRY_DELAY, OnDiscard,
-    SharedLogOptions, Urgency,
+    Ahead, CommitLog, FullCause, LogEnd, LogError, LogObject, LogOptions, LogPlace, LogStatistics, LogTail,
+    Lsn, MAX_NAP, MAX_RETRY_DELAY, OnDiscard, SharedLogOptions, Urgency,
 };
 pub use objects::{HotPagesName, Listed, ManifestName, PageStore, RawFrame, SegmentWriter, StoreError};
 pub use single_flight::SingleFlight;
 pub use store::{
-    Backend, Failure, FailureKind, FaultyStore, Limits, Listing, OperationStatistics, Piece, Reliable, Span,
-    Store, StoreFault, StoreOperation, StoreUrl, StoreUrlError, TIME_BUCKETS, Upload, time_bucket_us,
+    Backend, Failure, FailureKind, FaultyStore, Limits, Listing, OperationStatistics, Piece, ReadOnlyStore,
+    Reliable, Span, Store, StoreFault, StoreOperation, StoreUrl, StoreUrlError, TIME_BUCKETS, Upload,
+    time_bucket_us,
 };

@@ -52,7 +52,7 @@ use shared::SharedLog;
 
 pub use error::{FullCause, LogError};
 pub use local::MAX_NAP;
-pub use shared::SharedLogOptions;
+pub use shared::{Ahead, LogEnd, LogObject, LogPlace, LogTail, SharedLogOptions};
 pub use statistics::LogStatistics;
 
 /// A position in a node's log, in bytes: that of a record is the position of its end.

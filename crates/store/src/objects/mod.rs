@@ -1,9 +1,10 @@
-//! Segments, manifests and lists of hot pages as objects of a store.
+//! Segments, manifests, lists of hot pages and catalogs as objects of a store.
 //!
 //! ```text
 //!   segments/0123456789abcdef0123456789abcdef                    random id
 //!   manifests/0000000000000007/00000002/000000000000005a         partition/epoch/number, so that names sort
 //!   manifests/0000000000000007/hot-00000002-000000000000006b     partition, epoch and time ([`hot`])
+//!   catalog/000000000000000c                                     which partitions there are ([`catalog`])
 //! ```
 //!
 //! Everything is created only if absent and never changed. A manifest that is there already with the same contents
@@ -16,6 +17,7 @@
 
 mod adopt;
 mod cached;
+mod catalog;
 mod error;
 mod frames;
 mod hot;

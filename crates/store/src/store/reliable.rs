@@ -90,9 +90,18 @@ impl Reliable {
 
     /// All names below a directory.
     pub async fn list_all(&self, directory: &str) -> Result<Vec<String>, Failure> {
+        self.list_all_after(directory, None).await
+    }
+
+    /// All names below a directory that come after one.
+    pub async fn list_all_after(
+        &self,
+        directory: &str,
+        after: Option<String>,
+    ) -> Result<Vec<String>, Failure> {
         let mut names: Vec<String> = Vec::new();
         loop {
-            let page = self.list(directory, names.last().map(String::as_str)).await?;
+            let page = self.list(directory, names.last().or(after.as_ref()).map(String::as_str)).await?;
             let more = page.more && !page.names.is_empty();
             names.extend(page.names);
             if !more {

@@ -51,6 +51,10 @@
 //!    slots beyond, and is seen: names are listed in order, and an object that tells the greatest needed slot is
 //!    deleted only after one with a greater name is durable, so that a listing that runs at the same time meets that one.
 //!
+//! # Reading beside the writer
+//!
+//! Another process may read what is durable while the log is written ([`tail`]).
+//!
 //! # What is damaged or missing
 //!
 //! An object has a checksum; one that does not read is refused, and named. A gap is a log's end; but each object also
@@ -61,6 +65,7 @@ mod object;
 mod objects;
 mod open;
 mod state;
+mod tail;
 mod writer;
 
 use std::fmt;
@@ -75,6 +80,8 @@ use crate::store::Reliable;
 
 use objects::Objects;
 use state::Core;
+
+pub use tail::{Ahead, LogEnd, LogObject, LogPlace, LogTail};
 
 /// The name of an object in a node's logs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]

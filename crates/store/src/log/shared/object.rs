@@ -145,13 +145,26 @@ impl Object {
 
     /// Its records, each with the position of its end.
     pub(super) fn records(&self) -> impl Iterator<Item = (u64, Record<'_>)> {
-        let mut at = HEAD_BYTES;
-        std::iter::from_fn(move || {
-            // All of them could be read before.
-            let body = body_at(&self.bytes, at)?;
-            at += LENGTH_BYTES + body.len();
-            Some((self.head.start + (at - HEAD_BYTES) as u64, record::decode(body).ok()?))
+        self.places().filter_map(|(at, length)| {
+            let end = at + LENGTH_BYTES + length - HEAD_BYTES;
+            Some((self.head.start + end as u64, self.record_at(at)?))
         })
+    }
+
+    /// Where its records stand, and how long their bodies are.
+    pub(super) fn places(&self) -> impl Iterator<Item = (usize, usize)> + use<'_> {
+        let mut next = HEAD_BYTES;
+        std::iter::from_fn(move || {
+            let (at, length) = (next, body_at(&self.bytes, next)?.len());
+            next += LENGTH_BYTES + length;
+            Some((at, length))
+        })
+    }
+
+    /// The record that stands at a place.
+    pub(super) fn record_at(&self, at: usize) -> Option<Record<'_>> {
+        // All of them could be read before.
+        record::decode(body_at(&self.bytes, at)?).ok()
     }
 
     /// The position of its end.

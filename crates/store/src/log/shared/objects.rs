@@ -44,7 +44,13 @@ impl Objects {
 
     /// The slots that have an object. Names are listed in their order; see the module's head for what that is good for.
     pub(super) async fn list(&self) -> Result<BTreeSet<Slot>, LogError> {
-        let names = self.store.list_all(&self.directory).await;
+        self.list_after(None).await
+    }
+
+    /// Those behind a slot, whether that has one or not.
+    pub(super) async fn list_after(&self, slot: Option<Slot>) -> Result<BTreeSet<Slot>, LogError> {
+        let after = slot.map(|slot| self.name(slot));
+        let names = self.store.list_all_after(&self.directory, after).await;
         let names = names.map_err(|cause| LogError::Store {
             operation: "list",
             object: self.directory.clone(),

@@ -6,6 +6,7 @@ mod model;
 // The same as those of the tests that see the crate from outside.
 #[path = "../../../tests/common/records.rs"]
 mod records;
+mod tail;
 mod wild;
 
 use std::sync::Arc;

@@ -5,6 +5,9 @@
 //! acknowledged (or read by one before it) and not truncated, nothing twice, nothing that was answered as lost, and
 //! nothing that an earlier life should have read and did not. What it does not read is gone: nobody may be told later
 //! that it is durable.
+//!
+//! Beside them somebody reads the log as it grows ([`Beside`]): what he reads counts for good, and all that was acknowledged
+//! before he looked he has read, or manifests cover it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,7 +20,12 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::wild::Wild;
-use super::{CommitLog, Limits, LogError, Lsn, SharedLogOptions, Urgency, close, commit, open_with};
+use fulmar_pages::PartitionId;
+
+use super::{
+    Ahead, CommitLog, Limits, LogError, LogPlace, LogTail, Lsn, NODE, Reliable, SharedLogOptions, Urgency,
+    close, commit, open_with,
+};
 
 const SEEDS: u64 = 1000;
 /// To run one that failed.
@@ -44,6 +52,7 @@ struct Model {
     wrong: Vec<String>,
     acknowledged: u64,
     fenced: u64,
+    read_beside: u64,
 }
 
 impl Model {
@@ -88,6 +97,16 @@ impl Model {
     }
 }
 
+fn limits() -> Limits {
+    Limits {
+        tries: 3,
+        first_delay: Duration::ZERO,
+        longest_delay: Duration::ZERO,
+        answer: Duration::from_millis(100),
+        ..Limits::default()
+    }
+}
+
 struct Life {
     model: Arc<Mutex<Model>>,
     random: StdRng,
@@ -99,15 +118,8 @@ struct Life {
 
 impl Life {
     async fn begin(store: Wild, model: Arc<Mutex<Model>>, seed: u64) -> Option<Life> {
-        let limits = Limits {
-            tries: 3,
-            first_delay: Duration::ZERO,
-            longest_delay: Duration::ZERO,
-            answer: Duration::from_millis(100),
-            ..Limits::default()
-        };
         let options = SharedLogOptions { object_bytes: 200, in_flight: 3, ..SharedLogOptions::default() };
-        match open_with(options, Arc::new(store), limits).await {
+        match open_with(options, Arc::new(store), limits()).await {
             Ok((log, records)) => {
                 model.lock().read(&records);
                 let random = StdRng::seed_from_u64(seed);
@@ -171,7 +183,86 @@ impl Life {
     }
 }
 
-async fn run(seed: u64) -> (u64, u64) {
+/// One who reads the log while others write it.
+struct Beside {
+    model: Arc<Mutex<Model>>,
+    tail: LogTail,
+    from: LogPlace,
+    /// What he has read.
+    seen: BTreeSet<u64>,
+}
+
+impl Beside {
+    fn new(store: Wild, model: Arc<Mutex<Model>>) -> Beside {
+        let store = Reliable::new(Arc::new(store), limits());
+        // So few bytes that most of what has been read is read again.
+        let tail = LogTail::new(store, NODE, 1000);
+        Beside { model, tail, from: LogPlace::default(), seen: BTreeSet::new() }
+    }
+
+    /// Reads up to the end, if the store lets him.
+    async fn look(&mut self) -> Result<(), LogError> {
+        let kept = |fate: &Fate| *fate == Fate::Kept;
+        let acknowledged: Vec<u64> = {
+            let model = self.model.lock();
+            model.fates.iter().filter(|(_, fate)| kept(fate)).map(|(transaction, _)| *transaction).collect()
+        };
+        let end = self.tail.look().await?;
+        let mut last = 0;
+        while self.from < end.end {
+            match self.tail.next(PartitionId(1), self.from, end.end).await? {
+                Ahead::End => self.from = end.end,
+                // He begins anew with what manifests cover.
+                Ahead::Gone if self.from < end.needed => self.from = end.needed,
+                Ahead::Gone => return Ok(()),
+                Ahead::Records(object, place) => {
+                    for record in object.records(PartitionId(1)) {
+                        self.read(record.header.transaction, &mut last);
+                    }
+                    self.from = place;
+                }
+            }
+        }
+        let mut model = self.model.lock();
+        let known =
+            |transaction: &u64| self.seen.contains(transaction) || model.fates[transaction] == Fate::Covered;
+        if let Some(missing) = acknowledged.into_iter().find(|transaction| !known(transaction)) {
+            model.wrong.push(format!("{missing} was acknowledged, and is not seen by who looked later"));
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, transaction: u64, last: &mut u64) {
+        self.seen.insert(transaction);
+        let mut model = self.model.lock();
+        if *last == transaction {
+            model.wrong.push(format!("{transaction} is read twice"));
+        }
+        *last = transaction;
+        model.read_beside += 1;
+        match model.fates.insert(transaction, Fate::Kept) {
+            Some(Fate::Lost) => {
+                model.wrong.push(format!("{transaction} was lost, and is read beside its writer"))
+            }
+            Some(Fate::Covered) => drop(model.fates.insert(transaction, Fate::Covered)),
+            _ => {}
+        }
+    }
+
+    async fn go_on(mut self, seed: u64) -> Beside {
+        let mut random = StdRng::seed_from_u64(seed);
+        for _ in 0..STEPS {
+            sleep(Duration::from_millis(random.random_range(0..400))).await;
+            match self.look().await {
+                Ok(()) | Err(LogError::Store { .. } | LogError::Contended { .. }) => {}
+                Err(error) => self.model.lock().wrong.push(format!("beside: {error}")),
+            }
+        }
+        self
+    }
+}
+
+async fn run(seed: u64) -> (u64, u64, u64) {
     let (store, model) = (Wild::new(seed), Arc::new(Mutex::new(Model::default())));
     let mut random = StdRng::seed_from_u64(seed ^ 0x5eed);
     let mut lives = JoinSet::new();
@@ -185,18 +276,21 @@ async fn run(seed: u64) -> (u64, u64) {
             }
         });
     }
+    let beside = tokio::spawn(Beside::new(store.clone(), model.clone()).go_on(random.random()));
     while let Some(ended) = lives.join_next().await {
         ended.unwrap();
     }
+    let mut beside = beside.await.unwrap();
     store.calm();
     for _ in 0..2 {
         assert!(Life::begin(store.clone(), model.clone(), seed).await.is_some(), "{SEED}={seed}");
         // What was on its way has arrived by now.
         sleep(Duration::from_secs(10)).await;
+        beside.look().await.unwrap_or_else(|error| panic!("{SEED}={seed}: {error}"));
     }
     let model = model.lock();
     assert!(model.wrong.is_empty(), "{SEED}={seed}: {:#?}", model.wrong);
-    (model.acknowledged, model.fenced)
+    (model.acknowledged, model.fenced, model.read_beside)
 }
 
 #[test]
@@ -206,13 +300,15 @@ fn no_acknowledged_record_is_lost_doubled_or_revived() {
         None => 0..SEEDS,
     };
     let all = seeds.end - seeds.start == SEEDS;
-    let (mut acknowledged, mut fenced) = (0, 0);
+    let (mut acknowledged, mut fenced, mut read_beside) = (0, 0, 0);
     for seed in seeds {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
         let outcome = runtime.unwrap().block_on(run(seed));
         acknowledged += outcome.0;
         fenced += outcome.1;
+        read_beside += outcome.2;
     }
     // The seeds do reach what this is about.
-    assert!(!all || (acknowledged > 3000 && fenced > 1000), "{acknowledged} {fenced}");
+    let reached = acknowledged > 3000 && fenced > 1000 && read_beside > 3000;
+    assert!(!all || reached, "{acknowledged} {fenced} {read_beside}");
 }

@@ -1,0 +1,132 @@
+//! A log that is read while it is written; what the model does not look at.
+
+use std::sync::Arc;
+
+use fulmar_pages::PartitionId;
+
+use super::*;
+use crate::log::{Ahead, LogPlace, LogTail};
+
+fn of(store: &impl CloneStore, memory_bytes: u64) -> LogTail {
+    LogTail::new(Reliable::new(store.share(), Limits::default()), NODE, memory_bytes)
+}
+
+/// The transactions from a place to the end, and that.
+async fn read(tail: &LogTail, mut from: LogPlace) -> (Vec<u64>, LogPlace) {
+    let end = tail.look().await.unwrap().end;
+    let mut seen = Vec::new();
+    while let Ahead::Records(object, behind) = tail.next(PartitionId(1), from, end).await.unwrap() {
+        seen.extend(object.records(PartitionId(1)).map(|record| record.header.transaction));
+        from = behind;
+    }
+    (seen, end)
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_goes_on_from_where_it_was_over_starts_of_the_writer() {
+    let store = Backend::memory();
+    let tail = of(&store, 1 << 20);
+    assert!(read(&tail, LogPlace::default()).await.0.is_empty(), "there is no log");
+    let mut place = LogPlace::default();
+    for start in 0..3 {
+        let (log, _) = open(&store).await;
+        for transaction in [10 * start + 1, 10 * start + 2] {
+            append_durably(&log, transaction).await;
+            let (seen, end) = read(&tail, place).await;
+            assert_eq!(seen, [transaction]);
+            place = end;
+        }
+        match start {
+            0 => drop(log),
+            _ => close(&log).await.unwrap(),
+        }
+        assert!(read(&tail, place).await.0.is_empty());
+    }
+    // Whoever comes late reads the same; and of others there is nothing.
+    let late = read(&of(&store, 1), LogPlace::default()).await.0;
+    assert_eq!(late, [1, 2, 11, 12, 21, 22]);
+    let next = tail.next(PartitionId(2), LogPlace::default(), place).await.unwrap();
+    assert!(matches!(next, Ahead::End), "{next:?}");
+}
+
+/// What nobody has acknowledged is behind a gap, and is not seen until that is filled.
+#[tokio::test(start_paused = true)]
+async fn a_gap_is_the_end_for_now() {
+    let faulty = FaultyStore::new(Arc::new(Backend::memory()));
+    let (log, _) = open(&faulty).await;
+    append_durably(&log, 1).await;
+    faulty.next(StoreOperation::Put, StoreFault::Delay(Duration::from_secs(5)));
+    let late = append(&log, 2);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    append(&log, 3);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let tail = of(&faulty, 1 << 20);
+    let (seen, end) = read(&tail, LogPlace::default()).await;
+    assert_eq!(seen, [1]);
+    log.wait_durable(late).await.unwrap();
+    assert_eq!(read(&tail, end).await.0, [2, 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_cut_is_told_to_be_gone() {
+    let store = Backend::memory();
+    let (log, _) = open(&store).await;
+    append_durably(&log, 1).await;
+    let tail = of(&store, 1);
+    let (_, old) = read(&tail, LogPlace::default()).await;
+    for transaction in 2..=4 {
+        let covered = append_durably(&log, transaction).await;
+        log.truncate(covered);
+    }
+    append_durably(&log, 5).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let end = tail.look().await.unwrap();
+    assert!(end.needed > old);
+    let next = tail.next(PartitionId(1), old, end.end).await.unwrap();
+    assert!(matches!(next, Ahead::Gone), "{next:?}");
+    assert_eq!(read(&tail, end.needed).await.0, [5]);
+    assert_eq!(read(&of(&store, 1), end.needed).await.0, [5]);
+}
+
+/// A claim that somebody meant long ago stands where the first one was deleted: it ends nothing.
+#[tokio::test(start_paused = true)]
+async fn a_zombie_before_what_is_needed_means_nothing() {
+    let store = Backend::memory();
+    let (log, _) = open(&store).await;
+    for transaction in 1..=3 {
+        let covered = append_durably(&log, transaction).await;
+        log.truncate(covered);
+    }
+    append_durably(&log, 4).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let zombie = Slot { incarnation: 1, sequence: 0 };
+    let head =
+        object::Head { writer: fulmar_pages::LogId(99), slot: zombie, start: 0, needed: zombie, durable: 0 };
+    store.put(&slot(1, 0), object::finish(object::begin(), &head)).await.unwrap();
+    let tail = of(&store, 1 << 20);
+    let end = tail.look().await.unwrap();
+    assert_eq!(read(&tail, end.needed).await.0, [4]);
+    append_durably(&log, 5).await;
+    assert_eq!(read(&tail, end.end).await.0, [5]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_lost_or_damaged_is_refused_by_name() {
+    let store = Backend::memory();
+    let (log, _) = open(&store).await;
+    for transaction in 1..=3 {
+        append_durably(&log, transaction).await;
+    }
+    let lost = store.get(&slot(1, 2), Span::Whole).await.unwrap().bytes;
+    store.delete(&slot(1, 2)).await.unwrap();
+    let refused = of(&store, 1).look().await.unwrap_err();
+    assert!(refused.to_string().contains(&slot(1, 2)), "{refused}");
+    let mut damaged = lost.to_vec();
+    damaged[90] ^= 1;
+    store.put(&slot(1, 2), damaged.into()).await.unwrap();
+    let refused = of(&store, 1).look().await.unwrap_err();
+    assert!(refused.to_string().contains(&slot(1, 2)), "{refused}");
+    store.delete(&slot(1, 2)).await.unwrap();
+    store.put(&slot(1, 2), lost).await.unwrap();
+    assert_eq!(read(&of(&store, 1), LogPlace::default()).await.0, [1, 2, 3]);
+}
