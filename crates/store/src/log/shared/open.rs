@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Every round begins with a listing, so that nothing is concluded from what may have changed; objects do not change,
-//! and are read once. (A listing takes a while: an object that was put meanwhile may be seen and one before it not. So
+//! and are read once; the last round reads none. (A listing takes a while: an object that was put meanwhile may be seen and one before it not. So
 //! what its witness calls missing is lost only if the witness was known before the listing.) The earlier a log, the less is read: of those before the one that is still needed only the seal
 //! is left.
 
@@ -51,8 +51,10 @@ pub(super) async fn open(objects: &Objects) -> Result<Opened, LogError> {
     let writer = LogId(rand::random());
     let mut known = Known::new();
     for _ in 0..MOST_ROUNDS {
-        let Some(Seen { last, needed, ends }) = look(objects, &mut known).await? else { continue };
-        if seal_open(objects, writer, &known, needed, &ends).await? {
+        let Some(Seen { last, needed, ends, news }) = look(objects, &mut known).await? else { continue };
+        // What was read since the names were listed may stand where something was deleted meanwhile: a seal that ends nothing,
+        // before an object, not listed yet, that says from where on the log is needed. If it was known before, that is listed too.
+        if seal_open(objects, writer, &known, needed, &ends).await? || news {
             continue;
         }
         let claim = Slot { incarnation: last.incarnation + 1, sequence: 0 };
@@ -86,6 +88,8 @@ struct Seen {
     /// From which slot on the log is needed.
     needed: Slot,
     ends: Vec<End>,
+    /// Whether some of it was read only now.
+    news: bool,
 }
 
 /// Looks at all objects. `None`: some have come or gone meanwhile.
@@ -98,7 +102,7 @@ async fn look(objects: &Objects, known: &mut Known) -> Result<Option<Seen>, LogE
         // Put while names were being listed, perhaps.
         Some(_) if news => Ok(None),
         Some(lost) => Err(lost),
-        None => Ok(Some(Seen { last: listed.last().copied().unwrap_or_default(), needed, ends })),
+        None => Ok(Some(Seen { last: listed.last().copied().unwrap_or_default(), needed, ends, news })),
     }
 }
 

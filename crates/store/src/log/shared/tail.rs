@@ -34,6 +34,11 @@
 //! was made when more was durable than the walk has found (a *witness*) says that this has happened, and all is looked at again. If it
 //! was known before the names were listed the object that is missing is lost, which is an error.
 //!
+//! An object is read after its name was listed, and may not be what was listed then: that was deleted, and a zombie stands in its place. A
+//! zombie with records is a late copy of what the slot's winner had put there, with the same bytes; but it may be a seal or a claim of somebody
+//! else's. So these mean something only if they were known before the names were listed. For then, if theirs is a slot that had been
+//! deleted, there was an object by then that says so, and it is listed.
+//!
 //! # Memory
 //! Objects are kept in so many bytes for all. Of those that are needed and have left it is known whose records are in them,
 //! in some sixty bytes each; how many there are the owner bounds, who flushes when its log is long.
@@ -167,6 +172,13 @@ impl LogObject {
     }
 }
 
+impl Passed {
+    /// Whether it can only be what its log's writer has put there: it is neither a seal nor a claim.
+    fn is_plain(&self) -> bool {
+        !self.is_seal && self.head.slot.sequence > 0
+    }
+}
+
 impl Walk {
     /// An object that could not have been made before the one at `next`, which has not been found.
     fn witness(&self) -> Option<(Slot, Slot)> {
@@ -220,10 +232,10 @@ impl LogTail {
         self.objects.corrupt(slot, 0, format!("it is missing, though {witness} was made after it"))
     }
 
-    /// Reads what has come, and goes on as far as it counts. False: it has changed meanwhile. What stands in a slot means nothing
-    /// until it is known from where on the log is needed, by all that are listed: it may be a zombie's.
+    /// Reads what has come, and goes on as far as it counts. False: all is to be looked at again.
     async fn round(&self, walk: &mut Walk) -> Result<bool, LogError> {
         let listed = self.objects.list_after(walk.after).await?;
+        walk.beyond.retain(|slot, _| listed.contains(slot));
         let (Some(first), Some(last)) = (listed.first(), listed.last()) else { return Ok(true) };
         // It knows best: what stands before is not read.
         match self.object(*last).await? {
@@ -236,9 +248,15 @@ impl LogTail {
         let unknown = listed.range(walk.next..).filter(|slot| !walk.beyond.contains_key(slot));
         let reads = unknown.map(|slot| async { (*slot, self.object(*slot).await) });
         let mut reads = stream::iter(reads.collect::<Vec<_>>()).buffered(READS);
+        let mut is_plain = true;
         while let Some((slot, object)) = reads.next().await {
             let Some(object) = object? else { return Ok(false) };
-            walk.beyond.insert(slot, object.passed());
+            let passed = object.passed();
+            is_plain &= passed.is_plain();
+            walk.beyond.insert(slot, passed);
+        }
+        if !is_plain {
+            return Ok(false);
         }
         if let Some(needed) = walk.beyond.values().map(|passed| passed.head.needed).max() {
             self.need(walk, needed);
