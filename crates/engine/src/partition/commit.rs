@@ -38,6 +38,7 @@ use super::large::LargeSegment;
 use super::{Large, PageVersion, Partition, Snapshot, Status, Turn};
 use crate::memory::Tally;
 use crate::page_memory::PageBytes;
+use crate::store::Frame;
 use crate::transaction::{Committed, Conflict, Transaction};
 use crate::{Error, spill, sqlstate};
 
@@ -208,6 +209,15 @@ pub(crate) trait Waits {
 
     /// For the partition's turn.
     fn for_turn(&self) -> Result<Turn, Error>;
+}
+
+/// What a version has other pages than the one before for.
+pub(super) struct NewPages {
+    pub pages: Vec<(PageNo, PageBytes)>,
+    /// Pages that lie in the store already.
+    pub frames: Vec<(PageNo, Frame)>,
+    /// Pages that do not exist until somebody writes them, though the database is large enough for them.
+    pub ended: Vec<PageNo>,
 }
 
 /// A transaction's changes, ready to be installed.
@@ -400,37 +410,56 @@ impl Partition {
             self.outcomes.decided(transaction.id, true, lsn);
         }
         let snapshot = Snapshot { number, lsn, page_count };
-        let mut changed = Vec::with_capacity(pages.len());
-        let mut replaced = 0;
+        if let Some(large) = large {
+            commits.large.push(large.named(self, number));
+        }
+        commits.dirty_since.get_or_insert_with(|| (start, self.node.clock.monotonic_ms()));
+        commits.last_timestamp = timestamp;
         let mut tally = Tally::default();
-        for (no, data) in pages {
-            replaced += u64::from(self.pages.install(no, number, Some(data), None, &mut tally));
+        self.put_version(&mut commits, snapshot, NewPages { pages, frames, ended: Vec::new() }, &mut tally);
+        self.pages.account().settle_reserved(tally, reserved_bytes);
+        Ok(Committed { snapshot })
+    }
+
+    /// Puts pages in front of their chains: they are the current version from here on. Its record stands in the log. Callers hold
+    /// the commit lock.
+    pub(super) fn put_version(
+        &self,
+        commits: &mut Commits,
+        snapshot: Snapshot,
+        new: NewPages,
+        tally: &mut Tally,
+    ) {
+        let (number, before) = (snapshot.number, self.current());
+        let mut changed = Vec::with_capacity(new.pages.len() + new.frames.len() + new.ended.len());
+        let mut replaced = 0;
+        for (no, data) in new.pages {
+            replaced += u64::from(self.pages.install(no, number, Some(data), None, tally));
             commits.dirty.insert(no);
             changed.push(no);
         }
-        if let Some(large) = large {
-            commits.large.push(large.named(self, number));
-            for (no, frame) in frames {
-                replaced += u64::from(self.pages.install(no, number, None, Some(frame), &mut tally));
-                commits.dirty.remove(&no);
-                changed.push(no);
-            }
+        for (no, frame) in new.frames {
+            replaced += u64::from(self.pages.install(no, number, None, Some(frame), tally));
+            commits.dirty.remove(&no);
+            changed.push(no);
         }
-        for no in page_count + 1..=current.page_count {
-            self.pages.end(no, number, &mut tally);
+        for no in new.ended {
+            self.pages.end(no, number, tally);
+            commits.dirty.remove(&no);
+            changed.push(no);
         }
-        commits.dirty_since.get_or_insert_with(|| (start, self.node.clock.monotonic_ms()));
-        (commits.last_number, commits.last_timestamp) = (number, timestamp);
+        for no in snapshot.page_count + 1..=before.page_count {
+            self.pages.end(no, number, tally);
+        }
+        commits.last_number = number;
         commits.push_recent(Recent {
             snapshot,
             pages: changed.into_boxed_slice(),
-            page_count_before: current.page_count,
+            page_count_before: before.page_count,
             replaced_bytes: replaced * PAGE_SIZE as u64,
         });
         self.snapshots.lock().push(snapshot);
-        self.collect_garbage(&mut commits, &mut tally);
-        self.pages.account().settle_reserved(tally, reserved_bytes);
-        Ok(Committed { snapshot })
+        self.collect_garbage(commits, tally);
     }
 
     /// Whether everything that the transaction read is still current. Answers the current version.
