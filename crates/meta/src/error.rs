@@ -92,6 +92,9 @@ pub enum MetaError {
         /// What to do.
         remedy: &'static str,
     },
+    /// It is somebody else's, and only read here.
+    #[error("this node reads the catalog of another one, and cannot change it")]
+    ReadOnly,
     /// A record, or the store's file, cannot be understood.
     #[error("metadata {place} cannot be read: {cause}")]
     Corrupt {
@@ -112,6 +115,7 @@ impl MetaError {
             }
             MetaError::Missing { what: What::User, .. } => "create it with CREATE USER",
             MetaError::Missing { what: What::Token, .. } => "`fulmar token list` shows the tokens there are",
+            MetaError::ReadOnly => "connect to the node that owns the store",
             MetaError::InvalidName { .. } => "choose a name that keeps the rule",
             MetaError::UnknownLimit { known, .. } => known,
             MetaError::InvalidLimit { rule, .. } => rule,

@@ -10,6 +10,7 @@
 //!   MetadataStore      keys, values, revisions: get, scan, transact, follow
 //!        |
 //!   Embedded           one SQLite file, one thread, group commit      (etcd will stand here too)
+//!   Followed           that of another node, which has put it into the store ([`published`]); only read
 //! ```
 //!
 //! **Reads never wait.** The catalog follows the store: it is handed everything there is, then every change in
@@ -51,6 +52,7 @@ mod catalog;
 mod embedded;
 mod error;
 mod limits;
+mod published;
 mod store;
 mod units;
 
@@ -59,6 +61,7 @@ pub use catalog::{ScramVerifier, SecretHash, Tenant, TenantState, Token, User};
 pub use embedded::Embedded;
 pub use error::{MetaError, What};
 pub use limits::{Limit, Limits, LiveLimits, ShownLimit};
+pub use published::{Followed, Publisher};
 pub use store::{Change, Compare, Entry, MetadataStore, Observer, Operation, Outcome, Revision, Transaction};
 pub use store::{MAX_KEY_BYTES, MAX_TRANSACTION_STEPS, MAX_VALUE_BYTES};
 pub use units::Unit;

@@ -16,6 +16,8 @@ use crate::{Change, Entry, LiveLimits, MetaError, Observer, Revision};
 #[derive(Default)]
 pub(super) struct State {
     pub(super) tenants: BTreeMap<String, Arc<Tenant>>,
+    /// The same, by their partitions.
+    pub(super) by_partition: BTreeMap<PartitionId, Arc<Tenant>>,
     pub(super) users: BTreeMap<String, Arc<User>>,
     /// What users may do in the tenant of a partition, beside its owner and superusers.
     pub(super) grants: BTreeMap<PartitionId, BTreeMap<String, Grant>>,
@@ -95,7 +97,9 @@ impl State {
                         self.limits.insert(tenant.partition, live);
                     }
                 }
-                self.tenants.insert(name.to_owned(), Arc::new(tenant));
+                let tenant = Arc::new(tenant);
+                self.by_partition.insert(tenant.partition, tenant.clone());
+                self.tenants.insert(name.to_owned(), tenant);
             }
             Some(Key::User(name)) => {
                 self.users.insert(name.to_owned(), Arc::new(records::user(name, entry)?));
@@ -132,6 +136,7 @@ impl State {
             // Not with the tenant's record: that goes when it is renamed, too.
             Some(Key::Partition(id)) => {
                 self.partitions.remove(&id);
+                self.by_partition.remove(&id);
                 self.limits.remove(&id);
             }
             Some(Key::Grant(id, user)) => {

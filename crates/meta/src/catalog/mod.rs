@@ -59,12 +59,21 @@ impl Catalog {
         store: Arc<dyn MetadataStore>,
         now_unix_ms: fn() -> u64,
     ) -> Result<Arc<Catalog>, MetaError> {
-        let cache = Arc::new(Cache::default());
-        store.follow(cache.clone()).await?;
-        let catalog = Catalog { store, cache, ids: tokio::sync::Mutex::default(), now_unix_ms };
+        let catalog = Self::follow(store, now_unix_ms).await?;
         catalog.create_system_tenant().await?;
         catalog.keep_leaving_users().await?;
         Ok(Arc::new(catalog))
+    }
+
+    /// Reads the whole catalog of somebody else into memory: nothing of it is changed.
+    pub async fn read_only(store: Arc<dyn MetadataStore>) -> Result<Arc<Catalog>, MetaError> {
+        Self::follow(store, system_time_ms).await.map(Arc::new)
+    }
+
+    async fn follow(store: Arc<dyn MetadataStore>, now_unix_ms: fn() -> u64) -> Result<Catalog, MetaError> {
+        let cache = Arc::new(Cache::default());
+        store.follow(cache.clone()).await?;
+        Ok(Catalog { store, cache, ids: tokio::sync::Mutex::default(), now_unix_ms })
     }
 
     /// Makes the first records of a new store, in one transaction.

@@ -26,6 +26,11 @@ impl Catalog {
         self.cache.state().partitions.values().copied().collect()
     }
 
+    /// A partition, if it exists.
+    pub fn partition(&self, id: PartitionId) -> Option<PartitionRecord> {
+        self.cache.state().partitions.get(&id).copied()
+    }
+
     /// A partition was restored: from now on its versions are of this lineage and epoch.
     ///
     /// Errors: `Missing` (it was dropped), `InUse` (it is at that epoch or a later one), and what the store says.

@@ -31,9 +31,7 @@ impl Catalog {
     /// The tenant of a partition, if clients can connect to it.
     pub fn tenant_of(&self, partition: PartitionId) -> Option<Arc<Tenant>> {
         let state = self.cache.state();
-        let is_it =
-            |tenant: &&Arc<Tenant>| tenant.partition == partition && tenant.state == TenantState::Ready;
-        state.tenants.values().find(is_it).cloned()
+        state.by_partition.get(&partition).filter(|tenant| tenant.state == TenantState::Ready).cloned()
     }
 
     /// Makes a token, for a tenant or for the whole node, that lasts for so many milliseconds or for ever.
