@@ -62,6 +62,7 @@ impl Engine {
         id: PartitionId,
         source: Option<(PartitionId, Option<u64>)>,
     ) -> Result<()> {
+        self.check_owner()?;
         self.node().disk.admit(true)?;
         let Some((source, at_unix_ms)) = source else { return Ok(()) };
         let (_past, manifest) = self.manifest_of(source, at_unix_ms).await?;
@@ -121,6 +122,7 @@ impl Engine {
         at_unix_ms: u64,
         decide: impl AsyncFnOnce(Era) -> Result<()>,
     ) -> Result<()> {
+        self.check_owner()?;
         let _past = self.node().past.read().await;
         let target = self.manifest_at(id, at_unix_ms).await?;
         let partition = self.partition(id).await?;

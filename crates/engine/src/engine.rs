@@ -15,6 +15,7 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 use tokio::sync::{OnceCell, RwLock};
 
+use crate::beside::{self, Beside, Owner};
 use crate::branch::Era;
 use crate::cache::{self, Cache};
 use crate::clock::{Clock, SystemTime, TimeSource};
@@ -74,6 +75,9 @@ pub struct Config {
     pub node_id: u128,
     /// The partitions whose commits are made durable in the store, as the catalog has them.
     pub shared: HashSet<PartitionId>,
+    /// Who owns the partitions that the store holds, if they are only to be read: then there is no log, and `data` is for
+    /// temporary files.
+    pub beside: Option<Owner>,
 }
 
 /// What may wait in memory to be written to the log; as much again may be on its way. A sixteenth of the memory for pages:
@@ -106,6 +110,7 @@ impl Config {
             store: None,
             node_id: 0,
             shared: HashSet::new(),
+            beside: None,
         }
     }
 }
@@ -130,6 +135,8 @@ pub struct Engine {
     /// Partitions that were dropped since the start; their ids are never used again.
     dropped: Mutex<HashSet<PartitionId>>,
     pub(crate) places: Places,
+    /// The other node, whose partitions these are.
+    pub(crate) beside: Option<Arc<Beside>>,
     recovery: Recovery,
     tickets: AtomicU64,
     seeds: AtomicU64,
@@ -252,13 +259,6 @@ impl Engine {
                 PageStore::open_directory(&directory).map_err(store_error)?
             }
         };
-        let files: Arc<dyn LogFiles> = match config.files {
-            Some(files) => files,
-            None => {
-                let directory = config.data.join("log");
-                Arc::new(StdFiles::open(&directory).map_err(|e| cannot("open", &directory, &e))?)
-            }
-        };
         let clock = Clock::new(config.time);
         let begun = Instant::now();
         let (live, shared) = (config.live, config.shared);
@@ -266,7 +266,10 @@ impl Engine {
         let is_local = move |id: &PartitionId| {
             live.as_ref().is_none_or(|live| live.contains(id)) && !shared.contains(id)
         };
-        let (log, mut replays, clock) = recover(config.log, files, is_local, clock).await?;
+        let (log, mut replays, clock) = match &config.beside {
+            Some(_) => (CommitLog::read_only(), HashMap::new(), clock),
+            None => recover(config.log, log_files(config.files, &config.data)?, is_local, clock).await?,
+        };
         // Whoever has the log has the directory.
         let cache = config.data.join("cache");
         let store = with_disk_cache(store, cache, config.disk_cache_bytes, config.memory_bytes).await?;
@@ -307,6 +310,7 @@ impl Engine {
             counted: Mutex::default(),
             replays: Mutex::new(replays),
             places,
+            beside: config.beside.map(|owner| Beside::new(owner, &node)),
             recovery,
             eras: Mutex::new(config.eras),
             retention: config.retention,
@@ -329,8 +333,12 @@ impl Engine {
         disk::look(&engine.node);
         disk::spawn(&engine);
         cache::spawn(&engine.node);
-        engine.flusher.task.spawn(&engine, flush::round);
-        engine.maintenance.task.spawn(&engine, maintenance::round);
+        if engine.reads_beside() {
+            engine.flusher.task.spawn(&engine, beside::round);
+        } else {
+            engine.flusher.task.spawn(&engine, flush::round);
+            engine.maintenance.task.spawn(&engine, maintenance::round);
+        }
         Ok(engine)
     }
 
@@ -342,6 +350,7 @@ impl Engine {
     /// Forgets a partition: whoever uses it gets 57P04, and its manifests are deleted; segments that nobody else names
     /// are collected later. Calling it again, or for what was never made, does no harm.
     pub async fn drop_partition(&self, id: PartitionId) -> Result<()> {
+        self.check_owner()?;
         self.dropped.lock().insert(id);
         self.places.forget(id);
         self.counted.lock().remove(&id);
@@ -359,6 +368,10 @@ impl Engine {
     /// Flushes what has changed, seals the log and stops. Sessions must have been closed.
     pub async fn shutdown(&self) -> Result<()> {
         self.hot.stop_reading();
+        if self.reads_beside() {
+            self.flusher.task.stop().await;
+            return Ok(());
+        }
         self.maintenance.task.stop().await;
         self.flusher.task.stop().await;
         let flushed = flush::flush_all(self).await;
@@ -428,6 +441,11 @@ impl Engine {
         statistics
     }
 
+    /// The store, for what else is kept in it.
+    pub fn store(&self) -> PageStore {
+        PageStore::clone(&self.node.store)
+    }
+
     /// What is counted of the store, by operation.
     pub fn store_statistics(&self) -> Vec<OperationStatistics> {
         self.node.store.statistics()
@@ -466,6 +484,7 @@ impl Engine {
     /// Writes segments and manifests for everything that has changed. For tests and tools; the engine does it by
     /// itself.
     pub async fn flush(&self) -> Result<()> {
+        self.check_owner()?;
         flush::flush_all(self).await
     }
 
@@ -499,7 +518,10 @@ impl Engine {
                     let opened = slot.get_or_try_init(|| self.open_partition(id)).await?;
                     // Not before: who looks for what a log names, or wants to cut it, must find it here or there.
                     self.replays.lock().remove(&id);
-                    self.maintenance.opened(opened);
+                    // What another node owns that one compacts.
+                    if !self.reads_beside() {
+                        self.maintenance.opened(opened);
+                    }
                     Ok(opened.clone())
                 };
                 Box::pin(self.opening.run(id, open)).await?
@@ -518,6 +540,9 @@ impl Engine {
     }
 
     async fn open_partition(&self, id: PartitionId) -> Result<Arc<Partition>> {
+        if let Some(beside) = &self.beside {
+            return self.open_beside(beside, id).await;
+        }
         self.places.settled(id).await;
         let replay = self.replays.lock().get(&id).cloned();
         let stats = self.counted(id);
@@ -538,7 +563,11 @@ impl Engine {
 
     /// Where a partition stands.
     pub(crate) fn era(&self, id: PartitionId) -> Era {
-        self.eras.lock().get(&id).copied().unwrap_or(Era::first(id))
+        let known = match &self.beside {
+            Some(beside) => beside.standing(id).map(|standing| standing.era),
+            None => self.eras.lock().get(&id).copied(),
+        };
+        known.unwrap_or(Era::first(id))
     }
 
     /// A partition was restored.
@@ -548,7 +577,11 @@ impl Engine {
 
     /// Refuses a partition that was dropped.
     pub(crate) fn check_not_dropped(&self, id: PartitionId) -> Result<()> {
-        if self.dropped.lock().contains(&id) { Err(dropped_error()) } else { Ok(()) }
+        let is_gone = match &self.beside {
+            Some(beside) => beside.standing(id).is_none(),
+            None => self.dropped.lock().contains(&id),
+        };
+        if is_gone { Err(dropped_error()) } else { Ok(()) }
     }
 
     /// Whether something of a partition may not be in its newest manifest.
@@ -603,6 +636,23 @@ impl Engine {
         Some(closed)
     }
 
+    /// A partition, if it is open.
+    pub(crate) fn open_one(&self, id: PartitionId) -> Option<Arc<Partition>> {
+        self.partitions.lock().get(&id).and_then(|slot| slot.get().cloned())
+    }
+
+    /// Takes a partition away, if it is open and `which` says so: who asks for it next opens it anew.
+    pub(crate) fn take_open(
+        &self,
+        id: PartitionId,
+        which: impl FnOnce(&Partition) -> bool,
+    ) -> Option<Arc<Partition>> {
+        let mut partitions = self.partitions.lock();
+        let open = partitions.get(&id).and_then(|slot| slot.get().cloned()).filter(|open| which(open))?;
+        partitions.remove(&id);
+        Some(open)
+    }
+
     /// Forgets a partition that is closed for good: who asks for it next opens it anew.
     pub(crate) fn forget_open(&self, partition: &Arc<Partition>) {
         let mut partitions = self.partitions.lock();
@@ -648,6 +698,15 @@ async fn with_disk_cache(
         }),
         Err(e) => Err(Error::new(sqlstate::INTERNAL, format!("opening the disk cache panicked: {e}"))),
     }
+}
+
+/// The files of the log: below the data directory, unless others were given.
+fn log_files(files: Option<Arc<dyn LogFiles>>, data: &Path) -> Result<Arc<dyn LogFiles>> {
+    if let Some(files) = files {
+        return Ok(files);
+    }
+    let directory = data.join("log");
+    Ok(Arc::new(StdFiles::open(&directory).map_err(|e| cannot("open", &directory, &e))?))
 }
 
 /// Opens the log and sorts what it holds by partition.

@@ -19,7 +19,7 @@ use fulmar_store::Reading;
 use crate::node::Node;
 use crate::partition::{read_frames, store_error};
 use crate::store::{Frame, Segments};
-use crate::{Engine, Result};
+use crate::{Engine, Error, Result, sqlstate};
 
 /// Pages that are read at once.
 const RUN_PAGES: usize = 64;
@@ -42,6 +42,13 @@ impl Engine {
     /// Begins to read all of a partition, as it is now (everything that was committed before is in it, and nothing later is)
     /// or was at a time (milliseconds since 1970).
     pub async fn export(&self, id: PartitionId, at_unix_ms: Option<u64>) -> Result<Export> {
+        if at_unix_ms.is_none() && self.reads_beside() {
+            // Its newest manifest may be a minute old, whatever the session has seen.
+            let message =
+                "this node reads the databases of another one, and cannot export them as they are now";
+            return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, message)
+                .hint("Export it at the node that owns the store, or as it was (fulmar.as_of)."));
+        }
         let (past, manifest) = self.manifest_of(id, at_unix_ms).await?;
         let segments = Segments::default();
         let mut frames = Vec::new();

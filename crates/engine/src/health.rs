@@ -64,7 +64,7 @@ impl LogHealth {
 
     pub(crate) fn of(log: &CommitLog) -> Self {
         // Asked first: a failure is counted before it shows.
-        let works = log.works().is_ok();
+        let works = log.is_read_only() || log.works().is_ok();
         LogHealth {
             failures: log.statistics().failures.load(Ordering::Relaxed),
             works,
@@ -90,8 +90,10 @@ impl Engine {
     }
 
     /// Whether commits are accepted, for health checks: the node's own log is not failing, and neither it nor the disk is
-    /// full. The log in the store does not count: without it the node serves all databases that do not commit to it.
+    /// full. The log in the store does not count: without it the node serves all databases that do not commit to it. But of a node
+    /// that reads beside another one: whether that one's log can be read.
     pub fn accepts_commits(&self) -> bool {
-        self.node().disk.admit(false).is_ok() && self.health().log.accepts()
+        let can_read = self.beside.as_ref().is_none_or(|beside| beside.is_well());
+        can_read && self.node().disk.admit(false).is_ok() && self.health().log.accepts()
     }
 }

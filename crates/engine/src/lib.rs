@@ -23,6 +23,7 @@
 
 pub mod array;
 mod background;
+mod beside;
 mod branch;
 mod cache;
 pub mod calendar;
@@ -65,6 +66,7 @@ mod variables;
 mod verify;
 mod vfs;
 
+pub use beside::{BesideStatistics, Owner, Standing, StandingSource};
 pub use branch::Era;
 pub use cancel::{CancelReason, Canceller};
 pub use clock::{SystemTime, TimeSource};

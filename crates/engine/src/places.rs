@@ -216,6 +216,7 @@ impl Engine {
         durability: Durability,
         change: impl Future<Output = std::result::Result<(), NotChanged>>,
     ) -> Result<()> {
+        self.check_owner()?;
         if durability == Durability::Shared {
             self.open_shared_log().await?;
         }

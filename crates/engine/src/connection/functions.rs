@@ -6,7 +6,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use libsqlite3_sys as ffi;
 
-use crate::partition::past_is_read_only;
 use crate::vfs::Link;
 use crate::{Error, Result, sqlstate};
 
@@ -164,9 +163,9 @@ unsafe extern "C" fn current_transaction(
     // SAFETY: called by SQLite.
     unsafe {
         answer(context, |link| {
-            if link.partition.is_past() {
-                // Its outcome could not be written down.
-                return fail(context, link, past_is_read_only());
+            // Its outcome could not be written down.
+            if let Some(error) = link.partition.refuses_writes() {
+                return fail(context, link, error);
             }
             let mut variables = link.variables.borrow_mut();
             if variables.transaction_id == 0 {

@@ -74,6 +74,14 @@ impl Flusher {
         }
     }
 
+    pub(crate) fn idle_after_ms(&self) -> u64 {
+        self.idle_after.as_millis() as u64
+    }
+
+    pub(crate) fn snapshot_bounds(&self) -> &SnapshotBounds {
+        &self.snapshots
+    }
+
     pub(crate) fn flushes(&self) -> u64 {
         self.flushes.load(Ordering::Relaxed)
     }
@@ -96,7 +104,7 @@ async fn flush_due(engine: &Engine) -> Result<()> {
     let node = engine.node();
     let now = node.clock.monotonic_ms();
     let interval = engine.flusher.manifest_interval.as_millis() as u64;
-    let idle = engine.flusher.idle_after.as_millis() as u64;
+    let idle = engine.flusher.idle_after_ms();
     let log_bytes = engine.flusher.log_bytes;
     let is_due = |log: &CommitLog, since| Pressure::of(log, log_bytes).is_on(since) || now > interval;
     let opened = open(engine, is_due).await;

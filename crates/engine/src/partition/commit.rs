@@ -397,7 +397,10 @@ impl Partition {
                 record.truncate(unmerged_bytes);
                 return Err(Stopped::LogBusy(body_bytes));
             }
-            Err(other) => return Err(Refused::Failed(log_error(other)).into()),
+            Err(other) => {
+                let error = self.refuses_writes().unwrap_or_else(|| log_error(other));
+                return Err(Refused::Failed(error).into());
+            }
         };
         let mut pages = std::mem::take(pages);
         pages.extend(merged);
@@ -653,7 +656,8 @@ impl Partition {
         });
         record.push_outcome(Outcome { transaction: id, committed });
         let start = self.log.appended();
-        let lsn = self.log.append(record.finish(), Urgency::Prompt).map_err(log_error)?;
+        let lsn = self.log.append(record.finish(), Urgency::Prompt);
+        let lsn = lsn.map_err(|error| self.refuses_writes().unwrap_or_else(|| log_error(error)))?;
         self.node.buffers.give(record.into_buffer());
         let snapshot = Snapshot { number, lsn, page_count: current.page_count };
         commits.dirty_since.get_or_insert_with(|| (start, self.node.clock.monotonic_ms()));

@@ -113,6 +113,11 @@ impl Partition {
         self.unpin(flush.snapshot);
     }
 
+    /// The number of the newest manifest.
+    pub(super) fn named_number(&self) -> u64 {
+        self.named.lock().number
+    }
+
     pub(crate) fn named_segments(&self) -> Vec<NamedSegment> {
         self.named.lock().segments.clone()
     }

@@ -118,6 +118,7 @@ impl Partition {
             expiry: Notify::new(),
             hot_name: OnceLock::new(),
             hot_list: OnceLock::new(),
+            following: OnceLock::new(),
             used_ms: AtomicU64::new(now_ms),
             named: Mutex::new(flush::Named::new(manifest, &recovered.named_pages)),
             node,
@@ -204,7 +205,7 @@ impl Partition {
                 // A flush has written it anew meanwhile, and the old segment has been collected.
                 Err(StoreError::Missing { .. })
                     if self.pages.frame(version)? != Some((segment, location)) => {}
-                result => return result.map(|()| page).map_err(store_error),
+                result => return result.map(|()| page).map_err(|error| self.read_error(error)),
             }
         }
     }
@@ -370,7 +371,7 @@ pub(crate) fn store_error(error: fulmar_store::StoreError) -> Error {
         .hint("see to the store; `fulmar verify` reads all of it, and /metrics counts its failures")
 }
 
-fn corrupt(id: PartitionId, error: FormatError) -> Error {
+pub(super) fn corrupt(id: PartitionId, error: FormatError) -> Error {
     Error::new(sqlstate::DATA_CORRUPTED, format!("a log record of partition {id} is damaged: {error}"))
         .hint("restore the data directory from a backup")
 }

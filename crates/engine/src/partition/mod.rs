@@ -6,11 +6,13 @@
 //! - [`turns`] and [`rows`] are where transactions wait for each other,
 //! - [`outcomes`] remembers how transactions ended whose clients may ask,
 //! - [`flush`] tells what has changed since the last manifest,
+//! - [`follow`] makes versions of what another process has committed, for who reads beside it,
 //! - [`load`] brings in what lies in the store and in the log, [`ahead`] what a scan will want next, [`hot`] what was wanted before.
 
 mod ahead;
 mod commit;
 mod flush;
+mod follow;
 mod hot;
 mod large;
 mod load;
@@ -34,6 +36,7 @@ use tokio::sync::Notify;
 pub(crate) use ahead::Ahead;
 pub(crate) use commit::{Refused, Room, Waits, log_error, page_one, past_is_read_only};
 pub(crate) use flush::{CopiedFrame, Flush, NamedSegment};
+pub(crate) use follow::{Followed, Following, owner_writes};
 pub(crate) use hot::Run;
 pub(crate) use large::Large;
 pub(crate) use load::{Replay, read_frames, store_error};
@@ -95,6 +98,7 @@ impl Default for SnapshotBounds {
 const OPEN: u8 = 0;
 const RESTORING: u8 = 1;
 const DROPPED: u8 = 2;
+const LEFT_BEHIND: u8 = 3;
 
 /// One partition, open on this node.
 pub(crate) struct Partition {
@@ -127,6 +131,8 @@ pub(crate) struct Partition {
     /// The list of hot pages that it has opened with, if there is one; and what it says, once that is read.
     pub(crate) hot_name: OnceLock<HotPagesName>,
     pub(crate) hot_list: OnceLock<HotPages>,
+    /// Of a partition that another process owns: how far it is known.
+    pub(crate) following: OnceLock<Following>,
     /// Milliseconds on the node's clock when it was last used.
     pub(crate) used_ms: AtomicU64,
 }
@@ -198,7 +204,16 @@ impl Partition {
 
     /// Whether it is a version of the past ([`crate::past`]), which nobody writes to.
     pub(crate) fn is_past(&self) -> bool {
-        self.log.is_read_only()
+        self.log.is_read_only() && self.following.get().is_none()
+    }
+
+    /// The error of who would write to what nobody can write to here; `None` where that can be done.
+    pub(crate) fn refuses_writes(&self) -> Option<Error> {
+        match (self.log.is_read_only(), self.following.get()) {
+            (false, _) => None,
+            (true, None) => Some(past_is_read_only()),
+            (true, Some(_)) => Some(owner_writes()),
+        }
     }
 
     /// Evicts pages whose turn it is by the node's clock. Answers how many, and whether there are more of those.
@@ -258,6 +273,16 @@ impl Partition {
         let _was_dropped = self.closed.compare_exchange(RESTORING, OPEN, Ordering::AcqRel, Ordering::Acquire);
     }
 
+    /// It is not to be opened by anybody any more as it is: its owner has gone on.
+    pub(crate) fn leave(&self) {
+        let _was_closed =
+            self.closed.compare_exchange(OPEN, LEFT_BEHIND, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    pub(crate) fn is_left_behind(&self) -> bool {
+        self.closed.load(Ordering::Acquire) == LEFT_BEHIND
+    }
+
     /// Nobody finds it any more.
     pub(crate) fn let_go(&self) {
         self.pool.clear();
@@ -275,12 +300,11 @@ impl Partition {
 
     /// Why nothing can be committed.
     pub(crate) fn closed_error(&self) -> Error {
-        match self.is_dropped() {
-            true => dropped_error(),
-            false => {
-                Error::new(sqlstate::ADMIN_SHUTDOWN, "the database is being restored to an earlier version")
-                    .hint("connect again, and look at what is there; it takes a moment")
-            }
+        match self.closed.load(Ordering::Acquire) {
+            DROPPED => dropped_error(),
+            LEFT_BEHIND => follow::left_behind(),
+            _ => Error::new(sqlstate::ADMIN_SHUTDOWN, "the database is being restored to an earlier version")
+                .hint("connect again, and look at what is there; it takes a moment"),
         }
     }
 

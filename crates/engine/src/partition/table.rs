@@ -174,6 +174,18 @@ impl PageTable {
         version.set_frame(frame);
     }
 
+    /// As [`PageTable::set_frame`]; answers whether the bytes were not known to lie there.
+    pub(crate) fn place(&self, version: &PageVersion, frame: Frame, tally: &mut Tally) -> bool {
+        let is_new = {
+            let _moving = self.moving.lock();
+            version.frame() != Some(frame)
+        };
+        if is_new {
+            self.set_frame(version, frame, tally);
+        }
+        is_new
+    }
+
     /// If a version's bytes lie at one place, they are read from another one from now on, where they lie too. The caller
     /// holds a pin that sees the version.
     pub(crate) fn move_frame(&self, version: &PageVersion, from: Frame, to: Frame) {

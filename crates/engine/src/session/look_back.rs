@@ -2,11 +2,16 @@
 //!
 //! The session has the version from the first transaction that sees it until it looks elsewhere, so all its
 //! transactions see the same one. An open transaction stays with what it has seen.
+//!
+//! Where another node owns the partition ([`crate::beside`]) each transaction sees what is not older than the session allows
+//! (`fulmar.staleness`) when it begins.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::Session;
 use crate::Result;
+use crate::beside::Beside;
 use crate::partition::Partition;
 use crate::past::PastVersion;
 
@@ -41,19 +46,47 @@ impl Session {
         self.open.as_ref().and_then(|open| open.seen_partition())
     }
 
-    /// When what its transactions see was the current version (milliseconds since 1970). `None` if they see the newest one,
-    /// or if none has looked yet.
+    /// When what its transactions see was the current version (milliseconds since 1970); of what another node owns: when it was
+    /// at least. `None` if they see the newest one, or if none has looked yet.
     pub fn snapshot_time(&self) -> Option<u64> {
-        self.past.as_ref()?.version.as_ref().map(|version| version.time_unix_ms)
+        match &self.past {
+            Some(past) => past.version.as_ref().map(|version| version.time_unix_ms),
+            None => self.seen_unix_ms,
+        }
     }
 
-    /// Opens the version that its transactions will see, if it is one of the past.
+    /// How old what its transactions see is, at most; nothing where it is the newest version.
+    pub fn snapshot_age(&self) -> Duration {
+        let now_ms = self.engine.node().clock.unix_ms();
+        Duration::from_millis(self.snapshot_time().map_or(0, |time_ms| now_ms.saturating_sub(time_ms)))
+    }
+
+    /// How old what its transactions see may be, from the next one on, where another node owns the partition; `None`: as old as
+    /// it likes.
+    pub fn set_staleness(&mut self, staleness: Option<Duration>) {
+        self.staleness = staleness;
+    }
+
+    /// Opens the version that its next transaction would see, if that is not the newest one here.
     pub async fn look_back(&mut self) -> Result<()> {
         let _running = self.start();
-        match self.as_of() {
-            Some(at_unix_ms) => self.partition_at(at_unix_ms).await.map(drop),
-            None => Ok(()),
+        if self.as_of().is_none() && !self.engine.reads_beside() {
+            return Ok(());
         }
+        self.partition().await.map(drop)
+    }
+
+    /// What another node owns, as young as the session wants it.
+    pub(super) async fn partition_beside(&mut self, beside: Arc<Beside>) -> Result<Arc<Partition>> {
+        let (engine, id, staleness) = (self.engine.clone(), self.id, self.staleness);
+        let coming = Box::pin(async move { engine.partition_beside(&beside, id, staleness).await });
+        let seen = self.cancellable(coming).await??;
+        self.partition = Some(seen.partition.clone());
+        // What is open stays with what it has seen, whoever asks for the partition meanwhile.
+        if !self.has_seen_something() {
+            self.seen_unix_ms = seen.unix_ms;
+        }
+        Ok(seen.partition)
     }
 
     /// The partition as it was then, opened on first use.

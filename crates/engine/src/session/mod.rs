@@ -8,7 +8,7 @@
 //! | [`control`] | BEGIN, COMMIT, ROLLBACK, savepoints |
 //! | [`journal`] | what an open transaction has answered, and its replay |
 //! | [`let_go`] | snapshots that have been held for too long |
-//! | [`look_back`] | transactions on a version of the past |
+//! | [`look_back`] | transactions on a version of the past, or on what another node owns |
 //! | [`held_turn`] | a turn held across client round trips, and its bounds |
 //!
 //! # Answers wait for durability
@@ -32,6 +32,7 @@ pub(crate) use let_go::snapshot_too_old;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use fulmar_pages::PartitionId;
 use fulmar_store::{CommitLog, LogError, Lsn};
@@ -76,6 +77,10 @@ pub struct Session {
     default_read_only: bool,
     /// The version of the past that its transactions see, if they do.
     past: Option<look_back::LookBack>,
+    /// How old what its transactions see may be, where another node owns the partition; `None`: as old as it likes.
+    staleness: Option<Duration>,
+    /// All that was acknowledged before is in what its last transaction there has seen (milliseconds since 1970).
+    seen_unix_ms: Option<u64>,
     /// Whether its user may write at all.
     may_write: bool,
     limits: TransactionLimits,
@@ -99,6 +104,8 @@ impl Session {
             running: Arc::default(),
             default_read_only: false,
             past: None,
+            staleness: None,
+            seen_unix_ms: None,
             may_write: true,
             limits: TransactionLimits::default(),
             turn_first: false,
@@ -237,13 +244,16 @@ impl Session {
     }
 
     fn begins_read_only(&self) -> bool {
-        self.default_read_only || !self.may_write || self.past.is_some()
+        self.default_read_only || !self.may_write || self.past.is_some() || self.engine.reads_beside()
     }
 
     /// The error of who writes in a read-only transaction, `of_past` if that sees the past.
     fn read_only_error(&self, of_past: bool) -> Error {
         if of_past {
             return past_is_read_only();
+        }
+        if let Err(error) = self.engine.check_owner() {
+            return error;
         }
         let error = Error::new(sqlstate::READ_ONLY_TRANSACTION, "cannot write in a read-only transaction");
         error.hint(match self.may_write {
@@ -323,6 +333,10 @@ impl Session {
         }
         if let Some(at_unix_ms) = self.as_of() {
             return self.partition_at(at_unix_ms).await;
+        }
+        if let Some(beside) = &self.engine.beside {
+            let beside = beside.clone();
+            return self.partition_beside(beside).await;
         }
         if let Some(partition) = self.partition.as_ref().filter(|partition| !partition.is_closed()) {
             return Ok(partition.clone());

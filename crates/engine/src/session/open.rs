@@ -162,7 +162,7 @@ impl Session {
             return Err(failed_transaction());
         }
         let is_past = open.seen_partition().map_or(self.as_of().is_some(), |seen| seen.is_past());
-        if (open.read_only || is_past) && statement.is_for_writers() {
+        if (open.read_only || is_past || self.engine.reads_beside()) && statement.is_for_writers() {
             return Err(self.read_only_error(is_past));
         }
         if statement.plan.vacuum {

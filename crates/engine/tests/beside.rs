@@ -1,0 +1,512 @@
+//! An engine that reads beside the one that owns the partitions: it sees what was committed, whole commits, as young as it was
+//! asked for, whatever the owner does meanwhile.
+
+mod common;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use common::{Client, start_when_free};
+use fulmar_engine::{Config, Engine, Era, Owner, Standing, Value, sqlstate};
+use fulmar_pages::{Durability, PartitionId};
+use fulmar_store::{Backend, FailureKind, FaultyStore, ReadOnlyStore, Store, StoreFault, StoreOperation};
+use parking_lot::Mutex;
+
+const NODE: u128 = 7;
+const LOCAL: u64 = 1;
+const SHARED: u64 = 2;
+const OTHER: u64 = 3;
+const COUNT: &str = "SELECT count(*) FROM t";
+
+type Catalog = Arc<Mutex<HashMap<PartitionId, Standing>>>;
+
+struct Rig {
+    directory: tempfile::TempDir,
+    scratch: tempfile::TempDir,
+    objects: Backend,
+    /// The reader's way to them.
+    store: FaultyStore,
+    catalog: Catalog,
+}
+
+fn rig() -> Rig {
+    let objects = Backend::memory();
+    let store = FaultyStore::new(Arc::new(objects.clone()));
+    let standing = |id, durability| {
+        let era = Era { lineage: id, epoch: 1 };
+        (PartitionId(id), Standing { era, durability })
+    };
+    let all = [
+        standing(LOCAL, Durability::Local),
+        standing(SHARED, Durability::Shared),
+        standing(OTHER, Durability::Shared),
+    ];
+    let (directory, scratch) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    Rig { directory, scratch, objects, store, catalog: Arc::new(Mutex::new(all.into())) }
+}
+
+impl Rig {
+    async fn owner(&self) -> Arc<Engine> {
+        let shared = || {
+            self.catalog
+                .lock()
+                .iter()
+                .filter(|(_, of)| of.durability == Durability::Shared)
+                .map(|(id, _)| *id)
+                .collect::<HashSet<_>>()
+        };
+        let eras = || self.catalog.lock().iter().map(|(id, of)| (*id, of.era)).collect();
+        let config = || Config {
+            store: Some(Arc::new(self.objects.clone())),
+            // Only the test flushes.
+            manifest_interval: Duration::from_secs(3600),
+            node_id: NODE,
+            shared: shared(),
+            eras: eras(),
+            // History is of no use here, and would keep segments.
+            retention: Arc::new(|_| Duration::ZERO),
+            ..Config::new(self.directory.path(), 1 << 30)
+        };
+        start_when_free(config).await
+    }
+
+    async fn reader(&self) -> Arc<Engine> {
+        self.reader_with(1 << 30).await
+    }
+
+    async fn reader_with(&self, memory_bytes: u64) -> Arc<Engine> {
+        let catalog = self.catalog.clone();
+        let standing = Arc::new(move |id| catalog.lock().get(&id).copied());
+        let config = Config {
+            store: Some(Arc::new(ReadOnlyStore::new(Arc::new(self.store.clone())))),
+            beside: Some(Owner { node_id: NODE, standing }),
+            ..Config::new(self.scratch.path(), memory_bytes)
+        };
+        Engine::start(config).await.unwrap()
+    }
+}
+
+fn client(engine: &Arc<Engine>, partition: u64) -> Client {
+    Client { session: engine.session(PartitionId(partition)) }
+}
+
+/// A client that wants to see all that was acknowledged when it asks.
+fn eager(engine: &Arc<Engine>, partition: u64) -> Client {
+    let mut client = client(engine, partition);
+    client.session.set_staleness(Some(Duration::ZERO));
+    client
+}
+
+async fn insert(owner: &Arc<Engine>, partition: u64, rows: u32) {
+    let mut writer = client(owner, partition);
+    writer.run("CREATE TABLE IF NOT EXISTS t(id INTEGER PRIMARY KEY, v BLOB)").await.unwrap();
+    for _ in 0..rows {
+        writer.run("INSERT INTO t(v) VALUES (randomblob(500))").await.unwrap();
+    }
+    writer.close().await;
+}
+
+async fn sound(reader: &mut Client) {
+    assert_eq!(reader.value("PRAGMA integrity_check").await, Value::Text("ok".into()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_sees_what_was_acknowledged_before_it_asked() {
+    let rig = rig();
+    let owner = rig.owner().await;
+    let reader = rig.reader().await;
+    insert(&owner, SHARED, 1).await;
+    let mut looking = eager(&reader, SHARED);
+    for rows in 1..=20 {
+        assert_eq!(looking.int(COUNT).await, rows);
+        insert(&owner, SHARED, 1).await;
+        if rows % 5 == 0 {
+            owner.flush().await.unwrap();
+        }
+    }
+    assert_eq!(looking.int(COUNT).await, 21);
+    sound(&mut looking).await;
+    // Another one that has not been open before, all of it in a manifest or all in the log.
+    insert(&owner, OTHER, 3).await;
+    assert_eq!(eager(&reader, OTHER).int(COUNT).await, 3);
+    owner.flush().await.unwrap();
+    insert(&owner, OTHER, 1).await;
+    assert_eq!(eager(&reader, OTHER).int(COUNT).await, 4);
+    let statistics = reader.beside_statistics().unwrap();
+    assert!(statistics.looks > 20 && !statistics.fails, "{statistics:?}");
+    // Schemas change under those who look.
+    client(&owner, SHARED)
+        .run("ALTER TABLE t ADD COLUMN w; UPDATE t SET w = id; CREATE INDEX i ON t(w)")
+        .await
+        .unwrap();
+    assert_eq!(looking.int("SELECT sum(w) FROM t").await, 231);
+    client(&owner, SHARED).run("DELETE FROM t WHERE id > 2; VACUUM").await.unwrap();
+    assert_eq!(looking.int(COUNT).await, 2);
+    sound(&mut looking).await;
+    client(&owner, SHARED).run("DROP TABLE t").await.unwrap();
+    assert_eq!(looking.state(COUNT).await, "42P01");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_is_one_and_says_how_old_it_is() {
+    let rig = rig();
+    let (owner, reader) = (rig.owner().await, rig.reader().await);
+    insert(&owner, SHARED, 1).await;
+    let mut old = client(&reader, SHARED);
+    old.session.set_staleness(Some(Duration::from_secs(3600)));
+    old.run("BEGIN READ ONLY").await.unwrap();
+    assert_eq!(old.int(COUNT).await, 1);
+    let seen = old.session.snapshot_time().unwrap();
+    insert(&owner, SHARED, 2).await;
+    // Another session brings the partition forward.
+    let mut eager = eager(&reader, SHARED);
+    assert_eq!(eager.int(COUNT).await, 3);
+    assert!(eager.session.snapshot_time().unwrap() >= seen);
+    assert_eq!((old.int(COUNT).await, old.session.snapshot_time()), (1, Some(seen)));
+    old.run("COMMIT").await.unwrap();
+    assert_eq!(old.int(COUNT).await, 3, "what is there is newer than it has to be");
+    // Nothing was committed meanwhile, and that is known.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(eager.int(COUNT).await, 3);
+    assert!(eager.session.snapshot_age() < Duration::from_millis(300), "{:?}", eager.session.snapshot_age());
+    assert_eq!(client(&owner, SHARED).session.snapshot_age(), Duration::ZERO);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_looks_for_who_may_see_what_is_older() {
+    let rig = rig();
+    let (owner, reader) = (rig.owner().await, rig.reader().await);
+    insert(&owner, SHARED, 1).await;
+    let mut patient = client(&reader, SHARED);
+    patient.session.set_staleness(Some(Duration::from_secs(3600)));
+    assert_eq!(patient.int(COUNT).await, 1);
+    rig.store.always(StoreOperation::List, Some(StoreFault::Fail(FailureKind::Refused)));
+    for _ in 0..3 {
+        assert_eq!(patient.int(COUNT).await, 1);
+    }
+    let error = eager(&reader, SHARED).run(COUNT).await.unwrap_err();
+    assert_eq!(error.state(), sqlstate::IO_ERROR, "{error:?}");
+    assert!(reader.beside_statistics().unwrap().fails && !reader.accepts_commits());
+    rig.store.always(StoreOperation::List, None);
+    assert_eq!(eager(&reader, SHARED).int(COUNT).await, 1);
+    assert!(reader.accepts_commits());
+    // A cancel ends the wait.
+    rig.store.hold(StoreOperation::List, true);
+    let mut waiting = eager(&reader, SHARED);
+    let canceller = waiting.session.canceller();
+    let cancelled = tokio::spawn(async move { waiting.state(COUNT).await });
+    rig.store.is_holding().await;
+    canceller.cancel(fulmar_engine::CancelReason::User);
+    assert_eq!(cancelled.await.unwrap(), sqlstate::QUERY_CANCELED);
+    rig.store.hold(StoreOperation::List, false);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_written() {
+    let rig = rig();
+    let (owner, reader) = (rig.owner().await, rig.reader().await);
+    insert(&owner, SHARED, 1).await;
+    let mut client = eager(&reader, SHARED);
+    for sql in [
+        "INSERT INTO t(v) VALUES (1)",
+        "CREATE TEMP TABLE mine(x)",
+        "BEGIN; INSERT INTO t(v) VALUES (1)",
+        "BEGIN READ WRITE; DELETE FROM t",
+        "SELECT * FROM t WHERE id = 1 FOR UPDATE",
+        "SELECT pg_current_xact_id()",
+        "SELECT pg_xact_status(1 << 40)",
+        "PRAGMA user_version = 3",
+        "VACUUM",
+    ] {
+        let error = client.run(sql).await.unwrap_err();
+        assert_eq!(error.state(), sqlstate::READ_ONLY_TRANSACTION, "{sql}: {error:?}");
+        assert!(format!("{error:?}").contains("node that owns the store"), "{sql}: {error:?}");
+        let _ = client.run("ROLLBACK").await;
+    }
+    let id = PartitionId(SHARED);
+    assert_eq!(reader.create_partition(PartitionId(9), None).await.unwrap_err().state(), "25006");
+    assert_eq!(reader.drop_partition(id).await.unwrap_err().state(), "25006");
+    let durability = reader.set_durability(id, Durability::Local, async { Ok(()) }).await;
+    assert_eq!(durability.unwrap_err().state(), "25006");
+    assert!(reader.export(id, None).await.is_err());
+    client.close().await;
+    reader.shutdown().await.unwrap();
+    insert(&owner, SHARED, 1).await;
+    owner.shutdown().await.unwrap();
+}
+
+/// What clients ask for after they have lost their connection to the owner.
+#[tokio::test(flavor = "multi_thread")]
+async fn it_knows_how_transactions_have_ended() {
+    let rig = rig();
+    let (owner, reader) = (rig.owner().await, rig.reader().await);
+    insert(&owner, SHARED, 1).await;
+    let mut writer = client(&owner, SHARED);
+    writer.run("BEGIN").await.unwrap();
+    let id = writer.int("SELECT pg_current_xact_id()").await;
+    writer.run("INSERT INTO t(v) VALUES (1); COMMIT").await.unwrap();
+    let status = format!("SELECT pg_xact_status({id})");
+    assert_eq!(eager(&reader, SHARED).value(&status).await, Value::Text("committed".into()));
+}
+
+/// Its log has been read up to somewhere: what the owner flushes and deletes behind that place, and what it has not read yet.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_is_cut_under_it() {
+    let rig = rig();
+    let (owner, reader) = (rig.owner().await, rig.reader().await);
+    insert(&owner, SHARED, 1).await;
+    let mut looking = eager(&reader, SHARED);
+    looking.run("BEGIN READ ONLY").await.unwrap();
+    assert_eq!(looking.int(COUNT).await, 1);
+    for _ in 0..3 {
+        insert(&owner, SHARED, 5).await;
+        owner.flush().await.unwrap();
+        // The next object says that what stands before is not needed.
+        insert(&owner, OTHER, 3).await;
+    }
+    let logs = || async { rig.objects.list("logs", None).await.unwrap().names.len() };
+    while logs().await > 8 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(eager(&reader, SHARED).int(COUNT).await, 16);
+    assert_eq!(looking.int(COUNT).await, 1, "what is open stays with what it has seen");
+    looking.run("COMMIT").await.unwrap();
+    assert_eq!(looking.int(COUNT).await, 16);
+    sound(&mut looking).await;
+    assert!(reader.beside_statistics().unwrap().reopened > 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_owner_is_killed_and_starts_again() {
+    let rig = rig();
+    let reader = rig.reader().await;
+    let mut looking = None;
+    let mut rows = 0;
+    for round in 0..4 {
+        let owner = rig.owner().await;
+        insert(&owner, SHARED, 3).await;
+        rows += 3;
+        let looking = looking.get_or_insert_with(|| eager(&reader, SHARED));
+        assert_eq!(looking.int(COUNT).await, rows);
+        if round == 1 {
+            owner.flush().await.unwrap();
+            insert(&owner, SHARED, 1).await;
+            rows += 1;
+        }
+        // As a kill does: nothing is closed or flushed.
+        drop(owner);
+        assert_eq!(looking.int(COUNT).await, rows, "the owner is dead");
+    }
+    sound(&mut looking.unwrap()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn large_commits_come_as_segments() {
+    let rig = rig();
+    let (owner, reader) = (rig.owner().await, rig.reader().await);
+    insert(&owner, SHARED, 1).await;
+    let mut looking = eager(&reader, SHARED);
+    assert_eq!(looking.int(COUNT).await, 1);
+    let many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 6000) INSERT INTO t(v) SELECT randomblob(3000) FROM n";
+    client(&owner, SHARED).run(many).await.unwrap();
+    insert(&owner, SHARED, 1).await;
+    assert_eq!(looking.int(COUNT).await, 6002);
+    sound(&mut looking).await;
+    client(&owner, SHARED)
+        .run("UPDATE t SET v = randomblob(3000); DELETE FROM t WHERE id % 2 = 0")
+        .await
+        .unwrap();
+    assert_eq!(looking.int(COUNT).await, 3001);
+    sound(&mut looking).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn segments_are_collected_under_it() {
+    let rig = rig();
+    let (owner, reader) = (rig.owner().await, rig.reader().await);
+    insert(&owner, SHARED, 200).await;
+    owner.flush().await.unwrap();
+    let mut looking = eager(&reader, SHARED);
+    looking.run("BEGIN READ ONLY").await.unwrap();
+    assert_eq!(looking.int("SELECT count(*) FROM sqlite_schema").await, 1);
+    // All of it is written anew, and nothing names the old segments any more.
+    for _ in 0..2 {
+        client(&owner, SHARED).run("UPDATE t SET v = randomblob(500)").await.unwrap();
+        owner.flush().await.unwrap();
+    }
+    owner.compact_all().await.unwrap();
+    owner.collect().await.unwrap();
+    let error = looking.run("SELECT sum(length(v)) FROM t").await.unwrap_err();
+    assert_eq!(error.state(), sqlstate::SERIALIZATION_FAILURE, "{error:?}");
+    looking.run("ROLLBACK").await.unwrap();
+    assert_eq!(looking.int("SELECT sum(length(v)) FROM t").await, 200 * 500);
+    sound(&mut looking).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_catalog_moves_on() {
+    let rig = rig();
+    let (owner, reader) = (rig.owner().await, rig.reader().await);
+    insert(&owner, SHARED, 2).await;
+    owner.flush().await.unwrap();
+    let then_ms =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as u64;
+    insert(&owner, SHARED, 2).await;
+    let mut looking = eager(&reader, SHARED);
+    assert_eq!(looking.int(COUNT).await, 4);
+    // Restored, and written to: the log says so before the catalog does.
+    let (told, tells) = tokio::sync::oneshot::channel();
+    let id = PartitionId(SHARED);
+    owner
+        .restore_partition(id, then_ms, async |era| {
+            told.send(era).unwrap();
+            Ok(())
+        })
+        .await
+        .unwrap();
+    let era = tells.await.unwrap();
+    insert(&owner, SHARED, 1).await;
+    let mut waiting = Box::pin(looking.int(COUNT));
+    let early = tokio::time::timeout(Duration::from_millis(300), &mut waiting).await;
+    assert!(early.is_err(), "nobody is shown what was before the restore: {early:?}");
+    rig.catalog.lock().insert(id, Standing { era, durability: Durability::Shared });
+    assert_eq!(waiting.await, 3);
+    // Dropped.
+    rig.catalog.lock().remove(&id);
+    assert_eq!(looking.state(COUNT).await, sqlstate::DATABASE_DROPPED);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_local_partition_is_as_old_as_its_manifest() {
+    let rig = rig();
+    let (owner, reader) = (rig.owner().await, rig.reader().await);
+    insert(&owner, LOCAL, 2).await;
+    let mut looking = client(&reader, LOCAL);
+    looking.session.set_staleness(Some(Duration::from_secs(60)));
+    let error = looking.run(COUNT).await.unwrap_err();
+    assert_eq!(error.state(), sqlstate::NOT_IN_PREREQUISITE_STATE, "{error:?}");
+    assert!(format!("{error:?}").contains("SET fulmar.staleness"));
+    owner.flush().await.unwrap();
+    // Once a second it is looked whether there is something.
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    assert_eq!(looking.int(COUNT).await, 2);
+    assert!(looking.session.snapshot_age() >= Duration::from_secs(1));
+    assert_eq!(eager(&reader, LOCAL).state(COUNT).await, sqlstate::NOT_IN_PREREQUISITE_STATE);
+    insert(&owner, LOCAL, 1).await;
+    owner.flush().await.unwrap();
+    assert_eq!(looking.int(COUNT).await, 2, "young enough");
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    looking.session.set_staleness(Some(Duration::from_millis(1000)));
+    let _too_old_and_looked_for = looking.run(COUNT).await;
+    looking.session.set_staleness(None);
+    assert_eq!(looking.int(COUNT).await, 3);
+    // From now on its commits are in the store.
+    owner.set_durability(PartitionId(LOCAL), Durability::Shared, async { Ok(()) }).await.unwrap();
+    rig.catalog.lock().get_mut(&PartitionId(LOCAL)).unwrap().durability = Durability::Shared;
+    insert(&owner, LOCAL, 1).await;
+    assert_eq!(eager(&reader, LOCAL).int(COUNT).await, 4);
+}
+
+/// Transfers between accounts: no snapshot shows half of one, whatever is flushed, compacted and collected meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn snapshots_are_consistent_under_load() {
+    const ACCOUNTS: i64 = 200;
+    let rig = rig();
+    // So little memory that pages have to leave.
+    let (owner, reader) = (rig.owner().await, rig.reader_with(32 << 20).await);
+    let mut setup = client(&owner, SHARED);
+    setup.run("CREATE TABLE account(id INTEGER PRIMARY KEY, balance INTEGER, pad BLOB)").await.unwrap();
+    let fill = format!(
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {ACCOUNTS}) INSERT INTO account SELECT i, 100, zeroblob(2000) FROM n"
+    );
+    setup.run(&fill).await.unwrap();
+    setup.close().await;
+    let over = Arc::new(AtomicBool::new(false));
+    let mut writers = Vec::new();
+    for number in 0..3i64 {
+        let (owner, over) = (owner.clone(), over.clone());
+        writers.push(tokio::spawn(async move {
+            let mut client = client(&owner, SHARED);
+            let mut transfers = 0i64;
+            while !over.load(Ordering::Relaxed) {
+                let (from, to) = ((transfers * 7 + number) % ACCOUNTS + 1, (transfers * 13 + 5 * number) % ACCOUNTS + 1);
+                let sql = format!(
+                    "BEGIN; UPDATE account SET balance = balance - 1, pad = randomblob(2000) WHERE id = {from}; \
+                     UPDATE account SET balance = balance + 1 WHERE id = {to}; COMMIT"
+                );
+                match client.run(&sql).await {
+                    Ok(_) => transfers += 1,
+                    Err(_) => drop(client.run("ROLLBACK").await),
+                }
+            }
+            client.close().await;
+            transfers
+        }));
+    }
+    let flushing = {
+        let (owner, over) = (owner.clone(), over.clone());
+        tokio::spawn(async move {
+            while !over.load(Ordering::Relaxed) {
+                tokio::time::sleep(Duration::from_millis(150)).await;
+                owner.flush().await.unwrap();
+                owner.compact_all().await.unwrap();
+                owner.collect().await.unwrap();
+            }
+        })
+    };
+    let mut readers = Vec::new();
+    for number in 0..3u64 {
+        let reader = reader.clone();
+        readers.push(tokio::spawn(async move {
+            let mut client = client(&reader, SHARED);
+            client.session.set_staleness(Some(Duration::from_millis(number * 100)));
+            let (mut consistent, mut newest) = (0, 0);
+            let deadline = tokio::time::Instant::now() + Duration::from_secs(6);
+            while tokio::time::Instant::now() < deadline {
+                let look = async {
+                    client.run("BEGIN READ ONLY").await?;
+                    let sums = client.run("SELECT sum(balance), count(*) FROM account").await?;
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                    let again = client.run("SELECT sum(balance), count(*) FROM account").await?;
+                    client.run("COMMIT").await?;
+                    Ok::<_, fulmar_engine::Error>((sums, again))
+                };
+                match look.await {
+                    Ok((sums, again)) => {
+                        let expected = vec![vec![Value::Integer(100 * ACCOUNTS), Value::Integer(ACCOUNTS)]];
+                        assert_eq!((&sums, &again), (&expected, &expected));
+                        consistent += 1;
+                    }
+                    Err(error) => {
+                        // Segments were collected under it.
+                        assert_eq!(error.state(), sqlstate::SERIALIZATION_FAILURE, "{error:?}");
+                        client.run("ROLLBACK").await.unwrap();
+                    }
+                }
+                let seen = client.session.snapshot_time().unwrap_or_default();
+                assert!(seen >= newest, "time goes on");
+                newest = seen;
+            }
+            let sound = client.value("PRAGMA integrity_check").await;
+            assert_eq!(sound, Value::Text("ok".into()));
+            client.close().await;
+            consistent
+        }));
+    }
+    for one in readers {
+        let consistent = one.await.unwrap();
+        assert!(consistent > 10, "{consistent}");
+    }
+    over.store(true, Ordering::Relaxed);
+    flushing.await.unwrap();
+    let mut transfers = 0;
+    for writer in writers {
+        transfers += writer.await.unwrap();
+    }
+    assert!(transfers > 100, "{transfers}");
+    // The very pages are the same.
+    let hash = "SELECT hex(group_concat(id || ':' || balance || ':' || hex(pad), ',')) FROM (SELECT * FROM account ORDER BY id)";
+    assert_eq!(eager(&reader, SHARED).value(hash).await, client(&owner, SHARED).value(hash).await);
+}
