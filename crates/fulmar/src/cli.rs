@@ -82,6 +82,9 @@ With the data in S3 (any server that speaks its protocol), and the log on this m
   export AWS_ENDPOINT_URL=https://s3.example           # if it is not Amazon's
   fulmar start --data /var/lib/fulmar --store s3://bucket/fulmar --sql 0.0.0.0:5433 --http 127.0.0.1:8080
 
+Beside that node, on any machine that reaches the store: its databases, to be read (SET fulmar.staleness):
+  fulmar start --read-only --store s3://bucket/fulmar --sql 0.0.0.0:5434 --http 127.0.0.1:8081
+
 The first start without --insecure makes the superuser `fulmar` and writes its password to
 DIR/superuser-password, which only the owner of that file can read.
 
@@ -93,8 +96,12 @@ SIGINT and SIGTERM end it cleanly; running statements get a few seconds. Logs go
 #[command(after_help = START_EXAMPLES)]
 pub struct StartArgs {
     /// Where everything is kept; made if it is not there. One process at a time
-    #[arg(long, value_name = "DIR")]
-    pub data: PathBuf,
+    #[arg(long, value_name = "DIR", required_unless_present = "read_only")]
+    pub data: Option<PathBuf>,
+    /// Read the databases of another node beside it: everything comes from its --store, nothing is written there or kept. Large
+    /// answers wait in a directory of TMPDIR
+    #[arg(long, requires = "store", conflicts_with = "data")]
+    pub read_only: bool,
     /// Where segments and manifests are kept: file:///directory, s3://bucket/prefix, or memory: for tests. Always
     /// the same one for a data directory [default: a directory in it]
     #[arg(long, value_name = "URL")]

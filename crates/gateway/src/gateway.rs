@@ -124,6 +124,7 @@ impl MetricsSource {
                 self.crew.active(),
                 registry.len(),
                 &engine.statistics(),
+                engine.beside_statistics().as_ref(),
                 &engine.store_statistics(),
                 &self.busiest_tenants(),
             ),
@@ -169,6 +170,11 @@ impl MetricsSource {
     /// Whether commits are accepted.
     pub(crate) fn is_healthy(&self) -> bool {
         self.shared.engine.accepts_commits()
+    }
+
+    /// Whether it reads the databases of another node.
+    pub(crate) fn reads_beside(&self) -> bool {
+        self.shared.engine.reads_beside()
     }
 
     /// Whether those of databases that are shared are, as far as it is up to their log.

@@ -1,7 +1,7 @@
 //! HTTP: `/metrics` for Prometheus, `/healthz` for whoever watches.
 //!
 //! Health is told to everybody: load balancers have no tokens, and it says no more than whether commits are accepted. Its code is
-//! that of the node as a whole; that only databases which are `shared` cannot commit is in its text.
+//! that of the node as a whole (of one that reads beside another: whether it can); that only databases which are `shared` cannot commit is in its text.
 //! Metrics have the names of tenants: they need a token ([`crate::tokens`]), and that of a tenant shows that tenant only.
 
 use std::io;
@@ -88,7 +88,10 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 
 async fn health(State(source): State<Arc<MetricsSource>>) -> impl IntoResponse {
     if !source.is_healthy() {
-        let text = "commits are not accepted: the log is failing, or the disk is full\n";
+        let text = match source.reads_beside() {
+            true => "the log of the node that owns the store cannot be read, or the disk is full\n",
+            false => "commits are not accepted: the log is failing, or the disk is full\n",
+        };
         return (StatusCode::SERVICE_UNAVAILABLE, text);
     }
     // It serves all others: a balancer that took it away would take those away too.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use fulmar_engine::EngineStatistics;
+use fulmar_engine::{BesideStatistics, EngineStatistics};
 use fulmar_store::{DiskCacheStatistics, FailureKind, OperationStatistics, time_bucket_us};
 
 use crate::tenants::TenantCounts;
@@ -109,6 +109,7 @@ pub(crate) fn render(
     workers_active: usize,
     sessions_now: usize,
     engine: &EngineStatistics,
+    beside: Option<&BesideStatistics>,
     store: &[OperationStatistics],
     tenants: &[TenantFigures],
 ) -> String {
@@ -145,6 +146,9 @@ pub(crate) fn render(
     engine_figures(&mut out, engine);
     if let Some(cache) = &engine.disk_cache {
         disk_cache_figures(&mut out, cache);
+    }
+    if let Some(beside) = beside {
+        beside_figures(&mut out, beside);
     }
     store_figures(&mut out, store);
     tenant_figures(&mut out, tenants);
@@ -295,6 +299,27 @@ fn disk_cache_figures(out: &mut String, cache: &DiskCacheStatistics) {
     }
 }
 
+/// Of a node that reads the databases of another one.
+fn beside_figures(out: &mut String, beside: &BesideStatistics) {
+    counter(
+        out,
+        "fulmar_reader_looks_total",
+        "Looks at the log of the node that owns the store.",
+        beside.looks,
+    );
+    counter(
+        out,
+        "fulmar_reader_reopened_total",
+        "Databases that were opened anew, since the node that owns them had gone on.",
+        beside.reopened,
+    );
+    gauge(out, "fulmar_reader_fails", "1 if the last look at the log failed.", u64::from(beside.fails));
+    if let Some(age_ms) = beside.age_ms {
+        let help = "How old the last look at the log is; it grows while nobody reads.";
+        gauge(out, "fulmar_reader_age_milliseconds", help, age_ms);
+    }
+}
+
 fn store_figures(out: &mut String, store: &[OperationStatistics]) {
     const NAME: &str = "fulmar_store_seconds";
     header(out, NAME, "How long the store takes to answer, try by try.", "histogram");
@@ -400,7 +425,7 @@ mod tests {
         workers[1].ran(Duration::from_secs(60), 4);
         let disk_cache = Some(DiskCacheStatistics { hits: 8, bytes: 9, ..DiskCacheStatistics::default() });
         let engine = EngineStatistics { log_bytes: 7, disk_cache, ..EngineStatistics::default() };
-        let text = render(&workers, 2, 5, &engine, &[], &[]);
+        let text = render(&workers, 2, 5, &engine, None, &[], &[]);
         for expected in [
             "fulmar_sessions 5\n",
             "fulmar_rows_total 7\n",
@@ -420,7 +445,7 @@ mod tests {
     fn tenants_are_told_by_their_names() {
         let counts = TenantCounts { statements: 3, busy_us: 2_500_000, errors: 1, ..TenantCounts::default() };
         let shop = TenantFigures { name: "a \"b\\\n".into(), counts, commits: 1 << 50, sessions: 4 };
-        let text = render(&[], 1, 0, &EngineStatistics::default(), &[], &[shop]);
+        let text = render(&[], 1, 0, &EngineStatistics::default(), None, &[], &[shop]);
         for expected in [
             "# TYPE fulmar_tenant_statements_total counter\nfulmar_tenant_statements_total{tenant=\"a \\\"b\\\\\\n\"} 3\n",
             "fulmar_tenant_busy_seconds_total{tenant=\"a \\\"b\\\\\\n\"} 2.5\n",

@@ -206,7 +206,8 @@ impl Greeting {
         let limits = shared.catalog.live_limits(&tenant);
         let (user, address) = (user.clone(), self.address);
         let identity = Identity { user, address, account, superuser, access, tenant, limits };
-        let settings = settings(&parameters, fixed_settings(&identity))?;
+        let reads_beside = shared.engine.reads_beside();
+        let settings = settings(&parameters, fixed_settings(&identity, reads_beside))?;
         Ok((identity, settings))
     }
 
@@ -349,11 +350,15 @@ fn cancel(packet: &[u8], shared: &Shared) {
 }
 
 /// The parameters that say who the client is and what it may set.
-fn fixed_settings(identity: &Identity) -> Settings {
+fn fixed_settings(identity: &Identity, reads_beside: bool) -> Settings {
     let mut settings = Settings::default();
     settings.set_bounds(&identity.limits, identity.access);
     settings.set_fixed("is_superuser", if identity.superuser { "on" } else { "off" });
     settings.set_fixed("session_authorization", &identity.user);
+    if reads_beside {
+        settings.set_fixed("in_hot_standby", "on");
+        settings.set_fixed("transaction_read_only", "on");
+    }
     settings
 }
 

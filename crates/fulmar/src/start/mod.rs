@@ -11,6 +11,9 @@
 //!   SIGINT, SIGTERM                        the same in reverse; exit code 0
 //! ```
 //!
+//! With `--read-only` there is no data directory, and nothing is recovered: the catalog is the one that the owner of the
+//! store has put there ([`reader`]).
+//!
 //! Whatever happens after the lock, a crash is no different from a clean end, except that the next start reads
 //! more of the log. A signal during the start ends it where it is.
 
@@ -20,6 +23,7 @@ mod limits;
 mod logs;
 mod memory;
 mod node;
+mod reader;
 mod store;
 mod superuser;
 mod tls;
@@ -52,21 +56,26 @@ pub async fn run(arguments: StartArgs) -> anyhow::Result<()> {
     let mut signals = EndSignals::listen()?;
     // Whatever this process writes is its owner's only, even in a directory that others can read.
     rustix::process::umask(Mode::RWXG | Mode::RWXO);
-    let data = DataDirectory::lock(&arguments.data)?;
+    let data = arguments.data.as_deref().map(DataDirectory::lock).transpose()?;
 
+    let start = async {
+        match &data {
+            Some(data) => Node::start(&arguments, data, memory, tls).await,
+            None => reader::start(&arguments, memory, tls).await,
+        }
+    };
     let node = tokio::select! {
-        node = Node::start(&arguments, &data, memory, tls) => node?,
+        node = start => node?,
         signal = signals.next() => {
             tracing::info!(signal, "asked to end before the node was ready");
             return Ok(());
         }
     };
-    output::line(&format!(
-        "fulmar ready: sql {}, http {}, data {}",
-        node.sql_addr(),
-        node.http_addr(),
-        data.path().display()
-    ))?;
+    let what = match (&data, &arguments.store) {
+        (Some(data), _) => format!("data {}", data.path().display()),
+        (None, store) => format!("reads {}", store.as_ref().map(ToString::to_string).unwrap_or_default()),
+    };
+    output::line(&format!("fulmar ready: sql {}, http {}, {what}", node.sql_addr(), node.http_addr()))?;
     let signal = signals.next().await;
     tracing::info!(signal, "asked to end; a second signal ends at once");
     node.stopping(signal);

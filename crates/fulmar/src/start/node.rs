@@ -1,6 +1,7 @@
 //! The rooms of a node, put together.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,8 +10,9 @@ use fulmar_engine::{Config, Engine, Era, RetentionSource};
 use fulmar_gateway::events::{Before, Event, Journal, Kind};
 use fulmar_gateway::http::{self, HttpServer};
 use fulmar_gateway::{Gateway, GatewayConfig};
-use fulmar_meta::{Catalog, Embedded, Limit, Limits, Tenant};
+use fulmar_meta::{Catalog, Embedded, Limit, Limits, MetadataStore, Publisher, Tenant};
 use fulmar_pages::Durability;
+use tempfile::TempDir;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 
@@ -33,12 +35,39 @@ const HTTP_GRACE: Duration = Duration::from_secs(2);
 /// A node that takes connections.
 pub struct Node {
     engine: Arc<Engine>,
-    store: OwnStore,
+    role: Role,
     gateway: Gateway,
     http: HttpServer,
     journal: Arc<Journal>,
     /// Reads certificates again.
     tls: Option<JoinHandle<()>>,
+}
+
+/// What a node is to the store, and what it has for that.
+pub(super) enum Role {
+    /// It is its own.
+    Owner {
+        store: OwnStore,
+        /// Puts the catalog there, for readers.
+        publisher: Publisher,
+    },
+    /// It is another node's.
+    Reader {
+        /// Follows the catalog.
+        following: JoinHandle<()>,
+        /// For temporary files; gone with the process.
+        scratch: TempDir,
+    },
+}
+
+/// What is served, and with what.
+pub(super) struct Rooms {
+    pub engine: Arc<Engine>,
+    pub catalog: Arc<Catalog>,
+    pub journal: Arc<Journal>,
+    pub role: Role,
+    /// Where large answers wait.
+    pub temporary_directory: PathBuf,
 }
 
 impl Node {
@@ -53,8 +82,8 @@ impl Node {
         let journal = Journal::open(&events)
             .with_context(|| format!("cannot open the journal of events in {}", events.display()))?;
         let journal = Arc::new(journal);
-        let metadata = Embedded::open(&data.path().join(METADATA_FILE))?;
-        let catalog = Catalog::open(Arc::new(metadata)).await?;
+        let metadata: Arc<dyn MetadataStore> = Arc::new(Embedded::open(&data.path().join(METADATA_FILE))?);
+        let catalog = Catalog::open(metadata.clone()).await?;
         let store = store::open(data.path(), arguments.store.as_ref()).await?;
         let mut config = Config::new(data.path(), memory.0);
         config.whole_process = true;
@@ -76,13 +105,28 @@ impl Node {
         if !arguments.insecure {
             superuser::ensure_password(&catalog, data.path()).await?;
         }
+        let publisher = Publisher::start(metadata, engine.store(), store.id()).await?;
+        let role = Role::Owner { store, publisher };
+        let temporary_directory = data.path().join(TEMPORARY_DIRECTORY);
+        let rooms = Rooms { engine, catalog, journal, role, temporary_directory };
+        Self::serve(arguments, rooms, memory, tls).await
+    }
+
+    /// Begins to listen.
+    pub(super) async fn serve(
+        arguments: &StartArgs,
+        rooms: Rooms,
+        memory: Bytes,
+        tls: Option<Arc<Tls>>,
+    ) -> anyhow::Result<Self> {
+        let Rooms { engine, catalog, journal, role, temporary_directory } = rooms;
         let mut config = GatewayConfig::new(arguments.sql);
         config.tls = tls.as_ref().map(Tls::server);
         config.public_metrics = arguments.public_metrics;
         config.journal = journal.clone();
         config.insecure = arguments.insecure;
         config.slow_statement = limit(arguments.slow_statement);
-        config.temporary_directory = data.path().join(TEMPORARY_DIRECTORY);
+        config.temporary_directory = temporary_directory;
         let gateway = Gateway::start(config, engine.clone(), catalog)
             .await
             .with_context(|| format!("cannot listen on --sql {}", arguments.sql))?;
@@ -92,7 +136,7 @@ impl Node {
         let tls = tls.map(|tls| follow(tls, journal.clone())).transpose()?;
         tracing::info!(%memory, insecure = arguments.insecure, "the node takes connections");
         journal.record(started(&journal, &engine, arguments));
-        Ok(Self { engine, store, gateway, http, journal, tls })
+        Ok(Self { engine, role, gateway, http, journal, tls })
     }
 
     /// Where clients connect; the port is the real one if 0 was asked for.
@@ -120,9 +164,20 @@ impl Node {
         if let Some(tls) = self.tls {
             tls.abort();
         }
-        let stopped = self.engine.shutdown().await;
-        stopped.context("the engine did not stop cleanly; nothing acknowledged is lost")?;
-        let noted = self.store.stopped().await;
+        let noted = match self.role {
+            Role::Owner { store, publisher } => {
+                publisher.stop().await;
+                let stopped = self.engine.shutdown().await;
+                stopped.context("the engine did not stop cleanly; nothing acknowledged is lost")?;
+                store.stopped().await
+            }
+            Role::Reader { following, scratch } => {
+                following.abort();
+                self.engine.shutdown().await.context("the engine did not stop cleanly; nothing is lost")?;
+                drop(scratch);
+                Ok(())
+            }
+        };
         self.journal.record(Event::new(Kind::NodeStopped));
         let journal = self.journal;
         tokio::task::spawn_blocking(move || journal.close()).await.context("the journal did not close")?;
@@ -148,6 +203,7 @@ fn started(journal: &Journal, engine: &Engine, arguments: &StartArgs) -> Event {
         .detail("version", env!("CARGO_PKG_VERSION"))
         .detail("after", after)
         .detail("insecure", arguments.insecure)
+        .detail("read_only", arguments.read_only)
         .detail("log_records", recovery.records)
         .detail("log_bytes", recovery.bytes)
         .detail("log_partitions", recovery.partitions)
@@ -155,7 +211,7 @@ fn started(journal: &Journal, engine: &Engine, arguments: &StartArgs) -> Event {
 }
 
 /// What the catalog says; the default for what it does not know (any more, or yet).
-fn retention(catalog: Arc<Catalog>) -> RetentionSource {
+pub(super) fn retention(catalog: Arc<Catalog>) -> RetentionSource {
     let default = Limits::default().get(Limit::Retention);
     Arc::new(move |partition| {
         let kept_ms = catalog.limit_of(partition, Limit::Retention).or(default);

@@ -36,6 +36,7 @@ const LAST_SESSIONS: Duration = Duration::from_secs(10);
 /// Does what an administrator asks for, and notes it. Answers the secret of a new token.
 pub(crate) async fn run(admin: &Admin, shared: &Shared, identity: &Identity) -> Result<Option<String>> {
     check_right(admin.tag(), identity)?;
+    shared.engine.check_owner()?;
     match admin {
         Admin::CreateToken { name, database, lasts_ms } => {
             tokens::create(name, database.as_deref(), *lasts_ms, shared, identity).await.map(Some)
@@ -290,6 +291,7 @@ pub(crate) fn answer(error: &MetaError) -> Error {
         MetaError::InvalidLimit { .. } => (sqlstate::INVALID_PARAMETER_VALUE, message),
         MetaError::InvalidName { .. } => (INVALID_NAME, message),
         MetaError::InUse { .. } => (sqlstate::OBJECT_IN_USE, message),
+        MetaError::ReadOnly => (sqlstate::READ_ONLY_TRANSACTION, message),
         MetaError::Unavailable { .. } => (sqlstate::IO_ERROR, message),
         MetaError::Corrupt { .. } => (sqlstate::DATA_CORRUPTED, message),
     };

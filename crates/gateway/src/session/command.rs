@@ -6,7 +6,7 @@ use fulmar_engine::{
 };
 
 use super::rows::{Collector, Layout, RowWriter, ValueRow};
-use super::settings::{AS_OF, SNAPSHOT_TIME};
+use super::settings::AS_OF;
 use super::{Fault, Ran, Session};
 use crate::Result;
 use crate::dialect::Command;
@@ -36,7 +36,7 @@ impl Session {
                 "SET"
             }
             Command::Show(name) => {
-                if name.eq_ignore_ascii_case(SNAPSHOT_TIME) {
+                if Self::is_of_snapshot(name) {
                     self.link.look_back().await?;
                 }
                 self.note_snapshot();
@@ -106,6 +106,8 @@ impl Session {
             Command::Verify => {
                 self.outside_transaction("VERIFY")?;
                 crate::admin::check_right("VERIFY", &self.identity)?;
+                // What is deleted meanwhile would look like damage.
+                self.shared.engine.check_owner()?;
                 let damage = self.link.verify().await?.damage;
                 let count = damage.len() as u64;
                 self.note_verified(&damage);

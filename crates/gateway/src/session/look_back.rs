@@ -7,13 +7,16 @@
 //! RESET fulmar.as_of
 //! ```
 //!
+//! Where another node owns the database each transaction sees what that has committed at least until some time ago
+//! (`fulmar.staleness`); what is told of the time is the same.
+//!
 //! Given when connecting, or when a transaction that had set it otherwise rolls back, the version is opened by the first
 //! statement that sees it.
 
 use fulmar_engine::{Error, Value, sqlstate};
 
 use super::Session;
-use super::settings::SNAPSHOT_TIME;
+use super::settings::{SNAPSHOT_AGE, SNAPSHOT_TIME};
 use crate::Result;
 use crate::dialect::admin::parse_moment;
 use crate::protocol::backend;
@@ -45,11 +48,19 @@ impl Session {
         Ok(())
     }
 
-    /// Puts the time of what the session sees where it is shown.
+    /// Whether what a parameter shows is known when a transaction has looked.
+    pub(super) fn is_of_snapshot(name: &str) -> bool {
+        [SNAPSHOT_TIME, SNAPSHOT_AGE].into_iter().any(|known| name.eq_ignore_ascii_case(known))
+    }
+
+    /// Puts time and age of what the session sees where they are shown.
     pub(super) fn note_snapshot(&mut self) {
         let time = self.snapshot_time().unwrap_or_default();
-        if self.settings.get(SNAPSHOT_TIME).is_ok_and(|known| known != time) {
-            self.settings.set_fixed(SNAPSHOT_TIME, &time);
+        let age = format!("{}ms", self.link.engine.snapshot_age().as_millis());
+        for (name, value) in [(SNAPSHOT_TIME, time), (SNAPSHOT_AGE, age)] {
+            if self.settings.get(name).is_ok_and(|known| known != value) {
+                self.settings.set_fixed(name, &value);
+            }
         }
     }
 

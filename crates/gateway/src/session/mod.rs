@@ -42,7 +42,7 @@ use std::task::ready;
 use std::time::Instant;
 
 use fulmar_engine::{CommandTag, Completion, Error, Scope, TransactionStatus, Value, sqlstate};
-use fulmar_meta::{Access, LiveLimits, Tenant, User};
+use fulmar_meta::{Access, LiveLimits, SYSTEM_PARTITION, Tenant, User};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc::OwnedPermit;
 
@@ -492,5 +492,8 @@ impl Session {
         self.link.idle_timeout = self.settings.idle_in_transaction_timeout();
         self.link.engine.set_default_read_only(self.settings.is_read_only());
         self.link.engine.set_as_of(self.settings.as_of());
+        // There is nothing of anybody's in the system's own, and it is always there to connect to.
+        let is_system = self.identity.tenant.partition == SYSTEM_PARTITION;
+        self.link.engine.set_staleness((!is_system).then(|| self.settings.staleness()));
     }
 }

@@ -30,6 +30,8 @@ enum Rule {
     Boolean,
     /// A time; without a unit it is milliseconds. 0 switches it off.
     Duration,
+    /// A time that may be 0.
+    Time,
     /// A timestamp, or nothing.
     Moment,
     /// It can be shown only.
@@ -57,6 +59,10 @@ const fn reported(name: &'static str, default: &'static str, rule: Rule, about: 
 pub(crate) const AS_OF: &str = "fulmar.as_of";
 /// Says as it was when.
 pub(crate) const SNAPSHOT_TIME: &str = "fulmar.snapshot_time";
+/// ... and how long ago that is.
+pub(crate) const SNAPSHOT_AGE: &str = "fulmar.snapshot_age";
+/// How old what is seen may be, where another node owns the database.
+const STALENESS: &str = "fulmar.staleness";
 /// What begins so is Fulmar's own: a misspelt one is no application's.
 const OWN_PREFIX: &str = "fulmar.";
 
@@ -64,7 +70,7 @@ const ISOLATION: Rule =
     Rule::OneOf(&["serializable", "repeatable read", "read committed", "read uncommitted"]);
 
 /// The known parameters, sorted by their names in lower case.
-static PARAMETERS: [Parameter; 37] = [
+static PARAMETERS: [Parameter; 39] = [
     reported("application_name", "", Rule::Any, "What the client calls itself."),
     parameter("block_size", "4096", Rule::Fixed, "Bytes of a page."),
     parameter("bytea_output", "hex", Rule::OneOf(&["hex"]), "How bytea is written as text."),
@@ -98,10 +104,17 @@ static PARAMETERS: [Parameter; 37] = [
     ),
     parameter(AS_OF, "", Rule::Moment, "The time as of which the database is seen; empty: now."),
     parameter(
-        SNAPSHOT_TIME,
-        "",
+        SNAPSHOT_AGE,
+        "0ms",
         Rule::Fixed,
-        "When what fulmar.as_of shows was the newest version; empty where it shows nothing.",
+        "How old what is seen is at most; 0ms: it is the newest version.",
+    ),
+    parameter(SNAPSHOT_TIME, "", Rule::Fixed, "When what is seen was the newest version; empty: it is now."),
+    parameter(
+        STALENESS,
+        "5s",
+        Rule::Time,
+        "How old what is seen may be on a node that reads the databases of another one; 0: as new as when it was asked for.",
     ),
     parameter(
         "idle_in_transaction_session_timeout",
@@ -303,6 +316,11 @@ impl Settings {
         self.get(AS_OF).ok().filter(|text| !text.is_empty()).and_then(|text| parse_moment(text).ok())
     }
 
+    /// `fulmar.staleness`.
+    pub(crate) fn staleness(&self) -> Duration {
+        Duration::from_millis(self.get(STALENESS).ok().and_then(milliseconds).unwrap_or_default())
+    }
+
     /// `default_transaction_read_only`.
     pub(crate) fn is_read_only(&self) -> bool {
         self.get("default_transaction_read_only").is_ok_and(|value| value == "on")
@@ -381,7 +399,7 @@ impl Parameter {
                 "off" | "false" | "no" | "0" => Ok("off".into()),
                 _ => Err(refused("It is on or off.".into())),
             },
-            Rule::Duration => match milliseconds(value) {
+            Rule::Duration | Rule::Time => match milliseconds(value) {
                 Some(_) => Ok(value.trim().into()),
                 None => Err(refused(format!("It is {}.", Unit::Milliseconds.rule()))),
             },
@@ -414,6 +432,9 @@ mod tests {
         assert_eq!(settings.statement_timeout(), Some(Duration::from_secs(120)));
         settings.set("statement_timeout", None).unwrap();
         assert_eq!(settings.statement_timeout(), None);
+        assert_eq!(settings.staleness(), Duration::from_secs(5));
+        settings.set("fulmar.staleness", Some("0")).unwrap();
+        assert_eq!(settings.staleness(), Duration::ZERO);
         settings.set("client_encoding", Some("utf8")).unwrap();
         assert_eq!(settings.get("client_encoding").unwrap(), "UTF8");
         let state = |settings: &mut Settings, name, value| settings.set(name, value).unwrap_err().state();

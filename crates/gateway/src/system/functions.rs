@@ -160,7 +160,7 @@ const FUNCTIONS: &[Known] = &[
     ("pg_relation_size", ANY, |_, _| Ok(Value::Null)),
     ("pg_total_relation_size", 1, |_, _| Ok(Value::Null)),
     ("pg_indexes_size", 1, |_, _| Ok(Value::Null)),
-    ("pg_is_in_recovery", 0, no),
+    ("pg_is_in_recovery", 0, |_, asked| Ok(Value::Integer(asked.viewer.shared.engine.reads_beside().into()))),
     ("pg_my_temp_schema", 0, no),
     ("pg_is_other_temp_schema", 1, no),
     ("pg_relation_is_publishable", 1, yes),
