@@ -6,9 +6,11 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod beside;
 mod beyond_memory;
 mod compaction;
 mod disk;
+mod disk_cache;
 mod faults;
 mod flushes;
 mod history;

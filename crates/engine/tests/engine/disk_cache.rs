@@ -1,13 +1,11 @@
 //! An engine with a disk cache before a store that counts: what leaves memory, or is in the store at a start, is read from the
 //! disk; and whatever becomes of the cache's files, answers are right.
 
-mod common;
-
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Client, start_when_free};
+use crate::common::{Client, start_when_free};
 use fulmar_engine::{Config, Engine, Space, Value};
 use fulmar_pages::PartitionId;
 use fulmar_store::{Backend, DiskCacheStatistics, Store, StoreOperation};

@@ -1,14 +1,12 @@
 //! An engine that reads beside the one that owns the partitions: it sees what was committed, whole commits, as young as it was
 //! asked for, whatever the owner does meanwhile.
 
-mod common;
-
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{Client, start_when_free};
+use crate::common::{Client, start_when_free};
 use fulmar_engine::{Config, Engine, Era, Owner, Standing, Value, sqlstate};
 use fulmar_pages::{Durability, PartitionId};
 use fulmar_store::{Backend, FailureKind, FaultyStore, ReadOnlyStore, Store, StoreFault, StoreOperation};
