@@ -134,11 +134,14 @@ mod tests {
     #[test]
     fn what_was_kept_last_is_taken_first_and_no_list_grows_without_end() {
         let block = || NonNull::from(Box::leak(Box::new([0_u64; 4]))).cast::<c_void>();
+        // SAFETY: it came from a box, and is on no list any more.
         let taken_back =
             |block: NonNull<c_void>| drop(unsafe { Box::from_raw(block.cast::<[u64; 4]>().as_ptr()) });
+        // SAFETY: it has 32 bytes, and nobody uses it.
+        let keep_it = |block: &NonNull<c_void>| unsafe { keep(*block, 32) };
         std::thread::spawn(move || {
             let blocks: Vec<_> = (0..MOST + 1).map(|_| block()).collect();
-            let kept: Vec<bool> = blocks.iter().map(|&block| unsafe { keep(block, 32) }).collect();
+            let kept: Vec<bool> = blocks.iter().map(keep_it).collect();
             assert!(kept[..MOST].iter().all(|&kept| kept) && !kept[MOST]);
             assert_eq!(take(48), None);
             for &block in blocks[..MOST].iter().rev() {
