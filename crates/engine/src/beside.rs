@@ -44,7 +44,9 @@ use tokio::time::timeout;
 use crate::branch::Era;
 use crate::history::RestorePoint;
 use crate::node::Node;
-use crate::partition::{Followed, Following, Partition, dropped_error, log_error, owner_writes, store_error};
+use crate::partition::{
+    Followed, Following, Partition, dropped_error, log_unreadable, owner_writes, store_error,
+};
 use crate::{Engine, Error, Result, calendar, sqlstate};
 
 /// A look that is older is not the last one, where somebody reads.
@@ -235,7 +237,7 @@ impl Beside {
                         last.look = Some(Look { number, end, monotonic_ms, unix_ms });
                         last.error = None;
                     }
-                    Err(error) => last.error = Some(log_error(error)),
+                    Err(error) => last.error = Some(log_unreadable(error)),
                 }
             });
         });

@@ -26,12 +26,12 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fulmar_pages::{Durability, Manifest, PAGE_SIZE, PageNo, Record, RecordKind, diff};
-use fulmar_store::{Ahead, LogPlace, LogTail, Lsn, StoreError};
+use fulmar_store::{Ahead, LogError, LogPlace, LogTail, Lsn, StoreError};
 use hashbrown::HashMap;
 
 use super::commit::NewPages;
 use super::load::{corrupt, read_frames};
-use super::{Partition, Snapshot, log_error, store_error};
+use super::{Partition, Snapshot, store_error};
 use crate::memory::Tally;
 use crate::page_memory::PageBytes;
 use crate::store::Frame;
@@ -130,7 +130,7 @@ impl Partition {
         let Some(following) = self.following.get() else { return Ok(Followed::Here) };
         let mut place = following.place.lock().await;
         while *place < to {
-            match tail.next(self.id, *place, to).await.map_err(log_error)? {
+            match tail.next(self.id, *place, to).await.map_err(log_unreadable)? {
                 Ahead::End => *place = to,
                 Ahead::Gone => return Ok(Followed::LeftBehind),
                 Ahead::Records(object, behind) => match self.apply(object.records(self.id)).await? {
@@ -308,6 +308,18 @@ pub(super) fn left_behind() -> Error {
     Error::new(sqlstate::SERIALIZATION_FAILURE, message)
         .detail("The node that owns the store keeps it for as long as the database's retention says, and no longer.")
         .hint("Run the transaction again: it sees a newer snapshot then.")
+}
+
+/// Clients are told what could not be done; where, and what the store has said, only the log.
+pub(crate) fn log_unreadable(error: LogError) -> Error {
+    tracing::warn!(%error, "the log of the node that owns the store cannot be read; who reads next tries again");
+    let state = match error {
+        LogError::Corrupt { .. } => sqlstate::DATA_CORRUPTED,
+        _ => sqlstate::IO_ERROR,
+    };
+    Error::new(state, "the log of the node that owns the store cannot be read").hint(
+        "Run the transaction again; if it persists, see to the store, or connect to the node that owns it.",
+    )
 }
 
 /// The error of who would write to what somebody else owns.

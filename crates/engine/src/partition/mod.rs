@@ -36,7 +36,7 @@ use tokio::sync::Notify;
 pub(crate) use ahead::Ahead;
 pub(crate) use commit::{Refused, Room, Waits, log_error, page_one, past_is_read_only};
 pub(crate) use flush::{CopiedFrame, Flush, NamedSegment};
-pub(crate) use follow::{Followed, Following, owner_writes};
+pub(crate) use follow::{Followed, Following, log_unreadable, owner_writes};
 pub(crate) use hot::Run;
 pub(crate) use large::Large;
 pub(crate) use load::{Replay, read_frames, store_error};

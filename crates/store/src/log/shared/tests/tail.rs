@@ -89,7 +89,7 @@ async fn what_was_cut_is_told_to_be_gone() {
     assert_eq!(read(&of(&store, 1), end.needed).await.0, [5]);
 }
 
-/// A claim that somebody meant long ago stands where the first one was deleted: it ends nothing.
+/// A seal that somebody meant long ago stands where an object was deleted: it ends nothing.
 #[tokio::test(start_paused = true)]
 async fn a_zombie_before_what_is_needed_means_nothing() {
     let store = Backend::memory();
@@ -100,10 +100,9 @@ async fn a_zombie_before_what_is_needed_means_nothing() {
     }
     append_durably(&log, 4).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let zombie = Slot { incarnation: 1, sequence: 0 };
-    let head =
-        object::Head { writer: fulmar_pages::LogId(99), slot: zombie, start: 0, needed: zombie, durable: 0 };
-    store.put(&slot(1, 0), object::finish(object::begin(), &head)).await.unwrap();
+    let zombie = Slot { incarnation: 1, sequence: 1 };
+    let seal = crate::log::shared::open::seal(fulmar_pages::LogId(99), zombie, 0, zombie);
+    store.put(&slot(1, 1), seal).await.unwrap();
     let tail = of(&store, 1 << 20);
     let end = tail.look().await.unwrap();
     assert_eq!(read(&tail, end.needed).await.0, [4]);
