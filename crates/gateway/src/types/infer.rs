@@ -205,6 +205,7 @@ impl Inference {
                 "pg_advisory_unlock",
                 "pg_cancel_backend",
                 "pg_terminate_backend",
+                "pg_is_in_recovery",
             ]);
         if asks {
             Guess::Known(self.logical())
