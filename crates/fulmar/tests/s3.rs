@@ -186,7 +186,8 @@ async fn a_disk_cache_is_killed_damaged_and_left_out() {
         let files = std::fs::read_dir(rig.data().join("cache")).unwrap();
         files.map(|file| file.unwrap().path()).collect::<Vec<_>>()
     };
-    let node = cached();
+    // Without one at first: then it has everything to write while it is killed.
+    let node = rig.start();
     let a = client(&node, "a").await;
     // More than the node's memory has room for.
     let fill = "INSERT INTO t(v) WITH RECURSIVE i(k) AS (SELECT 1 UNION ALL SELECT k + 1 FROM i WHERE k < 15000) \
