@@ -122,7 +122,7 @@ pub struct StartArgs {
     pub disk_reserve: Option<Bytes>,
     /// Space of the disk that may hold copies of what was read from a store in S3, so that it is read there once. 0 for none;
     /// else at least 64MB
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", conflicts_with = "read_only")]
     pub disk_cache: Option<Bytes>,
     /// Certificate chain, PEM; clients may then use TLS. Read again when it changes, and on SIGHUP
     #[arg(long, value_name = "FILE", requires = "tls_key")]

@@ -284,5 +284,6 @@ async fn what_cannot_be_read_is_refused_by_name() {
     assert!(said.contains("memory:"), "{said}");
     refused(&mut start(&[]), 2);
     refused(&mut start(&["--store", &store.url, "--data", "/nowhere"]), 2);
+    refused(&mut start(&["--store", "s3://bucket/x", "--disk-cache", "1GB"]), 2);
     refused(&mut fulmar(&["start", "--sql", "127.0.0.1:0", "--http", "127.0.0.1:0"]), 2);
 }

@@ -207,6 +207,40 @@ pub(crate) fn error(format: &'static str, at: usize, problem: Problem) -> Format
     FormatError { format, at, problem }
 }
 
+/// What tests of formats with an [`Envelope`] share.
+#[cfg(test)]
+pub(crate) mod testing {
+    use std::fmt::Debug;
+
+    use super::CRC_BYTES;
+    use crate::{FormatError, Problem};
+
+    /// Gives changed bytes a right checksum, so that only the decoder's own checks are left.
+    pub(crate) fn resigned(mut bytes: Vec<u8>) -> Vec<u8> {
+        let end = bytes.len() - CRC_BYTES;
+        let crc = crc32fast::hash(&bytes[..end]);
+        bytes[end..].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    /// These bytes are read, and nothing that differs by a bit, is shorter, or is of a newer version.
+    pub(crate) fn nothing_else_is_read<T: Debug>(bytes: &[u8], decode: fn(&[u8]) -> Result<T, FormatError>) {
+        assert!(decode(bytes).is_ok());
+        for at in 0..bytes.len() {
+            for bit in 0..8 {
+                let mut damaged = bytes.to_vec();
+                damaged[at] ^= 1 << bit;
+                assert!(decode(&damaged).is_err(), "bit {bit} of byte {at}");
+            }
+            assert!(decode(&bytes[..at]).is_err(), "truncated to {at} bytes");
+        }
+        let mut newer = bytes.to_vec();
+        newer[8] = 2;
+        let error = decode(&resigned(newer)).unwrap_err();
+        assert_eq!(error.problem, Problem::FormatVersion { found: 2, newest: 1 });
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

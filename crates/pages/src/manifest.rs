@@ -127,8 +127,8 @@ fn decode_outcomes(reader: &mut Reader<'_>) -> Result<Vec<Outcome>, FormatError>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Problem;
     use crate::codec::CRC_BYTES;
+    use crate::codec::testing::{nothing_else_is_read, resigned};
     use proptest::prelude::*;
 
     fn any_manifest() -> impl Strategy<Value = Manifest> {
@@ -156,33 +156,9 @@ mod tests {
             )
     }
 
-    /// Gives changed bytes a right checksum, so that only the decoder's own checks are left.
-    fn resigned(mut bytes: Vec<u8>) -> Vec<u8> {
-        let end = bytes.len() - CRC_BYTES;
-        let crc = crc32fast::hash(&bytes[..end]);
-        bytes[end..].copy_from_slice(&crc.to_le_bytes());
-        bytes
-    }
-
     #[test]
-    fn a_newer_version_is_named() {
-        let mut bytes = any_example().encode();
-        bytes[8] = 2;
-        let error = Manifest::decode(&resigned(bytes)).unwrap_err();
-        assert_eq!(error.problem, Problem::FormatVersion { found: 2, newest: 1 });
-    }
-
-    #[test]
-    fn every_flipped_bit_and_every_truncation_is_an_error() {
-        let bytes = any_example().encode();
-        for at in 0..bytes.len() {
-            for bit in 0..8 {
-                let mut damaged = bytes.clone();
-                damaged[at] ^= 1 << bit;
-                assert!(Manifest::decode(&damaged).is_err(), "bit {bit} of byte {at}");
-            }
-            assert!(Manifest::decode(&bytes[..at]).is_err(), "truncated to {at} bytes");
-        }
+    fn what_was_written_is_read_and_nothing_else() {
+        nothing_else_is_read(&any_example().encode(), Manifest::decode);
     }
 
     fn any_example() -> Manifest {

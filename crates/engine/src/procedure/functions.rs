@@ -5,8 +5,11 @@
 //!
 //! # Errors
 //! An error of Lua's is an exception that leaves through the frames of whoever raises it. So nothing is raised here while a value
-//! of Rust's lives, and no panic enters Lua: either is left with [`Lent`], and a wrapped closure, the function's second upvalue,
-//! takes it from there and raises it as the library does, with a traceback.
+//! of Rust's lives: the error is left with [`Lent`], and a wrapped closure, the function's second upvalue, takes it from there and
+//! raises it as the library does, with a traceback.
+//!
+//! A panic does not enter Lua, which could catch it and go on. It is kept until the call has ended, to which `db` answers nothing any
+//! more, and goes on then.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -98,8 +101,11 @@ unsafe fn answer(
         }));
         match asked {
             Ok(Ok(())) => true,
-            Ok(Err(error)) => lent.leave(Failure::Error(error)),
-            Err(panic) => lent.leave(Failure::Panic(panic)),
+            Ok(Err(error)) => lent.leave(error),
+            Err(panic) => {
+                lent.panic.set(Some(panic));
+                lent.leave(mlua::Error::runtime("the transaction has ended"))
+            }
         }
     };
     if !answered {
@@ -135,13 +141,9 @@ unsafe fn arguments<'s>(state: *mut ffi::lua_State) -> Result<(&'s str, Vec<Valu
 #[derive(Default)]
 pub(super) struct Lent {
     host: Cell<Option<(NonNull<c_void>, NonNull<Lua>)>>,
-    failure: RefCell<Option<Failure>>,
-}
-
-/// What a function raises.
-enum Failure {
-    Error(mlua::Error),
-    Panic(Box<dyn Any + Send>),
+    /// What a function is about to raise.
+    failure: RefCell<Option<mlua::Error>>,
+    panic: Cell<Option<Box<dyn Any + Send>>>,
 }
 
 impl Lent {
@@ -155,7 +157,11 @@ impl Lent {
         }
         self.host.set(Some((NonNull::from(host).cast(), NonNull::from(lua))));
         let _back = Back(self);
-        call()
+        let called = call();
+        if let Some(panic) = self.panic.take() {
+            resume_unwind(panic);
+        }
+        called
     }
 
     fn with<R>(&self, ask: impl FnOnce(&mut Host<'_>, &Lua) -> mlua::Result<R>) -> mlua::Result<R> {
@@ -163,25 +169,20 @@ impl Lent {
             return Err(mlua::Error::runtime("the database is not to be had here"));
         };
         // SAFETY: both were lent by a call that still runs, which does not touch the host meanwhile; whoever uses it has
-        // taken it, so there is one at a time.
+        // taken it, so there is one at a time. Who panics does not put it back.
         let answer = unsafe { ask(lent.0.cast::<Host<'_>>().as_mut(), lent.1.as_ref()) };
         self.host.set(Some(lent));
         answer
     }
 
     /// Keeps what is to be raised; answers `false`.
-    fn leave(&self, failure: Failure) -> bool {
-        *self.failure.borrow_mut() = Some(failure);
+    fn leave(&self, error: mlua::Error) -> bool {
+        *self.failure.borrow_mut() = Some(error);
         false
     }
 
     fn take_failure(&self) -> mlua::Error {
-        match self.failure.borrow_mut().take() {
-            Some(Failure::Error(error)) => error,
-            // The library takes it through Lua, and lets it go on behind the call.
-            Some(Failure::Panic(panic)) => resume_unwind(panic),
-            None => mlua::Error::runtime("nothing has failed"),
-        }
+        self.failure.borrow_mut().take().unwrap_or_else(|| mlua::Error::runtime("nothing has failed"))
     }
 }
 

@@ -125,7 +125,19 @@ async fn values_and_rows() {
 
     assert_eq!(state(run(&client, "db.query('SELECT 9007199254740993')").await), "22003");
     assert_eq!(state(run(&client, "db.query('SELECT $1', '\\255')").await), "22P02");
-    assert_eq!(state(run(&client, "db.query('SELECT $1', {})").await), "42804");
+    for wrong in ["db.query('SELECT $1', {})", "db.query(7)", "db.exec()"] {
+        assert_eq!(state(run(&client, wrong).await), "42804", "{wrong}");
+    }
+    let rows = "CREATE PROCEDURE rows() RETURNS TABLE (a INTEGER) LANGUAGE lua AS $$ return { { 1 }, 2 } $$; CALL rows()";
+    assert_eq!(state(client.simple_query(rows).await), "42804");
+    // What `pcall` has caught is no error of the transaction's, and of another kind it stays what it is.
+    let caught =
+        "if pcall(db.query, 7) or pcall(db.exec, 'SELECT missing') then error('no') end; db.exec('SELECT 1')";
+    run(&client, caught).await.unwrap();
+    assert_eq!(
+        state(run(&client, "local _, e = pcall(db.query, 'SELECT missing'); error(e)").await),
+        "42703"
+    );
     // A call's argument keeps its type behind another with commas of its own.
     let rows = client
         .query("CALL answer(replace('xyz', $1, ''), $2, $3, $4)", &[&"z", &1.0f64, &&[1u8][..], &None::<i64>])
