@@ -31,6 +31,7 @@ pub mod figure;
 pub mod keys;
 pub mod measure;
 pub mod pgbench;
+mod processors;
 pub mod report;
 pub mod run;
 pub mod server;

@@ -40,19 +40,21 @@ pub(super) async fn measure_noisy(
 ) -> anyhow::Result<Vec<CaseResult>> {
     let databases = tenants::names("tenant_", NEIGHBOURS);
     let connections = CONNECTIONS * databases.len() + LOUD_CONNECTIONS;
-    let server = loaded(bench, "noisy-neighbour", connections, &databases).await?;
-    let (mut ratios, mut note) = (Vec::new(), String::new());
+    let data_bytes = workload(bench).data_bytes() * databases.len() as u64;
+    let server = bench.fulmar_apart(data_bytes, connections as u32).await?;
+    load(bench, &server, "noisy-neighbour", &databases).await?;
+    let (mut ratios, mut notes) = (Vec::new(), Vec::new());
     for round in 1..=bench.rounds {
         bench.begin_round("noisy-neighbour", round, "");
         // As many driver threads as there will be. The capacity is of this hour, as what is compared is.
-        let closed = RunOptions { threads: 2, ..options(bench, &server, &databases, CONNECTIONS) };
+        let closed = RunOptions { threads: 2, ..apart(bench, &server, &databases, CONNECTIONS) };
         let capacity_tps = run(workload(bench), closed).await?.complete()?.throughput_tps;
         let neighbours = Neighbours { bench, server: &server, databases: &databases, capacity_tps };
         let (calm, _) = neighbours.load(1.0).await?;
         let (disturbed, loud) = neighbours.load(LOUD_FACTOR).await?;
         ratios.push(disturbed.latency.mean_ms / calm.latency.mean_ms);
-        note = format!(
-            "last round: mean {:.2} -> {:.2} ms, p99 {:.2} -> {:.2} ms at {:.0} transactions/s; the loud one asked for \
+        notes.push(format!(
+            "round {round}: mean {:.2} -> {:.2} ms, p99 {:.2} -> {:.2} ms at {:.0} transactions/s; the loud one asked for \
              {:.0} and got {:.0}; capacity {capacity_tps:.0}",
             calm.latency.mean_ms,
             disturbed.latency.mean_ms,
@@ -61,9 +63,13 @@ pub(super) async fn measure_noisy(
             disturbed.throughput_tps,
             loud.offered_tps.unwrap_or(0.0),
             loud.throughput_tps,
-        );
+        ));
     }
-    Ok(wanted.iter().map(|case| CaseResult::value(case, ratios.clone()).with_note(&note)).collect())
+    let result = |case: &&'static Case| {
+        let result = CaseResult::value(case, ratios.clone());
+        notes.iter().fold(result, |result, note| result.with_note(note))
+    };
+    Ok(wanted.iter().map(result).collect())
 }
 
 /// Tenants that ask for a part of what their node can do.
@@ -82,11 +88,11 @@ impl Neighbours<'_> {
         let calm_tps = self.capacity_tps * CALM;
         let others = RunOptions {
             arrival: Arrival::poisson(calm_tps * (1.0 - LOUD_SHARE)),
-            ..options(self.bench, self.server, others, CONNECTIONS)
+            ..apart(self.bench, self.server, others, CONNECTIONS)
         };
         let loud = RunOptions {
             arrival: Arrival::poisson(calm_tps * LOUD_SHARE * factor),
-            ..options(self.bench, self.server, loud, LOUD_CONNECTIONS)
+            ..apart(self.bench, self.server, loud, LOUD_CONNECTIONS)
         };
         let (others, loud) = run_beside((workload(self.bench), others), (workload(self.bench), loud)).await?;
         Ok((others.complete()?, loud.complete()?))
@@ -99,7 +105,9 @@ pub(super) async fn measure_hundred(
     wanted: &[&'static Case],
 ) -> anyhow::Result<Vec<CaseResult>> {
     let databases = tenants::names("tenant_", bench.sizes.small_tenants);
-    let server = loaded(bench, "hundred-tenants", databases.len(), &databases).await?;
+    let data_bytes = workload(bench).data_bytes() * databases.len() as u64;
+    let server = bench.fulmar_holding(data_bytes, databases.len() as u32).await?;
+    load(bench, &server, "hundred-tenants", &databases).await?;
     let (mut ratios, mut note) = (Vec::new(), String::new());
     for round in 1..=bench.rounds {
         bench.begin_round("hundred-tenants", round, "");
@@ -124,25 +132,18 @@ async fn throughput(
     Ok(report.throughput_tps)
 }
 
-/// A node with room for all data, that has these tenants.
-async fn loaded(
-    bench: &Bench,
-    case: &str,
-    connections: usize,
-    databases: &[String],
-) -> anyhow::Result<Server> {
-    let data_bytes = workload(bench).data_bytes() * databases.len() as u64;
-    let server = bench.fulmar_holding(data_bytes, connections as u32).await?;
-    bench.step(&format!("{case}: loading {} tenants, {} MB", databases.len(), data_bytes / 1_000_000));
+/// Makes these tenants, and brings all their data into memory.
+async fn load(bench: &Bench, server: &Server, case: &str, databases: &[String]) -> anyhow::Result<()> {
+    let megabytes = workload(bench).data_bytes() * databases.len() as u64 / 1_000_000;
+    bench.step(&format!("{case}: loading {} tenants, {megabytes} MB", databases.len()));
     tenants::create(&server.target(), databases, |_| ()).await?;
     let brief = RunOptions {
         warm_up: Duration::ZERO,
         measure: bench.sizes.warm_up,
-        ..options(bench, &server, databases, 1)
+        ..options(bench, server, databases, 1)
     };
     run(workload(bench), brief).await?;
-    read_all(&server, databases).await?;
-    Ok(server)
+    read_all(server, databases).await
 }
 
 /// Reads every row, so that all data is in memory.
@@ -177,4 +178,9 @@ fn options(bench: &Bench, server: &Server, databases: &[String], connections: us
         seed: bench.seed(),
         ..RunOptions::new(server.target())
     }
+}
+
+/// For drivers with processors of their own.
+fn apart(bench: &Bench, server: &Server, databases: &[String], connections: usize) -> RunOptions {
+    RunOptions { apart: true, ..options(bench, server, databases, connections) }
 }

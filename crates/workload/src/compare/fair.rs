@@ -1,15 +1,17 @@
 //! A small tenant beside one at full load: does it notice?
 //!
 //! Fulmar only. Both tenants have YCSB's tables and transactions; the small one has a few that arrive at random, the big
-//! one as many as 32 connections can. The figure is the small one's p99 with the big one over that without, one after
-//! the other in each round. Who starves the big one gains nothing: it must keep most of the rate that it has alone, or the
-//! case fails. A p99 is made by the slowest hundredth, so the small one is measured longer than others: of ten seconds' five hundred
+//! one as many as 32 connections can. Server and drivers have processors of their own: tenants are looked at, and not what the
+//! drivers do to the server on the same machine. The figure is the small one's p99 with the big one over that without, one after
+//! the other in each round. Who starves the big one gains nothing: it must keep half of the rate that it has alone in the same
+//! round, as a median, or the case fails. A p99 is made by the slowest hundredth, so the small one is measured longer than others: of ten seconds' five hundred
 //! transactions it would be the fifth slowest, which is chance.
 
 use super::cases::Case;
 use super::result::CaseResult;
 use super::turns::Bench;
 use crate::arrival::Arrival;
+use crate::measure::Spread;
 use crate::run::{LOWEST_PRIORITY, RunOptions, run, run_beside};
 use crate::server::Server;
 use crate::tenants;
@@ -26,7 +28,7 @@ const BIG_CONNECTIONS: usize = 32;
 const SMALL_TIMES: u32 = 4;
 
 pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::Result<Vec<CaseResult>> {
-    let server = bench.fulmar((SMALL_CONNECTIONS + BIG_CONNECTIONS) as u32).await?;
+    let server = bench.fulmar_apart(0, (SMALL_CONNECTIONS + BIG_CONNECTIONS) as u32).await?;
     bench.step("fair-share: loading");
     tenants::create(&server.target(), &[SMALL.to_owned(), BIG.to_owned()], |_| ()).await?;
     for database in [SMALL, BIG] {
@@ -34,20 +36,15 @@ pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::
             RunOptions { connections: 1, measure: bench.sizes.warm_up, ..options(bench, &server, database) };
         run(workload(bench), brief).await?;
     }
-    bench.step("fair-share: the big tenant alone");
-    let big_alone_tps = run(workload(bench), big(bench, &server)).await?.complete()?.throughput_tps;
-    let (mut ratios, mut note) = (Vec::new(), String::new());
+    let (mut ratios, mut kept, mut note) = (Vec::new(), Vec::new(), String::new());
     for round in 1..=bench.rounds {
         bench.begin_round("fair-share", round, "");
         let alone = run(workload(bench), small(bench, &server)).await?.complete()?;
+        let big_alone_tps = run(workload(bench), big(bench, &server)).await?.complete()?.throughput_tps;
         let (small, big) = (small(bench, &server), big(bench, &server));
         let (beside, big) = run_beside((workload(bench), small), (workload(bench), big)).await?;
         let (beside, big) = (beside.complete()?, big.complete()?);
-        anyhow::ensure!(
-            big.throughput_tps >= big_alone_tps * bench.sizes.big_keeps,
-            "the big tenant had {:.0} transactions/s of the {big_alone_tps:.0} that it has alone",
-            big.throughput_tps
-        );
+        kept.push(big.throughput_tps / big_alone_tps);
         ratios.push(beside.latency.p99_ms / alone.latency.p99_ms);
         note = format!(
             "last round: p50 {:.2} -> {:.2} ms, p99 {:.2} -> {:.2} ms, beside {:.0} transactions/s of {big_alone_tps:.0} \
@@ -59,6 +56,11 @@ pub(super) async fn measure(bench: &Bench, wanted: &[&'static Case]) -> anyhow::
             big.throughput_tps
         );
     }
+    let kept = Spread::of(kept).map_or(0.0, |kept| kept.median);
+    anyhow::ensure!(
+        kept >= bench.sizes.big_keeps,
+        "the big tenant had {kept:.2} of the transactions that it has alone (median)"
+    );
     Ok(wanted.iter().map(|case| CaseResult::value(case, ratios.clone()).with_note(&note)).collect())
 }
 
@@ -85,6 +87,7 @@ fn options(bench: &Bench, server: &Server, database: &str) -> RunOptions {
         warm_up: bench.sizes.warm_up,
         measure: bench.time,
         seed: bench.seed(),
+        apart: true,
         ..RunOptions::new(server.target().with_database(database))
     }
 }

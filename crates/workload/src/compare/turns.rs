@@ -68,13 +68,27 @@ impl Bench {
 
     /// Starts an empty Fulmar whose memory is enough for so much data, whatever has been asked for.
     pub(super) async fn fulmar_holding(&self, data_bytes: u64, connections: u32) -> anyhow::Result<Server> {
-        self.fulmar_with(self.memory_bytes.max(data_bytes * 3 / 2), connections).await
+        self.fulmar_with(self.holding(data_bytes), connections).await
+    }
+
+    /// The same with half of the processors; the drivers are to have the others.
+    pub(super) async fn fulmar_apart(&self, data_bytes: u64, connections: u32) -> anyhow::Result<Server> {
+        self.starts_fulmar();
+        Server::start_apart((self.fulmar)()?, self.holding(data_bytes), connections).await
+    }
+
+    fn holding(&self, data_bytes: u64) -> u64 {
+        self.memory_bytes.max(data_bytes * 3 / 2)
     }
 
     async fn fulmar_with(&self, memory_bytes: u64, connections: u32) -> anyhow::Result<Server> {
+        self.starts_fulmar();
+        Server::start((self.fulmar)()?, memory_bytes, connections).await
+    }
+
+    fn starts_fulmar(&self) {
         self.round.store(0, Ordering::Relaxed);
         self.step("starting fulmar");
-        Server::start((self.fulmar)()?, memory_bytes, connections).await
     }
 
     /// Starts an empty Fulmar and an empty PostgreSQL.

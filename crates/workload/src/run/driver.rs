@@ -17,6 +17,7 @@ use super::{RunEvent, RunOptions};
 use crate::arrival::{Arrival, Offer, Schedule};
 use crate::driver::{give_way, thread_cpu};
 use crate::measure::{Availability, Meter, Window};
+use crate::processors::{Half, keep_to};
 use crate::workload::{Dialect, Kind, Place, Random, Terminal, Workload, generator};
 
 /// Connections that a thread makes at a time.
@@ -101,6 +102,9 @@ pub(super) struct Outcome {
 
 /// Runs the terminals of one thread.
 pub(super) async fn drive<W: Workload>(plan: Arc<Plan<W>>, thread: usize) -> anyhow::Result<Outcome> {
+    if plan.options.apart {
+        keep_to(Half::Drivers)?;
+    }
     if plan.options.niceness != 0 {
         give_way(plan.options.niceness)?;
     }

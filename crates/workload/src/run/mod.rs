@@ -76,6 +76,8 @@ pub struct RunOptions {
     pub processes: Processes,
     /// Of the driver's threads, for the system's scheduler: 0 is usual, 19 the lowest priority.
     pub niceness: i32,
+    /// They keep to the half of the processors that a server leaves them which was started [`crate::server::Server::start_apart`].
+    pub apart: bool,
     /// A slot of the window in which no transaction of a tenant ends is a down interval.
     pub down_interval_seconds: usize,
     /// An interval of the report, between two ticks.
@@ -109,6 +111,7 @@ impl RunOptions {
             threads: 1,
             processes: Processes::One,
             niceness: 0,
+            apart: false,
             down_interval_seconds: 1,
             tick: Duration::from_secs(1),
             server_processes: Vec::new(),

@@ -32,6 +32,7 @@ pub use self::s3::S3Server;
 pub use self::usage::{ProcessTree, Usage};
 use crate::Target;
 use crate::client::Client;
+use crate::processors::{Half, keep_to};
 
 /// How long a server may take to answer its first query, or to end.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
@@ -83,6 +84,8 @@ pub struct Server {
     place: Place,
     child: Option<Child>,
     frozen: bool,
+    /// It keeps to its half of the processors.
+    apart: bool,
     // Dropped last: the processes are gone by then.
     directory: TempDir,
     _ports: [Port; 2],
@@ -95,6 +98,24 @@ impl Server {
         memory_bytes: u64,
         connections: u32,
     ) -> anyhow::Result<Server> {
+        Self::set_up(product, memory_bytes, connections, false).await
+    }
+
+    /// The same, with half of the processors, so that drivers can have the others for themselves.
+    pub async fn start_apart(
+        product: Box<dyn Product>,
+        memory_bytes: u64,
+        connections: u32,
+    ) -> anyhow::Result<Server> {
+        Self::set_up(product, memory_bytes, connections, true).await
+    }
+
+    async fn set_up(
+        product: Box<dyn Product>,
+        memory_bytes: u64,
+        connections: u32,
+        apart: bool,
+    ) -> anyhow::Result<Server> {
         let directory =
             tempfile::Builder::new().prefix("fulmar-bench-").tempdir().context("no temporary directory")?;
         let ports = [Port::free()?, Port::free()?];
@@ -102,7 +123,8 @@ impl Server {
         let data = directory.path().join("data");
         let place = Place { data, sql_port, http_port, memory_bytes, connections };
         product.initialise(&place).await.with_context(|| format!("cannot set up {}", product.name()))?;
-        let mut server = Server { product, place, child: None, frozen: false, directory, _ports: ports };
+        let mut server =
+            Server { product, place, child: None, frozen: false, apart, directory, _ports: ports };
         server.start_again().await?;
         Ok(server)
     }
@@ -120,7 +142,8 @@ impl Server {
         let mut command = self.product.command(&self.place);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let begin = Instant::now();
-        self.child = Some(command.spawn().with_context(|| format!("cannot run {command:?}"))?);
+        let child = if self.apart { spawn_apart(&mut command)? } else { command.spawn() };
+        self.child = Some(child.with_context(|| format!("cannot run {command:?}"))?);
         loop {
             let last = match first_answer(target, query).await {
                 Ok(()) => return Ok(begin.elapsed()),
@@ -277,6 +300,16 @@ impl Drop for Server {
         // It has been killed: this wait is short.
         drop(child.wait());
     }
+}
+
+/// Starts a process that keeps to the server's half of the processors: it inherits them from the thread that starts it.
+fn spawn_apart(command: &mut Command) -> anyhow::Result<std::io::Result<Child>> {
+    let spawn = || {
+        keep_to(Half::Server)?;
+        Ok(command.spawn())
+    };
+    let spawned = std::thread::scope(|scope| scope.spawn(spawn).join());
+    spawned.unwrap_or_else(|_| anyhow::bail!("starting {command:?} panicked"))
 }
 
 async fn first_answer(target: &Target, query: &str) -> Result<(), crate::client::Error> {
