@@ -47,6 +47,7 @@ use crate::node::Node;
 use crate::partition::{
     Followed, Following, Partition, dropped_error, log_unreadable, owner_writes, store_error,
 };
+use crate::pins::Pins;
 use crate::{Engine, Error, Result, calendar, sqlstate};
 
 /// A look that is older is not the last one, where somebody reads.
@@ -94,6 +95,7 @@ pub(crate) struct Beside {
     last: watch::Sender<Last>,
     /// Partitions that were opened anew, since their owner had gone on.
     reopened: AtomicU64,
+    pub(crate) pins: Pins,
 }
 
 /// What the last look has found.
@@ -156,6 +158,7 @@ impl Beside {
             looking: AtomicBool::new(false),
             last: watch::Sender::new(Last::default()),
             reopened: AtomicU64::new(0),
+            pins: Pins::default(),
         })
     }
 
@@ -373,7 +376,7 @@ impl Engine {
             Durability::Shared => beside.end(node, None).await?.end.needed,
             Durability::Local => Default::default(),
         };
-        let (opened, manifest, hot_pages) = self.open_newest(id, era).await?;
+        let (opened, manifest, hot_pages) = self.open_newest(beside, id, era).await?;
         let manifest_unix_ms = manifest.as_ref().map(|manifest| RestorePoint::of(manifest).time_unix_ms);
         let following = Following::new(durability, place, manifest_unix_ms, node.clock.monotonic_ms());
         // Nobody else has it yet.
@@ -387,6 +390,7 @@ impl Engine {
     /// Opens a partition at its newest manifest. When that is gone, or a segment of it, there is a newer one.
     async fn open_newest(
         &self,
+        beside: &Beside,
         id: PartitionId,
         era: Era,
     ) -> Result<(Arc<Partition>, Option<Manifest>, Option<HotPagesName>)> {
@@ -396,6 +400,11 @@ impl Engine {
                 Err(StoreError::Missing { .. }) => continue,
                 latest => latest.map_err(store_error)?,
             };
+            if let Some(manifest) = &manifest
+                && !beside.pins.pin(node, ManifestName::of(manifest)).await?
+            {
+                continue;
+            }
             let (log, stats) = (CommitLog::read_only(), self.counted(id));
             match Partition::open(node.clone(), log, stats, id, era, manifest.as_ref(), None).await {
                 Ok(opened) => return Ok((opened, manifest, hot_pages)),
@@ -463,7 +472,7 @@ pub(crate) async fn round(engine: Arc<Engine>) {
         let is_due = partition.following.get().is_some_and(|following| {
             following.durability == Durability::Shared && !is_idle && following.is_due(now_ms, period_ms)
         });
-        if is_due && let Err(error) = adopt_newest(node, &partition).await {
+        if is_due && let Err(error) = adopt_newest(node, beside, &partition).await {
             tracing::warn!(%error, partition = %partition.id, "the newest manifest cannot be read; it is tried again");
         }
         let id = partition.id;
@@ -474,12 +483,18 @@ pub(crate) async fn round(engine: Arc<Engine>) {
         engine.forget_left_behind(beside, id, beside.standing(id));
     }
     engine.past.close_unused(|used_ms| now_ms.saturating_sub(used_ms) > idle_ms);
+    let used = engine.open_partitions().into_iter().chain(engine.past.open());
+    let used: Vec<_> = used.filter_map(|partition| partition.manifest_name()).collect();
+    beside.pins.renew(node, &used).await;
     node.memory.flush_ended();
 }
 
-async fn adopt_newest(node: &Node, partition: &Partition) -> Result<()> {
+async fn adopt_newest(node: &Node, beside: &Beside, partition: &Partition) -> Result<()> {
     match node.store.latest_manifest(partition.id, partition.epoch).await {
-        Ok(Some(manifest)) => partition.adopt(&manifest).await,
+        Ok(Some(manifest)) => match beside.pins.pin(node, ManifestName::of(&manifest)).await? {
+            true => partition.adopt(&manifest).await,
+            false => Ok(()),
+        },
         // Or it was one, and there is a newer one by now.
         Ok(None) | Err(StoreError::Missing { .. }) => Ok(()),
         Err(error) => Err(store_error(error)),

@@ -26,16 +26,18 @@
 //! Manifests of before stay for as long as the retention says: a restore can be undone by another one.
 //!
 //! What is read between the choice of a version and the manifest that names its segments anew must not be collected
-//! meanwhile: [`crate::node::Node::past`] is held.
+//! meanwhile: by this process, so [`crate::node::Node::past`] is held; by another one that has had the store before and has not come to
+//! the end of what it has decided then, so it is pinned ([`crate::pins`]).
 
 use std::sync::Arc;
 
 use fulmar_pages::{Manifest, PartitionId, Version};
-use fulmar_store::failpoint;
+use fulmar_store::{ManifestName, failpoint};
 use tokio::sync::RwLockReadGuard;
 
 use crate::flush;
 use crate::partition::{Partition, store_error};
+use crate::pins::Held;
 use crate::{Engine, Error, Result, sqlstate};
 
 /// Under which names a partition's versions stand: as the catalog has them.
@@ -64,9 +66,12 @@ impl Engine {
     ) -> Result<()> {
         self.check_owner()?;
         self.node().disk.admit(true)?;
+        self.check_unused(id).await?;
         let Some((source, at_unix_ms)) = source else { return Ok(()) };
         let (_past, manifest) = self.manifest_of(source, at_unix_ms).await?;
         let Some(manifest) = manifest else { return Ok(()) };
+        let held = Held::pin(self.node(), ManifestName::of(&manifest)).await?;
+        self.check_term().await?;
         let (clock, Era { lineage, epoch }) = (&self.node().clock, Era::first(id));
         let branch = Manifest {
             partition: id,
@@ -79,7 +84,17 @@ impl Engine {
         };
         self.node().store.put_manifest(&branch).await.map_err(store_error)?;
         failpoint::hit(failpoint::BRANCH_AFTER_MANIFEST);
-        Ok(())
+        held.check(self.node())
+    }
+
+    /// Refuses the id of a partition that has a manifest: another process, which has owned the store before, has given it away.
+    async fn check_unused(&self, id: PartitionId) -> Result<()> {
+        let listed = self.node().store.list_manifests(Some(id)).await.map_err(store_error)?;
+        match listed.is_empty() {
+            true => Ok(()),
+            false => Err(Error::new(sqlstate::OBJECT_IN_USE, format!("partition {id} is there already"))
+                .hint("Try again: another one is chosen then.")),
+        }
     }
 
     /// The manifest of a partition as it is now or was at a time; `None` if there is nothing in it. While the guard is
@@ -150,12 +165,13 @@ impl Engine {
     /// Flushes a partition that is closed, and stores the manifest from which it may open next.
     async fn prepare_restore(&self, partition: &Arc<Partition>, target: &Manifest) -> Result<Era> {
         flush::flush_settled(self, vec![partition.clone()]).await?;
+        let held = Held::pin(self.node(), ManifestName::of(target)).await?;
         let (node, store) = (self.node(), &self.node().store);
         // Of a restore that did not come to its end.
-        for name in store.list_manifests(Some(partition.id)).await.map_err(store_error)? {
-            if name.epoch > partition.epoch {
-                store.delete_manifest(name).await.map_err(store_error)?;
-            }
+        let listed = store.list_manifests(Some(partition.id)).await.map_err(store_error)?;
+        self.check_term().await?;
+        for name in listed.into_iter().filter(|name| name.epoch > partition.epoch) {
+            store.delete_manifest(name).await.map_err(store_error)?;
         }
         let Some(epoch) = partition.epoch.checked_add(1) else {
             return Err(Error::new(sqlstate::PROGRAM_LIMIT, "the database was restored too often")
@@ -175,6 +191,7 @@ impl Engine {
         };
         store.put_manifest(&manifest).await.map_err(store_error)?;
         failpoint::hit(failpoint::RESTORE_AFTER_MANIFEST);
+        held.check(node)?;
         Ok(era)
     }
 }

@@ -3,7 +3,8 @@
 //!
 //! ```text
 //!   which segments are there? -> whoever has one that nothing names yet comes to his end ([`crate::node::Naming`])
-//!     -> old manifests go ([`crate::history`]) -> what do the others name, and who reads what? -> the rest goes
+//!     -> which manifests are there? -> is the store still ours ([`crate::tenure`])? -> old manifests are condemned, and go
+//!     ([`crate::history`]) -> what do the others name, and who reads what? -> the rest goes
 //! ```
 //!
 //! It takes no lock that a commit or a flush waits for.
@@ -16,6 +17,19 @@
 //! found. Who looks at the past ([`crate::past`]) holds it too, until what he reads is found among what is in use. A manifest
 //! that is gone when it is to be read (its tenant was dropped) may have been branched in the meantime: all are listed anew.
 //!
+//! # Other processes
+//! Only the owner of the store collects. When he has listed what there is he makes sure that the store is still his, so of all that
+//! was listed he knew who needs it. What he then deletes, however long that takes, and whoever has taken the store over meanwhile, stays
+//! garbage, since whoever comes later can name a segment only out of a manifest that names it, or one that he has stored
+//! himself:
+//! - A manifest that is to go is *condemned* first, if nobody has *pinned* it ([`fulmar_store`]'s `objects/fates`): whoever wants to make a
+//!   branch of it later, or to read it beside its owner, finds that out.
+//! - The listing of what names segments comes after that. A branch that was made of a manifest is in that listing, or the
+//!   manifest is: it is pinned for longer than a listing takes.
+//! - Segments of earlier terms stay until their processes are gone: a flush may be about to name one.
+//!
+//! A fate that cannot be read keeps its manifest, and a warning says so.
+//!
 //! # Crashes
 //! Manifests go before the segments that only they name: who dies in between leaves segments that nothing names,
 //! and the next collection begins by looking which segments there are.
@@ -24,11 +38,11 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use fulmar_pages::SegmentId;
-use fulmar_store::{Listed, StoreError};
+use fulmar_store::{FateName, Listed, ManifestName, StoreError};
 use futures::stream::{self, StreamExt};
 
 use crate::history;
-use crate::partition::{log_error, store_error};
+use crate::partition::store_error;
 use crate::{Engine, Error, Result, sqlstate};
 
 /// Bytes of segments written between two collections; where space is short they come at once.
@@ -71,26 +85,26 @@ impl Schedule {
 impl Engine {
     /// Deletes what nobody needs any more.
     pub(crate) async fn delete_unneeded(&self) -> Result<()> {
-        // Somebody else commits in this node's name now, and only he knows what he needs.
-        if let Some(fenced) = self.node().logs().find_map(|log| log.fenced()) {
-            return Err(log_error(fenced));
-        }
-        let store = &self.node().store;
+        let (node, store) = (self.node(), &self.node().store);
         let there = store.list_segments().await.map_err(store_error)?;
-        self.node().naming.settled().await;
-        self.delete_old_manifests().await?;
+        node.naming.settled().await;
+        let listed = store.list_partitions(None).await.map_err(store_error)?;
+        self.check_term().await?;
+        self.delete_old_hot_pages(&listed).await?;
+        self.delete_old_manifests(&listed).await?;
         let mut needed = self.segments_in_use();
         needed.extend(self.named_segments().await?);
-        for segment in there.into_iter().filter(|segment| !needed.contains(segment)) {
+        let now_ms = node.clock.monotonic_ms();
+        let may_delete =
+            |segment| node.tenure.as_ref().is_some_and(|tenure| tenure.may_delete(segment, now_ms));
+        for segment in there.into_iter().filter(|segment| !needed.contains(segment) && may_delete(*segment)) {
             store.delete_segment(segment).await.map_err(store_error)?;
         }
         Ok(())
     }
 
-    async fn delete_old_manifests(&self) -> Result<()> {
+    async fn delete_old_manifests(&self, listed: &Listed) -> Result<()> {
         let (node, store) = (self.node(), &self.node().store);
-        let listed = store.list_partitions(None).await.map_err(store_error)?;
-        self.delete_old_hot_pages(&listed).await?;
         for names in listed.manifests.chunk_by(|a, b| a.partition == b.partition) {
             let Some(id) = names.first().map(|name| name.partition).filter(|_| names.len() > 1) else {
                 continue;
@@ -106,7 +120,24 @@ impl Engine {
             let epoch = self.era(id).epoch;
             let never_begun = names.iter().copied().filter(|name| name.epoch > epoch);
             for name in expired.into_iter().chain(never_begun) {
-                store.delete_manifest(name).await.map_err(store_error)?;
+                self.condemn(name, fates_of(listed, name)).await?;
+            }
+        }
+        self.forget_fates(listed).await
+    }
+
+    /// Deletes a manifest, if it is not pinned. What cannot be told keeps it.
+    async fn condemn(&self, manifest: ManifestName, fates: &[FateName]) -> Result<()> {
+        let (node, store) = (self.node(), &self.node().store);
+        unless_damaged(store.condemn(manifest, fates, node.clock.unix_ms()).await.map(drop))
+    }
+
+    /// Fates whose manifest has gone without them: a crash has come between.
+    async fn forget_fates(&self, listed: &Listed) -> Result<()> {
+        let (node, store) = (self.node(), &self.node().store);
+        for fates in listed.fates.chunk_by(|a, b| a.manifest == b.manifest) {
+            if listed.manifests.binary_search(&fates[0].manifest).is_err() {
+                unless_damaged(store.forget_fates(fates, node.clock.unix_ms()).await)?;
             }
         }
         Ok(())
@@ -158,5 +189,23 @@ impl Engine {
         }
         Err(Error::new(sqlstate::INTERNAL, "databases are dropped faster than what they leave is collected")
             .hint("it is tried again"))
+    }
+}
+
+/// What was decided of a manifest, as far as it was listed.
+fn fates_of(listed: &Listed, manifest: ManifestName) -> &[FateName] {
+    let begin = listed.fates.partition_point(|fate| fate.manifest < manifest);
+    let count = listed.fates[begin..].iter().take_while(|fate| fate.manifest == manifest).count();
+    &listed.fates[begin..begin + count]
+}
+
+/// What is damaged keeps what it is about, and nobody else from being tidied.
+fn unless_damaged(result: std::result::Result<(), StoreError>) -> Result<()> {
+    match result {
+        Err(error @ (StoreError::Damaged { .. } | StoreError::Misnamed { .. })) => {
+            tracing::warn!(%error, "a manifest is kept: what was decided of it cannot be read");
+            Ok(())
+        }
+        result => result.map_err(store_error),
     }
 }

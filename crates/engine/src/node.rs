@@ -16,6 +16,7 @@ use crate::disk::Disk;
 use crate::heap::Heap;
 use crate::memory::MemoryBudget;
 use crate::spill::SpillArea;
+use crate::tenure::Tenure;
 
 /// Shared by all partitions of a node.
 pub(crate) struct Node {
@@ -41,6 +42,8 @@ pub(crate) struct Node {
     /// Held to read from when an old manifest is read until what it names is named anew, or read; to write while old
     /// manifests are deleted. Who needs the flushes' lock too takes this one first.
     pub past: RwLock<()>,
+    /// Since when, and as which one, it owns the store; `None` if it only reads.
+    pub tenure: Option<Tenure>,
     /// Segments that exports are reading, for as long as those live.
     pub exported: Mutex<Vec<Weak<Vec<SegmentId>>>>,
 }
@@ -101,6 +104,11 @@ impl Node {
         let mut exported = self.exported.lock();
         exported.retain(|segments| segments.strong_count() > 0);
         exported.iter().filter_map(Weak::upgrade).flat_map(|segments| segments.to_vec()).collect()
+    }
+
+    /// What the numbers of new versions are not below.
+    pub(crate) fn first_number(&self) -> u64 {
+        self.tenure.as_ref().map_or(0, Tenure::first_number)
     }
 
     /// Counts a commit record.

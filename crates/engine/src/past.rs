@@ -36,7 +36,7 @@ use crate::branch::Era;
 use crate::engine::Slot;
 use crate::history::RestorePoint;
 use crate::partition::Partition;
-use crate::{Engine, Error, Result, sqlstate};
+use crate::{Engine, Error, Result, pins, sqlstate};
 
 /// Versions of one partition that may be open at once.
 const MOST_OPEN: usize = 8;
@@ -125,6 +125,11 @@ impl Engine {
         self.check_not_dropped(id)?;
         let manifest = self.manifest_at(id, at_unix_ms).await?;
         let slot = self.past.slot(ManifestName::of(&manifest))?;
+        if let Some(beside) = &self.beside
+            && !beside.pins.pin(node, ManifestName::of(&manifest)).await?
+        {
+            return Err(pins::gone());
+        }
         let era = Era { lineage: manifest.version.lineage, epoch: manifest.version.epoch };
         let (log, stats) = (CommitLog::read_only(), self.counted(id));
         let opened = slot

@@ -5,8 +5,9 @@
 //! | manifests | all | all |
 //! | segments | those that manifests name, or open partitions read | all, and that those which are named are there |
 //! | logs | - (they are being written; the next start reads them) | every record that counts, as a start would, but nothing is written |
+//! | lists of hot pages, catalogs for readers, terms, fates of manifests | - (they come and go) | all |
 //!
-//! Lists of hot pages ([`crate::hot`]) are passed over: they are hints, and one that is damaged is ignored where it would be used.
+//! (A damaged list of hot pages is a hint that nobody takes; a damaged catalog is replaced by the next one, a damaged fate keeps its manifest.)
 //!
 //! Nothing is changed. Of each object the first damage is told; the others are read all the same.
 
@@ -47,6 +48,8 @@ pub struct Verified {
     pub segments: u64,
     /// Pages in segments.
     pub pages: u64,
+    /// Other objects of the store.
+    pub others: u64,
     /// What was found.
     pub damage: Vec<Damage>,
 }
@@ -59,7 +62,7 @@ impl Verified {
             StoreError::Missing { object, .. } | StoreError::Misnamed { object, .. } => {
                 (object.clone(), None)
             }
-            StoreError::Exists { .. } | StoreError::Failed { .. } => return Err(store_error(error)),
+            _ => return Err(store_error(error)),
         };
         let file = format!("store/{object}");
         self.damage.push(Damage { file, offset, problem: error.to_string(), partitions });
@@ -89,6 +92,33 @@ impl Verified {
             }
         }
         Ok((users, newest))
+    }
+
+    /// Reads what there is beside manifests and segments.
+    async fn others(&mut self, store: &PageStore) -> Result<()> {
+        let listed = store.list_partitions(None).await.map_err(store_error)?;
+        for name in listed.hot_pages {
+            self.other(store.read_hot_pages(name).await.map(drop), vec![name.partition])?;
+        }
+        for name in listed.fates {
+            self.other(store.verify_fate(name).await, vec![name.manifest.partition])?;
+        }
+        for number in store.list_catalogs().await.map_err(store_error)? {
+            self.other(store.read_catalog(number).await.map(drop), Vec::new())?;
+        }
+        for (number, has_ended) in store.list_terms().await.map_err(store_error)? {
+            self.other(store.read_term(number, has_ended).await.map(drop), Vec::new())?;
+        }
+        Ok(())
+    }
+
+    fn other(
+        &mut self,
+        read: std::result::Result<(), StoreError>,
+        partitions: Vec<PartitionId>,
+    ) -> Result<()> {
+        self.others += 1;
+        read.or_else(|error| self.note(error, partitions))
     }
 
     async fn segment(
@@ -200,6 +230,7 @@ pub async fn verify_directory(
         users.entry(*segment).or_default().insert(*partition);
     }
     verified.segments(&store, users, progress).await?;
+    verified.others(&store).await?;
     Ok(verified)
 }
 
@@ -209,6 +240,7 @@ pub async fn verify_store(store: Arc<dyn Store>, progress: impl FnMut(u64, u64))
     let store = PageStore::open(store);
     let (users, _) = verified.manifests(&store, |_| u32::MAX).await?;
     verified.segments(&store, users, progress).await?;
+    verified.others(&store).await?;
     Ok(verified)
 }
 

@@ -1,9 +1,10 @@
-//! Any bytes as log records, page diffs, segments, manifests, lists of hot pages and catalogs: read or refused, in memory that their
+//! Any bytes as log records, page diffs, segments, manifests, lists of hot pages, fates and catalogs: read or refused, in memory that their
 //! length accounts for. Each format has checksums, which mutations do not survive; so of an input with an odd first byte
 //! the checksums are put right again, and what lies behind them has to fend for itself.
 
 use crate::{
-    HotPages, Manifest, PAGE_SIZE, SegmentIndex, StoredCatalog, ZERO_PAGE, diff, hot, record, segment,
+    HotPages, Manifest, PAGE_SIZE, SegmentIndex, StoredCatalog, StoredFate, ZERO_PAGE, diff, hot, record,
+    segment,
 };
 use fulmar_fuzz::Target;
 
@@ -114,6 +115,18 @@ fn fuzz_hot_pages() {
                 assert_eq!(list.encode(), bytes, "there is one encoding");
             }
         });
+}
+
+#[test]
+fn fuzz_fate() {
+    Target::new("fate", env!("CARGO_MANIFEST_DIR")).seeds(golden("fate")).allocates(64 << 10, 16).run(
+        |input| {
+            let bytes = signed(input, sign_end);
+            if let Ok(fate) = StoredFate::decode(&bytes) {
+                assert_eq!(fate.encode(), bytes, "there is one encoding");
+            }
+        },
+    );
 }
 
 #[test]

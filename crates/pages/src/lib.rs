@@ -1,10 +1,12 @@
-//! Formats: pages, page diffs, log records, segments, manifests, lists of hot pages and catalogs. Bytes in, bytes out.
+//! Formats: pages, page diffs, log records, segments, manifests and their fates, lists of hot pages, catalogs, terms. Bytes in,
+//! bytes out.
 //!
 //! ```text
 //!   a commit            diff --> record --------------------> (a log frame, crates/store)
 //!   a flush             page --> segment, manifest ---------> (objects, crates/store)
 //!   the end of a life   page numbers --> hot pages ---------> (the same)
 //!   a change of names   keys, values --> catalog -----------> (the same)
+//!   who may do what     fate, term -------------------------> (the same)
 //! ```
 //!
 //! This crate does no I/O, starts no thread and reads no clock, so every format can be tested with
@@ -18,19 +20,23 @@ pub mod catalog;
 mod codec;
 pub mod diff;
 mod error;
+pub mod fate;
 #[cfg(test)]
 mod fuzz;
 pub mod hot;
 pub mod manifest;
 pub mod record;
 pub mod segment;
+pub mod term;
 
 pub use catalog::{CatalogEntry, StoredCatalog};
 pub use error::{FormatError, Problem};
+pub use fate::{Fate, StoredFate};
 pub use hot::HotPages;
 pub use manifest::{Manifest, SegmentRef};
 pub use record::{Record, RecordBuilder, RecordHeader, RecordKind};
 pub use segment::{FrameLocation, SegmentBuilder, SegmentIndex};
+pub use term::StoredTerm;
 
 /// Bytes in a page of a SQLite database.
 pub const PAGE_SIZE: usize = 4096;
@@ -54,9 +60,22 @@ impl std::fmt::Display for PartitionId {
     }
 }
 
-/// Names a segment; random, so that nobody has to hand them out.
+/// Names a segment. The upper 32 bits are the term ([`term`]) in which it was written, the others are random, so that nobody has to
+/// hand them out.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct SegmentId(pub u128);
+
+impl SegmentId {
+    /// That with these random bits, of which the upper 32 do not count.
+    pub fn of_term(term: u32, random: u128) -> Self {
+        SegmentId(u128::from(term) << 96 | random & (u128::MAX >> 32))
+    }
+
+    /// In which term it was written.
+    pub fn term(self) -> u32 {
+        (self.0 >> 96) as u32
+    }
+}
 
 impl std::fmt::Display for SegmentId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -81,7 +100,7 @@ pub struct Version {
     pub lineage: u64,
     /// The partition's fencing number: grows with every change of owner.
     pub epoch: u32,
-    /// Counts commits; grows across epochs too.
+    /// Counts commits; grows across epochs too, and begins anew, above all before, in each term ([`term`]).
     pub number: u64,
 }
 

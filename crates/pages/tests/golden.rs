@@ -7,9 +7,9 @@ use std::path::PathBuf;
 
 use fulmar_pages::record::{self, CutPoint};
 use fulmar_pages::{
-    CatalogEntry, HotPages, LogId, Manifest, Outcome, PAGE_SIZE, Page, PartitionId, RecordBuilder,
-    RecordHeader, RecordKind, SegmentBuilder, SegmentId, SegmentRef, StoredCatalog, Version, ZERO_PAGE, diff,
-    segment,
+    CatalogEntry, Fate, HotPages, LogId, Manifest, Outcome, PAGE_SIZE, Page, PartitionId, RecordBuilder,
+    RecordHeader, RecordKind, SegmentBuilder, SegmentId, SegmentRef, StoredCatalog, StoredFate, StoredTerm,
+    Version, ZERO_PAGE, diff, segment,
 };
 
 /// The golden file; written now if it is missing and that was asked for.
@@ -170,6 +170,38 @@ fn hot_pages() {
     let stored = golden("hot-pages-v1.bin", &bytes);
     assert_eq!(bytes, stored);
     assert_eq!(HotPages::decode(&stored), Ok(list));
+}
+
+#[test]
+fn fates() {
+    for (name, fate) in [
+        ("fate-v1-condemned.bin", Fate::Condemned),
+        ("fate-v1-pinned.bin", Fate::Pinned { until_unix_ms: 0x0192_1314_1516 }),
+    ] {
+        let decision = StoredFate {
+            partition: PartitionId(7),
+            epoch: 300,
+            number: 0x1112_1314_1516_1718,
+            turn: 70_000,
+            by: 0x2122 << 100,
+            fate,
+        };
+        let bytes = decision.encode();
+        let stored = golden(name, &bytes);
+        assert_eq!(bytes, stored);
+        assert_eq!(StoredFate::decode(&stored), Ok(decision));
+    }
+}
+
+#[test]
+fn terms() {
+    for (name, has_ended) in [("term-v1-begun.bin", false), ("term-v1-ended.bin", true)] {
+        let term = StoredTerm { number: 0x0012_1314, by: 0x2122 << 100, has_ended };
+        let bytes = term.encode();
+        let stored = golden(name, &bytes);
+        assert_eq!(bytes, stored);
+        assert_eq!(StoredTerm::decode(&stored), Ok(term));
+    }
 }
 
 #[test]

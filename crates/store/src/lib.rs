@@ -30,7 +30,10 @@ pub use log::{
     Ahead, CommitLog, FullCause, LogEnd, LogError, LogObject, LogOptions, LogPlace, LogStatistics, LogTail,
     Lsn, MAX_NAP, MAX_RETRY_DELAY, OnDiscard, SharedLogOptions, Urgency,
 };
-pub use objects::{HotPagesName, Listed, ManifestName, PageStore, RawFrame, SegmentWriter, StoreError};
+pub use objects::{
+    FateName, HotPagesName, Listed, MOST_TERMS, ManifestName, PIN_HOLDS, PageStore, Pinned, RawFrame,
+    SegmentWriter, StoreError, Term,
+};
 pub use single_flight::SingleFlight;
 pub use store::{
     Backend, Failure, FailureKind, FaultyStore, Limits, Listing, OperationStatistics, Piece, ReadOnlyStore,

@@ -160,9 +160,10 @@ impl From<Refused> for Stopped {
 }
 
 impl Commits {
-    pub(super) fn new(current: Snapshot) -> Self {
+    /// None has a number below `first_number`.
+    pub(super) fn new(current: Snapshot, first_number: u64) -> Self {
         Commits {
-            last_number: current.number,
+            last_number: current.number.max(first_number.saturating_sub(1)),
             last_timestamp: 0,
             recent: VecDeque::new(),
             replaced_bytes: 0,

@@ -26,7 +26,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fulmar_pages::{Durability, Manifest, PAGE_SIZE, PageNo, Record, RecordKind, diff};
-use fulmar_store::{Ahead, LogError, LogPlace, LogTail, Lsn, StoreError};
+use fulmar_store::{Ahead, LogError, LogPlace, LogTail, Lsn, ManifestName, StoreError};
 use hashbrown::HashMap;
 
 use super::commit::NewPages;
@@ -255,6 +255,12 @@ impl Partition {
     /// The number of the manifest whose segments its pages are read from.
     pub(crate) fn manifest_number(&self) -> u64 {
         self.named_number()
+    }
+
+    /// That manifest's name; `None` if there is none.
+    pub(crate) fn manifest_name(&self) -> Option<ManifestName> {
+        let number = self.manifest_number();
+        (number > 0).then_some(ManifestName { partition: self.id, epoch: self.epoch, number })
     }
 
     /// Reads its pages from where a newer manifest says, as far as they are what that says. One that is ahead of what has been

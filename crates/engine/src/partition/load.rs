@@ -83,7 +83,7 @@ impl Partition {
         for (no, frame) in recovered.frames.iter().filter(|(no, _)| !recovered.pages.contains_key(*no)) {
             pages.install(*no, recovered.base_number, None, Some(*frame), &mut tally);
         }
-        let mut commits = commit::Commits::new(current);
+        let mut commits = commit::Commits::new(current, node.first_number());
         commits.dirty.extend(recovered.from_log.iter().copied());
         for (no, page) in std::mem::take(&mut recovered.pages) {
             pages.install(no, recovered.number, Some(page), None, &mut tally);

@@ -52,6 +52,8 @@ async fn start(
     let config = || {
         let mut config = Config::new(directory.path(), memory_bytes);
         config.store = Some(Arc::new(store.clone()));
+        // Nobody else has it.
+        config.alone = true;
         adjust(&mut config);
         config
     };

@@ -116,6 +116,8 @@ impl Node {
             let Ok(entries) = std::fs::read_dir(directory) else { return 0 };
             let count = |entry: std::fs::DirEntry| match entry.path() {
                 path if path.is_dir() => count(&path),
+                // What was decided of others.
+                path if path.to_string_lossy().contains("/fate-") => 0,
                 _ => 1,
             };
             entries.map(|entry| count(entry.unwrap())).sum()

@@ -9,7 +9,9 @@ use std::time::Duration;
 use crate::common::{Client, start_when_free};
 use fulmar_engine::{Config, Engine, Era, Owner, Standing, Value, sqlstate};
 use fulmar_pages::{Durability, PartitionId};
-use fulmar_store::{Backend, FailureKind, FaultyStore, ReadOnlyStore, Store, StoreFault, StoreOperation};
+use fulmar_store::{
+    Backend, FailureKind, FateName, FaultyStore, ReadOnlyStore, Store, StoreFault, StoreOperation,
+};
 use parking_lot::Mutex;
 
 const NODE: u128 = 7;
@@ -78,7 +80,7 @@ impl Rig {
         let catalog = self.catalog.clone();
         let standing = Arc::new(move |id| catalog.lock().get(&id).copied());
         let config = Config {
-            store: Some(Arc::new(ReadOnlyStore::new(Arc::new(self.store.clone())))),
+            store: Some(Arc::new(ReadOnlyStore::new(Arc::new(self.store.clone()), FateName::is_one))),
             beside: Some(Owner { node_id: NODE, standing }),
             ..Config::new(self.scratch.path(), memory_bytes)
         };
@@ -318,6 +320,33 @@ async fn large_commits_come_as_segments() {
         .unwrap();
     assert_eq!(looking.int(COUNT).await, 3001);
     sound(&mut looking).await;
+}
+
+/// The owner collects what the retention does not keep, but not what is read here; where that may not be said in the store it does.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_it_reads_stays_though_the_retention_is_over() {
+    for may_pin in [true, false] {
+        let rig = rig();
+        let (owner, reader) = (rig.owner().await, rig.reader().await);
+        insert(&owner, SHARED, 200).await;
+        owner.flush().await.unwrap();
+        let mut looking = eager(&reader, SHARED);
+        if !may_pin {
+            rig.store.always(StoreOperation::Put, Some(StoreFault::Fail(FailureKind::Refused)));
+        }
+        looking.run("BEGIN READ ONLY").await.unwrap();
+        assert_eq!(looking.int("SELECT count(*) FROM sqlite_schema").await, 1);
+        for _ in 0..4 {
+            client(&owner, SHARED).run("UPDATE t SET v = randomblob(501)").await.unwrap();
+            owner.flush().await.unwrap();
+        }
+        owner.compact_all().await.unwrap();
+        owner.collect().await.unwrap();
+        let sum = looking.run("SELECT sum(length(v)) FROM t").await;
+        assert_eq!(sum.is_ok(), may_pin, "{sum:?}");
+        looking.run("ROLLBACK").await.unwrap();
+        assert_eq!(looking.int("SELECT sum(length(v)) FROM t").await, 200 * 501);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,6 +5,8 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/seeds.rs"]
+mod seeds;
 
 mod beside;
 mod beyond_memory;
@@ -24,3 +26,4 @@ mod slices;
 mod slow_store;
 mod snapshots;
 mod sql;
+mod two_owners;

@@ -95,6 +95,7 @@ impl Node {
             .collect();
         config.retention = retention(catalog.clone());
         config.store = Some(store.store());
+        config.alone = store.is_below();
         config.node_id = store.id();
         let shared = |tenant: &&Arc<Tenant>| tenant.durability == Durability::Shared;
         config.shared = catalog.all_tenants().iter().filter(shared).map(|tenant| tenant.partition).collect();

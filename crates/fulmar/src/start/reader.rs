@@ -1,7 +1,7 @@
 //! `fulmar start --read-only`: a node without data of its own, which reads the store of another one beside it.
 //!
 //! ```text
-//!   --store ─ opened to be read            whatever happens, nothing is written there
+//!   --store ─ opened to be read            whatever happens, nothing is changed there; what is read is pinned
 //!   catalog ─ the owner's newest one       and then, each second, a newer one if there is one
 //!   engine ─ no log, nothing recovered     partitions open at a manifest and the owner's log so far
 //!   gateway, HTTP ─ listen                 "fulmar ready: ..., reads URL"
@@ -16,7 +16,7 @@ use fulmar_engine::{Config, Engine, Era, Owner, Standing};
 use fulmar_gateway::events::Journal;
 use fulmar_meta::{Catalog, Followed};
 use fulmar_pages::PartitionId;
-use fulmar_store::{PageStore, ReadOnlyStore, Store, StoreUrl};
+use fulmar_store::{FateName, PageStore, ReadOnlyStore, Store, StoreUrl};
 
 use super::node::{Node, Role, Rooms, retention};
 use super::tls::Tls;
@@ -63,7 +63,8 @@ fn open(url: &StoreUrl) -> anyhow::Result<Arc<dyn Store>> {
         StoreUrl::S3 { .. } => {}
     }
     let backend = url.open().with_context(|| format!("cannot open the store {url}"))?;
-    Ok(Arc::new(ReadOnlyStore::new(Arc::new(backend))))
+    // Who deletes is told what is read here.
+    Ok(Arc::new(ReadOnlyStore::new(Arc::new(backend), FateName::is_one)))
 }
 
 /// How a partition stands, if clients can connect to its tenant.

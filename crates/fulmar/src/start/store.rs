@@ -82,6 +82,11 @@ impl OwnStore {
         Arc::new(self.backend.clone())
     }
 
+    /// Whether it lies below the data directory, which is locked: then no other process can have it.
+    pub fn is_below(&self) -> bool {
+        self.binding.place == Some(Place::Own)
+    }
+
     /// By which it and the data directory know each other.
     pub fn id(&self) -> u128 {
         self.binding.id

@@ -66,7 +66,12 @@ fn shown_in(bar: &ProgressBar) -> impl FnMut(u64, u64) {
 impl Report {
     /// What was found in a store, and in what lies beside it.
     fn add(&mut self, found: Verified, known: Option<&Known>, place: impl Fn(&str) -> String) {
-        let read = [("manifests", found.manifests), ("segments", found.segments), ("pages", found.pages)];
+        let read = [
+            ("manifests", found.manifests),
+            ("segments", found.segments),
+            ("pages", found.pages),
+            ("other objects", found.others),
+        ];
         self.checked.extend(read);
         self.damage.extend(found.damage.into_iter().map(|damage| Damage {
             place: place(&damage.file),

@@ -25,7 +25,7 @@ impl PageStore {
     /// store cannot: nothing has been done then. Blocks while the file is synced.
     pub fn adopt_segment(&self, file: &File) -> Result<Option<SegmentId>, StoreError> {
         let Some(directory) = self.store.directory() else { return Ok(None) };
-        let id = SegmentId(rand::random());
+        let id = self.new_segment();
         let failed = |cause: io::Error| {
             let failure = Failure::new(FailureKind::Other, cause);
             StoreError::failed("store", segment_object(id), &self.store, failure)

@@ -49,6 +49,22 @@ pub enum StoreError {
         /// The store's.
         store: String,
     },
+    /// Others take it each time.
+    #[error("{object} in {store} is taken by others again and again; see how many processes use this store")]
+    Contended {
+        /// The object's name, or how it begins.
+        object: String,
+        /// The store's.
+        store: String,
+    },
+    /// There have been as many terms as can be.
+    #[error(
+        "the store {store} has been opened sixteen million times, and cannot be once more; export its databases, and import them into a new one"
+    )]
+    TooManyTerms {
+        /// The store's name.
+        store: String,
+    },
     /// The store cannot do what was asked.
     #[error("cannot {operation} {object} in {store}: {cause}; {}", cause.kind().remedy())]
     Failed {
@@ -73,6 +89,8 @@ impl StoreError {
             StoreError::Misnamed { object, .. } => {
                 format!("{object} in the store holds what belongs to another partition or version")
             }
+            StoreError::Contended { object, .. } => format!("{object} in the store is taken by others"),
+            StoreError::TooManyTerms { .. } => "the store has been opened too often".to_owned(),
             StoreError::Failed { operation, object, cause, .. } => {
                 format!(
                     "the store could not {operation} {object}: {}",

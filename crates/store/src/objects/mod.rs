@@ -1,9 +1,11 @@
-//! Segments, manifests, lists of hot pages and catalogs as objects of a store.
+//! Segments, manifests, their fates, lists of hot pages, catalogs and terms as objects of a store.
 //!
 //! ```text
-//!   segments/0123456789abcdef0123456789abcdef                    random id
+//!   segments/0000000789abcdef0123456789abcdef                    term and random bits
 //!   manifests/0000000000000007/00000002/000000000000005a         partition/epoch/number, so that names sort
 //!   manifests/0000000000000007/hot-00000002-000000000000006b     partition, epoch and time ([`hot`])
+//!   manifests/0000000000000007/fate-00000002-000000000000005a-00000000   what may become of a manifest ([`fates`])
+//!   terms/00000007                                               who owns the store ([`terms`])
 //!   catalog/000000000000000c                                     which partitions there are ([`catalog`])
 //! ```
 //!
@@ -19,9 +21,11 @@ mod adopt;
 mod cached;
 mod catalog;
 mod error;
+mod fates;
 mod frames;
 mod hot;
 mod segment_writer;
+mod terms;
 mod verify;
 
 use std::path::Path as FilePath;
@@ -38,9 +42,11 @@ use crate::disk_cache::{DiskCache, Key, Reading};
 use crate::single_flight::SingleFlight;
 use crate::store::{Backend, FailureKind, Limits, OperationStatistics, Reliable, Span, Store};
 pub use error::StoreError;
+pub use fates::{FateName, PIN_HOLDS, Pinned};
 pub use frames::RawFrame;
 pub use hot::HotPagesName;
 pub use segment_writer::SegmentWriter;
+pub use terms::{MOST_TERMS, Term};
 
 const SEGMENTS: &str = "segments";
 const MANIFESTS: &str = "manifests";
@@ -100,6 +106,8 @@ pub struct Listed {
     pub manifests: Vec<ManifestName>,
     /// Of lists of hot pages.
     pub hot_pages: Vec<HotPagesName>,
+    /// Of what was decided of manifests.
+    pub fates: Vec<FateName>,
 }
 
 /// Where a partition's manifests lie.
@@ -127,6 +135,8 @@ pub struct PageStore {
     reading: Arc<SingleFlight<SegmentId, Result<Arc<SegmentIndex>, StoreError>>>,
     manifests: Arc<Cache<ManifestName, Arc<Manifest>, ManifestWeight>>,
     disk_cache: Option<Arc<DiskCache>>,
+    /// In which term segments are written.
+    term: u32,
 }
 
 #[derive(Clone)]
@@ -156,12 +166,18 @@ impl PageStore {
             reading: Arc::default(),
             manifests: Arc::new(Cache::with_weighter(MANIFESTS_KEPT, MANIFEST_BYTES, ManifestWeight)),
             disk_cache: None,
+            term: 0,
         }
     }
 
     /// The same with a cache on the local disk, for a store that is farther away than that.
     pub fn with_disk_cache(self, disk_cache: DiskCache) -> Self {
         PageStore { disk_cache: Some(Arc::new(disk_cache)), ..self }
+    }
+
+    /// The same for who has begun this term.
+    pub fn in_term(self, term: &Term) -> Self {
+        PageStore { term: term.number, ..self }
     }
 
     /// The cache on the local disk, if there is one.
@@ -194,16 +210,20 @@ impl PageStore {
         self.store.statistics()
     }
 
-    /// Stores the bytes of a segment under a new random name.
+    /// Stores the bytes of a segment under a new name.
     pub async fn put_segment(&self, bytes: Bytes) -> Result<SegmentId, StoreError> {
-        let id = SegmentId(rand::random());
+        let id = self.new_segment();
         self.put(&segment_object(id), bytes).await?;
         Ok(id)
     }
 
     /// Begins a segment that is too large for memory: its bytes are handed over as they come.
     pub async fn segment_writer(&self) -> Result<SegmentWriter, StoreError> {
-        Ok(SegmentWriter::new(SegmentId(rand::random()), self.clone()))
+        Ok(SegmentWriter::new(self.new_segment(), self.clone()))
+    }
+
+    fn new_segment(&self) -> SegmentId {
+        SegmentId::of_term(self.term, rand::random())
     }
 
     /// A segment's index. The first time it is one ranged read, or two if it is large; many who want it at once share
@@ -384,9 +404,11 @@ impl PageStore {
         for object in self.list(&below).await? {
             listed.manifests.extend(ManifestName::parse(&object));
             listed.hot_pages.extend(HotPagesName::parse(&object));
+            listed.fates.extend(FateName::parse(&object));
         }
         listed.manifests.sort_unstable();
         listed.hot_pages.sort_unstable();
+        listed.fates.sort_unstable();
         Ok(listed)
     }
 

@@ -1,0 +1,215 @@
+//! The start of an engine: its log is read, its store taken over, its tasks begun.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Instant;
+
+use fulmar_pages::PartitionId;
+use fulmar_store::{
+    CommitLog, DiskCache, DiskCacheOptions, LogFiles, LogOptions, PageStore, SingleFlight, StdFiles,
+};
+use hashbrown::HashMap;
+use parking_lot::Mutex;
+use tokio::sync::{OnceCell, RwLock};
+
+use super::{Config, Engine};
+use crate::beside::{self, Beside};
+use crate::cache::{self, Cache};
+use crate::clock::Clock;
+use crate::disk::{self, Disk};
+use crate::flush;
+use crate::health::Recovery;
+use crate::heap::Heap;
+use crate::hot::HotLists;
+use crate::maintenance::{self, Maintenance};
+use crate::memory::MemoryBudget;
+use crate::node::{Buffers, Naming, Node, NodeStats};
+use crate::partition::{Replay, store_error};
+use crate::past::Past;
+use crate::places::Places;
+use crate::spill::SpillArea;
+use crate::tenure::Tenure;
+use crate::{Error, Result, sqlstate};
+
+/// Bytes that one transaction's journal, or its changed pages, may hold in memory before they go to a file.
+const SPILL_BYTES: usize = 4 << 20;
+
+impl Engine {
+    /// Opens the data directory, recovers what the log holds, and starts the log's and the flush tasks. Must be called
+    /// inside a tokio runtime, which is to outlive the engine.
+    pub async fn start(config: Config) -> Result<Arc<Engine>> {
+        let temporary = config.data.join("tmp");
+        make(&temporary)?;
+        let is_alone = config.alone || config.store.is_none();
+        let store = match config.store {
+            Some(store) => PageStore::open(store),
+            None => {
+                let directory = config.data.join("store");
+                make(&directory)?;
+                PageStore::open_directory(&directory).map_err(store_error)?
+            }
+        };
+        let clock = Clock::new(config.time);
+        let begun = Instant::now();
+        let (live, shared) = (config.live, config.shared);
+        let places = Places::new(config.node_id, &shared);
+        let is_local = move |id: &PartitionId| {
+            live.as_ref().is_none_or(|live| live.contains(id)) && !shared.contains(id)
+        };
+        let (log, mut replays, clock) = match &config.beside {
+            Some(_) => (CommitLog::read_only(), HashMap::new(), clock),
+            None => recover(config.log, log_files(config.files, &config.data)?, is_local, clock).await?,
+        };
+        // Whoever has the log has the directory.
+        let cache = config.data.join("cache");
+        let store = with_disk_cache(store, cache, config.disk_cache_bytes, config.memory_bytes).await?;
+        let tenure = match &config.beside {
+            Some(_) => None,
+            None => Some(Tenure::begin(&store, &clock, is_alone).await?),
+        };
+        let store = match &tenure {
+            Some(tenure) => store.in_term(tenure.term()),
+            None => store,
+        };
+        let mut shared_log = None;
+        if !places.all_local() {
+            let (log, found) = places.open_log(&store, &clock).await?;
+            replays.extend(found);
+            shared_log = Some(log);
+        }
+        let recovery = Recovery::of(&replays, begun.elapsed());
+        let node = Arc::new(Node {
+            log,
+            shared_log: OnceCell::new_with(shared_log),
+            store: Arc::new(store),
+            spill: SpillArea::new(&temporary, SPILL_BYTES),
+            memory: MemoryBudget::new(config.memory_bytes),
+            whole_process: config.whole_process,
+            heap: Heap::of_node(config.memory_bytes),
+            cache: Cache::default(),
+            disk: Disk::new(
+                config.space.unwrap_or_else(|| disk::space_of(config.data)),
+                config.disk_reserve_bytes,
+            ),
+            clock,
+            buffers: Buffers::default(),
+            machines: Arc::default(),
+            stats: NodeStats::default(),
+            naming: Naming::default(),
+            past: RwLock::default(),
+            tenure,
+            exported: Mutex::default(),
+        });
+        let seed = node.clock.unix_ms() ^ std::process::id() as u64;
+        let engine = Arc::new(Engine {
+            node: node.clone(),
+            partitions: Mutex::default(),
+            past: Past::default(),
+            opening: SingleFlight::default(),
+            counted: Mutex::default(),
+            replays: Mutex::new(replays),
+            places,
+            beside: config.beside.map(|owner| Beside::new(owner, &node)),
+            recovery,
+            eras: Mutex::new(config.eras),
+            retention: config.retention,
+            dropped: Mutex::default(),
+            tickets: AtomicU64::new(1),
+            seeds: AtomicU64::new(seed.wrapping_mul(0x2545_F491_4F6C_DD1D)),
+            flusher: flush::Flusher::new(
+                config.manifest_interval,
+                config.idle_after,
+                config.snapshots,
+                node.memory.limit_bytes(),
+                node.memory.flush_due(),
+            ),
+            maintenance: Maintenance::new(),
+            hot: HotLists::new(node.store.clone()),
+        });
+        for log in node.logs() {
+            engine.discard_what_is_lost_by(log);
+        }
+        disk::look(&engine.node);
+        disk::spawn(&engine);
+        cache::spawn(&engine.node);
+        if engine.reads_beside() {
+            engine.flusher.task.spawn(&engine, beside::round);
+        } else {
+            engine.flusher.task.spawn(&engine, flush::round);
+            engine.maintenance.task.spawn(&engine, maintenance::round);
+        }
+        Ok(engine)
+    }
+}
+
+/// Puts a cache in a directory before the store, or removes the one that an earlier start has had.
+async fn with_disk_cache(
+    store: PageStore,
+    directory: PathBuf,
+    bytes: u64,
+    memory_bytes: u64,
+) -> Result<PageStore> {
+    let opened = tokio::task::spawn_blocking(move || {
+        if bytes > 0 {
+            let opened = DiskCache::open(&directory, DiskCacheOptions { bytes, memory_bytes });
+            return opened.map(Some).map_err(|e| cannot("open", &directory, &e));
+        }
+        if let Err(error) = DiskCache::remove(&directory) {
+            tracing::warn!(directory = %directory.display(), %error, "an old disk cache cannot be removed");
+        }
+        Ok(None)
+    });
+    match opened.await {
+        Ok(opened) => Ok(match opened? {
+            Some(cache) => store.with_disk_cache(cache),
+            None => store,
+        }),
+        Err(e) => Err(Error::new(sqlstate::INTERNAL, format!("opening the disk cache panicked: {e}"))),
+    }
+}
+
+/// The files of the log: below the data directory, unless others were given.
+fn log_files(files: Option<Arc<dyn LogFiles>>, data: &Path) -> Result<Arc<dyn LogFiles>> {
+    if let Some(files) = files {
+        return Ok(files);
+    }
+    let directory = data.join("log");
+    Ok(Arc::new(StdFiles::open(&directory).map_err(|e| cannot("open", &directory, &e))?))
+}
+
+/// Opens the log and sorts what it holds by partition.
+async fn recover(
+    options: LogOptions,
+    files: Arc<dyn LogFiles>,
+    counts: impl Fn(&PartitionId) -> bool + Send + 'static,
+    clock: Clock,
+) -> Result<(Arc<CommitLog>, HashMap<PartitionId, Arc<Replay>>, Clock)> {
+    let opened = tokio::task::spawn_blocking(move || {
+        let mut replays: HashMap<PartitionId, Replay> = HashMap::new();
+        let log = CommitLog::open(options, files, &mut |end, record| {
+            let header = &record.header;
+            clock.observe(header.timestamp);
+            clock.observe_id(header.transaction);
+            if counts(&header.partition) {
+                replays.entry(header.partition).or_default().push(end, record.body());
+            }
+            Ok(())
+        })?;
+        let replays = replays.into_iter().map(|(id, replay)| (id, Arc::new(replay))).collect();
+        Ok((log, replays, clock))
+    });
+    match opened.await {
+        Ok(result) => result.map_err(crate::partition::log_error),
+        Err(e) => Err(Error::new(sqlstate::INTERNAL, format!("reading the log panicked: {e}"))),
+    }
+}
+
+fn make(directory: &Path) -> Result<()> {
+    std::fs::create_dir_all(directory).map_err(|e| cannot("create", directory, &e))
+}
+
+fn cannot(verb: &str, path: &Path, error: &std::io::Error) -> Error {
+    Error::new(sqlstate::IO_ERROR, format!("cannot {verb} {}: {error}", path.display()))
+        .hint("check that the directory exists and belongs to the user that runs the node")
+}

@@ -1,0 +1,314 @@
+//! Processes that all believe to own one store. The last one does: of what it has acknowledged nothing is lost, doubled or
+//! revived, whatever the others go on to commit, flush, compact, collect and restore, and however late that arrives.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::common::Client;
+use crate::seeds::{self, Random};
+use fulmar_engine::{Config, Engine, Era, Value, sqlstate};
+use fulmar_pages::{Manifest, PartitionId};
+use fulmar_store::{Backend, FaultyStore, PageStore, StoreFault, StoreOperation};
+use hashbrown::HashMap;
+
+const SHOP: PartitionId = PartitionId(7);
+
+/// The store, as all of them see it, and what the catalog says.
+struct World {
+    objects: Backend,
+    retention: Duration,
+    eras: HashMap<PartitionId, Era>,
+}
+
+/// One that believes to own it.
+struct Process {
+    engine: Arc<Engine>,
+    store: FaultyStore,
+    _directory: tempfile::TempDir,
+}
+
+impl World {
+    fn new(retention: Duration) -> World {
+        World { objects: Backend::memory(), retention, eras: HashMap::new() }
+    }
+
+    async fn start(&self) -> Process {
+        let directory = tempfile::tempdir().unwrap();
+        let store = FaultyStore::new(Arc::new(self.objects.clone()));
+        let retention = self.retention;
+        let config = Config {
+            store: Some(Arc::new(store.clone())),
+            // Only the test flushes and collects.
+            manifest_interval: Duration::from_secs(3600),
+            retention: Arc::new(move |_| retention),
+            node_id: 7,
+            shared: [SHOP].into(),
+            eras: self.eras.clone(),
+            ..Config::new(directory.path(), 64 << 20)
+        };
+        Process { engine: Engine::start(config).await.unwrap(), store, _directory: directory }
+    }
+}
+
+impl Process {
+    fn client(&self, id: PartitionId) -> Client {
+        Client { session: self.engine.session(id) }
+    }
+
+    async fn run(&self, sql: &str) -> Result<(), fulmar_engine::Error> {
+        let mut client = self.client(SHOP);
+        let ran = client.run(sql).await;
+        client.close().await;
+        ran.map(drop)
+    }
+
+    async fn rows(&self, id: PartitionId) -> BTreeSet<i64> {
+        let mut client = self.client(id);
+        let rows = client.run("SELECT id FROM t").await.unwrap();
+        assert_eq!(client.value("PRAGMA integrity_check").await, Value::Text("ok".into()));
+        client.close().await;
+        let found: BTreeSet<i64> = rows
+            .iter()
+            .map(|row| match row[0] {
+                Value::Integer(id) => id,
+                ref other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(found.len(), rows.len(), "doubled");
+        found
+    }
+
+    fn pages(&self) -> PageStore {
+        self.engine.store()
+    }
+
+    async fn newest(&self) -> Manifest {
+        self.pages().latest_manifest(SHOP, u32::MAX).await.unwrap().unwrap()
+    }
+}
+
+async fn shop(world: &World) -> Process {
+    let first = world.start().await;
+    first.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)").await.unwrap();
+    first.run("INSERT INTO t VALUES (1, randomblob(3000))").await.unwrap();
+    first.engine.flush().await.unwrap();
+    first
+}
+
+/// What a compaction stores has the number after the newest commit's. It arrives when the next owner has given that to a commit.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_manifest_that_comes_late_hides_no_commit() {
+    let world = World::new(Duration::ZERO);
+    let zombie = shop(&world).await;
+    let mut late = zombie.newest().await;
+    let second = world.start().await;
+    second.run("INSERT INTO t VALUES (2, randomblob(3000))").await.unwrap();
+    late.version.number += 1;
+    zombie.pages().put_manifest(&late).await.unwrap();
+    drop(second);
+    let third = world.start().await;
+    assert_eq!(third.rows(SHOP).await, [1, 2].into());
+    drop(third);
+    drop(zombie);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_does_not_own_the_store_any_more_deletes_nothing() {
+    let world = World::new(Duration::ZERO);
+    let zombie = shop(&world).await;
+    let owner = world.start().await;
+    owner.run("INSERT INTO t VALUES (2, randomblob(30000000))").await.unwrap();
+    let before = owner.pages().list_segments().await.unwrap().len();
+    for refused in [zombie.engine.collect().await, zombie.engine.drop_partition(SHOP).await] {
+        let error = refused.unwrap_err();
+        assert_eq!(error.state(), sqlstate::IO_ERROR);
+        assert!(error.message().contains("another process has taken over"), "{error:?}");
+    }
+    assert_eq!(owner.pages().list_segments().await.unwrap().len(), before, "one that only a log names");
+    assert_eq!(owner.rows(SHOP).await, [1, 2].into());
+}
+
+/// A flush of an earlier owner has stored its segment when the next one collects, and its manifest comes after that.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_segment_that_is_about_to_be_named_stays() {
+    let world = World::new(Duration::ZERO);
+    let zombie = shop(&world).await;
+    zombie.run("INSERT INTO t VALUES (2, randomblob(3000))").await.unwrap();
+    let manifests = zombie.pages().list_manifests(None).await.unwrap().len();
+    zombie.store.always(StoreOperation::Put, Some(StoreFault::Delay(Duration::from_millis(300))));
+    let engine = zombie.engine.clone();
+    let flushing = tokio::spawn(async move { engine.flush().await });
+    while zombie.pages().list_segments().await.unwrap().len() < 2 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let owner = world.start().await;
+    assert_eq!(owner.pages().list_manifests(None).await.unwrap().len(), manifests, "it is not there yet");
+    owner.engine.collect().await.unwrap();
+    flushing.await.unwrap().unwrap();
+    owner.engine.collect().await.unwrap();
+    assert_eq!(owner.rows(SHOP).await, [1, 2].into());
+    drop((owner, zombie));
+    assert_eq!(world.start().await.rows(SHOP).await, [1, 2].into());
+}
+
+/// What the first owner was about to delete the second one makes a branch of: it is pinned, and stays; or it is condemned, and no
+/// branch is made of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_branched_from_stays_and_what_is_condemned_is_not_branched_from() {
+    let world = World::new(Duration::from_secs(3600));
+    let zombie = shop(&world).await;
+    let time_ms = zombie.engine.history(SHOP).await.unwrap()[0].time_unix_ms;
+    let name = zombie.pages().list_manifests(None).await.unwrap()[0];
+    // In a millisecond of its own: times are told in milliseconds.
+    tokio::time::sleep(Duration::from_millis(3)).await;
+    zombie.run("INSERT OR REPLACE INTO t VALUES (1, randomblob(3000))").await.unwrap();
+    zombie.engine.flush().await.unwrap();
+    let owner = world.start().await;
+    let branch = PartitionId(8);
+    owner.engine.create_partition(branch, Some((SHOP, Some(time_ms)))).await.unwrap();
+    assert!(!zombie.pages().condemn(name, &[], time_ms).await.unwrap());
+    assert_eq!(owner.rows(branch).await, [1].into());
+    assert!(zombie.pages().condemn(name, &[], time_ms + 10 * 3_600_000).await.unwrap(), "its time is over");
+    assert_eq!(owner.rows(branch).await, [1].into(), "the branch names it all itself");
+    let error = owner.engine.create_partition(PartitionId(9), Some((SHOP, Some(time_ms)))).await.unwrap_err();
+    assert_eq!(error.state(), sqlstate::INVALID_PARAMETER_VALUE, "{error:?}");
+    let error = owner.engine.create_partition(branch, None).await.unwrap_err();
+    assert_eq!(error.state(), sqlstate::OBJECT_IN_USE, "somebody else has given the id away");
+}
+
+/// A step of a schedule.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Insert,
+    Delete,
+    Large,
+    Flush,
+    Compact,
+    Collect,
+    Restore,
+    TakeOver,
+    Kill,
+    Fault,
+}
+
+struct Schedule {
+    world: World,
+    random: Random,
+    processes: Vec<Process>,
+    next: i64,
+    /// What the owner has acknowledged.
+    rows: BTreeSet<i64>,
+}
+
+impl Schedule {
+    async fn new(seed: u64) -> Schedule {
+        let mut random = Random::new(seed);
+        let hours = random.below(2);
+        let world = World::new(Duration::from_secs(3600 * hours));
+        let processes = vec![shop(&world).await];
+        Schedule { world, random, processes, next: 2, rows: [1].into() }
+    }
+
+    async fn step(&mut self, step: Step) {
+        let last = self.processes.len() - 1;
+        let at = if self.random.below(10) < 6 { last } else { self.random.below(last as u64 + 1) as usize };
+        let is_owner = at == last;
+        let process = &self.processes[at];
+        match step {
+            Step::Insert | Step::Large => {
+                let id = self.next;
+                self.next += 1;
+                let bytes = if matches!(step, Step::Large) { 10_000_000 } else { 2000 };
+                let ran = process.run(&format!("INSERT INTO t VALUES ({id}, randomblob({bytes}))")).await;
+                assert!(ran.is_ok() || !is_owner, "{ran:?}");
+                assert!(ran.is_err() || is_owner, "it has acknowledged what is not its any more");
+                self.rows.extend(is_owner.then_some(id));
+            }
+            Step::Delete => {
+                let all: Vec<i64> = self.rows.iter().copied().collect();
+                if all.is_empty() {
+                    return;
+                }
+                let id = *self.random.pick(&all);
+                let ran = process.run(&format!("DELETE FROM t WHERE id = {id}")).await;
+                // One that has not seen the row has nothing to delete, and nothing to commit.
+                assert!(ran.is_ok() || !is_owner, "{ran:?}");
+                if is_owner {
+                    self.rows.remove(&id);
+                }
+            }
+            Step::Flush => {
+                let flushed = process.engine.flush().await;
+                assert!(flushed.is_ok() || !is_owner, "{flushed:?}");
+            }
+            Step::Compact => {
+                let compacted = process.engine.compact_all().await;
+                assert!(compacted.is_ok() || !is_owner, "{compacted:?}");
+            }
+            Step::Collect => {
+                let collected = process.engine.collect().await;
+                assert_eq!(collected.is_ok(), is_owner, "{collected:?}");
+            }
+            Step::Restore if is_owner => {
+                process.engine.flush().await.unwrap();
+                // To what it is now: the others do not know that it begins anew.
+                let time_ms = process.engine.history(SHOP).await.unwrap().last().unwrap().time_unix_ms;
+                let mut decided = None;
+                let decide = async |era| {
+                    decided = Some(era);
+                    Ok(())
+                };
+                process.engine.restore_partition(SHOP, time_ms, decide).await.unwrap();
+                self.world.eras.insert(SHOP, decided.unwrap());
+            }
+            Step::Restore => {}
+            Step::TakeOver if self.processes.len() < 4 => self.processes.push(self.world.start().await),
+            Step::Kill if last > 0 => drop(self.processes.remove(self.random.below(last as u64) as usize)),
+            Step::TakeOver | Step::Kill => {}
+            Step::Fault => {
+                let a_while = Duration::from_millis(self.random.below(100));
+                let (operation, fault) = *self.random.pick(&[
+                    (StoreOperation::Put, StoreFault::Linger(a_while)),
+                    (StoreOperation::Put, StoreFault::LoseAnswer),
+                    (StoreOperation::Delete, StoreFault::Delay(a_while)),
+                    (StoreOperation::Delete, StoreFault::LoseAnswer),
+                ]);
+                process.store.next(operation, fault);
+            }
+        }
+    }
+
+    async fn check(&self) {
+        assert_eq!(self.processes.last().unwrap().rows(SHOP).await, self.rows);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_they_do_the_last_one_has_what_it_has_acknowledged() {
+    use Step::*;
+    let steps = [
+        Insert, Insert, Insert, Insert, Delete, Large, Flush, Flush, Flush, Compact, Collect, Collect,
+        Restore, TakeOver, TakeOver, Kill, Fault, Fault,
+    ];
+    for seed in seeds::first()..seeds::first() + seeds::rounds(12) {
+        let mut schedule = Schedule::new(seed).await;
+        for _ in 0..60 {
+            let step = *schedule.random.pick(&steps);
+            eprintln!("seed {seed}: {step:?}");
+            schedule.step(step).await;
+        }
+        schedule.check().await;
+        // All of them die; what the last one had is there.
+        schedule.processes.clear();
+        schedule.processes.push(schedule.world.start().await);
+        schedule.check().await;
+        schedule.processes[0].engine.collect().await.unwrap();
+        schedule.check().await;
+        schedule.processes[0].engine.shutdown().await.unwrap();
+        schedule.processes.clear();
+        schedule.processes.push(schedule.world.start().await);
+        schedule.processes[0].engine.collect().await.unwrap();
+        schedule.check().await;
+    }
+}

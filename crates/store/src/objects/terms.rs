@@ -1,0 +1,182 @@
+//! Who owns the store now: terms as objects, `terms/00000007` and, when its process has ended well, `terms/00000007-ended`.
+//!
+//! ```text
+//!   terms/00000006-ended                     begins term 7: puts terms/00000007, if it is absent,
+//!                                            lists anew: is that the greatest? then deletes what is before
+//! ```
+//!
+//! A number that was used and deleted may be won again by who has looked long ago; so nobody trusts a number before a listing
+//! that began after it was won shows none that is greater. (Those before are deleted only by who holds a greater one.)
+//!
+//! Beginning a term takes the store away from whoever holds the one before. He is not asked, and may not know it for a while. So
+//! what only the owner may do is done by this rule: *list, look whether the term is still the last one, then act on what was listed*.
+//! Then everything that was listed had been there, and was known, while the store was his; see `engine/collect` for
+//! why acting on it later does no harm.
+
+use fulmar_pages::term::StoredTerm;
+
+use super::{PageStore, StoreError};
+use crate::store::Span;
+
+const TERMS: &str = "terms";
+const ENDED: &str = "-ended";
+/// Others that begin a term at the same time, before they are held to be in the way for good.
+const MOST_ROUNDS: usize = 50;
+
+/// The greatest number of a term. Versions of a partition have one in their upper bits.
+pub const MOST_TERMS: u32 = (1 << 24) - 1;
+
+/// A term that this process has begun.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Term {
+    /// Which one.
+    pub number: u32,
+    by: u128,
+    /// Whether the processes of all terms before it are known to be gone, and nothing that they have asked of the store is still on its
+    /// way.
+    pub is_alone: bool,
+}
+
+fn term_object(number: u32, has_ended: bool) -> String {
+    format!("{TERMS}/{number:08x}{}", if has_ended { ENDED } else { "" })
+}
+
+/// The number, and whether the object says that the term has ended.
+fn parse(object: &str) -> Option<(u32, bool)> {
+    let name = object.rsplit('/').next()?;
+    let (digits, has_ended) = name.strip_suffix(ENDED).map_or((name, false), |digits| (digits, true));
+    let number = u32::from_str_radix(digits, 16).ok()?;
+    (term_object(number, has_ended) == object).then_some((number, has_ended))
+}
+
+impl PageStore {
+    /// Takes the store over from whoever has it.
+    pub async fn begin_term(&self) -> Result<Term, StoreError> {
+        let by = rand::random();
+        for _ in 0..MOST_ROUNDS {
+            let before = self.list_terms().await?;
+            let (last, has_ended) = before.last().copied().unwrap_or((0, true));
+            if last >= MOST_TERMS {
+                return Err(StoreError::TooManyTerms { store: self.store.to_string() });
+            }
+            let number = last + 1;
+            let begun = StoredTerm { number, by, has_ended: false };
+            match self.put(&term_object(number, false), begun.encode().into()).await {
+                Ok(()) => {}
+                Err(StoreError::Exists { .. }) => continue,
+                Err(error) => return Err(error),
+            }
+            let known = self.list_terms().await?;
+            if known.last() == Some(&(number, false)) {
+                for (number, has_ended) in known.into_iter().filter(|known| known.0 < number) {
+                    self.delete(&term_object(number, has_ended)).await?;
+                }
+                return Ok(Term { number, by, is_alone: has_ended });
+            }
+        }
+        Err(StoreError::Contended { object: TERMS.to_owned(), store: self.store.to_string() })
+    }
+
+    /// Whether nobody has begun a later term.
+    pub async fn is_last_term(&self, term: &Term) -> Result<bool, StoreError> {
+        Ok(self.list_terms().await?.last().is_some_and(|(number, _)| *number == term.number))
+    }
+
+    /// Says that this process asks nothing more of the store, and that all those before it are gone: whoever comes next need not wait for
+    /// anything.
+    pub async fn end_term(&self, term: &Term) -> Result<(), StoreError> {
+        let ended = StoredTerm { number: term.number, by: term.by, has_ended: true };
+        self.put(&term_object(term.number, true), ended.encode().into()).await
+    }
+
+    /// Reads the object that says that a term has begun, or ended.
+    pub async fn read_term(&self, number: u32, has_ended: bool) -> Result<StoredTerm, StoreError> {
+        let object = term_object(number, has_ended);
+        let bytes = self.get(&object, Span::Whole).await?.bytes;
+        let term = StoredTerm::decode(&bytes).map_err(|cause| self.damaged_at(&object, 0, cause))?;
+        match (term.number, term.has_ended) == (number, has_ended) {
+            true => Ok(term),
+            false => Err(StoreError::Misnamed { object, store: self.store.to_string() }),
+        }
+    }
+
+    /// The objects that say that terms have begun or ended: numbers, and whether it is the latter; sorted.
+    pub async fn list_terms(&self) -> Result<Vec<(u32, bool)>, StoreError> {
+        let mut terms: Vec<_> = self.list(TERMS).await?.iter().filter_map(|name| parse(name)).collect();
+        terms.sort_unstable();
+        Ok(terms)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::store::Backend;
+
+    fn store() -> PageStore {
+        PageStore::open(Arc::new(Backend::memory()))
+    }
+
+    #[test]
+    fn names_are_numbers_and_nothing_else() {
+        for (number, has_ended) in [(7, false), (7, true), (MOST_TERMS, false)] {
+            assert_eq!(parse(&term_object(number, has_ended)), Some((number, has_ended)));
+        }
+        for other in ["terms/7", "terms/0000000G", "terms/00000007-end", "logs/00000007", "terms/-ended"] {
+            assert_eq!(parse(other), None, "{other}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_last_one_has_the_store() {
+        let store = store();
+        let first = store.begin_term().await.unwrap();
+        assert!(first.is_alone && store.is_last_term(&first).await.unwrap());
+        let second = store.begin_term().await.unwrap();
+        assert!(!second.is_alone, "the first one has not ended");
+        assert!(second.number > first.number);
+        assert!(!store.is_last_term(&first).await.unwrap() && store.is_last_term(&second).await.unwrap());
+        store.end_term(&second).await.unwrap();
+        assert!(store.is_last_term(&second).await.unwrap());
+        assert!(store.read_term(second.number, true).await.unwrap().has_ended);
+        let third = store.begin_term().await.unwrap();
+        assert!(third.is_alone);
+        assert_eq!(store.list_terms().await.unwrap(), [(third.number, false)], "the others are deleted");
+        // Who was away for long.
+        store.end_term(&first).await.unwrap();
+        assert!(!store.is_last_term(&first).await.unwrap());
+        assert!(!store.begin_term().await.unwrap().is_alone, "that says nothing of the third");
+    }
+
+    /// Of many at a time each believes at most for as long as no later one has begun, and each number is one's.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn of_many_one_is_the_last() {
+        let store = store();
+        let all = (0..8).map(|_| {
+            let store = store.clone();
+            tokio::spawn(async move { store.begin_term().await.unwrap() })
+        });
+        let mut begun = Vec::new();
+        for one in all.collect::<Vec<_>>() {
+            begun.push(one.await.unwrap());
+        }
+        let mut last = Vec::new();
+        for term in &begun {
+            last.extend(store.is_last_term(term).await.unwrap().then_some(term.number));
+        }
+        assert_eq!(last, [begun.iter().map(|term| term.number).max().unwrap()]);
+        begun.sort_unstable_by_key(|term| term.number);
+        begun.dedup_by_key(|term| term.number);
+        assert_eq!(begun.len(), 8);
+    }
+
+    #[tokio::test]
+    async fn there_is_an_end_to_them() {
+        let store = store();
+        let last = StoredTerm { number: MOST_TERMS, by: 1, has_ended: false };
+        store.put(&term_object(MOST_TERMS, false), last.encode().into()).await.unwrap();
+        assert!(matches!(store.begin_term().await, Err(StoreError::TooManyTerms { .. })));
+    }
+}

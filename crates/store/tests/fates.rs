@@ -1,0 +1,143 @@
+//! Fates of manifests: whatever the interleaving of those who pin and those who condemn, nobody relies on what is deleted.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use fulmar_pages::{Manifest, PartitionId, Version};
+use fulmar_store::{
+    Backend, FateName, FaultyStore, ManifestName, PageStore, Pinned, ReadOnlyStore, Store, StoreError,
+    StoreFault, StoreOperation,
+};
+
+const HOUR_MS: u64 = 3_600_000;
+
+fn manifest(number: u64) -> Manifest {
+    Manifest {
+        partition: PartitionId(7),
+        version: Version { lineage: 1, epoch: 1, number },
+        page_count: 1,
+        timestamp: number,
+        segments: Vec::new(),
+        outcomes: Vec::new(),
+        outcomes_horizon: 0,
+    }
+}
+
+async fn store_with(numbers: &[u64]) -> (Backend, PageStore) {
+    let objects = Backend::memory();
+    let store = PageStore::open(Arc::new(objects.clone()));
+    for number in numbers {
+        store.put_manifest(&manifest(*number)).await.unwrap();
+    }
+    (objects, store)
+}
+
+fn name(number: u64) -> ManifestName {
+    ManifestName::of(&manifest(number))
+}
+
+async fn fates(store: &PageStore) -> Vec<FateName> {
+    store.list_partitions(None).await.unwrap().fates
+}
+
+async fn is_there(store: &PageStore, number: u64) -> bool {
+    store.list_manifests(None).await.unwrap().contains(&name(number))
+}
+
+#[tokio::test]
+async fn what_is_pinned_stays_until_its_time_is_over() {
+    let (_, store) = store_with(&[1, 2]).await;
+    assert_eq!(store.pin(name(1), HOUR_MS).await.unwrap(), Pinned::Yes);
+    assert_eq!(store.pin(name(1), HOUR_MS).await.unwrap(), Pinned::Yes);
+    assert_eq!(fates(&store).await.len(), 1, "the pin that is there is enough");
+    let known = fates(&store).await;
+    assert!(!store.condemn(name(1), &known, HOUR_MS + 1000).await.unwrap() && is_there(&store, 1).await);
+    // Whoever has seen less asks again.
+    assert!(!store.condemn(name(1), &[], HOUR_MS + 1000).await.unwrap());
+    let later_ms = HOUR_MS + HOUR_MS / 3;
+    assert_eq!(store.pin(name(1), later_ms).await.unwrap(), Pinned::Yes);
+    assert_eq!(fates(&store).await.len(), 2, "the first one ends too soon");
+    assert!(!store.condemn(name(1), &known, HOUR_MS + HOUR_MS / 2 + 1).await.unwrap());
+    assert!(store.condemn(name(1), &known, 3 * HOUR_MS).await.unwrap());
+    assert!(!is_there(&store, 1).await && is_there(&store, 2).await);
+    assert_eq!(fates(&store).await, []);
+    assert!(store.condemn(name(1), &[], HOUR_MS).await.unwrap(), "once more does no harm");
+}
+
+#[tokio::test]
+async fn what_is_condemned_is_pinned_by_nobody() {
+    let (objects, store) = store_with(&[1]).await;
+    let faulty = FaultyStore::new(Arc::new(objects));
+    let collector = PageStore::open(Arc::new(faulty.clone()));
+    // It dies before the manifest is deleted.
+    faulty.next(StoreOperation::Delete, StoreFault::Fail(fulmar_store::FailureKind::Refused));
+    collector.condemn(name(1), &[], 0).await.unwrap_err();
+    assert!(is_there(&store, 1).await);
+    assert_eq!(store.pin(name(1), 0).await.unwrap(), Pinned::Gone);
+    assert!(store.condemn(name(1), &[], 0).await.unwrap(), "another one goes on");
+    assert_eq!(store.pin(name(1), 0).await.unwrap(), Pinned::Gone, "there is no manifest");
+    // The pin of what was gone is garbage, but not before its time is over.
+    let left = fates(&store).await;
+    assert_eq!(left.len(), 1);
+    store.forget_fates(&left, 0).await.unwrap();
+    assert_eq!(fates(&store).await, left);
+    store.forget_fates(&left, HOUR_MS).await.unwrap();
+    assert_eq!(fates(&store).await, []);
+}
+
+#[tokio::test]
+async fn who_may_not_write_is_told_so() {
+    let (objects, _) = store_with(&[1]).await;
+    let reader = |may_add| PageStore::open(Arc::new(ReadOnlyStore::new(Arc::new(objects.clone()), may_add)));
+    assert_eq!(reader(|_| false).pin(name(1), 0).await.unwrap(), Pinned::Refused);
+    assert_eq!(reader(FateName::is_one).pin(name(1), 0).await.unwrap(), Pinned::Yes);
+}
+
+#[tokio::test]
+async fn a_damaged_fate_keeps_its_manifest() {
+    let (objects, store) = store_with(&[1]).await;
+    let fate = "manifests/0000000000000007/fate-00000001-0000000000000001-00000000";
+    objects.put(fate, Bytes::from_static(b"FULMFATE and more")).await.unwrap();
+    for error in [
+        store.condemn(name(1), &[], u64::MAX).await.unwrap_err(),
+        store.pin(name(1), 0).await.unwrap_err(),
+        store.verify_fate(fates(&store).await[0]).await.unwrap_err(),
+    ] {
+        assert!(matches!(&error, StoreError::Damaged { object, .. } if object == fate), "{error}");
+    }
+    assert!(is_there(&store, 1).await);
+}
+
+/// Many who pin and many who condemn, at the same time: what was pinned once is there, and all else is gone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn nobody_relies_on_what_is_deleted() {
+    const MANIFESTS: u64 = 300;
+    let numbers: Vec<u64> = (1..=MANIFESTS).collect();
+    let (_, store) = store_with(&numbers).await;
+    let mut tasks = Vec::new();
+    for who in 0..6u64 {
+        let store = store.clone();
+        tasks.push(tokio::spawn(async move {
+            let mut pinned = Vec::new();
+            for step in 0..MANIFESTS {
+                // Each in an order of its own; all meet all.
+                let number = 1 + (step * [1, 7, 11, 13, 17, 299][who as usize]) % MANIFESTS;
+                if who % 2 == 0 {
+                    store.condemn(name(number), &[], 0).await.unwrap();
+                } else if store.pin(name(number), 0).await.unwrap() == Pinned::Yes {
+                    pinned.push(number);
+                }
+                tokio::task::yield_now().await;
+            }
+            pinned
+        }));
+    }
+    let mut pinned = BTreeSet::new();
+    for task in tasks {
+        pinned.extend(task.await.unwrap());
+    }
+    let there: BTreeSet<u64> =
+        store.list_manifests(None).await.unwrap().into_iter().map(|name| name.number).collect();
+    assert_eq!(there, pinned);
+}
