@@ -401,7 +401,7 @@ impl Engine {
                 latest => latest.map_err(store_error)?,
             };
             if let Some(manifest) = &manifest
-                && !beside.pins.pin(node, ManifestName::of(manifest)).await?
+                && !beside.pins.pin(node, ManifestName::of(manifest)).await
             {
                 continue;
             }
@@ -484,14 +484,14 @@ pub(crate) async fn round(engine: Arc<Engine>) {
     }
     engine.past.close_unused(|used_ms| now_ms.saturating_sub(used_ms) > idle_ms);
     let used = engine.open_partitions().into_iter().chain(engine.past.open());
-    let used: Vec<_> = used.filter_map(|partition| partition.manifest_name()).collect();
-    beside.pins.renew(node, &used).await;
+    let used = used.filter_map(|partition| partition.manifest_name()).collect();
+    beside.pins.renew(node, used).await;
     node.memory.flush_ended();
 }
 
 async fn adopt_newest(node: &Node, beside: &Beside, partition: &Partition) -> Result<()> {
     match node.store.latest_manifest(partition.id, partition.epoch).await {
-        Ok(Some(manifest)) => match beside.pins.pin(node, ManifestName::of(&manifest)).await? {
+        Ok(Some(manifest)) => match beside.pins.pin(node, ManifestName::of(&manifest)).await {
             true => partition.adopt(&manifest).await,
             false => Ok(()),
         },

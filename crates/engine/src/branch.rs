@@ -27,7 +27,7 @@
 //!
 //! What is read between the choice of a version and the manifest that names its segments anew must not be collected
 //! meanwhile: by this process, so [`crate::node::Node::past`] is held; by another one that has had the store before and has not come to
-//! the end of what it has decided then, so it is pinned ([`crate::pins`]).
+//! the end of what it has decided then, so the version's manifest is pinned, and must still be there behind the new one ([`crate::pins`]).
 
 use std::sync::Arc;
 
@@ -66,12 +66,11 @@ impl Engine {
     ) -> Result<()> {
         self.check_owner()?;
         self.node().disk.admit(true)?;
-        self.check_unused(id).await?;
+        self.check_new(id).await?;
         let Some((source, at_unix_ms)) = source else { return Ok(()) };
         let (_past, manifest) = self.manifest_of(source, at_unix_ms).await?;
         let Some(manifest) = manifest else { return Ok(()) };
         let held = Held::pin(self.node(), ManifestName::of(&manifest)).await?;
-        self.check_term().await?;
         let (clock, Era { lineage, epoch }) = (&self.node().clock, Era::first(id));
         let branch = Manifest {
             partition: id,
@@ -84,12 +83,13 @@ impl Engine {
         };
         self.node().store.put_manifest(&branch).await.map_err(store_error)?;
         failpoint::hit(failpoint::BRANCH_AFTER_MANIFEST);
-        held.check(self.node())
+        held.check(self.node()).await
     }
 
     /// Refuses the id of a partition that has a manifest: another process, which has owned the store before, has given it away.
-    async fn check_unused(&self, id: PartitionId) -> Result<()> {
-        let listed = self.node().store.list_manifests(Some(id)).await.map_err(store_error)?;
+    async fn check_new(&self, id: PartitionId) -> Result<()> {
+        let listed = async { self.node().store.list_manifests(Some(id)).await.map_err(store_error) };
+        let (listed, ()) = tokio::try_join!(listed, self.check_term())?;
         match listed.is_empty() {
             true => Ok(()),
             false => Err(Error::new(sqlstate::OBJECT_IN_USE, format!("partition {id} is there already"))
@@ -191,7 +191,7 @@ impl Engine {
         };
         store.put_manifest(&manifest).await.map_err(store_error)?;
         failpoint::hit(failpoint::RESTORE_AFTER_MANIFEST);
-        held.check(node)?;
+        held.check(node).await?;
         Ok(era)
     }
 }

@@ -18,14 +18,14 @@
 //! that is gone when it is to be read (its tenant was dropped) may have been branched in the meantime: all are listed anew.
 //!
 //! # Other processes
-//! Only the owner of the store collects. When he has listed what there is he makes sure that the store is still his, so of all that
-//! was listed he knew who needs it. What he then deletes, however long that takes, and whoever has taken the store over meanwhile, stays
-//! garbage, since whoever comes later can name a segment only out of a manifest that names it, or one that he has stored
-//! himself:
-//! - A manifest that is to go is *condemned* first, if nobody has *pinned* it ([`fulmar_store`]'s `objects/fates`): whoever wants to make a
-//!   branch of it later, or to read it beside its owner, finds that out.
-//! - The listing of what names segments comes after that. A branch that was made of a manifest is in that listing, or the
-//!   manifest is: it is pinned for longer than a listing takes.
+//! Only the owner of the store collects. When he has listed what there is, and knows what only logs name, he makes sure that the store is
+//! still his: so of all that was listed he knew who needs it. What he then deletes, however long that takes, and whoever has taken the
+//! store over meanwhile, stays garbage, since whoever comes later can name a segment only out of a manifest that names it, or one that
+//! he has stored himself:
+//! - A manifest that is to go is *condemned* first, if nobody has *pinned* it ([`fulmar_store`]'s `objects/fates`): whoever wants to read it
+//!   beside its owner, or to make a branch of it, finds that out.
+//! - Who makes a branch of a manifest looks, when the branch is stored, whether the manifest is still there. What names segments is
+//!   listed after the last manifest was deleted: so it finds the branch, or the manifest.
 //! - Segments of earlier terms stay until their processes are gone: a flush may be about to name one.
 //!
 //! A fate that cannot be read keeps its manifest, and a warning says so.
@@ -39,7 +39,7 @@ use std::time::Duration;
 
 use fulmar_pages::SegmentId;
 use fulmar_store::{FateName, Listed, ManifestName, StoreError};
-use futures::stream::{self, StreamExt};
+use futures::stream::{self, StreamExt, TryStreamExt};
 
 use crate::history;
 use crate::partition::store_error;
@@ -50,8 +50,8 @@ const AFTER_BYTES: u64 = 256 << 20;
 /// After so long they come anyway, and for the first time so long after the start: a crash may have left something.
 const AFTER: Duration = Duration::from_secs(600);
 const AFTER_START: Duration = Duration::from_secs(60);
-/// Manifests that are read at the same time.
-const READS_AT_ONCE: usize = 16;
+/// Manifests that are read, or deleted, at the same time.
+const AT_ONCE: usize = 16;
 /// How often all manifests are listed, if some are gone each time.
 const LISTINGS: usize = 20;
 
@@ -89,10 +89,12 @@ impl Engine {
         let there = store.list_segments().await.map_err(store_error)?;
         node.naming.settled().await;
         let listed = store.list_partitions(None).await.map_err(store_error)?;
+        // Of what nothing names but a log: known while the store is known to be ours.
+        let mut needed = self.segments_in_use();
         self.check_term().await?;
         self.delete_old_hot_pages(&listed).await?;
         self.delete_old_manifests(&listed).await?;
-        let mut needed = self.segments_in_use();
+        needed.extend(self.segments_in_use());
         needed.extend(self.named_segments().await?);
         let now_ms = node.clock.monotonic_ms();
         let may_delete =
@@ -105,23 +107,26 @@ impl Engine {
 
     async fn delete_old_manifests(&self, listed: &Listed) -> Result<()> {
         let (node, store) = (self.node(), &self.node().store);
+        let condemned = self.condemned(listed).await?;
         for names in listed.manifests.chunk_by(|a, b| a.partition == b.partition) {
             let Some(id) = names.first().map(|name| name.partition).filter(|_| names.len() > 1) else {
                 continue;
             };
             let (now_ms, retention) = (node.clock.unix_ms(), (self.retention)(id));
-            let expired = history::expired(store, id, self.era(id).epoch, now_ms, retention).await?;
             let epoch = self.era(id).epoch;
-            if expired.is_empty() && names.iter().all(|name| name.epoch <= epoch) {
+            let begun = &names[..names.partition_point(|name| name.epoch <= epoch)];
+            let mut over = history::expired(store, begun, now_ms, retention).await?;
+            over.extend(begun.iter().rev().skip(1).filter(|name| condemned.contains(*name)));
+            if over.is_empty() && begun.len() == names.len() {
                 continue;
             }
-            let _alone = node.past.write().await;
+            let _past = node.past.write().await;
             // Of restores that did not come to their end: none is going on now.
             let epoch = self.era(id).epoch;
-            let never_begun = names.iter().copied().filter(|name| name.epoch > epoch);
-            for name in expired.into_iter().chain(never_begun) {
-                self.condemn(name, fates_of(listed, name)).await?;
-            }
+            over.extend(names.iter().filter(|name| name.epoch > epoch));
+            let condemning = over.into_iter().map(|name| self.condemn(name, fates_of(listed, name)));
+            let condemning = stream::iter(condemning.collect::<Vec<_>>()).buffer_unordered(AT_ONCE);
+            condemning.try_collect::<()>().await?;
         }
         self.forget_fates(listed).await
     }
@@ -130,6 +135,18 @@ impl Engine {
     async fn condemn(&self, manifest: ManifestName, fates: &[FateName]) -> Result<()> {
         let (node, store) = (self.node(), &self.node().store);
         unless_damaged(store.condemn(manifest, fates, node.clock.unix_ms()).await.map(drop))
+    }
+
+    /// Manifests that somebody has condemned who did not come to delete them.
+    async fn condemned(&self, listed: &Listed) -> Result<HashSet<ManifestName>> {
+        let mut condemned = HashSet::new();
+        for fates in listed.fates.chunk_by(|a, b| a.manifest == b.manifest) {
+            let is_condemned = self.node().store.is_condemned(fates).await;
+            unless_damaged(is_condemned.map(|is_condemned| {
+                condemned.extend(is_condemned.then_some(fates[0].manifest));
+            }))?;
+        }
+        Ok(condemned)
     }
 
     /// Fates whose manifest has gone without them: a crash has come between.
@@ -176,7 +193,7 @@ impl Engine {
         'listing: for _ in 0..LISTINGS {
             let names = store.list_manifests(None).await.map_err(store_error)?;
             let reads = names.into_iter().map(|name| store.manifest(name));
-            let mut reads = stream::iter(reads.collect::<Vec<_>>()).buffer_unordered(READS_AT_ONCE);
+            let mut reads = stream::iter(reads.collect::<Vec<_>>()).buffer_unordered(AT_ONCE);
             let mut named = HashSet::new();
             while let Some(read) = reads.next().await {
                 match read {

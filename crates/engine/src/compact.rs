@@ -119,6 +119,9 @@ impl Engine {
         let segment = SegmentRef { id, partition: partition.id };
         let merged = NamedSegment { segment, pages: entries.len() as u64 };
         let settled = flush::settled(self).await;
+        if partition.is_unsure() {
+            self.check_term().await?;
+        }
         flush::settle_unsure(self, partition).await?;
         if partition.is_closed() || !partition.replace_named(&work.sources, merged) {
             return Ok(false);

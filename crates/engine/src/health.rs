@@ -89,11 +89,12 @@ impl Engine {
         }
     }
 
-    /// Whether commits are accepted, for health checks: the node's own log is not failing, and neither it nor the disk is
-    /// full. The log in the store does not count: without it the node serves all databases that do not commit to it. But of a node
+    /// Whether commits are accepted, for health checks: the node's own log is not failing, neither it nor the disk is
+    /// full, and no other process has taken over the store. The log in the store does not count: without it the node serves all databases that do not commit to it. But of a node
     /// that reads beside another one: whether that one's log can be read.
     pub fn accepts_commits(&self) -> bool {
         let can_read = self.beside.as_ref().is_none_or(|beside| beside.is_well());
-        can_read && self.node().disk.admit(false).is_ok() && self.health().log.accepts()
+        let owns_store = self.node().tenure.as_ref().is_none_or(|tenure| !tenure.is_over());
+        can_read && owns_store && self.node().disk.admit(false).is_ok() && self.health().log.accepts()
     }
 }

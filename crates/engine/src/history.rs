@@ -73,7 +73,7 @@ impl RestorePoint {
 impl Engine {
     /// The versions that a partition can be restored to, the oldest first.
     pub async fn history(&self, id: PartitionId) -> Result<Vec<RestorePoint>> {
-        let manifests = manifests(&self.node().store, id, self.era(id).epoch).await?;
+        let manifests = self.manifests(id).await?;
         Ok(manifests.iter().map(|manifest| RestorePoint::of(manifest)).collect())
     }
 
@@ -84,10 +84,21 @@ impl Engine {
             return Err(Error::new(sqlstate::INVALID_PARAMETER_VALUE, "the time is in the future")
                 .detail(format!("It is {} now.", timestamp(now_ms))));
         }
-        let manifests = manifests(&self.node().store, id, self.era(id).epoch).await?;
+        let manifests = self.manifests(id).await?;
         let time_ms = |manifest: &Arc<Manifest>| milliseconds(manifest.timestamp);
         let before = manifests.iter().rev().find(|manifest| time_ms(manifest) <= at_unix_ms);
         before.cloned().ok_or_else(|| no_such_point(at_unix_ms, manifests.first().map(time_ms)))
+    }
+}
+
+impl Engine {
+    /// A partition's manifests up to its epoch (what is above is of a restore that did not come to its end), the oldest first.
+    async fn manifests(&self, id: PartitionId) -> Result<Vec<Arc<Manifest>>> {
+        let store = &self.node().store;
+        let mut names = store.list_manifests(Some(id)).await.map_err(store_error)?;
+        let epoch = self.era(id).epoch;
+        names.retain(|name| name.epoch <= epoch);
+        read(store, &names).await
     }
 }
 
@@ -104,12 +115,9 @@ fn no_such_point(at_unix_ms: u64, first_ms: Option<u64>) -> Error {
     }
 }
 
-/// A partition's manifests up to its epoch (what is above is of a restore that did not come to its end), the oldest first.
-/// One that is deleted meanwhile is left out.
-async fn manifests(store: &PageStore, id: PartitionId, epoch: u32) -> Result<Vec<Arc<Manifest>>> {
-    let mut names = store.list_manifests(Some(id)).await.map_err(store_error)?;
-    names.retain(|name| name.epoch <= epoch);
-    let reads: Vec<_> = names.into_iter().map(|name| store.manifest(name)).collect();
+/// Manifests, in their order. One that is deleted meanwhile is left out.
+async fn read(store: &PageStore, names: &[ManifestName]) -> Result<Vec<Arc<Manifest>>> {
+    let reads: Vec<_> = names.iter().map(|name| store.manifest(*name)).collect();
     let mut found = Vec::new();
     let mut reads = stream::iter(reads).buffered(READS_AT_ONCE);
     while let Some(read) = reads.next().await {
@@ -122,15 +130,14 @@ async fn manifests(store: &PageStore, id: PartitionId, epoch: u32) -> Result<Vec
     Ok(found)
 }
 
-/// Which of a partition's manifests have had their time.
+/// Which of a partition's manifests, all of them, in their order, have had their time.
 pub(crate) async fn expired(
     store: &PageStore,
-    id: PartitionId,
-    epoch: u32,
+    names: &[ManifestName],
     now_ms: u64,
     retention: Duration,
 ) -> Result<Vec<ManifestName>> {
-    let manifests = manifests(store, id, epoch).await?;
+    let manifests = read(store, names).await?;
     let over = over(&manifests, now_ms, retention.as_millis() as u64);
     Ok(over.into_iter().map(ManifestName::of).collect())
 }

@@ -126,7 +126,7 @@ impl Engine {
         let manifest = self.manifest_at(id, at_unix_ms).await?;
         let slot = self.past.slot(ManifestName::of(&manifest))?;
         if let Some(beside) = &self.beside
-            && !beside.pins.pin(node, ManifestName::of(&manifest)).await?
+            && !beside.pins.pin(node, ManifestName::of(&manifest)).await
         {
             return Err(pins::gone());
         }

@@ -6,23 +6,25 @@
 //!
 //! | it | why it does no harm |
 //! | --- | --- |
-//! | commits | of `shared` partitions its log is sealed ([`fulmar_store`]'s `log/shared`); of `local` ones nobody takes over |
-//! | stores a manifest | it has nothing that is not durable in its log, and a number of its own term: below all that its successor commits or stores ([`Tenure::first_number`]). So where the successor has stored one already it is the past; else it is the same version in another place |
-//! | stores a segment, and names it later | its successor deletes no segment of earlier terms before their zombies are gone ([`Tenure::may_delete`]) |
+//! | commits | of `shared` partitions its log is sealed ([`fulmar_store`]'s `log/shared`). Of `local` ones nobody takes over; who copies a data directory and starts both has two databases, of which one stays |
+//! | stores a manifest | it has nothing that is not durable in its log, and a number of its own term: below all that its successor commits or stores ([`Tenure::first_number`]). So where the successor has stored one already it is the past; else it is the same version in another place. What its successor has stored it does not go on from ([`Tenure::check_number`]) |
+//! | stores a segment, and names it later | it looks whether the store is still its own before it names one, and does so within minutes; its successor deletes no segment of earlier terms before an hour ([`Tenure::may_delete`]) |
 //! | deletes | only what it has listed and then found to be still its own: [`Engine::check_term`]. That it knew all of; for why it is garbage for ever see [`crate::collect`] |
-//! | branches, restores | the same: they store manifests, and pin what those name |
+//! | branches, restores | the same: they store manifests, and what those name was there behind that |
+//!
+//! Who has found out that the store is another one's flushes, collects and commits nothing any more.
 //!
 //! # When zombies are gone
 //! What an earlier process has asked of the store may arrive late, and it may have been stopped in the middle of a flush for a while. Object
 //! stores refuse requests that were signed more than a quarter of an hour ago, connections end sooner, and a flush names its segment
-//! within minutes; so an hour after the beginning of a term nothing of earlier ones comes any more. If the process before has ended
-//! well, and knew that of all before it, none is there to wait for. The same where the store lies in the data directory, which is
-//! locked.
+//! within minutes; so an hour after the beginning of a term nothing of earlier ones comes any more. A process that ends well says how
+//! much of that is left. Where the store lies in the data directory, which is locked, there is nothing to wait for.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fulmar_pages::SegmentId;
-use fulmar_store::{PageStore, Term};
+use fulmar_store::{MOST_TERMS, PageStore, Term};
 
 use crate::clock::Clock;
 use crate::partition::store_error;
@@ -40,14 +42,18 @@ pub(crate) struct Tenure {
     term: Term,
     /// From when on nothing of earlier terms arrives (monotonic milliseconds).
     alone_ms: u64,
+    /// Another process has begun a later one.
+    is_over: AtomicBool,
 }
 
 impl Tenure {
     /// Takes a store over. `is_alone`: no other process can have it, or have had it a moment ago.
     pub(crate) async fn begin(store: &PageStore, clock: &Clock, is_alone: bool) -> Result<Tenure> {
         let term = store.begin_term().await.map_err(store_error)?;
-        let wait_ms = if is_alone || term.is_alone { 0 } else { ZOMBIES_LAST.as_millis() as u64 };
-        Ok(Tenure { term, alone_ms: clock.monotonic_ms() + wait_ms })
+        let wait =
+            if is_alone { Duration::ZERO } else { term.wait.unwrap_or(ZOMBIES_LAST).min(ZOMBIES_LAST) };
+        let alone_ms = clock.monotonic_ms() + wait.as_millis() as u64;
+        Ok(Tenure { term, alone_ms, is_over: AtomicBool::new(false) })
     }
 
     /// The term.
@@ -60,37 +66,56 @@ impl Tenure {
         u64::from(self.term.number) << NUMBER_BITS
     }
 
+    /// Refuses to go on from a version that a later term has made.
+    pub(crate) fn check_number(&self, number: u64) -> Result<()> {
+        match number >> NUMBER_BITS > u64::from(self.term.number) {
+            true => Err(taken_over()),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether another process is known to own the store.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Relaxed)
+    }
+
     /// Whether a segment that nothing names will be named by nothing later, as far as other processes go.
     pub(crate) fn may_delete(&self, segment: SegmentId, now_ms: u64) -> bool {
-        segment.term() == self.term.number || (segment.term() < self.term.number && now_ms >= self.alone_ms)
+        // Before there were terms all bits were random.
+        let term = if segment.term() > MOST_TERMS { 0 } else { segment.term() };
+        term == self.term.number || (term < self.term.number && now_ms >= self.alone_ms)
     }
 }
 
 impl Engine {
-    /// Refuses what only the store's owner may do, if there is another one by now. For who has listed what he is about to delete.
+    /// Refuses what only the store's owner may do, if there is another one by now. For who has listed what he is about to delete, or
+    /// is about to name what he has stored.
     pub(crate) async fn check_term(&self) -> Result<()> {
         let node = self.node();
         let Some(tenure) = &node.tenure else { return self.check_owner() };
-        match node.store.is_last_term(&tenure.term).await.map_err(store_error)? {
-            true => Ok(()),
-            false => Err(taken_over()),
+        if !tenure.is_over() && node.store.is_last_term(&tenure.term).await.map_err(store_error)? {
+            return Ok(());
         }
+        if !tenure.is_over.swap(true, Ordering::Relaxed) {
+            tracing::error!(
+                "another process has taken over the store: this node flushes, collects and commits nothing any more; end it, and see \
+                 that one node only is started with this store"
+            );
+        }
+        Err(taken_over())
     }
 
-    /// Nothing is under way in the store any more: whoever owns it next need not wait.
+    /// Nothing of this process is under way in the store any more.
     pub(crate) async fn end_term(&self) -> Result<()> {
         let node = self.node();
-        match &node.tenure {
-            Some(tenure) if node.clock.monotonic_ms() >= tenure.alone_ms => {
-                node.store.end_term(&tenure.term).await.map_err(store_error)
-            }
-            _ => Ok(()),
-        }
+        let Some(tenure) = &node.tenure else { return Ok(()) };
+        let wait_ms = tenure.alone_ms.saturating_sub(node.clock.monotonic_ms());
+        node.store.end_term(&tenure.term, Duration::from_millis(wait_ms)).await.map_err(store_error)
     }
 }
 
-fn taken_over() -> Error {
+pub(crate) fn taken_over() -> Error {
     Error::new(sqlstate::IO_ERROR, "another process has taken over the store")
-        .detail("A node that was started later owns it now; this one deletes nothing from it any more.")
+        .detail("A node that was started later owns it now; this one flushes, collects and commits nothing any more.")
         .hint("See that one node only is started with this data directory and this store, and end this one.")
 }

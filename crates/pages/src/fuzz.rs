@@ -1,10 +1,10 @@
-//! Any bytes as log records, page diffs, segments, manifests, lists of hot pages, fates and catalogs: read or refused, in memory that their
+//! Any bytes as log records, page diffs, segments, manifests, lists of hot pages, fates, terms and catalogs: read or refused, in memory that their
 //! length accounts for. Each format has checksums, which mutations do not survive; so of an input with an odd first byte
 //! the checksums are put right again, and what lies behind them has to fend for itself.
 
 use crate::{
-    HotPages, Manifest, PAGE_SIZE, SegmentIndex, StoredCatalog, StoredFate, ZERO_PAGE, diff, hot, record,
-    segment,
+    HotPages, Manifest, PAGE_SIZE, SegmentIndex, StoredCatalog, StoredFate, StoredTerm, ZERO_PAGE, diff, hot,
+    record, segment,
 };
 use fulmar_fuzz::Target;
 
@@ -124,6 +124,18 @@ fn fuzz_fate() {
             let bytes = signed(input, sign_end);
             if let Ok(fate) = StoredFate::decode(&bytes) {
                 assert_eq!(fate.encode(), bytes, "there is one encoding");
+            }
+        },
+    );
+}
+
+#[test]
+fn fuzz_term() {
+    Target::new("term", env!("CARGO_MANIFEST_DIR")).seeds(golden("term")).allocates(64 << 10, 16).run(
+        |input| {
+            let bytes = signed(input, sign_end);
+            if let Ok(term) = StoredTerm::decode(&bytes) {
+                assert_eq!(term.encode(), bytes, "there is one encoding");
             }
         },
     );

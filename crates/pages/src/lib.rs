@@ -36,7 +36,7 @@ pub use hot::HotPages;
 pub use manifest::{Manifest, SegmentRef};
 pub use record::{Record, RecordBuilder, RecordHeader, RecordKind};
 pub use segment::{FrameLocation, SegmentBuilder, SegmentIndex};
-pub use term::StoredTerm;
+pub use term::{StoredTerm, TermState};
 
 /// Bytes in a page of a SQLite database.
 pub const PAGE_SIZE: usize = 4096;

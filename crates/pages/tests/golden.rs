@@ -9,7 +9,7 @@ use fulmar_pages::record::{self, CutPoint};
 use fulmar_pages::{
     CatalogEntry, Fate, HotPages, LogId, Manifest, Outcome, PAGE_SIZE, Page, PartitionId, RecordBuilder,
     RecordHeader, RecordKind, SegmentBuilder, SegmentId, SegmentRef, StoredCatalog, StoredFate, StoredTerm,
-    Version, ZERO_PAGE, diff, segment,
+    TermState, Version, ZERO_PAGE, diff, segment,
 };
 
 /// The golden file; written now if it is missing and that was asked for.
@@ -195,8 +195,10 @@ fn fates() {
 
 #[test]
 fn terms() {
-    for (name, has_ended) in [("term-v1-begun.bin", false), ("term-v1-ended.bin", true)] {
-        let term = StoredTerm { number: 0x0012_1314, by: 0x2122 << 100, has_ended };
+    for (name, state) in
+        [("term-v1-begun.bin", TermState::Begun), ("term-v1-ended.bin", TermState::Ended { wait_ms: 70_000 })]
+    {
+        let term = StoredTerm { number: 0x0012_1314, by: 0x2122 << 100, state };
         let bytes = term.encode();
         let stored = golden(name, &bytes);
         assert_eq!(bytes, stored);

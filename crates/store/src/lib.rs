@@ -31,7 +31,7 @@ pub use log::{
     Lsn, MAX_NAP, MAX_RETRY_DELAY, OnDiscard, SharedLogOptions, Urgency,
 };
 pub use objects::{
-    FateName, HotPagesName, Listed, MOST_TERMS, ManifestName, PIN_HOLDS, PageStore, Pinned, RawFrame,
+    FateName, HotPagesName, Listed, MOST_TERMS, ManifestName, PIN_AGAIN, PageStore, Pinned, RawFrame,
     SegmentWriter, StoreError, Term,
 };
 pub use single_flight::SingleFlight;

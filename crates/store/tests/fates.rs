@@ -55,11 +55,11 @@ async fn what_is_pinned_stays_until_its_time_is_over() {
     assert!(!store.condemn(name(1), &known, HOUR_MS + 1000).await.unwrap() && is_there(&store, 1).await);
     // Whoever has seen less asks again.
     assert!(!store.condemn(name(1), &[], HOUR_MS + 1000).await.unwrap());
-    let later_ms = HOUR_MS + HOUR_MS / 3;
+    let later_ms = 4 * HOUR_MS;
     assert_eq!(store.pin(name(1), later_ms).await.unwrap(), Pinned::Yes);
     assert_eq!(fates(&store).await.len(), 2, "the first one ends too soon");
-    assert!(!store.condemn(name(1), &known, HOUR_MS + HOUR_MS / 2 + 1).await.unwrap());
-    assert!(store.condemn(name(1), &known, 3 * HOUR_MS).await.unwrap());
+    assert!(!store.condemn(name(1), &known, 5 * HOUR_MS + 1).await.unwrap());
+    assert!(store.condemn(name(1), &known, 9 * HOUR_MS).await.unwrap());
     assert!(!is_there(&store, 1).await && is_there(&store, 2).await);
     assert_eq!(fates(&store).await, []);
     assert!(store.condemn(name(1), &[], HOUR_MS).await.unwrap(), "once more does no harm");
@@ -82,7 +82,7 @@ async fn what_is_condemned_is_pinned_by_nobody() {
     assert_eq!(left.len(), 1);
     store.forget_fates(&left, 0).await.unwrap();
     assert_eq!(fates(&store).await, left);
-    store.forget_fates(&left, HOUR_MS).await.unwrap();
+    store.forget_fates(&left, 4 * HOUR_MS).await.unwrap();
     assert_eq!(fates(&store).await, []);
 }
 

@@ -191,6 +191,9 @@ impl Engine {
         let log = self.log_of(id)?;
         let (node, era) = (self.node.clone(), self.era(id));
         let (manifest, hot_pages) = node.store.latest(id, era.epoch).await.map_err(store_error)?;
+        if let (Some(tenure), Some(manifest)) = (&node.tenure, &manifest) {
+            tenure.check_number(manifest.version.number)?;
+        }
         let opened = Partition::open(node, log, stats, id, era, manifest.as_ref(), replay.as_deref()).await?;
         if let Some(list) = hot_pages {
             self.hot.warm(&opened, list);

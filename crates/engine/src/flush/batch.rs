@@ -49,6 +49,9 @@ pub(crate) async fn flush_settled(engine: &Engine, mut partitions: Vec<Arc<Parti
     let deadline = Instant::now() + LOG_PATIENCE;
     let unsure: Vec<_> = partitions.iter().filter(|partition| partition.is_unsure()).cloned().collect();
     let settling = unsure.iter().map(|partition| settle_unsure(engine, partition));
+    if !unsure.is_empty() {
+        engine.check_term().await?;
+    }
     let mut settling = stream::iter(settling.collect::<Vec<_>>()).buffer_unordered(MANIFESTS_AT_ONCE);
     while let Some(settled) = settling.next().await {
         settled?;
@@ -93,7 +96,11 @@ async fn flush_batch(engine: &Engine, mut batch: Vec<Flushing>, deadline: Instan
     for one in &mut batch {
         one.outcome = wait_durable(one, deadline).await;
     }
-    let segment = write_segment(engine, &mut batch).await;
+    let segment = match write_segment(engine, &mut batch).await {
+        // Behind the segment: until it is named only minutes go by.
+        Ok(segment) => engine.check_term().await.map(|()| segment),
+        failed => failed,
+    };
     let failed = OnceLock::new();
     // Each manifest is a few syncs of small files: the disk takes many at once.
     let naming = batch.into_iter().map(|Flushing { partition, flush, outcome }| {

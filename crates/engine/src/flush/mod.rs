@@ -223,14 +223,15 @@ pub(crate) async fn settled(engine: &Engine) -> MutexGuard<'_, ()> {
 
 /// Deletes a dropped partition's manifests, what was decided of them, and its list of hot pages.
 pub(crate) async fn delete(engine: &Engine, id: PartitionId) -> Result<()> {
-    let _alone = engine.node().past.write().await;
-    let _one = settled(engine).await;
+    let alone = engine.node().past.write().await;
+    let one = settled(engine).await;
     let store = &engine.node().store;
     let listed = store.list_partitions(Some(id)).await.map_err(store_error)?;
     engine.check_term().await?;
     for manifest in listed.manifests {
         store.delete_manifest(manifest).await.map_err(store_error)?;
     }
+    drop((one, alone));
     // After those: what is left of a partition without a manifest the collector deletes.
     for fate in listed.fates.into_iter().rev() {
         store.delete_fate(fate).await.map_err(store_error)?;

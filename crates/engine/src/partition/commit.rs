@@ -348,8 +348,8 @@ impl Partition {
         let Changes { record, pages, large, page_one, .. } = changes;
         let (changed_allocation, changed_rest) = (changes.changed_allocation, changes.changed_rest);
         let mut commits = self.commits.lock();
-        if self.is_closed() {
-            return Err(Refused::Failed(self.closed_error()).into());
+        if let Some(error) = self.takes_nothing() {
+            return Err(Refused::Failed(error).into());
         }
         let holder = self.turns.holder();
         if holder != 0 && holder != transaction.turn {
@@ -641,8 +641,8 @@ impl Partition {
         if let Status::Decided(committed, lsn) = self.outcomes.status(id) {
             return Ok((committed, lsn));
         }
-        if self.is_closed() {
-            return Err(self.closed_error());
+        if let Some(error) = self.takes_nothing() {
+            return Err(error);
         }
         let current = self.current();
         let number = commits.last_number + 1;

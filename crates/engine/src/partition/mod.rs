@@ -51,6 +51,7 @@ use crate::connection::Pool;
 use crate::heap::Heap;
 use crate::node::Node;
 use crate::sql::StatementCache;
+use crate::tenure::taken_over;
 use crate::{Error, sqlstate};
 
 /// Counters of one partition, kept for those who decide where it should live, and its floor. They outlive its closing.
@@ -296,6 +297,14 @@ impl Partition {
 
     pub(crate) fn is_dropped(&self) -> bool {
         self.closed.load(Ordering::Acquire) == DROPPED
+    }
+
+    /// Why nothing can be committed, if that is so: it is closed, or another process owns the store.
+    pub(crate) fn takes_nothing(&self) -> Option<Error> {
+        if self.is_closed() {
+            return Some(self.closed_error());
+        }
+        self.node.tenure.as_ref().filter(|tenure| tenure.is_over()).map(|_| taken_over())
     }
 
     /// Why nothing can be committed.

@@ -3,12 +3,13 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::common::Client;
 use crate::seeds::{self, Random};
-use fulmar_engine::{Config, Engine, Era, Value, sqlstate};
-use fulmar_pages::{Manifest, PartitionId};
+use fulmar_engine::{Config, Engine, Era, SystemTime, TimeSource, Value, sqlstate};
+use fulmar_pages::{Manifest, PartitionId, SegmentId};
 use fulmar_store::{Backend, FaultyStore, PageStore, StoreFault, StoreOperation};
 use hashbrown::HashMap;
 
@@ -19,6 +20,24 @@ struct World {
     objects: Backend,
     retention: Duration,
     eras: HashMap<PartitionId, Era>,
+    clock: Arc<Clock>,
+}
+
+/// The system's, some time ahead.
+#[derive(Default)]
+struct Clock {
+    system: SystemTime,
+    ahead_ms: AtomicU64,
+}
+
+impl TimeSource for Clock {
+    fn unix_ms(&self) -> u64 {
+        self.system.unix_ms() + self.ahead_ms.load(Ordering::Relaxed)
+    }
+
+    fn monotonic_ms(&self) -> u64 {
+        self.system.monotonic_ms() + self.ahead_ms.load(Ordering::Relaxed)
+    }
 }
 
 /// One that believes to own it.
@@ -30,7 +49,7 @@ struct Process {
 
 impl World {
     fn new(retention: Duration) -> World {
-        World { objects: Backend::memory(), retention, eras: HashMap::new() }
+        World { objects: Backend::memory(), retention, eras: HashMap::new(), clock: Arc::default() }
     }
 
     async fn start(&self) -> Process {
@@ -45,6 +64,7 @@ impl World {
             node_id: 7,
             shared: [SHOP].into(),
             eras: self.eras.clone(),
+            time: self.clock.clone(),
             ..Config::new(directory.path(), 64 << 20)
         };
         Process { engine: Engine::start(config).await.unwrap(), store, _directory: directory }
@@ -113,6 +133,61 @@ async fn a_manifest_that_comes_late_hides_no_commit() {
     drop(zombie);
 }
 
+/// Else it would commit under its successor's numbers.
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_goes_on_from_what_a_later_owner_has_stored() {
+    let world = World::new(Duration::ZERO);
+    drop(shop(&world).await);
+    let zombie = world.start().await;
+    let owner = world.start().await;
+    owner.run("INSERT INTO t VALUES (2, randomblob(3000))").await.unwrap();
+    owner.engine.flush().await.unwrap();
+    owner.run("INSERT INTO t VALUES (3, randomblob(3000))").await.unwrap();
+    let error = zombie.run("SELECT count(*) FROM t").await.unwrap_err();
+    assert!(error.message().contains("another process has taken over"), "{error:?}");
+    drop(owner);
+    assert_eq!(world.start().await.rows(SHOP).await, [1, 2, 3].into());
+    drop(zombie);
+}
+
+/// Segments of an earlier owner may still be named for a while; then nothing comes any more. How much of that is left a clean stop says.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_earlier_owners_have_left_goes_in_an_hour() {
+    let world = World::new(Duration::ZERO);
+    let left = |process: &Process| {
+        let pages = process.pages();
+        async move { pages.put_segment((&b"named by nobody"[..]).into()).await.unwrap() }
+    };
+    let is_there = |process: &Process, id: SegmentId| {
+        let pages = process.pages();
+        async move { pages.list_segments().await.unwrap().contains(&id) }
+    };
+    let first = shop(&world).await;
+    let of_first = left(&first).await;
+    drop(first);
+    let second = world.start().await;
+    let of_second = left(&second).await;
+    second.engine.collect().await.unwrap();
+    assert!(is_there(&second, of_first).await && !is_there(&second, of_second).await);
+    world.clock.ahead_ms.fetch_add(2_400_000, Ordering::Relaxed);
+    second.engine.collect().await.unwrap();
+    assert!(is_there(&second, of_first).await);
+    second.engine.shutdown().await.unwrap();
+    let third = world.start().await;
+    world.clock.ahead_ms.fetch_add(1_100_000, Ordering::Relaxed);
+    third.engine.collect().await.unwrap();
+    assert!(is_there(&third, of_first).await);
+    world.clock.ahead_ms.fetch_add(200_000, Ordering::Relaxed);
+    third.engine.collect().await.unwrap();
+    assert!(!is_there(&third, of_first).await);
+    let of_third = left(&third).await;
+    third.engine.shutdown().await.unwrap();
+    let fourth = world.start().await;
+    fourth.engine.collect().await.unwrap();
+    assert!(!is_there(&fourth, of_third).await, "nobody is left");
+    assert_eq!(fourth.rows(SHOP).await, [1].into());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn who_does_not_own_the_store_any_more_deletes_nothing() {
     let world = World::new(Duration::ZERO);
@@ -136,12 +211,14 @@ async fn a_segment_that_is_about_to_be_named_stays() {
     let zombie = shop(&world).await;
     zombie.run("INSERT INTO t VALUES (2, randomblob(3000))").await.unwrap();
     let manifests = zombie.pages().list_manifests(None).await.unwrap().len();
-    zombie.store.always(StoreOperation::Put, Some(StoreFault::Delay(Duration::from_millis(300))));
+    zombie.store.always(StoreOperation::Put, Some(StoreFault::Delay(Duration::from_secs(2))));
     let engine = zombie.engine.clone();
     let flushing = tokio::spawn(async move { engine.flush().await });
     while zombie.pages().list_segments().await.unwrap().len() < 2 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+    // It has looked whether the store is its own, and the manifest is on its way.
+    tokio::time::sleep(Duration::from_millis(200)).await;
     let owner = world.start().await;
     assert_eq!(owner.pages().list_manifests(None).await.unwrap().len(), manifests, "it is not there yet");
     owner.engine.collect().await.unwrap();

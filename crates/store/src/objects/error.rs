@@ -59,7 +59,7 @@ pub enum StoreError {
     },
     /// There have been as many terms as can be.
     #[error(
-        "the store {store} has been opened sixteen million times, and cannot be once more; export its databases, and import them into a new one"
+        "the store {store} has been opened eight million times, and cannot be once more; export its databases, and import them into a new one"
     )]
     TooManyTerms {
         /// The store's name.

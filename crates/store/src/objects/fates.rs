@@ -12,9 +12,8 @@
 //! that is gone finds that out, since he looks for it afterwards.
 //!
 //! # Time
-//! A pin's end is told by the clock of who pins, and judged by that of who condemns. Who pins relies on it for half of
-//! its time only, by a clock that does not jump: theirs may differ by a quarter of it (as much is left of a pin that another one is content
-//! with).
+//! A pin's end is told by the clock of who pins, and judged by that of who condemns. So it is far away, and who needs the manifest
+//! for longer pins it anew when a quarter of that is over; who makes something of it looks afterwards whether it is still there.
 
 use std::time::Duration;
 
@@ -27,9 +26,9 @@ use crate::store::{FailureKind, Span};
 const FATE: &str = "fate-";
 
 /// How long a manifest is pinned.
-pub const PIN: Duration = Duration::from_secs(1800);
-/// How long whoever pins it may rely on that, from before he asked.
-pub const PIN_HOLDS: Duration = Duration::from_secs(900);
+const PIN: Duration = Duration::from_secs(4 * 3600);
+/// Whoever still needs it then pins it anew.
+pub const PIN_AGAIN: Duration = Duration::from_secs(3600);
 
 /// Turns that others take meanwhile, before they are held to be in the way for good.
 const MOST_ROUNDS: usize = 50;
@@ -72,7 +71,7 @@ impl FateName {
 /// What came of pinning a manifest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pinned {
-    /// It stays for [`PIN_HOLDS`] from when that was asked for.
+    /// It stays for longer than [`PIN_AGAIN`].
     Yes,
     /// It is condemned, or gone.
     Gone,
@@ -84,7 +83,8 @@ impl PageStore {
     /// Keeps a manifest, and what it names, from being deleted for a while.
     pub async fn pin(&self, manifest: ManifestName, now_unix_ms: u64) -> Result<Pinned, StoreError> {
         let until_unix_ms = now_unix_ms.saturating_add(PIN.as_millis() as u64);
-        let enough_ms = now_unix_ms.saturating_add(PIN_HOLDS.as_millis() as u64 * 3 / 2);
+        // Another one's pin will do, too.
+        let enough_ms = now_unix_ms.saturating_add(2 * PIN_AGAIN.as_millis() as u64);
         for _ in 0..MOST_ROUNDS {
             let last = self.last_fate(manifest, None).await?;
             match last.map(|last| last.fate) {
@@ -122,22 +122,28 @@ impl PageStore {
         let mut known = Some(known.iter().map(|fate| fate.turn).collect());
         for _ in 0..MOST_ROUNDS {
             let last = self.last_fate(manifest, known.take()).await?;
-            match last.map(|last| last.fate) {
-                Some(Fate::Condemned) => {}
-                Some(Fate::Pinned { until_unix_ms }) if until_unix_ms > now_unix_ms => return Ok(false),
-                _ => {
-                    let turn = last.map_or(0, |last| last.turn + 1);
+            let turn = match last.map(|last| (last.turn, last.fate)) {
+                Some((turn, Fate::Condemned)) => turn,
+                Some((_, Fate::Pinned { until_unix_ms })) if until_unix_ms > now_unix_ms => return Ok(false),
+                last => {
+                    let turn = last.map_or(0, |(turn, _)| turn + 1);
                     if !self.decide(manifest, turn, Fate::Condemned).await? {
                         continue;
                     }
+                    turn
                 }
-            }
-            let turns = self.turns(manifest).await?;
+            };
             self.delete_manifest(manifest).await?;
-            self.delete_fates(manifest, turns).await?;
+            self.delete_fates(manifest, turn).await?;
             return Ok(true);
         }
         Err(self.contended(manifest))
+    }
+
+    /// Whether a manifest was condemned by somebody who has not come to delete it; `fates` are its.
+    pub async fn is_condemned(&self, fates: &[FateName]) -> Result<bool, StoreError> {
+        let Some(last) = fates.last() else { return Ok(false) };
+        Ok(self.read_fate(*last).await?.is_some_and(|last| last.fate == Fate::Condemned))
     }
 
     /// Deletes the fates of a manifest that is not there, unless somebody may be about to find that out.
@@ -148,7 +154,7 @@ impl PageStore {
             Some(Fate::Condemned) | None => true,
         };
         match is_over {
-            true => self.delete_fates(last.manifest, fates.iter().map(|fate| fate.turn).collect()).await,
+            true => self.delete_fates(last.manifest, last.turn).await,
             false => Ok(()),
         }
     }
@@ -163,8 +169,9 @@ impl PageStore {
         self.read_fate(name).await.map(drop)
     }
 
-    async fn delete_fates(&self, manifest: ManifestName, turns: Vec<u32>) -> Result<(), StoreError> {
-        for turn in turns.into_iter().rev() {
+    /// All up to this turn, the last one first, so that what is left has no gap.
+    async fn delete_fates(&self, manifest: ManifestName, last: u32) -> Result<(), StoreError> {
+        for turn in (0..=last).rev() {
             self.delete_fate(FateName { manifest, turn }).await?;
         }
         Ok(())

@@ -42,7 +42,7 @@ use crate::disk_cache::{DiskCache, Key, Reading};
 use crate::single_flight::SingleFlight;
 use crate::store::{Backend, FailureKind, Limits, OperationStatistics, Reliable, Span, Store};
 pub use error::StoreError;
-pub use fates::{FateName, PIN_HOLDS, Pinned};
+pub use fates::{FateName, PIN_AGAIN, Pinned};
 pub use frames::RawFrame;
 pub use hot::HotPagesName;
 pub use segment_writer::SegmentWriter;

@@ -13,7 +13,9 @@
 //! Then everything that was listed had been there, and was known, while the store was his; see `engine/collect` for
 //! why acting on it later does no harm.
 
-use fulmar_pages::term::StoredTerm;
+use std::time::Duration;
+
+use fulmar_pages::{StoredTerm, TermState};
 
 use super::{PageStore, StoreError};
 use crate::store::Span;
@@ -24,7 +26,7 @@ const ENDED: &str = "-ended";
 const MOST_ROUNDS: usize = 50;
 
 /// The greatest number of a term. Versions of a partition have one in their upper bits.
-pub const MOST_TERMS: u32 = (1 << 24) - 1;
+pub const MOST_TERMS: u32 = (1 << 23) - 1;
 
 /// A term that this process has begun.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,9 +34,9 @@ pub struct Term {
     /// Which one.
     pub number: u32,
     by: u128,
-    /// Whether the processes of all terms before it are known to be gone, and nothing that they have asked of the store is still on its
-    /// way.
-    pub is_alone: bool,
+    /// For how long from its beginning something of earlier terms may still arrive; `None` if the process before has not said that it has
+    /// ended.
+    pub wait: Option<Duration>,
 }
 
 fn term_object(number: u32, has_ended: bool) -> String {
@@ -60,7 +62,7 @@ impl PageStore {
                 return Err(StoreError::TooManyTerms { store: self.store.to_string() });
             }
             let number = last + 1;
-            let begun = StoredTerm { number, by, has_ended: false };
+            let begun = StoredTerm { number, by, state: TermState::Begun };
             match self.put(&term_object(number, false), begun.encode().into()).await {
                 Ok(()) => {}
                 Err(StoreError::Exists { .. }) => continue,
@@ -68,13 +70,35 @@ impl PageStore {
             }
             let known = self.list_terms().await?;
             if known.last() == Some(&(number, false)) {
+                let wait = self.wait_of(last, has_ended).await?;
                 for (number, has_ended) in known.into_iter().filter(|known| known.0 < number) {
                     self.delete(&term_object(number, has_ended)).await?;
                 }
-                return Ok(Term { number, by, is_alone: has_ended });
+                return Ok(Term { number, by, wait });
             }
         }
         Err(StoreError::Contended { object: TERMS.to_owned(), store: self.store.to_string() })
+    }
+
+    /// What the end of a term says of those before it. Before the first there was none.
+    async fn wait_of(&self, last: u32, has_ended: bool) -> Result<Option<Duration>, StoreError> {
+        if last == 0 {
+            return Ok(Some(Duration::ZERO));
+        }
+        if !has_ended {
+            return Ok(None);
+        }
+        match self.read_term(last, true).await {
+            Ok(StoredTerm { state: TermState::Ended { wait_ms }, .. }) => {
+                Ok(Some(Duration::from_millis(wait_ms)))
+            }
+            // Somebody else has begun a term meanwhile; or nobody knows.
+            Ok(_)
+            | Err(StoreError::Missing { .. } | StoreError::Damaged { .. } | StoreError::Misnamed { .. }) => {
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Whether nobody has begun a later term.
@@ -82,10 +106,10 @@ impl PageStore {
         Ok(self.list_terms().await?.last().is_some_and(|(number, _)| *number == term.number))
     }
 
-    /// Says that this process asks nothing more of the store, and that all those before it are gone: whoever comes next need not wait for
-    /// anything.
-    pub async fn end_term(&self, term: &Term) -> Result<(), StoreError> {
-        let ended = StoredTerm { number: term.number, by: term.by, has_ended: true };
+    /// Says that this process asks nothing more of the store; for `wait` something of those before it may still arrive.
+    pub async fn end_term(&self, term: &Term, wait: Duration) -> Result<(), StoreError> {
+        let state = TermState::Ended { wait_ms: wait.as_millis() as u64 };
+        let ended = StoredTerm { number: term.number, by: term.by, state };
         self.put(&term_object(term.number, true), ended.encode().into()).await
     }
 
@@ -94,7 +118,7 @@ impl PageStore {
         let object = term_object(number, has_ended);
         let bytes = self.get(&object, Span::Whole).await?.bytes;
         let term = StoredTerm::decode(&bytes).map_err(|cause| self.damaged_at(&object, 0, cause))?;
-        match (term.number, term.has_ended) == (number, has_ended) {
+        match (term.number, term.state != TermState::Begun) == (number, has_ended) {
             true => Ok(term),
             false => Err(StoreError::Misnamed { object, store: self.store.to_string() }),
         }
@@ -133,21 +157,22 @@ mod tests {
     async fn the_last_one_has_the_store() {
         let store = store();
         let first = store.begin_term().await.unwrap();
-        assert!(first.is_alone && store.is_last_term(&first).await.unwrap());
+        assert!(first.wait == Some(Duration::ZERO) && store.is_last_term(&first).await.unwrap());
         let second = store.begin_term().await.unwrap();
-        assert!(!second.is_alone, "the first one has not ended");
+        assert_eq!(second.wait, None, "the first one has not ended");
         assert!(second.number > first.number);
         assert!(!store.is_last_term(&first).await.unwrap() && store.is_last_term(&second).await.unwrap());
-        store.end_term(&second).await.unwrap();
+        let hour = Duration::from_secs(3600);
+        store.end_term(&second, hour).await.unwrap();
         assert!(store.is_last_term(&second).await.unwrap());
-        assert!(store.read_term(second.number, true).await.unwrap().has_ended);
+        assert_ne!(store.read_term(second.number, true).await.unwrap().state, TermState::Begun);
         let third = store.begin_term().await.unwrap();
-        assert!(third.is_alone);
+        assert_eq!(third.wait, Some(hour));
         assert_eq!(store.list_terms().await.unwrap(), [(third.number, false)], "the others are deleted");
         // Who was away for long.
-        store.end_term(&first).await.unwrap();
+        store.end_term(&first, Duration::ZERO).await.unwrap();
         assert!(!store.is_last_term(&first).await.unwrap());
-        assert!(!store.begin_term().await.unwrap().is_alone, "that says nothing of the third");
+        assert_eq!(store.begin_term().await.unwrap().wait, None, "that says nothing of the third");
     }
 
     /// Of many at a time each believes at most for as long as no later one has begun, and each number is one's.
@@ -175,7 +200,7 @@ mod tests {
     #[tokio::test]
     async fn there_is_an_end_to_them() {
         let store = store();
-        let last = StoredTerm { number: MOST_TERMS, by: 1, has_ended: false };
+        let last = StoredTerm { number: MOST_TERMS, by: 1, state: TermState::Begun };
         store.put(&term_object(MOST_TERMS, false), last.encode().into()).await.unwrap();
         assert!(matches!(store.begin_term().await, Err(StoreError::TooManyTerms { .. })));
     }
