@@ -67,10 +67,7 @@ impl Pins {
             Ok(Pinned::Yes) => PIN_AGAIN,
             Ok(Pinned::Gone) => return false,
             Ok(Pinned::Refused) => {
-                tracing::warn!(
-                    "the store may not be written, so nothing can be pinned there: what is older than a database's retention may be \
-                     deleted while it is read here; give this node's credentials the right to create objects below manifests/"
-                );
+                tracing::warn!("what is read here cannot be pinned: the store may not be written");
                 PIN_AGAIN
             }
             Err(error) => {

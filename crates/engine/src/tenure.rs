@@ -97,10 +97,7 @@ impl Engine {
             return Ok(());
         }
         if !tenure.is_over.swap(true, Ordering::Relaxed) {
-            tracing::error!(
-                "another process has taken over the store: this node flushes, collects and commits nothing any more; end it, and see \
-                 that one node only is started with this store"
-            );
+            tracing::error!("another process has taken over the store; this node commits nothing any more");
         }
         Err(taken_over())
     }
