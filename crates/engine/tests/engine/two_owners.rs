@@ -329,6 +329,8 @@ impl Schedule {
             }
             Step::Restore if is_owner => {
                 process.engine.flush().await.unwrap();
+                // A restore's own version is of the millisecond after it.
+                tokio::time::sleep(Duration::from_millis(5)).await;
                 // To what it is now: the others do not know that it begins anew.
                 let time_ms = process.engine.history(SHOP).await.unwrap().last().unwrap().time_unix_ms;
                 let mut decided = None;
