@@ -218,7 +218,7 @@ async fn a_segment_that_is_about_to_be_named_stays() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     // It has looked whether the store is its own, and the manifest is on its way.
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
     let owner = world.start().await;
     assert_eq!(owner.pages().list_manifests(None).await.unwrap().len(), manifests, "it is not there yet");
     owner.engine.collect().await.unwrap();
