@@ -98,7 +98,7 @@ impl Engine {
         needed.extend(self.named_segments().await?);
         let now_ms = node.clock.monotonic_ms();
         let may_delete =
-            |segment| node.tenure.as_ref().is_some_and(|tenure| tenure.may_delete(segment, now_ms));
+            |segment| node.tenure.as_ref().is_none_or(|tenure| tenure.may_delete(segment, now_ms));
         for segment in there.into_iter().filter(|segment| !needed.contains(segment) && may_delete(*segment)) {
             store.delete_segment(segment).await.map_err(store_error)?;
         }
@@ -124,6 +124,9 @@ impl Engine {
             // Of restores that did not come to their end: none is going on now.
             let epoch = self.era(id).epoch;
             over.extend(names.iter().filter(|name| name.epoch > epoch));
+            // What was condemned may be over by itself.
+            over.sort_unstable();
+            over.dedup();
             let condemning = over.into_iter().map(|name| self.condemn(name, fates_of(listed, name)));
             let condemning = stream::iter(condemning.collect::<Vec<_>>()).buffer_unordered(AT_ONCE);
             condemning.try_collect::<()>().await?;

@@ -42,7 +42,7 @@ pub(crate) struct Node {
     /// Held to read from when an old manifest is read until what it names is named anew, or read; to write while old
     /// manifests are deleted. Who needs the flushes' lock too takes this one first.
     pub past: RwLock<()>,
-    /// Since when, and as which one, it owns the store; `None` if it only reads.
+    /// Since when, and as which one, it owns the store; `None` if nobody else can own it, or it only reads.
     pub tenure: Option<Tenure>,
     /// Segments that exports are reading, for as long as those live.
     pub exported: Mutex<Vec<Weak<Vec<SegmentId>>>>,

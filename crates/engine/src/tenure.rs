@@ -18,7 +18,8 @@
 //! What an earlier process has asked of the store may arrive late, and it may have been stopped in the middle of a flush for a while. Object
 //! stores refuse requests that were signed more than a quarter of an hour ago, connections end sooner, and a flush names its segment
 //! within minutes; so an hour after the beginning of a term nothing of earlier ones comes any more. A process that ends well says how
-//! much of that is left. Where the store lies in the data directory, which is locked, there is nothing to wait for.
+//! much of that is left. Where the store lies in the data directory, which is locked, no other process
+//! can have it, and it has no terms.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -47,11 +48,10 @@ pub(crate) struct Tenure {
 }
 
 impl Tenure {
-    /// Takes a store over. `is_alone`: no other process can have it, or have had it a moment ago.
-    pub(crate) async fn begin(store: &PageStore, clock: &Clock, is_alone: bool) -> Result<Tenure> {
+    /// Takes a store over.
+    pub(crate) async fn begin(store: &PageStore, clock: &Clock) -> Result<Tenure> {
         let term = store.begin_term().await.map_err(store_error)?;
-        let wait =
-            if is_alone { Duration::ZERO } else { term.wait.unwrap_or(ZOMBIES_LAST).min(ZOMBIES_LAST) };
+        let wait = term.wait.unwrap_or(ZOMBIES_LAST).min(ZOMBIES_LAST);
         let alone_ms = clock.monotonic_ms() + wait.as_millis() as u64;
         Ok(Tenure { term, alone_ms, is_over: AtomicBool::new(false) })
     }
@@ -92,6 +92,7 @@ impl Engine {
     /// is about to name what he has stored.
     pub(crate) async fn check_term(&self) -> Result<()> {
         let node = self.node();
+        // Alone, or a reader.
         let Some(tenure) = &node.tenure else { return self.check_owner() };
         if !tenure.is_over() && node.store.is_last_term(&tenure.term).await.map_err(store_error)? {
             return Ok(());

@@ -64,9 +64,9 @@ impl Engine {
         // Whoever has the log has the directory.
         let cache = config.data.join("cache");
         let store = with_disk_cache(store, cache, config.disk_cache_bytes, config.memory_bytes).await?;
-        let tenure = match &config.beside {
-            Some(_) => None,
-            None => Some(Tenure::begin(&store, &clock, is_alone).await?),
+        let tenure = match is_alone || config.beside.is_some() {
+            true => None,
+            false => Some(Tenure::begin(&store, &clock).await?),
         };
         let store = match &tenure {
             Some(tenure) => store.in_term(tenure.term()),

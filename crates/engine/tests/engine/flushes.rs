@@ -67,10 +67,9 @@ async fn a_store_that_fails_costs_no_commit() {
     node.engine.flush().await.unwrap_err();
     node.insert().await; // commits need the log only
     node.engine.flush().await.unwrap_err();
-    // A start says in the store that it has begun.
-    node.store.always(StoreOperation::Put, None);
     let node = node.holds(3).await;
 
+    node.store.always(StoreOperation::Put, None);
     node.engine.flush().await.unwrap();
     node.insert().await;
     node.engine.flush().await.unwrap();
