@@ -16,6 +16,7 @@ SHELL := /bin/bash
 
 VENV := target/venv
 CLIENTS := target/clients
+DRIVERS := $(VENV)/ready $(CLIENTS)/pgx $(CLIENTS)/pgjdbc/ready $(CLIENTS)/node-postgres/ready
 TOOLS := target/tools
 VERSITYGW := v1.8.0
 MINUTES ?= 2
@@ -30,14 +31,14 @@ demo:
 	cargo build --release --package fulmar
 	target/release/fulmar demo
 
-test: tools
+test: tools $(DRIVERS)
 	@scripts/need cc:build-essential psql:postgresql-client-15 pgbench:postgresql-15 initdb:postgresql-15 openssl:openssl
 	cargo test --workspace
-	$(MAKE) clients
+	tests/clients/run --server target/debug/fulmar
 
 tools: $(TOOLS)/versitygw
 
-clients: $(VENV)/ready $(CLIENTS)/pgx $(CLIENTS)/pgjdbc/ready $(CLIENTS)/node-postgres/ready
+clients: $(DRIVERS)
 	@scripts/need cc:build-essential openssl:openssl
 	cargo build --package fulmar
 	tests/clients/run --server target/debug/fulmar

@@ -38,6 +38,8 @@ use std::time::Duration;
 
 use fulmar_pages::{Durability, Manifest, PartitionId};
 use fulmar_store::{CommitLog, HotPagesName, LogEnd, LogTail, ManifestName, StoreError};
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -277,35 +279,38 @@ impl Engine {
     }
 
     /// A partition of the owner's, not older than `staleness`, whatever that is.
-    pub(crate) async fn partition_beside(
-        &self,
-        beside: &Arc<Beside>,
+    pub(crate) fn partition_beside<'a>(
+        &'a self,
+        beside: &'a Arc<Beside>,
         id: PartitionId,
         staleness: Option<Duration>,
-    ) -> Result<Seen> {
-        for _ in 0..MOST_OPENINGS {
-            let Some(standing) = beside.standing(id) else { return Err(self.forget_dropped(id)) };
-            let look = match standing.durability {
-                Durability::Shared => Some(beside.end(self.node(), staleness).await?),
-                Durability::Local => None,
-            };
-            self.forget_left_behind(beside, id, Some(standing));
-            let partition = match self.partition(id).await {
-                Err(_) if self.is_left_behind(id) => continue,
-                opened => opened?,
-            };
-            let seen = match look {
-                Some(look) => self.caught_up(beside, partition.clone(), look).await,
-                None => self.at_manifest(partition.clone(), staleness).await,
-            };
-            match seen {
-                Ok(Some(seen)) => return Ok(seen),
-                Ok(None) => {}
-                Err(_) if partition.is_left_behind() => {}
-                Err(error) => return Err(error),
+    ) -> BoxFuture<'a, Result<Seen>> {
+        async move {
+            for _ in 0..MOST_OPENINGS {
+                let Some(standing) = beside.standing(id) else { return Err(self.forget_dropped(id)) };
+                let look = match standing.durability {
+                    Durability::Shared => Some(beside.end(self.node(), staleness).await?),
+                    Durability::Local => None,
+                };
+                self.forget_left_behind(beside, id, Some(standing));
+                let partition = match self.partition(id).await {
+                    Err(_) if self.is_left_behind(id) => continue,
+                    opened => opened?,
+                };
+                let seen = match look {
+                    Some(look) => self.caught_up(beside, partition.clone(), look).await,
+                    None => self.at_manifest(partition.clone(), staleness).await,
+                };
+                match seen {
+                    Ok(Some(seen)) => return Ok(seen),
+                    Ok(None) => {}
+                    Err(_) if partition.is_left_behind() => {}
+                    Err(error) => return Err(error),
+                }
             }
+            Err(deleted_too_fast())
         }
-        Err(deleted_too_fast())
+        .boxed()
     }
 
     /// The partition with all that a look has found; `None` if it is to be opened anew.

@@ -33,6 +33,8 @@ use std::sync::Arc;
 
 use fulmar_pages::{Manifest, PartitionId, Version};
 use fulmar_store::{ManifestName, failpoint};
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use tokio::sync::RwLockReadGuard;
 
 use crate::flush;
@@ -59,31 +61,34 @@ impl Era {
 impl Engine {
     /// Makes a partition, empty or as a copy of another, as that one is now or was at a time (milliseconds since 1970). The
     /// copy is by reference: both share segments.
-    pub async fn create_partition(
+    pub fn create_partition(
         &self,
         id: PartitionId,
         source: Option<(PartitionId, Option<u64>)>,
-    ) -> Result<()> {
-        self.check_owner()?;
-        self.node().disk.admit(true)?;
-        self.check_new(id).await?;
-        let Some((source, at_unix_ms)) = source else { return Ok(()) };
-        let (_past, manifest) = self.manifest_of(source, at_unix_ms).await?;
-        let Some(manifest) = manifest else { return Ok(()) };
-        let held = Held::pin(self.node(), ManifestName::of(&manifest)).await?;
-        let (clock, Era { lineage, epoch }) = (&self.node().clock, Era::first(id));
-        let branch = Manifest {
-            partition: id,
-            version: Version { lineage, epoch, number: manifest.version.number },
-            timestamp: clock.tick(),
-            outcomes: Vec::new(),
-            // Nothing that was ever decided of the source is known here.
-            outcomes_horizon: clock.newest_id(),
-            ..manifest
-        };
-        self.node().store.put_manifest(&branch).await.map_err(store_error)?;
-        failpoint::hit(failpoint::BRANCH_AFTER_MANIFEST);
-        held.check(self.node()).await
+    ) -> BoxFuture<'_, Result<()>> {
+        async move {
+            self.check_owner()?;
+            self.node().disk.admit(true)?;
+            self.check_new(id).await?;
+            let Some((source, at_unix_ms)) = source else { return Ok(()) };
+            let (_past, manifest) = self.manifest_of(source, at_unix_ms).await?;
+            let Some(manifest) = manifest else { return Ok(()) };
+            let held = Held::pin(self.node(), ManifestName::of(&manifest)).await?;
+            let (clock, Era { lineage, epoch }) = (&self.node().clock, Era::first(id));
+            let branch = Manifest {
+                partition: id,
+                version: Version { lineage, epoch, number: manifest.version.number },
+                timestamp: clock.tick(),
+                outcomes: Vec::new(),
+                // Nothing that was ever decided of the source is known here.
+                outcomes_horizon: clock.newest_id(),
+                ..manifest
+            };
+            self.node().store.put_manifest(&branch).await.map_err(store_error)?;
+            failpoint::hit(failpoint::BRANCH_AFTER_MANIFEST);
+            held.check(self.node()).await
+        }
+        .boxed()
     }
 
     /// Refuses the id of a partition that has a manifest: another process, which has owned the store before, has given it away.
@@ -163,35 +168,42 @@ impl Engine {
     }
 
     /// Flushes a partition that is closed, and stores the manifest from which it may open next.
-    async fn prepare_restore(&self, partition: &Arc<Partition>, target: &Manifest) -> Result<Era> {
-        flush::flush_settled(self, vec![partition.clone()]).await?;
-        let held = Held::pin(self.node(), ManifestName::of(target)).await?;
-        let (node, store) = (self.node(), &self.node().store);
-        // Of a restore that did not come to its end.
-        let listed = store.list_manifests(Some(partition.id)).await.map_err(store_error)?;
-        self.check_term().await?;
-        for name in listed.into_iter().filter(|name| name.epoch > partition.epoch) {
-            store.delete_manifest(name).await.map_err(store_error)?;
+    fn prepare_restore<'a>(
+        &'a self,
+        partition: &'a Arc<Partition>,
+        target: &'a Manifest,
+    ) -> BoxFuture<'a, Result<Era>> {
+        async move {
+            flush::flush_settled(self, vec![partition.clone()]).await?;
+            let held = Held::pin(self.node(), ManifestName::of(target)).await?;
+            let (node, store) = (self.node(), &self.node().store);
+            // Of a restore that did not come to its end.
+            let listed = store.list_manifests(Some(partition.id)).await.map_err(store_error)?;
+            self.check_term().await?;
+            for name in listed.into_iter().filter(|name| name.epoch > partition.epoch) {
+                store.delete_manifest(name).await.map_err(store_error)?;
+            }
+            let Some(epoch) = partition.epoch.checked_add(1) else {
+                return Err(Error::new(sqlstate::PROGRAM_LIMIT, "the database was restored too often")
+                    .hint("make a branch of it instead, and rename that"));
+            };
+            let era = Era { lineage: node.clock.tick(), epoch };
+            // In a millisecond of its own: times are told in milliseconds, and what was there before has one too.
+            node.clock.observe(((era.lineage >> 16) + 1) << 16);
+            let (outcomes_horizon, outcomes) = partition.durable_outcomes();
+            let manifest = Manifest {
+                partition: partition.id,
+                version: Version { lineage: era.lineage, epoch, number: partition.take_number() },
+                timestamp: node.clock.tick(),
+                outcomes,
+                outcomes_horizon,
+                ..target.clone()
+            };
+            store.put_manifest(&manifest).await.map_err(store_error)?;
+            failpoint::hit(failpoint::RESTORE_AFTER_MANIFEST);
+            held.check(node).await?;
+            Ok(era)
         }
-        let Some(epoch) = partition.epoch.checked_add(1) else {
-            return Err(Error::new(sqlstate::PROGRAM_LIMIT, "the database was restored too often")
-                .hint("make a branch of it instead, and rename that"));
-        };
-        let era = Era { lineage: node.clock.tick(), epoch };
-        // In a millisecond of its own: times are told in milliseconds, and what was there before has one too.
-        node.clock.observe(((era.lineage >> 16) + 1) << 16);
-        let (outcomes_horizon, outcomes) = partition.durable_outcomes();
-        let manifest = Manifest {
-            partition: partition.id,
-            version: Version { lineage: era.lineage, epoch, number: partition.take_number() },
-            timestamp: node.clock.tick(),
-            outcomes,
-            outcomes_horizon,
-            ..target.clone()
-        };
-        store.put_manifest(&manifest).await.map_err(store_error)?;
-        failpoint::hit(failpoint::RESTORE_AFTER_MANIFEST);
-        held.check(node).await?;
-        Ok(era)
+        .boxed()
     }
 }

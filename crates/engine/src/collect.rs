@@ -39,6 +39,8 @@ use std::time::Duration;
 
 use fulmar_pages::SegmentId;
 use fulmar_store::{FateName, Listed, ManifestName, StoreError};
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use futures::stream::{self, StreamExt, TryStreamExt};
 
 use crate::history;
@@ -84,25 +86,30 @@ impl Schedule {
 
 impl Engine {
     /// Deletes what nobody needs any more.
-    pub(crate) async fn delete_unneeded(&self) -> Result<()> {
-        let (node, store) = (self.node(), &self.node().store);
-        let there = store.list_segments().await.map_err(store_error)?;
-        node.naming.settled().await;
-        let listed = store.list_partitions(None).await.map_err(store_error)?;
-        // Of what nothing names but a log: known while the store is known to be ours.
-        let mut needed = self.segments_in_use();
-        self.check_term().await?;
-        self.delete_old_hot_pages(&listed).await?;
-        self.delete_old_manifests(&listed).await?;
-        needed.extend(self.segments_in_use());
-        needed.extend(self.named_segments().await?);
-        let now_ms = node.clock.monotonic_ms();
-        let may_delete =
-            |segment| node.tenure.as_ref().is_none_or(|tenure| tenure.may_delete(segment, now_ms));
-        for segment in there.into_iter().filter(|segment| !needed.contains(segment) && may_delete(*segment)) {
-            store.delete_segment(segment).await.map_err(store_error)?;
+    pub(crate) fn delete_unneeded(&self) -> BoxFuture<'_, Result<()>> {
+        async move {
+            let (node, store) = (self.node(), &self.node().store);
+            let there = store.list_segments().await.map_err(store_error)?;
+            node.naming.settled().await;
+            let listed = store.list_partitions(None).await.map_err(store_error)?;
+            // Of what nothing names but a log: known while the store is known to be ours.
+            let mut needed = self.segments_in_use();
+            self.check_term().await?;
+            self.delete_old_hot_pages(&listed).await?;
+            self.delete_old_manifests(&listed).await?;
+            needed.extend(self.segments_in_use());
+            needed.extend(self.named_segments().await?);
+            let now_ms = node.clock.monotonic_ms();
+            let may_delete =
+                |segment| node.tenure.as_ref().is_none_or(|tenure| tenure.may_delete(segment, now_ms));
+            for segment in
+                there.into_iter().filter(|segment| !needed.contains(segment) && may_delete(*segment))
+            {
+                store.delete_segment(segment).await.map_err(store_error)?;
+            }
+            Ok(())
         }
-        Ok(())
+        .boxed()
     }
 
     async fn delete_old_manifests(&self, listed: &Listed) -> Result<()> {

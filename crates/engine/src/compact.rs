@@ -37,7 +37,8 @@ use fulmar_pages::manifest::SegmentRef;
 use fulmar_pages::segment::SegmentBuilder;
 use fulmar_pages::{FrameLocation, PageNo, SegmentId};
 use fulmar_store::{RawFrame, SegmentWriter, failpoint};
-use futures::future::try_join_all;
+use futures::FutureExt;
+use futures::future::{BoxFuture, try_join_all};
 use tokio::time::Instant;
 
 use crate::flush;
@@ -91,14 +92,17 @@ fn plan(pages: &[u64], page_count: u32) -> Option<Range<usize>> {
 
 impl Engine {
     /// Merges what a partition has too many of.
-    pub(crate) async fn compact(&self, partition: &Arc<Partition>) -> Result<()> {
-        while let Some(work) = partition.compaction() {
-            // Where space is short there is none for copies.
-            if self.node().disk.is_low() || !self.merge(partition, &work).await? {
-                break;
+    pub(crate) fn compact<'a>(&'a self, partition: &'a Arc<Partition>) -> BoxFuture<'a, Result<()>> {
+        async move {
+            while let Some(work) = partition.compaction() {
+                // Where space is short there is none for copies.
+                if self.node().disk.is_low() || !self.merge(partition, &work).await? {
+                    break;
+                }
             }
+            Ok(())
         }
-        Ok(())
+        .boxed()
     }
 
     /// Answers whether the partition is as it should be now, as far as this work goes.

@@ -29,6 +29,8 @@ use std::sync::atomic::Ordering;
 
 use fulmar_pages::PartitionId;
 use fulmar_store::{CommitLog, ManifestName};
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
@@ -119,30 +121,37 @@ fn let_go(versions: Vec<Slot>) {
 
 impl Engine {
     /// A partition as it was at a time (milliseconds since 1970): its last version with a manifest at or before it.
-    pub(crate) async fn partition_at(&self, id: PartitionId, at_unix_ms: u64) -> Result<PastVersion> {
-        let node = self.node();
-        let _past = node.past.read().await;
-        self.check_not_dropped(id)?;
-        let manifest = self.manifest_at(id, at_unix_ms).await?;
-        let slot = self.past.slot(ManifestName::of(&manifest))?;
-        if let Some(beside) = &self.beside
-            && !beside.pins.pin(node, ManifestName::of(&manifest)).await
-        {
-            return Err(pins::gone());
+    pub(crate) fn partition_at(
+        &self,
+        id: PartitionId,
+        at_unix_ms: u64,
+    ) -> BoxFuture<'_, Result<PastVersion>> {
+        async move {
+            let node = self.node();
+            let _past = node.past.read().await;
+            self.check_not_dropped(id)?;
+            let manifest = self.manifest_at(id, at_unix_ms).await?;
+            let slot = self.past.slot(ManifestName::of(&manifest))?;
+            if let Some(beside) = &self.beside
+                && !beside.pins.pin(node, ManifestName::of(&manifest)).await
+            {
+                return Err(pins::gone());
+            }
+            let era = Era { lineage: manifest.version.lineage, epoch: manifest.version.epoch };
+            let (log, stats) = (CommitLog::read_only(), self.counted(id));
+            let opened = slot
+                .get_or_try_init(|| Partition::open(node.clone(), log, stats, id, era, Some(&manifest), None))
+                .await?;
+            opened.used_ms.store(node.clock.monotonic_ms(), Ordering::Relaxed);
+            // Asked for after the opening: a drop that came before is seen here, one that comes later finds the version.
+            if let Err(dropped) = self.check_not_dropped(id) {
+                self.past.drop_partition(id);
+                return Err(dropped);
+            }
+            let time_unix_ms = RestorePoint::of(&manifest).time_unix_ms;
+            Ok(PastVersion { partition: opened.clone(), time_unix_ms })
         }
-        let era = Era { lineage: manifest.version.lineage, epoch: manifest.version.epoch };
-        let (log, stats) = (CommitLog::read_only(), self.counted(id));
-        let opened = slot
-            .get_or_try_init(|| Partition::open(node.clone(), log, stats, id, era, Some(&manifest), None))
-            .await?;
-        opened.used_ms.store(node.clock.monotonic_ms(), Ordering::Relaxed);
-        // Asked for after the opening: a drop that came before is seen here, one that comes later finds the version.
-        if let Err(dropped) = self.check_not_dropped(id) {
-            self.past.drop_partition(id);
-            return Err(dropped);
-        }
-        let time_unix_ms = RestorePoint::of(&manifest).time_unix_ms;
-        Ok(PastVersion { partition: opened.clone(), time_unix_ms })
+        .boxed()
     }
 }
 

@@ -22,6 +22,8 @@ use std::time::Duration;
 
 use fulmar_pages::{Durability, PartitionId, Record};
 use fulmar_store::{CommitLog, PageStore, SharedLogOptions};
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use hashbrown::HashMap;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -225,25 +227,28 @@ impl Engine {
     }
 
     /// Flushes and closes a partition, which nobody opens until the change is over.
-    async fn begin_change(&self, id: PartitionId) -> Result<Change<'_>> {
-        let patience_ends = Instant::now() + PATIENCE;
-        loop {
-            // One whose place is not known was flushed and closed before.
-            if self.places.of(id) != Some(Place::Unknown) {
-                let partition = self.partition(id).await?;
-                flush::flush(self, vec![partition]).await?;
-                self.maintenance.forget(id);
+    fn begin_change(&self, id: PartitionId) -> BoxFuture<'_, Result<Change<'_>>> {
+        async move {
+            let patience_ends = Instant::now() + PATIENCE;
+            loop {
+                // One whose place is not known was flushed and closed before.
+                if self.places.of(id) != Some(Place::Unknown) {
+                    let partition = self.partition(id).await?;
+                    flush::flush(self, vec![partition]).await?;
+                    self.maintenance.forget(id);
+                }
+                let mut begun = None;
+                self.close_if_unused_and(id, || begun = self.places.begin_change(id));
+                if let Some(begun) = begun {
+                    return Ok(begun);
+                }
+                if Instant::now() >= patience_ends {
+                    return Err(Error::new(sqlstate::OBJECT_IN_USE, "the database is being used")
+                        .hint("End its sessions first; a transaction may still be coming to its end."));
+                }
+                tokio::time::sleep(LOOK).await;
             }
-            let mut begun = None;
-            self.close_if_unused_and(id, || begun = self.places.begin_change(id));
-            if let Some(begun) = begun {
-                return Ok(begun);
-            }
-            if Instant::now() >= patience_ends {
-                return Err(Error::new(sqlstate::OBJECT_IN_USE, "the database is being used")
-                    .hint("End its sessions first; a transaction may still be coming to its end."));
-            }
-            tokio::time::sleep(LOOK).await;
         }
+        .boxed()
     }
 }

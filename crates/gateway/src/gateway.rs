@@ -185,11 +185,7 @@ impl MetricsSource {
 
 impl Gateway {
     /// Listens and serves. Must be called inside a tokio runtime, which is to outlive the gateway.
-    pub async fn start(
-        config: GatewayConfig,
-        engine: Arc<Engine>,
-        catalog: Arc<Catalog>,
-    ) -> io::Result<Gateway> {
+    pub fn start(config: GatewayConfig, engine: Arc<Engine>, catalog: Arc<Catalog>) -> io::Result<Gateway> {
         let listener = listen(config.sql_address)?;
         let local_address = listener.local_addr()?;
         let registry = Arc::new(Registry::new(config.max_sessions));

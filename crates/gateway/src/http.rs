@@ -28,7 +28,10 @@ pub struct HttpServer {
 
 /// Serves the figures of a gateway and its engine. Port 0 takes a free one.
 pub async fn serve(address: SocketAddr, gateway: &Gateway) -> io::Result<HttpServer> {
-    let listener = TcpListener::bind(address).await?;
+    begin(TcpListener::bind(address).await?, gateway)
+}
+
+fn begin(listener: TcpListener, gateway: &Gateway) -> io::Result<HttpServer> {
     let local_address = listener.local_addr()?;
     let router = Router::new()
         .route("/metrics", get(metrics))

@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use fulmar_pages::{PartitionId, SegmentId, record};
 use fulmar_store::{CommitLog, DiskCache, Lsn, PageStore, SingleFlight};
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 use tokio::sync::OnceCell;
@@ -85,31 +87,34 @@ impl Engine {
     }
 
     /// Flushes what has changed, seals the log and stops. Sessions must have been closed.
-    pub async fn shutdown(&self) -> Result<()> {
-        self.hot.stop_reading();
-        if self.reads_beside() {
+    pub fn shutdown(&self) -> BoxFuture<'_, Result<()>> {
+        async move {
+            self.hot.stop_reading();
+            if self.reads_beside() {
+                self.flusher.task.stop().await;
+                return Ok(());
+            }
+            self.maintenance.task.stop().await;
             self.flusher.task.stop().await;
-            return Ok(());
+            let flushed = flush::flush_all(self).await;
+            let logs: Vec<_> = self.node.logs().cloned().collect();
+            // All of them, whatever becomes of the first.
+            let close = move || {
+                let closed: Vec<_> = logs.iter().map(|log| log.close()).collect();
+                closed.into_iter().find(|closed| closed.is_err()).unwrap_or(Ok(()))
+            };
+            let closed = tokio::task::spawn_blocking(close).await;
+            self.hot.node_ends(self.open_partitions()).await;
+            let store = self.node.store.clone();
+            // What it does not write now the next start does without.
+            let _ = tokio::task::spawn_blocking(move || store.disk_cache().map(DiskCache::close)).await;
+            match closed {
+                Ok(closed) => flushed.and(closed.map_err(crate::partition::log_error))?,
+                Err(e) => return Err(Error::new(sqlstate::INTERNAL, format!("closing a log panicked: {e}"))),
+            }
+            self.end_term().await
         }
-        self.maintenance.task.stop().await;
-        self.flusher.task.stop().await;
-        let flushed = flush::flush_all(self).await;
-        let logs: Vec<_> = self.node.logs().cloned().collect();
-        // All of them, whatever becomes of the first.
-        let close = move || {
-            let closed: Vec<_> = logs.iter().map(|log| log.close()).collect();
-            closed.into_iter().find(|closed| closed.is_err()).unwrap_or(Ok(()))
-        };
-        let closed = tokio::task::spawn_blocking(close).await;
-        self.hot.node_ends(self.open_partitions()).await;
-        let store = self.node.store.clone();
-        // What it does not write now the next start does without.
-        let _ = tokio::task::spawn_blocking(move || store.disk_cache().map(DiskCache::close)).await;
-        match closed {
-            Ok(closed) => flushed.and(closed.map_err(crate::partition::log_error))?,
-            Err(e) => return Err(Error::new(sqlstate::INTERNAL, format!("closing a log panicked: {e}"))),
-        }
-        self.end_term().await
+        .boxed()
     }
 
     /// The store, for what else is kept in it.
@@ -154,20 +159,7 @@ impl Engine {
         let slot = self.partitions.lock().entry(id).or_default().clone();
         let partition = match slot.get() {
             Some(partition) => partition.clone(),
-            // Boxed: opening has kilobytes of state, which every session's future would have to have room for.
-            None => {
-                let open = async {
-                    let opened = slot.get_or_try_init(|| self.open_partition(id)).await?;
-                    // Not before: who looks for what a log names, or wants to cut it, must find it here or there.
-                    self.replays.lock().remove(&id);
-                    // What another node owns that one compacts.
-                    if !self.reads_beside() {
-                        self.maintenance.opened(opened);
-                    }
-                    Ok(opened.clone())
-                };
-                Box::pin(self.opening.run(id, open)).await?
-            }
+            None => self.opening.run(id, self.open_in(&slot, id)).await?,
         };
         // Asked for after the opening: a drop that came before is seen here, one that comes later finds the partition.
         if self.dropped.lock().contains(&id) {
@@ -179,6 +171,21 @@ impl Engine {
             return Err(partition.closed_error());
         }
         Ok(partition)
+    }
+
+    /// Boxed: opening has kilobytes of state, which every session's future would have to have room for.
+    fn open_in<'a>(&'a self, slot: &'a Slot, id: PartitionId) -> BoxFuture<'a, Result<Arc<Partition>>> {
+        async move {
+            let opened = slot.get_or_try_init(|| self.open_partition(id)).await?;
+            // Not before: who looks for what a log names, or wants to cut it, must find it here or there.
+            self.replays.lock().remove(&id);
+            // What another node owns that one compacts.
+            if !self.reads_beside() {
+                self.maintenance.opened(opened);
+            }
+            Ok(opened.clone())
+        }
+        .boxed()
     }
 
     async fn open_partition(&self, id: PartitionId) -> Result<Arc<Partition>> {

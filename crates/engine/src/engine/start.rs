@@ -9,6 +9,8 @@ use fulmar_pages::PartitionId;
 use fulmar_store::{
     CommitLog, DiskCache, DiskCacheOptions, LogFiles, LogOptions, PageStore, SingleFlight, StdFiles,
 };
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 use tokio::sync::{OnceCell, RwLock};
@@ -38,108 +40,114 @@ const SPILL_BYTES: usize = 4 << 20;
 impl Engine {
     /// Opens the data directory, recovers what the log holds, and starts the log's and the flush tasks. Must be called
     /// inside a tokio runtime, which is to outlive the engine.
-    pub async fn start(config: Config) -> Result<Arc<Engine>> {
-        let temporary = config.data.join("tmp");
-        make(&temporary)?;
-        let is_alone = config.alone || config.store.is_none();
-        let store = match config.store {
-            Some(store) => PageStore::open(store),
-            None => {
-                let directory = config.data.join("store");
-                make(&directory)?;
-                PageStore::open_directory(&directory).map_err(store_error)?
+    ///
+    /// A plain function that answers a box, here and where else programs enter the engine but for statements: a future is compiled
+    /// where it is polled, so all that a start begins would be compiled anew in each program.
+    pub fn start(config: Config) -> BoxFuture<'static, Result<Arc<Engine>>> {
+        async move {
+            let temporary = config.data.join("tmp");
+            make(&temporary)?;
+            let is_alone = config.alone || config.store.is_none();
+            let store = match config.store {
+                Some(store) => PageStore::open(store),
+                None => {
+                    let directory = config.data.join("store");
+                    make(&directory)?;
+                    PageStore::open_directory(&directory).map_err(store_error)?
+                }
+            };
+            let clock = Clock::new(config.time);
+            let begun = Instant::now();
+            let (live, shared) = (config.live, config.shared);
+            let places = Places::new(config.node_id, &shared);
+            let is_local = move |id: &PartitionId| {
+                live.as_ref().is_none_or(|live| live.contains(id)) && !shared.contains(id)
+            };
+            let (log, mut replays, clock) = match &config.beside {
+                Some(_) => (CommitLog::read_only(), HashMap::new(), clock),
+                None => recover(config.log, log_files(config.files, &config.data)?, is_local, clock).await?,
+            };
+            // Whoever has the log has the directory.
+            let cache = config.data.join("cache");
+            let store = with_disk_cache(store, cache, config.disk_cache_bytes, config.memory_bytes).await?;
+            let tenure = match is_alone || config.beside.is_some() {
+                true => None,
+                false => Some(Tenure::begin(&store, &clock).await?),
+            };
+            let store = match &tenure {
+                Some(tenure) => store.in_term(tenure.term()),
+                None => store,
+            };
+            let mut shared_log = None;
+            if !places.all_local() {
+                let (log, found) = places.open_log(&store, &clock).await?;
+                replays.extend(found);
+                shared_log = Some(log);
             }
-        };
-        let clock = Clock::new(config.time);
-        let begun = Instant::now();
-        let (live, shared) = (config.live, config.shared);
-        let places = Places::new(config.node_id, &shared);
-        let is_local = move |id: &PartitionId| {
-            live.as_ref().is_none_or(|live| live.contains(id)) && !shared.contains(id)
-        };
-        let (log, mut replays, clock) = match &config.beside {
-            Some(_) => (CommitLog::read_only(), HashMap::new(), clock),
-            None => recover(config.log, log_files(config.files, &config.data)?, is_local, clock).await?,
-        };
-        // Whoever has the log has the directory.
-        let cache = config.data.join("cache");
-        let store = with_disk_cache(store, cache, config.disk_cache_bytes, config.memory_bytes).await?;
-        let tenure = match is_alone || config.beside.is_some() {
-            true => None,
-            false => Some(Tenure::begin(&store, &clock).await?),
-        };
-        let store = match &tenure {
-            Some(tenure) => store.in_term(tenure.term()),
-            None => store,
-        };
-        let mut shared_log = None;
-        if !places.all_local() {
-            let (log, found) = places.open_log(&store, &clock).await?;
-            replays.extend(found);
-            shared_log = Some(log);
+            let recovery = Recovery::of(&replays, begun.elapsed());
+            let node = Arc::new(Node {
+                log,
+                shared_log: OnceCell::new_with(shared_log),
+                store: Arc::new(store),
+                spill: SpillArea::new(&temporary, SPILL_BYTES),
+                memory: MemoryBudget::new(config.memory_bytes),
+                whole_process: config.whole_process,
+                heap: Heap::of_node(config.memory_bytes),
+                cache: Cache::default(),
+                disk: Disk::new(
+                    config.space.unwrap_or_else(|| disk::space_of(config.data)),
+                    config.disk_reserve_bytes,
+                ),
+                clock,
+                buffers: Buffers::default(),
+                machines: Arc::default(),
+                stats: NodeStats::default(),
+                naming: Naming::default(),
+                past: RwLock::default(),
+                tenure,
+                exported: Mutex::default(),
+            });
+            let seed = node.clock.unix_ms() ^ std::process::id() as u64;
+            let engine = Arc::new(Engine {
+                node: node.clone(),
+                partitions: Mutex::default(),
+                past: Past::default(),
+                opening: SingleFlight::default(),
+                counted: Mutex::default(),
+                replays: Mutex::new(replays),
+                places,
+                beside: config.beside.map(|owner| Beside::new(owner, &node)),
+                recovery,
+                eras: Mutex::new(config.eras),
+                retention: config.retention,
+                dropped: Mutex::default(),
+                tickets: AtomicU64::new(1),
+                seeds: AtomicU64::new(seed.wrapping_mul(0x2545_F491_4F6C_DD1D)),
+                flusher: flush::Flusher::new(
+                    config.manifest_interval,
+                    config.idle_after,
+                    config.snapshots,
+                    node.memory.limit_bytes(),
+                    node.memory.flush_due(),
+                ),
+                maintenance: Maintenance::new(),
+                hot: HotLists::new(node.store.clone()),
+            });
+            for log in node.logs() {
+                engine.discard_what_is_lost_by(log);
+            }
+            disk::look(&engine.node);
+            disk::spawn(&engine);
+            cache::spawn(&engine.node);
+            if engine.reads_beside() {
+                engine.flusher.task.spawn(&engine, beside::round);
+            } else {
+                engine.flusher.task.spawn(&engine, flush::round);
+                engine.maintenance.task.spawn(&engine, maintenance::round);
+            }
+            Ok(engine)
         }
-        let recovery = Recovery::of(&replays, begun.elapsed());
-        let node = Arc::new(Node {
-            log,
-            shared_log: OnceCell::new_with(shared_log),
-            store: Arc::new(store),
-            spill: SpillArea::new(&temporary, SPILL_BYTES),
-            memory: MemoryBudget::new(config.memory_bytes),
-            whole_process: config.whole_process,
-            heap: Heap::of_node(config.memory_bytes),
-            cache: Cache::default(),
-            disk: Disk::new(
-                config.space.unwrap_or_else(|| disk::space_of(config.data)),
-                config.disk_reserve_bytes,
-            ),
-            clock,
-            buffers: Buffers::default(),
-            machines: Arc::default(),
-            stats: NodeStats::default(),
-            naming: Naming::default(),
-            past: RwLock::default(),
-            tenure,
-            exported: Mutex::default(),
-        });
-        let seed = node.clock.unix_ms() ^ std::process::id() as u64;
-        let engine = Arc::new(Engine {
-            node: node.clone(),
-            partitions: Mutex::default(),
-            past: Past::default(),
-            opening: SingleFlight::default(),
-            counted: Mutex::default(),
-            replays: Mutex::new(replays),
-            places,
-            beside: config.beside.map(|owner| Beside::new(owner, &node)),
-            recovery,
-            eras: Mutex::new(config.eras),
-            retention: config.retention,
-            dropped: Mutex::default(),
-            tickets: AtomicU64::new(1),
-            seeds: AtomicU64::new(seed.wrapping_mul(0x2545_F491_4F6C_DD1D)),
-            flusher: flush::Flusher::new(
-                config.manifest_interval,
-                config.idle_after,
-                config.snapshots,
-                node.memory.limit_bytes(),
-                node.memory.flush_due(),
-            ),
-            maintenance: Maintenance::new(),
-            hot: HotLists::new(node.store.clone()),
-        });
-        for log in node.logs() {
-            engine.discard_what_is_lost_by(log);
-        }
-        disk::look(&engine.node);
-        disk::spawn(&engine);
-        cache::spawn(&engine.node);
-        if engine.reads_beside() {
-            engine.flusher.task.spawn(&engine, beside::round);
-        } else {
-            engine.flusher.task.spawn(&engine, flush::round);
-            engine.maintenance.task.spawn(&engine, maintenance::round);
-        }
-        Ok(engine)
+        .boxed()
     }
 }
 

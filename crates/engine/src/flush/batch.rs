@@ -16,6 +16,8 @@ use fulmar_pages::manifest::{Manifest, SegmentRef};
 use fulmar_pages::segment::SegmentBuilder;
 use fulmar_pages::{PAGE_SIZE, SegmentId, Version, ZERO_PAGE};
 use fulmar_store::{ManifestName, SegmentWriter, StoreError, failpoint};
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use futures::stream::{self, StreamExt};
 use tokio::time::{Instant, timeout_at};
 
@@ -45,31 +47,37 @@ pub(crate) async fn flush(engine: &Engine, partitions: Vec<Arc<Partition>>) -> R
 }
 
 /// The same, for who keeps others from flushing. When the store has failed nothing more is asked of it this time.
-pub(crate) async fn flush_settled(engine: &Engine, mut partitions: Vec<Arc<Partition>>) -> Result<()> {
-    let deadline = Instant::now() + LOG_PATIENCE;
-    let unsure: Vec<_> = partitions.iter().filter(|partition| partition.is_unsure()).cloned().collect();
-    let settling = unsure.iter().map(|partition| settle_unsure(engine, partition));
-    if !unsure.is_empty() {
-        engine.check_term().await?;
-    }
-    let mut settling = stream::iter(settling.collect::<Vec<_>>()).buffer_unordered(MANIFESTS_AT_ONCE);
-    while let Some(settled) = settling.next().await {
-        settled?;
-    }
-    let mut result = Ok(());
-    let mut batch = Vec::new();
-    let mut pages = 0;
-    while let Some(partition) = partitions.pop() {
-        if let Some(flush) = partition.begin_flush() {
-            pages += flush.pages.len();
-            batch.push(Flushing { partition, flush, outcome: Ok(()) });
+pub(crate) fn flush_settled(
+    engine: &Engine,
+    mut partitions: Vec<Arc<Partition>>,
+) -> BoxFuture<'_, Result<()>> {
+    async move {
+        let deadline = Instant::now() + LOG_PATIENCE;
+        let unsure: Vec<_> = partitions.iter().filter(|partition| partition.is_unsure()).cloned().collect();
+        let settling = unsure.iter().map(|partition| settle_unsure(engine, partition));
+        if !unsure.is_empty() {
+            engine.check_term().await?;
         }
-        if !batch.is_empty() && (pages >= BATCH_PAGES || partitions.is_empty()) {
-            result = result.and(flush_batch(engine, std::mem::take(&mut batch), deadline).await?);
-            pages = 0;
+        let mut settling = stream::iter(settling.collect::<Vec<_>>()).buffer_unordered(MANIFESTS_AT_ONCE);
+        while let Some(settled) = settling.next().await {
+            settled?;
         }
+        let mut result = Ok(());
+        let mut batch = Vec::new();
+        let mut pages = 0;
+        while let Some(partition) = partitions.pop() {
+            if let Some(flush) = partition.begin_flush() {
+                pages += flush.pages.len();
+                batch.push(Flushing { partition, flush, outcome: Ok(()) });
+            }
+            if !batch.is_empty() && (pages >= BATCH_PAGES || partitions.is_empty()) {
+                result = result.and(flush_batch(engine, std::mem::take(&mut batch), deadline).await?);
+                pages = 0;
+            }
+        }
+        result
     }
-    result
+    .boxed()
 }
 
 /// Writes a manifest of a partition whose segments have been merged, with what has changed meanwhile. For who keeps others

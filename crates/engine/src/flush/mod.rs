@@ -24,6 +24,8 @@ use std::time::Duration;
 
 use fulmar_pages::PartitionId;
 use fulmar_store::{CommitLog, Lsn, failpoint};
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use tokio::sync::{MutexGuard, Notify};
 
 pub(crate) use self::batch::{flush, flush_settled, name_anew, settle_unsure};
@@ -222,23 +224,26 @@ pub(crate) async fn settled(engine: &Engine) -> MutexGuard<'_, ()> {
 }
 
 /// Deletes a dropped partition's manifests, what was decided of them, and its list of hot pages.
-pub(crate) async fn delete(engine: &Engine, id: PartitionId) -> Result<()> {
-    let alone = engine.node().past.write().await;
-    let one = settled(engine).await;
-    let store = &engine.node().store;
-    let listed = store.list_partitions(Some(id)).await.map_err(store_error)?;
-    engine.check_term().await?;
-    for manifest in listed.manifests {
-        store.delete_manifest(manifest).await.map_err(store_error)?;
+pub(crate) fn delete(engine: &Engine, id: PartitionId) -> BoxFuture<'_, Result<()>> {
+    async move {
+        let alone = engine.node().past.write().await;
+        let one = settled(engine).await;
+        let store = &engine.node().store;
+        let listed = store.list_partitions(Some(id)).await.map_err(store_error)?;
+        engine.check_term().await?;
+        for manifest in listed.manifests {
+            store.delete_manifest(manifest).await.map_err(store_error)?;
+        }
+        drop((one, alone));
+        // After those: what is left of a partition without a manifest the collector deletes.
+        for fate in listed.fates.into_iter().rev() {
+            store.delete_fate(fate).await.map_err(store_error)?;
+        }
+        for list in listed.hot_pages {
+            store.delete_hot_pages(list).await.map_err(store_error)?;
+        }
+        engine.maintenance.count_dropped();
+        Ok(())
     }
-    drop((one, alone));
-    // After those: what is left of a partition without a manifest the collector deletes.
-    for fate in listed.fates.into_iter().rev() {
-        store.delete_fate(fate).await.map_err(store_error)?;
-    }
-    for list in listed.hot_pages {
-        store.delete_hot_pages(list).await.map_err(store_error)?;
-    }
-    engine.maintenance.count_dropped();
-    Ok(())
+    .boxed()
 }

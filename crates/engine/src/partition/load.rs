@@ -13,6 +13,8 @@ use fulmar_pages::manifest::Manifest;
 use fulmar_pages::record::{self, Record, RecordKind};
 use fulmar_pages::{FormatError, Outcome, PAGE_SIZE, Page, PageNo, PartitionId, diff};
 use fulmar_store::{CommitLog, Lsn, SingleFlight, StoreError};
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use hashbrown::{HashMap, HashSet};
 use parking_lot::{Mutex, RwLock};
@@ -162,25 +164,34 @@ impl Partition {
         self.loading.run(key, self.fill(page, version, ahead, snapshot)).await
     }
 
-    async fn fill(&self, page: PageNo, version: &PageVersion, ahead: u32, snapshot: &Snapshot) -> Result<()> {
-        if version.is_resident() {
-            return Ok(());
-        }
-        self.stats.page_misses.fetch_add(1, Ordering::Relaxed);
-        let room = self.node.room(PAGE_SIZE as u64).await?;
-        if ahead > 1
-            && let Some((segment, location)) = self.pages.frame(version)?
-        {
-            let near = self.near((segment, (page, version, location)), ahead, snapshot)?;
-            // If that fails, for whatever reason, the one page may do.
-            if near.len() > 1 && self.read_near(segment, &near).await.is_ok() && version.is_resident() {
-                version.touch();
+    fn fill<'a>(
+        &'a self,
+        page: PageNo,
+        version: &'a PageVersion,
+        ahead: u32,
+        snapshot: &'a Snapshot,
+    ) -> BoxFuture<'a, Result<()>> {
+        async move {
+            if version.is_resident() {
                 return Ok(());
             }
+            self.stats.page_misses.fetch_add(1, Ordering::Relaxed);
+            let room = self.node.room(PAGE_SIZE as u64).await?;
+            if ahead > 1
+                && let Some((segment, location)) = self.pages.frame(version)?
+            {
+                let near = self.near((segment, (page, version, location)), ahead, snapshot)?;
+                // If that fails, for whatever reason, the one page may do.
+                if near.len() > 1 && self.read_near(segment, &near).await.is_ok() && version.is_resident() {
+                    version.touch();
+                    return Ok(());
+                }
+            }
+            let read = self.read(version).await?;
+            self.arrived(page, version, read, room);
+            Ok(())
         }
-        let read = self.read(version).await?;
-        self.arrived(page, version, read, room);
-        Ok(())
+        .boxed()
     }
 
     /// Puts bytes in that were read from the store, and for which there is room.

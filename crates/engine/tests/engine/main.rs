@@ -1,12 +1,11 @@
 //! What an engine promises to the sessions above it.
 //!
-//! One program: each would compile the engine's tasks anew. Tests of their own are those that look at the memory of the whole process
-//! (`large`) and those that run for minutes with seeds (`model`, `serializable`, `stress`).
+//! One program: each would compile the engine's sessions anew. A program of its own have only the tests that look at the memory
+//! of the whole process (`large`). Those that run random schedules (`model`, `serializable`, `stress`) take their seeds from
+//! the environment ([`seeds`]).
 
 #[path = "../common/mod.rs"]
 mod common;
-#[path = "../common/seeds.rs"]
-mod seeds;
 
 mod beside;
 mod beyond_memory;
@@ -19,11 +18,15 @@ mod history;
 mod hot_pages;
 mod idle;
 mod limits;
+mod model;
 mod past;
 mod s3;
+mod seeds;
+mod serializable;
 mod shared_log;
 mod slices;
 mod slow_store;
 mod snapshots;
 mod sql;
+mod stress;
 mod two_owners;

@@ -129,7 +129,6 @@ impl Node {
         config.slow_statement = limit(arguments.slow_statement);
         config.temporary_directory = temporary_directory;
         let gateway = Gateway::start(config, engine.clone(), catalog)
-            .await
             .with_context(|| format!("cannot listen on --sql {}", arguments.sql))?;
         let http = http::serve(arguments.http, &gateway)
             .await

@@ -50,7 +50,7 @@ impl Node {
         config.workers = 2;
         config.temporary_directory = directory.path().to_owned();
         change(&mut config);
-        let gateway = Gateway::start(config, engine.clone(), catalog.clone()).await.unwrap();
+        let gateway = Gateway::start(config, engine.clone(), catalog.clone()).unwrap();
         let http = http::serve(SocketAddr::from(([127, 0, 0, 1], 0)), &gateway).await.unwrap();
         Node { engine, catalog, gateway, http, directory }
     }
@@ -123,6 +123,16 @@ pub async fn connect(config: &tokio_postgres::Config) -> Result<Client, tokio_po
     let (client, connection) = config.connect(NoTls).await?;
     tokio::spawn(connection);
     Ok(client)
+}
+
+/// Whether a client's connection ends. The driver tells a statement of the end a moment before it closes its own.
+pub async fn ends(client: &Client) -> bool {
+    let closed = async {
+        while !client.is_closed() {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(10), closed).await.is_ok()
 }
 
 /// The SQLSTATE of a failure.

@@ -1,6 +1,6 @@
 //! Databases of the past, in SQL: what there is, branches, restores.
 
-use crate::common::{Node, connect, state};
+use crate::common::{Node, connect, ends, state};
 use tokio_postgres::Client;
 
 async fn texts(client: &Client, sql: &str) -> Vec<String> {
@@ -46,7 +46,7 @@ async fn a_database_is_branched_and_restored_in_sql() {
     for client in [&shop, &waiting] {
         assert!(client.batch_execute("SELECT 1 FROM t").await.is_err());
     }
-    assert!(shop.is_closed() && waiting.is_closed());
+    assert!(ends(&shop).await && ends(&waiting).await);
     let shop = node.client("shop").await;
     assert_eq!(number(&shop, "SELECT count(*) FROM t").await, 1);
     assert_eq!(number(&shop, "SELECT count(DISTINCT lineage) FROM fulmar.history").await, 2);

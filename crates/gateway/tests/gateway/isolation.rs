@@ -11,7 +11,7 @@
 //! | connections | | `limits` (`max_connections`, and those of the node), `tenants` (guessing passwords) |
 //! | huge messages and names, many parameters, prepared statements and portals | [`messages_and_names_have_bounds`], [`what_a_session_names_has_bounds`] | `wire`, `fuzz` |
 
-use crate::common::{Node, connect, state};
+use crate::common::{Node, connect, ends, state};
 use bytes::Bytes;
 use futures::SinkExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -566,7 +566,7 @@ async fn messages_and_names_have_bounds() {
     let _ = stream.read_to_end(&mut answer).await; // the end is what counts, not how it comes
     assert!(answer.is_empty(), "a start-up packet of {length} bytes");
     let too_long = anna.query_one("SELECT length($1)", &[&"x".repeat(70_000_000)]).await;
-    assert!(too_long.is_err() && anna.is_closed());
+    assert!(too_long.is_err() && ends(&anna).await);
     log_in(&node, "shop", "anna").await.unwrap().batch_execute("SELECT 1").await.unwrap();
     drop((admin, anna));
     node.stop().await;

@@ -1,6 +1,6 @@
 //! What users may do in a database: everything, or read it; and what a change of that does to who is connected.
 
-use crate::common::{Node, connect, state};
+use crate::common::{Node, connect, ends, state};
 use futures::SinkExt;
 use tokio_postgres::{Client, Error};
 
@@ -162,7 +162,7 @@ async fn ended(client: &Client, statement: &str, expected: &str, why: &str) {
     let said = error.as_db_error().unwrap_or_else(|| panic!("{why}: {error}"));
     assert_eq!((said.code().code(), said.severity()), (expected, "FATAL"), "{said}");
     assert!(said.message().contains(why), "{said}");
-    assert!(client.batch_execute("SELECT 1").await.is_err() && client.is_closed());
+    assert!(client.batch_execute("SELECT 1").await.is_err() && ends(client).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]

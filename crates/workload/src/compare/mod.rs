@@ -34,6 +34,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use futures::FutureExt;
+use futures::future::LocalBoxFuture;
 use tokio::signal::unix::{SignalKind, signal};
 
 pub use self::cases::Suite;
@@ -163,12 +165,15 @@ async fn print_results(
     Ok(results)
 }
 
-async fn compare(options: CompareOptions) -> anyhow::Result<Vec<CaseResult>> {
-    let wanted = wanted(options.suite, &options.case)?;
-    let binary = options.fulmar_binary.clone();
-    let fulmar = Box::new(move || Ok(Box::new(Fulmar::at(binary.clone())) as _));
-    let postgres = Box::new(|| Ok(Box::new(Postgres::installed()?) as _));
-    Ok(measure(&Bench::new(&options, FULL_SIZE, fulmar, postgres), &wanted).await)
+fn compare(options: CompareOptions) -> LocalBoxFuture<'static, anyhow::Result<Vec<CaseResult>>> {
+    async move {
+        let wanted = wanted(options.suite, &options.case)?;
+        let binary = options.fulmar_binary.clone();
+        let fulmar = Box::new(move || Ok(Box::new(Fulmar::at(binary.clone())) as _));
+        let postgres = Box::new(|| Ok(Box::new(Postgres::installed()?) as _));
+        Ok(measure(&Bench::new(&options, FULL_SIZE, fulmar, postgres), &wanted).await)
+    }
+    .boxed_local()
 }
 
 /// The names of the cases of a suite, and what they measure.

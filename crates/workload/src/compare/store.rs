@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
+use futures::FutureExt;
+use futures::future::LocalBoxFuture;
 use rand::RngExt;
 
 use super::cases::Case;
@@ -83,10 +85,7 @@ pub async fn store(arguments: &StoreArgs, binary: PathBuf) -> anyhow::Result<Vec
     let measuring = async {
         let mut results = Vec::new();
         for case in cases {
-            let measured = match case.name {
-                BEYOND => beyond::measure(arguments, &binary, case).await,
-                _ => measure(arguments, &binary, case).await.map(|rounds| CaseResult::value(case, rounds)),
-            };
+            let measured = measure(arguments, &binary, case).await;
             results.push(measured.unwrap_or_else(|error| CaseResult::failed(case, format!("{error:#}"))));
         }
         Ok(results)
@@ -94,7 +93,22 @@ pub async fn store(arguments: &StoreArgs, binary: PathBuf) -> anyhow::Result<Vec
     print_results(measuring, arguments.json).await
 }
 
-async fn measure(arguments: &StoreArgs, binary: &Path, case: &Case) -> anyhow::Result<Vec<f64>> {
+/// Boxed by a plain function: a future is compiled where it is polled, and these are most of the crate.
+fn measure<'a>(
+    arguments: &'a StoreArgs,
+    binary: &'a Path,
+    case: &'static Case,
+) -> LocalBoxFuture<'a, anyhow::Result<CaseResult>> {
+    async move {
+        match case.name {
+            BEYOND => beyond::measure(arguments, binary, case).await,
+            _ => rounds(arguments, binary, case).await.map(|rounds| CaseResult::value(case, rounds)),
+        }
+    }
+    .boxed_local()
+}
+
+async fn rounds(arguments: &StoreArgs, binary: &Path, case: &Case) -> anyhow::Result<Vec<f64>> {
     match case.name {
         "branch-ms" | "restore-ms" => past::measure(arguments, binary.to_owned(), case, past::ROWS).await,
         "space" => space::measure(arguments, binary.to_owned(), ROWS).await,

@@ -26,8 +26,8 @@ fn bench(rounds: u32) -> Bench {
         // So short a time on a busy machine says nothing.
         tenants_keep: 0.0,
         big_keeps: 0.0,
-        warm_up: Duration::from_secs(1),
-        still: Duration::from_secs(1),
+        warm_up: Duration::from_millis(200),
+        still: Duration::from_millis(200),
     };
     let postgres = || Box::new(|| Ok(Box::new(Postgres::installed()?) as _));
     Bench::new(&options, sizes, postgres(), postgres())

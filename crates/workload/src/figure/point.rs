@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use futures::FutureExt;
+use futures::future::LocalBoxFuture;
 use serde::Serialize;
 
 use crate::arrival::Arrival;
@@ -92,32 +94,35 @@ impl Point {
     }
 
     /// Runs it; answers a row for each of these kinds of transactions, or one for all of them together.
-    pub(super) async fn measure(
-        &self,
-        server: &Server,
+    pub(super) fn measure<'a>(
+        &'a self,
+        server: &'a Server,
         time: Duration,
-        kinds: &[&str],
-    ) -> anyhow::Result<Vec<(String, Measured)>> {
-        let report = match self.load.clone() {
-            Load::Ycsb(workload) => self.run(workload, server, time).await?,
-            Load::Tpcc(workload) => self.run(workload, server, time).await?,
-            Load::Tpcw(workload) => self.run(workload, server, time).await?,
-        };
-        let report = report.complete()?;
-        if kinds.is_empty() {
-            return Ok(vec![(self.line.clone(), Measured::of(&report))]);
-        }
-        let wanted = report.kinds.iter().filter(|kind| kinds.contains(&kind.kind.as_str()));
-        let row = |kind: &KindReport| {
-            let measured = Measured {
-                throughput_tps: kind.ended_well() as f64 / report.seconds,
-                mean_ms: kind.latency.mean_ms,
-                p99_ms: kind.latency.p99_ms,
-                ..Measured::of(&report)
+        kinds: &'a [&'a str],
+    ) -> LocalBoxFuture<'a, anyhow::Result<Vec<(String, Measured)>>> {
+        async move {
+            let report = match self.load.clone() {
+                Load::Ycsb(workload) => self.run(workload, server, time).await?,
+                Load::Tpcc(workload) => self.run(workload, server, time).await?,
+                Load::Tpcw(workload) => self.run(workload, server, time).await?,
             };
-            (kind.kind.clone(), measured)
-        };
-        Ok(wanted.map(row).collect())
+            let report = report.complete()?;
+            if kinds.is_empty() {
+                return Ok(vec![(self.line.clone(), Measured::of(&report))]);
+            }
+            let wanted = report.kinds.iter().filter(|kind| kinds.contains(&kind.kind.as_str()));
+            let row = |kind: &KindReport| {
+                let measured = Measured {
+                    throughput_tps: kind.ended_well() as f64 / report.seconds,
+                    mean_ms: kind.latency.mean_ms,
+                    p99_ms: kind.latency.p99_ms,
+                    ..Measured::of(&report)
+                };
+                (kind.kind.clone(), measured)
+            };
+            Ok(wanted.map(row).collect())
+        }
+        .boxed_local()
     }
 
     async fn run<W: Workload>(&self, workload: W, server: &Server, time: Duration) -> anyhow::Result<Report> {

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use fulmar_engine::{Error, Scope, Value, sqlstate};
 
+use super::history::{Event, History, Transaction};
+use super::schedule::{Form, KEYS, Kind, Plan, Step, sessions};
 use crate::common::{Client, Node, Rows};
-use crate::history::{Event, History, Transaction};
-use crate::schedule::{Form, KEYS, Kind, Plan, Step, sessions};
 use crate::seeds::Random;
 
 /// Longer than a client may be silent before its turn is passed on.

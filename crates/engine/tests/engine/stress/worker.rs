@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fulmar_engine::{CancelReason, Error, Value, sqlstate};
 
-use crate::SESSIONS;
+use super::SESSIONS;
 use crate::common::Client;
 use crate::seeds::Random;
 

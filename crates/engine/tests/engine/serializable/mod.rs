@@ -2,11 +2,6 @@
 //! circles. Conflicts are on pages, so the lists share pages, have indexes and split pages; replays, row locks and
 //! turns take part, and the tests say how often.
 
-#[path = "../common/mod.rs"]
-mod common;
-#[path = "../common/seeds.rs"]
-mod seeds;
-
 mod anomalies;
 mod graph;
 mod history;
@@ -17,9 +12,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::{MEMORY, Node};
 use fulmar_engine::{Config, Engine};
 use fulmar_store::FaultyFiles;
+
+use crate::common::{MEMORY, Node};
+use crate::seeds;
 
 /// Schedules that one partition sees, one after the other: enough to be measured as contended, and to calm down again.
 const SCHEDULES_OF_A_PARTITION: u64 = 25;

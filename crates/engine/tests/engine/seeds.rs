@@ -1,9 +1,8 @@
 //! Seeds of random tests: constant by default, so that a run can be repeated; other ones from the environment.
 //!
 //! ```text
-//! FULMAR_TEST_SEED=77 FULMAR_TEST_ROUNDS=20 cargo test -p fulmar-engine --test model
+//! FULMAR_TEST_SEED=77 FULMAR_TEST_ROUNDS=20 cargo test -p fulmar-engine --test engine model
 //! ```
-#![allow(dead_code)]
 
 use std::fmt::Debug;
 use std::str::FromStr;

@@ -10,11 +10,6 @@
 //!
 //! Every row of `stock` says what its padding must look like, so that pages of two transactions mixed up are seen too.
 
-#[path = "../common/mod.rs"]
-mod common;
-#[path = "../common/seeds.rs"]
-mod seeds;
-
 mod page_one;
 mod worker;
 
@@ -24,11 +19,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{Client, MEMORY, Node, start_when_free};
 use fulmar_engine::{CancelReason, Config, Engine, Result, Value, sqlstate};
 use fulmar_pages::PartitionId;
-use seeds::Random;
 use worker::{Account, PAD, Worker, make_tables};
+
+use crate::common::{Client, MEMORY, Node, start_when_free};
+use crate::seeds::{self, Random};
 
 const SESSIONS: u64 = 6;
 const TRANSACTIONS: u64 = 12;

@@ -11,11 +11,6 @@
 //! One thing differs by design: after an error inside a transaction the engine accepts only its end or ROLLBACK TO, as
 //! PostgreSQL does. The test then does what a client would do, on both sides.
 
-#[path = "../common/mod.rs"]
-mod common;
-#[path = "../common/seeds.rs"]
-mod seeds;
-
 mod generate;
 mod stock;
 
@@ -23,12 +18,13 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::{Client, MEMORY, start_when_free};
 use fulmar_engine::{CommandTag, Config, Engine, TransactionStatus, Value, sqlstate};
 use fulmar_pages::PartitionId;
 use generate::Generated;
-use seeds::Random;
 use stock::Stock;
+
+use crate::common::{Client, MEMORY, start_when_free};
+use crate::seeds::{self, Random};
 
 /// Statements of one seed.
 const STATEMENTS: u64 = 1500;

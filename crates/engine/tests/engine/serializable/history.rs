@@ -17,7 +17,7 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
-use crate::graph::Graph;
+use super::graph::Graph;
 
 /// What a transaction did, in order.
 #[derive(Clone, Debug, PartialEq)]
