@@ -26,16 +26,17 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fulmar_pages::{Durability, Manifest, PAGE_SIZE, PageNo, Record, RecordKind, diff};
-use fulmar_store::{Ahead, LogError, LogPlace, LogTail, Lsn, ManifestName, StoreError};
+use fulmar_store::{Ahead, LogPlace, LogTail, Lsn, ManifestName, StoreError};
 use hashbrown::HashMap;
 
 use super::commit::NewPages;
-use super::load::{corrupt, read_frames};
-use super::{Partition, Snapshot, store_error};
+use super::error::{corrupt, left_behind, log_unreadable, store_error};
+use super::load::read_frames;
+use super::{Partition, Snapshot};
 use crate::memory::Tally;
 use crate::page_memory::PageBytes;
 use crate::store::Frame;
-use crate::{Error, Result, sqlstate};
+use crate::{Error, Result};
 
 /// Pages that are changed by records before they are made a version, about.
 const BATCH_PAGES: usize = 1024;
@@ -306,30 +307,4 @@ impl Partition {
             error => store_error(error),
         }
     }
-}
-
-/// The error of who needs what the owner has deleted since.
-pub(super) fn left_behind() -> Error {
-    let message = "what the transaction's snapshot was made of is not in the store any more";
-    Error::new(sqlstate::SERIALIZATION_FAILURE, message)
-        .detail("The node that owns the store keeps it for as long as the database's retention says, and no longer.")
-        .hint("Run the transaction again: it sees a newer snapshot then.")
-}
-
-/// Clients are told what could not be done; where, and what the store has said, only the log.
-pub(crate) fn log_unreadable(error: LogError) -> Error {
-    tracing::warn!(%error, "the log of the node that owns the store cannot be read; who reads next tries again");
-    let state = match error {
-        LogError::Corrupt { .. } => sqlstate::DATA_CORRUPTED,
-        _ => sqlstate::IO_ERROR,
-    };
-    Error::new(state, "the log of the node that owns the store cannot be read").hint(
-        "Run the transaction again; if it persists, see to the store, or connect to the node that owns it.",
-    )
-}
-
-/// The error of who would write to what somebody else owns.
-pub(crate) fn owner_writes() -> Error {
-    Error::new(sqlstate::READ_ONLY_TRANSACTION, "this node only reads the databases of another one")
-        .hint("Connect to the node that owns the store for that.")
 }

@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use fulmar_pages::manifest::Manifest;
 use fulmar_pages::record::{self, Record, RecordKind};
-use fulmar_pages::{FormatError, Outcome, PAGE_SIZE, Page, PageNo, PartitionId, diff};
+use fulmar_pages::{Outcome, PAGE_SIZE, Page, PageNo, PartitionId, diff};
 use fulmar_store::{CommitLog, Lsn, SingleFlight, StoreError};
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -20,6 +20,7 @@ use hashbrown::{HashMap, HashSet};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 
+use super::error::{corrupt, store_error};
 use super::{
     Outcomes, PageVersion, Partition, Residence, RowLocks, Snapshot, Turns, commit, flush, snapshots, table,
 };
@@ -373,16 +374,4 @@ async fn read_frame(node: &Node, segments: &Segments, frame: Frame) -> Result<Pa
     let mut page = PageBytes::zeroed();
     node.store.read_page(segment, frame.location, &mut page).await.map_err(store_error)?;
     Ok(page)
-}
-
-/// Clients are told what could not be done; where, and what the store has said, only the log.
-pub(crate) fn store_error(error: fulmar_store::StoreError) -> Error {
-    tracing::warn!(%error, "the store does not do its work");
-    Error::new(sqlstate::IO_ERROR, error.for_tenants())
-        .hint("see to the store; `fulmar verify` reads all of it, and /metrics counts its failures")
-}
-
-pub(super) fn corrupt(id: PartitionId, error: FormatError) -> Error {
-    Error::new(sqlstate::DATA_CORRUPTED, format!("a log record of partition {id} is damaged: {error}"))
-        .hint("restore the data directory from a backup")
 }

@@ -7,10 +7,12 @@
 //! - [`outcomes`] remembers how transactions ended whose clients may ask,
 //! - [`flush`] tells what has changed since the last manifest,
 //! - [`follow`] makes versions of what another process has committed, for who reads beside it,
+//! - [`error`] says why something cannot be done,
 //! - [`load`] brings in what lies in the store and in the log, [`ahead`] what a scan will want next, [`hot`] what was wanted before.
 
 mod ahead;
 mod commit;
+mod error;
 mod flush;
 mod follow;
 mod hot;
@@ -34,12 +36,15 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 
 pub(crate) use ahead::Ahead;
-pub(crate) use commit::{Refused, Room, Waits, log_error, page_one, past_is_read_only};
+pub(crate) use commit::{Refused, Room, Waits, page_one};
+pub(crate) use error::{
+    dropped_error, log_error, log_unreadable, owner_writes, past_is_read_only, store_error,
+};
 pub(crate) use flush::{CopiedFrame, Flush, NamedSegment};
-pub(crate) use follow::{Followed, Following, log_unreadable, owner_writes};
+pub(crate) use follow::{Followed, Following};
 pub(crate) use hot::Run;
 pub(crate) use large::Large;
-pub(crate) use load::{Replay, read_frames, store_error};
+pub(crate) use load::{Replay, read_frames};
 pub(crate) use outcomes::{Outcomes, Status};
 pub(crate) use residence::{CLASSES, Reader, Residence};
 pub(crate) use rows::{RowLocks, RowName};
@@ -311,7 +316,7 @@ impl Partition {
     pub(crate) fn closed_error(&self) -> Error {
         match self.closed.load(Ordering::Acquire) {
             DROPPED => dropped_error(),
-            LEFT_BEHIND => follow::left_behind(),
+            LEFT_BEHIND => error::left_behind(),
             _ => Error::new(sqlstate::ADMIN_SHUTDOWN, "the database is being restored to an earlier version")
                 .hint("connect again, and look at what is there; it takes a moment"),
         }
@@ -340,8 +345,4 @@ impl Partition {
         // SAFETY: passed on to the caller.
         unsafe { self.find(page, snapshot).and_then(|version| version.data()) }
     }
-}
-
-pub(crate) fn dropped_error() -> Error {
-    Error::new(sqlstate::DATABASE_DROPPED, "the database was dropped").hint("connect to another database")
 }

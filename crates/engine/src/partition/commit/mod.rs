@@ -26,68 +26,26 @@
 //! A replaced version is freed once the version that replaced it is durable (until then a failed log write may need it
 //! back, and new readers begin at it) and no snapshot sees it. [`Commits::recent`] holds, oldest first, the commits for which that is not done.
 
+mod decide;
+mod garbage;
+pub(crate) mod page_one;
+
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
 use fulmar_pages::record::{self, RecordBuilder, RecordHeader, RecordKind};
 use fulmar_pages::{Outcome, PAGE_SIZE, Page, PageNo, Version};
-use fulmar_store::{FullCause, LogError, Lsn, MAX_NAP, Urgency};
+use fulmar_store::{LogError, Lsn, MAX_NAP, Urgency};
 use hashbrown::HashSet;
 
+use super::error::{decided_aborted, log_error};
 use super::large::LargeSegment;
-use super::{Large, PageVersion, Partition, Snapshot, Status, Turn};
+use super::{Large, PageVersion, Partition, Snapshot, Turn};
 use crate::memory::Tally;
 use crate::page_memory::PageBytes;
 use crate::store::Frame;
 use crate::transaction::{Committed, Conflict, Transaction};
 use crate::{Error, spill, sqlstate};
-
-/// The fields of page 1 that commits treat apart from the rest.
-pub(crate) mod page_one {
-    use std::ops::Range;
-
-    use fulmar_pages::Page;
-
-    /// File change counter.
-    pub(crate) const COUNTER: Range<usize> = 24..28;
-    /// Size in pages, first free-list trunk, length of the free list.
-    pub(crate) const ALLOCATION: Range<usize> = 28..40;
-    /// Version-valid-for and the library's version.
-    pub(crate) const VALID_FOR: Range<usize> = 92..100;
-
-    /// The size in pages that the header gives.
-    pub(crate) fn page_count(page: &Page) -> u32 {
-        u32::from_be_bytes([page[28], page[29], page[30], page[31]])
-    }
-
-    /// Sets the counters, which belong to nobody.
-    pub(crate) fn stamp(page: &mut Page, number: u64) {
-        let stamp = (number as u32).to_be_bytes();
-        page[COUNTER].copy_from_slice(&stamp);
-        page[VALID_FOR.start..VALID_FOR.start + 4].copy_from_slice(&stamp);
-    }
-
-    pub(crate) fn counter(page: &Page) -> u32 {
-        u32::from_be_bytes([page[24], page[25], page[26], page[27]])
-    }
-
-    /// What a change of the schema does: other connections parse it anew.
-    pub(crate) fn raise_schema_cookie(page: &mut Page) {
-        let cookie = u32::from_be_bytes([page[40], page[41], page[42], page[43]]).wrapping_add(1);
-        page[40..44].copy_from_slice(&cookie.to_be_bytes());
-    }
-
-    pub(crate) fn same_allocation(a: &Page, b: &Page) -> bool {
-        a[ALLOCATION] == b[ALLOCATION]
-    }
-
-    /// Whether two page 1 are the same but for counters and allocation.
-    pub(crate) fn same_rest(a: &Page, b: &Page) -> bool {
-        a[..COUNTER.start] == b[..COUNTER.start]
-            && a[ALLOCATION.end..VALID_FOR.start] == b[ALLOCATION.end..VALID_FOR.start]
-            && a[VALID_FOR.end..] == b[VALID_FOR.end..]
-    }
-}
 
 /// A partition that commits less often than this loses nothing that its clients would notice if its records wait for
 /// others' to share a sync: at most a tenth of the time between two.
@@ -533,192 +491,5 @@ impl Partition {
         }
         debug_assert!(changed_rest || page_one::same_rest(page_one, newest));
         Ok(())
-    }
-
-    /// Frees what no snapshot sees and no discard can need.
-    fn collect_garbage(&self, commits: &mut Commits, tally: &mut Tally) {
-        let durable = self.log.durable();
-        // In this order: whoever pins from here on begins at a version that is durable up to there, or above; whoever
-        // has pinned an older one is counted.
-        let oldest = self.snapshots.lock().oldest_from(durable);
-        while let Some(first) = commits.recent.front() {
-            if first.snapshot.number > oldest || first.snapshot.lsn > durable {
-                break;
-            }
-            for page in &first.pages {
-                self.pages.prune(*page, first.snapshot.number, tally);
-            }
-            for page in first.snapshot.page_count + 1..=first.page_count_before {
-                self.pages.remove(page, first.snapshot.number, tally);
-            }
-            commits.settled = first.snapshot;
-            commits.replaced_bytes -= first.replaced_bytes;
-            commits.recent.pop_front();
-        }
-    }
-
-    /// Garbage collection for a partition that has gone quiet.
-    pub(crate) fn sweep(&self) {
-        let mut tally = Tally::default();
-        let mut commits = self.commits.lock();
-        self.collect_garbage(&mut commits, &mut tally);
-        let pinned_above = self.snapshots.lock().pinned_above(commits.settled.number);
-        if !commits.graveyard.is_empty() && !pinned_above {
-            commits.graveyard.drain(..).for_each(|version| self.pages.free(*version, &mut tally));
-        }
-        self.pages.account().settle(tally);
-    }
-
-    /// Discards every version that is not durable: the log lost them. Called by the log's thread, while appends are
-    /// refused and before anybody is told.
-    pub(crate) fn discard(&self, durable: Lsn) {
-        let mut commits = self.commits.lock();
-        let keep = commits.recent.partition_point(|commit| commit.snapshot.lsn <= durable);
-        let lost: Vec<Recent> = commits.recent.split_off(keep).into();
-        commits.replaced_bytes -= lost.iter().map(|commit| commit.replaced_bytes).sum::<u64>();
-        if lost.is_empty() {
-            return;
-        }
-        let last_good = commits.recent.back().map_or(commits.settled, |commit| commit.snapshot);
-        let mut graveyard = std::mem::take(&mut commits.graveyard);
-        for page in lost.iter().flat_map(|commit| commit.pages.iter()) {
-            self.pages.discard_above(*page, last_good.number, &mut graveyard);
-        }
-        for page in lost.iter().flat_map(|commit| commit.snapshot.page_count + 1..=commit.page_count_before) {
-            self.pages.discard_above(page, last_good.number, &mut graveyard);
-        }
-        commits.graveyard = graveyard;
-        commits.large.retain(|large| large.number <= last_good.number);
-        // A large one has taken its pages from what is to be flushed: what they were before may not lie in the store.
-        commits.dirty.extend(lost.iter().flat_map(|commit| commit.pages.iter().copied()));
-        self.outcomes.discard(durable);
-        self.doomed.write().push((last_good.number, commits.last_number));
-        self.any_doomed.store(true, Ordering::Release);
-        self.snapshots.lock().fall_back(last_good);
-    }
-}
-
-impl Partition {
-    /// A number for a version that no commit makes.
-    pub(crate) fn take_number(&self) -> u64 {
-        self.commits.lock().take_number()
-    }
-
-    /// How a transaction ended, for who asks; `None` if that is forgotten. **Asking decides**: what is not decided yet is
-    /// aborted. The answer is durable.
-    pub(crate) async fn ask(&self, id: u64) -> crate::Result<Option<bool>> {
-        if id > self.node.clock.newest_id().saturating_add(1 << 32) {
-            return Err(Error::new(
-                sqlstate::INVALID_PARAMETER_VALUE,
-                format!("transaction id {id} is in the future"),
-            ));
-        }
-        loop {
-            let (committed, lsn) = match self.outcomes.status(id) {
-                Status::Forgotten => return Ok(None),
-                Status::Decided(committed, lsn) => (committed, lsn),
-                Status::Open => self.decide_in_log(id, false)?,
-            };
-            match self.log.wait_durable(lsn).await {
-                Ok(()) => return Ok(Some(committed)),
-                // The decision was lost with the log's end; decide anew.
-                Err(LogError::Discarded { .. }) => {}
-                Err(error) => return Err(log_error(error)),
-            }
-        }
-    }
-
-    /// Notes the outcome of a transaction that changed nothing, durably.
-    pub(crate) async fn decide(&self, id: u64, committed: bool) -> crate::Result<()> {
-        let (_, lsn) = self.decide_in_log(id, committed)?;
-        self.log.wait_durable(lsn).await.map_err(log_error)
-    }
-
-    /// Writes an outcome into the log, unless there is one already. Answers the one that counts. It makes a version of its
-    /// own, without pages, so that the next manifest covers it like any other.
-    fn decide_in_log(&self, id: u64, committed: bool) -> crate::Result<(bool, Lsn)> {
-        let mut commits = self.commits.lock();
-        if let Status::Decided(committed, lsn) = self.outcomes.status(id) {
-            return Ok((committed, lsn));
-        }
-        if let Some(error) = self.takes_nothing() {
-            return Err(error);
-        }
-        let current = self.current();
-        let number = commits.last_number + 1;
-        let mut record = RecordBuilder::new(self.node.buffers.take());
-        record.begin(&RecordHeader {
-            kind: RecordKind::Decide,
-            partition: self.id,
-            version: Version { lineage: self.lineage, epoch: self.epoch, number },
-            transaction: id,
-            timestamp: self.node.clock.tick(),
-            page_count: current.page_count,
-        });
-        record.push_outcome(Outcome { transaction: id, committed });
-        let start = self.log.appended();
-        let lsn = self.log.append(record.finish(), Urgency::Prompt);
-        let lsn = lsn.map_err(|error| self.refuses_writes().unwrap_or_else(|| log_error(error)))?;
-        self.node.buffers.give(record.into_buffer());
-        let snapshot = Snapshot { number, lsn, page_count: current.page_count };
-        commits.dirty_since.get_or_insert_with(|| (start, self.node.clock.monotonic_ms()));
-        commits.last_number = number;
-        commits.push_recent(Recent {
-            snapshot,
-            pages: Box::default(),
-            page_count_before: current.page_count,
-            replaced_bytes: 0,
-        });
-        self.outcomes.decided(id, committed, lsn);
-        self.snapshots.lock().push(snapshot);
-        Ok((committed, lsn))
-    }
-}
-
-/// The error of who wants to write where the past is shown.
-pub(crate) fn past_is_read_only() -> Error {
-    Error::new(sqlstate::READ_ONLY_TRANSACTION, "cannot write to the database as it was in the past")
-        .detail("fulmar.as_of is set: the session sees the database as it was then.")
-        .hint("RESET fulmar.as_of, and write to the database as it is now.")
-}
-
-fn decided_aborted(id: u64) -> Error {
-    Error::new(
-        sqlstate::SERIALIZATION_FAILURE,
-        format!("transaction {id} was aborted: its outcome was asked for before it committed"),
-    )
-    .hint("run the transaction again")
-}
-
-pub(crate) fn log_error(error: LogError) -> Error {
-    match error {
-        LogError::Full(FullCause::Disk { .. }) => {
-            Error::new(sqlstate::DISK_FULL, "the disk is full: the commit log cannot grow")
-                .detail(error.to_string())
-                .hint("free space on the disk that holds the data directory; the transaction was rolled back and can be run again")
-        }
-        LogError::Full(FullCause::Capacity { .. }) => {
-            Error::new(sqlstate::DISK_FULL, "the commit log is full: flushes to the store are behind")
-                .detail(error.to_string())
-                .hint("see whether the store takes them (the node's log says why not); the transaction was rolled back and can be run again")
-        }
-        LogError::Busy => Error::new(sqlstate::OUT_OF_MEMORY, "the commit log cannot keep up")
-            .hint("run the transaction again; if it persists, the disk (of a database that is shared: the store) is too slow for the load"),
-        LogError::Unreachable { .. } | LogError::Store { .. } => {
-            // Where the store is, and what it has said, only the node's log tells; of the first it has been told.
-            if matches!(error, LogError::Store { .. }) {
-                tracing::warn!(%error, "the commit log in the store cannot be written or read");
-            }
-            Error::new(sqlstate::IO_ERROR, "the commit log in the store cannot be written or read")
-                .hint("the transaction was rolled back and can be run again when the store answers")
-        }
-        LogError::Fenced { .. } | LogError::Contended { .. } => {
-            Error::new(sqlstate::IO_ERROR, "another process has taken over this node's log in the store")
-                .detail(error.to_string())
-                .hint("see that one node only is started with this data directory and this store")
-        }
-        LogError::ReadOnly => past_is_read_only(),
-        other => Error::new(sqlstate::IO_ERROR, format!("the commit log failed: {other}"))
-            .hint("the transaction was rolled back; check the disk that holds the data directory"),
     }
 }
