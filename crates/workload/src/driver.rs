@@ -8,7 +8,6 @@ use std::future::Future;
 use std::time::Duration;
 
 use anyhow::Context;
-use rustix::process::setpriority_process;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::oneshot;
 use tokio::task::LocalSet;
@@ -49,10 +48,17 @@ where
     }
 }
 
-/// Lets other threads of the machine go first, from 0 (as usual) to 19.
-pub(crate) fn give_way(niceness: i32) -> anyhow::Result<()> {
-    // On Linux no process is the calling thread.
-    setpriority_process(None, niceness).context("cannot set the driver's priority")
+/// Lets all other threads of the machine go first: from now on the calling one gets what nobody else wants. (One that is merely
+/// nice goes on to the end of its slice, some milliseconds, when another one wakes up.)
+#[expect(unsafe_code, reason = "no library that we have wraps it")]
+pub(crate) fn give_way() -> anyhow::Result<()> {
+    let parameter = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the parameter is read, and what it changes is how the calling thread is scheduled.
+    let outcome = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameter) };
+    match outcome {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()).context("cannot set the driver's priority"),
+    }
 }
 
 /// CPU time, user and system, that the calling thread has used.

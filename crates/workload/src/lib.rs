@@ -20,7 +20,7 @@
 //! Nothing here is linked into what serves clients, and nothing here knows more of a server than any client may: the
 //! Postgres protocol, `/metrics`, and what `/proc` says of its processes.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod arrival;
 pub mod client;

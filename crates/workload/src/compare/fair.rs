@@ -12,7 +12,7 @@ use super::result::CaseResult;
 use super::turns::Bench;
 use crate::arrival::Arrival;
 use crate::measure::Spread;
-use crate::run::{LOWEST_PRIORITY, RunOptions, run, run_beside};
+use crate::run::{RunOptions, run, run_beside};
 use crate::server::Server;
 use crate::tenants;
 use crate::ycsb::Ycsb;
@@ -73,9 +73,9 @@ fn small(bench: &Bench, server: &Server) -> RunOptions {
     }
 }
 
-/// Its driver has the lowest priority alone as beside the small one's.
+/// Its driver gives way alone as beside the small one's.
 fn big(bench: &Bench, server: &Server) -> RunOptions {
-    RunOptions { connections: BIG_CONNECTIONS, niceness: LOWEST_PRIORITY, ..options(bench, server, BIG) }
+    RunOptions { connections: BIG_CONNECTIONS, gives_way: true, ..options(bench, server, BIG) }
 }
 
 fn workload(bench: &Bench) -> Ycsb {

@@ -105,8 +105,8 @@ pub(super) async fn drive<W: Workload>(plan: Arc<Plan<W>>, thread: usize) -> any
     if plan.options.apart {
         keep_to(Half::Drivers)?;
     }
-    if plan.options.niceness != 0 {
-        give_way(plan.options.niceness)?;
+    if plan.options.gives_way {
+        give_way()?;
     }
     let places = plan.places(thread);
     let meter = plan.meter(plan.starting_now().window, &places);

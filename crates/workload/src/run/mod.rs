@@ -74,8 +74,8 @@ pub struct RunOptions {
     pub threads: usize,
     /// Whether there are other processes that drive.
     pub processes: Processes,
-    /// Of the driver's threads, for the system's scheduler: 0 is usual, 19 the lowest priority.
-    pub niceness: i32,
+    /// The driver's threads let all others of the machine go first.
+    pub gives_way: bool,
     /// They keep to the half of the processors that a server leaves them which was started [`crate::server::Server::start_apart`].
     pub apart: bool,
     /// A slot of the window in which no transaction of a tenant ends is a down interval.
@@ -110,7 +110,7 @@ impl RunOptions {
             seed: 1,
             threads: 1,
             processes: Processes::One,
-            niceness: 0,
+            gives_way: false,
             apart: false,
             down_interval_seconds: 1,
             tick: Duration::from_secs(1),
@@ -195,9 +195,6 @@ impl Processes {
     }
 }
 
-/// The scheduler's.
-pub(crate) const LOWEST_PRIORITY: i32 = 19;
-
 /// More than any driver can send, and little enough that what it cannot is counted quickly.
 const MOST_TPS: f64 = 1e6;
 
@@ -244,14 +241,14 @@ pub struct RunTick {
 }
 
 /// Runs a load, and beside it another one, which begins before the window of the first opens and goes on until it has closed.
-/// The second one's driver has the lowest priority: it is to take the server's time, and not that of the first one's driver on
+/// The second one's driver gives way: it is to take the server's time, and not that of the first one's driver on
 /// the same machine.
 pub(crate) async fn run_beside<W: Workload>(
     (workload, options): (W, RunOptions),
     (other, mut beside): (W, RunOptions),
 ) -> anyhow::Result<(Report, Report)> {
     beside.measure = options.measure + 2 * options.warm_up;
-    beside.niceness = LOWEST_PRIORITY;
+    beside.gives_way = true;
     tokio::try_join!(run(workload, options), run(other, beside))
 }
 

@@ -67,6 +67,7 @@
 mod batching;
 mod frame;
 mod recover;
+mod slice;
 mod state;
 mod supply;
 mod writer;

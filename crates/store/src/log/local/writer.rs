@@ -10,6 +10,7 @@ use fulmar_pages::{LogId, RecordKind};
 use super::batching::Batching;
 use super::frame::{Frames, HEADER_BYTES, Header};
 use super::recover::Recovered;
+use super::slice;
 use super::state::{Awaits, Batch, Core, FileRoom, LiveFile, ReadyFile, State};
 use super::supply::{self, Supplier};
 use super::{LogError, LogOptions, MAX_RETRY_DELAY, Stop, own_record};
@@ -134,6 +135,7 @@ impl Writer {
     pub(super) fn run(mut self) {
         let core = self.core.clone();
         let _guard = EndGuard(core.clone());
+        slice::shorten();
         let end = loop {
             let outcome = match self.next() {
                 Next::Batch(batch) => self.write(batch),
