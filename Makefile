@@ -21,7 +21,7 @@ TOOLS := target/tools
 VERSITYGW := v1.8.0
 MINUTES ?= 2
 
-.PHONY: help demo test tools clients sqllogictest fuzz check fmt clean
+.PHONY: help demo test tools drivers clients sqllogictest fuzz check fmt clean
 
 help:
 	@sed -n 's/^#   /  /p' Makefile
@@ -31,14 +31,17 @@ demo:
 	cargo build --release --package fulmar
 	target/release/fulmar demo
 
-test: tools $(DRIVERS)
+test: tools
 	@scripts/need cc:build-essential psql:postgresql-client-15 pgbench:postgresql-15 initdb:postgresql-15 openssl:openssl
 	cargo test --workspace
+	$(MAKE) drivers
 	tests/clients/run --server target/debug/fulmar
 
 tools: $(TOOLS)/versitygw
 
-clients: $(DRIVERS)
+drivers: $(DRIVERS)
+
+clients: drivers
 	@scripts/need cc:build-essential openssl:openssl
 	cargo build --package fulmar
 	tests/clients/run --server target/debug/fulmar

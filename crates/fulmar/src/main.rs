@@ -43,7 +43,7 @@ use clap::Parser;
 use cli::{Cli, Command};
 use interrupt::Interrupted;
 
-/// For SQLite too: see docs/decisions/0006.
+/// For SQLite too: see docs/decisions/0006 and 0013.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -48,7 +48,7 @@ where
     }
 }
 
-/// Lets all other threads of the machine go first: from now on the calling one gets what nobody else wants. (One that is merely
+/// Lets all other threads of the machine go first: from now on the calling one gets hardly more than what nobody else wants. (One that is merely
 /// nice goes on to the end of its slice, some milliseconds, when another one wakes up.)
 #[expect(unsafe_code, reason = "no library that we have wraps it")]
 pub(crate) fn give_way() -> anyhow::Result<()> {

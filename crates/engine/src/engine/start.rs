@@ -41,8 +41,8 @@ impl Engine {
     /// Opens the data directory, recovers what the log holds, and starts the log's and the flush tasks. Must be called
     /// inside a tokio runtime, which is to outlive the engine.
     ///
-    /// A plain function that answers a box, here and where else programs enter the engine but for statements: a future is compiled
-    /// where it is polled, so all that a start begins would be compiled anew in each program.
+    /// A plain function that answers a box, as some others of this crate: a future is compiled where it is polled, so all that a start
+    /// begins would be compiled anew in each program.
     pub fn start(config: Config) -> BoxFuture<'static, Result<Arc<Engine>>> {
         async move {
             let temporary = config.data.join("tmp");

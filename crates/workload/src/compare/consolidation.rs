@@ -95,7 +95,15 @@ impl Neighbours<'_> {
             ..apart(self.bench, self.server, loud, LOUD_CONNECTIONS)
         };
         let (others, loud) = run_beside((workload(self.bench), others), (workload(self.bench), loud)).await?;
-        Ok((others.complete()?, loud.complete()?))
+        let (others, loud) = (others.complete()?, loud.complete()?);
+        // Else nobody was disturbed.
+        let asked_tps = calm_tps * LOUD_SHARE * factor;
+        anyhow::ensure!(
+            loud.throughput_tps >= asked_tps * self.bench.sizes.big_keeps,
+            "the loud tenant has asked for {asked_tps:.0} transactions a second and got {:.0}",
+            loud.throughput_tps
+        );
+        Ok((others, loud))
     }
 }
 

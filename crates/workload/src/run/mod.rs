@@ -241,14 +241,14 @@ pub struct RunTick {
 }
 
 /// Runs a load, and beside it another one, which begins before the window of the first opens and goes on until it has closed.
-/// The second one's driver gives way: it is to take the server's time, and not that of the first one's driver on
+/// The second one's driver gives way, unless it shares processors with the server (it would be the first to starve): it is to take the server's time, and not that of the first one's driver on
 /// the same machine.
 pub(crate) async fn run_beside<W: Workload>(
     (workload, options): (W, RunOptions),
     (other, mut beside): (W, RunOptions),
 ) -> anyhow::Result<(Report, Report)> {
     beside.measure = options.measure + 2 * options.warm_up;
-    beside.gives_way = true;
+    beside.gives_way = beside.apart;
     tokio::try_join!(run(workload, options), run(other, beside))
 }
 
