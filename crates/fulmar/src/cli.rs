@@ -339,7 +339,8 @@ pub struct WorkloadArgs<W: Args> {
 const COMPARE_NODE_EXAMPLES: &str = "\
 Examples:
   fulmar bench compare node                       all cases
-  fulmar bench compare node --case read-8 --case proc-8 --seconds 10 --rounds 5";
+  fulmar bench compare node --case read-8 --case proc-8 --seconds 10 --rounds 5
+  fulmar bench compare node --before ./fulmar-0.1 what an update changes";
 
 const COMPARE_TPCC_EXAMPLES: &str = "\
 Examples:
@@ -349,7 +350,7 @@ Examples:
 const COMPARE_HOW: &str = "\
 Starts a PostgreSQL of its own (Debian's postgresql-15, default durability) and a Fulmar node, each in a
 temporary directory with equal memory, and runs each case against both in turns. docs/benchmarks.md tells how
-each case is made.";
+each case is made. With --before the peer is another build of Fulmar instead of PostgreSQL.";
 
 const CONSOLIDATION_EXAMPLES: &str = "\
 Examples:

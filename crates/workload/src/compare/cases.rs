@@ -56,6 +56,12 @@ impl Group {
         }
     }
 
+    /// Its cases come to values of one server, not to ratios of two.
+    pub(super) fn measures_one(self) -> bool {
+        use Group::{Connections, Driver, Fair, Hundred, Idle, Log, Noisy};
+        matches!(self, Connections | Driver | Fair | Hundred | Idle | Log | Noisy)
+    }
+
     /// Its load is drawn by our own driver, from seeds.
     pub(super) fn has_seeds(self) -> bool {
         use Group::{Driver, Fair, Hundred, Log, Noisy, Tenants, Tpcc, Ycsb};

@@ -30,9 +30,11 @@ mod tpcc;
 mod turns;
 mod ycsb;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context;
 use clap::Args;
 use futures::FutureExt;
 use futures::future::LocalBoxFuture;
@@ -40,9 +42,9 @@ use tokio::signal::unix::{SignalKind, signal};
 
 pub use self::cases::Suite;
 use self::cases::{CASES, Case, Group};
-pub use self::result::{Bound, CaseResult, Outcome, text};
+pub use self::result::{Bound, CaseResult, Outcome, Peer, text};
 pub use self::store::{StoreArgs, store};
-use self::turns::Bench;
+use self::turns::{Bench, MakeProduct};
 use crate::server::{Fulmar, Postgres};
 
 /// `fulmar bench compare`: its arguments.
@@ -60,6 +62,9 @@ pub struct CompareArgs {
     /// MiB of memory of each server: Fulmar's --memory, PostgreSQL's shared_buffers
     #[arg(long, default_value_t = 1024, value_name = "N", value_parser = clap::value_parser!(u64).range(64..=1 << 20))]
     pub memory_mib: u64,
+    /// Instead of with PostgreSQL, compare with this fulmar command, such as the one before an update
+    #[arg(long, value_name = "COMMAND")]
+    pub before: Option<PathBuf>,
     /// Results as JSON
     #[arg(long)]
     pub json: bool,
@@ -68,8 +73,17 @@ pub struct CompareArgs {
 impl CompareArgs {
     /// The options of the comparison of this binary.
     pub fn into_options(self, suite: Suite, fulmar_binary: PathBuf) -> CompareOptions {
-        let CompareArgs { case, seconds, rounds, memory_mib, json } = self;
-        CompareOptions { suite, case, seconds, rounds, memory_bytes: memory_mib << 20, json, fulmar_binary }
+        let CompareArgs { case, seconds, rounds, memory_mib, before, json } = self;
+        CompareOptions {
+            suite,
+            case,
+            seconds,
+            rounds,
+            memory_bytes: memory_mib << 20,
+            json,
+            fulmar_binary,
+            before,
+        }
     }
 }
 
@@ -90,6 +104,8 @@ pub struct CompareOptions {
     pub json: bool,
     /// The `fulmar` command to start.
     pub fulmar_binary: PathBuf,
+    /// The `fulmar` command to compare it with, instead of PostgreSQL.
+    pub before: Option<PathBuf>,
 }
 
 /// How big things are; smaller only in tests.
@@ -168,12 +184,26 @@ async fn print_results(
 fn compare(options: CompareOptions) -> LocalBoxFuture<'static, anyhow::Result<Vec<CaseResult>>> {
     async move {
         let wanted = wanted(options.suite, &options.case)?;
-        let binary = options.fulmar_binary.clone();
-        let fulmar = Box::new(move || Ok(Box::new(Fulmar::at(binary.clone())) as _));
-        let postgres = Box::new(|| Ok(Box::new(Postgres::installed()?) as _));
-        Ok(measure(&Bench::new(&options, FULL_SIZE, fulmar, postgres), &wanted).await)
+        let build = |binary: &Path, name| -> MakeProduct {
+            let binary = binary.to_owned();
+            Arc::new(move || Ok(Box::new(Fulmar::at(binary.clone()).named(name)) as _))
+        };
+        let (peer, of_peer): (_, MakeProduct) = match &options.before {
+            Some(binary) => (Peer::Before, build(&command(binary)?, Peer::Before.name())),
+            None => (Peer::Postgres, Arc::new(|| Ok(Box::new(Postgres::installed()?) as _))),
+        };
+        let fulmar = build(&options.fulmar_binary, "fulmar");
+        Ok(measure(&Bench::new(&options, FULL_SIZE, fulmar, peer, of_peer), &wanted).await)
     }
     .boxed_local()
+}
+
+/// The file of the command to compare with.
+fn command(path: &Path) -> anyhow::Result<PathBuf> {
+    let remedy = "name the file of another fulmar command, as in: --before ./fulmar-0.1";
+    let file = path.canonicalize().with_context(|| format!("cannot find {}; {remedy}", path.display()))?;
+    anyhow::ensure!(file.is_file(), "{} is not a file; {remedy}", path.display());
+    Ok(file)
 }
 
 /// The names of the cases of a suite, and what they measure.
@@ -206,34 +236,42 @@ async fn measure(bench: &Bench, wanted: &[&'static Case]) -> Vec<CaseResult> {
         if cases.is_empty() {
             continue;
         }
-        let measured = match group {
-            Group::Reads => reads::measure(bench, &cases).await,
-            Group::Ycsb => ycsb::measure(bench, &cases).await,
-            Group::Log => ycsb::measure_log(bench, &cases).await,
-            Group::Driver => ycsb::measure_driver(bench, &cases).await,
-            Group::Tpcb => tpcb::measure(bench, &cases).await,
-            Group::Tenants => tenants::measure(bench, &cases).await,
-            Group::Idle => idle::measure(bench, &cases).await,
-            Group::Connections => connections::measure(bench, &cases).await,
-            Group::Copy => copy::measure(bench).await,
-            Group::Fair => fair::measure(bench, &cases).await,
-            Group::Tpcc => tpcc::measure(bench, &cases).await,
-            Group::Noisy => consolidation::measure_noisy(bench, &cases).await,
-            Group::Hundred => consolidation::measure_hundred(bench, &cases).await,
-        };
-        match measured {
-            Ok(measured) if group.has_seeds() => {
-                let seeds = format!("seeds 1 to {}, one for each round", bench.rounds);
-                results.extend(measured.into_iter().map(|result| result.with_note(&seeds)));
-            }
-            Ok(measured) => results.extend(measured),
-            Err(error) => {
-                results.extend(cases.iter().map(|case| CaseResult::failed(case, format!("{error:#}"))))
-            }
+        let mut measured = measure_group(bench, group, &cases).await;
+        if bench.peer == Peer::Before && group.measures_one() {
+            let before = measure_group(&bench.of_peer(), group, &cases).await;
+            measured = measured.into_iter().zip(before).map(|(now, before)| now.over(before)).collect();
         }
+        if group.has_seeds() {
+            let seeds = format!("seeds 1 to {}, one for each round", bench.rounds);
+            measured = measured.into_iter().map(|result| result.with_note(&seeds)).collect();
+        }
+        results.extend(measured);
     }
     results.sort_by_key(|result| CASES.iter().position(|case| case.name == result.name));
     results
+}
+
+/// Measures cases of one group; they come to results of the same order, whatever fails.
+async fn measure_group(bench: &Bench, group: Group, cases: &[&'static Case]) -> Vec<CaseResult> {
+    let measured = match group {
+        Group::Reads => reads::measure(bench, cases).await,
+        Group::Ycsb => ycsb::measure(bench, cases).await,
+        Group::Log => ycsb::measure_log(bench, cases).await,
+        Group::Driver => ycsb::measure_driver(bench, cases).await,
+        Group::Tpcb => tpcb::measure(bench, cases).await,
+        Group::Tenants => tenants::measure(bench, cases).await,
+        Group::Idle => idle::measure(bench, cases).await,
+        Group::Connections => connections::measure(bench, cases).await,
+        Group::Copy => copy::measure(bench).await,
+        Group::Fair => fair::measure(bench, cases).await,
+        Group::Tpcc => tpcc::measure(bench, cases).await,
+        Group::Noisy => consolidation::measure_noisy(bench, cases).await,
+        Group::Hundred => consolidation::measure_hundred(bench, cases).await,
+    };
+    let failed = |error| cases.iter().map(|case| CaseResult::failed(case, format!("{error:#}"))).collect();
+    let mut measured: Vec<_> = measured.unwrap_or_else(failed);
+    measured.sort_by_key(|result| CASES.iter().position(|case| case.name == result.name));
+    measured
 }
 
 #[cfg(test)]

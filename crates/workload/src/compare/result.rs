@@ -6,7 +6,7 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, Table};
 use serde::Serialize;
 
-use super::cases::Case;
+use super::cases::{Case, case};
 use crate::measure::Spread;
 
 /// What a case must come to (the issue that ordered Fulmar says so).
@@ -35,6 +35,38 @@ impl Bound {
     }
 }
 
+/// What Fulmar is compared with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Peer {
+    /// PostgreSQL.
+    Postgres,
+    /// Another build of Fulmar, usually one from before a change.
+    Before,
+}
+
+/// As much as another build did, or for as little; a twentieth is left to chance.
+const AS_BEFORE: f64 = 0.95;
+
+impl Peer {
+    /// In tables and messages.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Peer::Postgres => "postgres",
+            Peer::Before => "before",
+        }
+    }
+
+    /// What the ratio of a case must come to.
+    fn bound(self, case: &Case) -> Bound {
+        match (self, case.must_be) {
+            (Peer::Postgres, bound) => bound,
+            (Peer::Before, Bound::AtLeast(_)) => Bound::AtLeast(AS_BEFORE),
+            (Peer::Before, Bound::AtMost(_)) => Bound::AtMost(1.0 / AS_BEFORE),
+        }
+    }
+}
+
 /// What came of a case.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -43,9 +75,11 @@ pub enum Outcome {
     Ratio {
         /// Fulmar's rounds.
         fulmar: Spread,
-        /// PostgreSQL's rounds.
-        postgres: Spread,
-        /// Fulmar's median over PostgreSQL's.
+        /// What it is compared with.
+        peer: Peer,
+        /// The peer's rounds.
+        of_peer: Spread,
+        /// Fulmar's median over the peer's.
         ratio: f64,
     },
     /// Only Fulmar was measured.
@@ -80,15 +114,37 @@ pub struct CaseResult {
 }
 
 impl CaseResult {
-    pub(super) fn ratio(case: &Case, fulmar: Vec<f64>, postgres: Vec<f64>) -> CaseResult {
-        let (Some(fulmar), Some(postgres)) = (Spread::of(fulmar), Spread::of(postgres)) else {
-            return CaseResult::failed(case, "nothing was measured");
-        };
-        if postgres.median <= 0.0 {
-            return CaseResult::failed(case, "PostgreSQL was measured as zero");
+    pub(super) fn ratio(case: &Case, fulmar: Vec<f64>, peer: Peer, of_peer: Vec<f64>) -> CaseResult {
+        match (Spread::of(fulmar), Spread::of(of_peer)) {
+            (Some(fulmar), Some(of_peer)) => CaseResult::of_both(case, fulmar, peer, of_peer),
+            _ => CaseResult::failed(case, "nothing was measured"),
         }
-        let ratio = fulmar.median / postgres.median;
-        CaseResult::new(case, Outcome::Ratio { fulmar, postgres, ratio }, case.must_be.holds(ratio))
+    }
+
+    fn of_both(case: &Case, fulmar: Spread, peer: Peer, of_peer: Spread) -> CaseResult {
+        if of_peer.median <= 0.0 {
+            return CaseResult::failed(case, format!("{} was measured as zero", peer.name()));
+        }
+        let (ratio, must_be) = (fulmar.median / of_peer.median, peer.bound(case));
+        let outcome = Outcome::Ratio { fulmar, peer, of_peer, ratio };
+        CaseResult { must_be, ..CaseResult::new(case, outcome, must_be.holds(ratio)) }
+    }
+
+    /// What has a value for each build, as a ratio of them.
+    pub(super) fn over(self, before: CaseResult) -> CaseResult {
+        let case = case(self.name);
+        match (self.outcome, before.outcome) {
+            (Outcome::Value { value }, Outcome::Value { value: of_peer }) => {
+                let notes =
+                    self.notes.into_iter().chain(before.notes.iter().map(|note| format!("before: {note}")));
+                CaseResult {
+                    notes: notes.collect(),
+                    ..CaseResult::of_both(case, value, Peer::Before, of_peer)
+                }
+            }
+            (_, Outcome::Failed { reason }) => CaseResult::failed(case, format!("before: {reason}")),
+            (outcome, _) => CaseResult { outcome, holds: false, ..self },
+        }
     }
 
     pub(super) fn value(case: &Case, rounds: Vec<f64>) -> CaseResult {
@@ -120,9 +176,9 @@ impl CaseResult {
     pub fn line(&self) -> String {
         let name = self.name;
         match &self.outcome {
-            Outcome::Ratio { fulmar, postgres, ratio } => {
-                let (fulmar, postgres) = (plain(fulmar.median), plain(postgres.median));
-                format!("case {name} fulmar {fulmar} postgres {postgres} ratio {ratio:.3}")
+            Outcome::Ratio { fulmar, peer, of_peer, ratio } => {
+                let (fulmar, peer, of_peer) = (plain(fulmar.median), peer.name(), plain(of_peer.median));
+                format!("case {name} fulmar {fulmar} {peer} {of_peer} ratio {ratio:.3}")
             }
             Outcome::Value { value } => format!("case {name} value {}", plain(value.median)),
             Outcome::Failed { reason } => format!("case {name} failed {}", reason.replace('\n', " | ")),
@@ -134,11 +190,16 @@ impl CaseResult {
 pub fn text(results: &[CaseResult]) -> String {
     let mut table = Table::new();
     table.load_style(UTF8_FULL_CONDENSED);
-    table.set_header(["case", "unit", "fulmar (min-max)", "postgres (min-max)", "ratio", "must be", ""]);
+    let peer = results.iter().find_map(|result| match result.outcome {
+        Outcome::Ratio { peer, .. } => Some(peer),
+        _ => None,
+    });
+    let of_peer = format!("{} (min-max)", peer.unwrap_or(Peer::Postgres).name());
+    table.set_header(["case", "unit", "fulmar (min-max)", &of_peer, "ratio", "must be", ""]);
     for result in results {
-        let (fulmar, postgres, ratio) = match &result.outcome {
-            Outcome::Ratio { fulmar, postgres, ratio } => {
-                (range(fulmar), range(postgres), format!("{ratio:.3}"))
+        let (fulmar, of_peer, ratio) = match &result.outcome {
+            Outcome::Ratio { fulmar, of_peer, ratio, .. } => {
+                (range(fulmar), range(of_peer), format!("{ratio:.3}"))
             }
             Outcome::Value { value } => (range(value), String::new(), String::new()),
             Outcome::Failed { .. } => ("failed".to_owned(), String::new(), String::new()),
@@ -149,7 +210,7 @@ pub fn text(results: &[CaseResult]) -> String {
             Cell::new(result.name),
             Cell::new(result.unit),
             right(fulmar),
-            right(postgres),
+            right(of_peer),
             right(ratio),
             right(result.must_be.text()),
             Cell::new(verdict),
@@ -193,7 +254,12 @@ mod tests {
 
     #[test]
     fn a_ratio_is_of_medians() {
-        let result = CaseResult::ratio(case("read-8"), vec![90.0, 120.0, 400.0], vec![100.0, 1.0, 101.0]);
+        let result = CaseResult::ratio(
+            case("read-8"),
+            vec![90.0, 120.0, 400.0],
+            Peer::Postgres,
+            vec![100.0, 1.0, 101.0],
+        );
         assert_eq!(result.line(), "case read-8 fulmar 120 postgres 100 ratio 1.200");
         assert!(result.holds, "1.2 is at least 1.1");
         let json = serde_json::to_value(&result).unwrap();
@@ -203,7 +269,7 @@ mod tests {
 
     #[test]
     fn costs_must_be_small() {
-        let result = |fulmar| CaseResult::ratio(case("cpu-read-8"), vec![fulmar], vec![10.0]);
+        let result = |fulmar| CaseResult::ratio(case("cpu-read-8"), vec![fulmar], Peer::Postgres, vec![10.0]);
         assert!(result(6.0).holds && !result(6.1).holds);
         let value = CaseResult::value(case("restart-ms"), vec![1500.0, 2500.0, 1700.4]);
         assert_eq!(value.line(), "case restart-ms value 1700");
@@ -213,8 +279,8 @@ mod tests {
     #[test]
     fn what_cannot_be_measured_has_failed() {
         for result in [
-            CaseResult::ratio(case("read-1"), vec![1.0], vec![0.0]),
-            CaseResult::ratio(case("read-1"), vec![], vec![1.0]),
+            CaseResult::ratio(case("read-1"), vec![1.0], Peer::Postgres, vec![0.0]),
+            CaseResult::ratio(case("read-1"), vec![], Peer::Postgres, vec![1.0]),
             CaseResult::value(case("restart-ms"), vec![f64::NAN]),
         ] {
             assert!(result.is_failed() && !result.holds);
@@ -222,6 +288,24 @@ mod tests {
         let result = CaseResult::failed(case("tpcb-8"), "pgbench:\n3 transactions failed");
         assert_eq!(result.line(), "case tpcb-8 failed pgbench: | 3 transactions failed");
         assert!(text(&[result]).contains("MISSED"));
+    }
+
+    #[test]
+    fn another_build_is_to_be_as_good() {
+        let holds =
+            |name, fulmar| CaseResult::ratio(case(name), vec![fulmar], Peer::Before, vec![100.0]).holds;
+        assert!(holds("read-8", 95.0) && !holds("read-8", 94.0), "of what is done there may be more");
+        assert!(holds("cpu-read-8", 105.0) && !holds("cpu-read-8", 106.0), "it may cost less");
+
+        let value = |value, note| CaseResult::value(case("restart-ms"), vec![value]).with_note(note);
+        let result = value(1800.0, "now").over(value(2000.0, "then"));
+        assert_eq!(result.line(), "case restart-ms fulmar 1800 before 2000 ratio 0.900");
+        assert!(result.holds && result.notes == ["now", "before: then"], "{result:?}");
+        assert!(text(&[result]).contains("before (min-max)"));
+
+        let failed = || CaseResult::failed(case("restart-ms"), "no disk");
+        assert_eq!(failed().over(value(1.0, "")).line(), "case restart-ms failed no disk");
+        assert_eq!(value(1.0, "").over(failed()).line(), "case restart-ms failed before: no disk");
     }
 
     #[test]

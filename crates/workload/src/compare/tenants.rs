@@ -1,6 +1,6 @@
 //! Many tenants, each with one connection and little to do: what they cost the server in CPU and memory.
 //!
-//! A transaction is one prepared statement by primary key, nine of ten a read. First PostgreSQL is asked for all that
+//! A transaction is one prepared statement by primary key, nine of ten a read. First the peer is asked for all that
 //! it can do with all connections busy; then both serve half of that, at random moments, and their CPU time in the
 //! window and their memory at its end are taken.
 
@@ -62,10 +62,10 @@ fn options(bench: &Bench, server: &Server, databases: &[String]) -> RunOptions {
     }
 }
 
-/// Transactions per second of PostgreSQL with every connection busy.
+/// Transactions per second of the peer with every connection busy.
 async fn capacity(bench: &Bench, pair: &mut Pair, databases: &[String]) -> anyhow::Result<f64> {
-    bench.step("measuring the capacity of postgres");
-    pair.alone(Side::Postgres, &mut async |server: &Server| {
+    bench.step(&format!("measuring the capacity of {}", bench.peer.name()));
+    pair.alone(Side::Peer, &mut async |server: &Server| {
         Ok(run(workload(bench), options(bench, server, databases)).await?.throughput_tps)
     })
     .await

@@ -3,6 +3,10 @@
 use super::*;
 
 fn bench(rounds: u32) -> Bench {
+    bench_against(Peer::Postgres, rounds)
+}
+
+fn bench_against(peer: Peer, rounds: u32) -> Bench {
     let options = CompareOptions {
         suite: Suite::Node,
         case: Vec::new(),
@@ -11,6 +15,7 @@ fn bench(rounds: u32) -> Bench {
         memory_bytes: 64 << 20,
         json: false,
         fulmar_binary: PathBuf::new(),
+        before: None,
     };
     let sizes = Sizes {
         read_scale: 1,
@@ -29,8 +34,8 @@ fn bench(rounds: u32) -> Bench {
         warm_up: Duration::from_millis(200),
         still: Duration::from_millis(200),
     };
-    let postgres = || Box::new(|| Ok(Box::new(Postgres::installed()?) as _));
-    Bench::new(&options, sizes, postgres(), postgres())
+    let postgres: MakeProduct = Arc::new(|| Ok(Box::new(Postgres::installed()?) as _));
+    Bench::new(&options, sizes, postgres.clone(), peer, postgres)
 }
 
 /// Every case comes to a ratio of what was measured in as many rounds of either side.
@@ -50,10 +55,12 @@ async fn both_servers_are_measured_in_turns() {
     let results = measure(&bench(1), &wanted).await;
     assert_eq!(results.iter().map(|result| result.name).collect::<Vec<_>>(), names);
     for result in &results {
-        let Outcome::Ratio { fulmar, postgres, ratio } = &result.outcome else { panic!("{}", result.line()) };
-        assert_eq!((fulmar.rounds.len(), postgres.rounds.len()), (1, 1));
-        assert!(fulmar.min > 0.0 && postgres.min > 0.0, "{}", result.line());
-        assert_eq!(*ratio, fulmar.median / postgres.median);
+        let Outcome::Ratio { fulmar, of_peer, ratio, .. } = &result.outcome else {
+            panic!("{}", result.line())
+        };
+        assert_eq!((fulmar.rounds.len(), of_peer.rounds.len()), (1, 1));
+        assert!(fulmar.min > 0.0 && of_peer.min > 0.0, "{}", result.line());
+        assert_eq!(*ratio, fulmar.median / of_peer.median);
     }
 }
 
@@ -68,6 +75,21 @@ async fn restarts_are_timed_and_a_case_that_fails_spoils_no_other() {
     assert!(matches!(&idle.outcome, Outcome::Value { .. }), "{idle:?}");
     assert!(matches!(&restart.outcome, Outcome::Value { value } if value.min > 0.0), "{restart:?}");
     assert!(matches!(&log.outcome, Outcome::Failed { reason } if reason.contains("/metrics")), "{log:?}");
+}
+
+/// What has one value for a server is measured of this build and of the other one.
+#[tokio::test]
+async fn another_build_is_measured_like_this_one() {
+    let wanted = ["ycsb-8", "restart-ms", "log-bytes-ratio"].map(cases::case);
+    let results = measure(&bench_against(Peer::Before, 1), &wanted).await;
+    let [ycsb, restart, log] = &results[..] else { panic!("{results:?}") };
+    for result in [ycsb, restart] {
+        let Outcome::Ratio { fulmar, peer: Peer::Before, of_peer, .. } = &result.outcome else {
+            panic!("{}", result.line())
+        };
+        assert!(fulmar.min > 0.0 && of_peer.min > 0.0 && fulmar != of_peer, "{}", result.line());
+    }
+    assert!(log.is_failed(), "PostgreSQL has none of these measures: {}", log.line());
 }
 
 #[tokio::test]

@@ -1,17 +1,18 @@
 //! Rounds in turns: A B A B.
 
 use std::io::IsTerminal;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::cases::Case;
-use super::result::CaseResult;
+use super::result::{CaseResult, Peer};
 use super::{CompareOptions, Sizes};
 use crate::server::{Product, Server};
 
-type MakeProduct = Box<dyn Fn() -> anyhow::Result<Box<dyn Product>> + Send + Sync>;
+pub(super) type MakeProduct = Arc<dyn Fn() -> anyhow::Result<Box<dyn Product>> + Send + Sync>;
 
 /// What all cases need to know.
 pub(super) struct Bench {
@@ -22,8 +23,9 @@ pub(super) struct Bench {
     round: AtomicU32,
     memory_bytes: u64,
     fulmar: MakeProduct,
-    postgres: MakeProduct,
-    progress: Progress,
+    pub(super) peer: Peer,
+    of_peer: MakeProduct,
+    progress: Arc<Progress>,
 }
 
 impl Bench {
@@ -31,7 +33,8 @@ impl Bench {
         options: &CompareOptions,
         sizes: Sizes,
         fulmar: MakeProduct,
-        postgres: MakeProduct,
+        peer: Peer,
+        of_peer: MakeProduct,
     ) -> Bench {
         Bench {
             sizes,
@@ -40,8 +43,20 @@ impl Bench {
             round: AtomicU32::new(0),
             memory_bytes: options.memory_bytes,
             fulmar,
-            postgres,
-            progress: Progress::new(),
+            peer,
+            of_peer,
+            progress: Arc::new(Progress::new()),
+        }
+    }
+
+    /// The same with the peer in the place of Fulmar, for cases that measure one server.
+    pub(super) fn of_peer(&self) -> Bench {
+        Bench {
+            round: AtomicU32::new(0),
+            fulmar: self.of_peer.clone(),
+            of_peer: self.fulmar.clone(),
+            progress: self.progress.clone(),
+            ..*self
         }
     }
 
@@ -73,8 +88,7 @@ impl Bench {
 
     /// The same with half of the processors; the drivers are to have the others.
     pub(super) async fn fulmar_apart(&self, data_bytes: u64, connections: u32) -> anyhow::Result<Server> {
-        self.starts_fulmar();
-        Server::start_apart((self.fulmar)()?, self.holding(data_bytes), connections).await
+        Server::start_apart(self.new_fulmar()?, self.holding(data_bytes), connections).await
     }
 
     fn holding(&self, data_bytes: u64) -> u64 {
@@ -82,21 +96,22 @@ impl Bench {
     }
 
     async fn fulmar_with(&self, memory_bytes: u64, connections: u32) -> anyhow::Result<Server> {
-        self.starts_fulmar();
-        Server::start((self.fulmar)()?, memory_bytes, connections).await
+        Server::start(self.new_fulmar()?, memory_bytes, connections).await
     }
 
-    fn starts_fulmar(&self) {
+    fn new_fulmar(&self) -> anyhow::Result<Box<dyn Product>> {
         self.round.store(0, Ordering::Relaxed);
-        self.step("starting fulmar");
+        let fulmar = (self.fulmar)()?;
+        self.step(&format!("starting {}", fulmar.name()));
+        Ok(fulmar)
     }
 
-    /// Starts an empty Fulmar and an empty PostgreSQL.
+    /// Starts an empty Fulmar and an empty peer.
     pub(super) async fn pair(&self, connections: u32) -> anyhow::Result<Pair> {
         let fulmar = self.fulmar(connections).await?;
-        self.step("starting postgres");
-        let postgres = Server::start((self.postgres)()?, self.memory_bytes, connections).await?;
-        Ok(Pair { fulmar, postgres })
+        self.step(&format!("starting {}", self.peer.name()));
+        let peer = Server::start((self.of_peer)()?, self.memory_bytes, connections).await?;
+        Ok(Pair { fulmar, peer })
     }
 
     /// Measures both servers in turns. A measurement yields a number for each of `cases`; what fails fails them all.
@@ -107,10 +122,10 @@ impl Bench {
         mut measurement: impl AsyncFnMut(&Server) -> anyhow::Result<[f64; N]>,
     ) -> [CaseResult; N] {
         let names = cases.map(|case| case.name).join(", ");
-        let (mut fulmar, mut postgres) = (Vec::new(), Vec::new());
+        let (mut fulmar, mut of_peer) = (Vec::new(), Vec::new());
         for round in 1..=self.rounds {
-            for (side, measured) in [(Side::Fulmar, &mut fulmar), (Side::Postgres, &mut postgres)] {
-                self.begin_round(&names, round, &format!(", {}", side.name()));
+            for (side, measured) in [(Side::Fulmar, &mut fulmar), (Side::Peer, &mut of_peer)] {
+                self.begin_round(&names, round, &format!(", {}", pair.name(side)));
                 match pair.alone(side, &mut measurement).await {
                     Ok(numbers) => measured.push(numbers),
                     Err(error) => return cases.map(|case| CaseResult::failed(case, format!("{error:#}"))),
@@ -119,7 +134,7 @@ impl Bench {
         }
         let column = |rounds: &[[f64; N]], number: usize| rounds.iter().map(|round| round[number]).collect();
         std::array::from_fn(|number| {
-            CaseResult::ratio(cases[number], column(&fulmar, number), column(&postgres, number))
+            CaseResult::ratio(cases[number], column(&fulmar, number), self.peer, column(&of_peer, number))
         })
     }
 }
@@ -128,32 +143,30 @@ impl Bench {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Side {
     Fulmar,
-    Postgres,
-}
-
-impl Side {
-    fn name(self) -> &'static str {
-        match self {
-            Side::Fulmar => "fulmar",
-            Side::Postgres => "postgres",
-        }
-    }
+    Peer,
 }
 
 /// The two that are compared.
 pub(super) struct Pair {
     fulmar: Server,
-    postgres: Server,
+    peer: Server,
 }
 
 impl Pair {
+    fn name(&self, side: Side) -> &'static str {
+        match side {
+            Side::Fulmar => self.fulmar.name(),
+            Side::Peer => self.peer.name(),
+        }
+    }
+
     /// Does the same to both, one after the other.
     pub(super) async fn each(
         &mut self,
         mut work: impl AsyncFnMut(&Server) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         self.alone(Side::Fulmar, &mut work).await?;
-        self.alone(Side::Postgres, &mut work).await
+        self.alone(Side::Peer, &mut work).await
     }
 
     /// Runs `work` on one server while the other one stands still.
@@ -163,13 +176,13 @@ impl Pair {
         work: &mut impl AsyncFnMut(&Server) -> anyhow::Result<T>,
     ) -> anyhow::Result<T> {
         let (server, idle) = match side {
-            Side::Fulmar => (&self.fulmar, &mut self.postgres),
-            Side::Postgres => (&self.postgres, &mut self.fulmar),
+            Side::Fulmar => (&self.fulmar, &mut self.peer),
+            Side::Peer => (&self.peer, &mut self.fulmar),
         };
         idle.freeze()?;
         let result = work(server).await;
         idle.thaw()?;
-        result.map_err(|error| error.context(format!("on {}", side.name())))
+        result.map_err(|error| error.context(format!("on {}", self.name(side))))
     }
 }
 

@@ -14,6 +14,7 @@ const SYSTEM_DATABASE: &str = "fulmar";
 
 /// A Fulmar node.
 pub struct Fulmar {
+    name: &'static str,
     binary: PathBuf,
     /// A URL, and what the environment must hold for it.
     store: Option<(String, Vec<(String, String)>)>,
@@ -22,7 +23,12 @@ pub struct Fulmar {
 impl Fulmar {
     /// The `fulmar` command at this path.
     pub fn at(binary: PathBuf) -> Fulmar {
-        Fulmar { binary, store: None }
+        Fulmar { name: "fulmar", binary, store: None }
+    }
+
+    /// The same, by another name in tables and messages.
+    pub fn named(self, name: &'static str) -> Fulmar {
+        Fulmar { name, ..self }
     }
 
     /// Keeps its data in the store of this URL, with these variables in its environment.
@@ -33,7 +39,7 @@ impl Fulmar {
 
 impl Product for Fulmar {
     fn name(&self) -> &'static str {
-        "fulmar"
+        self.name
     }
 
     fn initialise<'a>(&'a self, _place: &'a Place) -> BoxFuture<'a, anyhow::Result<()>> {

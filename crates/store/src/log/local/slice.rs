@@ -32,7 +32,7 @@ fn attributes() -> Option<libc::sched_attr> {
     let mut attributes: libc::sched_attr = unsafe { std::mem::zeroed() };
     // SAFETY: of this thread; the kernel writes at most `size` bytes.
     let told = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) } == 0;
-    told.then(|| libc::sched_attr { size, ..attributes })
+    told.then_some(libc::sched_attr { size, ..attributes })
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::super::cases::Case;
-use super::super::result::CaseResult;
+use super::super::result::{CaseResult, Peer};
 use super::super::turns::Progress;
 use super::StoreArgs;
 use crate::keys::Distribution;
@@ -76,7 +76,7 @@ pub(super) async fn measure(
         }
     }
     let [fulmar, postgres] = rounds;
-    let result = CaseResult::ratio(case, fulmar, postgres);
+    let result = CaseResult::ratio(case, fulmar, Peer::Postgres, postgres);
     Ok(notes.into_iter().fold(result, CaseResult::with_note))
 }
 
