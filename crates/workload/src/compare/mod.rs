@@ -1,4 +1,4 @@
-//! `bench compare`: a Fulmar node beside a PostgreSQL, case by case.
+//! `bench compare`: a Fulmar node beside a PostgreSQL, or beside one of another build, case by case.
 //!
 //! ```text
 //!            +--------------+   the same load    +---------------------+
@@ -9,7 +9,8 @@
 //! Both servers are started for a group of cases, with the same memory and default durability, on the same disk. Only
 //! the one whose turn it is runs: the other's processes are stopped (SIGSTOP), so that neither pays for the other's
 //! background work, and each pays for its own in its own time. A case that fails (a server gives a client an error, a
-//! rate is not kept) is reported as failed and the others go on. `docs/benchmarks.md` says how each case is made.
+//! rate is not kept) is reported as failed and the others go on. Where a case measures one server, another build is
+//! measured after this one. `docs/benchmarks.md` says how each case is made.
 
 mod cases;
 mod connections;
@@ -189,7 +190,7 @@ fn compare(options: CompareOptions) -> LocalBoxFuture<'static, anyhow::Result<Ve
             Arc::new(move || Ok(Box::new(Fulmar::at(binary.clone()).named(name)) as _))
         };
         let (peer, of_peer): (_, MakeProduct) = match &options.before {
-            Some(binary) => (Peer::Before, build(&command(binary)?, Peer::Before.name())),
+            Some(binary) => (Peer::Before, build(&other_command(binary)?, Peer::Before.name())),
             None => (Peer::Postgres, Arc::new(|| Ok(Box::new(Postgres::installed()?) as _))),
         };
         let fulmar = build(&options.fulmar_binary, "fulmar");
@@ -199,7 +200,7 @@ fn compare(options: CompareOptions) -> LocalBoxFuture<'static, anyhow::Result<Ve
 }
 
 /// The file of the command to compare with.
-fn command(path: &Path) -> anyhow::Result<PathBuf> {
+fn other_command(path: &Path) -> anyhow::Result<PathBuf> {
     let remedy = "name the file of another fulmar command, as in: --before ./fulmar-0.1";
     let file = path.canonicalize().with_context(|| format!("cannot find {}; {remedy}", path.display()))?;
     anyhow::ensure!(file.is_file(), "{} is not a file; {remedy}", path.display());
