@@ -14,14 +14,15 @@
 //! the change is made again, or the node is started again.
 //!
 //! The log in the store is opened when the first partition needs it: a node without such partitions asks the store
-//! nothing.
+//! nothing. If it turns out to be damaged when the node starts, nobody can tell whose commits it has lost: no partition that
+//! commits to it is opened, and the others go on ([`Places::refuse`]).
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use fulmar_pages::{Durability, PartitionId, Record};
-use fulmar_store::{CommitLog, PageStore, SharedLogOptions};
+use fulmar_store::{CommitLog, LogError, PageStore, SharedLogOptions};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use hashbrown::HashMap;
@@ -43,6 +44,8 @@ const LOOK: Duration = Duration::from_millis(10);
 pub(crate) struct Places {
     node_id: u128,
     elsewhere: watch::Sender<HashMap<PartitionId, Place>>,
+    /// Why the log in the store is not to be used until the next start.
+    refused: OnceLock<Error>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -69,12 +72,29 @@ pub(crate) type Replays = HashMap<PartitionId, Arc<Replay>>;
 impl Places {
     pub(crate) fn new(node_id: u128, shared: &HashSet<PartitionId>) -> Self {
         let elsewhere = shared.iter().map(|id| (*id, Place::Shared)).collect();
-        Places { node_id, elsewhere: watch::Sender::new(elsewhere) }
+        Places { node_id, elsewhere: watch::Sender::new(elsewhere), refused: OnceLock::new() }
     }
 
     /// Whether all partitions commit to the node's own log.
     pub(crate) fn all_local(&self) -> bool {
         self.elsewhere.borrow().is_empty()
+    }
+
+    /// The log in the store is damaged. It is not opened again in this life of the node: what it held would be taken for nothing.
+    pub(crate) fn refuse(&self, damage: &LogError) {
+        tracing::error!(error = %damage, "the log in the store is damaged; what is shared cannot be used");
+        let error = Error::new(
+            sqlstate::DATA_CORRUPTED,
+            "the log in the store is damaged, and with it what this database has committed last",
+        );
+        let _ = self.refused.set(error.hint(
+            "the node's log names the object; when that is restored and the node started again the database is as it was",
+        ));
+    }
+
+    /// The error of who needs the log in the store, if it is not to be used.
+    fn check(&self) -> Result<()> {
+        self.refused.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
     /// A partition was dropped.
@@ -106,7 +126,7 @@ impl Places {
         &self,
         store: &PageStore,
         clock: &Clock,
-    ) -> Result<(Arc<CommitLog>, Replays)> {
+    ) -> std::result::Result<(Arc<CommitLog>, Replays), LogError> {
         let mut replays: HashMap<PartitionId, Replay> = HashMap::new();
         let mut replay = |end, record: &Record<'_>| {
             let header = &record.header;
@@ -118,8 +138,8 @@ impl Places {
             Ok(())
         };
         let store = store.store().clone();
-        let log = CommitLog::open_shared(SharedLogOptions::default(), store, self.node_id, &mut replay).await;
-        let log = log.map_err(log_error)?;
+        let options = SharedLogOptions::default();
+        let log = CommitLog::open_shared(options, store, self.node_id, &mut replay).await?;
         Ok((log, replays.into_iter().map(|(id, replay)| (id, Arc::new(replay))).collect()))
     }
 }
@@ -170,9 +190,10 @@ impl Engine {
         // next one waits for the same opening, which another one would seal.
         let opening = self.node().spill.runtime().spawn(async move {
             let node = engine.node();
+            engine.places.check()?;
             let open = async || {
                 // No partition commits to it yet, so it holds nothing that counts.
-                let (log, _) = engine.places.open_log(&node.store, &node.clock).await?;
+                let (log, _) = engine.places.open_log(&node.store, &node.clock).await.map_err(log_error)?;
                 engine.discard_what_is_lost_by(&log);
                 Ok(log)
             };
@@ -202,11 +223,8 @@ impl Engine {
         match (self.places.of(id), node.shared_log.get()) {
             (None, _) => Ok(node.log.clone()),
             (Some(Place::Shared), Some(log)) => Ok(log.clone()),
-            _ => Err(Error::new(
-                sqlstate::IO_ERROR,
-                "changing the durability of this database has not come to its end",
-            )
-            .hint("Change it again (ALTER DATABASE ... SET durability), or start the node again.")),
+            (Some(Place::Shared), None) => self.places.check().and_then(|()| Err(changing())),
+            _ => Err(changing()),
         }
     }
 
@@ -251,4 +269,9 @@ impl Engine {
         }
         .boxed()
     }
+}
+
+fn changing() -> Error {
+    Error::new(sqlstate::IO_ERROR, "changing the durability of this database has not come to its end")
+        .hint("Change it again (ALTER DATABASE ... SET durability), or start the node again.")
 }

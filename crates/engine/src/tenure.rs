@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fulmar_pages::SegmentId;
-use fulmar_store::{MOST_TERMS, PageStore, Term};
+use fulmar_store::{MOST_TERMS, PageStore, Term, VERSION_BITS};
 
 use crate::clock::Clock;
 use crate::partition::store_error;
@@ -33,9 +33,6 @@ use crate::{Engine, Error, Result, sqlstate};
 
 /// How long something of an earlier term may still arrive.
 const ZOMBIES_LAST: Duration = Duration::from_secs(3600);
-
-/// Versions' numbers have the term above so many bits.
-const NUMBER_BITS: u32 = 40;
 
 /// The term that this process has begun.
 #[derive(Debug)]
@@ -63,12 +60,12 @@ impl Tenure {
 
     /// Versions that are made in this term have this number or a greater one. Those of all earlier terms have smaller ones.
     pub(crate) fn first_number(&self) -> u64 {
-        u64::from(self.term.number) << NUMBER_BITS
+        u64::from(self.term.number) << VERSION_BITS
     }
 
     /// Refuses to go on from a version that a later term has made.
     pub(crate) fn check_number(&self, number: u64) -> Result<()> {
-        match number >> NUMBER_BITS > u64::from(self.term.number) {
+        match number >> VERSION_BITS > u64::from(self.term.number) {
             true => Err(taken_over()),
             false => Ok(()),
         }

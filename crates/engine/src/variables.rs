@@ -16,6 +16,8 @@ pub(crate) struct Variables {
     pub changed: bool,
     /// The transaction's id, once the client has asked for it.
     pub transaction_id: u64,
+    /// Whether the session's user may write: else asking how a transaction ended must not decide it.
+    pub may_write: bool,
 }
 
 impl Variables {

@@ -32,7 +32,7 @@ pub use log::{
 };
 pub use objects::{
     FateName, HotPagesName, Listed, MOST_TERMS, ManifestName, PIN_AGAIN, PageStore, Pinned, RawFrame,
-    SegmentWriter, StoreError, Term,
+    SegmentWriter, StoreError, Term, VERSION_BITS,
 };
 pub use single_flight::SingleFlight;
 pub use store::{

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use fulmar_pages::PartitionId;
 use fulmar_store::{
-    CommitLog, DiskCache, DiskCacheOptions, LogFiles, LogOptions, PageStore, SingleFlight, StdFiles,
+    CommitLog, DiskCache, DiskCacheOptions, LogError, LogFiles, LogOptions, PageStore, SingleFlight, StdFiles,
 };
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -27,7 +27,7 @@ use crate::hot::HotLists;
 use crate::maintenance::{self, Maintenance};
 use crate::memory::MemoryBudget;
 use crate::node::{Buffers, Naming, Node, NodeStats};
-use crate::partition::{Replay, store_error};
+use crate::partition::{Replay, log_error, store_error};
 use crate::past::Past;
 use crate::places::Places;
 use crate::spill::SpillArea;
@@ -80,9 +80,14 @@ impl Engine {
             };
             let mut shared_log = None;
             if !places.all_local() {
-                let (log, found) = places.open_log(&store, &clock).await?;
-                replays.extend(found);
-                shared_log = Some(log);
+                match places.open_log(&store, &clock).await {
+                    Ok((log, found)) => {
+                        replays.extend(found);
+                        shared_log = Some(log);
+                    }
+                    Err(damage @ LogError::Corrupt { .. }) => places.refuse(&damage),
+                    Err(error) => return Err(log_error(error)),
+                }
             }
             let recovery = Recovery::of(&replays, begun.elapsed());
             let node = Arc::new(Node {
@@ -208,7 +213,7 @@ async fn recover(
         Ok((log, replays, clock))
     });
     match opened.await {
-        Ok(result) => result.map_err(crate::partition::log_error),
+        Ok(result) => result.map_err(log_error),
         Err(e) => Err(Error::new(sqlstate::INTERNAL, format!("reading the log panicked: {e}"))),
     }
 }

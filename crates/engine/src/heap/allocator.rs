@@ -7,7 +7,6 @@ use std::sync::OnceLock;
 use libsqlite3_sys as ffi;
 
 use super::blocks;
-use crate::vfs;
 
 /// SQLite's way to the allocator.
 struct Allocator {
@@ -49,18 +48,11 @@ extern "C" fn install() {
 /// More memory is wanted by the connection that runs on this thread; answers whether it may have it. Who is no connection of a
 /// partition's (the metadata store) may.
 fn take(bytes: c_int) -> bool {
-    // SAFETY: called by SQLite; the answer is not kept.
-    match unsafe { vfs::current() } {
-        Some(link) => link.held.take(u64::from(bytes.unsigned_abs()), link.partition.heap()),
-        None => true,
-    }
+    super::change(0, u64::from(bytes.unsigned_abs()))
 }
 
 fn give(bytes: c_int) {
-    // SAFETY: called by SQLite; the answer is not kept.
-    if let Some(link) = unsafe { vfs::current() } {
-        link.held.give(u64::from(bytes.unsigned_abs()), link.partition.heap());
-    }
+    super::change(u64::from(bytes.unsigned_abs()), 0);
 }
 
 unsafe extern "C" fn counted_malloc(bytes: c_int) -> *mut c_void {

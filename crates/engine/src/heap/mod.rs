@@ -1,4 +1,4 @@
-//! SQLite's own memory: values, statements, its caches. All that it has beside pages of ours.
+//! SQLite's own memory: values, statements, its caches, and what Lua holds. All that they have beside pages of ours.
 //!
 //! One statement can ask for any amount of it: `SELECT max(hex(zeroblob(100000000)), ...)`. So it is counted where SQLite
 //! asks for it, by the connection that runs, and charged to the tenant and to the node:
@@ -24,7 +24,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::{Error, sqlstate};
+use crate::{Error, sqlstate, vfs};
 
 /// What a connection may hold uncharged, and the step in which it charges more.
 const STEP_BYTES: u64 = 1 << 20;
@@ -120,6 +120,19 @@ impl Held {
         self.bytes.set(0);
         heap.give(self.charged_bytes.take());
     }
+}
+
+/// What the connection that runs on this thread holds becomes another amount, in bytes; answers whether it may, else nothing has changed.
+/// Nothing is counted where none runs (the metadata store).
+pub(crate) fn change(before: u64, now: u64) -> bool {
+    // SAFETY: called by SQLite, or by what a connection has called; the answer is not kept.
+    let Some(link) = (unsafe { vfs::current() }) else { return true };
+    let heap = link.partition.heap();
+    if now > before {
+        return link.held.take(now - before, heap);
+    }
+    link.held.give(before - now, heap);
+    true
 }
 
 /// The error of a statement that would have to hold more than its tenant, or the node, may.

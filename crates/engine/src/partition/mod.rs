@@ -36,7 +36,7 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 
 pub(crate) use ahead::Ahead;
-pub(crate) use commit::{Refused, Room, Waits, page_one};
+pub(crate) use commit::{Refused, Room, TransactionStatus, Waits, page_one};
 pub(crate) use error::{
     dropped_error, log_error, log_unreadable, owner_writes, past_is_read_only, store_error,
 };

@@ -1,19 +1,35 @@
--- What replaces functions of Lua's library before they are frozen; see vm.rs.
-local format, sort = string.format, table.sort
-local tostring_plain, mostComparisons = tostring, 2 ^ 30
+-- What replaces functions of Lua's library before they are frozen; see vm.rs. `watch` has the clock looked at in each step that follows.
+local watch = ...
+local format, sort, move = string.format, table.sort, table.move
+local tostring_plain, mostComparisons, mostMoved = tostring, 2 ^ 28, 2 ^ 22
 
-local function bounded(name)
+for _, name in { "find", "gmatch", "gsub", "match", "split" } do
     local search = string[name]
-    string[name] = function(text, needle, ...)
-        if type(text) == "string" and type(needle) == "string" and #text * #needle > mostComparisons then
-            error(`string.{name}: the text and the needle are too long`, 2)
+    string[name] = function(text, pattern, ...)
+        if type(text) == "string" and type(pattern) == "string" then
+            -- In one step: each place of the text with all of the pattern.
+            local comparisons = #text * #pattern
+            if comparisons > mostComparisons then
+                error(`string.{name}: the text and the pattern are too long`, 2)
+            end
+            if comparisons > 2 ^ 16 then
+                watch()
+            end
         end
-        return search(text, needle, ...)
+        return search(text, pattern, ...)
     end
 end
 
-bounded("find")
-bounded("split")
+table.move = function(from, first, last, ...)
+    -- What is no number moves nothing, and says so.
+    local least, most = tonumber(first) or 0, tonumber(last) or 0
+    -- Also for what is no number of an element: comparisons with NaN fail.
+    if not (math.abs(least) < 2 ^ 31 and math.abs(most) < 2 ^ 31 and most - least < mostMoved) then
+        error("table.move: there are too many elements to move", 2)
+    end
+    watch()
+    return move(from, first, last, ...)
+end
 
 table.sort = function(list, less)
     return sort(list, less or function(a, b)

@@ -17,7 +17,7 @@ use super::answer::send_rows;
 use super::definition::Loaded;
 use super::functions::{Lent, Trusted, database};
 use super::host::Host;
-use super::limits::{HeldByAll, KEPT_BYTES, Limits, MEMORY_BYTES};
+use super::limits::{KEPT_BYTES, Limits, MEMORY_BYTES};
 use super::values::to_lua;
 use crate::statement::RowSink;
 use crate::{Error, Result, Value, sqlstate};
@@ -63,8 +63,8 @@ const GLOBALS: [&str; 26] = [
 
 /// Functions of Lua's that must be other than they are.
 ///
-/// A call into Lua's library cannot be ended, so none may take long: `find` and `split` compare a long text with a long
-/// needle at every place, and `sort` without an order compares whole strings. `tostring` shows where a table lies in
+/// A call into Lua's library cannot be ended, so none may take long: those that look for a pattern compare a long text with a
+/// long pattern at every place, `table.move` moves what is not there, and `sort` without an order compares whole strings. `tostring` shows where a table lies in
 /// memory, which is nobody's business and another place when the procedure is run again.
 const PRELUDE: &str = include_str!("prelude.lua");
 
@@ -72,13 +72,12 @@ const PRELUDE: &str = include_str!("prelude.lua");
 #[derive(Default)]
 pub(crate) struct Machines {
     kept: Mutex<Vec<Machine>>,
-    held_by_all: HeldByAll,
 }
 
 impl Machines {
     pub(super) fn take(&self) -> Result<Machine> {
         let kept = self.kept.lock().pop();
-        kept.map_or_else(|| Machine::new(&self.held_by_all), Ok)
+        kept.map_or_else(Machine::new, Ok)
     }
 
     pub(super) fn give(&self, machine: Machine) {
@@ -94,7 +93,7 @@ impl Machines {
 
 /// Compiles a chunk; tells what is wrong with it.
 pub(crate) fn check(name: &str, chunk: &str) -> Result<()> {
-    let mut machine = Machine::new(&HeldByAll::default())?;
+    let mut machine = Machine::new()?;
     let Machine { lua, stack, .. } = &mut machine;
     on_stack(stack, || load(lua, name, chunk)).map(drop).map_err(|cause| failure(name, &cause))
 }
@@ -116,12 +115,12 @@ pub(super) struct Machine {
 unsafe impl Send for Machine {}
 
 impl Machine {
-    fn new(of_all: &HeldByAll) -> Result<Machine> {
+    fn new() -> Result<Machine> {
         let stack = DefaultStack::new(STACK_BYTES).map_err(|cause| {
             Error::new(sqlstate::OUT_OF_MEMORY, format!("no stack for a procedure: {cause}"))
                 .hint("too many procedures run at once; run fewer, or raise vm.max_map_count")
         })?;
-        let limits = Rc::new(Limits::new(of_all));
+        let limits = Rc::new(Limits::new());
         let lent = Rc::new(Lent::default());
         let (lua, db) = sandbox(&limits)
             .and_then(|lua| database(&lua, &lent).map(|db| (lua, db)))
@@ -185,7 +184,12 @@ fn sandbox(limits: &Rc<Limits>) -> mlua::Result<Lua> {
     for name in ["random", "randomseed", "noise"] {
         math.raw_set(name, mlua::Value::Nil)?;
     }
-    lua.load(PRELUDE).set_name("=prelude").exec()?;
+    let watching = limits.clone();
+    let watch = lua.create_function(move |_, ()| {
+        watching.watch();
+        Ok(())
+    })?;
+    lua.load(PRELUDE).set_name("=prelude").call::<()>(watch)?;
     lua.sandbox(true)?;
     // Without this a procedure's globals would stay for the next call, which may be another tenant's.
     lua.globals().set_readonly(true);

@@ -239,7 +239,7 @@ impl Session {
     pub fn set_may_write(&mut self, may_write: bool) {
         self.may_write = may_write;
         if let Some(open) = self.open.as_mut().filter(|_| !may_write) {
-            open.read_only = true;
+            open.forbid_writes();
         }
     }
 
@@ -413,7 +413,12 @@ impl Session {
     /// Fresh variables for a transaction that begins now.
     fn variables(&self) -> Variables {
         let node = self.engine.node();
-        Variables { clock_ms: node.clock.unix_ms(), random: self.engine.seed(), ..Variables::default() }
+        Variables {
+            clock_ms: node.clock.unix_ms(),
+            random: self.engine.seed(),
+            may_write: self.may_write,
+            ..Variables::default()
+        }
     }
 
     // `&mut self` here and below although nothing changes: a session is not shared between threads, so that only an

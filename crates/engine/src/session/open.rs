@@ -104,6 +104,15 @@ impl Open {
         Open { implicit: true, ..Open::new(engine, read_only, false) }
     }
 
+    /// From its next statement on it may only read.
+    pub(super) fn forbid_writes(&mut self) {
+        self.read_only = true;
+        self.variables.may_write = false;
+        if let Some(connection) = &self.connection {
+            connection.link.variables.borrow_mut().may_write = false;
+        }
+    }
+
     pub(super) fn is_implicit(&self) -> bool {
         self.implicit
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::common::{Client, start_when_free};
 use fulmar_engine::{Config, Engine, Error, NotChanged, sqlstate};
 use fulmar_pages::{Durability, PartitionId};
-use fulmar_store::{Backend, FailureKind, FaultyStore, Store, StoreFault, StoreOperation};
+use fulmar_store::{Backend, FailureKind, FaultyStore, Span, Store, StoreFault, StoreOperation};
 
 const LOCAL: u64 = 1;
 const SHARED: u64 = 2;
@@ -119,6 +119,41 @@ async fn another_machine_takes_over_and_the_first_one_is_fenced() {
     there.run("INSERT INTO t(v) VALUES ('kept')").await.unwrap();
     assert_eq!(there.int("SELECT count(*) FROM t").await, 2);
     assert_eq!(here.int("SELECT count(*) FROM t").await, 1, "what was lost is not seen any more");
+}
+
+/// Nobody can tell whose commits a damaged log has lost: who commits there waits for its repair, the others do not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_log_in_the_store_stops_only_who_commits_to_it() {
+    let rig = rig();
+    let engine = rig.start(&[SHARED]).await;
+    write(&engine).await;
+    drop(engine);
+    // The first is a claim, the last one has no witness.
+    let damaged = rig.log_objects().await.remove(1);
+    let whole = rig.objects.get(&damaged, Span::Whole).await.unwrap().bytes;
+    rig.objects.delete(&damaged).await.unwrap();
+    rig.objects.put(&damaged, whole.slice(..whole.len() / 2)).await.unwrap();
+
+    let engine = rig.start(&[SHARED]).await;
+    let mut local = client(&engine, LOCAL);
+    assert_eq!(local.int("SELECT count(*) FROM t").await, 1);
+    local.run("INSERT INTO t(v) VALUES ('more')").await.unwrap();
+    let refused = client(&engine, SHARED).run("SELECT count(*) FROM t").await.unwrap_err();
+    assert_eq!(refused.state(), sqlstate::DATA_CORRUPTED);
+    assert_eq!(set(&engine, Durability::Local).await.unwrap_err().state(), sqlstate::DATA_CORRUPTED);
+    let other = PartitionId(OTHER);
+    let moved = engine.set_durability(other, Durability::Shared, async { Ok(()) }).await;
+    assert_eq!(moved.unwrap_err().state(), sqlstate::DATA_CORRUPTED);
+    engine.flush().await.unwrap();
+    local.close().await;
+    engine.shutdown().await.unwrap();
+    drop(engine);
+
+    rig.objects.delete(&damaged).await.unwrap();
+    rig.objects.put(&damaged, whole).await.unwrap();
+    let engine = rig.start(&[SHARED]).await;
+    assert_eq!(client(&engine, SHARED).int("SELECT count(*) FROM t").await, 1);
+    assert_eq!(client(&engine, LOCAL).int("SELECT count(*) FROM t").await, 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -505,6 +505,59 @@ async fn a_busy_tenant_leaves_time_for_others() {
     node.stop().await;
 }
 
+/// Nothing looks at the clock while SQLite compares two texts: that must not take their lengths' product.
+#[tokio::test(flavor = "multi_thread")]
+async fn texts_are_compared_in_the_time_of_their_lengths() {
+    let (node, admin) = node_with_roles().await;
+    let anna = log_in(&node, "shop", "anna").await.unwrap();
+    let (long, shorter) = ("hex(zeroblob(6000000))", "hex(zeroblob(3000000))");
+    for (expression, expected) in [
+        (format!("instr({long}, {shorter} || '1')"), 0),
+        (format!("instr(CAST({long} AS BLOB), CAST({shorter} || '1' AS BLOB))"), 0),
+        (format!("length(replace({long}, {shorter} || '1', ''))"), 12_000_000),
+        (format!("length(unhex(replace({long}, '0', 'z'), {shorter} || 'z'))"), 0),
+        (format!("length(trim({long}, {shorter} || '1'))"), 0),
+    ] {
+        let found = anna.query_one(&format!("SELECT {expression}"), &[]).await.unwrap();
+        assert_eq!(found.get::<_, i64>(0), expected, "{expression}");
+    }
+    let many = "WITH RECURSIVE n(i) AS (SELECT 20000 UNION ALL SELECT i + 1 FROM n WHERE i < 40000) \
+                SELECT trim(hex(zeroblob(1000000)), group_concat(char(i), '') || '0') FROM n";
+    assert_eq!(state(anna.batch_execute(many).await), "54000");
+
+    // They answer as SQLite's own do, and indexes may have them.
+    for (expression, expected) in [
+        (
+            "instr(x'616263', 'c') || instr('abc', x'63') || instr(1234, '3') || instr('\u{e9}\u{20ac}x', 'x')",
+            "3333",
+        ),
+        ("instr(x'c3a978', x'78') || instr('', '') || instr('a', '') || instr('a', 'b')", "3110"),
+        (
+            "typeof(instr(NULL, 'a')) || typeof(replace('a', NULL, '')) || typeof(trim('a', NULL))",
+            "nullnullnull",
+        ),
+        (
+            "typeof(replace(12, '', NULL)) || replace(1212, 2, 'x') || quote(unhex('4z1', 'z'))",
+            "text1x1xNULL",
+        ),
+        (
+            "quote(unhex('41 42', ' ')) || trim('xyaxy', 'xy') || ltrim('xax', 'x') || rtrim('xax', 'x')",
+            "X'4142'aaxxa",
+        ),
+    ] {
+        let found = anna.query_one(&format!("SELECT {expression}"), &[]).await.unwrap();
+        assert_eq!(found.get::<_, String>(0), expected, "{expression}");
+    }
+    anna.batch_execute(
+        "CREATE TABLE names (name TEXT, short TEXT AS (replace(name, 'x', '')) STORED);
+         CREATE INDEX of_names ON names (trim(name, 'x'), instr(name, 'y'))",
+    )
+    .await
+    .unwrap();
+    drop((admin, anna));
+    node.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_session_names_has_bounds() {
     let (node, admin) = node_with_roles().await;

@@ -247,6 +247,14 @@ async fn the_sandbox_holds() {
         // What C does in one step takes no time without end.
         ("(('a'):rep(2^24)):find(('a'):rep(2^22) .. 'b', 1, true)", "38000"),
         ("(('a'):rep(2^24)):split(('a'):rep(2^22) .. 'b')", "38000"),
+        ("(('a'):rep(2^24)):match('[' .. ('b'):rep(2^23) .. 'a]*')", "38000"),
+        ("(('a'):rep(2^24)):gmatch('[' .. ('b'):rep(2^23) .. 'a]*')()", "38000"),
+        ("(('a'):rep(2^24)):gsub('[' .. ('b'):rep(2^23) .. 'a]*', '')", "38000"),
+        ("table.move({}, 1, 2^31 - 2, 2, {})", "38000"),
+        ("table.move({}, '1', '2147483646', 2, {})", "38000"),
+        ("table.move({}, 0/0, 2, 2, {})", "38000"),
+        ("table.move({}, -1/0, 2, 2, {})", "38000"),
+        ("table.move({}, 2^40, 2^40 + 2, 2, {})", "38000"),
         (
             "local s, t = ('a'):rep(2^23), {}; for i = 1, 1e5 do t[i] = s .. (i % 2) end; table.sort(t)",
             "53200",
@@ -272,12 +280,39 @@ async fn the_sandbox_holds() {
         assert(tostring({}) == 'table' and `{string.rep}` == 'function' and `{meta}{nil}{1}` == 'minenil1')
         assert(string.format('%s %d %s', {}, 7, 'x') == 'table 7 x')
         local list = {3, 1, 2}; table.sort(list); assert(table.concat(list) == '123')
-        assert(('a.b'):find('.', 1, true) == 2 and #('a,b'):split(',') == 2)";
+        assert(('a.b'):find('.', 1, true) == 2 and #('a,b'):split(',') == 2)
+        assert(('k=v'):match('(%w)=') == 'k' and (('aba'):gsub('a', 'c')) == 'cbc' and ('xy'):gmatch('.')() == 'x')
+        assert(table.concat(table.move({1, 2, 3}, 2, 3, 1)) == '233' and table.move({7}, 1, 1, 2, {6})[2] == 7)";
     run(&client, blind).await.unwrap();
     // Deep nesting is refused when the procedure is made, and does not overflow a stack.
     let deep = format!("return {}1{}", "(".repeat(100_000), ")".repeat(100_000));
     assert_eq!(state(run(&client, &deep).await), "42601");
     assert_eq!(balances(&client).await, [100, 0]);
+    node.stop().await;
+}
+
+/// What procedures of one tenant hold together is its own trouble.
+#[tokio::test(flavor = "multi_thread")]
+async fn procedures_of_a_tenant_share_its_memory() {
+    const HOLD: &str = "CREATE PROCEDURE hold() LANGUAGE lua AS $$
+        local text = ('x'):rep(48 * 2^20)
+        for i = 1, 1e6 do end
+        return
+    $$";
+    let node = Node::insecure().await;
+    let greedy = node.database("greedy").await;
+    greedy.batch_execute(HOLD).await.unwrap();
+    let clients = futures::future::join_all((0..20).map(|_| node.client("greedy"))).await;
+    let calls = clients.iter().map(|client| client.batch_execute("CALL hold()"));
+    let modest = node.database("modest").await;
+    modest.batch_execute(HOLD).await.unwrap();
+    let (of_the_greedy, of_the_modest) =
+        tokio::join!(futures::future::join_all(calls), modest.batch_execute("CALL hold()"));
+    of_the_modest.unwrap();
+    let refused: Vec<_> = of_the_greedy.into_iter().filter(Result::is_err).map(state).collect();
+    assert!(!refused.is_empty() && refused.len() < 20, "{} were refused", refused.len());
+    assert!(refused.iter().all(|state| state == "53200"), "{refused:?}");
+    greedy.batch_execute("CALL hold()").await.unwrap();
     node.stop().await;
 }
 

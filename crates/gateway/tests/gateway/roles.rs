@@ -63,6 +63,9 @@ async fn who_may_read_reads_and_nothing_else() {
         "PRAGMA user_version = 7",
         "CALL add()",
         "DROP PROCEDURE add",
+        "CREATE PROCEDURE p() LANGUAGE lua AS $$ return 1 $$",
+        "SELECT pg_current_xact_id()",
+        "COPY t FROM STDIN",
         "SELECT a FROM t WHERE a = 1 FOR UPDATE",
     ] {
         assert_eq!(state(bert.batch_execute(write).await), "25006", "{write}");
@@ -106,6 +109,36 @@ async fn who_may_read_reads_and_nothing_else() {
     config.password("bert").options("-c default_transaction_read_only=off");
     assert_eq!(state(connect(&config).await), "42501");
     assert_eq!(count(&anna).await, 1);
+    drop((admin, anna, bert));
+    node.stop().await;
+}
+
+/// To ask what became of a transaction decides it, which is for those who may write.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_may_read_decides_nobodys_transaction() {
+    let (node, admin, anna) = node_with_a_shop().await;
+    admin.batch_execute("GRANT SELECT ON DATABASE shop TO bert").await.unwrap();
+    let bert = log_in(&node, "bert").await.unwrap();
+    anna.batch_execute("BEGIN; INSERT INTO t VALUES (2, 'y')").await.unwrap();
+    let id: i64 = anna.query_one("SELECT pg_current_xact_id()", &[]).await.unwrap().get(0);
+    let status = async |client: &Client| {
+        let row = client.query_one("SELECT pg_xact_status($1)", &[&id]).await.unwrap();
+        row.get::<_, String>(0)
+    };
+    assert_eq!(status(&bert).await, "in progress");
+    anna.batch_execute("COMMIT").await.unwrap();
+    assert_eq!(status(&bert).await, "committed");
+    anna.batch_execute("BEGIN").await.unwrap();
+    let other: i64 = anna.query_one("SELECT pg_current_xact_id()", &[]).await.unwrap().get(0);
+    assert_ne!(other, id);
+    let asked = bert.query_one("SELECT pg_xact_status($1)", &[&other]).await.unwrap();
+    assert_eq!(asked.get::<_, String>(0), "in progress");
+    // A right that is taken away counts in the open transaction too.
+    admin.batch_execute("GRANT CONNECT ON DATABASE shop TO bert").await.unwrap();
+    bert.batch_execute("BEGIN; SELECT 1").await.unwrap();
+    admin.batch_execute("REVOKE CONNECT ON DATABASE shop FROM bert").await.unwrap();
+    admin.batch_execute("GRANT SELECT ON DATABASE shop TO bert").await.unwrap();
+    anna.batch_execute("INSERT INTO t VALUES (3, 'z'); COMMIT").await.unwrap();
     drop((admin, anna, bert));
     node.stop().await;
 }

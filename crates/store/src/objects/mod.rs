@@ -46,7 +46,7 @@ pub use fates::{FateName, PIN_AGAIN, Pinned};
 pub use frames::RawFrame;
 pub use hot::HotPagesName;
 pub use segment_writer::SegmentWriter;
-pub use terms::{MOST_TERMS, Term};
+pub use terms::{MOST_TERMS, Term, VERSION_BITS};
 
 const SEGMENTS: &str = "segments";
 const MANIFESTS: &str = "manifests";

@@ -8,6 +8,9 @@
 //! A number that was used and deleted may be won again by who has looked long ago; so nobody trusts a number before a listing
 //! that began after it was won shows none that is greater. (Those before are deleted only by who holds a greater one.)
 //!
+//! The last one is there always, from the first start on. Should somebody have deleted it, its owner cannot know whether it is one still, and
+//! says so; whoever begins the next one finds in the names of segments and manifests which terms there have been.
+//!
 //! Beginning a term takes the store away from whoever holds the one before. He is not asked, and may not know it for a while. So
 //! what only the owner may do is done by this rule: *list, look whether the term is still the last one, then act on what was listed*.
 //! Then everything that was listed had been there, and was known, while the store was his; see `engine/collect` for
@@ -25,8 +28,11 @@ const ENDED: &str = "-ended";
 /// Others that begin a term at the same time, before they are held to be in the way for good.
 const MOST_ROUNDS: usize = 50;
 
-/// The greatest number of a term. Versions of a partition have one in their upper bits.
+/// The greatest number of a term.
 pub const MOST_TERMS: u32 = (1 << 23) - 1;
+
+/// Versions' numbers have the term in which they were made above so many bits.
+pub const VERSION_BITS: u32 = 40;
 
 /// A term that this process has begun.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,7 +63,10 @@ impl PageStore {
         let by = rand::random();
         for _ in 0..MOST_ROUNDS {
             let before = self.list_terms().await?;
-            let (last, has_ended) = before.last().copied().unwrap_or((0, true));
+            let (last, has_ended) = match before.last() {
+                Some(last) => *last,
+                None => (self.greatest_named_term().await?, false),
+            };
             if last >= MOST_TERMS {
                 return Err(StoreError::TooManyTerms { store: self.store.to_string() });
             }
@@ -78,6 +87,15 @@ impl PageStore {
             }
         }
         Err(StoreError::Contended { object: TERMS.to_owned(), store: self.store.to_string() })
+    }
+
+    /// The greatest term that segments and manifests are of; 0: there are none, or they are from before there were terms.
+    async fn greatest_named_term(&self) -> Result<u32, StoreError> {
+        let of_segments = self.list_segments().await?.into_iter().map(|id| id.term());
+        let of_manifests =
+            self.list_manifests(None).await?.into_iter().map(|name| (name.number >> VERSION_BITS) as u32);
+        // Before there were terms all bits of a segment's name were random.
+        Ok(of_segments.chain(of_manifests).filter(|term| *term <= MOST_TERMS).max().unwrap_or(0))
     }
 
     /// What the end of a term says of those before it. Before the first there was none.
@@ -101,9 +119,16 @@ impl PageStore {
         }
     }
 
-    /// Whether nobody has begun a later term.
+    /// Whether nobody has begun a later term. [`StoreError::Missing`] if that cannot be known, because somebody has deleted what says that
+    /// this one has begun.
     pub async fn is_last_term(&self, term: &Term) -> Result<bool, StoreError> {
-        Ok(self.list_terms().await?.last().is_some_and(|(number, _)| *number == term.number))
+        match self.list_terms().await?.last() {
+            Some((number, _)) if *number >= term.number => Ok(*number == term.number),
+            _ => {
+                let object = term_object(term.number, false);
+                Err(StoreError::Missing { object, store: self.store.to_string() })
+            }
+        }
     }
 
     /// Says that this process asks nothing more of the store; for `wait` something of those before it may still arrive.
@@ -135,6 +160,8 @@ impl PageStore {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+
+    use fulmar_pages::{Manifest, PartitionId, Version};
 
     use super::*;
     use crate::store::Backend;
@@ -195,6 +222,41 @@ mod tests {
         begun.sort_unstable_by_key(|term| term.number);
         begun.dedup_by_key(|term| term.number);
         assert_eq!(begun.len(), 8);
+    }
+
+    #[tokio::test]
+    async fn one_that_was_deleted_is_missed_and_its_number_is_not_used_again() {
+        let store = store();
+        for _ in 0..4 {
+            store.begin_term().await.unwrap();
+        }
+        let fifth = store.begin_term().await.unwrap();
+        let object = term_object(fifth.number, false);
+        let version = Version { lineage: 1, epoch: 1, number: u64::from(fifth.number) << VERSION_BITS | 7 };
+        let manifest = Manifest {
+            partition: PartitionId(3),
+            version,
+            page_count: 0,
+            timestamp: 0,
+            segments: Vec::new(),
+            outcomes: Vec::new(),
+            outcomes_horizon: 0,
+        };
+        store.put_manifest(&manifest).await.unwrap();
+        store.delete(&object).await.unwrap();
+        let asked = store.is_last_term(&fifth).await;
+        assert!(
+            matches!(&asked, Err(StoreError::Missing { object: named, .. }) if *named == object),
+            "{asked:?}"
+        );
+        // One of an earlier owner's that has come back says nothing of this one.
+        store.end_term(&Term { number: 2, by: 1, wait: None }, Duration::ZERO).await.unwrap();
+        assert!(store.is_last_term(&fifth).await.is_err());
+        store.delete(&term_object(2, true)).await.unwrap();
+
+        let next = store.begin_term().await.unwrap();
+        assert_eq!((next.number, next.wait), (fifth.number + 1, None));
+        assert!(!store.is_last_term(&fifth).await.unwrap());
     }
 
     #[tokio::test]

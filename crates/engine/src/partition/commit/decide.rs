@@ -9,15 +9,26 @@ use crate::partition::error::log_error;
 use crate::partition::{Partition, Snapshot, Status};
 use crate::{Error, sqlstate};
 
+/// What became of a transaction.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum TransactionStatus {
+    /// Nothing yet.
+    Open,
+    /// It was committed, or not.
+    Ended(bool),
+    /// It is too long ago to tell.
+    Forgotten,
+}
+
 impl Partition {
     /// A number for a version that no commit makes.
     pub(crate) fn take_number(&self) -> u64 {
         self.commits.lock().take_number()
     }
 
-    /// How a transaction ended, for who asks; `None` if that is forgotten. **Asking decides**: what is not decided yet is
-    /// aborted. The answer is durable.
-    pub(crate) async fn ask(&self, id: u64) -> crate::Result<Option<bool>> {
+    /// How a transaction ended, for who asks. **Asking decides** if `decides`: what is not decided yet is aborted then. The
+    /// answer is durable.
+    pub(crate) async fn ask(&self, id: u64, decides: bool) -> crate::Result<TransactionStatus> {
         if id > self.node.clock.newest_id().saturating_add(1 << 32) {
             return Err(Error::new(
                 sqlstate::INVALID_PARAMETER_VALUE,
@@ -26,12 +37,13 @@ impl Partition {
         }
         loop {
             let (committed, lsn) = match self.outcomes.status(id) {
-                Status::Forgotten => return Ok(None),
+                Status::Forgotten => return Ok(TransactionStatus::Forgotten),
                 Status::Decided(committed, lsn) => (committed, lsn),
+                Status::Open if !decides => return Ok(TransactionStatus::Open),
                 Status::Open => self.decide_in_log(id, false)?,
             };
             match self.log.wait_durable(lsn).await {
-                Ok(()) => return Ok(Some(committed)),
+                Ok(()) => return Ok(TransactionStatus::Ended(committed)),
                 // The decision was lost with the log's end; decide anew.
                 Err(LogError::Discarded { .. }) => {}
                 Err(error) => return Err(log_error(error)),

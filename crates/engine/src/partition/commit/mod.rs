@@ -38,6 +38,7 @@ use fulmar_pages::{Outcome, PAGE_SIZE, Page, PageNo, Version};
 use fulmar_store::{LogError, Lsn, MAX_NAP, Urgency};
 use hashbrown::HashSet;
 
+pub(crate) use self::decide::TransactionStatus;
 use super::error::{decided_aborted, log_error};
 use super::large::LargeSegment;
 use super::{Large, PageVersion, Partition, Snapshot, Turn};

@@ -1,11 +1,14 @@
 //! SQL functions that answer from the session and its transaction instead of from the connection, so that a replay
-//! computes the same, and functions that PostgreSQL clients call.
+//! computes the same, functions that PostgreSQL clients call, and those of SQLite's that take too long ([`texts`]).
+
+mod texts;
 
 use std::ffi::{CStr, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use libsqlite3_sys as ffi;
 
+use crate::partition::TransactionStatus;
 use crate::vfs::Link;
 use crate::{Error, Result, sqlstate};
 
@@ -31,7 +34,11 @@ const FUNCTIONS: [(&CStr, c_int, Function); 12] = [
 const LARGEST_RANDOM: i64 = 64 << 20;
 
 pub(super) fn register(db: *mut ffi::sqlite3, link: &Link) -> Result<()> {
-    for (name, arguments, function) in FUNCTIONS {
+    let texts =
+        texts::FUNCTIONS.map(|function| (function, ffi::SQLITE_DETERMINISTIC | ffi::SQLITE_INNOCUOUS));
+    for ((name, arguments, function), properties) in
+        FUNCTIONS.map(|function| (function, 0)).into_iter().chain(texts)
+    {
         let link: *const Link = link;
         // SAFETY: the link outlives the handle; the implementations keep SQLite's rules for functions.
         let code = unsafe {
@@ -39,7 +46,7 @@ pub(super) fn register(db: *mut ffi::sqlite3, link: &Link) -> Result<()> {
                 db,
                 name.as_ptr(),
                 arguments,
-                ffi::SQLITE_UTF8,
+                ffi::SQLITE_UTF8 | properties,
                 link as *mut c_void,
                 Some(function),
                 None,
@@ -168,6 +175,13 @@ unsafe extern "C" fn current_transaction(
                 return fail(context, link, error);
             }
             let mut variables = link.variables.borrow_mut();
+            if !variables.may_write {
+                let error = Error::new(
+                    sqlstate::READ_ONLY_TRANSACTION,
+                    "who may only read has no transaction to ask for",
+                );
+                return fail(context, link, error.hint("pg_current_xact_id_if_assigned() answers NULL"));
+            }
             if variables.transaction_id == 0 {
                 variables.transaction_id = link.partition.node.clock.transaction_id();
             }
@@ -191,7 +205,7 @@ unsafe extern "C" fn current_transaction_if_assigned(
     }
 }
 
-/// Asking decides: see [`crate::partition::Partition::ask`].
+/// Asking decides, if who asks may write: see [`crate::partition::Partition::ask`].
 unsafe extern "C" fn transaction_status(
     context: *mut ffi::sqlite3_context,
     _: c_int,
@@ -206,17 +220,23 @@ unsafe extern "C" fn transaction_status(
                     Error::new(sqlstate::INVALID_PARAMETER_VALUE, format!("{id} is not a transaction id"));
                 return fail(context, link, error);
             };
-            let own = link.variables.borrow().transaction_id;
-            if own == id {
-                return ffi::sqlite3_result_text(context, c"in progress".as_ptr(), -1, None);
-            }
-            match link.wait(link.partition.ask(id)) {
-                Ok(Ok(Some(true))) => ffi::sqlite3_result_text(context, c"committed".as_ptr(), -1, None),
-                Ok(Ok(Some(false))) => ffi::sqlite3_result_text(context, c"aborted".as_ptr(), -1, None),
-                Ok(Ok(None)) => ffi::sqlite3_result_null(context),
-                Ok(Err(error)) => fail(context, link, error),
-                Err(_) => ffi::sqlite3_result_error_code(context, ffi::SQLITE_INTERRUPT),
-            }
+            let (own, decides) = {
+                let variables = link.variables.borrow();
+                (variables.transaction_id, variables.may_write)
+            };
+            let status = match own == id {
+                true => Ok(Ok(TransactionStatus::Open)),
+                false => link.wait(link.partition.ask(id, decides)),
+            };
+            let word = match status {
+                Ok(Ok(TransactionStatus::Open)) => c"in progress",
+                Ok(Ok(TransactionStatus::Ended(true))) => c"committed",
+                Ok(Ok(TransactionStatus::Ended(false))) => c"aborted",
+                Ok(Ok(TransactionStatus::Forgotten)) => return ffi::sqlite3_result_null(context),
+                Ok(Err(error)) => return fail(context, link, error),
+                Err(_) => return ffi::sqlite3_result_error_code(context, ffi::SQLITE_INTERRUPT),
+            };
+            ffi::sqlite3_result_text(context, word.as_ptr(), -1, None);
         });
     }
 }
