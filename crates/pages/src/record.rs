@@ -1,14 +1,17 @@
 //! The body of one log record.
 //!
 //! ```text
-//!   0   1     2               10            18           22
-//!   +---+-----+---------------+-------------+------------+--------------------------------------+---------
-//!   | 1 | kind| version number| timestamp   | page count | partition, lineage, epoch, transaction| items ...
-//!   +---+-----+---------------+-------------+------------+--------------------------------------+---------
-//!     u8  u8    u64             u64           u32          varints
+//!   0   1     2               10            18           22                30
+//!   +---+-----+---------------+-------------+------------+-----------------+---------------------------------------+---------
+//!   | 2 | kind| version number| timestamp   | page count | previous number | partition, lineage, epoch, transaction| items ...
+//!   +---+-----+---------------+-------------+------------+-----------------+---------------------------------------+---------
+//!     u8  u8    u64             u64           u32          u64               varints
 //! ```
 //!
-//! The three numbers that are known only inside a partition's commit lock stand at fixed places, so that the
+//! The previous number is that of the version which the record goes on from: diffs are of its pages. Who has another one lacks
+//! something. Version 1 of the format does not say it; all else is the same.
+//!
+//! The four numbers that are known only inside a partition's commit lock stand at fixed places, so that the
 //! expensive part, the diffs, is made outside the lock and [`patch`] fills them in. The rest is varints: a record
 //! of one page with an update of 100 bytes takes some 150 bytes.
 //!
@@ -26,16 +29,20 @@ use crate::{FormatError, LogId, Outcome, Page, PageNo, PartitionId, Problem, Seg
 const FORMAT: &str = "log record";
 
 /// The format version that this build writes, and the newest that it reads.
-pub const FORMAT_VERSION: u8 = 1;
+pub const FORMAT_VERSION: u8 = 2;
+
+/// The version without the previous number, which is still read.
+const FIRST_VERSION: u8 = 1;
 
 const AT_KIND: usize = 1;
 const AT_NUMBER: usize = 2;
 const AT_TIMESTAMP: usize = 10;
 const AT_PAGE_COUNT: usize = 18;
-const AT_VARINTS: usize = 22;
+const AT_PREVIOUS: usize = 22;
+const AT_VARINTS: usize = 30;
 
 /// The fewest bytes that a record takes.
-pub const MIN_BYTES: usize = AT_VARINTS + 4;
+pub const MIN_BYTES: usize = AT_PREVIOUS + 4;
 
 const ITEM_OUTCOME: u8 = 1;
 const ITEM_CUT: u8 = 2;
@@ -83,6 +90,8 @@ pub struct RecordHeader {
     pub timestamp: u64,
     /// Pages of the partition after this record.
     pub page_count: u32,
+    /// The number of the version that the record goes on from; `None` in records of the format's first version.
+    pub previous: Option<u64>,
 }
 
 /// The end of an older log.
@@ -107,6 +116,7 @@ pub struct PageEntry<'a> {
 ///
 /// ```
 /// # use fulmar_pages::*;
+/// # use fulmar_pages::record::Patch;
 /// let mut builder = RecordBuilder::new(Vec::new());
 /// builder.begin(&RecordHeader {
 ///     kind: RecordKind::Commit,
@@ -115,10 +125,11 @@ pub struct PageEntry<'a> {
 ///     transaction: 42,
 ///     timestamp: 0,
 ///     page_count: 3,
+///     previous: Some(0),
 /// });
 /// builder.push_page(2, None, &[0; PAGE_SIZE]);
 /// let body = builder.finish();
-/// record::patch(body, 9, 1_000);
+/// record::patch(body, Patch { number: 9, previous: 7, timestamp: 1_000, page_count: 3 });
 /// assert_eq!(record::decode(body).unwrap().header.version.number, 9);
 /// ```
 #[derive(Debug, Default)]
@@ -141,6 +152,7 @@ impl RecordBuilder {
         out.extend_from_slice(&header.version.number.to_le_bytes());
         out.extend_from_slice(&header.timestamp.to_le_bytes());
         out.extend_from_slice(&header.page_count.to_le_bytes());
+        out.extend_from_slice(&header.previous.unwrap_or_default().to_le_bytes());
         codec::put_varint(out, header.partition.0);
         codec::put_varint(out, header.version.lineage);
         codec::put_varint(out, u64::from(header.version.epoch));
@@ -216,19 +228,26 @@ impl RecordBuilder {
     }
 }
 
-/// Fills in what is known only when the commit's turn has come. `body` comes from [`RecordBuilder::finish`]; bytes
-/// that are too few to be a record are left alone.
-pub fn patch(body: &mut [u8], version_number: u64, timestamp: u64) {
-    if body.len() >= MIN_BYTES {
-        body[AT_NUMBER..AT_TIMESTAMP].copy_from_slice(&version_number.to_le_bytes());
-        body[AT_TIMESTAMP..AT_PAGE_COUNT].copy_from_slice(&timestamp.to_le_bytes());
-    }
+/// What is known of a record only when the commit's turn has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Patch {
+    /// The version that it makes.
+    pub number: u64,
+    /// The version that it goes on from.
+    pub previous: u64,
+    /// As in [`RecordHeader`].
+    pub timestamp: u64,
+    /// As in [`RecordHeader`].
+    pub page_count: u32,
 }
 
-/// Fills in the page count, where another commit may have changed it after this record was begun.
-pub fn patch_page_count(body: &mut [u8], page_count: u32) {
-    if body.len() >= MIN_BYTES {
-        body[AT_PAGE_COUNT..AT_VARINTS].copy_from_slice(&page_count.to_le_bytes());
+/// Fills that in. `body` comes from [`RecordBuilder::finish`]; bytes that are too few to be a record are left alone.
+pub fn patch(body: &mut [u8], patch: Patch) {
+    if body.len() >= AT_VARINTS {
+        body[AT_NUMBER..AT_TIMESTAMP].copy_from_slice(&patch.number.to_le_bytes());
+        body[AT_TIMESTAMP..AT_PAGE_COUNT].copy_from_slice(&patch.timestamp.to_le_bytes());
+        body[AT_PAGE_COUNT..AT_PREVIOUS].copy_from_slice(&patch.page_count.to_le_bytes());
+        body[AT_PREVIOUS..AT_VARINTS].copy_from_slice(&patch.previous.to_le_bytes());
     }
 }
 
@@ -298,7 +317,7 @@ impl<'a> Record<'a> {
 pub fn decode(body: &[u8]) -> Result<Record<'_>, FormatError> {
     let mut reader = Reader::new(FORMAT, body);
     let found = reader.u8()?;
-    if found != FORMAT_VERSION {
+    if !(FIRST_VERSION..=FORMAT_VERSION).contains(&found) {
         let problem = Problem::FormatVersion { found: found.into(), newest: FORMAT_VERSION.into() };
         return Err(codec::error(FORMAT, 0, problem));
     }
@@ -307,12 +326,13 @@ pub fn decode(body: &[u8]) -> Result<Record<'_>, FormatError> {
     let number = reader.u64()?;
     let timestamp = reader.u64()?;
     let page_count = reader.u32()?;
+    let previous = if found == FIRST_VERSION { None } else { Some(reader.u64()?) };
     let partition = PartitionId(reader.varint()?);
     let lineage = reader.varint()?;
     let epoch = reader.varint_u32()?;
     let transaction = reader.varint()?;
     let version = Version { lineage, epoch, number };
-    let header = RecordHeader { kind, partition, version, transaction, timestamp, page_count };
+    let header = RecordHeader { kind, partition, version, transaction, timestamp, page_count, previous };
     let items_at = reader.at();
     let mut cuts = 0;
     while reader.remaining() > 0 {

@@ -40,6 +40,7 @@ fn header(kind: RecordKind, partition: u64) -> RecordHeader {
         transaction: 70_000,
         timestamp: 0x1112_1314_1516_1718,
         page_count: 0x2122_2324,
+        previous: Some(0x3132_3334_3536_3738),
     }
 }
 
@@ -97,16 +98,23 @@ fn records() -> Vec<Vec<u8>> {
 #[test]
 fn log_records() {
     for (i, bytes) in records().into_iter().enumerate() {
-        let stored = golden(&format!("record-v1-{}.bin", i + 1), &bytes);
+        let stored = golden(&format!("record-v2-{}.bin", i + 1), &bytes);
         assert_eq!(bytes, stored, "record of kind {}", i + 1);
-        let record = record::decode(&stored).unwrap();
-        assert_eq!(record.header.kind as usize, i + 1);
-        assert_eq!(record.header.version.number, 0x0102_0304_0506_0708);
-        assert_eq!(record.pages().count(), if i == 0 { 4 } else { 0 });
-        assert_eq!(record.segments().count(), usize::from(i == 1));
-        assert_eq!(record.outcomes().filter(|outcome| outcome.committed).count(), usize::from(i == 2));
-        assert_eq!(record.cut().map(|cut| cut.position), (i == 5).then_some(123_456_789));
+        check_record(i, &stored, Some(0x3132_3334_3536_3738));
+        // What was written before there was a previous number.
+        check_record(i, &golden(&format!("record-v1-{}.bin", i + 1), &[]), None);
     }
+}
+
+fn check_record(i: usize, stored: &[u8], previous: Option<u64>) {
+    let record = record::decode(stored).unwrap();
+    assert_eq!(record.header.previous, previous);
+    assert_eq!(record.header.kind as usize, i + 1);
+    assert_eq!(record.header.version.number, 0x0102_0304_0506_0708);
+    assert_eq!(record.pages().count(), if i == 0 { 4 } else { 0 });
+    assert_eq!(record.segments().count(), usize::from(i == 1));
+    assert_eq!(record.outcomes().filter(|outcome| outcome.committed).count(), usize::from(i == 2));
+    assert_eq!(record.cut().map(|cut| cut.position), (i == 5).then_some(123_456_789));
 }
 
 /// How zstd compresses may change with its version, so the file is read, and only its plain parts are compared.

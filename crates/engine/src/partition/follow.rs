@@ -176,6 +176,10 @@ impl Partition {
         if version.number <= batch.number {
             return Ok(Followed::Here);
         }
+        // It goes on from what was never here: the manifest that has it is not the one that was found.
+        if record.header.previous.is_some_and(|previous| previous > batch.number) {
+            return Ok(Followed::LeftBehind);
+        }
         for segment in record.segments() {
             let index = match self.node.store.segment_index(segment).await {
                 Err(StoreError::Missing { .. }) => return Ok(Followed::LeftBehind),

@@ -236,6 +236,16 @@ impl Partition {
     }
 }
 
+/// The error of a log that goes on from a version which is stored nowhere.
+fn goes_on_from_elsewhere(id: PartitionId, epoch: u32, found: u64, previous: u64) -> Error {
+    let message = format!(
+        "a manifest of this database is missing: manifests/{id}/{epoch:08x}/{previous:016x} or one near it"
+    );
+    Error::new(sqlstate::DATA_CORRUPTED, message)
+        .detail(format!("Its log goes on from version {previous}; the newest that is stored is {found}."))
+        .hint("restore what is missing from a copy of the store, or from a version that the bucket keeps")
+}
+
 /// A partition's state while records are applied to it.
 struct Recovered {
     epoch: u32,
@@ -286,8 +296,9 @@ impl Recovered {
         self.from_log.retain(|no| *no <= end);
     }
 
-    /// Applies a record. Numbers may have gaps (a discarded commit's number is not reused), but never go back; what
-    /// the manifest covers is passed over, and so is what came before a restore.
+    /// Applies a record. Numbers may have gaps (a discarded commit's number is not reused), but never go back, and a record goes on from
+    /// a version that there is: else a manifest is gone, and its diffs are of pages that are not here. What the manifest covers is
+    /// passed over, and so is what came before a restore.
     async fn apply(
         &mut self,
         node: &Node,
@@ -307,6 +318,9 @@ impl Recovered {
             );
             return Err(Error::new(sqlstate::DATA_CORRUPTED, message)
                 .hint("restore the data directory from a backup"));
+        }
+        if let Some(previous) = record.header.previous.filter(|previous| *previous > self.number) {
+            return Err(goes_on_from_elsewhere(id, self.epoch, self.number, previous));
         }
         self.number = record.header.version.number;
         let before = std::mem::replace(&mut self.page_count, record.header.page_count);

@@ -156,6 +156,33 @@ async fn a_damaged_log_in_the_store_stops_only_who_commits_to_it() {
     assert_eq!(client(&engine, LOCAL).int("SELECT count(*) FROM t").await, 2);
 }
 
+/// What the log goes on from must be there: else its differences would be applied to other pages.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_manifest_that_is_gone_is_missed_by_the_log() {
+    let rig = rig();
+    let engine = rig.start(&[SHARED]).await;
+    for _ in 0..2 {
+        write(&engine).await;
+        engine.flush().await.unwrap();
+    }
+    assert_eq!(write(&engine).await, [3; 2]);
+    drop(engine);
+    let below = format!("manifests/{}", PartitionId(SHARED));
+    let manifests = rig.objects.list(&below, None).await.unwrap().names;
+    assert!(manifests.len() >= 2, "an older one is still there: {manifests:?}");
+    let newest = manifests.iter().max().unwrap();
+    let bytes = rig.objects.get(newest, Span::Whole).await.unwrap().bytes;
+    rig.objects.delete(newest).await.unwrap();
+
+    let engine = rig.start(&[SHARED]).await;
+    let error = client(&engine, SHARED).run("SELECT count(*) FROM t").await.unwrap_err();
+    assert_eq!(error.state(), sqlstate::DATA_CORRUPTED);
+    assert!(error.message().contains(newest), "{error:?} does not name {newest}");
+    assert_eq!(client(&engine, LOCAL).int("SELECT count(*) FROM t").await, 3, "others go on");
+    rig.objects.put(newest, bytes).await.unwrap();
+    assert_eq!(client(&engine, SHARED).int("SELECT count(*) FROM t").await, 3, "put back, it is found");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn durability_changes_back_and_forth() {
     let rig = rig();

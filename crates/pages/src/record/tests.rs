@@ -11,6 +11,7 @@ fn header(kind: RecordKind) -> RecordHeader {
         transaction: 1 << 50,
         timestamp: 1 << 60,
         page_count: 12,
+        previous: Some(1 << 32),
     }
 }
 
@@ -31,14 +32,15 @@ fn numbers_are_patched_in_place() {
     builder.begin(&header(RecordKind::Commit));
     builder.push_page(1, None, &ZERO_PAGE);
     let body = builder.finish();
-    patch(body, 5, 6);
-    patch_page_count(body, 7);
+    let patched = Patch { number: 5, previous: 4, timestamp: 6, page_count: 7 };
+    patch(body, patched);
     let mut expected = header(RecordKind::Commit);
     expected.version.number = 5;
     expected.timestamp = 6;
     expected.page_count = 7;
+    expected.previous = Some(4);
     assert_eq!(decode(body).unwrap().header, expected);
-    patch(&mut body[..MIN_BYTES - 1], 8, 9);
+    patch(&mut body[..AT_VARINTS - 1], Patch { number: 8, ..patched });
     assert_eq!(decode(body).unwrap().header, expected, "too few bytes are left alone");
 }
 
@@ -113,14 +115,17 @@ fn any_header() -> impl Strategy<Value = RecordHeader> {
         RecordKind::Release,
         RecordKind::Seal,
     ]);
-    (kinds, any::<u64>(), any::<(u64, u32, u64)>(), any::<(u64, u64, u32)>()).prop_map(
-        |(kind, partition, (lineage, epoch, number), (transaction, timestamp, page_count))| RecordHeader {
-            kind,
-            partition: PartitionId(partition),
-            version: Version { lineage, epoch, number },
-            transaction,
-            timestamp,
-            page_count,
+    (kinds, any::<u64>(), any::<(u64, u32, u64)>(), any::<(u64, u64, u32, u64)>()).prop_map(
+        |(kind, partition, (lineage, epoch, number), (transaction, timestamp, page_count, previous))| {
+            RecordHeader {
+                kind,
+                partition: PartitionId(partition),
+                version: Version { lineage, epoch, number },
+                transaction,
+                timestamp,
+                page_count,
+                previous: Some(previous),
+            }
         },
     )
 }

@@ -326,6 +326,7 @@ fn own_record(kind: RecordKind, cut: Option<CutPoint>) -> Vec<u8> {
         transaction: 0,
         timestamp: 0,
         page_count: 0,
+        previous: None,
     });
     if let Some(cut) = cut {
         builder.push_cut(cut);

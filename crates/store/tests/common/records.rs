@@ -12,6 +12,7 @@ pub fn commit(transaction: u64, bytes: usize) -> Vec<u8> {
         transaction,
         timestamp: transaction,
         page_count: 1,
+        previous: None,
     });
     builder.push_diff(1, &vec![transaction as u8; bytes]);
     builder.into_buffer()

@@ -77,6 +77,7 @@ impl Partition {
             transaction: id,
             timestamp: self.node.clock.tick(),
             page_count: current.page_count,
+            previous: Some(current.number),
         });
         record.push_outcome(Outcome { transaction: id, committed });
         let start = self.log.appended();

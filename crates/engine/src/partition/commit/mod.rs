@@ -33,7 +33,7 @@ pub(crate) mod page_one;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
-use fulmar_pages::record::{self, RecordBuilder, RecordHeader, RecordKind};
+use fulmar_pages::record::{self, Patch, RecordBuilder, RecordHeader, RecordKind};
 use fulmar_pages::{Outcome, PAGE_SIZE, Page, PageNo, Version};
 use fulmar_store::{LogError, Lsn, MAX_NAP, Urgency};
 use hashbrown::HashSet;
@@ -267,6 +267,7 @@ impl Partition {
             transaction: transaction.id,
             timestamp: 0,
             page_count: 0,
+            previous: None,
         });
         if let Some(large) = &large {
             record.push_segment(large.segment);
@@ -346,8 +347,7 @@ impl Partition {
         }
         let body = record.finish();
         let timestamp = self.node.clock.tick();
-        record::patch(body, number, timestamp);
-        record::patch_page_count(body, page_count);
+        record::patch(body, Patch { number, previous: current.number, timestamp, page_count });
         // At or before the record's beginning: others append too.
         let start = self.log.appended();
         let body_bytes = body.len();

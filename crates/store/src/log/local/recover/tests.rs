@@ -21,6 +21,7 @@ pub(super) fn body(kind: RecordKind, transaction: u64, cut: Option<CutPoint>) ->
         transaction,
         timestamp: 1000 + transaction,
         page_count: 3,
+        previous: None,
     });
     if let Some(cut) = cut {
         builder.push_cut(cut);
