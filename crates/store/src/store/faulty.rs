@@ -22,6 +22,8 @@ pub enum StoreFault {
     Delay(Duration),
     /// It is done later even if nobody waits for it any more (a put; the others are as with `Delay`).
     Linger(Duration),
+    /// A listing has no names and promises more (the others are done).
+    EmptyPage,
 }
 
 /// A store with faults. Clones are the same one.
@@ -113,7 +115,7 @@ impl FaultyStore {
         done: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Failure> {
         match fault {
-            None => done.await,
+            None | Some(StoreFault::EmptyPage) => done.await,
             Some(StoreFault::Fail(kind)) => Err(Failure::new(kind, "a fault of the test's")),
             Some(StoreFault::LoseAnswer) => {
                 done.await?;
@@ -150,18 +152,15 @@ impl fmt::Debug for FaultyStore {
 #[async_trait]
 impl Store for FaultyStore {
     async fn put(&self, name: &str, bytes: Bytes) -> Result<(), Failure> {
+        let fault = self.begin(StoreOperation::Put).await;
         let (store, name) = (self.store.clone(), name.to_owned());
-        // A task of its own goes on when its caller is gone.
-        let lingers = self.faults.borrow().next.iter().any(|(operation, fault)| {
-            *operation == StoreOperation::Put && matches!(fault, StoreFault::Linger(_))
-        });
-        if lingers {
-            let this = self.clone();
-            let put = async move { this.through(StoreOperation::Put, store.put(&name, bytes)).await };
-            let ended = tokio::spawn(put).await;
-            return ended.unwrap_or_else(|panic| Err(Failure::new(FailureKind::Other, panic)));
+        let put = async move { Self::with(fault, store.put(&name, bytes)).await };
+        if !matches!(fault, Some(StoreFault::Linger(_))) {
+            return put.await;
         }
-        self.through(StoreOperation::Put, store.put(&name, bytes)).await
+        // A task of its own goes on when its caller is gone.
+        let ended = tokio::spawn(put).await;
+        ended.unwrap_or_else(|panic| Err(Failure::new(FailureKind::Other, panic)))
     }
 
     async fn upload(&self, name: &str) -> Result<Box<dyn Upload>, Failure> {
@@ -174,7 +173,10 @@ impl Store for FaultyStore {
     }
 
     async fn list(&self, directory: &str, after: Option<&str>) -> Result<Listing, Failure> {
-        self.through(StoreOperation::List, self.store.list(directory, after)).await
+        match self.begin(StoreOperation::List).await {
+            Some(StoreFault::EmptyPage) => Ok(Listing { names: Vec::new(), more: true }),
+            fault => Self::with(fault, self.store.list(directory, after)).await,
+        }
     }
 
     async fn delete(&self, name: &str) -> Result<(), Failure> {
