@@ -109,13 +109,8 @@ impl Engine {
     async fn merge(&self, partition: &Arc<Partition>, work: &Work) -> Result<bool> {
         let entries = self.newest_frames(work).await?;
         let mut writer = self.node().store.segment_writer().await.map_err(store_error)?;
-        match self.copy_frames(partition, work, &entries, &mut writer).await {
-            Ok(true) => {}
-            given_up => {
-                // What cannot be taken away the store's sweep finds.
-                let _ = writer.abort().await;
-                return given_up;
-            }
+        if !self.copy_frames(partition, work, &entries, &mut writer).await? {
+            return Ok(false);
         }
         let _unnamed = self.node().naming.enter();
         let id = writer.finish().await.map_err(store_error)?;

@@ -26,6 +26,17 @@ pub enum StoreFault {
     EmptyPage,
 }
 
+/// What became of objects that come in parts, in the store itself: whatever its callers were told.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Uploads {
+    /// So many were begun,
+    pub begun: usize,
+    /// so many of them completed,
+    pub completed: usize,
+    /// and so many aborted. The others are under way, or were forgotten.
+    pub aborted: usize,
+}
+
 /// A store with faults. Clones are the same one.
 #[derive(Clone)]
 pub struct FaultyStore {
@@ -42,6 +53,7 @@ struct Faults {
     held: Vec<StoreOperation>,
     /// How many operations are held now.
     waiting: usize,
+    uploads: Uploads,
 }
 
 impl FaultyStore {
@@ -80,6 +92,18 @@ impl FaultyStore {
     pub async fn is_holding(&self) {
         // The sender is ours: it cannot be gone.
         let _ = self.faults.subscribe().wait_for(|faults| faults.waiting > 0).await;
+    }
+
+    /// What became of objects that come in parts.
+    pub fn uploads(&self) -> Uploads {
+        self.faults.borrow().uploads
+    }
+
+    /// Waits until every upload that was begun is completed or aborted.
+    pub async fn uploads_have_ended(&self) {
+        let ended =
+            |faults: &Faults| faults.uploads.begun == faults.uploads.completed + faults.uploads.aborted;
+        let _ = self.faults.subscribe().wait_for(ended).await;
     }
 
     /// Lets an operation wait if it is held, and tells its fault.
@@ -164,8 +188,13 @@ impl Store for FaultyStore {
     }
 
     async fn upload(&self, name: &str) -> Result<Box<dyn Upload>, Failure> {
-        let upload = self.through(StoreOperation::Upload, self.store.upload(name)).await?;
-        Ok(Box::new(FaultyUpload { store: self.clone(), upload, first_and_last: None }))
+        let begin = async {
+            let upload = self.store.upload(name).await?;
+            self.faults.send_modify(|faults| faults.uploads.begun += 1);
+            Ok::<_, Failure>(upload)
+        };
+        let upload = self.through(StoreOperation::Upload, begin).await?;
+        Ok(Box::new(FaultyUpload { store: self.clone(), upload, first_and_last: None, has_ended: false }))
     }
 
     async fn get(&self, name: &str, span: Span) -> Result<Piece, Failure> {
@@ -195,6 +224,8 @@ struct FaultyUpload {
     upload: Box<dyn Upload>,
     /// Of its first part, and of its last so far.
     first_and_last: Option<(usize, usize)>,
+    /// Completed, or aborted.
+    has_ended: bool,
 }
 
 impl FaultyUpload {
@@ -223,10 +254,29 @@ impl Upload for FaultyUpload {
     }
 
     async fn complete(&mut self) -> Result<(), Failure> {
-        self.store.through(StoreOperation::Upload, self.upload.complete()).await
+        let FaultyUpload { store, upload, has_ended, .. } = self;
+        let complete = async {
+            upload.complete().await?;
+            end(store, has_ended, |uploads| &mut uploads.completed);
+            Ok::<_, Failure>(())
+        };
+        store.through(StoreOperation::Upload, complete).await
     }
 
     async fn abort(&mut self) -> Result<(), Failure> {
-        self.store.through(StoreOperation::Upload, self.upload.abort()).await
+        let FaultyUpload { store, upload, has_ended, .. } = self;
+        let abort = async {
+            upload.abort().await?;
+            end(store, has_ended, |uploads| &mut uploads.aborted);
+            Ok::<_, Failure>(())
+        };
+        store.through(StoreOperation::Upload, abort).await
+    }
+}
+
+/// Counts the end of an upload, once.
+fn end(store: &FaultyStore, has_ended: &mut bool, as_what: fn(&mut Uploads) -> &mut usize) {
+    if !std::mem::replace(has_ended, true) {
+        store.faults.send_modify(|faults| *as_what(&mut faults.uploads) += 1);
     }
 }
