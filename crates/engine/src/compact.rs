@@ -15,9 +15,9 @@
 //! are, checked against their checksums and neither decompressed nor brought into the cache.
 //!
 //! # It holds up nobody
-//! One partition is compacted at a time, by a task of its own ([`crate::maintenance`]), at [`BYTES_PER_SECOND`]. Reading and
-//! writing take no lock. Meanwhile flushes go on: they add to the end of what is named, and nothing but compaction and a restore
-//! takes anything away from it. So what was merged still stands there side by side, and is replaced by the merged
+//! One partition is compacted at a time, by a task of its own ([`crate::maintenance`]), within a budget of bytes and of processor
+//! time ([`crate::pace`]), unless the partition has become crowded ([`CROWD`]). Reading and writing take no lock. Meanwhile
+//! flushes go on: they add to the end of what is named, and nothing but compaction and a restore takes anything away from it. So what was merged still stands there side by side, and is replaced by the merged
 //! segment, in the partition's memory, by who holds the flushes' lock; the next manifest, written at once, has the
 //! one and what was flushed meanwhile. Nothing that a flush has named is lost, since that manifest is made of the same
 //! list. Where a restore has come first the partition is closed, and the merged segment is garbage.
@@ -31,7 +31,6 @@
 use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
 use fulmar_pages::manifest::SegmentRef;
 use fulmar_pages::segment::SegmentBuilder;
@@ -39,15 +38,13 @@ use fulmar_pages::{FrameLocation, PageNo, SegmentId};
 use fulmar_store::{RawFrame, SegmentWriter, failpoint};
 use futures::FutureExt;
 use futures::future::{BoxFuture, try_join_all};
-use tokio::time::Instant;
 
 use crate::flush;
+use crate::pace::{Pace, measured};
 use crate::partition::{CopiedFrame, NamedSegment, Partition, store_error};
 use crate::store::Frame;
 use crate::{Engine, Result};
 
-/// Bytes that are written in a second: what a disk or a network of the slower kind has to spare beside the log.
-const BYTES_PER_SECOND: u64 = 32 << 20;
 /// Beyond so many segments a partition is written faster than that, and is compacted as fast as it goes.
 const CROWD: usize = 24;
 /// Pages that are copied at once.
@@ -92,30 +89,32 @@ fn plan(pages: &[u64], page_count: u32) -> Option<Range<usize>> {
 
 impl Engine {
     /// Merges what a partition has too many of.
-    pub(crate) fn compact<'a>(&'a self, partition: &'a Arc<Partition>) -> BoxFuture<'a, Result<()>> {
-        async move {
+    pub(crate) fn compact<'a>(
+        &'a self,
+        partition: &'a Arc<Partition>,
+        pace: &'a mut Pace,
+    ) -> BoxFuture<'a, Result<()>> {
+        pace.begin();
+        let spent = pace.spent();
+        let merging = async move {
             while let Some(work) = partition.compaction() {
                 // Where space is short there is none for copies.
-                if self.node().disk.is_low() || !self.merge(partition, &work).await? {
+                if self.node().disk.is_low() || !self.merge(partition, &work, pace).await? {
                     break;
                 }
+                pace.rest(0, work.crowded).await;
             }
             Ok(())
-        }
-        .boxed()
+        };
+        measured(spent, merging).boxed()
     }
 
     /// Answers whether the partition is as it should be now, as far as this work goes.
-    async fn merge(&self, partition: &Arc<Partition>, work: &Work) -> Result<bool> {
+    async fn merge(&self, partition: &Arc<Partition>, work: &Work, pace: &mut Pace) -> Result<bool> {
         let entries = self.newest_frames(work).await?;
         let mut writer = self.node().store.segment_writer().await.map_err(store_error)?;
-        match self.copy_frames(partition, work, &entries, &mut writer).await {
-            Ok(true) => {}
-            given_up => {
-                // What cannot be taken away the store's sweep finds.
-                let _ = writer.abort().await;
-                return given_up;
-            }
+        if !self.copy_frames(partition, work, &entries, &mut writer, pace).await? {
+            return Ok(false);
         }
         let _unnamed = self.node().naming.enter();
         let id = writer.finish().await.map_err(store_error)?;
@@ -171,14 +170,15 @@ impl Engine {
         work: &Work,
         entries: &[Entry],
         writer: &mut SegmentWriter,
+        pace: &mut Pace,
     ) -> Result<bool> {
         let mut builder = SegmentBuilder::new(writer.buffer());
-        let begun = Instant::now();
         for piece in entries.chunks(PIECE_PAGES) {
             if self.maintenance.task.is_stopping() || partition.is_closed() {
                 return Ok(false);
             }
             self.node().disk.admit(true)?;
+            let before = builder.bytes();
             let frames = self.read_piece(work, piece).await?;
             for ((no, ..), frame) in piece.iter().zip(frames) {
                 let location = builder.push_frame(partition.id, *no, &frame.bytes, writer.buffer());
@@ -188,10 +188,7 @@ impl Engine {
                 }
             }
             writer.flush().await.map_err(store_error)?;
-            if !work.crowded {
-                let earned = Duration::from_secs_f64(builder.bytes() as f64 / BYTES_PER_SECOND as f64);
-                tokio::time::sleep_until(begun + earned).await;
-            }
+            pace.rest(builder.bytes() - before, work.crowded).await;
         }
         self.maintenance.count_written(builder.bytes());
         builder.finish(writer.buffer());

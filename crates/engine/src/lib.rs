@@ -48,6 +48,7 @@ mod limits;
 mod maintenance;
 mod memory;
 mod node;
+mod pace;
 mod page_memory;
 mod partition;
 mod past;

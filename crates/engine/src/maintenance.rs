@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use crate::background::Background;
 use crate::collect::Schedule;
+use crate::pace::Pace;
 use crate::partition::Partition;
 use crate::{Engine, Result};
 
@@ -15,8 +16,8 @@ use crate::{Engine, Result};
 pub(crate) struct Maintenance {
     pub(crate) task: Arc<Background>,
     collections: Mutex<Schedule>,
-    /// One compaction or collection at a time.
-    pub(crate) working: tokio::sync::Mutex<()>,
+    /// One compaction or collection at a time; how fast the former go.
+    working: tokio::sync::Mutex<Pace>,
     compactions: Mutex<Queue>,
 }
 
@@ -91,9 +92,9 @@ impl Maintenance {
 /// One look around.
 pub(crate) async fn round(engine: Arc<Engine>) {
     let (node, maintenance) = (engine.node(), &engine.maintenance);
-    let _one = maintenance.working.lock().await;
+    let mut pace = maintenance.working.lock().await;
     while let Some(partition) = maintenance.next().filter(|_| !maintenance.task.is_stopping()) {
-        if let Err(error) = engine.compact(&partition).await {
+        if let Err(error) = engine.compact(&partition, &mut pace).await {
             tracing::warn!(%error, partition = %partition.id, "a compaction failed; it is tried again after the next flush");
         }
     }
@@ -106,9 +107,9 @@ pub(crate) async fn round(engine: Arc<Engine>) {
 impl Engine {
     /// Merges what flushes have left to merge. For tests and tools; the engine does it by itself.
     pub async fn compact_all(&self) -> Result<()> {
-        let _one = self.maintenance.working.lock().await;
+        let mut pace = self.maintenance.working.lock().await;
         while let Some(partition) = self.maintenance.next() {
-            self.compact(&partition).await?;
+            self.compact(&partition, &mut pace).await?;
         }
         Ok(())
     }

@@ -11,6 +11,7 @@
 //! | stores a segment, and names it later | it looks whether the store is still its own before it names one, and does so within minutes; its successor deletes no segment of earlier terms before an hour ([`Tenure::may_delete`]) |
 //! | deletes | only what it has listed and then found to be still its own: [`Engine::check_term`]. That it knew all of; for why it is garbage for ever see [`crate::collect`] |
 //! | branches, restores | the same: they store manifests, and what those name was there behind that |
+//! | publishes its catalog | under a number of its own term, below all of its successor's (`meta/published`) |
 //!
 //! Who has found out that the store is another one's flushes, collects and commits nothing any more.
 //!

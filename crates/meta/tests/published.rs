@@ -189,6 +189,59 @@ async fn what_has_not_changed_is_not_published_again() {
     assert_eq!(names(&store).await, published);
 }
 
+/// A process that does not know that the store has been taken over publishes, and deletes what it has found before that.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_owners_the_later_one_has_the_last_word() {
+    let store = Backend::memory();
+    let faulty = FaultyStore::new(Arc::new(store.clone()));
+    let of_zombie = PageStore::open(Arc::new(faulty.clone()));
+    let first = of_zombie.begin_term().await.unwrap();
+    let zombie = owner_over(of_zombie.in_term(&first)).await;
+    soon("it is there", async || names(&store).await == ["catalog/0000010000000000"]).await;
+    faulty.hold(StoreOperation::Delete, true);
+    tenant(&zombie.catalog, "early").await;
+    // What is before its newest is about to be deleted.
+    faulty.is_holding().await;
+    let second = pages(&store).begin_term().await.unwrap();
+    let successor = owner_over(pages(&store).in_term(&second)).await;
+    soon("it is the only one", async || names(&store).await == ["catalog/0000020000000000"]).await;
+    faulty.hold(StoreOperation::Delete, false);
+    tenant(&zombie.catalog, "late").await;
+    zombie.publisher.stop().await;
+    assert_eq!(names(&store).await, ["catalog/0000010000000002", "catalog/0000020000000000"]);
+    let (followed, catalog) = followed(&store).await;
+    assert!(catalog.tenant("fulmar").is_some() && catalog.tenant("late").is_none());
+    tenant(&successor.catalog, "shop").await;
+    soon("what the successor says is seen", async || {
+        followed.look().await.is_ok() && catalog.tenant("shop").is_some()
+    })
+    .await;
+    assert!(catalog.tenant("early").is_none());
+    // One that has said nothing yet finds out before it does.
+    successor.publisher.stop().await;
+    let published = names(&store).await;
+    assert!(published.len() == 1 && published[0].starts_with("catalog/000002"), "{published:?}");
+    let late = Publisher::start(zombie.metadata.clone(), pages(&store).in_term(&first), NODE).await.unwrap();
+    late.stop().await;
+    assert_eq!(names(&store).await, published);
+}
+
+/// The same catalog under an earlier term may be followed by what the process of that term goes on to say.
+#[tokio::test(flavor = "multi_thread")]
+async fn each_term_begins_with_a_catalog_of_its_own() {
+    let store = Backend::memory();
+    let first = owner_over(pages(&store)).await;
+    soon("it is there", async || names(&store).await == ["catalog/0000000000000001"]).await;
+    first.publisher.stop().await;
+    for published in ["catalog/0000010000000000", "catalog/0000020000000000"] {
+        let term = pages(&store).begin_term().await.unwrap();
+        let of_term = pages(&store).in_term(&term);
+        let again = Publisher::start(first.metadata.clone(), of_term, NODE).await.unwrap();
+        soon("it is of this term", async || names(&store).await == [published]).await;
+        again.stop().await;
+    }
+}
+
 /// Nobody waits for a store that does not answer, and what it did not take it gets later.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_fails_holds_nobody_up() {

@@ -38,5 +38,5 @@ pub use single_flight::SingleFlight;
 pub use store::{
     Backend, Failure, FailureKind, FaultyStore, Limits, Listing, OperationStatistics, Piece, ReadOnlyStore,
     Reliable, Span, Store, StoreFault, StoreOperation, StoreUrl, StoreUrlError, TIME_BUCKETS, Upload,
-    time_bucket_us,
+    Uploads, time_bucket_us,
 };

@@ -9,7 +9,7 @@ use fulmar_pages::{
 };
 use fulmar_store::{
     Backend, FailureKind, FaultyStore, HotPagesName, ManifestName, PageStore, Store, StoreError, StoreFault,
-    StoreOperation,
+    StoreOperation, Uploads,
 };
 use futures::future::join_all;
 
@@ -152,10 +152,52 @@ async fn a_segment_that_is_given_up_is_not_there() {
     on_each(|store| async move {
         let mut writer = store.segment_writer().await.unwrap();
         SegmentBuilder::new(writer.buffer()).finish(writer.buffer());
-        writer.abort().await.unwrap();
+        drop(writer);
         assert!(store.list_segments().await.unwrap().is_empty());
     })
     .await;
+}
+
+/// Wherever its maker stops, or the store: nothing of it stays in the store.
+#[tokio::test]
+async fn what_was_sent_of_a_segment_that_is_given_up_is_removed() {
+    const REFUSED: StoreFault = StoreFault::Fail(FailureKind::Refused);
+    const DONE: StoreFault = StoreFault::Delay(std::time::Duration::ZERO);
+    let faulty = FaultyStore::new(Arc::new(Backend::memory()));
+    let store = PageStore::open(Arc::new(faulty.clone()));
+    // Two parts and a rest: the upload is begun, three times something is sent, and it is completed.
+    let write = async || {
+        let mut writer = store.segment_writer().await?;
+        writer.buffer().resize(17 << 20, 7);
+        writer.flush().await?;
+        writer.finish().await
+    };
+    for place in 0..5 {
+        (0..place).for_each(|_| faulty.next(StoreOperation::Upload, DONE));
+        faulty.next(StoreOperation::Upload, REFUSED);
+        let refused = write().await.unwrap_err();
+        assert!(matches!(refused, StoreError::Failed { .. }), "{refused}");
+        faulty.uploads_have_ended().await;
+    }
+    // Nobody waits for it any more.
+    let mut writer = store.segment_writer().await.unwrap();
+    writer.buffer().resize(17 << 20, 7);
+    writer.flush().await.unwrap();
+    faulty.hold(StoreOperation::Upload, true);
+    {
+        let finishing = std::pin::pin!(writer.finish());
+        tokio::select! {
+            finished = finishing => panic!("{finished:?}"),
+            () = faulty.is_holding() => {}
+        }
+    }
+    faulty.hold(StoreOperation::Upload, false);
+    faulty.uploads_have_ended().await;
+    assert_eq!(faulty.uploads(), Uploads { begun: 5, completed: 0, aborted: 5 });
+    assert!(store.list_segments().await.unwrap().is_empty());
+    let id = write().await.unwrap();
+    assert_eq!(store.list_segments().await.unwrap(), [id]);
+    assert_eq!(faulty.uploads(), Uploads { begun: 6, completed: 1, aborted: 5 });
 }
 
 #[tokio::test]

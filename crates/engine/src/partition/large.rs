@@ -103,13 +103,8 @@ impl Partition {
     /// Copies a file that holds a segment into the store.
     async fn upload(&self, file: Arc<File>, bytes: u64) -> Result<SegmentId> {
         let mut writer = self.node.store.segment_writer().await.map_err(store_error)?;
-        match self.send(file, bytes, &mut writer).await {
-            Ok(()) => writer.finish().await.map_err(store_error),
-            Err(error) => {
-                let _ = writer.abort().await;
-                Err(error)
-            }
-        }
+        self.send(file, bytes, &mut writer).await?;
+        writer.finish().await.map_err(store_error)
     }
 
     /// Reads the file on another thread, a piece ahead of what is sent: it was written past the page cache.

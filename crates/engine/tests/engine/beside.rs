@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use crate::common::{Client, start_when_free};
 use fulmar_engine::{Config, Engine, Era, Owner, Standing, Value, sqlstate};
@@ -106,6 +106,10 @@ async fn insert(owner: &Arc<Engine>, partition: u64, rows: u32) {
         writer.run("INSERT INTO t(v) VALUES (randomblob(500))").await.unwrap();
     }
     writer.close().await;
+}
+
+fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis() as u64
 }
 
 async fn sound(reader: &mut Client) {
@@ -349,6 +353,75 @@ async fn what_it_reads_stays_though_the_retention_is_over() {
     }
 }
 
+/// So it is with what it looks at of the past, though the owner has a newer version of it and no history.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_it_looks_at_of_the_past_stays() {
+    for may_pin in [true, false] {
+        let rig = rig();
+        let (owner, reader) = (rig.owner().await, rig.reader().await);
+        insert(&owner, SHARED, 200).await;
+        owner.flush().await.unwrap();
+        if !may_pin {
+            rig.store.always(StoreOperation::Put, Some(StoreFault::Fail(FailureKind::Refused)));
+        }
+        let mut looking = client(&reader, SHARED);
+        looking.session.set_as_of(Some(unix_ms()));
+        assert_eq!(looking.int("SELECT count(*) FROM sqlite_schema").await, 1);
+        let manifests = rig.objects.list("manifests", None).await.unwrap().names;
+        let pins = manifests.iter().filter(|name| FateName::is_one(name)).count();
+        assert_eq!(pins, usize::from(may_pin));
+        for _ in 0..4 {
+            client(&owner, SHARED).run("UPDATE t SET v = randomblob(501)").await.unwrap();
+            owner.flush().await.unwrap();
+        }
+        owner.compact_all().await.unwrap();
+        owner.collect().await.unwrap();
+        // Nobody has read these pages yet.
+        let sum = looking.run("SELECT sum(length(v)) FROM t").await;
+        assert_eq!(sum.is_ok(), may_pin, "{sum:?}");
+        if let Ok(sum) = sum {
+            assert_eq!(sum, [[Value::Integer(200 * 500)]]);
+        }
+        looking.session.set_as_of(None);
+        looking.session.set_staleness(Some(Duration::ZERO));
+        assert_eq!(looking.int("SELECT sum(length(v)) FROM t").await, 200 * 501);
+        looking.close().await;
+    }
+}
+
+/// It is chosen, and collected before it is pinned.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_version_of_the_past_that_is_gone_is_not_opened() {
+    let rig = rig();
+    let (owner, reader) = (rig.owner().await, rig.reader().await);
+    insert(&owner, SHARED, 1).await;
+    owner.flush().await.unwrap();
+    let then_ms = unix_ms();
+    rig.store.hold(StoreOperation::Put, true);
+    let mut late = client(&reader, SHARED);
+    late.session.set_as_of(Some(then_ms));
+    let opening = tokio::spawn(async move {
+        let opened = late.run(COUNT).await;
+        (late, opened)
+    });
+    rig.store.is_holding().await;
+    // In a millisecond of its own: times are told in milliseconds.
+    tokio::time::sleep(Duration::from_millis(3)).await;
+    insert(&owner, SHARED, 1).await;
+    owner.flush().await.unwrap();
+    owner.collect().await.unwrap();
+    rig.store.hold(StoreOperation::Put, false);
+    let (mut late, opened) = opening.await.unwrap();
+    let error = opened.unwrap_err();
+    assert_eq!(error.state(), sqlstate::INVALID_PARAMETER_VALUE, "{error:?}");
+    assert!(error.message().contains("has just been deleted"), "{error:?}");
+    let error = late.run(COUNT).await.unwrap_err();
+    assert!(error.message().contains("does not reach back"), "{error:?}");
+    late.session.set_as_of(Some(unix_ms()));
+    assert_eq!(late.int(COUNT).await, 2);
+    late.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn segments_are_collected_under_it() {
     let rig = rig();
@@ -383,8 +456,7 @@ async fn the_catalog_moves_on() {
     let (owner, reader) = (rig.owner().await, rig.reader().await);
     insert(&owner, SHARED, 2).await;
     owner.flush().await.unwrap();
-    let then_ms =
-        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as u64;
+    let then_ms = unix_ms();
     insert(&owner, SHARED, 2).await;
     let mut looking = eager(&reader, SHARED);
     assert_eq!(looking.int(COUNT).await, 4);

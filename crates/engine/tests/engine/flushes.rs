@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::common::crashing::CrashingNode as Node;
 use fulmar_engine::Value;
 use fulmar_pages::PartitionId;
-use fulmar_store::{FailureKind, Store, StoreFault, StoreOperation};
+use fulmar_store::{FailureKind, Store, StoreFault, StoreOperation, Uploads};
 
 const NO_SPACE: Option<StoreFault> = Some(StoreFault::Fail(FailureKind::Other));
 
@@ -74,6 +74,32 @@ async fn a_store_that_fails_costs_no_commit() {
     node.insert().await;
     node.engine.flush().await.unwrap();
     node.holds(4).await;
+}
+
+/// Of a flush whose upload fails in the middle nothing stays under way in the store, however often it is tried again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flush_that_fails_aborts_its_upload() {
+    let node = two_tables().await;
+    let mut client = node.client(1);
+    // Each too small to be a segment of its own; together more than a part.
+    for _ in 0..4 {
+        client.run("INSERT INTO t(v) VALUES (randomblob(3000000))").await.unwrap();
+    }
+    client.close().await;
+    // It is begun, a part is sent, then the rest, and it is completed.
+    for place in 0..4 {
+        for _ in 0..place {
+            node.store.next(StoreOperation::Upload, StoreFault::Delay(Duration::ZERO));
+        }
+        node.store.next(StoreOperation::Upload, StoreFault::Fail(FailureKind::Other));
+        node.engine.flush().await.unwrap_err();
+        node.store.uploads_have_ended().await;
+    }
+    assert!(node.segments().await.is_empty());
+    node.engine.flush().await.unwrap();
+    assert_eq!(node.store.uploads(), Uploads { begun: 4, completed: 1, aborted: 3 });
+    let node = node.crash().await;
+    assert_eq!(node.client(1).int("SELECT sum(length(v)) FROM t").await, 12_000_000);
 }
 
 /// What is committed while a flush is under way belongs to the next one, and stays in the log until then.

@@ -1,7 +1,7 @@
 //! What an engine promises to the sessions above it.
 //!
 //! One program: each would compile the engine's sessions anew. A program of its own have only the tests that look at the memory
-//! of the whole process (`large`). Those that run random schedules (`model`, `serializable`, `stress`) take their seeds from
+//! of the whole process (`large`). Those that run random schedules (`model`, `owners_at_random`, `serializable`, `stress`) take their seeds from
 //! the environment ([`seeds`]).
 
 #[path = "../common/mod.rs"]
@@ -19,6 +19,7 @@ mod hot_pages;
 mod idle;
 mod limits;
 mod model;
+mod owners_at_random;
 mod past;
 mod s3;
 mod seeds;

@@ -59,6 +59,13 @@ impl Observer for Changes {
     }
 }
 
+/// What came of a publication.
+enum Published {
+    Yes,
+    /// The store is another process's now.
+    TakenOver,
+}
+
 struct Task {
     metadata: Arc<dyn MetadataStore>,
     store: PageStore,
@@ -111,7 +118,15 @@ impl Task {
             if self.changes.any.swap(false, Ordering::AcqRel) {
                 let began = Instant::now();
                 match self.publish().await {
-                    Ok(()) => (rest, delay) = (GATHER.max(began.elapsed() * REST), FIRST_DELAY),
+                    Ok(Published::Yes) => {
+                        (rest, delay) = (GATHER.max(began.elapsed() * REST), FIRST_DELAY);
+                    }
+                    Ok(Published::TakenOver) => {
+                        tracing::error!(
+                            "another process has taken over the store; this node's catalog is published no more"
+                        );
+                        return;
+                    }
                     Err(error) => {
                         tracing::warn!(%error, remedy = error.remedy(), "the catalog is not in the store as it is now; who reads the store beside this node sees the one before");
                         self.changes.note();
@@ -126,7 +141,7 @@ impl Task {
     }
 
     /// Puts what there is into the store, if it is not there; deletes what is older.
-    async fn publish(&mut self) -> Result<(), MetaError> {
+    async fn publish(&mut self) -> Result<Published, MetaError> {
         let entries = self.metadata.scan("").await?;
         let entry =
             |entry: Entry| CatalogEntry { key: entry.key, value: entry.value, modified: entry.modified.0 };
@@ -138,7 +153,8 @@ impl Task {
                 None => self.newest_unless(&mut catalog).await?,
             };
             let Some(newest) = newest else { return self.delete_older(catalog.number).await };
-            catalog.number = newest + 1;
+            let Some(next) = self.store.next_catalog(newest) else { return Ok(Published::TakenOver) };
+            catalog.number = next;
             match self.store.put_catalog(&catalog).await {
                 Ok(()) => {
                     self.newest = Some(catalog.number);
@@ -164,7 +180,11 @@ impl Task {
         let numbers = self.store.list_catalogs().await.map_err(|error| unavailable(&error))?;
         let Some(newest) = numbers.last().copied() else { return Ok(Some(0)) };
         match self.store.read_catalog(newest).await {
-            Ok(stored) if (stored.node, &stored.entries) == (catalog.node, &catalog.entries) => {
+            // One of an earlier term may yet be followed by what its process says.
+            Ok(stored)
+                if self.store.is_catalog_of_this_term(newest)
+                    && (stored.node, &stored.entries) == (catalog.node, &catalog.entries) =>
+            {
                 (self.newest, catalog.number) = (Some(newest), newest);
                 Ok(None)
             }
@@ -177,12 +197,15 @@ impl Task {
         }
     }
 
-    async fn delete_older(&self, newest: u64) -> Result<(), MetaError> {
-        for number in self.store.list_catalogs().await.map_err(|error| unavailable(&error))? {
-            if number < newest {
-                self.store.delete_catalog(number).await.map_err(|error| unavailable(&error))?;
-            }
+    /// Deletes what is older than what this process has said last; looks whether another one has said something since.
+    async fn delete_older(&self, published: u64) -> Result<Published, MetaError> {
+        let numbers = self.store.list_catalogs().await.map_err(|error| unavailable(&error))?;
+        if numbers.last().is_some_and(|newest| self.store.next_catalog(*newest).is_none()) {
+            return Ok(Published::TakenOver);
         }
-        Ok(())
+        for number in numbers.into_iter().filter(|number| *number < published) {
+            self.store.delete_catalog(number).await.map_err(|error| unavailable(&error))?;
+        }
+        Ok(Published::Yes)
     }
 }

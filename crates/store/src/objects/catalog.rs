@@ -1,5 +1,6 @@
-//! Catalogs as objects of a store: `catalog/000000000000000c`, by their numbers. The greatest is the newest, and the others
-//! are garbage.
+//! Catalogs as objects of a store: `catalog/000007000000000c`, by their numbers. The greatest is the newest, and the others
+//! are garbage. Like versions', numbers have the term of who has made them in their upper bits: so all of one term are below
+//! all of the next.
 
 use fulmar_pages::StoredCatalog;
 
@@ -7,6 +8,9 @@ use super::{PageStore, StoreError};
 use crate::store::{Span, Store};
 
 const CATALOGS: &str = "catalog";
+/// Numbers have the term above so many bits; 0 where there is none: in stores that no other process can have, and in what was stored
+/// before there were terms.
+const NUMBER_BITS: u32 = 40;
 
 fn catalog_object(number: u64) -> String {
     format!("{CATALOGS}/{number:016x}")
@@ -24,6 +28,19 @@ impl PageStore {
             self.list(CATALOGS).await?.iter().filter_map(|name| parse(name)).collect();
         numbers.sort_unstable();
         Ok(numbers)
+    }
+
+    /// What this process may publish behind the catalog `newest`: a number of its own term. `None`: that one is of a later
+    /// term, and the store another process's.
+    pub fn next_catalog(&self, newest: u64) -> Option<u64> {
+        let next = newest.checked_add(1)?.max(u64::from(self.term) << NUMBER_BITS);
+        // Without a term nobody else can have the store.
+        (self.term == 0 || next >> NUMBER_BITS == u64::from(self.term)).then_some(next)
+    }
+
+    /// Whether it is of this process's term.
+    pub fn is_catalog_of_this_term(&self, number: u64) -> bool {
+        self.term == 0 || number >> NUMBER_BITS == u64::from(self.term)
     }
 
     /// Stores a catalog under its number. [`StoreError::Exists`] if another one has that number.
@@ -53,7 +70,29 @@ impl PageStore {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::store::Backend;
+
+    #[tokio::test]
+    async fn numbers_of_a_term_are_below_those_of_the_next() {
+        let store = PageStore::open(Arc::new(Backend::memory()));
+        assert_eq!((store.next_catalog(0), store.next_catalog(41)), (Some(1), Some(42)));
+        let (first, second) = (store.begin_term().await.unwrap(), store.begin_term().await.unwrap());
+        let (first, second) = (store.clone().in_term(&first), store.clone().in_term(&second));
+        let of_first = first.next_catalog(41).unwrap();
+        assert_eq!(of_first, 1 << NUMBER_BITS);
+        assert_eq!(first.next_catalog(of_first), Some(of_first + 1));
+        let of_second = second.next_catalog(of_first + 7).unwrap();
+        assert_eq!(of_second, 2 << NUMBER_BITS);
+        assert_eq!(first.next_catalog(of_second), None, "it has been taken over");
+        assert_eq!(first.next_catalog(of_second - 1), None, "there is no number left");
+        assert!(second.is_catalog_of_this_term(of_second) && !second.is_catalog_of_this_term(of_first));
+        // A copy of such a store that nobody else can have.
+        assert_eq!(store.next_catalog(of_second), Some(of_second + 1));
+        assert_eq!(store.next_catalog(u64::MAX), None);
+    }
 
     #[test]
     fn names_are_numbers_and_nothing_else() {

@@ -135,7 +135,7 @@ pub struct PageStore {
     reading: Arc<SingleFlight<SegmentId, Result<Arc<SegmentIndex>, StoreError>>>,
     manifests: Arc<Cache<ManifestName, Arc<Manifest>, ManifestWeight>>,
     disk_cache: Option<Arc<DiskCache>>,
-    /// In which term segments are written.
+    /// In which term segments and catalogs are written; 0 without one.
     term: u32,
 }
 

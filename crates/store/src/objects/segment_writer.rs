@@ -1,10 +1,19 @@
 //! Stores a segment piece by piece.
+//!
+//! # What is given up
+//! Parts that were sent cost space until their upload is completed or aborted. So a writer that goes before its segment is stored,
+//! for whatever reason (the store fails, its maker does, whoever waits is cancelled), aborts its upload, in a task of its own: nobody waits
+//! for a store that has just failed, and nobody can forget it. The task ends within the bounds of an operation
+//! ([`crate::Limits`]). It makes no object, so it does no harm behind the end of a term; and where a completion is still under way, the
+//! one or the other comes first, and nobody names that segment. What even so is left (the process dies, the store does not
+//! answer) the bucket's own rule removes, and in a directory the next start ([`crate::Backend::sweep`]).
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use fulmar_pages::SegmentId;
 use fulmar_pages::segment::{self, FrameLocation, SegmentIndex};
+use tokio::runtime::Handle;
 
 use super::{PageStore, StoreError, segment_object};
 use crate::disk_cache::Key;
@@ -17,12 +26,13 @@ const PART_BYTES: usize = 8 << 20;
 const LONG_BYTES: usize = 1 << 20;
 const ROOM_BYTES: usize = PART_BYTES + 2 * LONG_BYTES;
 
-/// Stores a segment while it is being made. It exists when [`SegmentWriter::finish`] has returned, not before. Holds
-/// one part of 8 MiB in memory, in the same place for all; what is smaller than that is stored in one piece.
+/// Stores a segment while it is being made. It exists when [`SegmentWriter::finish`] has returned, not before; one that is
+/// dropped never will. Holds one part of 8 MiB in memory, in the same place for all; what is smaller than that is stored in one piece.
 pub struct SegmentWriter {
     id: SegmentId,
     object: String,
     store: PageStore,
+    /// From the first part on, until it is completed.
     upload: Option<Box<dyn Upload>>,
     part: Vec<u8>,
 }
@@ -101,13 +111,22 @@ impl SegmentWriter {
         }
         let Some(upload) = &mut self.upload else { return Ok(()) };
         let completed = upload.complete().await;
-        completed.map_err(|failure| StoreError::failed("store", &self.object, &self.store.store, failure))
+        completed.map_err(|failure| StoreError::failed("store", &self.object, &self.store.store, failure))?;
+        self.upload = None;
+        Ok(())
     }
+}
 
-    /// Gives up: what was sent is removed.
-    pub async fn abort(self) -> Result<(), StoreError> {
-        let Some(mut upload) = self.upload else { return Ok(()) };
-        let aborted = upload.abort().await;
-        aborted.map_err(|failure| StoreError::failed("give up", &self.object, &self.store.store, failure))
+impl Drop for SegmentWriter {
+    fn drop(&mut self) {
+        let Some(mut upload) = self.upload.take() else { return };
+        // Without a runtime the process ends.
+        let Ok(runtime) = Handle::try_current() else { return };
+        let object = std::mem::take(&mut self.object);
+        runtime.spawn(async move {
+            if let Err(failure) = upload.abort().await {
+                tracing::debug!(object, %failure, "an upload could not be aborted");
+            }
+        });
     }
 }

@@ -16,7 +16,6 @@ use futures::future::BoxFuture;
 use futures::{FutureExt, TryStreamExt};
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::client::SpawnedReqwestConnector;
-use object_store::list::{PaginatedListOptions, PaginatedListStore};
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::multipart::{MultipartStore, PartId};
@@ -27,8 +26,8 @@ use object_store::{
 };
 
 use super::open_files::OpenFiles;
-use super::sweep;
 use super::{Failure, FailureKind, Listing, Piece, Span, Store, Upload};
+use super::{paging, sweep};
 
 /// How long a connection to an S3 server may take; how long an answer may take is [`super::Limits`]' matter.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -209,28 +208,18 @@ impl Store for Backend {
     async fn list(&self, directory: &str, after: Option<&str>) -> Result<Listing, Failure> {
         let path = self.path(directory);
         let after = after.map(|after| self.path(after));
-        let (paths, more) = match &self.place {
-            Place::S3 { client, .. } => {
-                let options = PaginatedListOptions {
-                    offset: after.map(|after| after.to_string()),
-                    ..PaginatedListOptions::default()
-                };
-                let page = client.list_paginated(Some(&format!("{path}/")), options).await;
-                let page = page.map_err(|cause| no_bucket(s3_failure(&cause)))?;
-                (page.result.objects, page.page_token.is_some())
-            }
+        let (objects, more) = match &self.place {
+            Place::S3 { client, .. } => paging::page(&**client, &path, after.as_ref()).await?,
             Place::Directory { .. } | Place::Memory(_) => {
                 let found = match &after {
                     Some(after) => self.objects().list_with_offset(Some(&path), after),
                     None => self.objects().list(Some(&path)),
                 };
-                match found.try_collect().await {
-                    Err(Error::NotFound { .. }) => (Vec::new(), false),
-                    other => (other.map_err(|cause| local_failure(&cause))?, false),
-                }
+                // A directory that is not there is an empty listing already; any other error is one.
+                (found.try_collect().await.map_err(|cause| local_failure(&cause))?, false)
             }
         };
-        let mut names: Vec<_> = paths.iter().filter_map(|object| self.name_of(&object.location)).collect();
+        let mut names: Vec<_> = objects.iter().filter_map(|object| self.name_of(&object.location)).collect();
         names.sort_unstable();
         Ok(Listing { names, more })
     }
@@ -354,14 +343,14 @@ fn local_failure(cause: &Error) -> Failure {
     Failure::of(kind_of(cause).unwrap_or(FailureKind::Other), cause)
 }
 
-fn s3_failure(cause: &Error) -> Failure {
+pub(super) fn s3_failure(cause: &Error) -> Failure {
     let failure = Failure::of(FailureKind::Other, cause);
     let kind = kind_of(cause).unwrap_or_else(|| kind_of_answer(&failure.to_string()));
     Failure::new(kind, failure)
 }
 
 /// An object that is read can be missing; where it is to be made, or names are listed, it is the bucket that is.
-fn no_bucket(failure: Failure) -> Failure {
+pub(super) fn no_bucket(failure: Failure) -> Failure {
     match failure.kind() {
         FailureKind::Missing => Failure::new(FailureKind::Refused, failure),
         _ => failure,

@@ -22,6 +22,19 @@ pub enum StoreFault {
     Delay(Duration),
     /// It is done later even if nobody waits for it any more (a put; the others are as with `Delay`).
     Linger(Duration),
+    /// A listing has no names and promises more (the others are done).
+    EmptyPage,
+}
+
+/// What became of objects that come in parts, in the store itself: whatever its callers were told.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Uploads {
+    /// So many were begun,
+    pub begun: usize,
+    /// so many of them completed,
+    pub completed: usize,
+    /// and so many aborted. The others are under way, or were forgotten.
+    pub aborted: usize,
 }
 
 /// A store with faults. Clones are the same one.
@@ -40,6 +53,7 @@ struct Faults {
     held: Vec<StoreOperation>,
     /// How many operations are held now.
     waiting: usize,
+    uploads: Uploads,
 }
 
 impl FaultyStore {
@@ -80,6 +94,18 @@ impl FaultyStore {
         let _ = self.faults.subscribe().wait_for(|faults| faults.waiting > 0).await;
     }
 
+    /// What became of objects that come in parts.
+    pub fn uploads(&self) -> Uploads {
+        self.faults.borrow().uploads
+    }
+
+    /// Waits until every upload that was begun is completed or aborted.
+    pub async fn uploads_have_ended(&self) {
+        let ended =
+            |faults: &Faults| faults.uploads.begun == faults.uploads.completed + faults.uploads.aborted;
+        let _ = self.faults.subscribe().wait_for(ended).await;
+    }
+
     /// Lets an operation wait if it is held, and tells its fault.
     async fn begin(&self, operation: StoreOperation) -> Option<StoreFault> {
         if self.faults.borrow().held.contains(&operation) {
@@ -113,7 +139,7 @@ impl FaultyStore {
         done: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Failure> {
         match fault {
-            None => done.await,
+            None | Some(StoreFault::EmptyPage) => done.await,
             Some(StoreFault::Fail(kind)) => Err(Failure::new(kind, "a fault of the test's")),
             Some(StoreFault::LoseAnswer) => {
                 done.await?;
@@ -150,23 +176,25 @@ impl fmt::Debug for FaultyStore {
 #[async_trait]
 impl Store for FaultyStore {
     async fn put(&self, name: &str, bytes: Bytes) -> Result<(), Failure> {
+        let fault = self.begin(StoreOperation::Put).await;
         let (store, name) = (self.store.clone(), name.to_owned());
-        // A task of its own goes on when its caller is gone.
-        let lingers = self.faults.borrow().next.iter().any(|(operation, fault)| {
-            *operation == StoreOperation::Put && matches!(fault, StoreFault::Linger(_))
-        });
-        if lingers {
-            let this = self.clone();
-            let put = async move { this.through(StoreOperation::Put, store.put(&name, bytes)).await };
-            let ended = tokio::spawn(put).await;
-            return ended.unwrap_or_else(|panic| Err(Failure::new(FailureKind::Other, panic)));
+        let put = async move { Self::with(fault, store.put(&name, bytes)).await };
+        if !matches!(fault, Some(StoreFault::Linger(_))) {
+            return put.await;
         }
-        self.through(StoreOperation::Put, store.put(&name, bytes)).await
+        // A task of its own goes on when its caller is gone.
+        let ended = tokio::spawn(put).await;
+        ended.unwrap_or_else(|panic| Err(Failure::new(FailureKind::Other, panic)))
     }
 
     async fn upload(&self, name: &str) -> Result<Box<dyn Upload>, Failure> {
-        let upload = self.through(StoreOperation::Upload, self.store.upload(name)).await?;
-        Ok(Box::new(FaultyUpload { store: self.clone(), upload, first_and_last: None }))
+        let begin = async {
+            let upload = self.store.upload(name).await?;
+            self.faults.send_modify(|faults| faults.uploads.begun += 1);
+            Ok::<_, Failure>(upload)
+        };
+        let upload = self.through(StoreOperation::Upload, begin).await?;
+        Ok(Box::new(FaultyUpload { store: self.clone(), upload, first_and_last: None, has_ended: false }))
     }
 
     async fn get(&self, name: &str, span: Span) -> Result<Piece, Failure> {
@@ -174,7 +202,10 @@ impl Store for FaultyStore {
     }
 
     async fn list(&self, directory: &str, after: Option<&str>) -> Result<Listing, Failure> {
-        self.through(StoreOperation::List, self.store.list(directory, after)).await
+        match self.begin(StoreOperation::List).await {
+            Some(StoreFault::EmptyPage) => Ok(Listing { names: Vec::new(), more: true }),
+            fault => Self::with(fault, self.store.list(directory, after)).await,
+        }
     }
 
     async fn delete(&self, name: &str) -> Result<(), Failure> {
@@ -193,6 +224,8 @@ struct FaultyUpload {
     upload: Box<dyn Upload>,
     /// Of its first part, and of its last so far.
     first_and_last: Option<(usize, usize)>,
+    /// Completed, or aborted.
+    has_ended: bool,
 }
 
 impl FaultyUpload {
@@ -221,10 +254,29 @@ impl Upload for FaultyUpload {
     }
 
     async fn complete(&mut self) -> Result<(), Failure> {
-        self.store.through(StoreOperation::Upload, self.upload.complete()).await
+        let FaultyUpload { store, upload, has_ended, .. } = self;
+        let complete = async {
+            upload.complete().await?;
+            end(store, has_ended, |uploads| &mut uploads.completed);
+            Ok::<_, Failure>(())
+        };
+        store.through(StoreOperation::Upload, complete).await
     }
 
     async fn abort(&mut self) -> Result<(), Failure> {
-        self.store.through(StoreOperation::Upload, self.upload.abort()).await
+        let FaultyUpload { store, upload, has_ended, .. } = self;
+        let abort = async {
+            upload.abort().await?;
+            end(store, has_ended, |uploads| &mut uploads.aborted);
+            Ok::<_, Failure>(())
+        };
+        store.through(StoreOperation::Upload, abort).await
+    }
+}
+
+/// Counts the end of an upload, once.
+fn end(store: &FaultyStore, has_ended: &mut bool, as_what: fn(&mut Uploads) -> &mut usize) {
+    if !std::mem::replace(has_ended, true) {
+        store.faults.send_modify(|faults| *as_what(&mut faults.uploads) += 1);
     }
 }

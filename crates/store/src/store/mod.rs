@@ -20,17 +20,19 @@
 //! - What a put has made (its answer has arrived) every later `get` and `list` sees, from wherever, and no crash of the
 //!   store takes back.
 //! - [`Store::get`] answers the bytes of a range that there are: fewer where the object ends, none beyond.
-//! - [`Store::list`] answers names in the order of their bytes, as many at a time as suit the store.
+//! - [`Store::list`] answers names in the order of their bytes, as many at a time as suit the store, all of them behind the name
+//!   that it was given. One that promises more has a name, after which it goes on.
 //! - [`Store::delete`] of what is not there succeeds.
 //! - What a `get` finds although its put was not answered may still be lost in a crash: [`Store::sync`] makes it stay.
 //!
 //! An operation may be dropped while it waits (a time-out does that): what becomes of it is then as open as after an
-//! error. `crates/store/tests/conformance.rs` holds every store to this.
+//! error. `crates/store/tests/conformance` holds every store to this.
 
 mod backend;
 mod failure;
 mod faulty;
 mod open_files;
+mod paging;
 mod read_only;
 mod reliable;
 mod statistics;
@@ -45,7 +47,7 @@ use bytes::Bytes;
 
 pub use backend::Backend;
 pub use failure::{Failure, FailureKind};
-pub use faulty::{FaultyStore, StoreFault};
+pub use faulty::{FaultyStore, StoreFault, Uploads};
 pub(crate) use open_files::read_at_once;
 pub use read_only::ReadOnlyStore;
 pub use reliable::{Limits, Reliable};
@@ -82,7 +84,7 @@ pub struct Piece {
 pub struct Listing {
     /// In the order of their bytes.
     pub names: Vec<String>,
-    /// Whether there are more after the last one.
+    /// Whether there may be more after the last one. Then there is a last one.
     pub more: bool,
 }
 

@@ -101,12 +101,18 @@ impl Reliable {
     ) -> Result<Vec<String>, Failure> {
         let mut names: Vec<String> = Vec::new();
         loop {
-            let page = self.list(directory, names.last().or(after.as_ref()).map(String::as_str)).await?;
-            let more = page.more && !page.names.is_empty();
-            names.extend(page.names);
-            if !more {
+            let last = names.last().or(after.as_ref());
+            let page = self.list(directory, last.map(String::as_str)).await?;
+            if !page.more {
+                names.extend(page.names);
                 return Ok(names);
             }
+            // One that leads nowhere is not the end: what is not listed is deleted, or passed over, by who believes it.
+            if page.names.last() <= last {
+                let cause = "a page of a listing promises more and leads no further";
+                return Err(Failure::new(FailureKind::Unavailable, cause));
+            }
+            names.extend(page.names);
         }
     }
 

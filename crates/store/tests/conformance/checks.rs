@@ -1,10 +1,13 @@
-//! What every store must do, for every caller: the contract of the trait `Store`, check by check.
+//! What every store must do, for every caller: the contract of the trait `Store`, check by check; and what is made of it when answers are
+//! lost ([`doubts`]).
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use fulmar_store::{Failure, FailureKind, Span, Store};
 use futures::future::join_all;
+
+use crate::doubts;
 
 /// Writers that race for a name.
 const WRITERS: usize = 16;
@@ -26,6 +29,7 @@ pub async fn conforms(store: Arc<dyn Store>) {
     deletes_what_is_there_or_not(&*store).await;
     takes_large_objects_in_parts(&*store).await;
     gives_up_what_is_not_completed(&*store).await;
+    doubts::are_settled(&store).await;
 }
 
 fn kind<T: std::fmt::Debug>(outcome: Result<T, Failure>) -> FailureKind {

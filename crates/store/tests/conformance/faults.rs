@@ -147,6 +147,35 @@ async fn a_failure_that_would_come_again_is_not_tried_again() {
     assert_eq!(rig.counted(StoreOperation::Get).retries, 0);
 }
 
+/// What lies behind an empty page is neither garbage nor of no account: the listing fails.
+#[tokio::test(start_paused = true)]
+async fn a_listing_that_is_cut_short_is_an_error() {
+    let rig = rig();
+    for name in ["d/a", "d/b"] {
+        rig.truth.put(name, Bytes::from_static(b"x")).await.unwrap();
+    }
+    rig.faulty.next(StoreOperation::List, StoreFault::EmptyPage);
+    let failure = rig.store.list_all("d").await.unwrap_err();
+    assert!(failure.to_string().contains("leads no further"), "{failure}");
+    assert_eq!(rig.store.list_all("d").await.unwrap(), ["d/a", "d/b"]);
+    rig.faulty.next(StoreOperation::List, StoreFault::EmptyPage);
+    rig.store.list_all_after("d", Some("d/a".to_owned())).await.unwrap_err();
+    assert_eq!(rig.store.list_all_after("d", Some("d/a".to_owned())).await.unwrap(), ["d/b"]);
+}
+
+/// All puts of a store that lingers, not only the next one.
+#[tokio::test(start_paused = true)]
+async fn a_fault_of_all_puts_lingers_too() {
+    let rig = rig();
+    let late = Duration::from_secs(30);
+    rig.faulty.always(StoreOperation::Put, Some(StoreFault::Linger(late)));
+    let put = rig.faulty.put("a", Bytes::from_static(b"mine"));
+    assert!(tokio::time::timeout(Duration::from_secs(1), put).await.is_err());
+    assert_eq!(rig.holds().await, None);
+    tokio::time::sleep(late).await;
+    assert_eq!(rig.holds().await.unwrap(), "mine", "nobody has waited for it");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_slow_read_is_waited_for() {
     let rig = rig();

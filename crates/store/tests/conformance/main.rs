@@ -3,5 +3,6 @@
 //! A new store is one more test in [`stores`]; what it must do is in [`checks`].
 
 mod checks;
+mod doubts;
 mod faults;
 mod stores;
