@@ -37,6 +37,11 @@ const ZOMBIES_LAST: Duration = Duration::from_secs(3600);
 /// Versions' numbers have the term above so many bits.
 const NUMBER_BITS: u32 = 40;
 
+/// The term in which a version was made, by its number; 0 where there are no terms.
+pub(crate) fn term_of(number: u64) -> u32 {
+    (number >> NUMBER_BITS) as u32
+}
+
 /// The term that this process has begun.
 #[derive(Debug)]
 pub(crate) struct Tenure {
@@ -68,7 +73,7 @@ impl Tenure {
 
     /// Refuses to go on from a version that a later term has made.
     pub(crate) fn check_number(&self, number: u64) -> Result<()> {
-        match number >> NUMBER_BITS > u64::from(self.term.number) {
+        match term_of(number) > self.term.number {
             true => Err(taken_over()),
             false => Ok(()),
         }
