@@ -111,11 +111,11 @@ pub async fn open(data: &Path, asked: Option<&StoreUrl>) -> anyhow::Result<OwnSt
     let store = Reliable::new(Arc::new(backend.clone()), Limits::default());
     let id = match Binding::read(data)? {
         Some(Binding { id, place: Some(known), stopped }) => {
-            ensure!(
-                holds(&store, OWNER).await? == Some(line(id)),
-                "{url} is not the store of this data directory; {}",
-                known.flag()
-            );
+            if let Some(problem) = wrong_owner(holds(&store, OWNER).await?.as_ref(), Some(id)) {
+                // Where it is another one than before, that is what is the matter.
+                ensure!(known == place, "{url} is not the store of this data directory; {}", known.flag());
+                bail!("the object `{OWNER}` of the store {url} {problem}");
+            }
             ensure!(
                 known == place || (stopped.is_some() && holds(&store, STOPPED).await? == stopped.map(line)),
                 "{url} is no copy of the store as it was at this node's last stop; {}, stop the node, copy all of \
@@ -391,6 +391,60 @@ mod tests {
         let refused = refusal(other_data.path(), Some(&elsewhere)).await;
         assert!(refused.contains("start without --store"), "{refused}");
         assert_eq!(open_to_read(data.path()).unwrap().store.to_string(), there.to_string());
+    }
+
+    /// Whoever starts with the store that he had is not sent to that one.
+    #[tokio::test]
+    async fn an_owner_that_is_not_as_it_was_is_named_and_can_be_made_anew() {
+        for asked in [None, Some(tempfile::tempdir().unwrap())] {
+            let data = tempfile::tempdir().unwrap();
+            let asked = asked.as_ref().map(|directory| (url(directory.path()), directory.path().to_owned()));
+            let (asked, store) = match asked {
+                Some((url, store)) => (Some(url), store),
+                None => (None, data.path().join("store")),
+            };
+            open(data.path(), asked.as_ref()).await.unwrap().stopped().await.unwrap();
+            let id = Binding::read(data.path()).unwrap().unwrap().id;
+            let marks = || open_to_read(data.path()).unwrap();
+            let told = async || marks().marks.unwrap().verify(marks().store).await.unwrap();
+            assert_eq!(told().await, []);
+            let remedy = format!("make it anew: its only line is {id:032x}");
+            let other = format!("{:032x}\n", id ^ 1);
+            let upper = "ABCDEF0123456789ABCDEF0123456789\n";
+            let harms = [
+                (None, "is missing"),
+                (Some("1f\n"), "is damaged;"),
+                (Some(upper), "is damaged;"),
+                (Some(other.as_str()), "or of another data directory"),
+            ];
+            for (harm, matter) in harms {
+                match harm {
+                    None => std::fs::remove_file(store.join(OWNER)).unwrap(),
+                    Some(text) => std::fs::write(store.join(OWNER), text).unwrap(),
+                }
+                let refused = refusal(data.path(), asked.as_ref()).await;
+                assert!(refused.starts_with("the object `owner` of the store"), "{refused}");
+                assert!(refused.contains(matter) && refused.contains(&remedy), "{refused}");
+                let found = told().await;
+                assert_eq!((found.len(), found[0].0), (1, OWNER));
+                assert!(found[0].1.contains(matter) && found[0].1.contains(&remedy), "{found:?}");
+            }
+            // As the remedy says.
+            std::fs::write(store.join(OWNER), format!("{id:032x}\n")).unwrap();
+            assert_eq!(told().await, []);
+            for text in [None, Some("1f\n"), Some(other.as_str())] {
+                match text {
+                    None => std::fs::remove_file(store.join(STOPPED)).unwrap(),
+                    Some(text) => std::fs::write(store.join(STOPPED), text).unwrap(),
+                }
+                let found = told().await;
+                assert!(found.len() == 1 && found[0].1.contains("nothing is lost"), "{found:?}");
+                assert_eq!(found[0].0, STOPPED);
+            }
+            open(data.path(), asked.as_ref()).await.unwrap();
+            // It runs: what it has removed is not missing.
+            assert_eq!(told().await, []);
+        }
     }
 
     #[tokio::test]
