@@ -47,7 +47,7 @@ use crate::branch::Era;
 use crate::history::RestorePoint;
 use crate::node::Node;
 use crate::partition::{
-    Followed, Following, Partition, dropped_error, log_unreadable, owner_writes, store_error,
+    Followed, Following, Partition, dropped_error, log_unreadable, opening, owner_writes, store_error,
 };
 use crate::pins::Pins;
 use crate::{Engine, Error, Result, calendar, sqlstate};
@@ -411,7 +411,8 @@ impl Engine {
                 continue;
             }
             let (log, stats) = (CommitLog::read_only(), self.counted(id));
-            match Partition::open(node.clone(), log, stats, id, era, manifest.as_ref(), None).await {
+            let open = Partition::open(node.clone(), log, stats, id, era, manifest.as_ref(), None);
+            match opening(id, open).await {
                 Ok(opened) => return Ok((opened, manifest, hot_pages)),
                 Err(error) => {
                     let names = node.store.list_manifests(Some(id)).await.map_err(store_error)?;

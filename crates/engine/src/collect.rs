@@ -28,7 +28,8 @@
 //!   listed after the last manifest was deleted: so it finds the branch, or the manifest.
 //! - Segments of earlier terms stay until their processes are gone: a flush may be about to name one.
 //!
-//! A fate that cannot be read keeps its manifest, and a warning says so.
+//! A fate that cannot be read keeps its manifest, and a warning says so. A manifest that cannot be read ends the collection, which is tried
+//! again: what it names nobody knows. A warning says once each time which it is, whose, and what to do.
 //!
 //! # Crashes
 //! Manifests go before the segments that only they name: who dies in between leaves segments that nothing names,
@@ -230,7 +231,8 @@ fn fates_of(listed: &Listed, manifest: ManifestName) -> &[FateName] {
 fn unless_damaged(result: std::result::Result<(), StoreError>) -> Result<()> {
     match result {
         Err(error @ (StoreError::Damaged { .. } | StoreError::Misnamed { .. })) => {
-            tracing::warn!(%error, "a manifest is kept: what was decided of it cannot be read");
+            let partition = error.partition().map(tracing::field::display);
+            tracing::warn!(%error, partition, "a manifest is kept: what was decided of it cannot be read");
             Ok(())
         }
         result => result.map_err(store_error),

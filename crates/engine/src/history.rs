@@ -15,6 +15,12 @@
 //!
 //! Time is the hybrid timestamp at which the manifest's version was the current one: all that was committed before is in
 //! it, and nothing that came after. To restore to a moment is to take the last manifest at or before it.
+//!
+//! # Manifests that are damaged
+//! One that cannot be read tells nothing of its time but that it lies between those of its neighbours: names sort as times do. History is
+//! shown without it, with a warning in the log; whoever asks for a time at which it may have been the newest is refused, and told which it is
+//! and which times beside it there are, for an older version than the one that was asked for is never taken silently. What stands in a list of
+//! history can be gone back to: at exactly its own time a version is the newest. Nothing is collected meanwhile ([`crate::collect`]).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +30,7 @@ use fulmar_store::{ManifestName, PageStore, StoreError};
 use futures::stream::{self, StreamExt};
 
 use crate::calendar::{DAY_MS, HOUR_MS, MINUTE_MS, timestamp};
-use crate::partition::store_error;
+use crate::partition::{store_error, store_error_of};
 use crate::{Engine, Error, Result, sqlstate};
 
 /// How long history is kept if nobody says another time.
@@ -73,8 +79,16 @@ impl RestorePoint {
 impl Engine {
     /// The versions that a partition can be restored to, the oldest first.
     pub async fn history(&self, id: PartitionId) -> Result<Vec<RestorePoint>> {
-        let manifests = self.manifests(id).await?;
-        Ok(manifests.iter().map(|manifest| RestorePoint::of(manifest)).collect())
+        let mut points = Vec::new();
+        for manifest in self.manifests(id).await? {
+            match manifest {
+                Ok(manifest) => points.push(RestorePoint::of(&manifest)),
+                Err(error) => {
+                    tracing::warn!(%error, partition = %id, "a restore point is not listed: its manifest is damaged");
+                }
+            }
+        }
+        Ok(points)
     }
 
     /// The manifest of a partition that was the newest one at a time. Callers keep it from being deleted.
@@ -84,22 +98,65 @@ impl Engine {
             return Err(Error::new(sqlstate::INVALID_PARAMETER_VALUE, "the time is in the future")
                 .detail(format!("It is {} now.", timestamp(now_ms))));
         }
-        let manifests = self.manifests(id).await?;
-        let time_ms = |manifest: &Arc<Manifest>| milliseconds(manifest.timestamp);
-        let before = manifests.iter().rev().find(|manifest| time_ms(manifest) <= at_unix_ms);
-        before.cloned().ok_or_else(|| no_such_point(at_unix_ms, manifests.first().map(time_ms)))
+        at(id, &self.manifests(id).await?, at_unix_ms)
     }
 }
 
 impl Engine {
     /// A partition's manifests up to its epoch (what is above is of a restore that did not come to its end), the oldest first.
-    async fn manifests(&self, id: PartitionId) -> Result<Vec<Arc<Manifest>>> {
+    async fn manifests(&self, id: PartitionId) -> Result<Vec<Readable>> {
         let store = &self.node().store;
         let mut names = store.list_manifests(Some(id)).await.map_err(store_error)?;
         let epoch = self.era(id).epoch;
         names.retain(|name| name.epoch <= epoch);
         read(store, &names).await
     }
+}
+
+/// A manifest, or that it is damaged.
+type Readable = std::result::Result<Arc<Manifest>, StoreError>;
+
+fn time_ms(manifest: &Manifest) -> u64 {
+    milliseconds(manifest.timestamp)
+}
+
+/// Of a partition's manifests, the oldest first, the one that was the newest at a time.
+fn at(id: PartitionId, manifests: &[Readable], at_unix_ms: u64) -> Result<Arc<Manifest>> {
+    let is_later =
+        |manifest: &Readable| manifest.as_ref().is_ok_and(|manifest| time_ms(manifest) > at_unix_ms);
+    let begun = manifests.iter().position(is_later).unwrap_or(manifests.len());
+    let readable = |manifest: &Readable| manifest.as_ref().ok().cloned();
+    let (before, after) = manifests.split_at(begun);
+    let newest = before.iter().rev().find_map(readable);
+    if let Some(newest) = newest.as_ref().filter(|newest| time_ms(newest) == at_unix_ms) {
+        return Ok(newest.clone());
+    }
+    match (before.last(), newest) {
+        (Some(Err(damaged)), newest) => {
+            let next = after.first().and_then(readable);
+            Err(damaged_point(id, damaged.clone(), newest.as_deref(), next.as_deref()))
+        }
+        (_, Some(newest)) => Ok(newest),
+        (_, None) => Err(no_such_point(at_unix_ms, after.first().and_then(readable).as_deref().map(time_ms))),
+    }
+}
+
+/// What was the newest version then cannot be read: it lies between these.
+fn damaged_point(
+    id: PartitionId,
+    damaged: StoreError,
+    before: Option<&Manifest>,
+    after: Option<&Manifest>,
+) -> Error {
+    let times: Vec<String> =
+        before.into_iter().chain(after).map(|manifest| timestamp(time_ms(manifest))).collect();
+    let others = match times.is_empty() {
+        true => String::new(),
+        false => format!(", or choose another time: there are versions of {}", times.join(" and ")),
+    };
+    store_error_of(id, damaged).hint(format!(
+        "It is the restore point for that time, as far as one can know. Restore it from a copy of the store{others}."
+    ))
 }
 
 fn no_such_point(at_unix_ms: u64, first_ms: Option<u64>) -> Error {
@@ -116,14 +173,14 @@ fn no_such_point(at_unix_ms: u64, first_ms: Option<u64>) -> Error {
 }
 
 /// Manifests, in their order. One that is deleted meanwhile is left out.
-async fn read(store: &PageStore, names: &[ManifestName]) -> Result<Vec<Arc<Manifest>>> {
+async fn read(store: &PageStore, names: &[ManifestName]) -> Result<Vec<Readable>> {
     let reads: Vec<_> = names.iter().map(|name| store.manifest(*name)).collect();
     let mut found = Vec::new();
     let mut reads = stream::iter(reads).buffered(READS_AT_ONCE);
     while let Some(read) = reads.next().await {
         match read {
-            Ok(manifest) => found.push(manifest),
             Err(StoreError::Missing { .. }) => {}
+            Ok(_) | Err(StoreError::Damaged { .. } | StoreError::Misnamed { .. }) => found.push(read),
             Err(error) => return Err(store_error(error)),
         }
     }
@@ -137,7 +194,8 @@ pub(crate) async fn expired(
     now_ms: u64,
     retention: Duration,
 ) -> Result<Vec<ManifestName>> {
-    let manifests = read(store, names).await?;
+    let readable: std::result::Result<Vec<_>, _> = read(store, names).await?.into_iter().collect();
+    let manifests = readable.map_err(store_error)?;
     let over = over(&manifests, now_ms, retention.as_millis() as u64);
     Ok(over.into_iter().map(ManifestName::of).collect())
 }
@@ -193,6 +251,30 @@ mod tests {
             outcomes: Vec::new(),
             outcomes_horizon: 0,
         })
+    }
+
+    /// Whatever time is asked for: what cannot be read is never passed over, and what can be is found at its own time.
+    #[test]
+    fn a_damaged_manifest_is_no_older_one() {
+        let damaged = || {
+            let object = "manifests/0000000000000007/00000001/00000000000000aa".to_owned();
+            Err(StoreError::Misnamed { object, store: "memory:".to_owned() })
+        };
+        let history =
+            [Ok(manifest(100, 7)), damaged(), Ok(manifest(300, 7)), Ok(manifest(400, 7)), damaged()];
+        let found = |at_ms| at(PartitionId(7), &history, at_ms).map(|manifest| time_ms(&manifest));
+        for (at_ms, expected) in [(100, 100), (300, 300), (399, 300), (400, 400)] {
+            assert_eq!(found(at_ms), Ok(expected), "{at_ms}");
+        }
+        for (at_ms, beside) in [(101, 2), (299, 2), (401, 1)] {
+            let error = found(at_ms).unwrap_err();
+            assert!(error.message().contains("00000000000000aa"), "{error:?}");
+            assert_eq!(error.get_hint().unwrap().matches("1970-01-01").count(), beside, "{error:?}");
+        }
+        assert_eq!(found(99).unwrap_err().state(), sqlstate::INVALID_PARAMETER_VALUE);
+        // There is nothing else.
+        let error = at(PartitionId(7), &[damaged()], 5).unwrap_err();
+        assert!(error.get_hint().unwrap().ends_with("from a copy of the store."), "{error:?}");
     }
 
     /// The times that are kept, of manifests at these times.

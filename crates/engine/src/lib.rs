@@ -91,4 +91,4 @@ pub use statement::{
 };
 pub use system::{Database, System, SystemFunction, SystemTable};
 pub use value::{Value, ValueRef};
-pub use verify::{Damage, Verified, verify_directory, verify_store};
+pub use verify::{Damage, KnownPartitions, Verified, verify_directory, verify_store};

@@ -100,7 +100,7 @@ pub(crate) async fn round(engine: Arc<Engine>) {
     }
     let due = maintenance.collections.lock().take(node.clock.monotonic_ms(), node.disk.is_low());
     if due && let Err(error) = engine.delete_unneeded().await {
-        tracing::warn!(%error, "a collection failed; it is tried again");
+        tracing::warn!(%error, detail = error.get_detail(), "a collection failed; it is tried again");
     }
 }
 

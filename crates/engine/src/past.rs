@@ -37,7 +37,7 @@ use parking_lot::Mutex;
 use crate::branch::Era;
 use crate::engine::Slot;
 use crate::history::RestorePoint;
-use crate::partition::Partition;
+use crate::partition::{Partition, opening};
 use crate::{Engine, Error, Result, pins, sqlstate};
 
 /// Versions of one partition that may be open at once.
@@ -140,7 +140,9 @@ impl Engine {
             let era = Era { lineage: manifest.version.lineage, epoch: manifest.version.epoch };
             let (log, stats) = (CommitLog::read_only(), self.counted(id));
             let opened = slot
-                .get_or_try_init(|| Partition::open(node.clone(), log, stats, id, era, Some(&manifest), None))
+                .get_or_try_init(|| {
+                    opening(id, Partition::open(node.clone(), log, stats, id, era, Some(&manifest), None))
+                })
                 .await?;
             opened.used_ms.store(node.clock.monotonic_ms(), Ordering::Relaxed);
             // Asked for after the opening: a drop that came before is seen here, one that comes later finds the version.

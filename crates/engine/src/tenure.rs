@@ -35,6 +35,11 @@ use crate::{Engine, Error, Result, sqlstate};
 /// How long something of an earlier term may still arrive.
 const ZOMBIES_LAST: Duration = Duration::from_secs(3600);
 
+/// The term in which a version was made, by its number; 0 where there are no terms.
+pub(crate) fn term_of(number: u64) -> u32 {
+    (number >> VERSION_BITS) as u32
+}
+
 /// The term that this process has begun.
 #[derive(Debug)]
 pub(crate) struct Tenure {
@@ -66,7 +71,7 @@ impl Tenure {
 
     /// Refuses to go on from a version that a later term has made.
     pub(crate) fn check_number(&self, number: u64) -> Result<()> {
-        match number >> VERSION_BITS > u64::from(self.term.number) {
+        match term_of(number) > self.term.number {
             true => Err(taken_over()),
             false => Ok(()),
         }

@@ -28,7 +28,7 @@ pub use disk_cache::{DiskCache, DiskCacheOptions, DiskCacheStatistics, Reading};
 pub use files::{Fault, FaultyFiles, LogFile, LogFiles, Operation, StdFiles};
 pub use log::{
     Ahead, CommitLog, FullCause, LogEnd, LogError, LogObject, LogOptions, LogPlace, LogStatistics, LogTail,
-    Lsn, MAX_NAP, MAX_RETRY_DELAY, OnDiscard, SharedLogOptions, Urgency,
+    Lsn, MAX_NAP, MAX_RETRY_DELAY, OnDiscard, SharedLogCheck, SharedLogOptions, Urgency,
 };
 pub use objects::{
     FateName, HotPagesName, Listed, MOST_TERMS, ManifestName, PIN_AGAIN, PageStore, Pinned, RawFrame,

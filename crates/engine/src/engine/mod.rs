@@ -27,7 +27,7 @@ use crate::history::RetentionSource;
 use crate::hot::HotLists;
 use crate::maintenance::Maintenance;
 use crate::node::Node;
-use crate::partition::{Partition, PartitionStats, Replay, dropped_error, store_error};
+use crate::partition::{Partition, PartitionStats, Replay, dropped_error, opening, store_error};
 use crate::past::Past;
 use crate::places::Places;
 use crate::{Error, Result, Session, sqlstate};
@@ -201,7 +201,8 @@ impl Engine {
         if let (Some(tenure), Some(manifest)) = (&node.tenure, &manifest) {
             tenure.check_number(manifest.version.number)?;
         }
-        let opened = Partition::open(node, log, stats, id, era, manifest.as_ref(), replay.as_deref()).await?;
+        let open = Partition::open(node, log, stats, id, era, manifest.as_ref(), replay.as_deref());
+        let opened = opening(id, open).await?;
         if let Some(list) = hot_pages {
             self.hot.warm(&opened, list);
         }

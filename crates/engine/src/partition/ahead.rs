@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering;
 use fulmar_pages::{FrameLocation, PAGE_SIZE, PageNo, SegmentId};
 use fulmar_store::Reading;
 
-use super::{PageVersion, Partition, Snapshot, store_error};
+use super::{PageVersion, Partition, Snapshot, store_error_of};
 use crate::Result;
 use crate::memory::Reservation;
 use crate::page_memory::PageBytes;
@@ -100,7 +100,7 @@ impl Partition {
             .store
             .read_pages(segment, &locations, Reading::Again, &mut bytes)
             .await
-            .map_err(store_error)?;
+            .map_err(|error| store_error_of(self.id, error))?;
         let pages = bytes.as_chunks::<PAGE_SIZE>().0;
         for (((no, version, _), page), room) in near.iter().zip(pages).zip(rooms) {
             version.comes_along();

@@ -2,8 +2,9 @@
 
 use fulmar_pages::{FormatError, PartitionId};
 use fulmar_store::{FullCause, LogError, StoreError};
+use tracing::Instrument;
 
-use crate::{Error, sqlstate};
+use crate::{Error, Result, sqlstate};
 
 pub(crate) fn dropped_error() -> Error {
     Error::new(sqlstate::DATABASE_DROPPED, "the database was dropped").hint("connect to another database")
@@ -43,11 +44,40 @@ pub(super) fn corrupt(id: PartitionId, error: FormatError) -> Error {
         .hint("restore the data directory from a backup")
 }
 
-/// Clients are told what could not be done; where, and what the store has said, only the log.
+/// Clients are told what could not be done; where, and what the store has said, only the log. Whose object it is its name says, or nobody
+/// knows here: [`store_error_of`] for who does.
 pub(crate) fn store_error(error: StoreError) -> Error {
-    tracing::warn!(%error, "the store does not do its work");
-    Error::new(sqlstate::IO_ERROR, error.for_tenants())
-        .hint("see to the store; `fulmar verify` reads all of it, and /metrics counts its failures")
+    told(error.partition(), &error)
+}
+
+/// The same for an object that a partition needs.
+pub(crate) fn store_error_of(id: PartitionId, error: StoreError) -> Error {
+    told(Some(id), &error)
+}
+
+fn told(id: Option<PartitionId>, error: &StoreError) -> Error {
+    tracing::warn!(%error, partition = id.map(tracing::field::display), "the store does not do its work");
+    let told = Error::new(sqlstate::IO_ERROR, error.for_tenants()).hint(match error.damaged_object() {
+        Some(_) => "restore the object from a copy of the store; `fulmar verify` tells what else is damaged",
+        None => "see to the store; `fulmar verify` reads all of it, and /metrics counts its failures",
+    });
+    match id {
+        Some(id) => told.detail(belongs_to(id)),
+        None => told,
+    }
+}
+
+fn belongs_to(id: PartitionId) -> String {
+    format!("It belongs to partition {id}.")
+}
+
+/// Opens a partition. What of the store cannot be read meanwhile is told with whose it is, here and in the log.
+pub(crate) async fn opening<T>(id: PartitionId, open: impl Future<Output = Result<T>>) -> Result<T> {
+    let opened = open.instrument(tracing::error_span!("opening", partition = %id)).await;
+    opened.map_err(|error| match error.state() == sqlstate::IO_ERROR && error.get_detail().is_none() {
+        true => error.detail(belongs_to(id)),
+        false => error,
+    })
 }
 
 /// Clients are told what could not be done; where, and what the store has said, only the log.

@@ -6,7 +6,7 @@ use fulmar_store::Lsn;
 use hashbrown::HashSet;
 
 use super::large::LargeSegment;
-use super::{Partition, Snapshot, store_error};
+use super::{Partition, Snapshot, store_error_of};
 use crate::Result;
 use crate::compact::Work;
 use crate::memory::Tally;
@@ -177,7 +177,8 @@ impl Partition {
     /// A manifest that names the segment is durable: the pages that the flush has written can be read from there, and may
     /// leave memory.
     pub(crate) async fn learn_frames(&self, flush: &Flush, segment: SegmentId) -> Result<()> {
-        let index = self.node.store.segment_index(segment).await.map_err(store_error)?;
+        let index =
+            self.node.store.segment_index(segment).await.map_err(|error| store_error_of(self.id, error))?;
         let segment = self.pages.segments().index_of(segment);
         let mut tally = Tally::default();
         for (no, location) in index.frames(self.id) {

@@ -30,7 +30,7 @@ use fulmar_store::{Ahead, LogPlace, LogTail, Lsn, ManifestName, StoreError};
 use hashbrown::HashMap;
 
 use super::commit::NewPages;
-use super::error::{corrupt, left_behind, log_unreadable, store_error};
+use super::error::{corrupt, left_behind, log_unreadable, store_error_of};
 use super::load::read_frames;
 use super::{Partition, Snapshot};
 use crate::memory::Tally;
@@ -183,7 +183,7 @@ impl Partition {
         for segment in record.segments() {
             let index = match self.node.store.segment_index(segment).await {
                 Err(StoreError::Missing { .. }) => return Ok(Followed::LeftBehind),
-                index => index.map_err(store_error)?,
+                index => index.map_err(|error| store_error_of(self.id, error))?,
             };
             let segment = self.pages.segments().index_of(segment);
             for (no, location) in index.frames(self.id) {
@@ -308,7 +308,7 @@ impl Partition {
                 self.leave();
                 left_behind()
             }
-            error => store_error(error),
+            error => store_error_of(self.id, error),
         }
     }
 }

@@ -24,7 +24,7 @@ use fulmar_pages::segment::SegmentIndex;
 use fulmar_pages::{PageNo, SegmentId};
 use fulmar_store::{SegmentWriter, failpoint};
 
-use super::{Partition, store_error};
+use super::{Partition, store_error, store_error_of};
 use crate::node::Unnamed;
 use crate::store::Frame;
 use crate::transaction::Overlay;
@@ -84,7 +84,8 @@ impl Partition {
         let unnamed = self.node.naming.enter();
         let segment = self.store_segment(Arc::new(file), bytes).await?;
         failpoint::hit(failpoint::COMMIT_AFTER_SEGMENT);
-        let index = self.node.store.segment_index(segment).await.map_err(store_error)?;
+        let index =
+            self.node.store.segment_index(segment).await.map_err(|error| store_error_of(self.id, error))?;
         Ok(Some(Large { segment, index, _unnamed: unnamed }))
     }
 

@@ -38,7 +38,8 @@ use tokio::sync::Notify;
 pub(crate) use ahead::Ahead;
 pub(crate) use commit::{Refused, Room, TransactionStatus, Waits, page_one};
 pub(crate) use error::{
-    dropped_error, log_error, log_unreadable, owner_writes, past_is_read_only, store_error,
+    dropped_error, log_error, log_unreadable, opening, owner_writes, past_is_read_only, store_error,
+    store_error_of,
 };
 pub(crate) use flush::{CopiedFrame, Flush, NamedSegment};
 pub(crate) use follow::{Followed, Following};

@@ -55,6 +55,61 @@ async fn times_that_nobody_can_go_back_to_are_refused() {
     assert_eq!(node.rows(SHOP).await, 5);
 }
 
+/// One manifest of the past is damaged: what lies beside it is listed, and can be looked at and gone back to. Nobody who asks for a time
+/// at which it may have been the newest is given an older one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_manifest_takes_nothing_but_its_own_time() {
+    let (mut node, times) = five_minutes(Duration::from_millis(DAY)).await;
+    let directory = node.directory.path().join(format!("store/manifests/{SHOP}/00000001"));
+    let mut manifests: Vec<_> =
+        std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    manifests.sort();
+    assert_eq!(manifests.len(), 5);
+    let damaged = format!("manifests/{SHOP}/00000001/{}", manifests[1].file_name().unwrap().display());
+    let sound = std::fs::read(&manifests[1]).unwrap();
+    let mut flipped = sound.clone();
+    flipped[sound.len() / 2] ^= 4;
+    let mut ids = (100..).map(PartitionId);
+    for harmed in [&flipped[..], &sound[..sound.len() / 2]] {
+        std::fs::write(&manifests[1], harmed).unwrap();
+        let points = node.engine.history(SHOP).await.unwrap();
+        assert_eq!(points.len(), 4);
+        let (first, third) = (points[0].time_unix_ms, points[1].time_unix_ms);
+        for (time, rows) in [(first, 1), (third, 3), (times[2], 3), (times[4], 5)] {
+            let id = ids.next().unwrap();
+            node.engine.create_partition(id, Some((SHOP, Some(time)))).await.unwrap();
+            assert_eq!(node.rows(id).await, rows, "at {time}");
+        }
+        for time in [times[0], times[1], third - 1] {
+            let branched = node.engine.create_partition(ids.next().unwrap(), Some((SHOP, Some(time)))).await;
+            for error in [branched.unwrap_err(), node.restore(time).await.unwrap_err()] {
+                assert_eq!(error.state(), sqlstate::IO_ERROR);
+                assert!(error.message().contains(&damaged), "{error:?}");
+                assert_eq!(error.get_detail(), Some(&*format!("It belongs to partition {SHOP}.")));
+                assert!(error.get_hint().unwrap().contains("there are versions of 2"), "{error:?}");
+            }
+            let mut client = node.client(SHOP);
+            client.session.set_as_of(Some(time));
+            assert_eq!(client.state("SELECT count(*) FROM t").await, "58030");
+            client.close().await;
+        }
+        // What it names nobody knows: nothing is collected.
+        let error = node.engine.collect().await.unwrap_err();
+        assert!(error.message().contains(&damaged), "{error:?}");
+        assert_eq!(error.get_detail(), Some(&*format!("It belongs to partition {SHOP}.")));
+    }
+    node.restore(points_of(&node).await[1]).await.unwrap();
+    assert_eq!(node.rows(SHOP).await, 3);
+    std::fs::write(&manifests[1], &sound).unwrap();
+    node.restore(times[1]).await.unwrap();
+    assert_eq!(node.rows(SHOP).await, 2);
+    node.engine.collect().await.unwrap();
+}
+
+async fn points_of(node: &Node) -> Vec<u64> {
+    node.engine.history(SHOP).await.unwrap().iter().map(|point| point.time_unix_ms).collect()
+}
+
 /// A restore ends between its manifest and the catalog's word, or behind that; nobody has got to know.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restore_has_happened_when_the_catalog_says_so() {

@@ -40,7 +40,8 @@ pub use data::DataDirectory;
 pub use limits::raise_open_files;
 pub use node::METADATA_FILE;
 use node::Node;
-pub use store::open_to_read as open_store_to_read;
+pub use reader::open as open_anothers_store;
+pub use store::{Marks, StoreToRead, open_to_read as open_store_to_read};
 use tls::Tls;
 
 /// Runs a node until it is asked to end.

@@ -51,7 +51,8 @@ pub(super) async fn start(
     Node::serve(arguments, Rooms { engine, catalog, journal, role, temporary_directory }, memory, tls).await
 }
 
-fn open(url: &StoreUrl) -> anyhow::Result<Arc<dyn Store>> {
+/// Opens the store of another process, to read it.
+pub fn open(url: &StoreUrl) -> anyhow::Result<Arc<dyn Store>> {
     match url {
         StoreUrl::Memory => {
             bail!("--store memory: is nothing that another process could read; give its store's URL")

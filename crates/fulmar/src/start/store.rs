@@ -111,11 +111,11 @@ pub async fn open(data: &Path, asked: Option<&StoreUrl>) -> anyhow::Result<OwnSt
     let store = Reliable::new(Arc::new(backend.clone()), Limits::default());
     let id = match Binding::read(data)? {
         Some(Binding { id, place: Some(known), stopped }) => {
-            ensure!(
-                holds(&store, OWNER).await? == Some(line(id)),
-                "{url} is not the store of this data directory; {}",
-                known.flag()
-            );
+            if let Some(problem) = wrong_owner(holds(&store, OWNER).await?.as_ref(), Some(id)) {
+                // Where it is another one than before, that is what is the matter.
+                ensure!(known == place, "{url} is not the store of this data directory; {}", known.flag());
+                bail!("the object `{OWNER}` of the store {url} {problem}");
+            }
             ensure!(
                 known == place || (stopped.is_some() && holds(&store, STOPPED).await? == stopped.map(line)),
                 "{url} is no copy of the store as it was at this node's last stop; {}, stop the node, copy all of \
@@ -146,15 +146,24 @@ pub async fn open(data: &Path, asked: Option<&StoreUrl>) -> anyhow::Result<OwnSt
     Ok(OwnStore { backend, data: data.to_owned(), binding })
 }
 
-/// Opens the store of a data directory to read it; answers also the id by which they know each other, and where it is, for
-/// people.
-pub fn open_to_read(data: &Path) -> anyhow::Result<(Arc<dyn Store>, u128, String)> {
+/// The store of a data directory, to be read.
+pub struct StoreToRead {
+    pub store: Arc<dyn Store>,
+    /// Where it is, for people.
+    pub place: String,
+    /// By what they know each other; none while it is not known whether the store knows it too.
+    pub marks: Option<Marks>,
+}
+
+/// Opens the store of a data directory to read it.
+pub fn open_to_read(data: &Path) -> anyhow::Result<StoreToRead> {
     let binding = Binding::read(data)?;
-    // Without one there is nothing that has the id in its name.
-    let id = binding.as_ref().map_or(0, |binding| binding.id);
-    let place = binding.and_then(|binding| binding.place).unwrap_or(Place::Own);
-    let url = place.url(data);
-    let shown = match &url {
+    let known = binding.as_ref().and_then(|binding| binding.place.clone());
+    let marks = binding
+        .filter(|_| known.is_some())
+        .map(|Binding { id, stopped, .. }| Marks { owner: Some(id), stopped });
+    let url = known.unwrap_or(Place::Own).url(data);
+    let place = match &url {
         StoreUrl::Directory(directory) => {
             ensure!(directory.is_dir(), "there is no store at {}", directory.display());
             directory.display().to_string()
@@ -162,12 +171,72 @@ pub fn open_to_read(data: &Path) -> anyhow::Result<(Arc<dyn Store>, u128, String
         url => url.to_string(),
     };
     let backend = url.open().with_context(|| format!("cannot open the store {url}"))?;
-    Ok((Arc::new(backend), id, shown))
+    Ok(StoreToRead { store: Arc::new(backend), place, marks })
+}
+
+/// By what a store and its data directory know each other, as far as it is known.
+pub struct Marks {
+    /// The id that `owner` must hold.
+    pub owner: Option<u128>,
+    /// The number that `stopped` must hold.
+    pub stopped: Option<u128>,
+}
+
+impl Marks {
+    /// The objects of a store that are not what they must be, each with what is wrong and how it is put right.
+    pub async fn verify(&self, store: Arc<dyn Store>) -> anyhow::Result<Vec<(&'static str, String)>> {
+        let store = Reliable::new(store, Limits::default());
+        let (owner, stopped) = (holds(&store, OWNER).await?, holds(&store, STOPPED).await?);
+        let owner = wrong_owner(owner.as_ref(), self.owner).map(|problem| (OWNER, problem));
+        let stopped = wrong_stop(stopped.as_ref(), self.stopped).map(|problem| (STOPPED, problem));
+        Ok(owner
+            .into_iter()
+            .chain(stopped)
+            .map(|(object, problem)| (object, format!("it {problem}")))
+            .collect())
+    }
+}
+
+/// What is the matter with what `owner` holds, and how it is put right. `id` is what it must hold, if that is known.
+fn wrong_owner(found: Option<&Bytes>, id: Option<u128>) -> Option<String> {
+    let matter = match (found.map(number_of), id) {
+        (None, _) => "is missing".to_owned(),
+        (Some(None), _) => "is damaged".to_owned(),
+        (Some(Some(other)), Some(id)) if other != id => {
+            format!("is damaged, or of another data directory: it holds {other:032x}")
+        }
+        _ => return None,
+    };
+    let id = id.map_or_else(
+        || "the id that stands in store.id of the data directory".to_owned(),
+        |id| format!("{id:032x}"),
+    );
+    Some(format!(
+        "{matter}; restore it from a copy of the store, or, if no other data directory uses this store, make it anew: its \
+         only line is {id}"
+    ))
+}
+
+/// The same of `stopped`, which is there while the node is stopped.
+fn wrong_stop(found: Option<&Bytes>, number: Option<u128>) -> Option<String> {
+    let matter = match (found.map(number_of), number) {
+        (None, Some(_)) => "is missing",
+        (Some(None), _) => "is damaged",
+        (Some(Some(other)), Some(number)) if other != number => "is not what the last stop has left",
+        _ => return None,
+    };
+    Some(format!("{matter}; nothing is lost, but to move the store start and stop the node once more before"))
 }
 
 /// As it stands in the store.
 fn line(number: u128) -> Bytes {
     format!("{number:032x}\n").into()
+}
+
+/// What such a line says, if it is one.
+fn number_of(bytes: &Bytes) -> Option<u128> {
+    let digits = std::str::from_utf8(bytes).ok()?.strip_suffix('\n')?;
+    u128::from_str_radix(digits, 16).ok().filter(|number| line(*number) == bytes)
 }
 
 /// Makes the store ours, if it is nobody's; refuses one that would let others do so too.
@@ -321,7 +390,61 @@ mod tests {
         open(other_data.path(), None).await.unwrap();
         let refused = refusal(other_data.path(), Some(&elsewhere)).await;
         assert!(refused.contains("start without --store"), "{refused}");
-        assert_eq!(open_to_read(data.path()).unwrap().0.to_string(), there.to_string());
+        assert_eq!(open_to_read(data.path()).unwrap().store.to_string(), there.to_string());
+    }
+
+    /// Whoever starts with the store that he had is not sent to that one.
+    #[tokio::test]
+    async fn an_owner_that_is_not_as_it_was_is_named_and_can_be_made_anew() {
+        for asked in [None, Some(tempfile::tempdir().unwrap())] {
+            let data = tempfile::tempdir().unwrap();
+            let asked = asked.as_ref().map(|directory| (url(directory.path()), directory.path().to_owned()));
+            let (asked, store) = match asked {
+                Some((url, store)) => (Some(url), store),
+                None => (None, data.path().join("store")),
+            };
+            open(data.path(), asked.as_ref()).await.unwrap().stopped().await.unwrap();
+            let id = Binding::read(data.path()).unwrap().unwrap().id;
+            let marks = || open_to_read(data.path()).unwrap();
+            let told = async || marks().marks.unwrap().verify(marks().store).await.unwrap();
+            assert_eq!(told().await, []);
+            let remedy = format!("make it anew: its only line is {id:032x}");
+            let other = format!("{:032x}\n", id ^ 1);
+            let upper = "ABCDEF0123456789ABCDEF0123456789\n";
+            let harms = [
+                (None, "is missing"),
+                (Some("1f\n"), "is damaged;"),
+                (Some(upper), "is damaged;"),
+                (Some(other.as_str()), "or of another data directory"),
+            ];
+            for (harm, matter) in harms {
+                match harm {
+                    None => std::fs::remove_file(store.join(OWNER)).unwrap(),
+                    Some(text) => std::fs::write(store.join(OWNER), text).unwrap(),
+                }
+                let refused = refusal(data.path(), asked.as_ref()).await;
+                assert!(refused.starts_with("the object `owner` of the store"), "{refused}");
+                assert!(refused.contains(matter) && refused.contains(&remedy), "{refused}");
+                let found = told().await;
+                assert_eq!((found.len(), found[0].0), (1, OWNER));
+                assert!(found[0].1.contains(matter) && found[0].1.contains(&remedy), "{found:?}");
+            }
+            // As the remedy says.
+            std::fs::write(store.join(OWNER), format!("{id:032x}\n")).unwrap();
+            assert_eq!(told().await, []);
+            for text in [None, Some("1f\n"), Some(other.as_str())] {
+                match text {
+                    None => std::fs::remove_file(store.join(STOPPED)).unwrap(),
+                    Some(text) => std::fs::write(store.join(STOPPED), text).unwrap(),
+                }
+                let found = told().await;
+                assert!(found.len() == 1 && found[0].1.contains("nothing is lost"), "{found:?}");
+                assert_eq!(found[0].0, STOPPED);
+            }
+            open(data.path(), asked.as_ref()).await.unwrap();
+            // It runs: what it has removed is not missing.
+            assert_eq!(told().await, []);
+        }
     }
 
     #[tokio::test]

@@ -5,15 +5,17 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
-use fulmar_engine::Verified;
-use fulmar_meta::{Catalog, Embedded};
+use fulmar_engine::{KnownPartitions, Verified};
+use fulmar_meta::{Catalog, Embedded, Followed};
 use fulmar_pages::PartitionId;
-use fulmar_store::StoreUrl;
+use fulmar_store::{PageStore, Store, StoreUrl};
 use indicatif::ProgressBar;
 
 use super::{Damage, Report};
 use crate::output;
-use crate::start::{DataDirectory, METADATA_FILE, open_store_to_read};
+use crate::start::{
+    DataDirectory, METADATA_FILE, Marks, StoreToRead, open_anothers_store, open_store_to_read,
+};
 
 /// Reads all of it. The directory is locked meanwhile, so that no node starts.
 pub(super) async fn verify(data: &Path) -> anyhow::Result<Report> {
@@ -32,27 +34,36 @@ pub(super) async fn verify(data: &Path) -> anyhow::Result<Report> {
             None
         }
     };
-    let (store, node_id, store_place) = open_store_to_read(data.path())?;
-    let live = known.as_ref().map(|known| &known.epochs);
-    let bar = output::progress("verifying", 0);
-    let found = fulmar_engine::verify_directory(data.path(), store, node_id, live, shown_in(&bar)).await?;
-    bar.finish_and_clear();
-    report.checked = [("catalog", 1), ("log records", found.records)].into();
-    report.add(found, known.as_ref(), |file| match file.strip_prefix("store/") {
+    let StoreToRead { store, place: store_place, marks } = open_store_to_read(data.path())?;
+    let place = |file: &str| match file.strip_prefix("store/") {
         Some(object) => format!("{store_place}/{object}"),
         None => data.path().join(file).display().to_string(),
-    });
+    };
+    let live = known.as_ref().map(|known| &known.epochs);
+    let bar = output::progress("verifying", 0);
+    let found = fulmar_engine::verify_directory(data.path(), store.clone(), live, shown_in(&bar)).await?;
+    bar.finish_and_clear();
+    report.checked.insert("catalog", 1);
+    report.add(found, known.as_ref(), place);
+    if let Some(marks) = marks {
+        report.add_marks(&marks, store, place).await?;
+    }
     Ok(report)
 }
 
 /// Reads all of a store.
 pub(super) async fn verify_store(url: &StoreUrl) -> anyhow::Result<Report> {
-    let store = url.open().with_context(|| format!("cannot open the store {url}"))?;
+    let store = open_anothers_store(url)?;
+    let (owner, known) = catalog_in(store.clone()).await.unzip();
     let mut report = Report::default();
+    let live = known.as_ref().map(|known| &known.epochs);
+    let place = |file: &str| format!("{url}/{}", file.strip_prefix("store/").unwrap_or(file));
     let bar = output::progress("verifying", 0);
-    let found = fulmar_engine::verify_store(Arc::new(store), shown_in(&bar)).await?;
+    let found = fulmar_engine::verify_store(store.clone(), live, shown_in(&bar)).await?;
     bar.finish_and_clear();
-    report.add(found, None, |file| format!("{url}/{}", file.strip_prefix("store/").unwrap_or(file)));
+    report.add(found, known.as_ref(), place);
+    // What the last stop has left only the data directory knows.
+    report.add_marks(&Marks { owner, stopped: None }, store, place).await?;
     Ok(report)
 }
 
@@ -71,6 +82,7 @@ impl Report {
             ("segments", found.segments),
             ("pages", found.pages),
             ("other objects", found.others),
+            ("log records", found.records),
         ];
         self.checked.extend(read);
         self.damage.extend(found.damage.into_iter().map(|damage| Damage {
@@ -82,10 +94,38 @@ impl Report {
     }
 }
 
+impl Report {
+    /// What is wrong with the objects by which the store and its data directory know each other.
+    async fn add_marks(
+        &mut self,
+        marks: &Marks,
+        store: Arc<dyn Store>,
+        place: impl Fn(&str) -> String,
+    ) -> anyhow::Result<()> {
+        let wrong = marks.verify(store).await?;
+        self.damage.extend(wrong.into_iter().map(|(object, problem)| Damage {
+            place: place(&format!("store/{object}")),
+            byte: None,
+            tenants: String::new(),
+            problem,
+        }));
+        Ok(())
+    }
+}
+
 /// What the catalog knows of partitions.
 struct Known {
-    epochs: HashMap<PartitionId, u32>,
+    epochs: KnownPartitions,
     names: HashMap<PartitionId, String>,
+}
+
+impl Known {
+    fn of(catalog: &Catalog) -> Self {
+        Known {
+            epochs: catalog.partitions().iter().map(|partition| (partition.id, partition.epoch)).collect(),
+            names: catalog.tenants().iter().map(|tenant| (tenant.partition, tenant.name.clone())).collect(),
+        }
+    }
 }
 
 /// Whose these are, for people.
@@ -117,12 +157,18 @@ async fn catalog(data: &Path) -> anyhow::Result<Result<Known, String>> {
         Err(error) => Err(error),
     };
     Ok(match opened {
-        Ok(catalog) => Ok(Known {
-            epochs: catalog.partitions().iter().map(|partition| (partition.id, partition.epoch)).collect(),
-            names: catalog.tenants().iter().map(|tenant| (tenant.partition, tenant.name.clone())).collect(),
-        }),
+        Ok(catalog) => Ok(Known::of(&catalog)),
         Err(error) => Err(error.to_string()),
     })
+}
+
+/// The newest catalog in a store: whose it is, and what it knows. One that cannot be used is damage where all catalogs are read; tenants
+/// are told by their numbers then.
+async fn catalog_in(store: Arc<dyn Store>) -> Option<(u128, Known)> {
+    let followed = Followed::open(PageStore::open(store)).await.ok()?;
+    let owner = followed.node();
+    let catalog = Catalog::read_only(followed).await.ok()?;
+    Some((owner, Known::of(&catalog)))
 }
 
 /// What SQLite says of the file.

@@ -35,6 +35,7 @@ mod shared;
 mod statistics;
 mod waiters;
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -52,7 +53,7 @@ use shared::SharedLog;
 
 pub use error::{FullCause, LogError};
 pub use local::MAX_NAP;
-pub use shared::{Ahead, LogEnd, LogObject, LogPlace, LogTail, SharedLogOptions};
+pub use shared::{Ahead, LogEnd, LogObject, LogPlace, LogTail, SharedLogCheck, SharedLogOptions};
 pub use statistics::LogStatistics;
 
 /// A position in a node's log, in bytes: that of a record is the position of its end.
@@ -170,12 +171,18 @@ impl CommitLog {
         matches!(self.kept, Kept::ReadOnly)
     }
 
-    /// Reads the log of `node` in a store as an opening would, and writes nothing.
+    /// The nodes that have logs in a store.
+    pub async fn nodes_in(store: &Reliable) -> Result<BTreeSet<u128>, LogError> {
+        SharedLog::nodes(store).await
+    }
+
+    /// Reads all that `node` has of logs in a store, and writes nothing. What an opening would replay is given to `replay`, if no
+    /// object is damaged or missing.
     pub async fn verify_shared(
         store: Reliable,
         node: u128,
         replay: &mut shared::Replay<'_>,
-    ) -> Result<(), LogError> {
+    ) -> Result<SharedLogCheck, LogError> {
         SharedLog::verify(store, node, replay).await
     }
 

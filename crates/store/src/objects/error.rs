@@ -2,8 +2,9 @@
 
 use std::fmt::Display;
 
-use fulmar_pages::FormatError;
+use fulmar_pages::{FormatError, PartitionId};
 
+use super::MANIFESTS;
 use crate::store::Failure;
 
 /// Why a segment or manifest could not be read or written. Each names the object and the store.
@@ -100,6 +101,28 @@ impl StoreError {
         }
     }
 
+    /// The object, if it is one that is not what was written, or not there.
+    pub fn damaged_object(&self) -> Option<&str> {
+        match self {
+            StoreError::Missing { object, .. }
+            | StoreError::Damaged { object, .. }
+            | StoreError::Misnamed { object, .. } => Some(object),
+            _ => None,
+        }
+    }
+
+    /// Whose object it is, where its name says that.
+    pub fn partition(&self) -> Option<PartitionId> {
+        let object: &str = match self {
+            StoreError::Failed { object, .. }
+            | StoreError::Exists { object, .. }
+            | StoreError::Contended { object, .. } => object,
+            error => error.damaged_object()?,
+        };
+        let digits = object.strip_prefix(MANIFESTS)?.strip_prefix('/')?.split('/').next()?;
+        u64::from_str_radix(digits, 16).ok().map(PartitionId)
+    }
+
     pub(super) fn failed(
         operation: &'static str,
         object: impl Display,
@@ -107,5 +130,24 @@ impl StoreError {
         cause: Failure,
     ) -> Self {
         StoreError::Failed { operation, object: object.to_string(), store: store.to_string(), cause }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whose_an_object_is_its_name_says_or_nobody() {
+        let missing = |object: &str| StoreError::Missing { object: object.to_owned(), store: String::new() };
+        for object in
+            ["manifests/000000000000001f", "manifests/000000000000001f/hot-00000001-0000000000000007"]
+        {
+            assert_eq!(missing(object).partition(), Some(PartitionId(31)), "{object}");
+        }
+        for object in ["manifests", "segments/000000000000001f", "terms/00000001"] {
+            assert_eq!(missing(object).partition(), None, "{object}");
+        }
+        assert_eq!(StoreError::TooManyTerms { store: String::new() }.partition(), None);
     }
 }

@@ -149,6 +149,18 @@ impl PageStore {
         }
     }
 
+    /// Checks that none of these terms ([`PageStore::list_terms`]) is missing, as far as one can know: the last one that has ended has
+    /// begun, and so has that in which something was `written`.
+    pub fn check_terms(&self, terms: &[(u32, bool)], written: u32) -> Result<(), StoreError> {
+        let last = terms.last().map_or(0, |(number, _)| *number).max(written);
+        match last == 0 || terms.contains(&(last, false)) {
+            true => Ok(()),
+            false => {
+                Err(StoreError::Missing { object: term_object(last, false), store: self.store.to_string() })
+            }
+        }
+    }
+
     /// The objects that say that terms have begun or ended: numbers, and whether it is the latter; sorted.
     pub async fn list_terms(&self) -> Result<Vec<(u32, bool)>, StoreError> {
         let mut terms: Vec<_> = self.list(TERMS).await?.iter().filter_map(|name| parse(name)).collect();
@@ -257,6 +269,25 @@ mod tests {
         let next = store.begin_term().await.unwrap();
         assert_eq!((next.number, next.wait), (fifth.number + 1, None));
         assert!(!store.is_last_term(&fifth).await.unwrap());
+    }
+
+    #[tokio::test]
+    async fn one_that_is_missing_is_known_by_what_came_of_it() {
+        let store = store();
+        let check = async |written| store.check_terms(&store.list_terms().await.unwrap(), written);
+        check(0).await.unwrap();
+        let first = store.begin_term().await.unwrap();
+        check(0).await.unwrap();
+        check(1).await.unwrap();
+        assert!(
+            matches!(check(2).await, Err(StoreError::Missing { object, .. }) if object == term_object(2, false))
+        );
+        store.end_term(&first, Duration::ZERO).await.unwrap();
+        check(1).await.unwrap();
+        store.delete(&term_object(1, false)).await.unwrap();
+        assert!(
+            matches!(check(0).await, Err(StoreError::Missing { object, .. }) if object == term_object(1, false))
+        );
     }
 
     #[tokio::test]

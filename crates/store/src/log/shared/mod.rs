@@ -60,7 +60,9 @@
 //! An object has a checksum; one that does not read is refused, and named. A gap is a log's end; but each object also
 //! says up to which slot the log was durable when it was made, and a gap below that is a lost object, which is refused
 //! too. As in files, the last object that was acknowledged has no witness if no other was begun after it, nor a seal.
+//! Who wants to know of every one that is not as it was written reads all of them ([`check`]).
 
+mod check;
 mod object;
 mod objects;
 mod open;
@@ -68,6 +70,7 @@ mod state;
 mod tail;
 mod writer;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -81,6 +84,7 @@ use crate::store::Reliable;
 use objects::Objects;
 use state::Core;
 
+pub use check::SharedLogCheck;
 pub use tail::{Ahead, LogEnd, LogObject, LogPlace, LogTail};
 
 /// The name of an object in a node's logs.
@@ -151,8 +155,16 @@ impl SharedLog {
         Ok(SharedLog { core })
     }
 
-    pub(super) async fn verify(store: Reliable, node: u128, replay: &mut Replay<'_>) -> Result<(), LogError> {
-        open::verify(&Objects::new(store, node), replay).await
+    pub(super) async fn nodes(store: &Reliable) -> Result<BTreeSet<u128>, LogError> {
+        Objects::nodes(store).await
+    }
+
+    pub(super) async fn verify(
+        store: Reliable,
+        node: u128,
+        replay: &mut Replay<'_>,
+    ) -> Result<SharedLogCheck, LogError> {
+        check::check(&Objects::new(store, node), replay).await
     }
 
     pub(super) fn progress(&self) -> Arc<Progress> {

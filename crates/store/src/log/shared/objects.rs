@@ -23,6 +23,18 @@ impl Objects {
         Objects { store, directory: format!("{LOGS}/{node:032x}") }
     }
 
+    /// The nodes that have logs in a store.
+    pub(super) async fn nodes(store: &Reliable) -> Result<BTreeSet<u128>, LogError> {
+        let names = store.list_all_after(LOGS, None).await;
+        let names =
+            names.map_err(|cause| LogError::Store { operation: "list", object: LOGS.to_owned(), cause })?;
+        let node = |name: &String| {
+            let digits = name.strip_prefix(LOGS)?.strip_prefix('/')?.split('/').next()?;
+            u128::from_str_radix(digits, 16).ok()
+        };
+        Ok(names.iter().filter_map(node).collect())
+    }
+
     pub(super) fn directory(&self) -> &str {
         &self.directory
     }
@@ -108,5 +120,11 @@ impl Objects {
 
     pub(super) fn corrupt(&self, slot: Slot, offset: u64, problem: String) -> LogError {
         LogError::Corrupt { file: format!("{}/{}", self.store, self.name(slot)), offset, problem }
+    }
+
+    /// The same of a log of which nothing is there.
+    pub(super) fn corrupt_log(&self, incarnation: u64, problem: String) -> LogError {
+        let file = format!("{}/{}/{incarnation:016x}", self.store, self.directory);
+        LogError::Corrupt { file, offset: 0, problem }
     }
 }

@@ -25,9 +25,9 @@ use super::state::Live;
 use super::{LogError, Lsn, Replay, Slot, own_record};
 
 /// Objects that are read at the same time.
-const READS: usize = 32;
+pub(super) const READS: usize = 32;
 /// Rounds before somebody else's starts are held to be in the way for good.
-const MOST_ROUNDS: usize = 50;
+pub(super) const MOST_ROUNDS: usize = 50;
 
 /// What a start has found, and won.
 pub(super) struct Opened {
@@ -44,7 +44,7 @@ pub(super) struct Opened {
 }
 
 /// Objects that were read, by slot.
-type Known = BTreeMap<Slot, Object>;
+pub(super) type Known = BTreeMap<Slot, Object>;
 
 /// Opens a node's log.
 pub(super) async fn open(objects: &Objects) -> Result<Opened, LogError> {
@@ -70,30 +70,19 @@ pub(super) async fn open(objects: &Objects) -> Result<Opened, LogError> {
     Err(LogError::Contended { directory: objects.directory().to_owned() })
 }
 
-/// Reads what an opening would, and writes nothing.
-pub(super) async fn verify(objects: &Objects, replay: &mut Replay<'_>) -> Result<(), LogError> {
-    let mut known = Known::new();
-    for _ in 0..MOST_ROUNDS {
-        if let Some(Seen { needed, ends, .. }) = look(objects, &mut known).await? {
-            return give(&sort(known, needed, &ends).0, replay);
-        }
-    }
-    Err(LogError::Contended { directory: objects.directory().to_owned() })
-}
-
 /// What there is.
-struct Seen {
+pub(super) struct Seen {
     /// The greatest slot that has an object.
-    last: Slot,
+    pub(super) last: Slot,
     /// From which slot on the log is needed.
-    needed: Slot,
-    ends: Vec<End>,
+    pub(super) needed: Slot,
+    pub(super) ends: Vec<End>,
     /// Whether some of it was read only now.
     news: bool,
 }
 
 /// Looks at all objects. `None`: some have come or gone meanwhile.
-async fn look(objects: &Objects, known: &mut Known) -> Result<Option<Seen>, LogError> {
+pub(super) async fn look(objects: &Objects, known: &mut Known) -> Result<Option<Seen>, LogError> {
     let listed = objects.list().await?;
     let Read::All { news } = read(objects, &listed, known).await? else { return Ok(None) };
     let needed = needed(known);
@@ -145,12 +134,12 @@ fn needed(known: &Known) -> Slot {
 }
 
 /// Where a log's contiguous prefix ends.
-struct End {
-    slot: Slot,
+pub(super) struct End {
+    pub(super) slot: Slot,
     /// Its position.
     position: u64,
     /// Whether something stands there.
-    closed: bool,
+    pub(super) closed: bool,
     /// An object that was made when more than this was durable.
     witness: Option<Slot>,
 }
@@ -234,7 +223,7 @@ pub(super) fn seal(writer: LogId, slot: Slot, start: u64, needed: Slot) -> Bytes
 }
 
 /// What counts, in order, and what means nothing any more.
-fn sort(known: Known, needed: Slot, ends: &[End]) -> (Vec<Object>, Vec<Slot>) {
+pub(super) fn sort(known: Known, needed: Slot, ends: &[End]) -> (Vec<Object>, Vec<Slot>) {
     let counts = |slot: &Slot| {
         let before_its_end = |end: &End| end.slot.incarnation == slot.incarnation && *slot < end.slot;
         *slot >= needed && ends.iter().any(before_its_end)
@@ -248,7 +237,7 @@ fn sort(known: Known, needed: Slot, ends: &[End]) -> (Vec<Object>, Vec<Slot>) {
     (counting, garbage)
 }
 
-fn give(counting: &[Object], replay: &mut Replay<'_>) -> Result<(), LogError> {
+pub(super) fn give(counting: &[Object], replay: &mut Replay<'_>) -> Result<(), LogError> {
     for (end, record) in counting.iter().flat_map(Object::records) {
         replay(Lsn(end), &record)?;
     }

@@ -2,6 +2,7 @@
 //!
 //! Time stands still but for the waits (tokio's paused clock).
 
+mod check;
 mod model;
 // The same as those of the tests that see the crate from outside.
 #[path = "../../../tests/common/records.rs"]
