@@ -146,7 +146,8 @@ impl Session {
         layout: Layout<'_>,
         output: &mut Vec<u8>,
     ) -> Result<Ran, Fault> {
-        let mut writer = RowWriter::new(output, layout, &self.shared.config.temporary_directory);
+        let spills = self.statements.spills(&self.shared.config.temporary_directory);
+        let mut writer = RowWriter::new(output, layout, spills);
         for row in &rows {
             if let Err(error) = writer.row(&ValueRow(row)) {
                 writer.reset();
