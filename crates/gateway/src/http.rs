@@ -69,18 +69,21 @@ async fn metrics(
             let kind = (header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8");
             ([kind], source.render(scope)).into_response()
         }
-        Err(refused) => {
-            let text = match refused {
-                Refused::Missing => {
-                    "send a token: Authorization: Bearer ...; a superuser makes one: CREATE TOKEN name\n"
-                }
-                Refused::Unknown => {
-                    "the token is unknown, or has expired; a superuser makes one: CREATE TOKEN name\n"
-                }
-            };
-            (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer")], text).into_response()
+        Err(Refused::Crowded) => {
+            let text = "too many unknown tokens have come from this address lately; try again in a minute\n";
+            (StatusCode::TOO_MANY_REQUESTS, text).into_response()
+        }
+        Err(Refused::Missing) => unauthorized(
+            "send a token: Authorization: Bearer ...; a superuser makes one: CREATE TOKEN name\n",
+        ),
+        Err(Refused::Unknown) => {
+            unauthorized("the token is unknown, or has expired; a superuser makes one: CREATE TOKEN name\n")
         }
     }
+}
+
+fn unauthorized(text: &'static str) -> Response {
+    (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer")], text).into_response()
 }
 
 /// The token that a client sends, if it sends one.

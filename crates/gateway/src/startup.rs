@@ -32,7 +32,7 @@ use crate::activity;
 use crate::admission::{left_places, most_sessions, no_room, still_there, tenant};
 use crate::auth::{self, Exchange, Step};
 use crate::events::{Actor, Event, Kind};
-use crate::failures::Who;
+use crate::failures::{Crowded, Who};
 use crate::gateway::Shared;
 use crate::metrics::WorkerMetrics;
 use crate::protocol::backend::{self, Severity};
@@ -249,7 +249,7 @@ impl Greeting {
         }
     }
 
-    /// Goes on with the exchange; after failures the answer, whichever it is, has to wait.
+    /// Goes on with the exchange; after failures the client's proof, right or wrong, has to wait for its turn.
     async fn step(
         &mut self,
         exchange: &mut Exchange,
@@ -257,17 +257,14 @@ impl Greeting {
         user: &str,
         shared: &Shared,
     ) -> Result<Step> {
-        let who = Who { user: Some(user), address: self.address };
-        if exchange.is_challenged() {
-            let delay = shared.failures.delay(who, Instant::now());
-            // Even a sleep of nothing may take a millisecond.
-            if !delay.is_zero() {
-                tokio::time::sleep(delay).await;
-            }
+        if !exchange.is_challenged() {
+            return exchange.step(body, &mut self.output);
         }
+        let who = Who { user: Some(user), address: self.address };
+        let turn = shared.failures.turn(who).await.map_err(|Crowded| crowded(user))?;
         let step = exchange.step(body, &mut self.output);
         if step.as_ref().is_err_and(|error| error.state() == sqlstate::INVALID_PASSWORD) {
-            shared.failures.note(who, Instant::now());
+            turn.failed(Instant::now());
             let actor = Actor { user: Some(user), address: self.address };
             shared.journal().gather(Event::new(Kind::LoginFailed).by(actor));
         }
@@ -336,6 +333,13 @@ impl Greeting {
             Link { engine, wire, handle, timeout: None, idle_timeout: None, implicit: false, noted: false };
         Some((Session::new(link, shared, metrics, identity, settings), entry))
     }
+}
+
+fn crowded(user: &str) -> Error {
+    let message = format!("too many logins of user \"{user}\" have failed lately, and others wait already");
+    Error::new(sqlstate::TOO_MANY_CONNECTIONS, message).hint(
+        "Try again in a minute. Who keeps trying a wrong password is an event: SELECT * FROM fulmar.events.",
+    )
 }
 
 fn cancel(packet: &[u8], shared: &Shared) {
