@@ -6,8 +6,8 @@
 //! Startup: user, database, parameters -> SCRAM -> does the tenant exist, may the user connect -> session
 //! ```
 //!
-//! Until a client has proved who it is it gets little: packets of 10,000 bytes, one minute in all. Who guesses passwords
-//! waits for the answers ([`crate::failures`]).
+//! Until a client has proved who it is it gets little: packets of 10,000 bytes, one minute in all, and less if many others come
+//! ([`crate::crowd`]). Who guesses passwords waits for the answers ([`crate::failures`]).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -31,6 +31,7 @@ use crate::Result;
 use crate::activity;
 use crate::admission::{left_places, most_sessions, no_room, still_there, tenant};
 use crate::auth::{self, Exchange, Step};
+use crate::crowd::Place;
 use crate::events::{Actor, Event, Kind};
 use crate::failures::{Crowded, Who};
 use crate::gateway::Shared;
@@ -46,18 +47,18 @@ const PACKET_BYTES: usize = 10_000;
 /// How long a client may take to become a session.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Makes a session of a connection, if it is to be one.
+/// Makes a session of a connection, if it is to be one. Until then it has a place among those that are none.
 pub(crate) async fn serve(
     stream: TcpStream,
+    place: Place,
     shared: Arc<Shared>,
     metrics: Arc<WorkerMetrics>,
 ) -> Option<(Session, Entry)> {
     // Small answers must not wait for the acknowledgement of earlier ones. Without it all still works, slower.
     let _ = stream.set_nodelay(true);
-    let closing = shared.closing.clone();
     // Boxed: what only the beginning needs is not to be held for as long as the session lasts.
     let greeted = tokio::time::timeout(PATIENCE, greet(stream, shared, metrics));
-    Box::pin(closing.run_until_cancelled(greeted)).await?.ok()?
+    Box::pin(place.stay(greeted)).await?.ok()?
 }
 
 /// A connection before it is a session.
