@@ -459,6 +459,26 @@ mod tests {
     }
 
     #[test]
+    fn every_metric_is_in_the_manual() {
+        let engine =
+            EngineStatistics { disk_cache: Some(DiskCacheStatistics::default()), ..Default::default() };
+        let beside = BesideStatistics { age_ms: Some(1), ..BesideStatistics::default() };
+        let text = render(&[], 1, connected(0), &engine, Some(&beside), &[], &[]);
+        let manual = include_str!("../../../docs/operations.md");
+        let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+        let missing: Vec<&str> =
+            types.clone().filter(|name| !manual.contains(&format!("`{name}`"))).collect();
+        assert!(missing.is_empty(), "{missing:?}");
+        assert!(types.count() > 60);
+        // Nor are there any in it that no node tells.
+        let told = |name: &&str| text.contains(&format!("# TYPE {name} "));
+        let of_manual = manual.split('`').filter(|word| word.starts_with("fulmar_") && !word.ends_with('_'));
+        let names = of_manual.map(|word| word.split('{').next().unwrap_or_default());
+        let unknown: Vec<&str> = names.filter(|name| !told(name)).collect();
+        assert!(unknown.is_empty(), "{unknown:?}");
+    }
+
+    #[test]
     fn tenants_are_told_by_their_names() {
         let counts = TenantCounts { statements: 3, busy_us: 2_500_000, errors: 1, ..TenantCounts::default() };
         let shop = TenantFigures { name: "a \"b\\\n".into(), counts, commits: 1 << 50, sessions: 4 };
