@@ -120,6 +120,15 @@ def lists_are_json():
         assert connection.execute(query, (wanted,)).fetchall() == [(3,), (5,)]
 
 
+def procedures():
+    with connect() as connection:
+        connection.execute(
+            """CREATE PROCEDURE product(a BIGINT, b BIGINT) RETURNS TABLE (total BIGINT)
+               LANGUAGE lua AS 'return {{ total = a * b }}'"""
+        )
+        assert connection.execute("CALL product(%s, %s)", (6, 7)).fetchone() == (42,)
+
+
 def transactions():
     with connect() as connection:
         connection.execute("CREATE TABLE account (id BIGINT PRIMARY KEY, balance BIGINT NOT NULL CHECK (balance >= 0))")
@@ -309,7 +318,7 @@ def main():
         cancel,
         a_crash_loses_nothing,
     ]
-    for check in checks + ([lists_are_json] if is_fulmar() else []):
+    for check in checks + ([lists_are_json, procedures] if is_fulmar() else []):
         check()
         tell(f"ok {check.__name__}")
 

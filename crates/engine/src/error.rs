@@ -11,7 +11,6 @@ pub mod sqlstate {
     pub const PROTOCOL_VIOLATION: &str = "08P01";
     pub const FEATURE_NOT_SUPPORTED: &str = "0A000";
     pub const DATATYPE_MISMATCH: &str = "42804";
-    pub const STRING_TOO_LONG: &str = "22001";
     pub const NUMERIC_OUT_OF_RANGE: &str = "22003";
     pub const INVALID_DATETIME: &str = "22007";
     pub const INVALID_PARAMETER_VALUE: &str = "22023";
@@ -38,6 +37,8 @@ pub mod sqlstate {
     pub const DEADLOCK_DETECTED: &str = "40P01";
     pub const SYNTAX_ERROR: &str = "42601";
     pub const INSUFFICIENT_PRIVILEGE: &str = "42501";
+    pub const DUPLICATE_COLUMN: &str = "42701";
+    pub const AMBIGUOUS_COLUMN: &str = "42702";
     pub const UNDEFINED_COLUMN: &str = "42703";
     pub const UNDEFINED_FUNCTION: &str = "42883";
     pub const UNDEFINED_TABLE: &str = "42P01";

@@ -1,5 +1,7 @@
-//! `docs/operations.md` has a remedy for every alarm and every SQLSTATE that the code can raise, and says what every event is.
+//! `docs/operations.md` has a remedy for every alarm and every SQLSTATE that the code can raise, and says what every event is;
+//! `docs/sql.md` lists the SQLSTATEs.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 fn workspace() -> PathBuf {
@@ -58,22 +60,50 @@ fn every_alarm_has_a_remedy() {
     assert!(alarms >= 15, "only {alarms} were found: does the code write them in another way now?");
 }
 
-#[test]
-fn every_sqlstate_has_a_remedy() {
-    let documented = operations();
-    let is_state =
-        |text: &&str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_uppercase() || b.is_ascii_digit());
-    let mut states: Vec<String> = Vec::new();
+/// Every SQLSTATE of an error that the code has, wherever it stands.
+fn states() -> BTreeSet<String> {
+    let is_state = |text: &&str| {
+        let begins = text.starts_with(|first: char| first.is_ascii_digit()) || is_own_class(text);
+        begins && text.len() == 5 && text.bytes().all(|b| b.is_ascii_uppercase() || b.is_ascii_digit())
+    };
+    let mut states = BTreeSet::new();
     for (_, code) in sources() {
-        let constants = code.lines().filter(|line| line.contains("const ") && line.contains("&str = \""));
-        states.extend(constants.flat_map(literals).filter(is_state).map(str::to_owned));
+        states.extend(code.lines().flat_map(literals).filter(is_state).map(str::to_owned));
     }
     states.retain(|state| !["00000", "01000"].contains(&state.as_str())); // no errors
     assert!(states.len() > 50, "only {} were found", states.len());
-    let words: Vec<&str> = documented.split(|c: char| !c.is_ascii_alphanumeric()).collect();
-    for state in states {
-        assert!(words.contains(&state.as_str()), "SQLSTATE {state} has no remedy");
+    states
+}
+
+/// The classes that do not begin with a digit.
+fn is_own_class(state: &str) -> bool {
+    ["P0", "XX"].iter().any(|class| state.starts_with(class))
+}
+
+/// The words of a text: letters and digits.
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| !c.is_ascii_alphanumeric())
+}
+
+#[test]
+fn every_sqlstate_has_a_remedy() {
+    let documented = operations();
+    let words: BTreeSet<&str> = words(&documented).collect();
+    for state in states() {
+        assert!(words.contains(state.as_str()), "SQLSTATE {state} has no remedy");
     }
+}
+
+/// The table of errors in `docs/sql.md` has what clients can be told, all of it and nothing else.
+#[test]
+fn every_sqlstate_is_in_the_table_of_errors() {
+    let sql = std::fs::read_to_string(workspace().join("docs/sql.md")).unwrap();
+    let table = sql.split("\n## Errors\n").nth(1).and_then(|rest| rest.split("\n## ").next()).unwrap();
+    let first = |line: &str| line.strip_prefix("| ")?.split(" |").next().map(str::to_owned);
+    let cells: Vec<String> = table.lines().filter_map(first).collect();
+    let listed: BTreeSet<String> =
+        cells.iter().flat_map(|cell| words(cell)).filter(|word| word.len() == 5).map(str::to_owned).collect();
+    assert_eq!(listed, states());
 }
 
 #[test]

@@ -20,6 +20,7 @@ use crate::activity;
 use crate::advisory::AdvisoryLocks;
 use crate::auth::Decoy;
 use crate::crew::Crew;
+use crate::crowd::Crowd;
 use crate::events::{self, Journal};
 use crate::failures::Failures;
 use crate::metrics::{self, TenantFigures, WorkerMetrics};
@@ -45,6 +46,8 @@ pub struct GatewayConfig {
     pub workers: usize,
     /// Sessions at once; more are refused (53300). The last ten places are for superusers.
     pub max_sessions: usize,
+    /// Connections at once that are no sessions yet; then the oldest make room.
+    pub max_logins: usize,
     /// Where answers go that do not fit in memory; the files are unlinked.
     pub temporary_directory: PathBuf,
     /// How long running statements get to end at a shutdown.
@@ -66,6 +69,7 @@ impl GatewayConfig {
             insecure: false,
             workers: std::thread::available_parallelism().map_or(1, usize::from),
             max_sessions: 20_000,
+            max_logins: 2_000,
             temporary_directory: std::env::temp_dir(),
             shutdown_grace: Duration::from_secs(5),
             slow_statement: None,
@@ -88,6 +92,8 @@ pub(crate) struct Shared {
     pub(crate) started_ms: u64,
     pub(crate) decoy: Decoy,
     pub(crate) failures: Failures,
+    /// Connections that are no sessions yet.
+    pub(crate) logins: Arc<Crowd>,
     /// The gateway shuts down: connections that are no sessions yet end.
     pub(crate) closing: CancellationToken,
 }
@@ -117,12 +123,12 @@ pub(crate) struct MetricsSource {
 impl MetricsSource {
     /// The figures that may be seen, as Prometheus reads them.
     pub(crate) fn render(&self, scope: Scope) -> String {
-        let Shared { engine, registry, .. } = &*self.shared;
+        let Shared { engine, registry, logins, .. } = &*self.shared;
         match scope {
             Scope::Node => metrics::render(
                 &self.workers,
                 self.crew.active(),
-                registry.len(),
+                metrics::Connections { sessions: registry.len(), logins: logins.count() },
                 &engine.statistics(),
                 engine.beside_statistics().as_ref(),
                 &engine.store_statistics(),
@@ -192,6 +198,7 @@ impl Gateway {
         let count = config.workers.max(1);
         let shared = Arc::new(Shared {
             slow: SlowLog::new(config.slow_statement),
+            logins: Crowd::new(config.max_logins),
             config,
             engine,
             catalog,
@@ -209,7 +216,7 @@ impl Gateway {
             crew,
             workers: workers.iter().map(|worker| worker.metrics.clone()).collect(),
         });
-        let acceptor = tokio::spawn(accept(listener, workers));
+        let acceptor = tokio::spawn(accept(listener, workers, shared.clone()));
         tokio::spawn(events::watch(shared.clone()));
         Ok(Gateway { shared, local_address, acceptor, workers: threads, metrics })
     }
@@ -263,7 +270,7 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 }
 
 /// Hands connections to workers, for ever.
-async fn accept(listener: TcpListener, workers: Arc<[Worker]>) {
+async fn accept(listener: TcpListener, workers: Arc<[Worker]>, shared: Arc<Shared>) {
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
@@ -277,6 +284,6 @@ async fn accept(listener: TcpListener, workers: Arc<[Worker]>) {
         let Some(worker) = workers.iter().min_by_key(|worker| worker.load()) else {
             return;
         };
-        worker.hand(stream).await;
+        worker.hand(stream, shared.logins.enter(&shared.closing).await).await;
     }
 }

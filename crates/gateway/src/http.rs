@@ -3,27 +3,43 @@
 //! Health is told to everybody: load balancers have no tokens, and it says no more than whether commits are accepted. Its code is
 //! that of the node as a whole (of one that reads beside another: whether it can); that only databases which are `shared` cannot commit is in its text.
 //! Metrics have the names of tenants: they need a token ([`crate::tokens`]), and that of a tenant shows that tenant only.
+//!
+//! Who connects is bounded in number ([`crate::crowd`]: the oldest make room, so that who holds connections open keeps nobody
+//! from seeing whether the node is well) and in time: who does not send a request's head for half a minute is closed.
 
 use std::io;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
-use axum::Router;
 use axum::extract::{ConnectInfo, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use tokio::net::TcpListener;
-use tokio::sync::oneshot;
+use axum::{Extension, Router};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
 
+use crate::crowd::Crowd;
 use crate::gateway::{Gateway, MetricsSource};
 use crate::tokens::Refused;
+
+/// Connections at once; then the oldest make room.
+const CONNECTIONS: usize = 100;
+/// How long a request's head may take, and silence before it.
+const HEAD: Duration = Duration::from_secs(30);
 
 /// A running HTTP server.
 pub struct HttpServer {
     local_address: SocketAddr,
-    stop: oneshot::Sender<()>,
-    task: tokio::task::JoinHandle<io::Result<()>>,
+    stop: DropGuard,
+    task: JoinHandle<()>,
 }
 
 /// Serves the figures of a gateway and its engine. Port 0 takes a free one.
@@ -37,13 +53,9 @@ fn begin(listener: TcpListener, gateway: &Gateway) -> io::Result<HttpServer> {
         .route("/metrics", get(metrics))
         .route("/healthz", get(health))
         .with_state(gateway.metrics());
-    let (stop, stopped) = oneshot::channel::<()>();
-    let service = router.into_make_service_with_connect_info::<SocketAddr>();
-    let server = axum::serve(listener, service).with_graceful_shutdown(async move {
-        let _ = stopped.await; // a dropped sender says the same
-    });
-    let task = tokio::spawn(async move { server.await });
-    Ok(HttpServer { local_address, stop, task })
+    let closing = CancellationToken::new();
+    let task = tokio::spawn(accept(listener, router, closing.clone()));
+    Ok(HttpServer { local_address, stop: closing.drop_guard(), task })
 }
 
 impl HttpServer {
@@ -54,8 +66,43 @@ impl HttpServer {
 
     /// Answers what has been asked, then stops.
     pub async fn shutdown(self) -> io::Result<()> {
-        let _ = self.stop.send(()); // the task may have ended by itself: it is asked next
-        self.task.await.map_err(io::Error::other)?
+        drop(self.stop);
+        self.task.await.map_err(io::Error::other)
+    }
+}
+
+/// Serves who comes; when the server is to stop, those who are there to the end of what they have asked.
+async fn accept(listener: TcpListener, router: Router, closing: CancellationToken) {
+    // Not ended by `closing`, as logins are: what has been asked is answered.
+    let (crowd, never, connections) = (Crowd::new(CONNECTIONS), CancellationToken::new(), TaskTracker::new());
+    while let Some(accepted) = closing.run_until_cancelled(listener.accept()).await {
+        match accepted {
+            Ok((stream, address)) => {
+                let router = router.clone().layer(Extension(ConnectInfo(address)));
+                let (place, closing) = (crowd.enter(&never).await, closing.clone());
+                connections.spawn(async move { place.stay(converse(stream, router, HEAD, closing)).await });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a connection could not be accepted");
+                // Out of file descriptors, most likely: it would fail again at once.
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+    drop(listener);
+    connections.close();
+    connections.wait().await;
+}
+
+/// Serves a connection, until its client is silent for too long. How else it ends is the client's business.
+async fn converse(stream: TcpStream, router: Router, head: Duration, closing: CancellationToken) {
+    let (stream, service) = (TokioIo::new(stream), TowerToHyperService::new(router));
+    let mut http = http1::Builder::new();
+    let mut connection =
+        pin!(http.timer(TokioTimer::new()).header_read_timeout(head).serve_connection(stream, service));
+    if closing.run_until_cancelled(connection.as_mut()).await.is_none() {
+        connection.as_mut().graceful_shutdown();
+        let _ = connection.await; // its end is what counts
     }
 }
 
@@ -69,18 +116,21 @@ async fn metrics(
             let kind = (header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8");
             ([kind], source.render(scope)).into_response()
         }
-        Err(refused) => {
-            let text = match refused {
-                Refused::Missing => {
-                    "send a token: Authorization: Bearer ...; a superuser makes one: CREATE TOKEN name\n"
-                }
-                Refused::Unknown => {
-                    "the token is unknown, or has expired; a superuser makes one: CREATE TOKEN name\n"
-                }
-            };
-            (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer")], text).into_response()
+        Err(Refused::Crowded) => {
+            let text = "too many unknown tokens have come from this address lately; try again in a minute\n";
+            (StatusCode::TOO_MANY_REQUESTS, text).into_response()
+        }
+        Err(Refused::Missing) => unauthorized(
+            "send a token: Authorization: Bearer ...; a superuser makes one: CREATE TOKEN name\n",
+        ),
+        Err(Refused::Unknown) => {
+            unauthorized("the token is unknown, or has expired; a superuser makes one: CREATE TOKEN name\n")
         }
     }
+}
+
+fn unauthorized(text: &'static str) -> Response {
+    (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer")], text).into_response()
 }
 
 /// The token that a client sends, if it sends one.
@@ -104,5 +154,27 @@ async fn health(State(source): State<Arc<MetricsSource>>) -> impl IntoResponse {
             StatusCode::OK,
             "ok, but commits of shared databases are not accepted: the log in the store is failing, or full\n",
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn who_does_not_come_to_the_point_is_closed() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        let (never, head) = (CancellationToken::new(), Duration::from_millis(100));
+        let router = Router::new().route("/", get(|| async { "here" }));
+        let served = tokio::spawn(converse(stream, router, head, never));
+        client.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\nGET / HTT").await.unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        served.await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("here"), "{answer}");
     }
 }

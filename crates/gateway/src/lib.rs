@@ -25,6 +25,7 @@ mod advisory;
 mod auth;
 mod copy;
 mod crew;
+mod crowd;
 mod dialect;
 pub mod events;
 mod failures;

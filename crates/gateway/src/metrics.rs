@@ -11,6 +11,7 @@ use std::time::Duration;
 use fulmar_engine::{BesideStatistics, EngineStatistics};
 use fulmar_store::{DiskCacheStatistics, FailureKind, OperationStatistics, time_bucket_us};
 
+use crate::crowd::Count;
 use crate::tenants::TenantCounts;
 
 /// Upper bounds of the buckets for statement times: 16 us, doubled so often.
@@ -84,6 +85,13 @@ impl WorkerMetrics {
     }
 }
 
+/// Who is connected.
+pub(crate) struct Connections {
+    pub(crate) sessions: usize,
+    /// Those that are no sessions yet.
+    pub(crate) logins: Count,
+}
+
 /// What is told of one tenant.
 pub(crate) struct TenantFigures {
     pub(crate) name: String,
@@ -107,7 +115,7 @@ pub(crate) fn bucket_bound_us(bucket: usize) -> u64 {
 pub(crate) fn render(
     workers: &[Arc<WorkerMetrics>],
     workers_active: usize,
-    sessions_now: usize,
+    connections: Connections,
     engine: &EngineStatistics,
     beside: Option<&BesideStatistics>,
     store: &[OperationStatistics],
@@ -116,7 +124,11 @@ pub(crate) fn render(
     let mut out = String::new();
     let sum =
         |counter: fn(&WorkerMetrics) -> &Counter| workers.iter().map(|worker| counter(worker).get()).sum();
-    gauge(&mut out, "fulmar_sessions", "Sessions that are open.", sessions_now as u64);
+    let Connections { sessions, logins } = connections;
+    gauge(&mut out, "fulmar_sessions", "Sessions that are open.", sessions as u64);
+    gauge(&mut out, "fulmar_logins", "Connections that are no sessions yet.", logins.now as u64);
+    let help = "Connections that were closed before they were sessions, to make room for others.";
+    counter(&mut out, "fulmar_logins_sent_away_total", help, logins.sent_away);
     counter(&mut out, "fulmar_sessions_total", "Sessions since the start.", sum(|worker| &worker.sessions));
     let active = workers_active as u64;
     gauge(
@@ -418,6 +430,10 @@ mod tests {
         assert_eq!(bucket(u64::MAX), BUCKETS);
     }
 
+    fn connected(sessions: usize) -> Connections {
+        Connections { sessions, logins: Count { now: 3, sent_away: 0 } }
+    }
+
     #[test]
     fn workers_are_added_up() {
         let workers: Vec<Arc<WorkerMetrics>> = (0..2).map(|_| Arc::default()).collect();
@@ -425,9 +441,10 @@ mod tests {
         workers[1].ran(Duration::from_secs(60), 4);
         let disk_cache = Some(DiskCacheStatistics { hits: 8, bytes: 9, ..DiskCacheStatistics::default() });
         let engine = EngineStatistics { log_bytes: 7, disk_cache, ..EngineStatistics::default() };
-        let text = render(&workers, 2, 5, &engine, None, &[], &[]);
+        let text = render(&workers, 2, connected(5), &engine, None, &[], &[]);
         for expected in [
             "fulmar_sessions 5\n",
+            "fulmar_logins 3\n",
             "fulmar_rows_total 7\n",
             "fulmar_statement_seconds_bucket{le=\"0.000016\"} 0\n",
             "fulmar_statement_seconds_bucket{le=\"0.000032\"} 1\n",
@@ -442,10 +459,30 @@ mod tests {
     }
 
     #[test]
+    fn every_metric_is_in_the_manual() {
+        let engine =
+            EngineStatistics { disk_cache: Some(DiskCacheStatistics::default()), ..Default::default() };
+        let beside = BesideStatistics { age_ms: Some(1), ..BesideStatistics::default() };
+        let text = render(&[], 1, connected(0), &engine, Some(&beside), &[], &[]);
+        let manual = include_str!("../../../docs/operations.md");
+        let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+        let missing: Vec<&str> =
+            types.clone().filter(|name| !manual.contains(&format!("`{name}`"))).collect();
+        assert!(missing.is_empty(), "{missing:?}");
+        assert!(types.count() > 60);
+        // Nor are there any in it that no node tells.
+        let told = |name: &&str| text.contains(&format!("# TYPE {name} "));
+        let of_manual = manual.split('`').filter(|word| word.starts_with("fulmar_") && !word.ends_with('_'));
+        let names = of_manual.map(|word| word.split('{').next().unwrap_or_default());
+        let unknown: Vec<&str> = names.filter(|name| !told(name)).collect();
+        assert!(unknown.is_empty(), "{unknown:?}");
+    }
+
+    #[test]
     fn tenants_are_told_by_their_names() {
         let counts = TenantCounts { statements: 3, busy_us: 2_500_000, errors: 1, ..TenantCounts::default() };
         let shop = TenantFigures { name: "a \"b\\\n".into(), counts, commits: 1 << 50, sessions: 4 };
-        let text = render(&[], 1, 0, &EngineStatistics::default(), None, &[], &[shop]);
+        let text = render(&[], 1, connected(0), &EngineStatistics::default(), None, &[], &[shop]);
         for expected in [
             "# TYPE fulmar_tenant_statements_total counter\nfulmar_tenant_statements_total{tenant=\"a \\\"b\\\\\\n\"} 3\n",
             "fulmar_tenant_busy_seconds_total{tenant=\"a \\\"b\\\\\\n\"} 2.5\n",

@@ -6,8 +6,8 @@
 //! Startup: user, database, parameters -> SCRAM -> does the tenant exist, may the user connect -> session
 //! ```
 //!
-//! Until a client has proved who it is it gets little: packets of 10,000 bytes, one minute in all. Who guesses passwords
-//! waits for the answers ([`crate::failures`]).
+//! Until a client has proved who it is it gets little: packets of 10,000 bytes, one minute in all, and less if many others come
+//! ([`crate::crowd`]). Who guesses passwords waits for the answers ([`crate::failures`]).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -31,8 +31,9 @@ use crate::Result;
 use crate::activity;
 use crate::admission::{left_places, most_sessions, no_room, still_there, tenant};
 use crate::auth::{self, Exchange, Step};
+use crate::crowd::Place;
 use crate::events::{Actor, Event, Kind};
-use crate::failures::Who;
+use crate::failures::{Crowded, Who};
 use crate::gateway::Shared;
 use crate::metrics::WorkerMetrics;
 use crate::protocol::backend::{self, Severity};
@@ -46,18 +47,18 @@ const PACKET_BYTES: usize = 10_000;
 /// How long a client may take to become a session.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Makes a session of a connection, if it is to be one.
+/// Makes a session of a connection, if it is to be one. Until then it has a place among those that are none.
 pub(crate) async fn serve(
     stream: TcpStream,
+    place: Place,
     shared: Arc<Shared>,
     metrics: Arc<WorkerMetrics>,
 ) -> Option<(Session, Entry)> {
     // Small answers must not wait for the acknowledgement of earlier ones. Without it all still works, slower.
     let _ = stream.set_nodelay(true);
-    let closing = shared.closing.clone();
     // Boxed: what only the beginning needs is not to be held for as long as the session lasts.
     let greeted = tokio::time::timeout(PATIENCE, greet(stream, shared, metrics));
-    Box::pin(closing.run_until_cancelled(greeted)).await?.ok()?
+    Box::pin(place.stay(greeted)).await?.ok()?
 }
 
 /// A connection before it is a session.
@@ -249,7 +250,7 @@ impl Greeting {
         }
     }
 
-    /// Goes on with the exchange; after failures the answer, whichever it is, has to wait.
+    /// Goes on with the exchange; after failures the client's proof, right or wrong, has to wait for its turn.
     async fn step(
         &mut self,
         exchange: &mut Exchange,
@@ -257,17 +258,14 @@ impl Greeting {
         user: &str,
         shared: &Shared,
     ) -> Result<Step> {
-        let who = Who { user: Some(user), address: self.address };
-        if exchange.is_challenged() {
-            let delay = shared.failures.delay(who, Instant::now());
-            // Even a sleep of nothing may take a millisecond.
-            if !delay.is_zero() {
-                tokio::time::sleep(delay).await;
-            }
+        if !exchange.is_challenged() {
+            return exchange.step(body, &mut self.output);
         }
+        let who = Who { user: Some(user), address: self.address };
+        let turn = shared.failures.turn(who).await.map_err(|Crowded| crowded(user))?;
         let step = exchange.step(body, &mut self.output);
         if step.as_ref().is_err_and(|error| error.state() == sqlstate::INVALID_PASSWORD) {
-            shared.failures.note(who, Instant::now());
+            turn.failed(Instant::now());
             let actor = Actor { user: Some(user), address: self.address };
             shared.journal().gather(Event::new(Kind::LoginFailed).by(actor));
         }
@@ -336,6 +334,13 @@ impl Greeting {
             Link { engine, wire, handle, timeout: None, idle_timeout: None, implicit: false, noted: false };
         Some((Session::new(link, shared, metrics, identity, settings), entry))
     }
+}
+
+fn crowded(user: &str) -> Error {
+    let message = format!("too many logins of user \"{user}\" have failed lately, and others wait already");
+    Error::new(sqlstate::TOO_MANY_CONNECTIONS, message).hint(
+        "Try again in a minute. Who keeps trying a wrong password is an event: SELECT * FROM fulmar.events.",
+    )
 }
 
 fn cancel(packet: &[u8], shared: &Shared) {

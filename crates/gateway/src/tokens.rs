@@ -12,7 +12,7 @@ use fulmar_pages::PartitionId;
 use pgwire::api::auth::sasl::scram::gen_salted_password;
 
 use crate::events::{Actor, Event, Kind};
-use crate::failures::Who;
+use crate::failures::{Crowded, Who};
 use crate::gateway::Shared;
 
 /// Says what it is to who finds one in a file.
@@ -37,6 +37,8 @@ pub(crate) enum Refused {
     Missing,
     /// With one that is unknown, or has expired.
     Unknown,
+    /// Others that come from where it does have tried too many of these.
+    Crowded,
 }
 
 /// A new secret.
@@ -61,17 +63,14 @@ pub(crate) async fn authorize(
     }
     let secret = secret.ok_or(Refused::Missing)?;
     let who = Who { user: None, address };
-    let delay = shared.failures.delay(who, Instant::now());
-    if !delay.is_zero() {
-        tokio::time::sleep(delay).await;
-    }
+    let turn = shared.failures.turn(who).await.map_err(|Crowded| Refused::Crowded)?;
     // Of what is no token by its length no hash is computed.
     let is_one = secret.len() == PREFIX.len() + 2 * RANDOM_BYTES;
     let found = if is_one { shared.catalog.find_token(&hash(secret)) } else { None };
     match found {
         Some(token) => Ok(token.partition.map_or(Scope::Node, Scope::Tenant)),
         None => {
-            shared.failures.note(who, Instant::now());
+            turn.failed(Instant::now());
             shared.journal().gather(Event::new(Kind::TokenRefused).by(Actor { user: None, address }));
             Err(Refused::Unknown)
         }

@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use crate::crew::Crew;
+use crate::crowd::Place;
 use crate::gateway::Shared;
 use crate::metrics::WorkerMetrics;
 use crate::registry::Entry;
@@ -30,8 +31,8 @@ const WAITING: usize = 1024;
 
 /// Who comes to a worker.
 pub(crate) enum Arrival {
-    /// A connection that was accepted.
-    Client(std::net::TcpStream),
+    /// A connection that was accepted, and its place among those that are no sessions yet.
+    Client(std::net::TcpStream, Place),
     /// A session of another worker, and its socket.
     Session(Box<Traveller>),
 }
@@ -108,10 +109,10 @@ impl Worker {
         self.load.load(Ordering::Relaxed)
     }
 
-    pub(crate) async fn hand(&self, stream: TcpStream) {
+    pub(crate) async fn hand(&self, stream: TcpStream, place: Place) {
         // From the acceptor's runtime to the worker's. At a shutdown nobody takes it.
         if let Ok(stream) = stream.into_std() {
-            let _ = self.arrivals.send(Arrival::Client(stream)).await;
+            let _ = self.arrivals.send(Arrival::Client(stream, place)).await;
         }
     }
 }
@@ -135,10 +136,10 @@ impl Post {
         self.workers.get(home)?.arrivals.clone().try_reserve_owned().ok()
     }
 
-    async fn welcome(&self, stream: std::net::TcpStream) {
+    async fn welcome(&self, stream: std::net::TcpStream, place: Place) {
         let Ok(stream) = TcpStream::from_std(stream) else { return };
         let (shared, metrics) = (self.shared.clone(), self.metrics.clone());
-        if let Some((session, entry)) = startup::serve(stream, shared, metrics).await {
+        if let Some((session, entry)) = startup::serve(stream, place, shared, metrics).await {
             self.metrics.connected();
             self.serve(session, entry).await;
         }
@@ -182,7 +183,7 @@ async fn serve(mut arrivals: mpsc::Receiver<Arrival>, post: Rc<Post>) {
         let (post, load) = (post.clone(), Load::new(&post.workers[post.number].load));
         sessions.spawn_local(async move {
             match arrival {
-                Arrival::Client(stream) => post.welcome(stream).await,
+                Arrival::Client(stream, place) => post.welcome(stream, place).await,
                 Arrival::Session(traveller) => post.take_over(traveller).await,
             }
             drop(load);

@@ -62,10 +62,14 @@ async function migrations(pool) {
   await pool.query(await fillAccounts(pool), [ids]);
 }
 
+async function isFulmar(pool) {
+  const { rows } = await pool.query("SELECT version() AS version");
+  return rows[0].version.includes("Fulmar");
+}
+
 /** A list goes as JSON; what takes it apart is SQLite's, or PostgreSQL's. */
 async function fillAccounts(pool) {
-  const { rows } = await pool.query("SELECT version() AS version");
-  return rows[0].version.includes("Fulmar")
+  return (await isFulmar(pool))
     ? "INSERT INTO account SELECT value ->> 'id', 100 FROM json_each($1)"
     : "INSERT INTO account SELECT (value ->> 'id')::bigint, 100 FROM json_array_elements($1)";
 }
@@ -96,6 +100,14 @@ async function valuesComeBack(pool) {
     const { rows } = await pool.query({ text: `SELECT v FROM ${table} ORDER BY n`, rowMode: "array" });
     assert.deepEqual(rows.map(([value]) => value), wanted, declared);
   }
+}
+
+async function procedures(pool) {
+  if (!(await isFulmar(pool))) return; // PostgreSQL has no Lua
+  await pool.query(`CREATE PROCEDURE product(a BIGINT, b BIGINT) RETURNS TABLE (total BIGINT)
+    LANGUAGE lua AS 'return {{ total = a * b }}'`);
+  const { rows } = await pool.query("CALL product($1, $2)", [6, 7]);
+  assert.deepEqual(rows, [{ total: "42" }]);
 }
 
 async function transactions(pool) {
@@ -227,6 +239,7 @@ async function main() {
   const checks = [
     migrations,
     valuesComeBack,
+    procedures,
     transactions,
     cursors,
     errorsHaveTheirState,

@@ -377,6 +377,24 @@ public class Client {
         }
     }
 
+    static void procedures() throws Exception {
+        try (Connection connection = connect()) {
+            if (!connection.getMetaData().getDatabaseProductVersion().contains("Fulmar")) {
+                return; // PostgreSQL has no Lua
+            }
+            execute(connection, """
+                    CREATE PROCEDURE product(a BIGINT, b BIGINT) RETURNS TABLE (total BIGINT)
+                    LANGUAGE lua AS 'return {{ total = a * b }}'
+                    """);
+            try (PreparedStatement call = connection.prepareStatement("CALL product(?, ?)")) {
+                call.setLong(1, 6);
+                call.setLong(2, 7);
+                ResultSet rows = call.executeQuery();
+                hold(rows.next() && rows.getLong("total") == 42 && !rows.next());
+            }
+        }
+    }
+
     static void aNewConnectionAfterARestart() throws Exception {
         try (Connection connection = connect()) {
             hold(connection.isValid(5));
@@ -403,6 +421,7 @@ public class Client {
         checks.put("cancel", Client::cancel);
         checks.put("prepared statements meet a new schema", Client::preparedStatementsMeetANewSchema);
         checks.put("metadata", Client::metadata);
+        checks.put("procedures", Client::procedures);
         checks.put("a new connection after a restart", Client::aNewConnectionAfterARestart);
         for (Map.Entry<String, Check> check : checks.entrySet()) {
             check.getValue().run();

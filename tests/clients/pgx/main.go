@@ -154,6 +154,20 @@ func valuesComeBack(ctx context.Context, pool *pgxpool.Pool) {
 	hold(read.Equal(instant), "%v came back as %v", instant, read)
 }
 
+func procedures(ctx context.Context, pool *pgxpool.Pool) {
+	var version string
+	must(pool.QueryRow(ctx, "SELECT version()").Scan(&version))
+	if !strings.Contains(version, "Fulmar") {
+		return // PostgreSQL has no Lua
+	}
+	_, err := pool.Exec(ctx, `CREATE PROCEDURE product(a BIGINT, b BIGINT) RETURNS TABLE (total BIGINT)
+		LANGUAGE lua AS 'return {{ total = a * b }}'`)
+	must(err)
+	var total int64
+	must(pool.QueryRow(ctx, "CALL product($1, $2)", 6, 7).Scan(&total))
+	hold(total == 42, "the procedure answered %d", total)
+}
+
 func transactions(ctx context.Context, pool *pgxpool.Pool) {
 	deliberate := errors.New("deliberate")
 	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
@@ -323,6 +337,7 @@ func main() {
 		{"migrations", migrations},
 		{"batches", batches},
 		{"values come back", valuesComeBack},
+		{"procedures", procedures},
 		{"transactions", transactions},
 		{"errors have their state", errorsHaveTheirState},
 		{"conflicts are retried", conflictsAreRetried},

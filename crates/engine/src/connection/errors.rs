@@ -79,8 +79,8 @@ fn general(message: String) -> Error {
         m if m.starts_with("no such savepoint") => sqlstate::INVALID_SAVEPOINT,
         m if m.starts_with("table ") && m.ends_with("already exists") => sqlstate::DUPLICATE_TABLE,
         m if m.contains("already exists") || m.starts_with("there is already") => sqlstate::DUPLICATE_TABLE,
-        m if m.starts_with("duplicate column name") => "42701",
-        m if m.starts_with("ambiguous column name") => "42702",
+        m if m.starts_with("duplicate column name") => sqlstate::DUPLICATE_COLUMN,
+        m if m.starts_with("ambiguous column name") => sqlstate::AMBIGUOUS_COLUMN,
         m if m.contains("integer overflow") => sqlstate::NUMERIC_OUT_OF_RANGE,
         m if m.contains("malformed JSON") || m.contains("bad JSON path") => sqlstate::INVALID_TEXT,
         m if m.starts_with("not authorized")

@@ -116,8 +116,21 @@ pub(super) struct Loaded {
 }
 
 impl Loaded {
-    /// Reads the definition of that name; an error if the transaction cannot go on.
+    /// Reads the definition of that name; an error if the transaction cannot go on. If there is none, that of the name in
+    /// lower case: so all were kept once, quoted or not, and outside of ASCII too.
     pub(super) fn find(
+        connection: &mut Connection,
+        name: &str,
+    ) -> std::result::Result<Option<Arc<Loaded>>, Step> {
+        let found = Loaded::find_exactly(connection, name)?;
+        let lower = name.to_lowercase();
+        if found.is_some() || lower == name {
+            return Ok(found);
+        }
+        Loaded::find_exactly(connection, &lower)
+    }
+
+    fn find_exactly(
         connection: &mut Connection,
         name: &str,
     ) -> std::result::Result<Option<Arc<Loaded>>, Step> {

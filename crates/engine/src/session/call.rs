@@ -14,8 +14,13 @@ pub(super) async fn describe(
     sql: &str,
 ) -> Result<()> {
     let malformed = || Error::new(sqlstate::SYNTAX_ERROR, "malformed CALL").hint("CALL name(argument, ...)");
-    let [_, name, open, between @ .., close] = words else { return Err(malformed()) };
-    let name = name.name().ok_or_else(malformed)?;
+    let words = match words {
+        [_, schema, dot, words @ ..] if dot.is_symbol(".") && is_main(schema) => words,
+        [_, words @ ..] => words,
+        [] => return Err(malformed()),
+    };
+    let [name, open, between @ .., close] = words else { return Err(malformed()) };
+    let name = name.identifier().ok_or_else(malformed)?;
     if !open.is_symbol("(") || !close.is_symbol(")") {
         return Err(malformed());
     }
@@ -54,4 +59,9 @@ pub(super) async fn describe(
     statement.read_only = false;
     statement.plan.call = Some(Call { name, arguments_id, arguments });
     Ok(())
+}
+
+/// Where all procedures are: in the database, which Postgres's clients call `public`.
+fn is_main(schema: &Token<'_>) -> bool {
+    schema.identifier().is_some_and(|schema| ["public", "main"].contains(&schema.as_str()))
 }

@@ -44,6 +44,19 @@ impl Token<'_> {
         }
     }
 
+    /// The name that it stands for, as Postgres reads it: in lower case (ASCII's) unless it is quoted, doubled quotes being one.
+    pub(crate) fn identifier(&self) -> Option<String> {
+        match self.kind {
+            Kind::Word => Some(self.text.to_ascii_lowercase()),
+            Kind::Quoted => {
+                let (quote, inner) = (self.text.get(..1)?, self.text.get(1..self.text.len() - 1)?);
+                // In brackets nothing is doubled.
+                Some(if quote == "[" { inner.to_owned() } else { inner.replace(&quote.repeat(2), quote) })
+            }
+            _ => None,
+        }
+    }
+
     pub(crate) fn end(&self) -> usize {
         self.start + self.text.len()
     }
@@ -200,12 +213,23 @@ mod tests {
     }
 
     #[test]
+    fn names_as_postgres_reads_them() {
+        let names: Vec<_> = tokens("Foo \"Foo\" \u{c4}NDERN \"a\"\"b\" [A]] `x``Y` 'text' 7")
+            .map(|token| token.identifier())
+            .collect();
+        let expected = ["foo", "Foo", "\u{c4}ndern", "a\"b", "A"].map(|name| Some(name.to_owned()));
+        assert_eq!(names[..5], expected);
+        assert_eq!(names[names.len() - 3..], [Some("x`Y".to_owned()), None, None]);
+    }
+
+    #[test]
     fn odd_ends_do_not_panic() {
         for sql in
             ["'", "\"", "[", "/*", "--", "x'", "$", ":", "a'b", "''", "\u{1F600}", "1.", ".", "/* *", "`"]
         {
             tokens(sql).for_each(|t| {
                 t.name();
+                t.identifier();
             });
         }
     }

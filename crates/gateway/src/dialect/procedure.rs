@@ -8,7 +8,7 @@
 
 use fulmar_engine::{Definition, Error, sqlstate};
 
-use super::token::{Cursor, Token};
+use super::token::{Cursor, Kind, Token};
 use super::{end, unexpected};
 use crate::Result;
 
@@ -84,8 +84,23 @@ fn create(cursor: &mut Cursor<'_, '_>, replace: bool) -> Result<Procedure> {
     Ok(Procedure::Create { definition: Definition { name, parameters, returns, source }, replace })
 }
 
+/// A procedure's name, as the engine reads it in a CALL: in lower case (ASCII's) unless it is quoted.
 fn name(cursor: &mut Cursor<'_, '_>) -> Result<String> {
-    cursor.name().map(|name| name.to_lowercase()).ok_or_else(|| unexpected(cursor))
+    let mut name = identifier(cursor)?;
+    if cursor.sign('.') {
+        if !["public", "main"].contains(&name.as_str()) {
+            return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, "procedures have no schemas")
+                .hint("Leave the schema out: all procedures of a database are in public."));
+        }
+        name = identifier(cursor)?;
+    }
+    Ok(name)
+}
+
+fn identifier(cursor: &mut Cursor<'_, '_>) -> Result<String> {
+    let word = cursor.peek().filter(|token| token.kind == Kind::Word).map(|token| token.text);
+    let name = cursor.name().ok_or_else(|| unexpected(cursor))?;
+    Ok(word.map_or(name, str::to_ascii_lowercase))
 }
 
 /// Names with their declared types, up to the closing parenthesis.

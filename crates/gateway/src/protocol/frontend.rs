@@ -70,7 +70,7 @@ pub(crate) struct Bind<'a> {
 }
 
 /// The parameter types that a Parse names.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Oids<'a>(&'a [u8]);
 
 impl<'a> Oids<'a> {

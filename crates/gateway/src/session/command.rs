@@ -146,7 +146,8 @@ impl Session {
         layout: Layout<'_>,
         output: &mut Vec<u8>,
     ) -> Result<Ran, Fault> {
-        let mut writer = RowWriter::new(output, layout, &self.shared.config.temporary_directory);
+        let spills = self.statements.spills(&self.shared.config.temporary_directory);
+        let mut writer = RowWriter::new(output, layout, spills);
         for row in &rows {
             if let Err(error) = writer.row(&ValueRow(row)) {
                 writer.reset();
@@ -248,9 +249,9 @@ impl Session {
 
     /// Keeps or forgets a procedure, in the client's transaction.
     async fn procedure(&mut self, procedure: &Procedure, output: &mut Vec<u8>) -> Result<()> {
-        let name = match procedure {
-            Procedure::Create { definition, .. } => &definition.name,
-            Procedure::Drop { name, .. } => name,
+        let mut name = match procedure {
+            Procedure::Create { definition, .. } => definition.name.clone(),
+            Procedure::Drop { name, .. } => name.clone(),
         };
         if let Procedure::Create { definition, .. } = procedure {
             definition.check()?;
@@ -259,8 +260,12 @@ impl Session {
         let known = "SELECT 1 FROM main.sqlite_schema WHERE name = $1 AND type = 'table'";
         let mut exists = !self.link.collect(known, &[Value::Text(PROCEDURES.to_owned())]).await?.is_empty();
         if exists {
-            let sql = format!("SELECT 1 FROM main.{PROCEDURES} WHERE name = $1");
-            exists = !self.link.collect(&sql, &[Value::Text(name.clone())]).await?.is_empty();
+            exists = self.has_procedure(&name).await?;
+            let lower = name.to_lowercase();
+            // What a CALL of this name would find: so all were kept once, quoted or not.
+            if !exists && matches!(procedure, Procedure::Drop { .. }) && self.has_procedure(&lower).await? {
+                (name, exists) = (lower, true);
+            }
         }
         match procedure {
             Procedure::Create { replace: false, .. } if exists => {
@@ -286,6 +291,11 @@ impl Session {
                 Err(Error::new(sqlstate::UNDEFINED_FUNCTION, message))
             }
         }
+    }
+
+    async fn has_procedure(&mut self, name: &str) -> Result<bool> {
+        let sql = format!("SELECT 1 FROM main.{PROCEDURES} WHERE name = $1");
+        Ok(!self.link.collect(&sql, &[Value::Text(name.to_owned())]).await?.is_empty())
     }
 
     pub(super) fn outside_transaction(&self, tag: &str) -> Result<()> {

@@ -63,10 +63,10 @@ impl Session {
             return Err(Error::new(sqlstate::SYNTAX_ERROR, message).into());
         }
         let prepared = match plan {
-            Plan::Engine(statement) => self.describe_statement(statement, types).await,
+            Plan::Engine(statement) => self.describe_statement(statement, types).await?,
             command => {
                 let columns = statements::columns(&command);
-                Arc::new(Prepared::new(command, types, columns))
+                self.statements.hold(Prepared::new(command, types, columns), sql.len())?
             }
         };
         self.statements.insert(name, prepared);
@@ -74,18 +74,22 @@ impl Session {
         Ok(())
     }
 
-    async fn describe_statement(&mut self, statement: Arc<Statement>, types: Oids<'_>) -> Arc<Prepared> {
+    async fn describe_statement(
+        &mut self,
+        statement: Arc<Statement>,
+        types: Oids<'_>,
+    ) -> Result<Arc<Prepared>> {
         if let Some(known) = self.statements.described(&statement, types) {
-            return known;
+            return Ok(known);
         }
         let plan = Plan::Engine(statement.clone());
         let mut columns = statements::columns(&plan);
         if statements::is_open(&columns) {
             self.infer_types(&statement, &mut columns).await;
         }
-        let prepared = Arc::new(Prepared::new(plan, types, columns));
+        let prepared = self.statements.hold(Prepared::new(plan, types, columns), statement.sql.len())?;
         self.statements.remember(prepared.clone(), types);
-        prepared
+        Ok(prepared)
     }
 
     /// Gives expressions the types that their text tells.
@@ -170,8 +174,9 @@ impl Session {
             );
             return Err(Error::new(sqlstate::PROTOCOL_VIOLATION, message));
         }
+        let memory = self.statements.memory().clone();
         let portal = self.statements.new_portal(bind.portal)?;
-        if let Err(error) = bind_values(portal, bind, &prepared) {
+        if let Err(error) = bind_values(portal, bind, &prepared).and_then(|()| portal.hold_values(&memory)) {
             self.statements.close_portal(bind.portal);
             return Err(error);
         }
@@ -243,6 +248,7 @@ impl Session {
             let mut output = std::mem::take(&mut self.output);
             let ran = self.run_plan(&prepared.plan, values, scope, layout, &mut output).await;
             self.output = output;
+            portal.forget_values();
             if let Ran::Done { tag, spill, .. } = ran? {
                 self.send_spilled(spill).await?;
                 backend::command_complete(&mut self.output, tag);
@@ -251,6 +257,7 @@ impl Session {
         }
         let mut bytes = Vec::new();
         let ran = self.run_plan(&prepared.plan, values, scope, layout, &mut bytes).await?;
+        portal.forget_values();
         let Ran::Done { tag, spill, .. } = ran else { return Ok(()) };
         let answer = Answer::new(bytes, spill.map(|(_, spill)| spill), tag);
         self.send_portion(Box::new(answer), portal, limit_rows).await
@@ -272,6 +279,7 @@ impl Session {
             let (rows, end) = answer.take_rows(left, &mut self.output)?;
             sent += rows;
             if end {
+                portal.forget_values();
                 let tag = match answer.tag {
                     CommandTag::Select(_) => CommandTag::Select(sent),
                     other => other,
@@ -280,7 +288,7 @@ impl Session {
                 return Ok(());
             }
             if limit_rows > 0 && sent >= u64::from(limit_rows) {
-                portal.progress = Progress::Suspended(answer);
+                portal.suspend(answer, self.statements.memory())?;
                 backend::portal_suspended(&mut self.output);
                 return Ok(());
             }

@@ -23,6 +23,7 @@ mod copy;
 mod copy_database;
 mod copy_out;
 mod extended;
+mod held;
 mod limits;
 mod link;
 mod look_back;
@@ -427,7 +428,8 @@ impl Session {
                 if let Some(viewer) = &viewer {
                     self.link.engine.set_system(viewer.clone());
                 }
-                let mut writer = RowWriter::new(output, layout, &self.shared.config.temporary_directory);
+                let spills = self.statements.spills(&self.shared.config.temporary_directory);
+                let mut writer = RowWriter::new(output, layout, spills);
                 let outcome = self.link.execute(statement, values, scope, &mut writer).await;
                 match outcome {
                     Ok(completion) => {

@@ -13,17 +13,19 @@ use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use fulmar_engine::{Error, Row, RowSink, STALE_PLAN, sqlstate};
 use smallvec::SmallVec;
 
+use super::held::{Account, Share};
 use crate::Result;
 use crate::protocol::{Format, Formats, backend};
 use crate::types::{Column, Type, encode};
 
 /// Bytes of an answer that are kept in memory.
 const MEMORY_BYTES: usize = 8 * 1024 * 1024;
-/// Bytes of an answer in all.
+/// Bytes of an answer in all, and of those of a session that wait in files.
 pub(crate) const ANSWER_BYTES: u64 = 8 * 1024 * 1024 * 1024;
 /// Bytes that are read back at once.
 const READ_BYTES: usize = 256 * 1024;
@@ -32,23 +34,26 @@ const READ_BYTES: usize = 256 * 1024;
 pub(crate) struct Spill {
     file: File,
     bytes: u64,
+    share: Share,
+}
+
+/// Where a session's answers go that do not fit in memory, and what it has there.
+#[derive(Clone, Copy)]
+pub(crate) struct Spills<'a> {
+    pub(crate) directory: &'a Path,
+    pub(crate) account: &'a Arc<Account>,
 }
 
 impl Spill {
     fn create(directory: &Path) -> Result<Spill> {
         let file = tempfile::tempfile_in(directory).map_err(spill_error)?;
-        Ok(Spill { file, bytes: 0 })
+        Ok(Spill { file, bytes: 0, share: Share::default() })
     }
 
     /// Appends. This is a copy into the page cache: the engine calls from inside a statement and cannot wait.
-    fn append(&mut self, bytes: &[u8]) -> Result<()> {
+    fn append(&mut self, bytes: &[u8], account: &Arc<Account>) -> Result<()> {
         self.bytes += bytes.len() as u64;
-        if self.bytes > ANSWER_BYTES {
-            let message = format!("the answer is larger than {} GiB", ANSWER_BYTES >> 30);
-            return Err(
-                Error::new(sqlstate::PROGRAM_LIMIT, message).hint("Ask for fewer rows or columns at once.")
-            );
-        }
+        self.share.set(account, self.bytes)?;
         self.file.write_all(bytes).map_err(spill_error)
     }
 
@@ -83,13 +88,13 @@ pub(crate) struct Buffer<'a> {
     pub(crate) bytes: &'a mut Vec<u8>,
     mark: usize,
     spill: Option<Spill>,
-    directory: &'a Path,
+    spills: Spills<'a>,
 }
 
 impl<'a> Buffer<'a> {
-    /// A buffer that spills into `directory`.
-    pub(crate) fn new(bytes: &'a mut Vec<u8>, directory: &'a Path) -> Buffer<'a> {
-        Buffer { mark: bytes.len(), bytes, spill: None, directory }
+    /// A buffer that spills as `spills` says.
+    pub(crate) fn new(bytes: &'a mut Vec<u8>, spills: Spills<'a>) -> Buffer<'a> {
+        Buffer { mark: bytes.len(), bytes, spill: None, spills }
     }
 
     /// Moves what has been written into the file if it is much.
@@ -99,9 +104,9 @@ impl<'a> Buffer<'a> {
         }
         let spill = match &mut self.spill {
             Some(spill) => spill,
-            empty => empty.insert(Spill::create(self.directory)?),
+            empty => empty.insert(Spill::create(self.spills.directory)?),
         };
-        spill.append(&self.bytes[self.mark..])?;
+        spill.append(&self.bytes[self.mark..], self.spills.account)?;
         self.bytes.truncate(self.mark);
         Ok(())
     }
@@ -128,10 +133,10 @@ pub(crate) struct RowWriter<'a> {
 }
 
 impl<'a> RowWriter<'a> {
-    /// A writer that spills into `directory`.
-    pub(crate) fn new(output: &'a mut Vec<u8>, layout: Layout<'a>, directory: &'a Path) -> RowWriter<'a> {
+    /// A writer that spills as `spills` says.
+    pub(crate) fn new(output: &'a mut Vec<u8>, layout: Layout<'a>, spills: Spills<'a>) -> RowWriter<'a> {
         let types = layout.columns.iter().map(|column| column.kind.unwrap_or(Type::Text)).collect();
-        RowWriter { output: Buffer::new(output, directory), layout, types, described: false, rows: 0 }
+        RowWriter { output: Buffer::new(output, spills), layout, types, described: false, rows: 0 }
     }
 
     /// The rows are complete: how many there are, and what did not fit in memory, which belongs at `mark`.
@@ -247,8 +252,9 @@ mod tests {
     fn the_first_row_names_the_type_and_reset_forgets_it() {
         let (columns, formats) = (columns(None), Formats::All(Format::Text));
         let mut output = b"earlier".to_vec();
-        let directory = std::env::temp_dir();
-        let mut writer = RowWriter::new(&mut output, layout(&columns, &formats, true), &directory);
+        let (directory, account) = (std::env::temp_dir(), Account::of_files());
+        let spills = Spills { directory: &directory, account: &account };
+        let mut writer = RowWriter::new(&mut output, layout(&columns, &formats, true), spills);
         writer.row(&ValueRow(&[Value::Integer(1)])).unwrap();
         writer.reset();
         writer.row(&ValueRow(&[Value::Text("x".into())])).unwrap();
@@ -263,8 +269,9 @@ mod tests {
     fn an_empty_answer_is_described_too() {
         let (columns, formats) = (columns(Some(Type::Int8)), Formats::All(Format::Text));
         let mut output = Vec::new();
-        let directory = std::env::temp_dir();
-        RowWriter::new(&mut output, layout(&columns, &formats, true), &directory).finish();
+        let (directory, account) = (std::env::temp_dir(), Account::of_files());
+        let spills = Spills { directory: &directory, account: &account };
+        RowWriter::new(&mut output, layout(&columns, &formats, true), spills).finish();
         assert_eq!(output[0], b'T');
     }
 
@@ -272,8 +279,9 @@ mod tests {
     fn a_large_answer_spills_in_order() {
         let (columns, formats) = (columns(Some(Type::Text)), Formats::All(Format::Text));
         let mut output = b"earlier".to_vec();
-        let directory = std::env::temp_dir();
-        let mut writer = RowWriter::new(&mut output, layout(&columns, &formats, false), &directory);
+        let (directory, account) = (std::env::temp_dir(), Account::of_files());
+        let spills = Spills { directory: &directory, account: &account };
+        let mut writer = RowWriter::new(&mut output, layout(&columns, &formats, false), spills);
         for letter in ["a", "b", "c"] {
             writer.row(&ValueRow(&[Value::Text(letter.repeat(5 << 20))])).unwrap();
         }
@@ -291,8 +299,9 @@ mod tests {
     fn a_row_of_another_width_is_refused() {
         let (columns, formats) = (columns(None), Formats::All(Format::Text));
         let mut output = Vec::new();
-        let directory = std::env::temp_dir();
-        let mut writer = RowWriter::new(&mut output, layout(&columns, &formats, false), &directory);
+        let (directory, account) = (std::env::temp_dir(), Account::of_files());
+        let spills = Spills { directory: &directory, account: &account };
+        let mut writer = RowWriter::new(&mut output, layout(&columns, &formats, false), spills);
         let failure = writer.row(&ValueRow(&[Value::Null, Value::Null])).unwrap_err();
         assert_eq!(failure.message(), STALE_PLAN);
     }

@@ -6,15 +6,18 @@
 //! Execute            --> rows, all of them or a few at a time
 //! ```
 //!
-//! Portals end with their transaction, statements with the session.
+//! Portals end with their transaction, statements with the session. Their number is bounded, and what they hold all
+//! together ([`super::held`]).
 
+use std::path::Path;
 use std::sync::Arc;
 
 use fulmar_engine::{ColumnInfo, CommandTag, Error, Statement, StatementKind, Value, sqlstate};
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
-use super::rows::Spill;
+use super::held::{Account, Share};
+use super::rows::{Spill, Spills};
 use crate::Result;
 use crate::dialect::Command;
 use crate::dialect::admin::Admin;
@@ -28,8 +31,12 @@ use crate::types::{self, Column, Type};
 pub(crate) const TEXT: Formats = Formats::All(Format::Text);
 /// Statements and portals that a session may name.
 const NAMES: usize = 10_000;
-/// Statements whose descriptions are kept beyond their names.
+/// Bytes of one of these names.
+const NAME_BYTES: usize = 1024;
+/// Statements whose descriptions are kept beyond their names,
 const CACHED: usize = 16;
+/// if they are not larger than that: nobody can close them.
+const CACHED_BYTES: u64 = 64 * 1024;
 
 /// How a statement is run.
 #[derive(Clone, Debug)]
@@ -75,13 +82,13 @@ pub(crate) struct Parameter {
 }
 
 /// A statement that has been parsed.
-#[derive(Debug)]
 pub(crate) struct Prepared {
     pub(crate) plan: Plan,
     pub(crate) parameters: Vec<Parameter>,
     pub(crate) columns: Vec<Column>,
     /// The message that describes the columns, as text: most clients ask for it each time.
     description: Box<[u8]>,
+    share: Share,
 }
 
 impl Prepared {
@@ -93,7 +100,15 @@ impl Prepared {
         };
         let mut description = Vec::new();
         describe_columns(&mut description, &columns, &TEXT);
-        Prepared { plan, parameters, columns, description: description.into() }
+        Prepared { plan, parameters, columns, description: description.into(), share: Share::default() }
+    }
+
+    /// What it holds, with a text of so many bytes.
+    fn bytes(&self, text: usize) -> u64 {
+        let columns =
+            self.columns.iter().map(|column| size_of::<Column>() + column.name.len()).sum::<usize>();
+        let parameters = self.parameters.len() * size_of::<Parameter>();
+        (size_of::<Prepared>() + text + parameters + columns + self.description.len()) as u64
     }
 
     /// Whether a column has no type before its first value.
@@ -173,6 +188,9 @@ fn parameters(statement: &Statement, oids: Oids<'_>) -> Vec<Parameter> {
         .collect()
 }
 
+/// Values for which a portal keeps room.
+const KEPT_VALUES: usize = 64;
+
 /// Values that are bound to a statement, and how far it has been run.
 #[derive(Default)]
 pub(crate) struct Portal {
@@ -183,6 +201,7 @@ pub(crate) struct Portal {
     /// Its description was asked for and waits for the first row.
     pub(crate) describe: bool,
     pub(crate) progress: Progress,
+    share: Share,
 }
 
 /// How far a portal has been run.
@@ -201,10 +220,35 @@ impl Portal {
         self.formats.as_ref().unwrap_or(&TEXT)
     }
 
-    /// Forgets everything but the memory.
+    /// Counts the values that have been bound.
+    pub(crate) fn hold_values(&mut self, account: &Arc<Account>) -> Result<()> {
+        let lists = self.values.capacity() * size_of::<Value>();
+        let values = self.values.iter().map(|value| match value {
+            Value::Text(text) => text.capacity(),
+            Value::Blob(bytes) => bytes.capacity(),
+            _ => 0,
+        });
+        self.share.set(account, (lists + values.sum::<usize>()) as u64)
+    }
+
+    /// It has been run: nobody wants its values any more.
+    pub(crate) fn forget_values(&mut self) {
+        self.values.clear();
+        self.values.shrink_to(KEPT_VALUES);
+        self.share.release();
+    }
+
+    /// Keeps the rest of its answer for the next time, unless the session holds too much by then.
+    pub(crate) fn suspend(&mut self, answer: Box<Answer>, account: &Arc<Account>) -> Result<()> {
+        self.share.set(account, (answer.loaded.capacity() + answer.tail.capacity()) as u64)?;
+        self.progress = Progress::Suspended(answer);
+        Ok(())
+    }
+
+    /// Forgets everything but a little memory.
     fn clear(&mut self) {
         self.prepared = None;
-        self.values.clear();
+        self.forget_values();
         self.formats = None;
         self.describe = false;
         self.progress = Progress::Bound;
@@ -273,16 +317,48 @@ impl Answer {
 }
 
 /// A session's statements and portals.
-#[derive(Default)]
 pub(crate) struct Statements {
     named: HashMap<Box<str>, Arc<Prepared>>,
     unnamed: Option<Arc<Prepared>>,
     portals: HashMap<Box<str>, Portal>,
     unnamed_portal: Portal,
     cache: Cache,
+    memory: Arc<Account>,
+    files: Arc<Account>,
+}
+
+impl Default for Statements {
+    fn default() -> Statements {
+        Statements {
+            named: HashMap::default(),
+            unnamed: None,
+            portals: HashMap::default(),
+            unnamed_portal: Portal::default(),
+            cache: Cache::default(),
+            memory: Account::of_memory(),
+            files: Account::of_files(),
+        }
+    }
 }
 
 impl Statements {
+    /// What they hold in memory.
+    pub(crate) fn memory(&self) -> &Arc<Account> {
+        &self.memory
+    }
+
+    /// How an answer spills into `directory`.
+    pub(crate) fn spills<'a>(&'a self, directory: &'a Path) -> Spills<'a> {
+        Spills { directory, account: &self.files }
+    }
+
+    /// Counts what a statement with a text of so many bytes holds, for as long as it is known by a name, a portal or here.
+    pub(crate) fn hold(&self, mut prepared: Prepared, text: usize) -> Result<Arc<Prepared>> {
+        let bytes = prepared.bytes(text);
+        prepared.share.set(&self.memory, bytes)?;
+        Ok(Arc::new(prepared))
+    }
+
     /// The statement of that name.
     pub(crate) fn statement(&self, name: &str) -> Result<&Arc<Prepared>> {
         let found = if name.is_empty() { self.unnamed.as_ref() } else { self.named.get(name) };
@@ -305,7 +381,7 @@ impl Statements {
             let message = format!("prepared statement \"{name}\" already exists");
             return Err(Error::new(sqlstate::DUPLICATE_PREPARED, message));
         }
-        room(self.named.len(), "prepared statements")
+        room(self.named.len(), name, "prepared statements")
     }
 
     /// Names a statement.
@@ -336,9 +412,11 @@ impl Statements {
         self.cache.get(statement, oids)
     }
 
-    /// Keeps a description.
+    /// Keeps a description, if it is not large.
     pub(crate) fn remember(&mut self, prepared: Arc<Prepared>, oids: Oids<'_>) {
-        self.cache.put(prepared, oids);
+        if prepared.share.bytes() <= CACHED_BYTES {
+            self.cache.put(prepared, oids);
+        }
     }
 
     /// Takes a portal out, to be run. It must be put back.
@@ -372,7 +450,7 @@ impl Statements {
             const DUPLICATE_CURSOR: &str = "42P03";
             return Err(Error::new(DUPLICATE_CURSOR, format!("portal \"{name}\" already exists")));
         }
-        room(self.portals.len(), "portals")?;
+        room(self.portals.len(), name, "portals")?;
         Ok(self.portals.entry(name.into()).or_default())
     }
 
@@ -394,7 +472,12 @@ impl Statements {
     }
 }
 
-fn room(count: usize, what: &str) -> Result<()> {
+/// Whether one more of them can have that name.
+fn room(count: usize, name: &str, what: &str) -> Result<()> {
+    if name.len() > NAME_BYTES {
+        let message = format!("the names of {what} can have {NAME_BYTES} bytes at most");
+        return Err(Error::new(sqlstate::PROGRAM_LIMIT, message).hint("Use a shorter name."));
+    }
     if count < NAMES {
         return Ok(());
     }
@@ -431,6 +514,38 @@ impl Cache {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_statement_is_held_once_and_for_as_long_as_somebody_knows_it() {
+        let mut statements = Statements::default();
+        let hold = |statements: &Statements, text| {
+            let plan = Plan::Command { command: Arc::new(Command::ShowAll), shown: "".into() };
+            statements.hold(Prepared::new(plan, Oids::default(), Vec::new()), text)
+        };
+        let prepared = hold(&statements, 200 << 20).unwrap();
+        for name in ["a", "b", "c"] {
+            statements.check_free(name).unwrap();
+            statements.insert(name, prepared.clone());
+        }
+        statements.new_portal("p").unwrap().prepared = Some(prepared);
+        let state = |held: Result<Arc<Prepared>>| held.err().map(|error| error.state());
+        let refused = Some(sqlstate::PROGRAM_LIMIT);
+        assert_eq!(state(hold(&statements, 60 << 20)), refused);
+        statements.close_statements();
+        assert_eq!(state(hold(&statements, 60 << 20)), refused, "the portal has it");
+        statements.close_portals();
+        assert_eq!(state(hold(&statements, 250 << 20)), None);
+    }
+
+    #[test]
+    fn names_are_not_long() {
+        let (mut statements, long) = (Statements::default(), "x".repeat(NAME_BYTES + 1));
+        for name in [&long, &long[1..]] {
+            let refused = (name.len() > NAME_BYTES).then_some(sqlstate::PROGRAM_LIMIT);
+            assert_eq!(statements.check_free(name).err().map(|error| error.state()), refused);
+            assert_eq!(statements.new_portal(name).err().map(|error| error.state()), refused);
+        }
+    }
 
     fn row(letter: u8) -> Vec<u8> {
         vec![b'D', 0, 0, 0, 11, 0, 1, 0, 0, 0, 1, letter]

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use crate::common::{Node, connect, state};
 use futures::{SinkExt, StreamExt};
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
 use tokio_postgres::{Client, Error, NoTls};
 
 /// What a failure says: SQLSTATE, message, hint.
@@ -152,6 +154,41 @@ async fn connections_of_the_node() {
     }
     drop((admin, sessions));
     node.stop().await;
+}
+
+/// Who connects and says nothing keeps nobody out: not from the databases, and not from the node's health.
+#[tokio::test(flavor = "multi_thread")]
+async fn silent_connections_make_room() {
+    let node = Node::start(|config| (config.max_logins, config.insecure) = (3, true)).await;
+    let mut silent = Vec::new();
+    for _ in 0..3 {
+        silent.push(TcpStream::connect(node.gateway.local_addr()).await.unwrap());
+    }
+    // Sessions are not among them.
+    let mut sessions = Vec::new();
+    for _ in 0..5 {
+        sessions.push(node.client("fulmar").await);
+    }
+    assert!(is_closed(&mut silent[0]).await);
+    let metrics = node.get("/metrics", "").await;
+    assert!(!metrics.contains("\nfulmar_logins_sent_away_total 0\n"), "{metrics}");
+    for client in &sessions {
+        client.batch_execute("SELECT 1").await.unwrap();
+    }
+
+    let mut silent_of_http = Vec::new();
+    for _ in 0..100 {
+        silent_of_http.push(TcpStream::connect(node.http.local_addr()).await.unwrap());
+    }
+    assert!(node.get("/healthz", "").await.starts_with("HTTP/1.1 200"));
+    assert!(is_closed(&mut silent_of_http[0]).await);
+    drop((silent, silent_of_http, sessions));
+    node.stop().await;
+}
+
+/// Whether the server closes a connection; it waits until that is so.
+async fn is_closed(stream: &mut TcpStream) -> bool {
+    !matches!(stream.read(&mut [0]).await, Ok(1..))
 }
 
 const FOREVER: &str =

@@ -363,3 +363,47 @@ async fn calls_that_conflict_are_run_again() {
     assert_eq!(balances(&client).await, [0, CALLS * CLIENTS as i64]);
     node.stop().await;
 }
+
+/// CREATE, CALL and DROP mean the same by a name.
+#[tokio::test]
+async fn names_are_read_as_postgres_reads_them() {
+    let node = Node::insecure().await;
+    let client = bank(&node).await;
+    for (created, stored, called, not_called) in [
+        ("Plain", "plain", "PLAIN", "x"),
+        ("\u{c4}NDERN", "\u{c4}ndern", "\u{c4}ndern", "\"\u{c4}NDERN\""),
+        ("\"Mixed\"", "Mixed", "\"Mixed\"", "mixed"),
+        ("\"a\"\"b\"", "a\"b", "\"a\"\"b\"", "\"a\""),
+        ("public.f", "f", "f", "g"),
+        ("g", "g", "\"public\".G", "other.g"),
+    ] {
+        let create = format!("CREATE PROCEDURE {created}() LANGUAGE lua AS $$ return $$");
+        client.batch_execute(&create).await.unwrap();
+        assert_eq!(state(client.batch_execute(&create).await), "42723", "{created}");
+        let name = client.query_one("SELECT name FROM fulmar_procedures WHERE name <> 'transfer'", &[]);
+        assert_eq!(name.await.unwrap().get::<_, &str>(0), stored);
+        for name in [created, called] {
+            client.batch_execute(&format!("CALL {name}()")).await.unwrap();
+            client.execute(&format!("CALL {name}()"), &[]).await.unwrap();
+        }
+        let refused = state(client.batch_execute(&format!("CALL {not_called}()")).await);
+        assert!(["42883", "42601"].contains(&refused.as_str()), "{not_called}: {refused}");
+        client.batch_execute(&format!("DROP PROCEDURE {called}")).await.unwrap();
+        assert_eq!(state(client.batch_execute(&format!("CALL {created}()")).await), "42883");
+    }
+    // Once all were kept in lower case, quoted or not.
+    for (name, stored) in [("\u{c4}NDERN", "\u{e4}ndern"), ("\"Old\"", "old")] {
+        client
+            .execute("INSERT INTO fulmar_procedures VALUES ($1, '', '', 'return')", &[&stored])
+            .await
+            .unwrap();
+        client.batch_execute(&format!("CALL {name}(); DROP PROCEDURE {name}")).await.unwrap();
+        assert_eq!(state(client.batch_execute(&format!("DROP PROCEDURE {name}")).await), "42883");
+    }
+    assert_eq!(
+        state(client.batch_execute("CREATE PROCEDURE x.f() LANGUAGE lua AS $$ return $$").await),
+        "0A000"
+    );
+    client.batch_execute("CALL public.transfer(1, 2, 3)").await.unwrap();
+    node.stop().await;
+}

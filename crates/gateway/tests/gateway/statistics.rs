@@ -81,9 +81,52 @@ async fn tenants_are_counted() {
     let sql = "SELECT reads, writes, statements FROM fulmar.tenant_stats WHERE tenant = 'shop'";
     let row = admin.query_one(sql, &[]).await.unwrap();
     assert_eq!([0, 1, 2].map(|column| row.get::<_, i64>(column)), [1, 11, 14]);
-    let sql = "SELECT numbackends, xact_commit FROM pg_stat_database WHERE datname = 'shop'";
+    let sql = "SELECT numbackends, xact_commit, xact_rollback, temp_files, temp_bytes, deadlocks \
+               FROM pg_stat_database WHERE datname = 'shop'";
     let row = admin.query_one(sql, &[]).await.unwrap();
     assert_eq!((row.get::<_, i32>(0), row.get::<_, i64>(1)), (1, 10));
+    assert_eq!([2, 3, 4, 5].map(|column| row.get::<_, Option<i64>>(column)), [None; 4], "nobody counts them");
+    node.stop().await;
+}
+
+/// Each of these moves for what it counts: none could stand in another's column.
+#[tokio::test(flavor = "multi_thread")]
+async fn conflicts_replays_and_turns_are_counted() {
+    let node = Node::insecure().await;
+    let (shop, admin) = (node.database("shop").await, node.client("fulmar").await);
+    let other = node.client("shop").await;
+    shop.batch_execute(
+        "CREATE TABLE t (a INTEGER PRIMARY KEY, n INTEGER, b TEXT); INSERT INTO t VALUES (1, 0, ''), (2, 0, ''), (3, 0, '')",
+    )
+    .await
+    .unwrap();
+    let counts = async || {
+        let sql = "SELECT conflicts, replays, turns FROM fulmar.tenant_stats WHERE tenant = 'shop'";
+        let row = admin.query_one(sql, &[]).await.unwrap();
+        [0, 1, 2].map(|column| row.get::<_, i64>(column))
+    };
+    let began = counts().await;
+    shop.batch_execute("BEGIN IMMEDIATE; UPDATE t SET n = 1 WHERE a = 1; COMMIT").await.unwrap();
+    let turn = counts().await;
+    assert_eq!([turn[0], turn[1]], [began[0], began[1]], "a turn is no conflict");
+    assert!(turn[2] > began[2], "{turn:?}");
+
+    // The page that it read is another's by its COMMIT.
+    shop.batch_execute("BEGIN; SELECT n FROM t WHERE a = 1; UPDATE t SET n = 2 WHERE a = 2").await.unwrap();
+    other.batch_execute("UPDATE t SET n = 1 WHERE a = 3").await.unwrap();
+    shop.batch_execute("COMMIT").await.unwrap();
+    let conflict = counts().await;
+    assert!(conflict.iter().zip(turn).all(|(now, before)| *now > before), "{turn:?} {conflict:?}");
+
+    // The same of one that has become too large to be run again at its COMMIT: it is, before that, and meets nobody then.
+    shop.batch_execute("BEGIN; SELECT n FROM t WHERE a = 1").await.unwrap();
+    other.batch_execute("UPDATE t SET n = 2 WHERE a = 3").await.unwrap();
+    shop.execute("UPDATE t SET b = $1 WHERE a = 2", &[&"x".repeat(2 << 20)]).await.unwrap();
+    shop.batch_execute("COMMIT").await.unwrap();
+    let large = counts().await;
+    assert_eq!(large[0], conflict[0], "{conflict:?} {large:?}");
+    assert!(large[1] > conflict[1] && large[2] > conflict[2], "{conflict:?} {large:?}");
+    drop((shop, other, admin));
     node.stop().await;
 }
 

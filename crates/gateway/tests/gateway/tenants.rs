@@ -2,6 +2,10 @@
 
 use std::time::Instant;
 
+use futures::StreamExt;
+use futures::future::try_join_all;
+use futures::stream::FuturesUnordered;
+
 use crate::common::{Node, connect, ends, state};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -62,14 +66,27 @@ async fn guessing_passwords_is_slow() {
         assert_eq!((state(anna), state(nobody)), ("28P01".to_owned(), "28P01".to_owned()));
         assert!(of_anna >= least && of_nobody >= least, "{least}: {of_anna}, {of_nobody}");
     }
+    // Others do not wait, not even if they come twenty at once.
     let mut slow = tokio::spawn(log_in("anna", "right"));
+    let berts = (0..20).map(|_| async { log_in("bert", "right").await.0 });
     let bert = tokio::select! {
-        (bert, _) = log_in("bert", "right") => bert.unwrap(),
+        berts = try_join_all(berts) => berts.unwrap(),
         _ = &mut slow => panic!("bert waited for longer than anna"),
     };
     let (anna, took) = slow.await.unwrap();
     assert!(anna.is_ok() && took >= 1600, "{took}");
     drop((anna, bert));
+
+    // Guesses side by side are not answered sooner than one after the other.
+    let begun = Instant::now();
+    let mut guesses: FuturesUnordered<_> = (0..50).map(|_| log_in("carl", "wrong")).collect();
+    for least in [0, 100, 300, 700, 1500] {
+        let (carl, _) = guesses.next().await.unwrap();
+        assert_eq!(state(carl), "28P01");
+        let took = begun.elapsed().as_millis();
+        assert!(took >= least, "{took} instead of {least}");
+    }
+    drop(guesses);
     node.stop().await;
 }
 

@@ -4,13 +4,11 @@
 
 use fulmar_pages::StoredCatalog;
 
+use super::terms::VERSION_BITS;
 use super::{PageStore, StoreError};
 use crate::store::{Span, Store};
 
 const CATALOGS: &str = "catalog";
-/// Numbers have the term above so many bits; 0 where there is none: in stores that no other process can have, and in what was stored
-/// before there were terms.
-const NUMBER_BITS: u32 = 40;
 
 fn catalog_object(number: u64) -> String {
     format!("{CATALOGS}/{number:016x}")
@@ -33,14 +31,14 @@ impl PageStore {
     /// What this process may publish behind the catalog `newest`: a number of its own term. `None`: that one is of a later
     /// term, and the store another process's.
     pub fn next_catalog(&self, newest: u64) -> Option<u64> {
-        let next = newest.checked_add(1)?.max(u64::from(self.term) << NUMBER_BITS);
+        let next = newest.checked_add(1)?.max(u64::from(self.term) << VERSION_BITS);
         // Without a term nobody else can have the store.
-        (self.term == 0 || next >> NUMBER_BITS == u64::from(self.term)).then_some(next)
+        (self.term == 0 || next >> VERSION_BITS == u64::from(self.term)).then_some(next)
     }
 
     /// Whether it is of this process's term.
     pub fn is_catalog_of_this_term(&self, number: u64) -> bool {
-        self.term == 0 || number >> NUMBER_BITS == u64::from(self.term)
+        self.term == 0 || number >> VERSION_BITS == u64::from(self.term)
     }
 
     /// Stores a catalog under its number. [`StoreError::Exists`] if another one has that number.
@@ -82,10 +80,10 @@ mod tests {
         let (first, second) = (store.begin_term().await.unwrap(), store.begin_term().await.unwrap());
         let (first, second) = (store.clone().in_term(&first), store.clone().in_term(&second));
         let of_first = first.next_catalog(41).unwrap();
-        assert_eq!(of_first, 1 << NUMBER_BITS);
+        assert_eq!(of_first, 1 << VERSION_BITS);
         assert_eq!(first.next_catalog(of_first), Some(of_first + 1));
         let of_second = second.next_catalog(of_first + 7).unwrap();
-        assert_eq!(of_second, 2 << NUMBER_BITS);
+        assert_eq!(of_second, 2 << VERSION_BITS);
         assert_eq!(first.next_catalog(of_second), None, "it has been taken over");
         assert_eq!(first.next_catalog(of_second - 1), None, "there is no number left");
         assert!(second.is_catalog_of_this_term(of_second) && !second.is_catalog_of_this_term(of_first));
