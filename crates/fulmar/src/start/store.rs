@@ -112,8 +112,9 @@ pub async fn open(data: &Path, asked: Option<&StoreUrl>) -> anyhow::Result<OwnSt
     let id = match Binding::read(data)? {
         Some(Binding { id, place: Some(known), stopped }) => {
             if let Some(problem) = wrong_owner(holds(&store, OWNER).await?.as_ref(), Some(id)) {
-                // Where it is another one than before, that is what is the matter.
-                ensure!(known == place, "{url} is not the store of this data directory; {}", known.flag());
+                // Where it is another one than before, that is what is the matter. One in memory always is.
+                let is_same = known == place && place != Place::Url(StoreUrl::Memory);
+                ensure!(is_same, "{url} is not the store of this data directory; {}", known.flag());
                 bail!("the object `{OWNER}` of the store {url} {problem}");
             }
             ensure!(

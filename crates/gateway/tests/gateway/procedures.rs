@@ -291,6 +291,33 @@ async fn the_sandbox_holds() {
     node.stop().await;
 }
 
+/// Calls in a client's own transaction are run again with it: unseen if they answer the same, else the commit fails.
+#[tokio::test]
+async fn a_transaction_with_calls_is_run_again() {
+    let node = Node::insecure().await;
+    let (client, admin) = (bank(&node).await, node.client("fulmar").await);
+    let other = node.client("bank").await;
+    other.batch_execute("INSERT INTO account VALUES (3, 0, 'c')").await.unwrap();
+    let replays = async || {
+        let sql = "SELECT replays FROM fulmar.tenant_stats WHERE tenant = 'bank'";
+        admin.query_one(sql, &[]).await.unwrap().get::<_, i64>(0)
+    };
+    let before = replays().await;
+    client.batch_execute("BEGIN; CALL transfer(1, 2, 30)").await.unwrap();
+    other.batch_execute("UPDATE account SET balance = 7 WHERE id = 3").await.unwrap();
+    client.batch_execute("CALL transfer(1, 2, 5); COMMIT").await.unwrap();
+    assert!(replays().await > before, "the page that both accounts lie on was another's");
+    assert_eq!(balances(&client).await, [65, 35, 7]);
+
+    // The second one of these finds too little when it is run again.
+    client.batch_execute("BEGIN; CALL transfer(1, 2, 1); CALL transfer(1, 2, 60)").await.unwrap();
+    other.batch_execute("UPDATE account SET balance = 50 WHERE id = 1").await.unwrap();
+    assert_eq!(state(client.batch_execute("COMMIT").await), "40001");
+    client.batch_execute("ROLLBACK").await.unwrap_or_default();
+    assert_eq!(balances(&client).await, [50, 35, 7]);
+    node.stop().await;
+}
+
 /// What procedures of one tenant hold together is its own trouble.
 #[tokio::test(flavor = "multi_thread")]
 async fn procedures_of_a_tenant_share_its_memory() {
