@@ -26,6 +26,8 @@ async fn a_database_is_branched_and_restored_in_sql() {
     for a in 1..=3 {
         shop.batch_execute(&format!("INSERT INTO t VALUES ({a})")).await.unwrap();
         node.engine.flush().await.unwrap();
+        // Times are told in milliseconds: no two are to be of the same.
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
     let times = texts(&shop, "SELECT time FROM fulmar.history ORDER BY version").await;
     assert_eq!(times.len(), 3);
@@ -37,7 +39,11 @@ async fn a_database_is_branched_and_restored_in_sql() {
     admin.batch_execute(&branch).await.unwrap();
     admin.batch_execute("CREATE DATABASE late BRANCH OF shop").await.unwrap();
     for (database, rows) in [("early", 2), ("late", 4)] {
-        assert_eq!(number(&node.client(database).await, "SELECT count(*) FROM t").await, rows, "{database}");
+        assert_eq!(
+            number(&node.client(database).await, "SELECT count(*) FROM t").await,
+            rows,
+            "{database} {times:?}"
+        );
     }
 
     let waiting = node.client("shop").await;

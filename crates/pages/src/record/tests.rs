@@ -84,9 +84,11 @@ fn an_unknown_version_or_kind_is_named() {
     let body = builder.finish();
     body[1] = 8;
     assert_eq!(decode(body).unwrap_err().at, 1);
-    body[0] = 2;
-    let error = decode(body).unwrap_err();
-    assert_eq!(error.problem, Problem::FormatVersion { found: 2, newest: 1 });
+    for unknown in [0, 3] {
+        body[0] = unknown;
+        let error = decode(body).unwrap_err();
+        assert_eq!(error.problem, Problem::FormatVersion { found: unknown.into(), newest: 2 });
+    }
 }
 
 #[derive(Clone, Debug)]

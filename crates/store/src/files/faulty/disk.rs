@@ -77,17 +77,26 @@ impl Contents {
         Contents { now: safe.clone(), safe, dirty: BTreeSet::new() }
     }
 
+    /// As a file does that is written in whole blocks: what follows in the last one becomes zeros.
     pub(super) fn write(&mut self, offset: usize, bytes: &[u8]) -> io::Result<()> {
-        let end = offset.checked_add(bytes.len()).filter(|end| *end <= self.now.len());
-        let end = end.ok_or_else(|| io::Error::other("a log file is written beyond its end"))?;
-        self.now[offset..end].copy_from_slice(bytes);
+        let end = self.write_part(offset, bytes)?;
         if end > offset {
-            // As a file does that is written in whole blocks.
             let block = end.next_multiple_of(4096).min(self.now.len());
             self.now[end..block].fill(0);
             self.dirty.extend(offset / SECTOR_BYTES..=(block - 1) / SECTOR_BYTES);
         }
         Ok(())
+    }
+
+    /// What a write that failed has done: the sectors behind these bytes are as they were. Answers where the bytes end.
+    pub(super) fn write_part(&mut self, offset: usize, bytes: &[u8]) -> io::Result<usize> {
+        let end = offset.checked_add(bytes.len()).filter(|end| *end <= self.now.len());
+        let end = end.ok_or_else(|| io::Error::other("a log file is written beyond its end"))?;
+        self.now[offset..end].copy_from_slice(bytes);
+        if end > offset {
+            self.dirty.extend(offset / SECTOR_BYTES..=(end - 1) / SECTOR_BYTES);
+        }
+        Ok(end)
     }
 
     pub(super) fn sync(&mut self) {

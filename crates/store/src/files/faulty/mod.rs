@@ -274,7 +274,7 @@ impl LogFile for FaultyFile {
         match outcome {
             Ok(()) => disk.contents(self.id)?.write(offset as usize, bytes),
             Err(error) => {
-                disk.contents(self.id)?.write(offset as usize, &bytes[..half])?;
+                disk.contents(self.id)?.write_part(offset as usize, &bytes[..half])?;
                 Err(error)
             }
         }

@@ -32,7 +32,8 @@ pub(super) struct Recovered {
 /// What the log's first cut says: there was no log before.
 const NO_LOG: CutPoint = CutPoint { log: LogId(0), position: 0 };
 
-/// No log gets as far, in bytes or in files; beyond it there would be no room to count on.
+/// No log gets as far, in bytes or in files; beyond it there would be no room to count on. What follows a file of such a number would not
+/// be read any more.
 const FARTHEST: u64 = 1 << 62;
 
 type Replay<'a> = dyn FnMut(Lsn, &Record<'_>) -> Result<(), LogError> + 'a;
@@ -163,7 +164,7 @@ impl Reader<'_> {
         let file = self.files.open(name).map_err(|cause| self.io("open", name, cause))?;
         let bytes = file.length_bytes().map_err(|cause| self.io("find the length of", name, cause))?;
         let mut old = OldFile { name: name.to_owned(), file, bytes, header: None };
-        if sequence > FARTHEST {
+        if sequence >= FARTHEST {
             return Err(self.corrupt(
                 &old,
                 0,
