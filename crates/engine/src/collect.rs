@@ -1,5 +1,6 @@
 //! Collection: manifests that have had their time, and then segments that nothing names, are deleted; and of the lists of hot
-//! pages ([`crate::hot`]) all but the newest of each partition.
+//! pages ([`crate::hot`]) all but the newest of each partition. It also names the newest manifests of partitions that are at rest once more
+//! ([`fulmar_store`]'s `objects/anchors`).
 //!
 //! ```text
 //!   which segments are there? -> whoever has one that nothing names yet comes to his end ([`crate::node::Naming`])
@@ -55,6 +56,9 @@ const AFTER: Duration = Duration::from_secs(600);
 const AFTER_START: Duration = Duration::from_secs(60);
 /// Manifests that are read, or deleted, at the same time.
 const AT_ONCE: usize = 16;
+
+/// Partitions that a collection puts anchors of.
+const MOST_ANCHORS: usize = 1000;
 /// How often all manifests are listed, if some are gone each time.
 const LISTINGS: usize = 20;
 
@@ -97,6 +101,7 @@ impl Engine {
             let mut needed = self.segments_in_use();
             self.check_term().await?;
             self.delete_old_hot_pages(&listed).await?;
+            self.anchor_those_at_rest(&listed).await?;
             self.delete_old_manifests(&listed).await?;
             needed.extend(self.segments_in_use());
             needed.extend(self.named_segments().await?);
@@ -181,6 +186,30 @@ impl Engine {
             let newest = lists.iter().rfind(|list| list.epoch == epoch).filter(|_| exists);
             for list in lists.iter().filter(|list| Some(*list) != newest) {
                 self.node().store.delete_hot_pages(*list).await.map_err(store_error)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Names the newest manifests of partitions that are closed, and so need no log, so that they are missed if they are gone. A few at
+    /// a time: that of thousands takes some collections. Anchors of older ones go.
+    async fn anchor_those_at_rest(&self, listed: &Listed) -> Result<()> {
+        let store = &self.node().store;
+        let mut left = MOST_ANCHORS;
+        for names in listed.manifests.chunk_by(|a, b| a.partition == b.partition) {
+            let id = names[0].partition;
+            let epoch = self.era(id).epoch;
+            let Some(newest) = names.iter().rfind(|name| name.epoch <= epoch) else { continue };
+            let anchors = listed.anchors_of(id);
+            if anchors.last() != Some(newest) {
+                if left == 0 || self.may_be_dirty(id) {
+                    continue;
+                }
+                store.put_anchor(*newest).await.map_err(store_error)?;
+                left -= 1;
+            }
+            for older in anchors.iter().filter(|anchor| *anchor < newest) {
+                store.delete_anchor(*older).await.map_err(store_error)?;
             }
         }
         Ok(())

@@ -102,8 +102,17 @@ impl Verified {
     }
 
     /// Reads what there is beside manifests, segments and logs. Something was stored in this term.
-    async fn others(&mut self, store: &PageStore, term: u32) -> Result<()> {
+    async fn others(
+        &mut self,
+        store: &PageStore,
+        term: u32,
+        epoch: impl Fn(PartitionId) -> u32,
+    ) -> Result<()> {
         let listed = store.list_partitions(None).await.map_err(store_error)?;
+        for anchors in listed.anchors.chunk_by(|a, b| a.partition == b.partition) {
+            let id = anchors[0].partition;
+            self.other(store.check_anchors(&listed, id, epoch(id)), vec![id])?;
+        }
         for name in listed.hot_pages {
             self.other(store.read_hot_pages(name).await.map(drop), vec![name.partition])?;
         }
@@ -269,7 +278,7 @@ async fn verify_kept(
         verified.damage.extend(log.damage);
     }
     verified.segments(&store, users, progress).await?;
-    verified.others(&store, term).await?;
+    verified.others(&store, term, epoch).await?;
     Ok(verified)
 }
 

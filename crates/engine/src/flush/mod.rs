@@ -231,6 +231,10 @@ pub(crate) fn delete(engine: &Engine, id: PartitionId) -> BoxFuture<'_, Result<(
         let store = &engine.node().store;
         let listed = store.list_partitions(Some(id)).await.map_err(store_error)?;
         engine.check_term().await?;
+        // Before those: nobody misses a dropped partition's.
+        for anchor in listed.anchors {
+            store.delete_anchor(anchor).await.map_err(store_error)?;
+        }
         for manifest in listed.manifests {
             store.delete_manifest(manifest).await.map_err(store_error)?;
         }

@@ -42,6 +42,21 @@ impl Rig {
         start_when_free(|| self.config(&self.directory, shared)).await
     }
 
+    /// All that is kept beside segments of the partition whose commits are in the store.
+    async fn manifests(&self) -> Vec<String> {
+        self.objects.list(&format!("manifests/{}", PartitionId(SHARED)), None).await.unwrap().names
+    }
+
+    async fn lose_newest_manifest(&self) -> (String, Vec<u8>) {
+        let mut manifests = self.manifests().await;
+        manifests.retain(|name| !name.contains("anchor-"));
+        assert!(manifests.len() >= 2, "an older one is still there: {manifests:?}");
+        let newest = manifests.into_iter().max().unwrap();
+        let bytes = self.objects.get(&newest, Span::Whole).await.unwrap().bytes.to_vec();
+        self.objects.delete(&newest).await.unwrap();
+        (newest, bytes)
+    }
+
     async fn log_objects(&self) -> Vec<String> {
         self.objects.list("logs", None).await.unwrap().names
     }
@@ -167,20 +182,30 @@ async fn a_manifest_that_is_gone_is_missed_by_the_log() {
     }
     assert_eq!(write(&engine).await, [3; 2]);
     drop(engine);
-    let below = format!("manifests/{}", PartitionId(SHARED));
-    let manifests = rig.objects.list(&below, None).await.unwrap().names;
-    assert!(manifests.len() >= 2, "an older one is still there: {manifests:?}");
-    let newest = manifests.iter().max().unwrap();
-    let bytes = rig.objects.get(newest, Span::Whole).await.unwrap().bytes;
-    rig.objects.delete(newest).await.unwrap();
-
+    let (newest, bytes) = rig.lose_newest_manifest().await;
     let engine = rig.start(&[SHARED]).await;
     let error = client(&engine, SHARED).run("SELECT count(*) FROM t").await.unwrap_err();
     assert_eq!(error.state(), sqlstate::DATA_CORRUPTED);
-    assert!(error.message().contains(newest), "{error:?} does not name {newest}");
+    assert!(error.message().contains(&newest), "{error:?} does not name {newest}");
     assert_eq!(client(&engine, LOCAL).int("SELECT count(*) FROM t").await, 3, "others go on");
-    rig.objects.put(newest, bytes).await.unwrap();
+    rig.objects.put(&newest, bytes.into()).await.unwrap();
     assert_eq!(client(&engine, SHARED).int("SELECT count(*) FROM t").await, 3, "put back, it is found");
+
+    // When it is at rest the log tells nothing any more: an anchor does.
+    engine.shutdown().await.unwrap();
+    drop(engine);
+    let engine = rig.start(&[SHARED]).await;
+    for _ in 0..2 {
+        engine.collect().await.unwrap();
+    }
+    let (newest, bytes) = rig.lose_newest_manifest().await;
+    let error = client(&engine, SHARED).run("SELECT count(*) FROM t").await.unwrap_err();
+    assert_eq!(error.state(), sqlstate::IO_ERROR);
+    assert!(error.message().contains(&newest), "{error:?} does not name {newest}");
+    rig.objects.put(&newest, bytes.into()).await.unwrap();
+    assert_eq!(client(&engine, SHARED).int("SELECT count(*) FROM t").await, 3, "put back, it is found");
+    engine.drop_partition(PartitionId(SHARED)).await.unwrap();
+    assert_eq!(rig.manifests().await, [""; 0], "anchors go with it");
 }
 
 #[tokio::test(flavor = "multi_thread")]

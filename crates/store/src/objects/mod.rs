@@ -18,6 +18,7 @@
 //! ([`cached`]). Any [`Store`] will do; retries and time-outs are [`Reliable`]'s.
 
 mod adopt;
+mod anchors;
 mod cached;
 mod catalog;
 mod error;
@@ -108,6 +109,8 @@ pub struct Listed {
     pub hot_pages: Vec<HotPagesName>,
     /// Of what was decided of manifests.
     pub fates: Vec<FateName>,
+    /// Of manifests that were the newest of their partitions ([`PageStore::put_anchor`]).
+    pub anchors: Vec<ManifestName>,
 }
 
 /// Where a partition's manifests lie.
@@ -366,7 +369,8 @@ impl PageStore {
         }
     }
 
-    /// The partition's newest manifest: the last of its newest epoch up to this one. One listing, one read.
+    /// The partition's newest manifest: the last of its newest epoch up to this one. One listing, one read. [`StoreError::Missing`] if
+    /// an anchor knows of a newer one.
     pub async fn latest_manifest(
         &self,
         partition: PartitionId,
@@ -382,6 +386,7 @@ impl PageStore {
         epoch: u32,
     ) -> Result<(Option<Manifest>, Option<HotPagesName>), StoreError> {
         let listed = self.list_partitions(Some(partition)).await?;
+        self.check_anchors(&listed, partition, epoch)?;
         let hot_pages = listed.hot_pages.into_iter().rfind(|name| name.epoch == epoch);
         match listed.manifests.iter().rfind(|name| name.epoch <= epoch) {
             Some(name) => Ok((Some(self.read_manifest(*name).await?), hot_pages)),
@@ -405,10 +410,12 @@ impl PageStore {
             listed.manifests.extend(ManifestName::parse(&object));
             listed.hot_pages.extend(HotPagesName::parse(&object));
             listed.fates.extend(FateName::parse(&object));
+            listed.anchors.extend(anchors::parse(&object));
         }
         listed.manifests.sort_unstable();
         listed.hot_pages.sort_unstable();
         listed.fates.sort_unstable();
+        listed.anchors.sort_unstable();
         Ok(listed)
     }
 
