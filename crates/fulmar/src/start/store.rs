@@ -16,59 +16,20 @@
 //! log does not go on from. So each clean stop leaves a new random number in both, and the next start removes it: who has the
 //! number is as it was left.
 
-use std::io::{ErrorKind, Write};
+mod binding;
+
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, anyhow, bail, ensure};
+use binding::{Binding, OWN_DIRECTORY, Place};
 use bytes::Bytes;
 use fulmar_store::{Backend, FailureKind, Limits, Reliable, Span, Store, StoreUrl};
 
-/// In the data directory.
-const BINDING_FILE: &str = "store.id";
 /// In the store.
 const OWNER: &str = "owner";
 const STOPPED: &str = "stopped";
-/// The store below the data directory, wherever that is.
-const OWN_DIRECTORY: &str = "store";
-
-/// A store, as a data directory remembers it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-enum Place {
-    /// Below the data directory.
-    Own,
-    Url(StoreUrl),
-}
-
-impl Place {
-    fn url(&self, data: &Path) -> StoreUrl {
-        match self {
-            Place::Own => StoreUrl::Directory(data.join(OWN_DIRECTORY)),
-            Place::Url(url) => url.clone(),
-        }
-    }
-
-    /// How to start with it.
-    fn flag(&self) -> String {
-        match self {
-            Place::Own => "start without --store".to_owned(),
-            Place::Url(StoreUrl::Memory) => "what was in a process's memory is gone with it".to_owned(),
-            Place::Url(url) => format!("start with --store {url}"),
-        }
-    }
-}
-
-/// What a data directory knows of its store.
-#[derive(Clone, PartialEq, Eq, Debug)]
-struct Binding {
-    id: u128,
-    /// None while it is not known whether the store knows the id too.
-    place: Option<Place>,
-    /// What the last stop has left in the store. None while the node runs, or if it has crashed.
-    stopped: Option<u128>,
-}
 
 /// The store of a node that runs.
 pub struct OwnStore {
@@ -298,69 +259,12 @@ fn sweep(backend: Backend, began: SystemTime) {
     });
 }
 
-impl Binding {
-    fn read(data: &Path) -> anyhow::Result<Option<Binding>> {
-        let file = data.join(BINDING_FILE);
-        let text = match std::fs::read_to_string(&file) {
-            Ok(text) => text,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error).with_context(|| format!("cannot read {}", file.display())),
-        };
-        text.parse()
-            .map(Some)
-            .with_context(|| format!("{} is damaged; restore it from a backup", file.display()))
-    }
-
-    /// Whole or not at all, and synced.
-    fn write(&self, data: &Path) -> anyhow::Result<()> {
-        let mut text = format!("id {:032x}\n", self.id);
-        match &self.place {
-            None => {}
-            Some(Place::Own) => text += "store below\n",
-            Some(Place::Url(url)) => text += &format!("store {url}\n"),
-        }
-        if let Some(number) = self.stopped {
-            text += &format!("stopped {number:032x}\n");
-        }
-        let write = || {
-            let mut file = tempfile::NamedTempFile::new_in(data)?;
-            file.write_all(text.as_bytes())?;
-            file.as_file().sync_all()?;
-            file.persist(data.join(BINDING_FILE))?;
-            std::fs::File::open(data)?.sync_all()
-        };
-        write()
-            .with_context(|| format!("cannot write {BINDING_FILE} in the data directory {}", data.display()))
-    }
-}
-
-impl FromStr for Binding {
-    type Err = anyhow::Error;
-
-    fn from_str(text: &str) -> anyhow::Result<Binding> {
-        let mut lines = text.lines();
-        let id = lines.next().and_then(|line| line.strip_prefix("id ")).context("there is no id")?;
-        let id = u128::from_str_radix(id, 16).context("the id is no number")?;
-        let place = match lines.next().map(|line| line.strip_prefix("store ")) {
-            None => None,
-            Some(Some("below")) => Some(Place::Own),
-            Some(Some(url)) => Some(Place::Url(url.parse()?)),
-            Some(None) => bail!("the second line names no store"),
-        };
-        let stopped = match lines.next().map(|line| line.strip_prefix("stopped ")) {
-            None => None,
-            Some(Some(number)) => Some(u128::from_str_radix(number, 16).context("the stop is no number")?),
-            Some(None) => bail!("the third line names no stop"),
-        };
-        Ok(Binding { id, place, stopped })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use async_trait::async_trait;
     use fulmar_store::{Failure, Listing, Piece, Upload};
 
+    use super::binding::BINDING_FILE;
     use super::*;
 
     fn url(directory: &Path) -> StoreUrl {

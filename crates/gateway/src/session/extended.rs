@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use fulmar_engine::{CommandTag, Error, Known, Scope, Statement, StatementKind, sqlstate};
 
+use super::portals::{Answer, Portal, Progress};
 use super::rows::Layout;
-use super::statements::{self, Answer, Plan, Portal, Prepared, Progress};
+use super::statements::{self, Plan, Prepared};
 use super::{Fault, Ran, Session};
 use crate::Result;
 use crate::dialect::{self, Front};

@@ -27,6 +27,7 @@ mod held;
 mod limits;
 mod link;
 mod look_back;
+mod portals;
 mod primary_key;
 mod rights;
 pub(crate) mod rows;

@@ -7,7 +7,7 @@ use regex::{Regex, RegexBuilder};
 
 use super::arrays::{self, text_of};
 use super::schema::{Schema, shown};
-use super::{Asked, cluster, relations, statistics, types};
+use super::{Asked, cluster, constraints, relations, statistics, types};
 use fulmar_pages::PartitionId;
 
 use crate::Result;
@@ -40,7 +40,7 @@ const FUNCTIONS: &[Known] = &[
     ("pg_get_indexdef", ANY, index_definition),
     ("pg_get_constraintdef", ANY, |arguments, asked| {
         let schema = asked.schema()?;
-        Ok(text(integer(arguments.first()).and_then(|oid| relations::constraint_definition(&schema, oid))))
+        Ok(text(integer(arguments.first()).and_then(|oid| constraints::constraint_definition(&schema, oid))))
     }),
     ("pg_get_viewdef", ANY, |arguments, asked| {
         let schema = asked.schema()?;

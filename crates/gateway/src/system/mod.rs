@@ -6,7 +6,7 @@
 //! | module | what it has |
 //! | --- | --- |
 //! | [`schema`] | a tenant's tables, columns, indexes, constraints, out of SQLite's own schema |
-//! | [`relations`] | `pg_class`, `pg_attribute`, `pg_index`, `pg_constraint` ...: the schema, as Postgres has it |
+//! | [`relations`], [`constraints`] | `pg_class`, `pg_attribute`, `pg_index`, `pg_constraint` ...: the schema, as Postgres has it |
 //! | [`cluster`] | `pg_database`, `pg_roles`, `pg_settings` ...: what is not a tenant's |
 //! | [`statistics`] | `pg_stat_activity`, `pg_stat_database`, `fulmar.limits`, `fulmar.history` |
 //! | [`figures`] | `fulmar.tenant_stats`, `fulmar.partition_stats`, `fulmar.latency_histogram` |
@@ -22,6 +22,7 @@
 mod arrays;
 mod cells;
 mod cluster;
+mod constraints;
 mod figures;
 mod functions;
 mod information;

@@ -1,0 +1,163 @@
+//! Portals: the values that are bound to a statement, and what is left of its answer when the client takes a few rows at a time.
+//!
+//! An answer is complete before any of it is sent. What is left lies in memory, or in a temporary file if it was large
+//! ([`super::rows`]), and goes out in whole messages.
+
+use std::sync::Arc;
+
+use fulmar_engine::{CommandTag, Value};
+
+use super::held::{Account, Share};
+use super::rows::Spill;
+use super::statements::{Prepared, TEXT};
+use crate::Result;
+use crate::protocol::{Formats, frontend};
+
+/// Values for which a portal keeps room.
+const KEPT_VALUES: usize = 64;
+
+/// Values that are bound to a statement, and how far it has been run.
+#[derive(Default)]
+pub(crate) struct Portal {
+    /// `None`: there is no such portal (the unnamed one keeps its place, and its memory).
+    pub(crate) prepared: Option<Arc<Prepared>>,
+    pub(crate) values: Vec<Value>,
+    pub(crate) formats: Option<Formats>,
+    /// Its description was asked for and waits for the first row.
+    pub(crate) describe: bool,
+    pub(crate) progress: Progress,
+    share: Share,
+}
+
+/// How far a portal has been run.
+#[derive(Default)]
+pub(crate) enum Progress {
+    #[default]
+    Bound,
+    /// It has been run, and rows are left.
+    Suspended(Box<Answer>),
+    Done,
+}
+
+impl Portal {
+    /// The formats of its columns.
+    pub(crate) fn formats(&self) -> &Formats {
+        self.formats.as_ref().unwrap_or(&TEXT)
+    }
+
+    /// Counts the values that have been bound.
+    pub(crate) fn hold_values(&mut self, account: &Arc<Account>) -> Result<()> {
+        let lists = self.values.capacity() * size_of::<Value>();
+        let values = self.values.iter().map(|value| match value {
+            Value::Text(text) => text.capacity(),
+            Value::Blob(bytes) => bytes.capacity(),
+            _ => 0,
+        });
+        self.share.set(account, (lists + values.sum::<usize>()) as u64)
+    }
+
+    /// It has been run: nobody wants its values any more.
+    pub(crate) fn forget_values(&mut self) {
+        self.values.clear();
+        self.values.shrink_to(KEPT_VALUES);
+        self.share.release();
+    }
+
+    /// Keeps the rest of its answer for the next time, unless the session holds too much by then.
+    pub(crate) fn suspend(&mut self, answer: Box<Answer>, account: &Arc<Account>) -> Result<()> {
+        self.share.set(account, (answer.loaded.capacity() + answer.tail.capacity()) as u64)?;
+        self.progress = Progress::Suspended(answer);
+        Ok(())
+    }
+
+    /// Forgets everything but a little memory.
+    pub(super) fn clear(&mut self) {
+        self.prepared = None;
+        self.forget_values();
+        self.formats = None;
+        self.describe = false;
+        self.progress = Progress::Bound;
+    }
+}
+
+/// A complete answer of which a part has been sent.
+pub(crate) struct Answer {
+    /// Messages, of which `taken` bytes have been moved out; the last may be cut.
+    loaded: Vec<u8>,
+    taken: usize,
+    /// What comes after `loaded`, and how much of it has been read.
+    spill: Option<(Spill, u64)>,
+    /// What comes after the spilled part.
+    tail: Vec<u8>,
+    pub(crate) tag: CommandTag,
+}
+
+impl Answer {
+    /// An answer whose beginning may have been spilled.
+    pub(crate) fn new(bytes: Vec<u8>, spill: Option<Spill>, tag: CommandTag) -> Answer {
+        match spill {
+            None => Answer { loaded: bytes, taken: 0, spill: None, tail: Vec::new(), tag },
+            Some(spill) => Answer { loaded: Vec::new(), taken: 0, spill: Some((spill, 0)), tail: bytes, tag },
+        }
+    }
+
+    /// Moves at most `limit` rows to `out`; answers how many, and whether that was all.
+    pub(crate) fn take_rows(&mut self, limit: u32, out: &mut Vec<u8>) -> Result<(u64, bool)> {
+        let mut rows = 0;
+        loop {
+            let moved = self.take_loaded(limit, &mut rows, out);
+            if rows == u64::from(limit) {
+                return Ok((rows, false));
+            }
+            if !moved && !self.load()? {
+                return Ok((rows, true));
+            }
+        }
+    }
+
+    /// Moves whole messages that are in memory; `false` if there is none.
+    fn take_loaded(&mut self, limit: u32, rows: &mut u64, out: &mut Vec<u8>) -> bool {
+        let begin = self.taken;
+        while *rows < u64::from(limit) {
+            let Ok(Some(frame)) = frontend::frame(&self.loaded[self.taken..], usize::MAX) else { break };
+            *rows += u64::from(frame.kind == b'D');
+            self.taken += frame.size;
+        }
+        out.extend_from_slice(&self.loaded[begin..self.taken]);
+        self.taken > begin
+    }
+
+    /// Brings more into memory; `false` if there is no more.
+    fn load(&mut self) -> Result<bool> {
+        let Some((spill, read)) = &mut self.spill else { return Ok(false) };
+        self.loaded.drain(..std::mem::take(&mut self.taken)); // what is left is part of a message
+        let count = spill.read_at(*read, &mut self.loaded)?;
+        *read += count as u64;
+        if count == 0 {
+            self.loaded.append(&mut self.tail);
+            self.spill = None;
+        }
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(letter: u8) -> Vec<u8> {
+        vec![b'D', 0, 0, 0, 11, 0, 1, 0, 0, 0, 1, letter]
+    }
+
+    #[test]
+    fn an_answer_goes_out_in_portions() {
+        let bytes: Vec<u8> = [b"T\0\0\0\x04".to_vec(), row(b'a'), row(b'b'), row(b'c')].concat();
+        let mut answer = Answer::new(bytes.clone(), None, CommandTag::Select(3));
+        let mut out = Vec::new();
+        assert_eq!(answer.take_rows(2, &mut out).unwrap(), (2, false));
+        assert_eq!(out.len(), 5 + 24);
+        assert_eq!(answer.take_rows(2, &mut out).unwrap(), (1, true));
+        assert_eq!(answer.take_rows(2, &mut out).unwrap(), (0, true));
+        assert_eq!(&out[..], bytes);
+    }
+}

@@ -1,0 +1,335 @@
+//! What a tenant may take of a node: memory, processors, names, the size of what it sends.
+
+use bytes::Bytes;
+use futures::SinkExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::{gets, log_in, node_with_roles};
+use crate::common::{Node, ends, state};
+
+/// It runs until it is cancelled.
+const ENDLESS: &str = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_too_much_is_refused() {
+    let (node, admin) = node_with_roles().await;
+    admin.batch_execute("ALTER DATABASE shop SET transaction_memory = '8MB'").await.unwrap();
+    admin.batch_execute("ALTER DATABASE shop SET statement_timeout = '500ms'").await.unwrap();
+    let anna = log_in(&node, "shop", "anna").await.unwrap();
+    let mut wrong = Vec::new();
+    let deep = |open: &str, inner: &str, close: &str| {
+        format!("{}{inner}{}", open.repeat(50_000), close.repeat(50_000))
+    };
+    for (statement, expected) in [
+        // Memory.
+        ("SELECT zeroblob(1000000000)".to_owned(), "54000"),
+        ("SELECT randomblob(1000000000)".to_owned(), "54000"),
+        ("SELECT printf('%.*c', 1000000000, 'x')".to_owned(), "54000"),
+        ("SELECT replace(hex(zeroblob(1000000)), '0', hex(zeroblob(1000000)))".to_owned(), "54000"),
+        ("CREATE TEMP TABLE big AS SELECT zeroblob(20000000)".to_owned(), "53400"),
+        // Depth and length.
+        (format!("SELECT {}", deep("(", "1", ")")), "54000"),
+        (format!("SELECT {}", deep("abs(", "1", ")")), "54000"),
+        (format!("SELECT {}1", "- ".repeat(50_000)), "54000"),
+        (format!("SELECT {}1", "1 + ".repeat(50_000)), "54000"),
+        (format!("SELECT 1{}", " UNION ALL SELECT 1".repeat(50_000)), "54000"),
+        (format!("SELECT {}1", "1, ".repeat(50_000)), "54000"),
+        (format!("SELECT * FROM t{}", ", t".repeat(1000)), "54000"),
+        (format!("SELECT * FROM {}", deep("(SELECT * FROM ", "t", ")")), "54000"),
+        (format!("SELECT json('{}')", deep("[", "", "]")), "22P02"),
+        // Patterns.
+        (format!("SELECT 'x' LIKE '{}'", "%a".repeat(100_000)), "54000"),
+        (format!("SELECT 'x' GLOB '{}'", "*a".repeat(100_000)), "54000"),
+        ("SELECT 1 FROM pg_class WHERE relname ~ '(((a{100}){100}){100}){100}'".to_owned(), "2201B"),
+        ("SELECT 1 FROM pg_class WHERE relname ~ '('".to_owned(), "2201B"),
+        // Recursion: what it keeps of its rows is a temporary table. A view of itself, and common tables that double.
+        (
+            "WITH RECURSIVE n(i, x) AS (SELECT 1, '' UNION SELECT i + 1, hex(zeroblob(2000)) FROM n) \
+             SELECT count(*) FROM n"
+                .to_owned(),
+            "53400",
+        ),
+        (
+            "CREATE TEMP VIEW v AS SELECT * FROM w; CREATE TEMP VIEW w AS SELECT * FROM v; SELECT * FROM v"
+                .to_owned(),
+            "42601",
+        ),
+        (doubling(30), "54000"),
+        // Time.
+        (ENDLESS.to_owned(), "57014"),
+        (
+            "SELECT count(*) FROM pg_type a, pg_type b, pg_type c, pg_type d, pg_type e, pg_type f"
+                .to_owned(),
+            "57014",
+        ),
+    ] {
+        gets(&anna, &statement, expected, "anna", &mut wrong).await;
+    }
+    // What SQLite holds beside pages: twenty values of a hundred megabytes, which take longer than others may.
+    admin.batch_execute("ALTER DATABASE shop RESET statement_timeout").await.unwrap();
+    let values: Vec<_> = (0..20).map(|more| format!("hex(zeroblob({}))", 50_000_000 + more)).collect();
+    gets(&anna, &format!("SELECT length(max({}))", values.join(", ")), "53200", "anna", &mut wrong).await;
+    // Triggers that call each other do not go round.
+    anna.batch_execute(
+        "CREATE TABLE u (a); CREATE TRIGGER r AFTER INSERT ON u BEGIN INSERT INTO w VALUES (new.a); END; \
+         CREATE TABLE w (a); CREATE TRIGGER s AFTER INSERT ON w BEGIN INSERT INTO u VALUES (new.a); END; \
+         INSERT INTO u VALUES (1)",
+    )
+    .await
+    .unwrap();
+    for (table, rows) in [("u", 2), ("w", 1)] {
+        let row = anna.query_one(&format!("SELECT count(*) FROM {table}"), &[]).await.unwrap();
+        assert_eq!(row.get::<_, i64>(0), rows, "{table}");
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    // It is as well as before.
+    let row = anna.query_one("SELECT count(*) FROM t", &[]).await.unwrap();
+    assert_eq!(row.get::<_, i64>(0), 1);
+    drop((admin, anna));
+    node.stop().await;
+}
+
+/// Common tables of which each has the one before twice: a thousand million copies of the first, if they were all made.
+fn doubling(depth: u32) -> String {
+    let tables: Vec<_> =
+        (1..=depth).map(|n| format!("a{n} AS (SELECT p.x FROM a{0} p, a{0} q)", n - 1)).collect();
+    format!("WITH a0 AS (SELECT 1 AS x), {} SELECT count(*) FROM a{depth}", tables.join(", "))
+}
+
+/// What one message can hold keeps its session at work for seconds, in statements that are each over in no time. All
+/// sessions are on one worker: others are answered meanwhile, and what runs can be cancelled, only if it gives way.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_short_statements_leave_time_for_others() {
+    let node = Node::start(|config| (config.insecure, config.workers) = (true, 1)).await;
+    let (shop, other) = (node.database("shop").await, node.database("other").await);
+    shop.batch_execute("CREATE TABLE t (a INTEGER PRIMARY KEY, b TEXT)").await.unwrap();
+    for is_copy in [false, true] {
+        let shop = node.client("shop").await;
+        let token = shop.cancel_token();
+        let busy = tokio::spawn(async move {
+            if !is_copy {
+                return shop.batch_execute(&"INSERT INTO t (b) VALUES ('x');".repeat(1_000_000)).await;
+            }
+            let mut rows = std::pin::pin!(shop.copy_in::<_, Bytes>("COPY t (b) FROM STDIN").await?);
+            rows.send(Bytes::from("x\n".repeat(20_000_000))).await?;
+            rows.finish().await.map(drop)
+        });
+        let (mut seen_at_work, mut busy_ms) = (0, 0.0);
+        while seen_at_work < 50 && !busy.is_finished() {
+            let row = other.query_one("SELECT busy_ms FROM fulmar.tenant_stats WHERE tenant = 'shop'", &[]);
+            let now_ms: f64 = row.await.unwrap().get(0);
+            seen_at_work += i32::from(now_ms > std::mem::replace(&mut busy_ms, now_ms));
+        }
+        assert_eq!(seen_at_work, 50, "the others have waited until it was over");
+        token.cancel_query(tokio_postgres::NoTls).await.unwrap();
+        assert_eq!(state(busy.await.unwrap()), "57014");
+    }
+    drop((shop, other));
+    node.stop().await;
+}
+
+/// On one worker, a tenant with eight endless statements and one with a single one: each gets half of the time, not a share
+/// for each statement, and who asks for little is answered. With three times the weight of the other it gets three times as much,
+/// from the moment on when that is said.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_busy_tenant_leaves_time_for_others() {
+    let node = Node::start(|config| (config.insecure, config.workers) = (true, 1)).await;
+    let admin = node.client("fulmar").await;
+    let mut busy = Vec::new();
+    for (database, sessions) in [("shop", 8), ("other", 1)] {
+        drop(node.database(database).await);
+        for _ in 0..sessions {
+            let client = node.client(database).await;
+            let token = client.cancel_token();
+            busy.push((tokio::spawn(async move { client.batch_execute(ENDLESS).await }), token));
+        }
+    }
+    let active = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'WITH%' AND state = 'active'";
+    while admin.query_one(active, &[]).await.unwrap().get::<_, i64>(0) < 9 {}
+    let busy_ms = async || {
+        let stats =
+            "SELECT busy_ms FROM fulmar.tenant_stats WHERE tenant IN ('shop', 'other') ORDER BY tenant";
+        let rows = admin.query(stats, &[]).await.unwrap();
+        [0, 1].map(|tenant| rows[tenant].get::<_, f64>(0))
+    };
+    for (cpu_share, times) in [(100, 1.0), (300, 3.0)] {
+        admin.batch_execute(&format!("ALTER DATABASE other SET cpu_share = {cpu_share}")).await.unwrap();
+        let before = busy_ms().await;
+        let (other, shop) = loop {
+            let now = busy_ms().await;
+            let (other, shop) = (now[0] - before[0], now[1] - before[1]);
+            if other + shop > 1000.0 {
+                break (other, shop);
+            }
+        };
+        let shop = times * shop;
+        assert!(other > 0.7 * shop && shop > 0.7 * other, "{cpu_share}: {other} ms and {shop} ms");
+    }
+    for (statement, token) in busy {
+        assert!(!statement.is_finished());
+        token.cancel_query(tokio_postgres::NoTls).await.unwrap();
+        assert_eq!(state(statement.await.unwrap()), "57014");
+    }
+    drop(admin);
+    node.stop().await;
+}
+
+/// Nothing looks at the clock while SQLite compares two texts: that must not take their lengths' product.
+#[tokio::test(flavor = "multi_thread")]
+async fn texts_are_compared_in_the_time_of_their_lengths() {
+    let (node, admin) = node_with_roles().await;
+    let anna = log_in(&node, "shop", "anna").await.unwrap();
+    let (long, shorter) = ("hex(zeroblob(6000000))", "hex(zeroblob(3000000))");
+    for (expression, expected) in [
+        (format!("instr({long}, {shorter} || '1')"), 0),
+        (format!("instr(CAST({long} AS BLOB), CAST({shorter} || '1' AS BLOB))"), 0),
+        (format!("length(replace({long}, {shorter} || '1', ''))"), 12_000_000),
+        (format!("length(unhex(replace({long}, '0', 'z'), {shorter} || 'z'))"), 0),
+        (format!("length(trim({long}, {shorter} || '1'))"), 0),
+    ] {
+        let found = anna.query_one(&format!("SELECT {expression}"), &[]).await.unwrap();
+        assert_eq!(found.get::<_, i64>(0), expected, "{expression}");
+    }
+    let many = "WITH RECURSIVE n(i) AS (SELECT 20000 UNION ALL SELECT i + 1 FROM n WHERE i < 40000) \
+                SELECT trim(hex(zeroblob(1000000)), group_concat(char(i), '') || '0') FROM n";
+    assert_eq!(state(anna.batch_execute(many).await), "54000");
+
+    // They answer as SQLite's own do, and indexes may have them.
+    for (expression, expected) in [
+        (
+            "instr(x'616263', 'c') || instr('abc', x'63') || instr(1234, '3') || instr('\u{e9}\u{20ac}x', 'x')",
+            "3333",
+        ),
+        ("instr(x'c3a978', x'78') || instr('', '') || instr('a', '') || instr('a', 'b')", "3110"),
+        (
+            "typeof(instr(NULL, 'a')) || typeof(replace('a', NULL, '')) || typeof(trim('a', NULL))",
+            "nullnullnull",
+        ),
+        (
+            "typeof(replace(12, '', NULL)) || replace(1212, 2, 'x') || quote(unhex('4z1', 'z'))",
+            "text1x1xNULL",
+        ),
+        (
+            "quote(unhex('41 42', ' ')) || trim('xyaxy', 'xy') || ltrim('xax', 'x') || rtrim('xax', 'x')",
+            "X'4142'aaxxa",
+        ),
+    ] {
+        let found = anna.query_one(&format!("SELECT {expression}"), &[]).await.unwrap();
+        assert_eq!(found.get::<_, String>(0), expected, "{expression}");
+    }
+    anna.batch_execute(
+        "CREATE TABLE names (name TEXT, short TEXT AS (replace(name, 'x', '')) STORED);
+         CREATE INDEX of_names ON names (trim(name, 'x'), instr(name, 'y'))",
+    )
+    .await
+    .unwrap();
+    drop((admin, anna));
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_session_names_has_bounds() {
+    let (node, admin) = node_with_roles().await;
+    let mut anna = log_in(&node, "shop", "anna").await.unwrap();
+    // Parameters: as many as SQLite knows.
+    let list = |count: usize| {
+        let names: Vec<_> = (1..=count).map(|number| format!("${number}")).collect();
+        format!("SELECT 7 IN ({})", names.join(", "))
+    };
+    let values: Vec<String> = (0..32_766).map(|number| number.to_string()).collect();
+    let values: Vec<&(dyn tokio_postgres::types::ToSql + Sync)> =
+        values.iter().map(|value| value as _).collect();
+    anna.query_one(&list(values.len()), &values).await.unwrap();
+    assert_eq!(state(anna.prepare(&list(values.len() + 1)).await), "54000");
+
+    // Prepared statements and portals.
+    const MOST: usize = 10_000;
+    let prepared = futures::future::try_join_all((0..MOST).map(|_| anna.prepare("SELECT 1"))).await.unwrap();
+    assert_eq!(state(anna.prepare("SELECT 1").await), "54000");
+    let transaction = anna.transaction().await.unwrap();
+    let bound = (0..MOST).map(|_| transaction.bind(&prepared[0], &[]));
+    let portals = futures::future::try_join_all(bound).await.unwrap();
+    assert_eq!(state(transaction.bind(&prepared[0], &[]).await.map(|_| ())), "54000");
+    drop((portals, transaction));
+    drop(prepared);
+    anna.batch_execute("SELECT 1").await.unwrap();
+
+    // What portals hold together, 256 MiB: their values ...
+    let length = anna.prepare("SELECT length($1)").await.unwrap();
+    let large = "x".repeat(50_000_000);
+    for _ in 0..2 {
+        let transaction = anna.transaction().await.unwrap();
+        let mut portals = Vec::new();
+        for _ in 0..5 {
+            portals.push(transaction.bind(&length, &[&large]).await.unwrap());
+        }
+        assert_eq!(state(transaction.bind(&length, &[&large]).await.map(|_| ())), "54000");
+        drop((portals, transaction)); // and nothing of it is held any more
+    }
+    // ... or, when they have been run, what is left of their answers.
+    let rows = anna
+        .prepare(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 7) \
+             SELECT length($1), hex(zeroblob(500000)) FROM n",
+        )
+        .await
+        .unwrap();
+    let less = "x".repeat(20_000_000);
+    let transaction = anna.transaction().await.unwrap();
+    let mut portals = Vec::new();
+    let refused = loop {
+        let portal = match transaction.bind(&rows, &[&less]).await {
+            Ok(portal) => portal,
+            Err(refused) => break refused,
+        };
+        match transaction.query_portal(&portal, 1).await {
+            Ok(rows) => assert_eq!(rows.len(), 1),
+            Err(refused) => break refused,
+        }
+        portals.push(portal);
+        assert!(portals.len() < 50, "nothing is refused");
+    };
+    assert_eq!(state(Err::<(), _>(refused)), "54000");
+    assert!(portals.len() > 12, "{} answers of 7 MB each, the values of which are gone", portals.len());
+    drop((portals, transaction));
+    anna.batch_execute("SELECT 1").await.unwrap();
+    drop((admin, anna));
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_and_names_have_bounds() {
+    let (node, admin) = node_with_roles().await;
+    let anna = log_in(&node, "shop", "anna").await.unwrap();
+    let long = "x".repeat(1_000_000);
+    // Names that others see keep the rule of names; names inside of a database are the database's own.
+    for statement in
+        [format!("CREATE DATABASE {long}"), format!("CREATE USER {long}"), format!("CREATE TOKEN {long}")]
+    {
+        assert_eq!(state(admin.batch_execute(&statement).await), "42602");
+    }
+    assert_eq!(
+        state(admin.batch_execute(&format!("GRANT CONNECT ON DATABASE {long} TO anna")).await),
+        "3D000"
+    );
+    anna.batch_execute(&format!("CREATE TABLE \"{long}\" (\"{long}\" TEXT); DROP TABLE \"{long}\""))
+        .await
+        .unwrap();
+    anna.batch_execute(&format!("SET application_name = '{long}'")).await.unwrap_or_default();
+    assert!(state(anna.batch_execute(&format!("SELECT {long}")).await).starts_with("42"));
+    let value = anna.query_one("SELECT length($1)", &[&"x".repeat(50_000_000)]).await.unwrap();
+    assert_eq!(value.get::<_, i64>(0), 50_000_000);
+
+    // A message that is longer than 64 MiB ends the connection when its head has come.
+    let mut stream = tokio::net::TcpStream::connect(node.gateway.local_addr()).await.unwrap();
+    let length = 10_001_u32;
+    stream.write_all(&[&length.to_be_bytes()[..], &196_608_u32.to_be_bytes()].concat()).await.unwrap();
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer).await; // the end is what counts, not how it comes
+    assert!(answer.is_empty(), "a start-up packet of {length} bytes");
+    let too_long = anna.query_one("SELECT length($1)", &[&"x".repeat(70_000_000)]).await;
+    assert!(too_long.is_err() && ends(&anna).await);
+    log_in(&node, "shop", "anna").await.unwrap().batch_execute("SELECT 1").await.unwrap();
+    drop((admin, anna));
+    node.stop().await;
+}
