@@ -288,7 +288,8 @@ impl Drop for Connection {
 unsafe extern "C" fn progress(link: *mut c_void) -> c_int {
     // SAFETY: the link outlives the handle. A panic cannot happen before the catch in `checkpoint`'s callees.
     let link = unsafe { &*link.cast::<Link>() };
-    c_int::from(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| link.checkpoint())).unwrap_or(true))
+    let ends = || !link.controls.get() && link.checkpoint();
+    c_int::from(std::panic::catch_unwind(std::panic::AssertUnwindSafe(ends)).unwrap_or(true))
 }
 
 /// Connections of a partition that wait for a session.
@@ -330,3 +331,6 @@ impl Pool {
         drop(connections);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -313,7 +313,10 @@ impl Connection {
 
     /// Runs a text of the engine's own (BEGIN, COMMIT ...), kept prepared under `id`; on the fiber.
     pub(crate) fn control_here(&mut self, id: u64, sql: &str) -> Step {
-        self.run_here(&Run { id, sql, columns: Some(0), parameters: &[] }, &mut Nowhere)
+        self.link.controls.set(true);
+        let step = self.run_here(&Run { id, sql, columns: Some(0), parameters: &[] }, &mut Nowhere);
+        self.link.controls.set(false);
+        step
     }
 }
 
