@@ -362,8 +362,9 @@ impl Engine {
             return Ok(Some(Seen { partition, unix_ms }));
         }
         if following.is_due(clock.monotonic_ms(), MANIFEST_EVERY_MS) {
-            let names = self.node().store.list_manifests(Some(partition.id)).await.map_err(store_error)?;
-            let newest = names.iter().rfind(|name| name.epoch <= partition.epoch);
+            let (store, known) = (&self.node().store, partition.manifest_name());
+            let newest =
+                store.latest_name(partition.id, partition.epoch, known).await.map_err(store_error)?;
             if newest.is_some_and(|newest| newest.number > partition.manifest_number()) {
                 partition.leave();
                 return Ok(None);
@@ -401,7 +402,7 @@ impl Engine {
     ) -> Result<(Arc<Partition>, Option<Manifest>, Option<HotPagesName>)> {
         let node = self.node();
         for _ in 0..MOST_OPENINGS {
-            let (manifest, hot_pages) = match node.store.latest(id, era.epoch).await {
+            let (manifest, hot_pages) = match node.store.latest(id, era.epoch, None).await {
                 Err(StoreError::Missing { .. }) => continue,
                 latest => latest.map_err(store_error)?,
             };
@@ -415,9 +416,9 @@ impl Engine {
             match opening(id, open).await {
                 Ok(opened) => return Ok((opened, manifest, hot_pages)),
                 Err(error) => {
-                    let names = node.store.list_manifests(Some(id)).await.map_err(store_error)?;
-                    let newest = names.into_iter().rfind(|name| name.epoch <= era.epoch);
-                    if newest == manifest.as_ref().map(ManifestName::of) {
+                    let known = manifest.as_ref().map(ManifestName::of);
+                    let newest = node.store.latest_name(id, era.epoch, known).await.map_err(store_error)?;
+                    if newest == known {
                         return Err(error);
                     }
                 }
@@ -496,7 +497,7 @@ pub(crate) async fn round(engine: Arc<Engine>) {
 }
 
 async fn adopt_newest(node: &Node, beside: &Beside, partition: &Partition) -> Result<()> {
-    match node.store.latest_manifest(partition.id, partition.epoch).await {
+    match node.store.latest_manifest(partition.id, partition.epoch, partition.manifest_name()).await {
         Ok(Some(manifest)) => match beside.pins.pin(node, ManifestName::of(&manifest)).await {
             true => partition.adopt(&manifest).await,
             false => Ok(()),

@@ -129,7 +129,7 @@ impl Engine {
         // Whose manifests are gone would look like one that never had any.
         self.check_not_dropped(id)?;
         let epoch = self.era(id).epoch;
-        let manifest = self.node().store.latest_manifest(id, epoch).await.map_err(store_error)?;
+        let manifest = self.node().store.latest_manifest(id, epoch, None).await.map_err(store_error)?;
         Ok((past, manifest))
     }
 

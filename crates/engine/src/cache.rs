@@ -3,16 +3,26 @@
 //! # Policy
 //! GreedyDual-Size with frequency: a page's priority is the clock at the time when it was looked at last, plus what its
 //! touches since are worth (their number, times the time to read it back, by the bytes that it holds); the page with the
-//! lowest priority goes, and the clock is set to its priority. On a node with one store every page costs the same to
-//! read back (with a disk cache before it nearly every one does: what has been read from the store is there) and holds the
-//! same, so a touch is worth one. Priorities are then small integers above the clock, and the
+//! lowest priority goes, and the clock is set to its priority. All pages hold the same. On a node with one store every
+//! page costs the same to read back too, so a touch is worth one. Priorities are then small integers above the clock, and the
 //! order needs no heap: pages of one priority are a queue ([`crate::partition::Residence`]), and pages that were touched are moved to where they
 //! belong when their turn comes, not when they are touched. A hit costs a plain store of a counter that saturates;
 //! an eviction costs a look at the page, and one more for every time that it was found to have been touched.
 //!
 //! So a page that was touched once when it was read goes after one round, and one that is touched again and again stays
 //! for as long as seven: a scan of a large tenant replaces its own pages and what nobody uses, not the working sets of
-//! others. A tenant that has a floor (`cache_floor`; ElasTraS 7.9) is passed over while it has no more than that, unless
+//! others.
+//!
+//! **Two tiers.** With a disk cache before the store a touch of a page that the disk does not have is worth up to eight:
+//! as many times as reads from the store take longer (`fulmar_store::DiskCache::cost`). Where a page lies is asked when it is
+//! looked at and was touched, of the index that says it, and is noted nowhere: what was read from the store is on the disk
+//! a moment later, what the disk has had it may have thrown away since, and what is always in memory is thrown away there
+//! first. When it arrives a page counts as one that the disk has, which has just answered it or been given it. So what a scan
+//! reads once goes after one round, whatever it cost; who stays longer was wanted again. Costs are whole
+//! numbers, and a touch leads 31 rounds ahead at most: the clock goes on by one for a class that is empty, and
+//! cannot overflow; and what has gone cold leaves after so many rounds, whatever it was worth.
+//!
+//! **Floors.** A tenant that has a floor (`cache_floor`; ElasTraS 7.9) is passed over while it has no more than that, unless
 //! nobody else has anything to give.
 //!
 //! # Room
@@ -32,7 +42,7 @@ use crate::Result;
 use crate::memory::{self, Reservation};
 use crate::node::Node;
 use crate::page_memory;
-use crate::partition::{CLASSES, Partition};
+use crate::partition::{CLASSES, CLASSES_OF_TIERS, Partition};
 
 /// Pages that are evicted from a partition before others may have its locks.
 const BATCH_PAGES: usize = 64;
@@ -56,8 +66,9 @@ const BALANCE: Duration = Duration::from_millis(100);
 const SWEEPER_PERIOD: Duration = Duration::from_secs(1);
 
 /// All open partitions, and the clock that their pages leave by.
-#[derive(Default)]
 pub(crate) struct Cache {
+    /// Classes of pages in each of them.
+    classes: u64,
     clock: AtomicU64,
     partitions: Mutex<Vec<Weak<Partition>>>,
     /// Held by the one that evicts.
@@ -74,6 +85,20 @@ struct Hand {
 }
 
 impl Cache {
+    /// Of a node whose pages do not all cost the same to read back, if it has `tiers`.
+    pub(crate) fn new(tiers: bool) -> Self {
+        Cache {
+            classes: if tiers { CLASSES_OF_TIERS } else { CLASSES },
+            clock: AtomicU64::new(0),
+            partitions: Mutex::default(),
+            hand: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn classes(&self) -> u64 {
+        self.classes
+    }
+
     /// From now on the partition's pages may be evicted.
     pub(crate) fn add(&self, partition: &Arc<Partition>) {
         let mut partitions = self.partitions.lock();
@@ -99,7 +124,7 @@ impl Cache {
         let (mut evicted, mut barren, mut steps) = (0, 0, 0);
         // A page that was touched comes round in as many steps as there are classes. Twice, and only floors are left to be
         // broken; once more, and nothing is.
-        while evicted < goal && steps < 3 * CLASSES {
+        while evicted < goal && steps < 3 * self.classes {
             let (partition, partitions) = {
                 let partitions = self.partitions.lock();
                 (partitions.get(hand.next).map(Weak::upgrade), partitions.len())
@@ -113,7 +138,7 @@ impl Cache {
                 hand.next = 0;
                 continue;
             };
-            let may = |partition: &&Arc<Partition>| steps >= 2 * CLASSES || !partition.is_at_its_floor();
+            let may = |partition: &&Arc<Partition>| steps >= 2 * self.classes || !partition.is_at_its_floor();
             let partition = partition.as_ref().filter(may);
             let mut more = partition.is_some();
             while let Some(partition) = partition.filter(|_| more && evicted < goal) {

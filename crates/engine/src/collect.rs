@@ -29,8 +29,8 @@
 //!   listed after the last manifest was deleted: so it finds the branch, or the manifest.
 //! - Segments of earlier terms stay until their processes are gone: a flush may be about to name one.
 //!
-//! A fate that cannot be read keeps its manifest, and a warning says so. A manifest that cannot be read ends the collection, which is tried
-//! again: what it names nobody knows. A warning says once each time which it is, whose, and what to do.
+//! A fate that cannot be read keeps its manifest, and a warning says so. As long as there is a manifest that cannot be read no segment is
+//! deleted: what it names nobody knows. A warning says each time which it is, whose, and what to do.
 //!
 //! # Crashes
 //! Manifests go before the segments that only they name: who dies in between leaves segments that nothing names,
@@ -40,12 +40,13 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use fulmar_pages::SegmentId;
-use fulmar_store::{FateName, Listed, ManifestName, StoreError};
+use fulmar_store::{FateName, Listed, ManifestName, Store, StoreError};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use futures::stream::{self, StreamExt, TryStreamExt};
 
 use crate::history;
+use crate::marks::{Marks, together};
 use crate::partition::store_error;
 use crate::{Engine, Error, Result, sqlstate};
 
@@ -54,7 +55,7 @@ const AFTER_BYTES: u64 = 256 << 20;
 /// After so long they come anyway, and for the first time so long after the start: a crash may have left something.
 const AFTER: Duration = Duration::from_secs(600);
 const AFTER_START: Duration = Duration::from_secs(60);
-/// Manifests that are read, or deleted, at the same time.
+/// Manifests that are deleted at the same time.
 const AT_ONCE: usize = 16;
 
 /// Partitions that a collection puts anchors of.
@@ -89,28 +90,51 @@ impl Schedule {
     }
 }
 
+/// Segments that were there in the beginning, sorted, and which of them are needed.
+struct Segments {
+    there: Vec<SegmentId>,
+    needed: Vec<bool>,
+}
+
+impl Segments {
+    fn new(mut there: Vec<SegmentId>) -> Self {
+        there.sort_unstable();
+        Segments { needed: vec![false; there.len()], there }
+    }
+
+    fn need(&mut self, segments: impl IntoIterator<Item = SegmentId>) {
+        for segment in segments {
+            if let Ok(at) = self.there.binary_search(&segment) {
+                self.needed[at] = true;
+            }
+        }
+    }
+
+    fn unneeded(&self) -> impl Iterator<Item = SegmentId> {
+        self.there.iter().zip(&self.needed).filter(|(_, needed)| !**needed).map(|(segment, _)| *segment)
+    }
+}
+
 impl Engine {
     /// Deletes what nobody needs any more.
-    pub(crate) fn delete_unneeded(&self) -> BoxFuture<'_, Result<()>> {
+    pub(crate) fn delete_unneeded<'a>(&'a self, marks: &'a mut Marks) -> BoxFuture<'a, Result<()>> {
         async move {
             let (node, store) = (self.node(), &self.node().store);
-            let there = store.list_segments().await.map_err(store_error)?;
+            let mut segments = Segments::new(store.list_segments().await.map_err(store_error)?);
             node.naming.settled().await;
             let listed = store.list_partitions(None).await.map_err(store_error)?;
             // Of what nothing names but a log: known while the store is known to be ours.
-            let mut needed = self.segments_in_use();
+            segments.need(self.segments_in_use());
             self.check_term().await?;
             self.delete_old_hot_pages(&listed).await?;
             self.anchor_those_at_rest(&listed).await?;
-            self.delete_old_manifests(&listed).await?;
-            needed.extend(self.segments_in_use());
-            needed.extend(self.named_segments().await?);
+            self.delete_old_manifests(&listed, marks).await?;
+            segments.need(self.segments_in_use());
+            self.need_named_segments(marks, &mut segments).await?;
             let now_ms = node.clock.monotonic_ms();
             let may_delete =
                 |segment| node.tenure.as_ref().is_none_or(|tenure| tenure.may_delete(segment, now_ms));
-            for segment in
-                there.into_iter().filter(|segment| !needed.contains(segment) && may_delete(*segment))
-            {
+            for segment in segments.unneeded().filter(|segment| may_delete(*segment)) {
                 store.delete_segment(segment).await.map_err(store_error)?;
             }
             Ok(())
@@ -118,33 +142,63 @@ impl Engine {
         .boxed()
     }
 
-    async fn delete_old_manifests(&self, listed: &Listed) -> Result<()> {
+    async fn delete_old_manifests(&self, listed: &Listed, marks: &mut Marks) -> Result<()> {
         let (node, store) = (self.node(), &self.node().store);
         let condemned = self.condemned(listed).await?;
-        for names in listed.manifests.chunk_by(|a, b| a.partition == b.partition) {
-            let Some(id) = names.first().map(|name| name.partition).filter(|_| names.len() > 1) else {
-                continue;
-            };
-            let (now_ms, retention) = (node.clock.unix_ms(), (self.retention)(id));
-            let epoch = self.era(id).epoch;
-            let begun = &names[..names.partition_point(|name| name.epoch <= epoch)];
-            let mut over = history::expired(store, begun, now_ms, retention).await?;
-            over.extend(begun.iter().rev().skip(1).filter(|name| condemned.contains(*name)));
-            if over.is_empty() && begun.len() == names.len() {
-                continue;
+        // History lies on the disk that is nearly full.
+        let sparsely = node.disk.is_low() && store.store().directory().is_some();
+        let mut thinned = 0;
+        for several in together(&listed.manifests) {
+            // What is missing, or damaged, is looked for once more behind this.
+            marks.learn(store, several).await?;
+            for names in several.chunk_by(|a, b| a.partition == b.partition) {
+                let id = names[0].partition;
+                let (now_ms, retention, epoch) =
+                    (node.clock.unix_ms(), (self.retention)(id), self.era(id).epoch);
+                let begun = &names[..names.partition_point(|name| name.epoch <= epoch)];
+                let points = marks.points(begun);
+                let over = |sparsely| history::over(&points, now_ms, retention, sparsely);
+                let mut old = over(sparsely);
+                if sparsely {
+                    thinned += old.len() - over(false).len();
+                }
+                old.extend(begun.iter().rev().skip(1).filter(|name| condemned.contains(*name)));
+                if names.len() > 1 && (!old.is_empty() || begun.len() < names.len()) {
+                    self.condemn_all(names, old, listed, marks).await?;
+                }
             }
-            let _past = node.past.write().await;
-            // Of restores that did not come to their end: none is going on now.
-            let epoch = self.era(id).epoch;
-            over.extend(names.iter().filter(|name| name.epoch > epoch));
-            // What was condemned may be over by itself.
-            over.sort_unstable();
-            over.dedup();
-            let condemning = over.into_iter().map(|name| self.condemn(name, fates_of(listed, name)));
-            let condemning = stream::iter(condemning.collect::<Vec<_>>()).buffer_unordered(AT_ONCE);
-            condemning.try_collect::<()>().await?;
+            marks.make_room(several);
+        }
+        if thinned > 0 {
+            tracing::warn!(
+                manifests = thinned,
+                "the disk is nearly full: restore points that are older than an hour have been thinned"
+            );
         }
         self.forget_fates(listed).await
+    }
+
+    /// Deletes manifests of a partition that have had their time, if they are not pinned. `names` are all of its.
+    async fn condemn_all(
+        &self,
+        names: &[ManifestName],
+        mut old: Vec<ManifestName>,
+        listed: &Listed,
+        marks: &mut Marks,
+    ) -> Result<()> {
+        let _past = self.node().past.write().await;
+        // Of restores that did not come to their end: none is going on now.
+        let epoch = self.era(names[0].partition).epoch;
+        old.extend(names.iter().filter(|name| name.epoch > epoch));
+        // What was condemned may be over by itself.
+        old.sort_unstable();
+        old.dedup();
+        for name in &old {
+            marks.forget(*name);
+        }
+        let condemning = old.into_iter().map(|name| self.condemn(name, fates_of(listed, name)));
+        let condemning = stream::iter(condemning.collect::<Vec<_>>()).buffer_unordered(AT_ONCE);
+        condemning.try_collect::<()>().await
     }
 
     /// Deletes a manifest, if it is not pinned. What cannot be told keeps it.
@@ -191,10 +245,15 @@ impl Engine {
         Ok(())
     }
 
-    /// Names the newest manifests of partitions that are closed, and so need no log, so that they are missed if they are gone. A few at
-    /// a time: that of thousands takes some collections. Anchors of older ones go.
+    /// Names the newest manifests of partitions that are closed, and so need no log, so that they are missed if they are gone, as far as that
+    /// was not done when they were closed. A few at a time: that of thousands takes some collections. Anchors of older ones go, and those that
+    /// have come after their partition was dropped.
     async fn anchor_those_at_rest(&self, listed: &Listed) -> Result<()> {
         let store = &self.node().store;
+        let is_dropped = |anchor: &&ManifestName| self.check_not_dropped(anchor.partition).is_err();
+        for anchor in listed.anchors.iter().filter(is_dropped) {
+            store.delete_anchor(*anchor).await.map_err(store_error)?;
+        }
         let mut left = MOST_ANCHORS;
         for names in listed.manifests.chunk_by(|a, b| a.partition == b.partition) {
             let id = names[0].partition;
@@ -227,22 +286,26 @@ impl Engine {
         segments
     }
 
-    /// All segments that manifests name.
-    async fn named_segments(&self) -> Result<HashSet<SegmentId>> {
+    /// Finds all segments that manifests name.
+    async fn need_named_segments(&self, marks: &mut Marks, segments: &mut Segments) -> Result<()> {
         let store = &self.node().store;
         'listing: for _ in 0..LISTINGS {
             let names = store.list_manifests(None).await.map_err(store_error)?;
-            let reads = names.into_iter().map(|name| store.manifest(name));
-            let mut reads = stream::iter(reads.collect::<Vec<_>>()).buffer_unordered(AT_ONCE);
-            let mut named = HashSet::new();
-            while let Some(read) = reads.next().await {
-                match read {
-                    Ok(manifest) => named.extend(manifest.segments.iter().map(|segment| segment.id)),
-                    Err(StoreError::Missing { .. }) => continue 'listing,
-                    Err(error) => return Err(store_error(error)),
+            marks.keep_only(&names);
+            for several in together(&names) {
+                let unlearned = marks.learn(store, several).await?;
+                if let Some(damaged) = unlearned.damaged {
+                    return Err(store_error(damaged));
                 }
+                if unlearned.missing {
+                    continue 'listing;
+                }
+                for names in several.chunk_by(|a, b| a.partition == b.partition) {
+                    segments.need(marks.segments(names[0].partition));
+                }
+                marks.make_room(several);
             }
-            return Ok(named);
+            return Ok(());
         }
         Err(Error::new(sqlstate::INTERNAL, "databases are dropped faster than what they leave is collected")
             .hint("it is tried again"))

@@ -26,10 +26,10 @@ pub struct Recovery {
 
 impl Recovery {
     pub(crate) fn of(replays: &HashMap<PartitionId, Arc<Replay>>, time: Duration) -> Self {
-        let records = || replays.values().flat_map(|replay| &replay.records);
+        let records = || replays.values().flat_map(|replay| replay.records());
         Recovery {
             records: records().count() as u64,
-            bytes: records().map(|(_, body)| body.len() as u64).sum(),
+            bytes: records().map(|logged| logged.body.len() as u64).sum(),
             partitions: replays.len() as u64,
             time,
         }

@@ -1,17 +1,18 @@
 //! The history of a partition: its manifests of the past, each a version that it can be restored to or branched from.
 //!
 //! ```text
-//!   now - retention                                    an hour ago            now
-//!   ... |     .     .     .     .     .     .     .     .............|.........*   <- the newest always stays
-//!       ^                one in ten minutes              one a minute
+//!   now - retention                                                             now
+//!   ... |     .     .     .     .     .     .     .     .     .     .     .     .*   <- the newest always stays
+//!       ^                              one a minute
 //!       `- the last one before: what was true when the retention begins
 //! ```
 //!
-//! A changed partition gets a manifest at least every minute, and under load many more. What is kept of them is thinned
-//! with their age: the first one of every minute for an hour, of every ten minutes for a day, of every hour beyond. So a
-//! partition has some two hundred manifests for a day, and twenty-four more for every further one. A manifest costs a
-//! small object, and the segments that only the past still names: with a database that is rewritten all the time
-//! that is what retention costs.
+//! A changed partition gets a manifest at least every minute, and under load many more. Of each minute the last one is kept, for as long
+//! as the retention says: so what was current at a whole minute is what it would be if all were. A manifest costs a small object, and
+//! the segments that only the past still names: with a database that is rewritten all the time that is what retention costs.
+//!
+//! Where the disk that all of it lies on is nearly full, what is older is thinned: one in ten minutes beyond an hour, one an hour beyond a day.
+//! Commits are refused then; that a version of last night is ten minutes older than it might be is the lesser evil.
 //!
 //! Time is the hybrid timestamp at which the manifest's version was the current one: all that was committed before is in
 //! it, and nothing that came after. To restore to a moment is to take the last manifest at or before it.
@@ -20,7 +21,8 @@
 //! One that cannot be read tells nothing of its time but that it lies between those of its neighbours: names sort as times do. History is
 //! shown without it, with a warning in the log; whoever asks for a time at which it may have been the newest is refused, and told which it is
 //! and which times beside it there are, for an older version than the one that was asked for is never taken silently. What stands in a list of
-//! history can be gone back to: at exactly its own time a version is the newest. Nothing is collected meanwhile ([`crate::collect`]).
+//! history can be gone back to: at exactly its own time a version is the newest. No segment is collected meanwhile ([`crate::collect`]); when what came after
+//! it is older than the retention, it goes too.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,6 +39,8 @@ use crate::{Engine, Error, Result, sqlstate};
 const DAY: Duration = Duration::from_secs(86_400);
 /// Manifests that are read at the same time.
 const READS_AT_ONCE: usize = 16;
+/// What is kept of older manifests where space is short: their age, and in how much time one.
+const SPARSE: [(u64, u64); 2] = [(HOUR_MS, 10 * MINUTE_MS), (DAY_MS, HOUR_MS)];
 
 /// Says how long the history of a partition is kept. What a partition had before a change counts until the next
 /// collection.
@@ -80,7 +84,7 @@ impl Engine {
     /// The versions that a partition can be restored to, the oldest first.
     pub async fn history(&self, id: PartitionId) -> Result<Vec<RestorePoint>> {
         let mut points = Vec::new();
-        for manifest in self.manifests(id).await? {
+        for manifest in read(&self.node().store, &self.manifests(id).await?).await? {
             match manifest {
                 Ok(manifest) => points.push(RestorePoint::of(&manifest)),
                 Err(error) => {
@@ -98,18 +102,18 @@ impl Engine {
             return Err(Error::new(sqlstate::INVALID_PARAMETER_VALUE, "the time is in the future")
                 .detail(format!("It is {} now.", timestamp(now_ms))));
         }
-        at(id, &self.manifests(id).await?, at_unix_ms)
+        let names = self.manifests(id).await?;
+        at(id, &around(&self.node().store, &names, at_unix_ms).await?, at_unix_ms)
     }
 }
 
 impl Engine {
     /// A partition's manifests up to its epoch (what is above is of a restore that did not come to its end), the oldest first.
-    async fn manifests(&self, id: PartitionId) -> Result<Vec<Readable>> {
-        let store = &self.node().store;
-        let mut names = store.list_manifests(Some(id)).await.map_err(store_error)?;
+    async fn manifests(&self, id: PartitionId) -> Result<Vec<ManifestName>> {
+        let mut names = self.node().store.list_manifests(Some(id)).await.map_err(store_error)?;
         let epoch = self.era(id).epoch;
         names.retain(|name| name.epoch <= epoch);
-        read(store, &names).await
+        Ok(names)
     }
 }
 
@@ -118,6 +122,37 @@ type Readable = std::result::Result<Arc<Manifest>, StoreError>;
 
 fn time_ms(manifest: &Manifest) -> u64 {
     milliseconds(manifest.timestamp)
+}
+
+/// Of a partition's manifests, the oldest first, those by which one knows what was the newest at a time: from the last one before that is
+/// readable to the first one later that is. Found by halves: days of minutes are more than anybody wants to read.
+async fn around(store: &PageStore, names: &[ManifestName], at_unix_ms: u64) -> Result<Vec<Readable>> {
+    // What is readable before `low` is not later; `later` is, if it is one of them, and between `high` and that nothing is readable.
+    let (mut low, mut high, mut later) = (0, names.len(), names.len());
+    while low < high {
+        let middle = low + (high - low) / 2;
+        match readable(store, names, middle..high).await? {
+            Some((at, manifest)) if time_ms(&manifest) <= at_unix_ms => low = at + 1,
+            Some((at, _)) => (high, later) = (middle, at),
+            None => high = middle,
+        }
+    }
+    let before = readable(store, names, (0..low).rev()).await?;
+    read(store, &names[before.map_or(0, |(at, _)| at)..names.len().min(later + 1)]).await
+}
+
+/// The first of some manifests that can be read, and which it is.
+async fn readable(
+    store: &PageStore,
+    names: &[ManifestName],
+    which: impl Iterator<Item = usize>,
+) -> Result<Option<(usize, Arc<Manifest>)>> {
+    for at in which {
+        if let Some(Ok(manifest)) = read(store, &names[at..=at]).await?.pop() {
+            return Ok(Some((at, manifest)));
+        }
+    }
+    Ok(None)
 }
 
 /// Of a partition's manifests, the oldest first, the one that was the newest at a time.
@@ -187,48 +222,59 @@ async fn read(store: &PageStore, names: &[ManifestName]) -> Result<Vec<Readable>
     Ok(found)
 }
 
-/// Which of a partition's manifests, all of them, in their order, have had their time.
-pub(crate) async fn expired(
-    store: &PageStore,
-    names: &[ManifestName],
-    now_ms: u64,
-    retention: Duration,
-) -> Result<Vec<ManifestName>> {
-    let readable: std::result::Result<Vec<_>, _> = read(store, names).await?.into_iter().collect();
-    let manifests = readable.map_err(store_error)?;
-    let over = over(&manifests, now_ms, retention.as_millis() as u64);
-    Ok(over.into_iter().map(ManifestName::of).collect())
+/// When a manifest was the current version.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct When {
+    time_ms: u64,
+    lineage: u64,
 }
 
-/// Those of a partition's manifests, the oldest first, that have had their time. The newest never has.
-fn over(manifests: &[Arc<Manifest>], now_ms: u64, retention_ms: u64) -> Vec<&Manifest> {
-    let mut over = Vec::new();
-    let mut kept: Option<&Manifest> = None;
-    for pair in manifests.windows(2) {
-        let (manifest, next) = (&*pair[0], &*pair[1]);
-        let ended_ms = milliseconds(next.timestamp);
-        let expired = ended_ms <= now_ms.saturating_sub(retention_ms);
-        // What was there before a restore is what the restore can be undone with.
-        let last_of_lineage = manifest.version.lineage != next.version.lineage;
-        if expired || (!last_of_lineage && kept.is_some_and(|kept| is_near(kept, manifest, now_ms))) {
-            over.push(manifest);
-        } else {
-            kept = Some(manifest);
-        }
+impl When {
+    pub(crate) fn of(manifest: &Manifest) -> Self {
+        When { time_ms: time_ms(manifest), lineage: manifest.version.lineage }
     }
+}
+
+/// A manifest of the past, and when it was the current version; `None` if it cannot be read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Point {
+    pub name: ManifestName,
+    pub when: Option<When>,
+}
+
+/// Which of a partition's manifests, the oldest first, have had their time. The newest never has. `sparsely` is for
+/// want of space.
+pub(crate) fn over(points: &[Point], now_ms: u64, retention: Duration, sparsely: bool) -> Vec<ManifestName> {
+    let begun_ms = now_ms.saturating_sub(retention.as_millis() as u64);
+    let (mut next, mut kept): (Option<When>, Option<When>) = (None, None);
+    let mut over = Vec::new();
+    for point in points.iter().rev() {
+        // Not for what was true when the retention begins.
+        let will_another_do = |when: When| {
+            when.time_ms > begun_ms && kept.is_some_and(|kept| is_near(when, kept, now_ms, sparsely))
+        };
+        // Whatever came directly behind it, it had come to its end when the next one that is readable began.
+        let has_expired = next.is_some_and(|next| next.time_ms <= begun_ms);
+        if has_expired || point.when.is_some_and(will_another_do) {
+            over.push(point.name);
+        } else {
+            kept = point.when.or(kept);
+        }
+        next = point.when.or(next);
+    }
+    over.reverse();
     over
 }
 
-/// Whether an earlier manifest will do for this one, as old as it is.
-fn is_near(earlier: &Manifest, manifest: &Manifest, now_ms: u64) -> bool {
-    let time_ms = milliseconds(manifest.timestamp);
-    let width_ms = match now_ms.saturating_sub(time_ms) {
-        age_ms if age_ms <= HOUR_MS => MINUTE_MS,
-        age_ms if age_ms <= DAY_MS => 10 * MINUTE_MS,
-        _ => HOUR_MS,
-    };
-    earlier.version.lineage == manifest.version.lineage
-        && milliseconds(earlier.timestamp) / width_ms == time_ms / width_ms
+/// Whether a later manifest will do for this one. (One of another lineage will not: what was there before a restore is what the
+/// restore can be undone with.)
+fn is_near(when: When, later: When, now_ms: u64, sparsely: bool) -> bool {
+    let age_ms = now_ms.saturating_sub(when.time_ms);
+    let width_ms = SPARSE.iter().rfind(|(least_ms, _)| sparsely && age_ms > *least_ms);
+    let width_ms = width_ms.map_or(MINUTE_MS, |(_, width_ms)| *width_ms);
+    // One that began with a minute is that minute's, and ends the one before.
+    let part = |time_ms: u64| time_ms.saturating_sub(1) / width_ms;
+    when.lineage == later.lineage && part(when.time_ms) == part(later.time_ms)
 }
 
 #[cfg(test)]
@@ -236,6 +282,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use fulmar_pages::Version;
+    use fulmar_store::{Backend, Store};
 
     use super::*;
 
@@ -277,63 +324,131 @@ mod tests {
         assert!(error.get_hint().unwrap().ends_with("from a copy of the store."), "{error:?}");
     }
 
+    fn point(time_ms: u64, lineage: u64) -> Point {
+        let manifest = manifest(time_ms, lineage);
+        Point { name: ManifestName::of(&manifest), when: Some(When::of(&manifest)) }
+    }
+
+    fn points(times: &[u64]) -> Vec<Point> {
+        times.iter().map(|time_ms| point(*time_ms, 7)).collect()
+    }
+
     /// The times that are kept, of manifests at these times.
-    fn kept(times: &[u64], now_ms: u64, retention_ms: u64) -> Vec<u64> {
-        let manifests: Vec<_> = times.iter().map(|time_ms| manifest(*time_ms, 7)).collect();
-        let over = over(&manifests, now_ms, retention_ms);
-        let is_over = |time_ms: u64| over.iter().any(|manifest| manifest.version.number == time_ms);
+    fn kept(times: &[u64], now_ms: u64, retention_ms: u64, sparsely: bool) -> Vec<u64> {
+        let over = over(&points(times), now_ms, Duration::from_millis(retention_ms), sparsely);
+        let is_over = |time_ms: u64| over.iter().any(|name| name.number == time_ms);
         times.iter().copied().filter(|time_ms| !is_over(*time_ms)).collect()
     }
 
     #[test]
-    fn a_month_of_minutes_is_thinned() {
+    fn each_minute_stays_and_where_space_is_short_fewer() {
         let times: Vec<u64> = (0..30 * 24 * 60).rev().map(|age| NOW_MS - age * MINUTE_MS).collect();
-        assert_eq!(kept(&times, NOW_MS, 0), [NOW_MS]);
-        let day = kept(&times, NOW_MS, DAY_MS);
-        assert!((195..205).contains(&day.len()), "{}", day.len());
-        assert!(day[0] <= NOW_MS - DAY_MS, "what was true a day ago");
-        let month = kept(&times, NOW_MS, 30 * DAY_MS);
-        assert!((890..905).contains(&month.len()), "{}", month.len());
+        assert_eq!(kept(&times, NOW_MS, 0, false), [NOW_MS]);
+        for (days, sparse) in [(1, 195..205), (30, 890..905)] {
+            let all = kept(&times, NOW_MS, days * DAY_MS, false);
+            let minutes = (days * DAY_MS / MINUTE_MS) as usize;
+            assert!((minutes..minutes + 2).contains(&all.len()), "{}", all.len());
+            let some = kept(&times, NOW_MS, days * DAY_MS, true);
+            assert!(sparse.contains(&some.len()), "{}", some.len());
+            let begun_ms = all[0].max(some[0]);
+            assert!(days > 1 || begun_ms <= NOW_MS - DAY_MS, "what was true when the retention begins");
+        }
+        let seconds: Vec<u64> = (0..600).rev().map(|age| NOW_MS - age * 1000).collect();
+        assert_eq!(kept(&seconds, NOW_MS, DAY_MS, false).len(), 11, "the last of each minute");
     }
 
     #[test]
     fn what_was_before_a_restore_stays() {
-        let first = manifest(NOW_MS - 100, 7);
-        let (before, restored) = (manifest(NOW_MS - 10, 7), manifest(NOW_MS - 9, 70));
-        let history = [first.clone(), before.clone(), restored, manifest(NOW_MS, 70)];
-        assert_eq!(over(&history, NOW_MS, DAY_MS), Vec::<&Manifest>::new());
-        assert_eq!(over(&history, NOW_MS + DAY_MS, DAY_MS), [&*first, &*before, &*history[2]]);
+        let history =
+            [(100, 7), (10, 7), (9, 70), (0, 70)].map(|(ago, lineage)| point(NOW_MS - ago, lineage));
+        let over = |now_ms| {
+            let over = over(&history, now_ms, Duration::from_millis(DAY_MS), true);
+            over.iter().map(|name| NOW_MS - name.number).collect::<Vec<_>>()
+        };
+        assert_eq!(over(NOW_MS), [100, 9], "others of the same minute");
+        assert_eq!(over(NOW_MS + DAY_MS), [100, 10, 9]);
     }
 
-    /// Whatever was thinned, and whenever: a moment within the retention is answered with a version that is older than
-    /// the one of that moment by no more than the width for its age.
+    /// Nobody knows when it began; but it has ended when the next one has begun, or before.
     #[test]
-    fn every_moment_within_the_retention_has_its_version() {
+    fn what_cannot_be_read_goes_with_what_came_before_its_successor() {
+        let mut history = points(&[3, 2, 1, 0].map(|ago| NOW_MS - ago * MINUTE_MS));
+        history[1].when = None;
+        let check = |history: &[Point], retention_ms, expected: &[u64]| {
+            let over = over(history, NOW_MS, Duration::from_millis(retention_ms), false);
+            let ago: Vec<u64> = over.iter().map(|name| (NOW_MS - name.number) / MINUTE_MS).collect();
+            assert_eq!(ago, expected, "{history:?} for {retention_ms} ms");
+        };
+        check(&history, 9 * MINUTE_MS, &[]);
+        check(&history, MINUTE_MS + 1, &[]);
+        check(&history, MINUTE_MS, &[3, 2]);
+        // When the third ended nobody knows.
+        history[3].when = None;
+        check(&history, 0, &[3, 2]);
+        history[2].when = None;
+        check(&history, 0, &[]);
+    }
+
+    /// Whatever was deleted, and whenever: to a whole minute within the retention the version is what it would be if nothing had been;
+    /// where space is short, to every tenth of those of the last day, and to every hour before.
+    #[test]
+    fn every_minute_within_the_retention_has_its_version() {
         let mut seed = 7u64;
         let mut below = |most: u64| {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (seed >> 33) % most
         };
         for case in 0..2000 {
-            let most_age_ms = [HOUR_MS, DAY_MS, 3 * DAY_MS][case % 3];
+            let (most_age_ms, sparsely) = ([HOUR_MS, DAY_MS, 3 * DAY_MS][case % 3], case % 2 == 0);
             let ages: BTreeSet<u64> = (0..1 + below(200)).map(|_| below(most_age_ms)).collect();
             let times: Vec<u64> = ages.iter().rev().map(|age| NOW_MS - age).collect();
             let (mut left, mut now_ms) = (times.clone(), NOW_MS);
             for _ in 0..1 + below(4) {
                 now_ms += below(DAY_MS / 10);
-                left = kept(&left, now_ms, DAY_MS);
+                left = kept(&left, now_ms, 2 * DAY_MS, sparsely);
             }
             assert_eq!(left.last(), times.last());
-            let moment_ms = now_ms - below(DAY_MS);
-            let last_of = |times: &[u64]| times.iter().copied().rfind(|time_ms| *time_ms <= moment_ms);
-            let Some(current_then) = last_of(&times) else { continue };
-            let found = last_of(&left).unwrap_or(0);
-            let width_ms = match now_ms - current_then {
-                age_ms if age_ms <= HOUR_MS => MINUTE_MS,
-                age_ms if age_ms <= DAY_MS => 10 * MINUTE_MS,
+            let age_ms = below(2 * DAY_MS);
+            let width_ms = match age_ms {
+                _ if !sparsely => MINUTE_MS,
+                0..HOUR_MS => MINUTE_MS,
+                HOUR_MS..DAY_MS => 10 * MINUTE_MS,
                 _ => HOUR_MS,
             };
-            assert!(found + width_ms >= current_then, "case {case}: {found} instead of {current_then}");
+            let moment_ms = (now_ms - age_ms).next_multiple_of(width_ms);
+            let last_of = |times: &[u64]| times.iter().copied().rfind(|time_ms| *time_ms <= moment_ms);
+            assert_eq!(last_of(&left), last_of(&times), "case {case}, at {moment_ms}");
+        }
+    }
+
+    /// Whatever of it is damaged, and whichever time is asked for: the answer is the one that reading all of it would give.
+    #[tokio::test]
+    async fn what_was_the_newest_at_a_time_is_found_by_halves() {
+        let store = Arc::new(Backend::memory());
+        let pages = PageStore::open(store.clone());
+        for (round, damaged) in
+            [&[][..], &[0], &[8], &[3, 4, 5], &[0, 1, 2, 6, 8], &[1, 3, 5, 7]].iter().enumerate()
+        {
+            let partition = PartitionId(round as u64 + 1);
+            let mut names = Vec::new();
+            for number in 0..9 {
+                let manifest = Manifest { partition, ..Manifest::clone(&manifest(100 + 10 * number, 7)) };
+                let name = ManifestName::of(&manifest);
+                names.push(name);
+                match damaged.contains(&number) {
+                    false => pages.put_manifest(&manifest).await.unwrap(),
+                    true => {
+                        let object = format!("manifests/{partition}/{:08x}/{:016x}", name.epoch, name.number);
+                        store.put(&object, vec![7; 20].into()).await.unwrap();
+                    }
+                }
+            }
+            let all = read(&pages, &names).await.unwrap();
+            for at_ms in 95..190 {
+                let some = around(&pages, &names, at_ms).await.unwrap();
+                let [some, all] = [&some, &all].map(|manifests| at(partition, manifests, at_ms));
+                assert_eq!(some, all, "{damaged:?} damaged, at {at_ms}");
+            }
         }
     }
 }

@@ -46,6 +46,7 @@ mod hot;
 mod import;
 mod limits;
 mod maintenance;
+mod marks;
 mod memory;
 mod node;
 mod pace;

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use crate::background::Background;
 use crate::collect::Schedule;
+use crate::marks::Marks;
 use crate::pace::Pace;
 use crate::partition::Partition;
 use crate::{Engine, Result};
@@ -16,9 +17,18 @@ use crate::{Engine, Result};
 pub(crate) struct Maintenance {
     pub(crate) task: Arc<Background>,
     collections: Mutex<Schedule>,
-    /// One compaction or collection at a time; how fast the former go.
-    working: tokio::sync::Mutex<Pace>,
+    /// One compaction or collection at a time.
+    working: tokio::sync::Mutex<Working>,
     compactions: Mutex<Queue>,
+}
+
+/// What is kept from one piece of work to the next.
+#[derive(Default)]
+struct Working {
+    /// How fast compactions go.
+    pace: Pace,
+    /// What collections know of manifests.
+    marks: Marks,
 }
 
 /// Partitions to be compacted. They stay open meanwhile.
@@ -92,14 +102,14 @@ impl Maintenance {
 /// One look around.
 pub(crate) async fn round(engine: Arc<Engine>) {
     let (node, maintenance) = (engine.node(), &engine.maintenance);
-    let mut pace = maintenance.working.lock().await;
+    let mut working = maintenance.working.lock().await;
     while let Some(partition) = maintenance.next().filter(|_| !maintenance.task.is_stopping()) {
-        if let Err(error) = engine.compact(&partition, &mut pace).await {
+        if let Err(error) = engine.compact(&partition, &mut working.pace).await {
             tracing::warn!(%error, partition = %partition.id, "a compaction failed; it is tried again after the next flush");
         }
     }
     let due = maintenance.collections.lock().take(node.clock.monotonic_ms(), node.disk.is_low());
-    if due && let Err(error) = engine.delete_unneeded().await {
+    if due && let Err(error) = engine.delete_unneeded(&mut working.marks).await {
         tracing::warn!(%error, detail = error.get_detail(), "a collection failed; it is tried again");
     }
 }
@@ -107,16 +117,16 @@ pub(crate) async fn round(engine: Arc<Engine>) {
 impl Engine {
     /// Merges what flushes have left to merge. For tests and tools; the engine does it by itself.
     pub async fn compact_all(&self) -> Result<()> {
-        let mut pace = self.maintenance.working.lock().await;
+        let mut working = self.maintenance.working.lock().await;
         while let Some(partition) = self.maintenance.next() {
-            self.compact(&partition, &mut pace).await?;
+            self.compact(&partition, &mut working.pace).await?;
         }
         Ok(())
     }
 
     /// Deletes what nobody needs any more. For tests and tools; the engine does it by itself.
     pub async fn collect(&self) -> Result<()> {
-        let _one = self.maintenance.working.lock().await;
-        self.delete_unneeded().await
+        let mut working = self.maintenance.working.lock().await;
+        self.delete_unneeded(&mut working.marks).await
     }
 }

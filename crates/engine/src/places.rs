@@ -133,7 +133,7 @@ impl Places {
             clock.observe(header.timestamp);
             clock.observe_id(header.transaction);
             if self.of(header.partition) == Some(Place::Shared) {
-                replays.entry(header.partition).or_default().push(end, record.body());
+                replays.entry(header.partition).or_default().push(end, record);
             }
             Ok(())
         };

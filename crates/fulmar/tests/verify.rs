@@ -110,7 +110,8 @@ impl Rig {
     fn harm(&self, object: &str) {
         let (file, bytes) = (self.store().join(object), self.read(object));
         let (no_trace, missing_place) = (self.missing_leaves_no_trace(object), self.place_if_missing(object));
-        for harm in Harm::ALL {
+        // An anchor is a name without contents.
+        for harm in Harm::ALL.into_iter().filter(|harm| *harm == Harm::Missing || !bytes.is_empty()) {
             harm.do_to(&file, &bytes);
             let [with_data, alone] = self.verify();
             std::fs::write(&file, &bytes).unwrap();
@@ -140,9 +141,14 @@ impl Rig {
         let all = self.objects();
         let beside = |prefix: &str| all.iter().filter(|other| other.starts_with(prefix)).count() - 1;
         match object.split('/').next().unwrap() {
-            // A list of hot pages is a hint; a fate may be over; and the manifest before this one is the newest then: see
-            // docs/architecture/open-ends.md.
-            "manifests" => true,
+            // A list of hot pages is a hint; a fate may be over; of an older manifest the time may have come; and what tells that one was
+            // the newest is its anchor.
+            "manifests" => {
+                let anchor = kind
+                    .rsplit_once('/')
+                    .map(|(partition, epoch)| format!("{partition}/anchor-{epoch}-{name}"));
+                !anchor.is_some_and(|anchor| all.contains(&anchor))
+            }
             // As after a kill.
             "terms" => name.ends_with("-ended"),
             // Another one is the newest then.
@@ -193,7 +199,6 @@ fn is_complete(object: &str, harm: Harm, damage: &Value) {
         "owner" => "make it anew",
         "stopped" => "start and stop the node once more",
         "catalog" if harm == Harm::Missing => "the owner puts one there",
-        "segments" | "terms" if harm == Harm::Missing => "if nobody has deleted it",
         _ => "restore it from a copy",
     };
     assert!(problem.contains(remedy), "{harm:?} {object}: {problem}");
@@ -255,6 +260,7 @@ async fn every_object_that_is_damaged_is_named() {
         "manifests/",
         "/fate-",
         "/hot-",
+        "/anchor-",
         "-ended",
     ];
     for kind in kinds {
@@ -318,9 +324,9 @@ async fn one_tenants_damage_is_told_and_others_go_on() {
         found[0]["tenants"] == "harmed"
     };
     let of_harmed = |kind: &str| {
-        let is_one = |object: &String| {
-            object.starts_with(kind) && !object.contains("/fate-") && !object.contains("/hot-")
-        };
+        let beside = ["/fate-", "/hot-", "/anchor-"];
+        let is_one =
+            |object: &String| object.starts_with(kind) && !beside.iter().any(|other| object.contains(other));
         rig.objects().into_iter().filter(is_one).filter(is_of_harmed).collect::<Vec<_>>()
     };
     let (segments, manifests) = (of_harmed("segments/"), of_harmed("manifests/"));
@@ -330,8 +336,7 @@ async fn one_tenants_damage_is_told_and_others_go_on() {
     rig.is_sound();
 
     let of_segments = Harm::ALL.map(|harm| (harm, segments.clone()));
-    // Without its newest manifest it is what the one before says.
-    let of_manifests = [Harm::Flipped, Harm::Truncated].map(|harm| (harm, vec![newest.clone()]));
+    let of_manifests = Harm::ALL.map(|harm| (harm, vec![newest.clone()]));
     for (harm, objects) in of_segments.into_iter().chain(of_manifests) {
         let sound: Vec<_> =
             objects.iter().map(|object| (rig.store().join(object), rig.read(object))).collect();
@@ -357,10 +362,8 @@ async fn one_tenants_damage_is_told_and_others_go_on() {
         let store = rig.store().display().to_string();
         assert!(!format!("{error:?}").contains(&store), "where the store is nobody is told: {error:?}");
         let logged = std::fs::read_to_string(&log).unwrap();
-        let remedy =
-            if harm == Harm::Missing { "if nobody has deleted it" } else { "restore it from a copy" };
         let whose = format!("partition={partition}");
-        let parts = [object, whose.as_str(), remedy, store.as_str()];
+        let parts = [object, whose.as_str(), "restore it from a copy", store.as_str()];
         let tells = |line: &str| parts.iter().all(|part| line.contains(part));
         assert!(logged.lines().any(tells), "{harm:?} {object}: {logged}");
         let other = client(&node, "other").await;

@@ -24,7 +24,7 @@ mod objects;
 mod single_flight;
 mod store;
 
-pub use disk_cache::{DiskCache, DiskCacheOptions, DiskCacheStatistics, Reading};
+pub use disk_cache::{DiskCache, DiskCacheOptions, DiskCacheStatistics, MOST_COST, Reading};
 pub use files::{Fault, FaultyFiles, LogFile, LogFiles, Operation, StdFiles};
 pub use log::{
     Ahead, CommitLog, FullCause, LogEnd, LogError, LogObject, LogOptions, LogPlace, LogStatistics, LogTail,

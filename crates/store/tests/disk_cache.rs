@@ -7,8 +7,8 @@ use bytes::Bytes;
 use fulmar_pages::segment::FrameLocation;
 use fulmar_pages::{PAGE_SIZE, Page, PartitionId, SegmentBuilder, SegmentId, ZERO_PAGE};
 use fulmar_store::{
-    Backend, DiskCache, DiskCacheOptions, FailureKind, FaultyStore, PageStore, Reading, Store, StoreError,
-    StoreFault, StoreOperation,
+    Backend, DiskCache, DiskCacheOptions, FailureKind, FaultyStore, MOST_COST, PageStore, Reading, Store,
+    StoreError, StoreFault, StoreOperation,
 };
 use tempfile::TempDir;
 
@@ -115,6 +115,26 @@ async fn what_was_read_once_is_read_from_the_disk() {
     check_pages(&store, id, &at[..30], 1).await;
     assert_eq!(gets(&store), 0);
     assert!(store.read_page(id, at[30], &mut read).await.is_err());
+}
+
+/// Without a moment's delay, as far as the clock knows: a store that is as near as the disk.
+#[tokio::test(start_paused = true)]
+async fn what_the_disk_lacks_costs_what_the_store_takes() {
+    let (objects, directory): (Arc<dyn Store>, _) =
+        (Arc::new(Backend::memory()), tempfile::tempdir().unwrap());
+    let store = open(&objects, &directory);
+    let id = store.put_segment(segment()).await.unwrap();
+    let at = locations(&store, id).await;
+    let costs = || [0, 99].map(|page| store.disk_cache().unwrap().cost(id, at[page]));
+    let mut read = ZERO_PAGE;
+    store.read_page(id, at[0], &mut read).await.unwrap();
+    until_cached(&store, 2);
+    assert_eq!(costs(), [1, MOST_COST], "one short read says little");
+    for location in &at[1..99] {
+        store.read_page(id, *location, &mut read).await.unwrap();
+    }
+    until_cached(&store, 100);
+    assert_eq!(costs(), [1, 1]);
 }
 
 /// What is in the store is what counts for who verifies it, and for nobody else.

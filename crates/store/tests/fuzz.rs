@@ -63,7 +63,7 @@ fn fuzz_objects() {
             if let Ok(manifest) = store.read_manifest(name).await {
                 assert_eq!(manifest.encode(), input);
             }
-            let _ = store.latest_manifest(PartitionId(7), u32::MAX).await;
+            let _ = store.latest_manifest(PartitionId(7), u32::MAX, None).await;
             let hot = "manifests/0000000000000007/hot-00000001-0000000000000001";
             objects.put(hot, Bytes::copy_from_slice(input)).await.unwrap();
             let name = HotPagesName { partition: PartitionId(7), epoch: 1, timestamp: 1 };

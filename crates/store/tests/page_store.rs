@@ -204,14 +204,14 @@ async fn what_was_sent_of_a_segment_that_is_given_up_is_removed() {
 async fn the_latest_manifest_is_the_last_of_the_last_epoch() {
     on_each(|store| async move {
         let partition = PartitionId(7);
-        assert_eq!(store.latest_manifest(partition, u32::MAX).await.unwrap(), None);
+        assert_eq!(store.latest_manifest(partition, u32::MAX, None).await.unwrap(), None);
         for (epoch, number) in [(1, 5), (9, 3), (10, 16), (10, 15), (10, 255), (2, 1 << 40)] {
             store.put_manifest(&manifest(7, epoch, number)).await.unwrap();
         }
         store.put_manifest(&manifest(8, 99, 1)).await.unwrap();
         let latest = || async {
             store
-                .latest_manifest(partition, u32::MAX)
+                .latest_manifest(partition, u32::MAX, None)
                 .await
                 .unwrap()
                 .map(|m| (m.version.epoch, m.version.number))
@@ -244,7 +244,7 @@ async fn the_latest_hot_pages_are_those_of_the_epoch() {
         store.put_hot_pages(&list(7, 2, 5)).await.unwrap();
         let latest = |epoch| {
             let store = &store;
-            async move { store.latest(partition, epoch).await.unwrap() }
+            async move { store.latest(partition, epoch, None).await.unwrap() }
         };
         assert_eq!(latest(2).await, (None, None), "of a partition that has nothing else");
         for epoch in [1, 2] {
@@ -308,11 +308,11 @@ async fn damage_is_told_with_the_object_and_the_place() {
     }
     let name = format!("manifests/{}/00000001/{:016x}", PartitionId(7), 5);
     objects.put(&name, manifest(7, 1, 6).encode().into()).await.unwrap();
-    let outcome = store.latest_manifest(PartitionId(7), 1).await;
+    let outcome = store.latest_manifest(PartitionId(7), 1, None).await;
     assert!(matches!(outcome, Err(StoreError::Misnamed { .. })), "{outcome:?}");
     objects.delete(&name).await.unwrap();
     objects.put(&name, Bytes::from_static(b"no manifest")).await.unwrap();
-    assert!(matches!(store.latest_manifest(PartitionId(7), 1).await, Err(StoreError::Damaged { .. })));
+    assert!(matches!(store.latest_manifest(PartitionId(7), 1, None).await, Err(StoreError::Damaged { .. })));
     assert_eq!(store.list_manifests(None).await.unwrap().len(), 1);
     let list = HotPages { partition: PartitionId(7), epoch: 1, timestamp: 5, pages: vec![2] };
     let name = HotPagesName { timestamp: 6, ..HotPagesName::of(&list) };

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fulmar_pages::{PartitionId, SegmentId, record};
-use fulmar_store::{CommitLog, DiskCache, Lsn, PageStore, SingleFlight};
+use fulmar_store::{CommitLog, DiskCache, PageStore, SingleFlight};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use hashbrown::HashMap;
@@ -60,6 +60,13 @@ pub struct Engine {
     pub(crate) flusher: flush::Flusher,
     pub(crate) maintenance: Maintenance,
     pub(crate) hot: HotLists,
+}
+
+/// A partition that has not been opened since the start, though its log holds records of it.
+pub(crate) struct Unopened {
+    pub id: PartitionId,
+    pub log: Arc<CommitLog>,
+    pub replay: Arc<Replay>,
 }
 
 impl Engine {
@@ -197,7 +204,7 @@ impl Engine {
         let stats = self.counted(id);
         let log = self.log_of(id)?;
         let (node, era) = (self.node.clone(), self.era(id));
-        let (manifest, hot_pages) = node.store.latest(id, era.epoch).await.map_err(store_error)?;
+        let (manifest, hot_pages) = node.store.latest(id, era.epoch, None).await.map_err(store_error)?;
         if let (Some(tenure), Some(manifest)) = (&node.tenure, &manifest) {
             tenure.check_number(manifest.version.number)?;
         }
@@ -246,20 +253,21 @@ impl Engine {
         self.partitions.lock().values().filter_map(|slot| slot.get().cloned()).collect()
     }
 
-    /// Partitions whose records in their log have not been applied yet, with where those begin.
-    pub(crate) fn unopened(&self) -> Vec<(PartitionId, Arc<CommitLog>, Lsn)> {
+    /// Partitions whose records in their log have not been applied yet.
+    pub(crate) fn unopened(&self) -> Vec<Unopened> {
         let replays = self.replays.lock();
-        let unopened =
-            replays.iter().filter_map(|(id, replay)| Some((*id, self.log_of(*id).ok()?, replay.since?)));
+        let unopened = replays.iter().filter_map(|(id, replay)| {
+            Some(Unopened { id: *id, log: self.log_of(*id).ok()?, replay: replay.clone() })
+        });
         unopened.collect()
     }
 
     /// Segments that records name which have not been applied yet.
     pub(crate) fn unopened_segments(&self) -> Vec<SegmentId> {
         let replays = self.replays.lock();
-        let records = replays.values().flat_map(|replay| replay.records.iter());
+        let records = replays.values().flat_map(|replay| replay.records());
         records
-            .filter_map(|(_, body)| record::decode(body).ok())
+            .filter_map(|logged| record::decode(&logged.body).ok())
             .flat_map(|r| r.segments().collect::<Vec<_>>())
             .collect()
     }

@@ -93,12 +93,12 @@ impl Engine {
             let node = Arc::new(Node {
                 log,
                 shared_log: OnceCell::new_with(shared_log),
+                cache: Cache::new(store.disk_cache().is_some()),
                 store: Arc::new(store),
                 spill: SpillArea::new(&temporary, SPILL_BYTES),
                 memory: MemoryBudget::new(config.memory_bytes),
                 whole_process: config.whole_process,
                 heap: Heap::of_node(config.memory_bytes),
-                cache: Cache::default(),
                 disk: Disk::new(
                     config.space.unwrap_or_else(|| disk::space_of(config.data)),
                     config.disk_reserve_bytes,
@@ -205,7 +205,7 @@ async fn recover(
             clock.observe(header.timestamp);
             clock.observe_id(header.transaction);
             if counts(&header.partition) {
-                replays.entry(header.partition).or_default().push(end, record.body());
+                replays.entry(header.partition).or_default().push(end, record);
             }
             Ok(())
         })?;

@@ -57,7 +57,7 @@ pub struct EngineStatistics {
     pub open_partitions: u64,
     /// Commits.
     pub commits: u64,
-    /// Conflicts at commits.
+    /// Transactions, lone statements among them, that met a newer version of what they had read.
     pub conflicts: u64,
     /// Replays.
     pub replays: u64,

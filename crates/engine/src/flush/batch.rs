@@ -30,7 +30,7 @@ const BATCH_PAGES: usize = 8192;
 /// Manifests that are written at the same time.
 const MANIFESTS_AT_ONCE: usize = 16;
 /// How long a flush waits for the logs to make durable what it writes. All others of the node wait with it.
-const LOG_PATIENCE: Duration = Duration::from_secs(3);
+pub(super) const LOG_PATIENCE: Duration = Duration::from_secs(3);
 
 /// A partition of a batch.
 struct Flushing {
@@ -155,7 +155,7 @@ async fn wait_durable(one: &Flushing, deadline: Instant) -> Result<()> {
         .map_err(log_error)
 }
 
-fn silent_log() -> Error {
+pub(super) fn silent_log() -> Error {
     Error::new(sqlstate::IO_ERROR, "the last commits of the database are not durable yet, and cannot be flushed")
         .hint("see to what its log is kept on: the disk, or the store for `durability = 'shared'`; it is tried again")
 }

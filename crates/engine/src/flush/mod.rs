@@ -4,7 +4,7 @@
 //!  changed pages at a pinned, durable version
 //!     -> segment   (synced; named by nobody yet: garbage if we die now)
 //!     -> manifest  (synced, created only if absent: from here on the partition opens without the log's older records)
-//!     -> log truncation (whole files that hold nothing unflushed)
+//!     -> log truncation (whole files that hold nothing unflushed; [`forward`] says what becomes of what cannot be flushed)
 //! ```
 //!
 //! Whoever dies between two of these steps leaves the step before it complete and garbage at most: an unnamed segment,
@@ -18,6 +18,7 @@
 //! history ([`crate::history`]) until they have had their time; they and the segments that nothing names are deleted by the
 //! collector ([`crate::collect`]).
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -27,21 +28,25 @@ use fulmar_store::{CommitLog, Lsn, failpoint};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use tokio::sync::{MutexGuard, Notify};
+use tokio::time::Instant;
 
+use self::batch::LOG_PATIENCE;
 pub(crate) use self::batch::{flush, flush_settled, name_anew, settle_unsure};
 use crate::background::Background;
+use crate::engine::Unopened;
 use crate::partition::{SnapshotBounds, store_error};
 use crate::{Engine, Result};
 
 mod batch;
+mod forward;
 
 /// Beyond this much log, or a quarter of the memory budget, what holds its oldest records is flushed at once: a start holds
 /// all of them in memory. The more log there is, the fewer times a page that changes all the time is flushed.
 const LOG_BYTES: u64 = 384 << 20;
 /// With how little memory ever.
 const LEAST_LOG_BYTES: u64 = 32 << 20;
-/// Beyond this much space of all log files (half of what they may take), everything that is dirty is flushed.
-const LOG_FILES_BYTES: u64 = 512 << 20;
+/// Beyond such a part of what all log files may take, everything that is dirty is flushed.
+const LOG_FILES_PART: u64 = 2;
 
 /// When flushes happen, and how many did.
 pub(crate) struct Flusher {
@@ -109,7 +114,7 @@ async fn flush_due(engine: &Engine) -> Result<()> {
     let idle = engine.flusher.idle_after_ms();
     let log_bytes = engine.flusher.log_bytes;
     let is_due = |log: &CommitLog, since| Pressure::of(log, log_bytes).is_on(since) || now > interval;
-    let opened = open(engine, is_due).await;
+    let (unopenable, opened) = open(engine, is_due).await;
     let mut due = Vec::new();
     let filled = node.memory.must_flush(engine.open_partitions().iter().map(|p| p.changed_bytes()).sum());
     for partition in engine.open_partitions() {
@@ -144,20 +149,25 @@ async fn flush_due(engine: &Engine) -> Result<()> {
         }
     }
     engine.past.close_unused(|used_ms| now.saturating_sub(used_ms) > idle);
-    truncate(engine);
-    opened.and(flushed)
+    opened.and(flushed).and(shorten(engine, &unopenable).await)
 }
 
 /// Opens partitions of which the log holds what no manifest covers. One that cannot be opened does not keep the others
-/// from it; the first error is answered.
-async fn open(engine: &Engine, is_due: impl Fn(&CommitLog, Lsn) -> bool) -> Result<()> {
-    let mut result = Ok(());
-    for (id, log, since) in engine.unopened() {
-        if is_due(&log, since) {
-            result = result.and(engine.partition(id).await.map(drop));
+/// from it; those are answered, with the first error.
+async fn open(
+    engine: &Engine,
+    is_due: impl Fn(&CommitLog, Lsn) -> bool,
+) -> (HashSet<PartitionId>, Result<()>) {
+    let (mut unopenable, mut result) = (HashSet::new(), Ok(()));
+    for Unopened { id, log, replay } in engine.unopened() {
+        if is_due(&log, replay.since())
+            && let Err(error) = engine.partition(id).await
+        {
+            unopenable.insert(id);
+            result = result.and(Err(error));
         }
     }
-    result
+    (unopenable, result)
 }
 
 /// Whether a log has become long.
@@ -172,7 +182,7 @@ enum Pressure {
 impl Pressure {
     fn of(log: &CommitLog, most_bytes: u64) -> Pressure {
         let oldest = log.oldest().0;
-        if log.size_bytes() > LOG_FILES_BYTES {
+        if log.size_bytes() > log.capacity_bytes() / LOG_FILES_PART {
             Pressure::All
         } else if log.appended().0.saturating_sub(oldest) > most_bytes {
             Pressure::Before(Lsn(oldest + most_bytes / 2))
@@ -193,29 +203,44 @@ impl Pressure {
 
 /// Flushes everything that has changed.
 pub(crate) async fn flush_all(engine: &Engine) -> Result<()> {
-    let opened = open(engine, |_, _| true).await;
+    let (unopenable, opened) = open(engine, |_, _| true).await;
     let dirty = engine.open_partitions().into_iter().filter(|p| !p.is_settled()).collect();
     let flushed = flush(engine, dirty).await;
-    truncate(engine);
-    opened.and(flushed)
+    opened.and(flushed).and(shorten(engine, &unopenable).await)
 }
 
-/// Cuts each log before the first record that no manifest covers.
+/// Cuts each log before the first record that no manifest covers; if it is long, records of partitions that could not be opened are
+/// carried out of the way.
+async fn shorten(engine: &Engine, unopenable: &HashSet<PartitionId>) -> Result<()> {
+    let deadline = Instant::now() + LOG_PATIENCE;
+    loop {
+        let carried = forward::carry(engine, unopenable, deadline).await;
+        truncate(engine);
+        if !carried? || Instant::now() >= deadline {
+            return Ok(());
+        }
+    }
+}
+
 fn truncate(engine: &Engine) {
     for log in engine.node().logs() {
-        // Read before the partitions are asked: a commit after it lies above it.
-        let mut upto = log.durable();
-        let unopened = engine.unopened().into_iter().map(|(_, log, since)| (log, since));
-        let dirty = engine.open_partitions().into_iter();
-        let dirty = dirty.filter_map(|p| p.oldest_dirty().map(|(since, _)| (p.log.clone(), since)));
-        for (_, since) in unopened.chain(dirty).filter(|(needed, _)| Arc::ptr_eq(needed, log)) {
-            upto = upto.min(since);
-        }
+        let upto = first_uncovered(engine, log, &HashSet::new());
         if upto > log.oldest() {
             failpoint::hit(failpoint::FLUSH_BEFORE_TRUNCATE);
             log.truncate(upto);
         }
     }
+}
+
+/// Where the first record stands in a log that no manifest covers; those of the partitions `but` do not count.
+fn first_uncovered(engine: &Engine, log: &Arc<CommitLog>, but: &HashSet<PartitionId>) -> Lsn {
+    // Read before the partitions are asked: a commit after it lies above it.
+    let durable = log.durable();
+    let unopened = engine.unopened().into_iter().map(|one| (one.id, one.log, one.replay.since()));
+    let dirty = engine.open_partitions().into_iter();
+    let dirty = dirty.filter_map(|p| p.oldest_dirty().map(|(since, _)| (p.id, p.log.clone(), since)));
+    let needed = unopened.chain(dirty).filter(|(id, of, _)| Arc::ptr_eq(of, log) && !but.contains(id));
+    needed.map(|(_, _, since)| since).fold(durable, Lsn::min)
 }
 
 /// While this is held no manifest is replaced by a newer one.

@@ -1,4 +1,6 @@
-//! Hot pages: what a partition was working with when it was closed is what its next life begins with.
+//! Hot pages: what a partition was working with when it was closed is what its next life begins with. And what else a partition at rest
+//! leaves in the store: an anchor, by which its newest manifest is missed if it is gone ([`fulmar_store`]'s `objects/anchors`). Where none
+//! was written, by a crash or a slow store, the collector does it.
 //!
 //! ```text
 //!   a partition is closed, since it is idle or the node ends      it opens again
@@ -32,7 +34,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fulmar_pages::{HotPages, PageNo};
-use fulmar_store::{HotPagesName, PageStore};
+use fulmar_store::{HotPagesName, ManifestName, PageStore};
 use futures::stream::{self, StreamExt};
 use hashbrown::HashSet;
 use tokio::sync::Semaphore;
@@ -58,11 +60,12 @@ pub(crate) struct HotLists {
     waiting: Arc<Semaphore>,
 }
 
-/// A list that is to be stored.
+/// What is to be stored of a partition.
 struct Last {
-    list: HotPages,
-    /// Which it replaces.
-    before: Option<HotPagesName>,
+    /// Its newest manifest, if that has no anchor yet.
+    anchor: Option<ManifestName>,
+    /// Its hot pages, and the list that they replace.
+    list: Option<(HotPages, Option<HotPagesName>)>,
 }
 
 impl HotLists {
@@ -111,35 +114,48 @@ impl HotLists {
 }
 
 impl Last {
-    /// What is to be noted of a partition that nobody uses any more, if it is worth it.
+    /// What is to be noted of a partition that nobody uses any more, if there is something.
     fn of(partition: &Partition) -> Option<Last> {
-        let node = &partition.node;
-        // What is not settled is not named by a manifest, or not by ours; and space that is short is not for hints.
-        let no = partition.is_closed() || !partition.is_settled() || partition.log.fenced().is_some();
-        if no || node.disk.is_low() {
+        // What is not settled is not named by a manifest, or not by ours.
+        if partition.is_closed() || !partition.is_settled() || partition.log.fenced().is_some() {
             return None;
         }
-        let pages = partition.hottest();
-        let before = partition.hot_list.get();
-        let name = partition.hot_name.get().copied();
-        if pages.len() < LEAST_PAGES || before.is_some_and(|before| are_alike(&before.pages, &pages)) {
-            return None;
-        }
-        let (partition, epoch, timestamp) = (partition.id, partition.epoch, node.clock.tick());
-        let list = HotPages { partition, epoch, timestamp, pages };
-        Some(Last { list, before: name })
+        let last = Last { anchor: partition.new_manifest(), list: list_of(partition) };
+        (last.anchor.is_some() || last.list.is_some()).then_some(last)
     }
 
     async fn store(self, store: &PageStore) {
-        let mut stored = store.put_hot_pages(&self.list).await;
+        if let Some(manifest) = self.anchor
+            && let Err(error) = store.put_anchor(manifest).await
+        {
+            tracing::debug!(%error, partition = %manifest.partition, "its newest manifest is not noted; the collector does it");
+        }
+        let Some((list, before)) = self.list else { return };
+        let mut stored = store.put_hot_pages(&list).await;
         // Not before: it is better to have two of them than none.
-        if let (Ok(()), Some(before)) = (&stored, self.before) {
+        if let (Ok(()), Some(before)) = (&stored, before) {
             stored = store.delete_hot_pages(before).await;
         }
         if let Err(error) = stored {
-            tracing::debug!(%error, partition = %self.list.partition, "its hot pages are not noted");
+            tracing::debug!(%error, partition = %list.partition, "its hot pages are not noted");
         }
     }
+}
+
+/// A partition's hot pages and the list that they replace, if it is worth it.
+fn list_of(partition: &Partition) -> Option<(HotPages, Option<HotPagesName>)> {
+    let node = &partition.node;
+    let pages = partition.hottest();
+    let before = partition.hot_list.get();
+    // Space that is short is not for hints.
+    let is_useless =
+        pages.len() < LEAST_PAGES || before.is_some_and(|before| are_alike(&before.pages, &pages));
+    if is_useless || node.disk.is_low() {
+        return None;
+    }
+    let timestamp = node.clock.tick();
+    let list = HotPages { partition: partition.id, epoch: partition.epoch, timestamp, pages };
+    Some((list, partition.hot_name.get().copied()))
 }
 
 /// Whether two lists of pages have at least seven of eight in common.

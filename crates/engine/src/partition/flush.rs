@@ -2,7 +2,7 @@
 
 use fulmar_pages::manifest::{Manifest, SegmentRef};
 use fulmar_pages::{Outcome, PAGE_SIZE, PageNo, SegmentId};
-use fulmar_store::Lsn;
+use fulmar_store::{Lsn, ManifestName};
 use hashbrown::HashSet;
 
 use super::large::LargeSegment;
@@ -35,6 +35,8 @@ pub(super) struct Named {
     /// The oldest first.
     segments: Vec<NamedSegment>,
     number: u64,
+    /// The number when the partition was opened.
+    opened_number: u64,
     page_count: u32,
     /// A newer manifest that is being stored, or of which it is not known whether it was.
     unsure: Option<(Manifest, Vec<u64>)>,
@@ -50,6 +52,7 @@ impl Named {
                 .map(|(segment, pages)| NamedSegment { segment: *segment, pages: *pages })
                 .collect(),
             number: manifest.version.number,
+            opened_number: manifest.version.number,
             page_count: manifest.page_count,
             unsure: None,
         }
@@ -118,6 +121,13 @@ impl Partition {
         self.named.lock().number
     }
 
+    /// Its newest manifest, if that has come since it was opened.
+    pub(crate) fn new_manifest(&self) -> Option<ManifestName> {
+        let named = self.named.lock();
+        let is_new = named.number > named.opened_number;
+        is_new.then_some(ManifestName { partition: self.id, epoch: self.epoch, number: named.number })
+    }
+
     pub(crate) fn named_segments(&self) -> Vec<NamedSegment> {
         self.named.lock().segments.clone()
     }
@@ -152,7 +162,10 @@ impl Partition {
 
     /// The new manifest is durable; `pages` are those of the partition in each of its segments.
     pub(crate) fn set_named(&self, manifest: &Manifest, pages: &[u64]) {
-        *self.named.lock() = Named::new(Some(manifest), pages);
+        let mut named = self.named.lock();
+        let opened_number = named.opened_number;
+        *named = Named { opened_number, ..Named::new(Some(manifest), pages) };
+        drop(named);
         // Not before: until the manifest is durable it is here that the collector finds them.
         self.commits.lock().large.retain(|large| large.number > manifest.version.number);
     }

@@ -43,7 +43,8 @@ pub(crate) struct Large {
     _unnamed: Unnamed,
 }
 
-/// The segment of a large commit, until a manifest names it.
+/// The segment of a large commit, until a manifest names it, as it is: whoever has found the commit in the log need not read its pages
+/// to cut the log behind it.
 #[derive(Clone)]
 pub(crate) struct LargeSegment {
     /// The commit's.

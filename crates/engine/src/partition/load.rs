@@ -9,20 +9,22 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use fulmar_pages::manifest::Manifest;
+use fulmar_pages::manifest::{Manifest, SegmentRef};
 use fulmar_pages::record::{self, Record, RecordKind};
 use fulmar_pages::{Outcome, PAGE_SIZE, Page, PageNo, PartitionId, diff};
 use fulmar_store::{CommitLog, Lsn, SingleFlight, StoreError};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use futures::stream::{self, StreamExt, TryStreamExt};
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashMap;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 
 use super::error::{corrupt, store_error};
+use super::large::LargeSegment;
 use super::{
-    Outcomes, PageVersion, Partition, Residence, RowLocks, Snapshot, Turns, commit, flush, snapshots, table,
+    Outcomes, PageVersion, Partition, Replay, Residence, RowLocks, Snapshot, Turns, commit, flush, snapshots,
+    table,
 };
 use crate::branch::Era;
 use crate::connection::Pool;
@@ -32,23 +34,6 @@ use crate::page_memory::PageBytes;
 use crate::sql::StatementCache;
 use crate::store::{Frame, Segments};
 use crate::{Error, Result, sqlstate};
-
-/// The log's records of one partition, in order.
-#[derive(Default)]
-pub(crate) struct Replay {
-    /// At or before the beginning of the first one.
-    pub since: Option<Lsn>,
-    /// Bodies with the positions at which they end.
-    pub records: Vec<(Lsn, Box<[u8]>)>,
-}
-
-impl Replay {
-    pub(crate) fn push(&mut self, end: Lsn, body: &[u8]) {
-        // The frame around a body is short.
-        self.since.get_or_insert(Lsn(end.0.saturating_sub(body.len() as u64 + 64)));
-        self.records.push((end, body.into()));
-    }
-}
 
 /// Loads that are under way, so that many readers of one cold page cause one read.
 pub(super) type Loading = SingleFlight<usize, Result<()>>;
@@ -75,11 +60,17 @@ impl Partition {
         }
         let mut dirty_since = None;
         if let Some(replay) = replay {
-            for (_, body) in &replay.records {
-                let record = record::decode(body).map_err(|e| corrupt(id, e))?;
+            for logged in replay.records() {
+                let record = record::decode(&logged.body).map_err(|e| corrupt(id, e))?;
+                if !recovered.needs(&record) {
+                    continue;
+                }
+                if logged.is_ambiguous {
+                    return Err(ambiguous(id, record.header.version.number));
+                }
                 recovered.apply(&node, pages.segments(), id, &record).await?;
             }
-            dirty_since = replay.since;
+            dirty_since = Some(replay.since());
         }
         let current = Snapshot { number: recovered.number, lsn: Lsn(0), page_count: recovered.page_count };
         let mut tally = Tally::default();
@@ -87,7 +78,7 @@ impl Partition {
             pages.install(*no, recovered.base_number, None, Some(*frame), &mut tally);
         }
         let mut commits = commit::Commits::new(current, node.first_number());
-        commits.dirty.extend(recovered.from_log.iter().copied());
+        commits.large = std::mem::take(&mut recovered.large);
         for (no, page) in std::mem::take(&mut recovered.pages) {
             pages.install(no, recovered.number, Some(page), None, &mut tally);
             commits.dirty.insert(no);
@@ -104,7 +95,7 @@ impl Partition {
             lineage,
             epoch,
             pages,
-            residence: Residence::new(account),
+            residence: Residence::new(account, node.cache.classes()),
             snapshots: Mutex::new(snapshots::Snapshots::new(current)),
             commits: Mutex::new(commits),
             turns: Turns::new(),
@@ -246,6 +237,12 @@ fn goes_on_from_elsewhere(id: PartitionId, epoch: u32, found: u64, previous: u64
         .hint("restore what is missing from a copy of the store, or from a version that the bucket keeps")
 }
 
+/// The error of a log that has two versions of a number.
+fn ambiguous(id: PartitionId, number: u64) -> Error {
+    let message = format!("partition {id}: the log holds two records of version {number} that differ");
+    Error::new(sqlstate::DATA_CORRUPTED, message).hint("restore the data directory from a backup")
+}
+
 /// A partition's state while records are applied to it.
 struct Recovered {
     epoch: u32,
@@ -256,8 +253,8 @@ struct Recovered {
     /// Pages in each of the segments that the manifest names, live or not.
     named_pages: Vec<u64>,
     pages: HashMap<PageNo, PageBytes>,
-    /// Pages whose frames the manifest does not know: they lie in the segments of large commits.
-    from_log: HashSet<PageNo>,
+    /// Segments of large commits, which the next manifest names as they are.
+    large: Vec<LargeSegment>,
     horizon: u64,
     outcomes: BTreeMap<u64, bool>,
     applied: bool,
@@ -274,7 +271,7 @@ impl Recovered {
             frames: HashMap::new(),
             named_pages: Vec::new(),
             pages: HashMap::new(),
-            from_log: HashSet::new(),
+            large: Vec::new(),
             horizon: manifest.map_or(0, |m| m.outcomes_horizon),
             outcomes: BTreeMap::new(),
             applied: false,
@@ -293,12 +290,18 @@ impl Recovered {
         let end = self.page_count;
         self.pages.retain(|no, _| *no <= end);
         self.frames.retain(|no, _| *no <= end);
-        self.from_log.retain(|no| *no <= end);
     }
 
-    /// Applies a record. Numbers may have gaps (a discarded commit's number is not reused), but never go back, and a record goes on from
-    /// a version that there is: else a manifest is gone, and its diffs are of pages that are not here. What the manifest covers is
-    /// passed over, and so is what came before a restore.
+    /// Whether a record is to be applied: it is no manifest's yet, and not from before a restore.
+    fn needs(&self, record: &Record<'_>) -> bool {
+        let version = &record.header.version;
+        matches!(record.header.kind, RecordKind::Commit | RecordKind::Decide)
+            && version.epoch == self.epoch
+            && version.number > self.base_number
+    }
+
+    /// Applies the next record that is needed. Numbers may have gaps (a discarded commit's number is not reused), but a record goes on
+    /// from a version that there is: else a manifest is gone, and its diffs are of pages that are not here.
     async fn apply(
         &mut self,
         node: &Node,
@@ -306,19 +309,6 @@ impl Recovered {
         id: PartitionId,
         record: &Record<'_>,
     ) -> Result<()> {
-        let kept = matches!(record.header.kind, RecordKind::Commit | RecordKind::Decide);
-        let version = &record.header.version;
-        if !kept || version.epoch != self.epoch || version.number <= self.base_number {
-            return Ok(());
-        }
-        if record.header.version.number <= self.number {
-            let message = format!(
-                "partition {id}: the log holds version {} after {}",
-                record.header.version.number, self.number
-            );
-            return Err(Error::new(sqlstate::DATA_CORRUPTED, message)
-                .hint("restore the data directory from a backup"));
-        }
         if let Some(previous) = record.header.previous.filter(|previous| *previous > self.number) {
             return Err(goes_on_from_elsewhere(id, self.epoch, self.number, previous));
         }
@@ -328,14 +318,15 @@ impl Recovered {
         for outcome in record.outcomes() {
             self.outcomes.insert(outcome.transaction, outcome.committed);
         }
-        for segment in record.segments() {
-            let index = node.store.segment_index(segment).await.map_err(store_error)?;
-            let segment = segments.index_of(segment);
+        for large in record.segments() {
+            let index = node.store.segment_index(large).await.map_err(store_error)?;
+            let segment = segments.index_of(large);
             for (no, location) in index.frames(id) {
                 self.pages.remove(&no);
                 self.frames.insert(no, Frame { segment, location });
-                self.from_log.insert(no);
             }
+            let segment = SegmentRef { id: large, partition: id };
+            self.large.push(LargeSegment { number: self.number, segment, pages: index.pages_of(id) as u64 });
         }
         for entry in record.pages() {
             if !self.pages.contains_key(&entry.no) {

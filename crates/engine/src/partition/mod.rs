@@ -8,7 +8,7 @@
 //! - [`flush`] tells what has changed since the last manifest,
 //! - [`follow`] makes versions of what another process has committed, for who reads beside it,
 //! - [`error`] says why something cannot be done,
-//! - [`load`] brings in what lies in the store and in the log, [`ahead`] what a scan will want next, [`hot`] what was wanted before.
+//! - [`load`] brings in what lies in the store and in the log ([`replay`]), [`ahead`] what a scan will want next, [`hot`] what was wanted before.
 
 mod ahead;
 mod commit;
@@ -19,6 +19,7 @@ mod hot;
 mod large;
 mod load;
 mod outcomes;
+mod replay;
 mod residence;
 mod rows;
 mod snapshots;
@@ -45,9 +46,10 @@ pub(crate) use flush::{CopiedFrame, Flush, NamedSegment};
 pub(crate) use follow::{Followed, Following};
 pub(crate) use hot::Run;
 pub(crate) use large::Large;
-pub(crate) use load::{Replay, read_frames};
+pub(crate) use load::read_frames;
 pub(crate) use outcomes::{Outcomes, Status};
-pub(crate) use residence::{CLASSES, Reader, Residence};
+pub(crate) use replay::{Logged, Replay};
+pub(crate) use residence::{CLASSES, CLASSES_OF_TIERS, Reader, Residence};
 pub(crate) use rows::{RowLocks, RowName};
 pub(crate) use snapshots::Snapshot;
 pub(crate) use turns::{Turn, Turns};
@@ -226,9 +228,18 @@ impl Partition {
     /// Evicts pages whose turn it is by the node's clock. Answers how many, and whether there are more of those.
     pub(crate) fn evict(&self, clock: u64, most: usize) -> (usize, bool) {
         let _commits = self.commits.lock();
-        let (evicted, more) = self.residence.evict(clock, most, &self.pages);
+        let (evicted, more) = self.residence.evict(clock, most, &self.pages, |version| self.cost(version));
         self.stats.pages_evicted.fetch_add(evicted as u64, Ordering::Relaxed);
         (evicted, more)
+    }
+
+    /// What it costs to read a version back that lies in the store, see [`crate::cache`]. The caller holds the commit lock.
+    fn cost(&self, version: &PageVersion) -> u64 {
+        let Some(near) = self.node.store.disk_cache() else { return 1 };
+        match self.pages.frame(version) {
+            Ok(Some((segment, location))) => near.cost(segment, location),
+            _ => 1,
+        }
     }
 
     /// The current version, not pinned.

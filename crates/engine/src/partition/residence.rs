@@ -1,15 +1,16 @@
 //! Which pages of a partition are in memory, in which order they leave, and when their bytes may be freed.
 //!
 //! # Order
-//! A page that a flush has written, or that was read from the store, is queued in one of eight classes; the node's clock
-//! ([`crate::cache`]) points at the class that leaves next. A page is queued once at most, whatever it has of versions.
+//! A page that a flush has written, or that was read from the store, is queued in one of eight classes (of 32 where pages do not
+//! all cost the same); the node's clock ([`crate::cache`]) points at the class that leaves next. A page is queued once at
+//! most, whatever it has of versions.
 //!
 //! ```text
 //!         clock
 //!           v
 //!   ... | 41 | 42 | 43 | 44 | 45 | 46 | 47 | 48 |      (modulo 8)
 //!         |    ^--- a new page
-//!         '--- looked at: untouched since -> evicted; touched n times -> class 41 + n
+//!         '--- looked at: untouched since -> evicted; touched n times -> class 41 + n, times what it costs
 //! ```
 //!
 //! # When bytes are freed
@@ -35,11 +36,14 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 
 use super::table::{Evicted, PageTable};
-use super::version::{HOTTEST, Taken};
+use super::version::{HOTTEST, PageVersion, Taken};
 use crate::memory::Account;
 
-/// Classes of pages in memory.
+/// Classes of pages in memory, where all cost the same: the one that leaves next, and those that touches lead to.
 pub(crate) const CLASSES: u64 = HOTTEST as u64 + 1;
+
+/// Where some cost more: their touches lead farther, those of a hot one to the last class.
+pub(crate) const CLASSES_OF_TIERS: u64 = 4 * CLASSES;
 
 /// Pages that are looked at, at most, for each one that is to be evicted, before others may have the locks.
 const LOOKS: usize = 4;
@@ -56,7 +60,7 @@ pub(crate) struct Residence {
 
 #[derive(Default)]
 struct Inner {
-    classes: [VecDeque<PageNo>; CLASSES as usize],
+    classes: Box<[VecDeque<PageNo>]>,
     queued: PageBits,
     /// What was evicted in which era, oldest first.
     limbo: VecDeque<(u64, Vec<Taken>)>,
@@ -108,10 +112,20 @@ struct Seat {
     hits: AtomicU64,
 }
 
+impl Inner {
+    /// The class that leaves so many rounds of the clock later than the one that it points at.
+    fn class(&mut self, clock: u64, rounds: u64) -> &mut VecDeque<PageNo> {
+        let classes = self.classes.len() as u64;
+        &mut self.classes[((clock + rounds.min(classes - 1)) % classes) as usize]
+    }
+}
+
 impl Residence {
-    pub(crate) fn new(account: Arc<Account>) -> Arc<Self> {
+    /// Of a partition on a node whose cache has so many classes.
+    pub(crate) fn new(account: Arc<Account>, classes: u64) -> Arc<Self> {
         let (era, waits) = (AtomicU64::new(1), AtomicBool::new(false));
-        Arc::new(Residence { account, era, waits, inner: Mutex::default() })
+        let classes = (0..classes).map(|_| VecDeque::new()).collect();
+        Arc::new(Residence { account, era, waits, inner: Mutex::new(Inner { classes, ..Inner::default() }) })
     }
 
     /// Queues pages whose bytes may leave: they lie in the store. Page 1 stays.
@@ -119,26 +133,35 @@ impl Residence {
         let inner = &mut *self.inner.lock();
         for page in pages {
             if page != 1 && inner.queued.insert(page) {
-                inner.classes[((clock + 1) % CLASSES) as usize].push_back(page);
+                inner.class(clock, 1).push_back(page);
             }
         }
     }
 
     /// Evicts pages of the class that the clock points at, `most` of them. Answers how many, and whether that class has
-    /// more. The caller holds the commit lock.
-    pub(super) fn evict(&self, clock: u64, most: usize, table: &PageTable) -> (usize, bool) {
+    /// more. `cost` is asked what it costs to read a version back, if that was touched. The caller holds the commit lock.
+    pub(super) fn evict(
+        &self,
+        clock: u64,
+        most: usize,
+        table: &PageTable,
+        cost: impl Fn(&PageVersion) -> u64,
+    ) -> (usize, bool) {
         let inner = &mut *self.inner.lock();
-        let class = (clock % CLASSES) as usize;
         let mut taken = Vec::new();
         let mut looks = LOOKS * most;
         while taken.len() < most && looks > 0 {
-            let Some(page) = inner.classes[class].pop_front() else { break };
+            let class = inner.class(clock, 0);
+            let Some(page) = class.pop_front() else {
+                // It is filled anew from nothing: else each class would keep the room for all pages.
+                *class = VecDeque::new();
+                break;
+            };
             looks -= 1;
             match table.evict(page, &mut taken) {
                 Evicted::Out => inner.queued.remove(page),
-                Evicted::Touched(heat) => {
-                    let later = (clock + u64::from(heat)) % CLASSES;
-                    inner.classes[later as usize].push_back(page);
+                Evicted::Touched(heat, version) => {
+                    inner.class(clock, u64::from(heat) * cost(version)).push_back(page);
                 }
             }
         }
@@ -151,7 +174,7 @@ impl Residence {
             self.era.store(era + 1, Ordering::Release);
         }
         self.free(inner);
-        (evicted, !inner.classes[class].is_empty())
+        (evicted, !inner.class(clock, 0).is_empty())
     }
 
     /// The queued pages of which `heat` knows how often they were touched, those first that would leave last, `most` at most.
@@ -161,12 +184,13 @@ impl Residence {
         most: usize,
         heat: impl Fn(PageNo) -> Option<u8>,
     ) -> Vec<PageNo> {
-        let inner = self.inner.lock();
-        let mut later: Vec<Vec<PageNo>> = vec![Vec::new(); 2 * CLASSES as usize];
-        for rounds in 0..CLASSES {
-            let class = &inner.classes[((clock + rounds) % CLASSES) as usize];
+        let mut inner = self.inner.lock();
+        let classes = inner.classes.len();
+        let mut later: Vec<Vec<PageNo>> = vec![Vec::new(); classes + CLASSES as usize];
+        for rounds in 0..classes {
+            let class = inner.class(clock, rounds as u64);
             for (page, heat) in class.iter().filter_map(|page| Some((*page, heat(*page)?))) {
-                later[rounds as usize + usize::from(heat.min(HOTTEST))].push(page);
+                later[rounds + usize::from(heat.min(HOTTEST))].push(page);
             }
         }
         drop(inner);

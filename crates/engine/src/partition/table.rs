@@ -37,9 +37,9 @@ const FIRST_BUCKET: usize = 64;
 const BUCKETS: usize = 27;
 
 /// What became of a page that was to be evicted.
-pub(super) enum Evicted {
-    /// It has been touched so often since it was looked at last.
-    Touched(u8),
+pub(super) enum Evicted<'a> {
+    /// This version of it has been touched so often since it was looked at last, and no other more often.
+    Touched(u8, &'a PageVersion),
     /// Nothing of it that could be evicted is in memory any more.
     Out,
 }
@@ -155,7 +155,8 @@ impl PageTable {
         }
     }
 
-    /// Where a version's bytes lie in the store, if they are there. The caller holds a pin that sees the version.
+    /// Where a version's bytes lie in the store, if they are there. The caller holds a pin that sees the version, or the commit
+    /// lock.
     pub(crate) fn frame(&self, version: &PageVersion) -> Result<Option<(SegmentId, FrameLocation)>> {
         let _moving = self.moving.lock();
         let Some(Frame { segment, location }) = version.frame() else { return Ok(None) };
@@ -199,24 +200,22 @@ impl PageTable {
 
     /// Takes the bytes of a page's versions out of them, where they lie in the store, unless one has been touched since
     /// this looked last. Callers hold the commit lock.
-    pub(super) fn evict(&self, page: PageNo, taken: &mut Vec<Taken>) -> Evicted {
+    pub(super) fn evict(&self, page: PageNo, taken: &mut Vec<Taken>) -> Evicted<'_> {
         let Some(slot) = self.slot(page) else { return Evicted::Out };
         let mut version = slot.load(Ordering::Acquire);
-        let mut heat = 0;
+        let mut hottest = Evicted::Out;
         // SAFETY: only the commit lock's holder frees versions, and that is the caller.
         while let Some(looked) = unsafe { version.as_ref() } {
             if looked.segment().is_some() && looked.is_resident() {
                 match looked.cool() {
                     0 => taken.extend(looked.take()),
-                    touched => heat = heat.max(touched),
+                    touched if matches!(hottest, Evicted::Touched(heat, _) if heat >= touched) => {}
+                    touched => hottest = Evicted::Touched(touched, looked),
                 }
             }
             version = looked.older.load(Ordering::Acquire);
         }
-        match heat {
-            0 => Evicted::Out,
-            _ => Evicted::Touched(heat),
-        }
+        hottest
     }
 
     /// Frees the versions of a page that nobody at or above `oldest` can see. Callers hold the commit lock.
@@ -361,7 +360,7 @@ mod tests {
         assert_eq!(tally.unwritten_bytes, 0);
         assert_eq!(table.frame(version).unwrap(), Some((SegmentId(5), frame.location)));
         version.touch();
-        assert!(matches!(table.evict(7, &mut taken), Evicted::Touched(1)) && taken.is_empty());
+        assert!(matches!(table.evict(7, &mut taken), Evicted::Touched(1, _)) && taken.is_empty());
         assert!(matches!(table.evict(7, &mut taken), Evicted::Out) && taken.len() == 1);
         assert!(!version.is_resident() && version.fill(PageBytes::copy_of(&[1; PAGE_SIZE])));
 

@@ -1,6 +1,7 @@
 //! A statement that is a transaction of its own.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::journal::{End, run_statement};
 use super::{MOST_ATTEMPTS, Remembered, Session, serialization_failure};
@@ -111,7 +112,8 @@ impl Session {
             if !conflicted {
                 return Ok(end);
             }
-            partition.stats.replays.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            partition.stats.conflicts.fetch_add(1, Ordering::Relaxed);
+            partition.stats.replays.fetch_add(1, Ordering::Relaxed);
             sink.reset();
             match &turn {
                 None => turn = Some(self.cancellable(partition.turns.take()).await?),

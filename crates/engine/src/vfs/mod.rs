@@ -27,6 +27,7 @@
 
 mod buffer_file;
 mod main_file;
+mod pages;
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -66,6 +67,9 @@ pub(crate) struct Link {
     /// A statement runs that may do what tenants' may not: VACUUM attaches a temporary database by itself, a new
     /// declaration raises the schema's version.
     pub trusted: Cell<bool>,
+    /// BEGIN, COMMIT or ROLLBACK runs. What they do is done in one step; a cancel that is found behind it would make a failure of
+    /// what has happened. (Where a COMMIT waits, it ends the wait.)
+    pub controls: Cell<bool>,
     /// The transaction has run ANALYZE: its commit raises the schema cookie, so that all connections plan alike (a
     /// LIMIT may answer other rows under another plan). Reset when a transaction gets the connection.
     pub bump_schema: Cell<bool>,
@@ -100,6 +104,7 @@ impl Link {
             variables: RefCell::default(),
             cancel: RefCell::default(),
             trusted: Cell::new(false),
+            controls: Cell::new(false),
             bump_schema: Cell::new(false),
             system: RefCell::default(),
             buffered_bytes: Cell::new(0),

@@ -5,14 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use fulmar_engine::{Config, Engine, Era, Error, SystemTime, TimeSource, Value};
+use fulmar_engine::{Config, Engine, Era, Error, Space, SpaceSource, SystemTime, TimeSource, Value};
 use fulmar_pages::PartitionId;
 
 use super::{Client, start_when_free};
 
 pub const SHOP: PartitionId = PartitionId(7);
 pub const MINUTE: u64 = 60_000;
-pub const DAY: u64 = 24 * 60 * MINUTE;
+pub const HOUR: u64 = 60 * MINUTE;
+pub const DAY: u64 = 24 * HOUR;
 
 /// A clock that the test moves on; what is measured goes on by itself.
 #[derive(Default)]
@@ -38,13 +39,16 @@ pub struct Node {
     /// What a catalog knows of it.
     pub eras: HashMap<PartitionId, Era>,
     pub retention: Duration,
+    /// What its disk has left.
+    pub available_bytes: Arc<AtomicU64>,
 }
 
 impl Node {
     pub async fn start(retention: Duration) -> Node {
         let (directory, clock) = (tempfile::tempdir().unwrap(), Arc::new(Moved::default()));
-        let engine = Self::open(&directory, &clock, &HashMap::new(), retention).await;
-        Node { engine, directory, clock, eras: HashMap::new(), retention }
+        let available_bytes = Arc::new(AtomicU64::new(u64::MAX));
+        let engine = Self::open(&directory, &clock, &HashMap::new(), retention, &available_bytes).await;
+        Node { engine, directory, clock, eras: HashMap::new(), retention, available_bytes }
     }
 
     async fn open(
@@ -52,8 +56,15 @@ impl Node {
         clock: &Arc<Moved>,
         eras: &HashMap<PartitionId, Era>,
         retention: Duration,
+        available_bytes: &Arc<AtomicU64>,
     ) -> Arc<Engine> {
+        let space = |available: Arc<AtomicU64>| -> SpaceSource {
+            Arc::new(move || {
+                Ok(Space { available_bytes: available.load(Ordering::Relaxed), total_bytes: u64::MAX })
+            })
+        };
         let config = || Config {
+            space: Some(space(available_bytes.clone())),
             time: clock.clone(),
             eras: eras.iter().map(|(id, era)| (*id, *era)).collect(),
             retention: Arc::new(move |_| retention),
@@ -66,10 +77,10 @@ impl Node {
 
     /// As a kill does: nothing is closed or flushed.
     pub async fn crash(self) -> Node {
-        let Node { engine, directory, clock, eras, retention } = self;
+        let Node { engine, directory, clock, eras, retention, available_bytes } = self;
         drop(engine);
-        let engine = Self::open(&directory, &clock, &eras, retention).await;
-        Node { engine, directory, clock, eras, retention }
+        let engine = Self::open(&directory, &clock, &eras, retention, &available_bytes).await;
+        Node { engine, directory, clock, eras, retention, available_bytes }
     }
 
     pub fn client(&self, id: PartitionId) -> Client {

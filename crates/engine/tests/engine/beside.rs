@@ -108,6 +108,16 @@ async fn insert(owner: &Arc<Engine>, partition: u64, rows: u32) {
     writer.close().await;
 }
 
+/// All values are written anew, again and again, and what is left is merged.
+async fn write_anew(owner: &Arc<Engine>, value_bytes: u32) {
+    let update = format!("UPDATE t SET v = randomblob({value_bytes})");
+    for _ in 0..4 {
+        client(owner, SHARED).run(&update).await.unwrap();
+        owner.flush().await.unwrap();
+    }
+    owner.compact_all().await.unwrap();
+}
+
 fn unix_ms() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis() as u64
 }
@@ -340,11 +350,7 @@ async fn what_it_reads_stays_though_the_retention_is_over() {
         }
         looking.run("BEGIN READ ONLY").await.unwrap();
         assert_eq!(looking.int("SELECT count(*) FROM sqlite_schema").await, 1);
-        for _ in 0..4 {
-            client(&owner, SHARED).run("UPDATE t SET v = randomblob(501)").await.unwrap();
-            owner.flush().await.unwrap();
-        }
-        owner.compact_all().await.unwrap();
+        write_anew(&owner, 501).await;
         owner.collect().await.unwrap();
         let sum = looking.run("SELECT sum(length(v)) FROM t").await;
         assert_eq!(sum.is_ok(), may_pin, "{sum:?}");
@@ -370,11 +376,7 @@ async fn what_it_looks_at_of_the_past_stays() {
         let manifests = rig.objects.list("manifests", None).await.unwrap().names;
         let pins = manifests.iter().filter(|name| FateName::is_one(name)).count();
         assert_eq!(pins, usize::from(may_pin));
-        for _ in 0..4 {
-            client(&owner, SHARED).run("UPDATE t SET v = randomblob(501)").await.unwrap();
-            owner.flush().await.unwrap();
-        }
-        owner.compact_all().await.unwrap();
+        write_anew(&owner, 501).await;
         owner.collect().await.unwrap();
         // Nobody has read these pages yet.
         let sum = looking.run("SELECT sum(length(v)) FROM t").await;
@@ -433,12 +435,7 @@ async fn segments_are_collected_under_it() {
     let mut looking = eager(&reader, SHARED);
     looking.run("BEGIN READ ONLY").await.unwrap();
     assert_eq!(looking.int("SELECT count(*) FROM sqlite_schema").await, 1);
-    // All of it is written anew, again and again, and what is left is merged.
-    for _ in 0..4 {
-        client(&owner, SHARED).run("UPDATE t SET v = randomblob(500)").await.unwrap();
-        owner.flush().await.unwrap();
-    }
-    owner.compact_all().await.unwrap();
+    write_anew(&owner, 500).await;
     // As the collector does when the history of then has had its time.
     for segment in old {
         rig.objects.delete(&segment).await.unwrap();

@@ -1,8 +1,9 @@
 //! What a partition was: restored, branched, thinned out, collected, with a crash in between.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::common::minutes::{DAY, MINUTE, Node, SHOP, five_minutes};
+use crate::common::minutes::{DAY, HOUR, MINUTE, Node, SHOP, five_minutes};
 use fulmar_engine::{Error, TimeSource, sqlstate};
 use fulmar_pages::PartitionId;
 
@@ -104,6 +105,65 @@ async fn a_damaged_manifest_takes_nothing_but_its_own_time() {
     node.restore(times[1]).await.unwrap();
     assert_eq!(node.rows(SHOP).await, 2);
     node.engine.collect().await.unwrap();
+}
+
+/// It stays until what came behind it is older than the retention: then it goes, and collections delete segments again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_manifest_has_its_time_too() {
+    let (node, _) = five_minutes(Duration::from_millis(DAY)).await;
+    let directory = node.directory.path().join(format!("store/manifests/{SHOP}/00000001"));
+    let mut manifests: Vec<_> =
+        std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    manifests.sort();
+    std::fs::write(&manifests[1], "damaged").unwrap();
+    node.run("UPDATE t SET v = randomblob(3000)").await;
+    node.engine.flush().await.unwrap();
+    let garbage = node.directory.path().join("store/segments/0000000000000000000000000000000a");
+    std::fs::write(&garbage, "a flush that did not come to its end").unwrap();
+    assert!(node.engine.collect().await.is_err());
+    assert!(garbage.exists() && manifests[1].exists());
+    node.wait(DAY + MINUTE);
+    node.engine.collect().await.unwrap();
+    assert!(!garbage.exists() && !manifests[1].exists());
+    assert_eq!(node.rows(SHOP).await, 5);
+}
+
+/// A tenant that is written all day: each of its minutes can be gone back to, whatever has been collected meanwhile, unless there is no
+/// space for them.
+#[tokio::test(flavor = "multi_thread")]
+async fn each_minute_of_a_day_stays_and_few_where_the_disk_is_nearly_full() {
+    let mut node = Node::start(Duration::from_millis(DAY)).await;
+    node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)").await;
+    let mut times = Vec::new();
+    for _ in 0..5 {
+        times.push(node.minute().await);
+        times.push(node.minute().await);
+        node.wait(HOUR);
+        node.engine.collect().await.unwrap();
+    }
+    assert!(points_of(&node).await.len() >= 10, "compactions make some, too");
+    for (minute, time) in times.iter().enumerate() {
+        let id = PartitionId(100 + minute as u64);
+        node.engine.create_partition(id, Some((SHOP, Some(*time)))).await.unwrap();
+        assert_eq!(node.rows(id).await, minute as i64 + 1);
+    }
+    // The branches have pinned what they are made of.
+    node.wait(5 * HOUR);
+    node.available_bytes.store(0, Ordering::Relaxed);
+    while node.engine.statistics().disk_level == 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    node.engine.collect().await.unwrap();
+    let left = points_of(&node).await;
+    let tenth = |time_ms: &u64| (time_ms - 1) / (10 * MINUTE);
+    let old: Vec<u64> = left.iter().filter(|time| *time + HOUR < node.clock.unix_ms()).map(tenth).collect();
+    assert!(old.len() >= 5 && old.is_sorted_by(|a, b| a < b), "one in ten minutes: {left:?}");
+    node.available_bytes.store(u64::MAX, Ordering::Relaxed);
+    while node.engine.statistics().disk_level > 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    node.restore(left[0]).await.unwrap();
+    assert!(node.rows(SHOP).await <= 2);
 }
 
 async fn points_of(node: &Node) -> Vec<u64> {

@@ -150,7 +150,7 @@ async fn first_answer(node: &CrashingNode) -> Duration {
 /// whoever comes next waits for none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_store_does_not_delay_the_first_statement() {
-    const DELAY: Duration = Duration::from_millis(300);
+    const DELAY: Duration = Duration::from_millis(800);
     let node = CrashingNode::start(1 << 30, |_| ()).await;
     run(node.client(SHOP.0), &[TABLE, &rows(1000)]).await;
     node.engine.flush().await.unwrap();
@@ -167,9 +167,9 @@ async fn a_slow_store_does_not_delay_the_first_statement() {
     let with = first_answer(&node).await;
     assert!(with < without + DELAY / 2, "{with:?} with a list, {without:?} without");
     until("its pages come", || counted(&node.engine, SHOP).pages_warmed > 450).await;
-    let begun = Instant::now();
+    let misses = counted(&node.engine, SHOP).page_misses;
     run(node.client(SHOP.0), &["SELECT length(v) FROM t WHERE id = 100"]).await;
-    assert!(begun.elapsed() < DELAY, "{:?}", begun.elapsed());
+    assert_eq!(counted(&node.engine, SHOP).page_misses, misses, "it waits for none");
     // Nor does the node's end wait for what is being read.
     slow(&node, None);
     node.engine.shutdown().await.unwrap();
@@ -250,7 +250,7 @@ async fn a_restore_does_without_the_list_of_before() {
     node.restore(times[2]).await.unwrap();
     assert_eq!(node.objects("manifests"), manifests + 1, "one for its next epoch");
     node.engine.collect().await.unwrap();
-    assert_eq!(node.objects("manifests"), manifests + 1, "the list is gone, and there is an anchor");
+    assert_eq!(node.objects("manifests"), manifests, "the list is gone, and the anchor is another one");
     // To be restored it was opened, and warmed until it was closed.
     let warmed = |node: &minutes::Node| counted(&node.engine, minutes::SHOP).pages_warmed;
     let before = warmed(&node);

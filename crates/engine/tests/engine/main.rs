@@ -31,3 +31,4 @@ mod snapshots;
 mod sql;
 mod stress;
 mod two_owners;
+mod unopenable;

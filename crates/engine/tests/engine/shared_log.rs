@@ -191,13 +191,10 @@ async fn a_manifest_that_is_gone_is_missed_by_the_log() {
     rig.objects.put(&newest, bytes.into()).await.unwrap();
     assert_eq!(client(&engine, SHARED).int("SELECT count(*) FROM t").await, 3, "put back, it is found");
 
-    // When it is at rest the log tells nothing any more: an anchor does.
+    // When it is at rest the log tells nothing any more: an anchor does, which was put when it was closed.
     engine.shutdown().await.unwrap();
     drop(engine);
     let engine = rig.start(&[SHARED]).await;
-    for _ in 0..2 {
-        engine.collect().await.unwrap();
-    }
     let (newest, bytes) = rig.lose_newest_manifest().await;
     let error = client(&engine, SHARED).run("SELECT count(*) FROM t").await.unwrap_err();
     assert_eq!(error.state(), sqlstate::IO_ERROR);
@@ -206,6 +203,45 @@ async fn a_manifest_that_is_gone_is_missed_by_the_log() {
     assert_eq!(client(&engine, SHARED).int("SELECT count(*) FROM t").await, 3, "put back, it is found");
     engine.drop_partition(PartitionId(SHARED)).await.unwrap();
     assert_eq!(rig.manifests().await, [""; 0], "anchors go with it");
+}
+
+/// Nobody else's commits wait for the repair of one partition: its records are carried to the log's end, which is cut behind them.
+#[tokio::test(flavor = "multi_thread")]
+async fn records_of_who_cannot_be_opened_do_not_fill_the_log() {
+    // With so little memory the log is long from 32 MiB on.
+    let start = async |rig: &Rig| {
+        start_when_free(|| Config { memory_bytes: 64 << 20, ..rig.config(&rig.directory, &[SHARED, OTHER]) })
+            .await
+    };
+    let rig = rig();
+    let engine = start(&rig).await;
+    for _ in 0..2 {
+        write(&engine).await;
+        engine.flush().await.unwrap();
+    }
+    for rows in 3..=6 {
+        assert_eq!(write(&engine).await, [rows; 2]);
+    }
+    drop(engine);
+    let (newest, bytes) = rig.lose_newest_manifest().await;
+    let engine = start(&rig).await;
+    let mut other = client(&engine, OTHER);
+    other.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)").await.unwrap();
+    for row in 1..=72 {
+        other.run("INSERT INTO t(v) VALUES (randomblob(1048576))").await.unwrap();
+        if row % 8 == 0 {
+            let error = engine.flush().await.unwrap_err();
+            assert!(error.message().contains(&newest), "{error:?} does not name {newest}");
+            let bytes = engine.statistics().shared_log_size_bytes;
+            assert!(bytes < 48 << 20, "{bytes} bytes after {row} rows");
+        }
+    }
+    other.close().await;
+    drop(engine);
+    rig.objects.put(&newest, bytes.into()).await.unwrap();
+    let engine = start(&rig).await;
+    assert_eq!(write(&engine).await, [7; 2]);
+    assert_eq!(client(&engine, OTHER).int("SELECT count(*) FROM t").await, 72);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -104,7 +104,7 @@ impl Process {
     }
 
     async fn newest(&self) -> Manifest {
-        self.pages().latest_manifest(SHOP, u32::MAX).await.unwrap().unwrap()
+        self.pages().latest_manifest(SHOP, u32::MAX, None).await.unwrap().unwrap()
     }
 }
 

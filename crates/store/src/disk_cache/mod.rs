@@ -39,6 +39,7 @@
 //! the disk's reserve: the node says what is left of its disk, and the cache gives back what is missing ([`DiskCache::make_room`])
 //! before writers would be refused.
 
+mod cost;
 mod format;
 mod index;
 mod reader;
@@ -57,6 +58,8 @@ use bytes::Bytes;
 use parking_lot::{Condvar, Mutex, RwLock};
 use tokio::sync::Semaphore;
 
+use cost::Costs;
+pub use cost::MOST_COST;
 pub(crate) use format::Key;
 use index::Index;
 pub use reader::Reading;
@@ -185,6 +188,7 @@ struct Shared {
     /// Permits of reads that wait for the disk.
     reads: Arc<Semaphore>,
     counters: Counters,
+    costs: Costs,
     told_of_reads: AtomicBool,
     told_of_writes: AtomicBool,
 }
@@ -212,6 +216,7 @@ impl DiskCache {
             work: Condvar::new(),
             reads: Arc::new(Semaphore::new(reader::READS_AT_ONCE)),
             counters: Counters::default(),
+            costs: Costs::new(),
             told_of_reads: AtomicBool::new(false),
             told_of_writes: AtomicBool::new(false),
         });

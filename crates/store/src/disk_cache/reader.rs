@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use tokio::time::Instant;
 
 use super::format::{self, HEAD_BYTES, Key};
 use super::index::Place;
@@ -54,6 +55,7 @@ impl DiskCache {
         let mut found = vec![None; wanted.len()];
         let mut slow = Vec::new();
         let mut copied_bytes = 0;
+        let began = matches!(wanted, [Wanted { bytes: Some(_), .. }]).then(Instant::now);
         for (at, wanted) in wanted.iter().enumerate() {
             let Some(entry) = self.shared.locate(*wanted, reading) else { continue };
             let bytes = wanted.bytes.filter(|bytes| copied_bytes + bytes <= MOST_AT_ONCE_BYTES);
@@ -73,6 +75,9 @@ impl DiskCache {
         let hits = found.iter().flatten().count() as u64;
         add(&self.shared.counters.hits, hits);
         add(&self.shared.counters.misses, found.len() as u64 - hits);
+        if let Some(began) = began.filter(|_| hits == 1) {
+            self.shared.costs.read_from_cache(began.elapsed());
+        }
         found
     }
 

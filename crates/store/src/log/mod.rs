@@ -305,6 +305,15 @@ impl CommitLog {
         }
     }
 
+    /// The most that all the log's files or objects may take.
+    pub fn capacity_bytes(&self) -> u64 {
+        match &self.kept {
+            Kept::Local(log) => log.capacity_bytes(),
+            Kept::Shared(log) => log.capacity_bytes(),
+            Kept::ReadOnly => u64::MAX,
+        }
+    }
+
     /// Counters for the metrics.
     pub fn statistics(&self) -> &LogStatistics {
         &self.progress.statistics

@@ -76,8 +76,7 @@ impl PageStore {
 mod tests {
     use std::sync::Arc;
 
-    use fulmar_pages::{Manifest, Version};
-
+    use super::super::testing::empty_manifest;
     use super::*;
     use crate::store::Backend;
 
@@ -98,20 +97,10 @@ mod tests {
     async fn a_manifest_that_was_the_newest_is_missed() {
         let store = PageStore::open(Arc::new(Backend::memory()));
         for name in [name(1, 5), name(1, 9), name(2, 10)] {
-            let version = Version { lineage: 1, epoch: name.epoch, number: name.number };
-            let manifest = Manifest {
-                partition: name.partition,
-                version,
-                page_count: 0,
-                timestamp: 0,
-                segments: Vec::new(),
-                outcomes: Vec::new(),
-                outcomes_horizon: 0,
-            };
-            store.put_manifest(&manifest).await.unwrap();
+            store.put_manifest(&empty_manifest(name)).await.unwrap();
         }
         let newest = async |epoch| {
-            let latest = store.latest_manifest(PartitionId(7), epoch).await;
+            let latest = store.latest_manifest(PartitionId(7), epoch, None).await;
             latest.map(|manifest| manifest.map(|manifest| manifest.version.number))
         };
         for _ in 0..2 {

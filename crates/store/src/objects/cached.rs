@@ -4,8 +4,9 @@
 
 use bytes::Bytes;
 use fulmar_pages::{FrameLocation, SegmentId, SegmentIndex};
+use tokio::time::Instant;
 
-use super::PageStore;
+use super::{PageStore, StoreError};
 use crate::disk_cache::{Key, Reading, Wanted};
 
 impl PageStore {
@@ -30,6 +31,18 @@ impl PageStore {
         let wanted = Wanted { key: Key::end(id), bytes: None };
         let end = self.disk_cache.as_ref()?.get(&[wanted], Reading::Again).await.pop().flatten()?;
         SegmentIndex::decode(&end).ok()
+    }
+
+    /// Reads one page from the store, and tells the disk cache how long that took.
+    pub(super) async fn timed<T>(
+        &self,
+        read: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let Some(cache) = &self.disk_cache else { return read.await };
+        let began = Instant::now();
+        let read = read.await?;
+        cache.read_from_store(began.elapsed());
+        Ok(read)
     }
 
     /// Gives a piece to the disk cache.

@@ -12,7 +12,7 @@ use crate::store::Failure;
 pub enum StoreError {
     /// It is not there.
     #[error(
-        "{object} is not in the store {store}; if nobody has deleted it the store is not the one that the log belongs to"
+        "{object} is not in the store {store}; restore it from a copy, and if nobody has deleted it see whether this is the store that the node's data belong to"
     )]
     Missing {
         /// The object's name.

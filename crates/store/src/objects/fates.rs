@@ -42,10 +42,15 @@ pub struct FateName {
     pub turn: u32,
 }
 
+/// With what the names of a manifest's fates begin; they sort behind it.
+fn fates_of(manifest: ManifestName) -> String {
+    let ManifestName { partition, epoch, number } = manifest;
+    format!("{}/{FATE}{epoch:08x}-{number:016x}", directory(partition))
+}
+
 impl FateName {
     fn object(&self) -> String {
-        let ManifestName { partition, epoch, number } = self.manifest;
-        format!("{}/{FATE}{epoch:08x}-{number:016x}-{:08x}", directory(partition), self.turn)
+        format!("{}-{:08x}", fates_of(self.manifest), self.turn)
     }
 
     pub(super) fn parse(object: &str) -> Option<Self> {
@@ -205,7 +210,8 @@ impl PageStore {
     }
 
     async fn turns(&self, manifest: ManifestName) -> Result<Vec<u32>, StoreError> {
-        let listed = self.list_partitions(Some(manifest.partition)).await?;
+        // Behind those of other manifests: there may be many of these, and of what comes behind there is little.
+        let listed = self.list_after(Some(manifest.partition), Some(fates_of(manifest))).await?;
         let of = listed.fates.iter().filter(|fate| fate.manifest == manifest);
         Ok(of.map(|fate| fate.turn).collect())
     }

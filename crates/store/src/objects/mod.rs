@@ -27,6 +27,8 @@ mod frames;
 mod hot;
 mod segment_writer;
 mod terms;
+#[cfg(test)]
+mod testing;
 mod verify;
 
 use std::path::Path as FilePath;
@@ -111,6 +113,17 @@ pub struct Listed {
     pub fates: Vec<FateName>,
     /// Of manifests that were the newest of their partitions ([`PageStore::put_anchor`]).
     pub anchors: Vec<ManifestName>,
+}
+
+impl Listed {
+    fn take(&mut self, objects: &[String]) {
+        for object in objects {
+            self.manifests.extend(ManifestName::parse(object));
+            self.hot_pages.extend(HotPagesName::parse(object));
+            self.fates.extend(FateName::parse(object));
+            self.anchors.extend(anchors::parse(object));
+        }
+    }
 }
 
 /// Where a partition's manifests lie.
@@ -283,7 +296,7 @@ impl PageStore {
         }
         let object = segment_object(id);
         let span = Span::Range { offset: location.offset, bytes: location.length.into() };
-        let frame = self.get(&object, span).await?.bytes;
+        let frame = self.timed(self.get(&object, span)).await?.bytes;
         self.decode_frame(&object, location, &frame, page)?;
         self.keep(Key::frame(id, location.offset), frame);
         Ok(())
@@ -333,12 +346,13 @@ impl PageStore {
 
     /// The segments that there are, in no particular order.
     pub async fn list_segments(&self) -> Result<Vec<SegmentId>, StoreError> {
-        let objects = self.list(SEGMENTS).await?;
         let parse = |object: &String| {
             let id = SegmentId(u128::from_str_radix(object.rsplit('/').next()?, 16).ok()?);
             (segment_object(id) == *object).then_some(id)
         };
-        Ok(objects.iter().filter_map(parse).collect())
+        let mut segments = Vec::new();
+        self.list_each(SEGMENTS, None, |objects| segments.extend(objects.iter().filter_map(parse))).await?;
+        Ok(segments)
     }
 
     /// Deletes a segment; no error if there is none.
@@ -369,14 +383,15 @@ impl PageStore {
         }
     }
 
-    /// The partition's newest manifest: the last of its newest epoch up to this one. One listing, one read. [`StoreError::Missing`] if
-    /// an anchor knows of a newer one.
+    /// The partition's newest manifest: the last of its newest epoch up to this one. One listing (from a manifest on that is known to be
+    /// there, if there is one), one read. [`StoreError::Missing`] if an anchor knows of a newer one.
     pub async fn latest_manifest(
         &self,
         partition: PartitionId,
         epoch: u32,
+        since: Option<ManifestName>,
     ) -> Result<Option<Manifest>, StoreError> {
-        self.latest(partition, epoch).await.map(|(manifest, _)| manifest)
+        self.latest(partition, epoch, since).await.map(|(manifest, _)| manifest)
     }
 
     /// The same, and the newest list of hot pages of exactly this epoch, which costs no request more.
@@ -384,14 +399,26 @@ impl PageStore {
         &self,
         partition: PartitionId,
         epoch: u32,
+        since: Option<ManifestName>,
     ) -> Result<(Option<Manifest>, Option<HotPagesName>), StoreError> {
-        let listed = self.list_partitions(Some(partition)).await?;
+        let listed = self.list_since(partition, since).await?;
         self.check_anchors(&listed, partition, epoch)?;
         let hot_pages = listed.hot_pages.into_iter().rfind(|name| name.epoch == epoch);
         match listed.manifests.iter().rfind(|name| name.epoch <= epoch) {
             Some(name) => Ok((Some(self.read_manifest(*name).await?), hot_pages)),
             None => Ok((None, None)),
         }
+    }
+
+    /// The name of the same, without reading it.
+    pub async fn latest_name(
+        &self,
+        partition: PartitionId,
+        epoch: u32,
+        since: Option<ManifestName>,
+    ) -> Result<Option<ManifestName>, StoreError> {
+        let listed = self.list_since(partition, since).await?;
+        Ok(listed.manifests.into_iter().rfind(|name| name.epoch <= epoch))
     }
 
     /// The names of a partition's manifests (without one: of all partitions'), sorted.
@@ -404,14 +431,28 @@ impl PageStore {
 
     /// What there is of a partition beside segments (without one: of all partitions).
     pub async fn list_partitions(&self, partition: Option<PartitionId>) -> Result<Listed, StoreError> {
+        self.list_after(partition, None).await
+    }
+
+    /// The same from a manifest of the partition on, which is listed if it is there.
+    async fn list_since(
+        &self,
+        partition: PartitionId,
+        since: Option<ManifestName>,
+    ) -> Result<Listed, StoreError> {
+        let before =
+            since.and_then(|name| Some(ManifestName { number: name.number.checked_sub(1)?, ..name }));
+        self.list_after(Some(partition), before.map(|name| name.object())).await
+    }
+
+    async fn list_after(
+        &self,
+        partition: Option<PartitionId>,
+        after: Option<String>,
+    ) -> Result<Listed, StoreError> {
         let below = partition.map_or_else(|| MANIFESTS.to_owned(), directory);
         let mut listed = Listed::default();
-        for object in self.list(&below).await? {
-            listed.manifests.extend(ManifestName::parse(&object));
-            listed.hot_pages.extend(HotPagesName::parse(&object));
-            listed.fates.extend(FateName::parse(&object));
-            listed.anchors.extend(anchors::parse(&object));
-        }
+        self.list_each(&below, after, |objects| listed.take(&objects)).await?;
         listed.manifests.sort_unstable();
         listed.hot_pages.sort_unstable();
         listed.fates.sort_unstable();
@@ -444,8 +485,20 @@ impl PageStore {
     }
 
     async fn list(&self, below: &str) -> Result<Vec<String>, StoreError> {
-        let names = self.store.list_all(below).await;
-        names.map_err(|failure| StoreError::failed("list", below, &self.store, failure))
+        let mut names = Vec::new();
+        self.list_each(below, None, |page| names.extend(page)).await?;
+        Ok(names)
+    }
+
+    /// Names below a directory that come after one, some at a time: of all partitions there may be many.
+    async fn list_each(
+        &self,
+        below: &str,
+        after: Option<String>,
+        visit: impl FnMut(Vec<String>),
+    ) -> Result<(), StoreError> {
+        let listed = self.store.list_each(below, after, visit).await;
+        listed.map_err(|failure| StoreError::failed("list", below, &self.store, failure))
     }
 
     async fn delete(&self, object: &str) -> Result<(), StoreError> {

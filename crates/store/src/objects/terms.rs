@@ -173,8 +173,10 @@ impl PageStore {
 mod tests {
     use std::sync::Arc;
 
-    use fulmar_pages::{Manifest, PartitionId, Version};
+    use fulmar_pages::PartitionId;
 
+    use super::super::ManifestName;
+    use super::super::testing::empty_manifest;
     use super::*;
     use crate::store::Backend;
 
@@ -244,17 +246,9 @@ mod tests {
         }
         let fifth = store.begin_term().await.unwrap();
         let object = term_object(fifth.number, false);
-        let version = Version { lineage: 1, epoch: 1, number: u64::from(fifth.number) << VERSION_BITS | 7 };
-        let manifest = Manifest {
-            partition: PartitionId(3),
-            version,
-            page_count: 0,
-            timestamp: 0,
-            segments: Vec::new(),
-            outcomes: Vec::new(),
-            outcomes_horizon: 0,
-        };
-        store.put_manifest(&manifest).await.unwrap();
+        let number = u64::from(fifth.number) << VERSION_BITS | 7;
+        let name = ManifestName { partition: PartitionId(3), epoch: 1, number };
+        store.put_manifest(&empty_manifest(name)).await.unwrap();
         store.delete(&object).await.unwrap();
         let asked = store.is_last_term(&fifth).await;
         assert!(

@@ -99,20 +99,32 @@ impl Reliable {
         directory: &str,
         after: Option<String>,
     ) -> Result<Vec<String>, Failure> {
-        let mut names: Vec<String> = Vec::new();
+        let mut names = Vec::new();
+        self.list_each(directory, after, |page| names.extend(page)).await?;
+        Ok(names)
+    }
+
+    /// The same a page at a time, for who keeps less of a name than the name.
+    pub async fn list_each(
+        &self,
+        directory: &str,
+        after: Option<String>,
+        mut visit: impl FnMut(Vec<String>),
+    ) -> Result<(), Failure> {
+        let mut last = after;
         loop {
-            let last = names.last().or(after.as_ref());
-            let page = self.list(directory, last.map(String::as_str)).await?;
+            let page = self.list(directory, last.as_deref()).await?;
             if !page.more {
-                names.extend(page.names);
-                return Ok(names);
+                visit(page.names);
+                return Ok(());
             }
             // One that leads nowhere is not the end: what is not listed is deleted, or passed over, by who believes it.
-            if page.names.last() <= last {
+            if page.names.last() <= last.as_ref() {
                 let cause = "a page of a listing promises more and leads no further";
                 return Err(Failure::new(FailureKind::Unavailable, cause));
             }
-            names.extend(page.names);
+            last = page.names.last().cloned();
+            visit(page.names);
         }
     }
 

@@ -1,7 +1,6 @@
-//! Readers, a writer, a flusher and two who evict, on threads: whoever reads sees the bytes of the version that it found.
+//! Readers, a writer, a flusher and one who evicts, on threads: whoever reads sees the bytes of the version that it found.
 
 use std::collections::VecDeque;
-use std::sync::atomic::AtomicBool;
 
 use fulmar_pages::{FrameLocation, SegmentId};
 use fulmar_store::Lsn;
@@ -17,13 +16,23 @@ use crate::store::Frame;
 const PAGES: u32 = 40;
 /// Pages that change while the others are only read.
 const CHANGING: u64 = 10;
-const COMMITS: u64 = 5_000;
-/// Reads from the store that are waited for.
-const LOADS: u64 = 1_000;
+/// Rounds in which all are at work at once, and what each does in one of them.
+const ROUNDS: u64 = 50;
+const ROUND_COMMITS: u64 = 100;
+const ROUND_FLUSHES: u64 = 25;
+const ROUND_EVICTIONS: u64 = 200;
+const ROUND_SNAPSHOTS: u64 = 100;
+const READERS: u64 = 3;
+/// The number of the last version.
+const COMMITS: u64 = PAGES as u64 + 1 + ROUNDS * ROUND_COMMITS;
 
 /// The bytes of a version: nothing else has them, freed memory least of all.
 fn bytes(page: PageNo, number: u64) -> PageBytes {
-    PageBytes::copy_of(&std::array::from_fn(|i| (u64::from(page) * 31 + number * 7 + i as u64 / 512) as u8))
+    let mut bytes = [0; PAGE_SIZE];
+    for (part, bytes) in (0..).zip(bytes.chunks_exact_mut(512)) {
+        bytes.fill((u64::from(page) * 31 + number * 7 + part) as u8);
+    }
+    PageBytes::copy_of(&bytes)
 }
 
 struct House {
@@ -36,7 +45,8 @@ struct House {
     commits: Mutex<VecDeque<(u64, PageNo)>>,
     clock: AtomicU64,
     loads: AtomicU64,
-    done: AtomicBool,
+    /// Pages that readers found in memory.
+    found: AtomicU64,
     segment: u32,
 }
 
@@ -48,18 +58,22 @@ fn random(state: &mut u64, below: u64) -> u64 {
 
 impl House {
     fn new() -> House {
+        House::of(CLASSES)
+    }
+
+    fn of(classes: u64) -> House {
         let memory = MemoryBudget::new(1 << 30);
         let account = Account::new(memory.clone());
         let table = PageTable::new(account.clone());
         let segment = table.segments().index_of(SegmentId(1));
         let at = Snapshot { number: 0, lsn: Lsn(0), page_count: PAGES };
         House {
-            residence: Residence::new(account.clone()),
+            residence: Residence::new(account.clone(), classes),
             snapshots: Mutex::new(Snapshots::new(at)),
             commits: Mutex::default(),
             clock: AtomicU64::new(0),
             loads: AtomicU64::new(0),
-            done: AtomicBool::new(false),
+            found: AtomicU64::new(0),
             memory,
             account,
             table,
@@ -83,19 +97,17 @@ impl House {
         self.account.settle(tally);
     }
 
-    fn write(&self) {
-        let mut state = 1;
-        let mut number = u64::from(PAGES) + 1;
-        while number < COMMITS || self.loads.load(Ordering::Relaxed) < LOADS {
-            number += 1;
+    fn write(&self, round: u64) {
+        let mut state = round;
+        let before = u64::from(PAGES) + 1 + round * ROUND_COMMITS;
+        for number in before + 1..=before + ROUND_COMMITS {
             self.commit(number, random(&mut state, CHANGING) as PageNo + 2);
             std::thread::yield_now();
         }
-        self.done.store(true, Ordering::Release);
     }
 
     fn flush(&self) {
-        while !self.done.load(Ordering::Acquire) {
+        for _ in 0..ROUND_FLUSHES {
             self.flush_all();
             std::thread::yield_now();
         }
@@ -117,23 +129,31 @@ impl House {
     }
 
     fn evict(&self) {
-        while !self.done.load(Ordering::Acquire) {
+        for _ in 0..ROUND_EVICTIONS {
             self.evict_some();
             std::thread::yield_now();
+        }
+    }
+
+    /// All that could leave does.
+    fn sweep(&self) {
+        self.flush_all();
+        // All of them may be in one class, of which each round takes eight.
+        for _ in 0..u64::from(PAGES) * CLASSES {
+            while self.evict_some() > 0 {}
         }
     }
 
     fn evict_some(&self) -> usize {
         let clock = self.clock.fetch_add(1, Ordering::Relaxed);
         let _commits = self.commits.lock();
-        self.residence.evict(clock, 8, &self.table).0
+        self.residence.evict(clock, 8, &self.table, |_| 1).0
     }
 
     /// As a connection does: looks at some pages at one snapshot, keeps pointers to some of them, waits now and then.
     fn read(&self, mut state: u64) {
         let reader = Reader::new(self.residence.clone());
-        let mut found = 0;
-        while !self.done.load(Ordering::Acquire) {
+        for _ in 0..ROUND_SNAPSHOTS {
             let snapshot = self.snapshots.lock().pin();
             let mut kept: Vec<(*const Page, PageBytes)> = Vec::new();
             for _ in 0..random(&mut state, 12) {
@@ -144,7 +164,7 @@ impl House {
                 // SAFETY: inside.
                 match unsafe { version.data() } {
                     Some(data) => {
-                        found += 1;
+                        self.found.fetch_add(1, Ordering::Relaxed);
                         version.touch();
                         assert!(*data == *bytes(page, version.number()));
                         reader.fetched(data);
@@ -171,7 +191,6 @@ impl House {
             reader.step_aside();
             self.snapshots.lock().unpin(snapshot.number);
         }
-        assert!(found > 1000, "{found}");
     }
 
     fn load(&self, page: PageNo, version: &PageVersion) {
@@ -190,21 +209,25 @@ impl House {
 fn readers_see_what_they_found_whoever_evicts() {
     let house = House::new();
     (2..PAGES + 2).for_each(|page| house.commit(page.into(), page));
-    std::thread::scope(|scope| {
-        let house = &house;
-        scope.spawn(|| house.flush());
-        scope.spawn(|| house.evict());
-        (1..=3).for_each(|seed| drop(scope.spawn(move || house.read(seed))));
-        scope.spawn(|| house.write());
-    });
+    for round in 0..ROUNDS {
+        // So that there is something to read for all, whoever of them comes first.
+        house.sweep();
+        std::thread::scope(|scope| {
+            let house = &house;
+            scope.spawn(|| house.flush());
+            scope.spawn(|| house.evict());
+            (1..=READERS).for_each(|reader| drop(scope.spawn(move || house.read(round * READERS + reader))));
+            scope.spawn(move || house.write(round));
+        });
+    }
+    // The pages that do not change were all read in each round, by some of some 1,600 looks at 40 pages.
+    let least = ROUNDS * (u64::from(PAGES) - CHANGING);
+    let [found, loads] = [&house.found, &house.loads].map(|counter| counter.load(Ordering::Relaxed));
+    assert!(loads >= least && found >= least, "{loads} {found}");
 
     // When all have ended and everything is written nothing stays that could leave.
     house.commit(1 << 40, 2); // collects what the others have left
-    house.flush_all();
-    // All of them may be in one class, of which each round takes eight.
-    for _ in 0..u64::from(PAGES) * CLASSES {
-        while house.evict_some() > 0 {}
-    }
+    house.sweep();
     let mut tally = Tally::default();
     (2..PAGES + 2).for_each(|page| house.table.remove(page, u64::MAX, &mut tally));
     assert!(tally.bytes.unsigned_abs() < PAGE_SIZE as u64, "{tally:?}");
@@ -281,4 +304,38 @@ fn the_hottest_are_those_that_would_leave_last() {
     assert_eq!(hottest(4), [6, 8, 9, 5]);
     version(2).touch();
     assert_eq!(hottest(6), [6, 8, 9, 5, 11, 2]);
+}
+
+/// The rounds after which pages leave, two for each number of touches. What it costs to read the second ones back is given.
+fn rounds(classes: u64, dear: u64) -> [[u64; 2]; 4] {
+    let house = House::of(classes);
+    (2..10).for_each(|page| house.commit(u64::from(page), page));
+    house.flush_all();
+    // SAFETY: one thread; nothing is pruned.
+    let version = |page| unsafe { house.table.find(page, COMMITS) }.unwrap();
+    let touches = [0, 1, 3, 100];
+    for (pair, touches) in (0..).zip(touches) {
+        (0..touches).for_each(|_| [2, 3].into_iter().for_each(|page| version(page + 2 * pair).touch()));
+    }
+    let cost = |version: &PageVersion| if version.number() % 2 == 1 { dear } else { 1 };
+    let mut rounds = [[0; 2]; 4];
+    for clock in 1..=2 * classes {
+        while house.residence.evict(clock, 8, &house.table, cost).1 {}
+        for (page, left) in (2..).zip(rounds.as_flattened_mut()) {
+            if *left == 0 && !version(page).is_resident() {
+                *left = clock;
+            }
+        }
+    }
+    rounds
+}
+
+/// Of two that were touched alike the one goes first that is cheaper to read back, and it goes when it would if all were cheap.
+/// What nobody has touched again goes in its round, whatever it costs.
+#[test]
+fn what_is_dearer_to_read_back_stays_longer() {
+    let alike = [[1, 1], [2, 2], [4, 4], [8, 8]];
+    assert_eq!(rounds(CLASSES, 1), alike);
+    assert_eq!(rounds(CLASSES_OF_TIERS, 1), alike);
+    assert_eq!(rounds(CLASSES_OF_TIERS, 8), [[1, 1], [2, 9], [4, 25], [8, 32]]);
 }

@@ -3,9 +3,11 @@
 //! A conflict may show at any statement of the later transaction, or at its COMMIT; what counts is that not all of the
 //! transactions commit, or that one was replayed and has seen the other.
 
-use fulmar_engine::{TransactionStatus, Value, sqlstate};
+use fulmar_engine::{Result, Row, RowSink, Scope, TransactionStatus, Value, sqlstate};
+use fulmar_pages::PartitionId;
+use tokio::runtime::Handle;
 
-use crate::common::{Client, Node};
+use crate::common::{Client, Node, Rows};
 
 /// Runs the rest of a transaction. Answers whether it committed; the only error that may come is 40001.
 async fn committed(client: &mut Client, rest: &str) -> bool {
@@ -181,6 +183,55 @@ async fn neighbours_on_a_page_do_not_disturb_each_other() {
     assert!(committed(&mut b, "UPDATE accounts SET n = 2 WHERE id = 2").await);
     assert!(node.engine.statistics().replays > replays);
     assert_eq!(a.int("SELECT sum(n) FROM accounts").await, 3);
+}
+
+/// Takes rows, and does something before it takes the first one.
+struct Meanwhile<F> {
+    first: Option<F>,
+    rows: Rows,
+}
+
+impl<F: FnOnce() + Send> RowSink for Meanwhile<F> {
+    fn row(&mut self, row: &dyn Row) -> Result<()> {
+        if let Some(first) = self.first.take() {
+            first();
+        }
+        self.rows.row(row)
+    }
+
+    fn reset(&mut self) {
+        self.rows.reset();
+    }
+}
+
+/// A lone statement that is overtaken before it has committed is run again in a turn, unseen, and counted as any other.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lone_statement_that_is_overtaken_is_run_again_and_counted() {
+    let node = Node::start().await;
+    two_accounts(&node).await;
+    let (mut a, mut b) = (node.client(1), node.client(1));
+    let counts = || {
+        let counted = node.engine.partition_statistics(PartitionId(1)).unwrap();
+        [counted.conflicts, counted.replays, counted.turns]
+    };
+    let before = counts();
+    let runtime = Handle::current();
+    let overtake = || {
+        // Another thread: this one is in the middle of a statement.
+        std::thread::scope(|scope| {
+            let update = || runtime.block_on(b.run("UPDATE accounts SET n = 5 WHERE id = 2"));
+            scope.spawn(update).join().unwrap().unwrap();
+        });
+    };
+    let mut sink = Meanwhile { first: Some(overtake), rows: Rows::default() };
+    let sql = "UPDATE accounts SET n = (SELECT sum(n) + 1 FROM accounts) WHERE id = 1 RETURNING n";
+    let (update, _) = a.session.prepare(sql).await.unwrap();
+    a.session.execute(&update, &[], Scope::Auto, &mut sink).await.unwrap();
+    assert_eq!(sink.rows.0, [[Value::Integer(6)]]);
+    assert_eq!(counts(), before.map(|count| count + 1));
+    // The same beside nobody counts nothing.
+    assert_eq!(a.int(sql).await, 12);
+    assert_eq!(counts(), before.map(|count| count + 1));
 }
 
 /// One holds a row and wants its turn to commit; the other holds the turn and wants the row.

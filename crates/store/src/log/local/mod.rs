@@ -159,6 +159,10 @@ impl LocalLog {
         self.core.state.lock().size_bytes()
     }
 
+    pub(super) fn capacity_bytes(&self) -> u64 {
+        self.core.options.capacity_bytes
+    }
+
     pub(super) fn close(&self) -> Result<(), LogError> {
         let threads = std::mem::take(&mut *self.threads.lock());
         if threads.is_empty() {

@@ -199,6 +199,10 @@ impl SharedLog {
         self.core.state.lock().size_bytes()
     }
 
+    pub(super) fn capacity_bytes(&self) -> u64 {
+        self.core.options.capacity_bytes
+    }
+
     pub(super) fn close(&self) -> Result<(), LogError> {
         self.core.stop(Stop::Drain);
         block_on(self.core.progress.wait_end());

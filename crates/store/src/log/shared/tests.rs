@@ -75,6 +75,18 @@ async fn close(log: &CommitLog) -> Result<(), LogError> {
     shared.core.stopped()
 }
 
+/// Three starts, of each of which a manifest covers the first of three records.
+async fn three_logs(store: &Backend) {
+    for start in 0..3 {
+        let (log, _) = open(store).await;
+        let covered = append_durably(&log, 10 * start).await;
+        append_durably(&log, 10 * start + 1).await;
+        log.truncate(covered);
+        append_durably(&log, 10 * start + 2).await;
+        assert!(log.oldest() >= covered, "{} {covered}", log.oldest());
+    }
+}
+
 fn slot(incarnation: u64, sequence: u64) -> String {
     format!("logs/{NODE:032x}/{}", Slot { incarnation, sequence })
 }
@@ -191,14 +203,7 @@ async fn nobody_is_answered_before_it_is_known() {
 #[tokio::test(start_paused = true)]
 async fn what_manifests_cover_is_deleted_but_for_seals() {
     let store = Backend::memory();
-    for start in 0..3 {
-        let (log, _) = open(&store).await;
-        let covered = append_durably(&log, 10 * start).await;
-        append_durably(&log, 10 * start + 1).await;
-        log.truncate(covered);
-        append_durably(&log, 10 * start + 2).await;
-        assert!(log.oldest() >= covered, "{} {covered}", log.oldest());
-    }
+    three_logs(&store).await;
     let (log, seen) = open(&store).await;
     assert_eq!(seen, [21, 22]);
     assert_eq!(log.size_bytes(), 2 * (HEAD_BYTES + LENGTH_BYTES + commit(21, 10).len()) as u64);

@@ -64,13 +64,7 @@ async fn every_object_is_named() {
 #[tokio::test(start_paused = true)]
 async fn ends_of_logs_that_are_over_are_looked_at_too() {
     let store = Backend::memory();
-    for start in 0..3 {
-        let (log, _) = open(&store).await;
-        let covered = append_durably(&log, 10 * start).await;
-        append_durably(&log, 10 * start + 1).await;
-        log.truncate(covered);
-        append_durably(&log, 10 * start + 2).await;
-    }
+    three_logs(&store).await;
     let (_log, _) = open(&store).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     let all = names(&store).await;
