@@ -102,6 +102,7 @@ impl Cache {
     /// From now on the partition's pages may be evicted.
     pub(crate) fn add(&self, partition: &Arc<Partition>) {
         let mut partitions = self.partitions.lock();
+        // Else the sweeper does it, if it is not busy.
         if partitions.len() == partitions.capacity() {
             partitions.retain(|partition| partition.strong_count() > 0);
         }
@@ -156,9 +157,15 @@ impl Cache {
         Some(evicted)
     }
 
-    /// Frees what readers have left. Answers whether something still waits.
+    /// Frees what readers have left, and the memory of partitions that have been closed. Answers whether something still waits.
     fn free_limbo(&self) -> bool {
-        let open: Vec<_> = self.partitions.lock().iter().filter_map(Weak::upgrade).collect();
+        let mut open = Vec::new();
+        self.partitions.lock().retain(|partition| {
+            let partition = partition.upgrade();
+            let is_open = partition.is_some();
+            open.extend(partition);
+            is_open
+        });
         open.iter().filter(|partition| partition.residence.free_limbo()).count() > 0
     }
 }

@@ -28,7 +28,7 @@ async fn owner_over(store: PageStore) -> Owner {
     let metadata: Arc<dyn MetadataStore> =
         Arc::new(Embedded::open(&directory.path().join("meta.db")).unwrap());
     let catalog = Catalog::open(metadata.clone()).await.unwrap();
-    let publisher = Publisher::start(metadata.clone(), store, NODE).await.unwrap();
+    let publisher = Publisher::start(metadata.clone(), store, NODE);
     Owner { metadata, catalog, publisher, _directory: directory }
 }
 
@@ -184,7 +184,7 @@ async fn what_has_not_changed_is_not_published_again() {
     soon("it is there", async || !names(&store).await.is_empty()).await;
     first.publisher.stop().await;
     let published = names(&store).await;
-    let again = Publisher::start(first.metadata.clone(), pages(&store), NODE).await.unwrap();
+    let again = Publisher::start(first.metadata.clone(), pages(&store), NODE);
     again.stop().await;
     assert_eq!(names(&store).await, published);
 }
@@ -221,7 +221,7 @@ async fn of_two_owners_the_later_one_has_the_last_word() {
     successor.publisher.stop().await;
     let published = names(&store).await;
     assert!(published.len() == 1 && published[0].starts_with("catalog/000002"), "{published:?}");
-    let late = Publisher::start(zombie.metadata.clone(), pages(&store).in_term(&first), NODE).await.unwrap();
+    let late = Publisher::start(zombie.metadata.clone(), pages(&store).in_term(&first), NODE);
     late.stop().await;
     assert_eq!(names(&store).await, published);
 }
@@ -236,7 +236,7 @@ async fn each_term_begins_with_a_catalog_of_its_own() {
     for published in ["catalog/0000010000000000", "catalog/0000020000000000"] {
         let term = pages(&store).begin_term().await.unwrap();
         let of_term = pages(&store).in_term(&term);
-        let again = Publisher::start(first.metadata.clone(), of_term, NODE).await.unwrap();
+        let again = Publisher::start(first.metadata.clone(), of_term, NODE);
         soon("it is of this term", async || names(&store).await == [published]).await;
         again.stop().await;
     }

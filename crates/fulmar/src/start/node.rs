@@ -78,12 +78,15 @@ impl Node {
         memory: Bytes,
         tls: Option<Arc<Tls>>,
     ) -> anyhow::Result<Self> {
+        // Read while the catalog is.
         let events = data.path().join(EVENTS_DIRECTORY);
-        let journal = Journal::open(&events)
-            .with_context(|| format!("cannot open the journal of events in {}", events.display()))?;
-        let journal = Arc::new(journal);
+        let journal = tokio::task::spawn_blocking(move || {
+            Journal::open(&events)
+                .with_context(|| format!("cannot open the journal of events in {}", events.display()))
+        });
         let metadata: Arc<dyn MetadataStore> = Arc::new(Embedded::open(&data.path().join(METADATA_FILE))?);
         let catalog = Catalog::open(metadata.clone()).await?;
+        let journal = Arc::new(journal.await.context("reading the journal of events panicked")??);
         let store = store::open(data.path(), arguments.store.as_ref()).await?;
         let mut config = Config::new(data.path(), memory.0);
         config.whole_process = true;
@@ -106,7 +109,7 @@ impl Node {
         if !arguments.insecure {
             superuser::ensure_password(&catalog, data.path()).await?;
         }
-        let publisher = Publisher::start(metadata, engine.store(), store.id()).await?;
+        let publisher = Publisher::start(metadata, engine.store(), store.id());
         let role = Role::Owner { store, publisher };
         let temporary_directory = data.path().join(TEMPORARY_DIRECTORY);
         let rooms = Rooms { engine, catalog, journal, role, temporary_directory };

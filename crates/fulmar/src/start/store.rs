@@ -31,6 +31,9 @@ use fulmar_store::{Backend, FailureKind, Limits, Reliable, Span, Store, StoreUrl
 const OWNER: &str = "owner";
 const STOPPED: &str = "stopped";
 
+/// When what a crash has left is removed: all directories are looked at, and the start has enough to do.
+const SWEPT_AFTER: Duration = Duration::from_secs(10);
+
 /// The store of a node that runs.
 pub struct OwnStore {
     backend: Backend,
@@ -250,12 +253,16 @@ fn cannot_use(store: &Reliable, failure: fulmar_store::Failure) -> anyhow::Error
 fn sweep(backend: Backend, began: SystemTime) {
     // The clocks of file systems are coarse: what is being written now must not look older than it is.
     let before = began - Duration::from_secs(1);
-    tokio::task::spawn_blocking(move || match backend.sweep(before) {
+    let sweep = move || match backend.sweep(before) {
         Ok(0) => {}
         Ok(files) => tracing::info!(files, "removed what a crash had left half written in the store"),
         Err(error) => {
             tracing::warn!(%error, "the store cannot be swept of what a crash has left half written")
         }
+    };
+    tokio::spawn(async move {
+        tokio::time::sleep(SWEPT_AFTER).await;
+        tokio::task::spawn_blocking(sweep);
     });
 }
 
@@ -429,7 +436,7 @@ mod tests {
         assert_eq!(holds(&store, OWNER).await.unwrap(), Some(line(2)));
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn what_a_crash_left_half_written_is_removed() {
         let data = tempfile::tempdir().unwrap();
         let segments = data.path().join("store/segments");

@@ -114,9 +114,9 @@ mod tests {
         }
         assert!(gathered.due(Some(start + PERIOD - Duration::from_millis(1))).is_empty());
         let due = gathered.due(Some(start + PERIOD));
-        assert_eq!((due.len(), &due[0].user, &due[0].details["times"]), (1, &None, &1000.into()));
-        assert_eq!(due[0].details["roles"].as_array().map(Vec::len), Some(NAMED));
-        assert_eq!(due[0].details["addresses"], serde_json::json!(["10.0.0.1"]));
+        assert_eq!((due.len(), &due[0].user, &due[0].details.to_map()["times"]), (1, &None, &1000.into()));
+        assert_eq!(due[0].details.to_map()["roles"].as_array().map(Vec::len), Some(NAMED));
+        assert_eq!(due[0].details.to_map()["addresses"], serde_json::json!(["10.0.0.1"]));
         // It goes on while there are more, and begins anew after a while without any.
         assert!(gathered.add(failed("anna"), start + PERIOD).is_none());
         assert_eq!(gathered.due(Some(start + 2 * PERIOD)).len(), 1);
@@ -138,6 +138,6 @@ mod tests {
         let due = gathered.due(None);
         assert_eq!(due.len(), 1, "of all the others together");
         assert_eq!((&due[0].database, due[0].partition), (&None, None));
-        assert_eq!(due[0].details["times"], 9 * KEYS as u64 - 1);
+        assert_eq!(due[0].details.to_map()["times"], 9 * KEYS as u64 - 1);
     }
 }

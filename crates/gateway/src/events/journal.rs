@@ -212,7 +212,7 @@ mod tests {
             (1..).zip(names.iter().map(|name| (*name).to_owned())).collect()
         };
         assert_eq!(kinds(&journal), named(&["node.started", "login.failed", "login.failed"]));
-        assert_eq!(journal.events()[2].details["times"], 2);
+        assert_eq!(journal.events()[2].details.to_map()["times"], 2);
         journal.record(Event::new(Kind::NodeStopped));
         drop(journal);
         let journal = Journal::open(directory.path()).unwrap();

@@ -19,6 +19,7 @@
 //! names is told to superusers; a tenant's owner sees what happened to the tenant, not who else it concerns
 //! ([`Event::for_owner`]).
 
+mod details;
 mod files;
 mod gathered;
 mod journal;
@@ -31,8 +32,9 @@ use std::net::IpAddr;
 use fulmar_meta::Tenant;
 use fulmar_pages::PartitionId;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
+use details::Details;
 pub use journal::{Before, Journal};
 pub use kinds::{Kind, Severity};
 pub(crate) use watch::watch;
@@ -69,8 +71,8 @@ pub struct Event {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) address: Option<IpAddr>,
     pub(crate) text: Cow<'static, str>,
-    #[serde(default, skip_serializing_if = "Map::is_empty")]
-    pub(crate) details: Map<String, Value>,
+    #[serde(default, skip_serializing_if = "Details::is_empty")]
+    pub(crate) details: Details,
 }
 
 impl Event {
@@ -86,13 +88,13 @@ impl Event {
             user: None,
             address: None,
             text: kind.text().into(),
-            details: Map::new(),
+            details: Details::default(),
         }
     }
 
     /// With something else to know about it. No text that a user has typed, unless it is a name.
     pub fn detail(mut self, name: &str, value: impl Into<Value>) -> Event {
-        self.details.insert(name.to_owned(), value.into());
+        self.details.insert(name, value.into());
         self
     }
 
@@ -122,7 +124,7 @@ impl Event {
         if event.user.as_deref() != Some(owner) {
             (event.user, event.address) = (None, None);
         }
-        event.details.retain(|name, value| !NAMES.contains(&name.as_str()) || value.as_str() == Some(owner));
+        event.details.retain(|name, value| !NAMES.contains(&name) || value.as_str() == Some(owner));
         event
     }
 }
@@ -137,11 +139,13 @@ mod tests {
         let event = Event::new(Kind::RightGranted).by(actor).detail("role", "bert").detail("right", "SELECT");
         let shown = event.for_owner("anna");
         assert_eq!((&shown.user, shown.address), (&None, None));
-        assert_eq!(Value::Object(shown.details), serde_json::json!({"right": "SELECT"}));
+        assert_eq!(Value::Object(shown.details.to_map()), serde_json::json!({"right": "SELECT"}));
         let own =
             Event::new(Kind::RightGranted).by(Actor { user: Some("anna"), ..actor }).detail("role", "anna");
         let shown = own.for_owner("anna");
-        assert!(shown.user.is_some() && shown.address.is_some() && shown.details.contains_key("role"));
+        assert!(
+            shown.user.is_some() && shown.address.is_some() && shown.details.to_map().contains_key("role")
+        );
     }
 
     #[test]

@@ -60,7 +60,7 @@ fn events(asked: Asked<'_>) -> Result<Rows> {
 
 fn shown(event: &Event) -> Vec<fulmar_engine::Value> {
     let details =
-        (!event.details.is_empty()).then(|| serde_json::Value::from(event.details.clone()).to_string());
+        (!event.details.is_empty()).then(|| serde_json::Value::from(event.details.to_map()).to_string());
     row![
         event.id as i64,
         moment(event.time_unix_ms),

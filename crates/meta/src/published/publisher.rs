@@ -29,8 +29,6 @@ const PATIENCE_AT_THE_END: Duration = Duration::from_secs(3);
 pub struct Publisher {
     stop: watch::Sender<bool>,
     task: JoinHandle<()>,
-    /// The metadata store holds it weakly.
-    _changes: Arc<Changes>,
 }
 
 /// Is told of changes; what they are the task reads.
@@ -70,23 +68,22 @@ struct Task {
     metadata: Arc<dyn MetadataStore>,
     store: PageStore,
     node: u128,
+    /// The metadata store holds it weakly.
     changes: Arc<Changes>,
+    /// It is told of what changes.
+    follows: bool,
     /// What is known to be the newest in the store.
     newest: Option<u64>,
 }
 
 impl Publisher {
-    /// Begins to publish what `metadata` holds, as the catalog of `node`.
-    pub async fn start(
-        metadata: Arc<dyn MetadataStore>,
-        store: PageStore,
-        node: u128,
-    ) -> Result<Self, MetaError> {
+    /// Begins to publish what `metadata` holds, as the catalog of `node`. Nobody waits until that has been read.
+    pub fn start(metadata: Arc<dyn MetadataStore>, store: PageStore, node: u128) -> Self {
         let changes = Arc::new(Changes::default());
-        metadata.follow(changes.clone()).await?;
+        changes.note();
         let (stop, stopping) = watch::channel(false);
-        let task = Task { metadata, store, node, changes: changes.clone(), newest: None };
-        Ok(Publisher { stop, task: tokio::spawn(task.run(stopping)), _changes: changes })
+        let task = Task { metadata, store, node, changes, follows: false, newest: None };
+        Publisher { stop, task: tokio::spawn(task.run(stopping)) }
     }
 
     /// Publishes what has not been yet, if that is soon done, and ends.
@@ -142,6 +139,12 @@ impl Task {
 
     /// Puts what there is into the store, if it is not there; deletes what is older.
     async fn publish(&mut self) -> Result<Published, MetaError> {
+        if !self.follows {
+            self.metadata.follow(self.changes.clone()).await?;
+            self.follows = true;
+            // All that it was told of so far is read now.
+            self.changes.any.store(false, Ordering::Release);
+        }
         let entries = self.metadata.scan("").await?;
         let entry =
             |entry: Entry| CatalogEntry { key: entry.key, value: entry.value, modified: entry.modified.0 };
