@@ -27,7 +27,7 @@ use crate::partition::Partition;
 use crate::procedure::Known;
 use crate::variables::Variables;
 use crate::vfs::{self, Link};
-use crate::{Error, Result, sqlstate};
+use crate::{Error, Result, heap, sqlstate};
 
 /// Steps of SQLite's virtual machine between two looks at the clock and at the cancel flag.
 const STEPS_PER_CHECKPOINT: c_int = 2000;
@@ -270,6 +270,7 @@ impl Connection {
         self.statements.clear();
         // SAFETY: all statements are finalized; the handle is not used again.
         unsafe { ffi::sqlite3_close(std::mem::replace(&mut self.db, ptr::null_mut())) };
+        heap::let_go();
     }
 }
 

@@ -24,6 +24,8 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+pub(crate) use blocks::let_go;
+
 use crate::{Error, sqlstate, vfs};
 
 /// What a connection may hold uncharged, and the step in which it charges more.
