@@ -39,12 +39,14 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use fulmar_pages::SegmentId;
+use fulmar_pages::{PartitionId, SegmentId};
 use fulmar_store::{FateName, Listed, ManifestName, Store, StoreError};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use futures::stream::{self, StreamExt, TryStreamExt};
+use hashbrown::HashMap;
 
+use crate::branch::Era;
 use crate::history;
 use crate::marks::{Marks, together};
 use crate::partition::store_error;
@@ -57,6 +59,8 @@ const AFTER: Duration = Duration::from_secs(600);
 const AFTER_START: Duration = Duration::from_secs(60);
 /// Manifests that are deleted at the same time.
 const AT_ONCE: usize = 16;
+/// Manifests that are deleted while nobody else looks at the past.
+const TOGETHER: usize = 256;
 
 /// Partitions that a collection puts anchors of.
 const MOST_ANCHORS: usize = 1000;
@@ -121,16 +125,19 @@ impl Engine {
         async move {
             let (node, store) = (self.node(), &self.node().store);
             let mut segments = Segments::new(store.list_segments().await.map_err(store_error)?);
+            // Before any manifest is listed: of what is above them nothing is believed, even if a restore comes to its end meanwhile.
+            let eras = self.eras();
+            let is_begun = |name: &ManifestName| name.epoch <= epoch_in(&eras, name.partition);
             node.naming.settled().await;
             let listed = store.list_partitions(None).await.map_err(store_error)?;
             // Of what nothing names but a log: known while the store is known to be ours.
             segments.need(self.segments_in_use());
             self.check_term().await?;
             self.delete_old_hot_pages(&listed).await?;
-            self.anchor_those_at_rest(&listed).await?;
-            self.delete_old_manifests(&listed, marks).await?;
+            self.anchor_those_at_rest(&listed, &is_begun).await?;
+            self.delete_old_manifests(&listed, marks, &is_begun).await?;
             segments.need(self.segments_in_use());
-            self.need_named_segments(marks, &mut segments).await?;
+            self.need_named_segments(marks, &mut segments, &is_begun).await?;
             let now_ms = node.clock.monotonic_ms();
             let may_delete =
                 |segment| node.tenure.as_ref().is_none_or(|tenure| tenure.may_delete(segment, now_ms));
@@ -142,20 +149,23 @@ impl Engine {
         .boxed()
     }
 
-    async fn delete_old_manifests(&self, listed: &Listed, marks: &mut Marks) -> Result<()> {
+    async fn delete_old_manifests(
+        &self,
+        listed: &Listed,
+        marks: &mut Marks,
+        is_begun: &(impl Fn(&ManifestName) -> bool + Sync),
+    ) -> Result<()> {
         let (node, store) = (self.node(), &self.node().store);
         let condemned = self.condemned(listed).await?;
-        // History lies on the disk that is nearly full.
-        let sparsely = node.disk.is_low() && store.store().directory().is_some();
+        // If history lies on the disk that is nearly full: below the data directory.
+        let sparsely = node.disk.is_low() && node.tenure.is_none() && store.store().directory().is_some();
         let mut thinned = 0;
         for several in together(&listed.manifests) {
             // What is missing, or damaged, is looked for once more behind this.
             marks.learn(store, several).await?;
             for names in several.chunk_by(|a, b| a.partition == b.partition) {
-                let id = names[0].partition;
-                let (now_ms, retention, epoch) =
-                    (node.clock.unix_ms(), (self.retention)(id), self.era(id).epoch);
-                let begun = &names[..names.partition_point(|name| name.epoch <= epoch)];
+                let (now_ms, retention) = (node.clock.unix_ms(), (self.retention)(names[0].partition));
+                let begun = &names[..names.partition_point(is_begun)];
                 let points = marks.points(begun);
                 let over = |sparsely| history::over(&points, now_ms, retention, sparsely);
                 let mut old = over(sparsely);
@@ -163,8 +173,16 @@ impl Engine {
                     thinned += old.len() - over(false).len();
                 }
                 old.extend(begun.iter().rev().skip(1).filter(|name| condemned.contains(*name)));
-                if names.len() > 1 && (!old.is_empty() || begun.len() < names.len()) {
-                    self.condemn_all(names, old, listed, marks).await?;
+                marks.forget(&names[begun.len()..]);
+                if begun.len() < names.len() {
+                    self.condemn_unbegun(&names[begun.len()..], listed).await?;
+                }
+                if names.len() > 1 {
+                    // What was condemned may be over by itself.
+                    old.sort_unstable();
+                    old.dedup();
+                    marks.forget(&old);
+                    self.condemn_all(&old, listed).await?;
                 }
             }
             marks.make_room(several);
@@ -178,27 +196,26 @@ impl Engine {
         self.forget_fates(listed).await
     }
 
-    /// Deletes manifests of a partition that have had their time, if they are not pinned. `names` are all of its.
-    async fn condemn_all(
-        &self,
-        names: &[ManifestName],
-        mut old: Vec<ManifestName>,
-        listed: &Listed,
-        marks: &mut Marks,
-    ) -> Result<()> {
+    /// Deletes a partition's manifests of restores that did not come to their end. These are of an epoch that had not begun when they were listed.
+    async fn condemn_unbegun(&self, names: &[ManifestName], listed: &Listed) -> Result<()> {
         let _past = self.node().past.write().await;
-        // Of restores that did not come to their end: none is going on now.
+        // No restore is going on now; one that has come to its end meanwhile has begun its epoch.
         let epoch = self.era(names[0].partition).epoch;
-        old.extend(names.iter().filter(|name| name.epoch > epoch));
-        // What was condemned may be over by itself.
-        old.sort_unstable();
-        old.dedup();
-        for name in &old {
-            marks.forget(*name);
+        for name in names.iter().filter(|name| name.epoch > epoch) {
+            self.condemn(*name, fates_of(listed, *name)).await?;
         }
-        let condemning = old.into_iter().map(|name| self.condemn(name, fates_of(listed, name)));
-        let condemning = stream::iter(condemning.collect::<Vec<_>>()).buffer_unordered(AT_ONCE);
-        condemning.try_collect::<()>().await
+        Ok(())
+    }
+
+    /// Deletes manifests that have had their time, if they are not pinned. Others may look at the past in between: they may be many.
+    async fn condemn_all(&self, names: &[ManifestName], listed: &Listed) -> Result<()> {
+        for several in names.chunks(TOGETHER) {
+            let _past = self.node().past.write().await;
+            let condemning = several.iter().map(|name| self.condemn(*name, fates_of(listed, *name)));
+            let condemning = stream::iter(condemning.collect::<Vec<_>>()).buffer_unordered(AT_ONCE);
+            condemning.try_collect::<()>().await?;
+        }
+        Ok(())
     }
 
     /// Deletes a manifest, if it is not pinned. What cannot be told keeps it.
@@ -248,7 +265,11 @@ impl Engine {
     /// Names the newest manifests of partitions that are closed, and so need no log, so that they are missed if they are gone, as far as that
     /// was not done when they were closed. A few at a time: that of thousands takes some collections. Anchors of older ones go, and those that
     /// have come after their partition was dropped.
-    async fn anchor_those_at_rest(&self, listed: &Listed) -> Result<()> {
+    async fn anchor_those_at_rest(
+        &self,
+        listed: &Listed,
+        is_begun: &(impl Fn(&ManifestName) -> bool + Sync),
+    ) -> Result<()> {
         let store = &self.node().store;
         let is_dropped = |anchor: &&ManifestName| self.check_not_dropped(anchor.partition).is_err();
         for anchor in listed.anchors.iter().filter(is_dropped) {
@@ -257,8 +278,7 @@ impl Engine {
         let mut left = MOST_ANCHORS;
         for names in listed.manifests.chunk_by(|a, b| a.partition == b.partition) {
             let id = names[0].partition;
-            let epoch = self.era(id).epoch;
-            let Some(newest) = names.iter().rfind(|name| name.epoch <= epoch) else { continue };
+            let Some(newest) = names.iter().rfind(|name| is_begun(name)) else { continue };
             let anchors = listed.anchors_of(id);
             if anchors.last() != Some(newest) {
                 if left == 0 || self.may_be_dirty(id) {
@@ -287,7 +307,12 @@ impl Engine {
     }
 
     /// Finds all segments that manifests name.
-    async fn need_named_segments(&self, marks: &mut Marks, segments: &mut Segments) -> Result<()> {
+    async fn need_named_segments(
+        &self,
+        marks: &mut Marks,
+        segments: &mut Segments,
+        is_begun: &(impl Fn(&ManifestName) -> bool + Sync),
+    ) -> Result<()> {
         let store = &self.node().store;
         'listing: for _ in 0..LISTINGS {
             let names = store.list_manifests(None).await.map_err(store_error)?;
@@ -302,6 +327,7 @@ impl Engine {
                 }
                 for names in several.chunk_by(|a, b| a.partition == b.partition) {
                     segments.need(marks.segments(names[0].partition));
+                    marks.forget(&names[names.partition_point(is_begun)..]);
                 }
                 marks.make_room(several);
             }
@@ -310,6 +336,11 @@ impl Engine {
         Err(Error::new(sqlstate::INTERNAL, "databases are dropped faster than what they leave is collected")
             .hint("it is tried again"))
     }
+}
+
+/// Where a partition stood.
+fn epoch_in(eras: &HashMap<PartitionId, Era>, id: PartitionId) -> u32 {
+    eras.get(&id).copied().unwrap_or(Era::first(id)).epoch
 }
 
 /// What was decided of a manifest, as far as it was listed.

@@ -84,9 +84,10 @@ impl Engine {
     /// The versions that a partition can be restored to, the oldest first.
     pub async fn history(&self, id: PartitionId) -> Result<Vec<RestorePoint>> {
         let mut points = Vec::new();
-        for manifest in read(&self.node().store, &self.manifests(id).await?).await? {
-            match manifest {
-                Ok(manifest) => points.push(RestorePoint::of(&manifest)),
+        let names = self.manifests(id).await?;
+        for point in read(&self.node().store, &names, |manifest| RestorePoint::of(&manifest)).await? {
+            match point {
+                Ok(point) => points.push(point),
                 Err(error) => {
                     tracing::warn!(%error, partition = %id, "a restore point is not listed: its manifest is damaged");
                 }
@@ -138,7 +139,7 @@ async fn around(store: &PageStore, names: &[ManifestName], at_unix_ms: u64) -> R
         }
     }
     let before = readable(store, names, (0..low).rev()).await?;
-    read(store, &names[before.map_or(0, |(at, _)| at)..names.len().min(later + 1)]).await
+    read(store, &names[before.map_or(0, |(at, _)| at)..names.len().min(later + 1)], |manifest| manifest).await
 }
 
 /// The first of some manifests that can be read, and which it is.
@@ -148,7 +149,7 @@ async fn readable(
     which: impl Iterator<Item = usize>,
 ) -> Result<Option<(usize, Arc<Manifest>)>> {
     for at in which {
-        if let Some(Ok(manifest)) = read(store, &names[at..=at]).await?.pop() {
+        if let Some(Ok(manifest)) = read(store, &names[at..=at], |manifest| manifest).await?.pop() {
             return Ok(Some((at, manifest)));
         }
     }
@@ -207,15 +208,21 @@ fn no_such_point(at_unix_ms: u64, first_ms: Option<u64>) -> Error {
     }
 }
 
-/// Manifests, in their order. One that is deleted meanwhile is left out.
-async fn read(store: &PageStore, names: &[ManifestName]) -> Result<Vec<Readable>> {
+/// What is wanted of manifests, in their order: all of a long history are too much to be held at once. One that is deleted meanwhile is
+/// left out.
+async fn read<T>(
+    store: &PageStore,
+    names: &[ManifestName],
+    wanted: impl Fn(Arc<Manifest>) -> T,
+) -> Result<Vec<std::result::Result<T, StoreError>>> {
     let reads: Vec<_> = names.iter().map(|name| store.manifest(*name)).collect();
     let mut found = Vec::new();
     let mut reads = stream::iter(reads).buffered(READS_AT_ONCE);
     while let Some(read) = reads.next().await {
         match read {
+            Ok(manifest) => found.push(Ok(wanted(manifest))),
             Err(StoreError::Missing { .. }) => {}
-            Ok(_) | Err(StoreError::Damaged { .. } | StoreError::Misnamed { .. }) => found.push(read),
+            Err(error @ (StoreError::Damaged { .. } | StoreError::Misnamed { .. })) => found.push(Err(error)),
             Err(error) => return Err(store_error(error)),
         }
     }
@@ -443,7 +450,7 @@ mod tests {
                     }
                 }
             }
-            let all = read(&pages, &names).await.unwrap();
+            let all = read(&pages, &names, |manifest| manifest).await.unwrap();
             for at_ms in 95..190 {
                 let some = around(&pages, &names, at_ms).await.unwrap();
                 let [some, all] = [&some, &all].map(|manifests| at(partition, manifests, at_ms));

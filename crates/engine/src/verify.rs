@@ -18,10 +18,14 @@ use std::sync::Arc;
 
 use fulmar_pages::{PartitionId, Record, SegmentId};
 use fulmar_store::{CommitLog, LogError, PageStore, StdFiles, Store, StoreError};
+use futures::stream::{self, StreamExt};
 
 use crate::partition::{log_error, store_error};
 use crate::tenure::term_of;
 use crate::{Engine, Error, Result, Session, sqlstate};
+
+/// Manifests that are read at the same time.
+const READS_AT_ONCE: usize = 16;
 
 /// A place that is not as it was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,10 +87,13 @@ impl Verified {
     /// Reads all manifests. Those of epochs that a partition has not come to are garbage, and count for nothing.
     async fn manifests(&mut self, store: &PageStore, epoch: impl Fn(PartitionId) -> u32) -> Result<Named> {
         let mut named = Named::default();
-        for name in store.list_manifests(None).await.map_err(store_error)? {
+        let names = store.list_manifests(None).await.map_err(store_error)?;
+        let read = |name| async move { (name, store.read_manifest(name).await) };
+        let mut reads = stream::iter(names.into_iter().map(read)).buffered(READS_AT_ONCE);
+        while let Some((name, read)) = reads.next().await {
             self.manifests += 1;
             named.term = named.term.max(term_of(name.number));
-            match store.read_manifest(name).await {
+            match read {
                 Ok(manifest) => {
                     for segment in &manifest.segments {
                         named.users.entry(segment.id).or_default().insert(name.partition);

@@ -49,7 +49,7 @@ async fn append(log: &CommitLog, transaction: u64, bytes: usize) -> Lsn {
     let body = commit(transaction, bytes);
     loop {
         match log.append(&body, Urgency::Prompt) {
-            Err(LogError::Busy) => log.wait_room(body.len()).await.unwrap(),
+            Err(LogError::Busy) => log.wait_room(body.len(), Urgency::Prompt).await.unwrap(),
             other => return other.unwrap(),
         }
     }
@@ -63,6 +63,7 @@ async fn conforms(place: Place) {
     keeps_what_is_durable_in_order(&place).await;
     takes_from_many_at_once(&place).await;
     gives_space_back(&place).await;
+    keeps_a_reserve_for_what_makes_room(&place).await;
     says_what_is_too_long(&place).await;
 }
 
@@ -92,7 +93,7 @@ async fn keeps_what_is_durable_in_order(place: &Place) {
     close(log.clone()).await.unwrap();
     assert!(log.is_durable(last), "a close makes durable what was appended");
     assert!(matches!(log.append(&commit(52, 1), Urgency::Prompt), Err(LogError::Closed)));
-    assert!(matches!(log.wait_room(1).await, Err(LogError::Closed)));
+    assert!(matches!(log.wait_room(1, Urgency::Prompt).await, Err(LogError::Closed)));
     // A seal takes some bytes.
     assert!(matches!(log.wait_durable(Lsn(last.0 + 1000)).await, Err(LogError::Closed)));
     let (log, seen) = place.open().await;
@@ -144,11 +145,56 @@ async fn gives_space_back(place: &Place) {
     assert!(seen.len() < 50, "{}", seen.len());
 }
 
+async fn keeps_a_reserve_for_what_makes_room(place: &Place) {
+    let (log, seen) = place.open().await;
+    let mut transaction = seen.last().map_or(0, |(last, _)| *last);
+    let refused = async |transaction: u64, urgency| {
+        let body = commit(transaction, 500);
+        loop {
+            match log.append(&body, urgency) {
+                Ok(_) => return None,
+                Err(LogError::Busy) => match log.wait_room(body.len(), urgency).await {
+                    Ok(()) => {}
+                    Err(error) => return Some(error),
+                },
+                Err(error) => return Some(error),
+            }
+        }
+    };
+    for urgency in [Urgency::Prompt, Urgency::MakesRoom] {
+        let mut taken = 0;
+        let error = loop {
+            match refused(transaction + 1, urgency).await {
+                None => (transaction, taken) = (transaction + 1, taken + 1),
+                Some(error) => break error,
+            }
+        };
+        assert!(matches!(error, LogError::Full(_)), "{error}");
+        assert!(taken >= 6, "{taken} {urgency:?}");
+        let commits = refused(transaction + 1, Urgency::Prompt).await;
+        assert!(matches!(commits, Some(LogError::Full(_))) && log.full().is_some(), "{commits:?}");
+        // The heads of objects on their way are not foreseen.
+        assert!(log.size_bytes() <= (64 + 8 + 1) << 10, "{}", log.size_bytes());
+    }
+    let end = log.appended();
+    log.wait_durable(end).await.unwrap();
+    log.truncate(end);
+    while refused(transaction + 1, Urgency::Prompt).await.is_some() {
+        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+    }
+    assert_eq!(log.full(), None);
+    close(log).await.unwrap();
+    let (log, seen) = place.open().await;
+    assert_eq!(seen.last().unwrap().0, transaction + 1);
+    log.truncate(log.appended());
+    close(log).await.unwrap();
+}
+
 async fn says_what_is_too_long(place: &Place) {
     let (log, _) = place.open().await;
     let refused = log.append(&commit(1, 60 << 10), Urgency::Prompt);
     assert!(matches!(refused, Err(LogError::TooLong { .. })), "{refused:?}");
-    let refused = log.wait_room(60 << 10).await;
+    let refused = log.wait_room(60 << 10, Urgency::Prompt).await;
     assert!(matches!(refused, Err(LogError::TooLong { .. })), "{refused:?}");
 }
 
@@ -167,7 +213,7 @@ async fn what_is_only_read_takes_nothing_and_waits_for_nothing() {
     let log = CommitLog::read_only();
     assert!(log.is_read_only() && log.is_durable(Lsn(0)));
     assert!(matches!(log.append(&commit(1, 1), Urgency::Prompt), Err(LogError::ReadOnly)));
-    assert!(matches!(log.wait_room(1).await, Err(LogError::ReadOnly)));
+    assert!(matches!(log.wait_room(1, Urgency::Prompt).await, Err(LogError::ReadOnly)));
     log.wait_durable(log.appended()).await.unwrap();
     log.truncate(Lsn(100));
     assert_eq!((log.appended(), log.oldest(), log.size_bytes()), (Lsn(0), Lsn(0), 0));

@@ -62,7 +62,7 @@ fn too_much_pending_is_refused_until_there_is_room() {
         (1..).find(|transaction| log.append(&commit(*transaction, 100), Urgency::Prompt).is_err()).unwrap();
     let error = log.append(&commit(refused, 100), Urgency::Prompt).unwrap_err();
     assert!(matches!(error, LogError::Busy), "{error}");
-    let mut room = Box::pin(log.wait_room(commit(refused, 100).len()));
+    let mut room = Box::pin(log.wait_room(commit(refused, 100).len(), Urgency::Prompt));
     assert!(room.as_mut().now_or_never().is_none());
     files.hold(Operation::Sync, false);
     block_on(room).unwrap();

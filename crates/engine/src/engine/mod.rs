@@ -230,6 +230,11 @@ impl Engine {
         known.unwrap_or(Era::first(id))
     }
 
+    /// Where all partitions stand that were restored.
+    pub(crate) fn eras(&self) -> HashMap<PartitionId, Era> {
+        self.eras.lock().clone()
+    }
+
     /// A partition was restored.
     pub(crate) fn enter(&self, id: PartitionId, era: Era) {
         self.eras.lock().insert(id, era);

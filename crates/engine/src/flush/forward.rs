@@ -18,6 +18,11 @@
 //! order of their numbers, and for its place the later one, which is durable: it goes on as if nothing had happened. A failed
 //! write takes back what was appended and not yet durable; those records are still where they were.
 //!
+//! What was appended and has not been heard of when patience ends is waited for by the next round, and not appended again.
+//!
+//! A log that is full takes copies all the same, in a reserve that commits leave ([`Urgency::MakesRoom`]): the store may have been away
+//! for so long that all that others have committed stands behind what is to be carried.
+//!
 //! A cut gives back whole files or objects, so a part of the older copies may stay. Therefore a start must not
 //! take the first record that it meets for the oldest.
 //!
@@ -92,7 +97,7 @@ pub(super) fn carry<'a>(
 /// Those whose records can be carried forward in this log.
 fn held_by(engine: &Engine, log: &Arc<CommitLog>, unopenable: &HashSet<PartitionId>) -> Vec<Unopened> {
     let mut held = engine.unopened();
-    held.retain(|one| Arc::ptr_eq(&one.log, log) && unopenable.contains(&one.id) && one.replay.is_linked());
+    held.retain(|one| Arc::ptr_eq(&one.log, log) && unopenable.contains(&one.id) && one.replay.may_move());
     held
 }
 
@@ -129,35 +134,113 @@ async fn carry_before(log: &CommitLog, held: &[Unopened], upto: Lsn, deadline: I
 }
 
 /// Appends the first of these records once more, and waits until they are durable: that is their place from then on. Answers how
-/// many they are.
+/// many they are. What was appended before and is not durable yet is waited for, and not appended again.
 async fn carry_piece(log: &CommitLog, records: &[&Logged]) -> Result<usize> {
     let patience_ends = Instant::now() + LOG_PATIENCE;
-    let (mut ends, mut bytes) = (Vec::new(), 0);
+    let (mut copied, mut bytes, mut appended) = (0, 0, Ok(()));
     for record in records {
-        ends.push(append(log, &record.body, patience_ends).await?);
-        bytes += record.bytes();
+        if record.copy().is_none() {
+            match append(log, &record.body, patience_ends).await {
+                Ok(end) => record.copied(end),
+                Err(error) => {
+                    appended = Err(error);
+                    break;
+                }
+            }
+        }
+        (copied, bytes) = (copied + 1, bytes + record.bytes());
         if bytes >= PIECE_BYTES {
             break;
         }
     }
-    let Some(end) = ends.last() else { return Ok(0) };
-    let durable = timeout_at(patience_ends, log.wait_durable(*end)).await;
-    durable.map_err(|_| silent_log())?.map_err(log_error)?;
-    for (record, end) in records.iter().zip(&ends) {
-        record.move_to(*end);
+    let waited = wait_for_copies(log, &records[..copied], patience_ends).await;
+    appended.and(waited).map(|()| copied)
+}
+
+/// Waits for the last of the copies, and moves each record of which the copy is durable: that the last one is says nothing of the
+/// others, which a failed write may have taken back before.
+async fn wait_for_copies(log: &CommitLog, records: &[&Logged], patience_ends: Instant) -> Result<()> {
+    let Some(last) = records.iter().filter_map(|record| record.copy()).max() else { return Ok(()) };
+    let waited = timeout_at(patience_ends, log.wait_durable(last)).await;
+    for record in records {
+        match record.copy() {
+            Some(end) if log.is_durable(end) => record.move_to(end),
+            // It was taken back: the next round appends it again.
+            Some(end) if end <= log.durable() => record.forget_copy(),
+            _ => {}
+        }
     }
-    Ok(ends.len())
+    waited.map_err(|_| silent_log())?.map_err(log_error)
 }
 
 async fn append(log: &CommitLog, body: &[u8], patience_ends: Instant) -> Result<Lsn> {
     while Instant::now() < patience_ends {
-        match log.append(body, Urgency::Prompt) {
+        match log.append(body, Urgency::MakesRoom) {
             Err(LogError::Busy) => {
-                let room = timeout_at(patience_ends, log.wait_room(body.len())).await;
+                let room = timeout_at(patience_ends, log.wait_room(body.len(), Urgency::MakesRoom)).await;
                 room.map_err(|_| silent_log())?.map_err(log_error)?;
             }
             appended => return appended.map_err(log_error),
         }
     }
     Err(silent_log())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use fulmar_pages::record::{self, RecordBuilder, RecordHeader, RecordKind};
+    use fulmar_pages::{Version, ZERO_PAGE};
+    use fulmar_store::{Fault, FaultyFiles, LogOptions, Operation};
+
+    use super::*;
+    use crate::partition::Replay;
+
+    fn body(number: u64) -> Vec<u8> {
+        let mut builder = RecordBuilder::default();
+        builder.begin(&RecordHeader {
+            kind: RecordKind::Commit,
+            partition: PartitionId(1),
+            version: Version { lineage: 1, epoch: 1, number },
+            transaction: 0,
+            timestamp: 1,
+            page_count: 1,
+            previous: Some(number - 1),
+        });
+        builder.push_page(1, None, &ZERO_PAGE);
+        builder.into_buffer()
+    }
+
+    /// A failed write takes the first copy back; the log goes on, and what is appended then is durable. The first record must not be taken
+    /// for one that has moved.
+    #[tokio::test]
+    async fn a_copy_that_was_taken_back_is_none() {
+        let files = FaultyFiles::new();
+        let options = LogOptions { retry_delay: Duration::from_millis(1), ..LogOptions::default() };
+        let log = CommitLog::open(options, Arc::new(files.clone()), &mut |_, _| Ok(())).unwrap();
+        let mut replay = Replay::default();
+        for number in [1, 2] {
+            let body = body(number);
+            let end = log.append(&body, Urgency::Prompt).unwrap();
+            log.wait_durable(end).await.unwrap();
+            replay.push(end, &record::decode(&body).unwrap());
+        }
+        let place = log.durable();
+        let records: Vec<&Logged> = replay.records().collect();
+        let soon = Instant::now() + Duration::from_secs(30);
+        files.fail_nth(Operation::Sync, 1, Fault::Io);
+        records[0].copied(append(&log, &records[0].body, soon).await.unwrap());
+        log.wait_durable(records[0].copy().unwrap()).await.unwrap_err();
+        while log.works().is_err() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        records[1].copied(append(&log, &records[1].body, soon).await.unwrap());
+
+        wait_for_copies(&log, &records, soon).await.unwrap();
+        assert!(records.iter().all(|record| record.copy().is_none()));
+        assert_eq!(replay.placed_before(place).count(), 1, "the second has moved, and it alone");
+        assert_eq!(carry_piece(&log, &records[..1]).await.unwrap(), 1);
+        assert_eq!(replay.placed_before(place).count(), 0);
+    }
 }

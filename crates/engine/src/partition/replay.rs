@@ -27,14 +27,16 @@ pub(crate) struct Replay {
     records: BTreeMap<(u32, u64, u8), Logged>,
     /// At or before the place of any.
     since: AtomicU64,
-    /// Whether each says which one it goes on from.
-    is_linked: bool,
+    /// Whether each says which one it goes on from, and no two have one number.
+    may_move: bool,
 }
 
 /// A record that stands in the log.
 pub(crate) struct Logged {
     /// At or before its beginning.
     place: AtomicU64,
+    /// Where a copy ends that was appended, of which it is not known yet whether it is durable; 0 if there is none.
+    copy: AtomicU64,
     pub body: Box<[u8]>,
     /// There is another one of its number.
     pub is_ambiguous: bool,
@@ -42,7 +44,7 @@ pub(crate) struct Logged {
 
 impl Default for Replay {
     fn default() -> Self {
-        Replay { records: BTreeMap::new(), since: AtomicU64::new(u64::MAX), is_linked: true }
+        Replay { records: BTreeMap::new(), since: AtomicU64::new(u64::MAX), may_move: true }
     }
 }
 
@@ -57,9 +59,25 @@ impl Logged {
         self.body.len() as u64 + FRAME_BYTES
     }
 
+    /// Where the copy ends that was appended and has not been heard of.
+    pub(crate) fn copy(&self) -> Option<Lsn> {
+        Some(self.copy.load(Ordering::Acquire)).filter(|end| *end > 0).map(Lsn)
+    }
+
+    /// A copy was appended.
+    pub(crate) fn copied(&self, end: Lsn) {
+        self.copy.store(end.0, Ordering::Release);
+    }
+
+    /// The copy is lost.
+    pub(crate) fn forget_copy(&self) {
+        self.copy.store(0, Ordering::Release);
+    }
+
     /// It stands at another place, where it is durable.
     pub(crate) fn move_to(&self, end: Lsn) {
         self.place.store(Logged::place(end, &self.body), Ordering::Release);
+        self.forget_copy();
     }
 }
 
@@ -71,11 +89,16 @@ impl Replay {
         let place = Logged::place(end, record.body());
         let since = self.since.get_mut();
         *since = place.min(*since);
-        self.is_linked &= header.previous.is_some();
-        let new = || Logged { place: AtomicU64::new(0), body: record.body().into(), is_ambiguous: false };
+        let new = || Logged {
+            place: AtomicU64::new(0),
+            copy: AtomicU64::new(0),
+            body: record.body().into(),
+            is_ambiguous: false,
+        };
         let logged = self.records.entry(key).or_insert_with(new);
         *logged.place.get_mut() = place;
         logged.is_ambiguous |= *logged.body != *record.body();
+        self.may_move &= header.previous.is_some() && !logged.is_ambiguous;
     }
 
     /// The records, each once, in the order of their numbers.
@@ -88,9 +111,10 @@ impl Replay {
         Lsn(self.since.load(Ordering::Acquire))
     }
 
-    /// Whether each record says which version it goes on from (the first version of their format does not).
-    pub(crate) fn is_linked(&self) -> bool {
-        self.is_linked
+    /// Whether the records may be carried to another place: each says which version it goes on from (the first version of their format
+    /// does not), and of no two that have one number, and are not the same, would one be left to be taken for the truth.
+    pub(crate) fn may_move(&self) -> bool {
+        self.may_move
     }
 
     /// The records that stand before a position.
@@ -171,6 +195,7 @@ mod tests {
         replay.push(Lsn(3000), &record::decode(&other).unwrap());
         let ambiguous: Vec<_> = replay.records().map(|record| record.is_ambiguous).collect();
         assert_eq!(ambiguous, [false, true]);
+        assert!(!replay.may_move(), "one of them would be left, and taken for the truth");
     }
 
     #[test]
@@ -197,13 +222,13 @@ mod tests {
 
     #[test]
     fn records_of_the_first_format_are_told() {
-        assert!(read(&[(1000, 1, 1)]).is_linked());
+        assert!(read(&[(1000, 1, 1)]).may_move());
         let mut first = body(1, 2);
         // Without the previous number.
         first[0] = 1;
         first.drain(22..30);
         let mut replay = read(&[(1000, 1, 1)]);
         replay.push(Lsn(2000), &record::decode(&first).unwrap());
-        assert!(!replay.is_linked());
+        assert!(!replay.may_move());
     }
 }

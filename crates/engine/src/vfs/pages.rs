@@ -5,6 +5,7 @@
 use std::ffi::c_int;
 
 use fulmar_pages::{PAGE_SIZE, Page, PageNo};
+use fulmar_store::Urgency;
 use libsqlite3_sys as ffi;
 
 use super::Link;
@@ -346,7 +347,9 @@ impl Waits for Link {
         let node = &self.partition.node;
         let waited = self.wait(async {
             match room {
-                Room::Log(bytes) => self.partition.log.wait_room(bytes).await.map_err(log_error),
+                Room::Log(bytes) => {
+                    self.partition.log.wait_room(bytes, Urgency::Prompt).await.map_err(log_error)
+                }
                 Room::Memory(bytes, grows) => {
                     node.room_for_changes(bytes, grows).await.map(Reservation::keep)
                 }

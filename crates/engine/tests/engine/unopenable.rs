@@ -5,9 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::common::{Client, start_when_free};
-use fulmar_engine::{Config, Engine, Error, Value};
+use fulmar_engine::{Config, Engine, Error, Value, sqlstate};
 use fulmar_pages::PartitionId;
-use fulmar_store::{Backend, CommitLog, Fault, FaultyFiles, LogOptions, Operation, Span, Store};
+use fulmar_store::{
+    Backend, CommitLog, FailureKind, Fault, FaultyFiles, FaultyStore, LogOptions, Operation, Span, Store,
+    StoreFault, StoreOperation,
+};
 
 const HURT: u64 = 1;
 const OTHER: u64 = 2;
@@ -20,6 +23,8 @@ const ROWS: i64 = 30;
 struct Rig {
     directory: tempfile::TempDir,
     store: Backend,
+    /// The engine's way to it.
+    way: FaultyStore,
     files: FaultyFiles,
     engine: Arc<Engine>,
     /// The newest manifest of the damaged partition, as it was.
@@ -28,7 +33,11 @@ struct Rig {
     found: i64,
 }
 
-async fn start(directory: &tempfile::TempDir, store: &Backend, files: &FaultyFiles) -> Arc<Engine> {
+async fn start(
+    directory: &tempfile::TempDir,
+    store: &(impl Store + Clone + 'static),
+    files: &FaultyFiles,
+) -> Arc<Engine> {
     start_when_free(|| Config {
         files: Some(Arc::new(files.clone())),
         store: Some(Arc::new(store.clone())),
@@ -48,8 +57,8 @@ impl Rig {
     /// The log begins with the records of a partition that cannot be opened.
     async fn damaged() -> Rig {
         let (directory, store) = (tempfile::tempdir().unwrap(), Backend::memory());
-        let files = FaultyFiles::new();
-        let engine = start(&directory, &store, &files).await;
+        let (files, way) = (FaultyFiles::new(), FaultyStore::new(Arc::new(store.clone())));
+        let engine = start(&directory, &way, &files).await;
         for partition in [HURT, OTHER] {
             let mut client = client(&engine, partition);
             client.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)").await.unwrap();
@@ -66,7 +75,8 @@ impl Rig {
         let whole = store.get(&newest, Span::Whole).await.unwrap().bytes;
         store.delete(&newest).await.unwrap();
         store.put(&newest, "no manifest".into()).await.unwrap();
-        Rig { directory, store, files, engine, manifest: (newest, whole.to_vec()), found: 0 }.kill().await
+        let manifest = (newest, whole.to_vec());
+        Rig { directory, store, way, files, engine, manifest, found: 0 }.kill().await
     }
 
     /// Nothing is closed or flushed.
@@ -76,12 +86,12 @@ impl Rig {
     }
 
     async fn go_on(self, files: FaultyFiles) -> Rig {
-        let Rig { directory, store, engine, manifest, .. } = self;
+        let Rig { directory, store, way, engine, manifest, .. } = self;
         drop(engine);
         // Before anybody writes there.
         let found = records(&files);
-        let engine = start(&directory, &store, &files).await;
-        Rig { directory, store, files, engine, manifest, found }
+        let engine = start(&directory, &way, &files).await;
+        Rig { directory, store, way, files, engine, manifest, found }
     }
 
     /// Commits of the other partition, until the log is long.
@@ -155,6 +165,34 @@ async fn others_go_on_when_the_log_is_full_of_what_cannot_be_flushed() {
     rig.engine.flush().await.unwrap();
     let rig = rig.kill().await;
     rig.has_all(1).await;
+}
+
+/// The store was away, and so all that has been committed meanwhile stands behind what cannot be flushed: the log is full by then, and takes
+/// what makes room all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_log_that_has_become_full_is_emptied() {
+    let rig = Rig::damaged().await;
+    for _ in 0..2 {
+        rig.way.always(StoreOperation::Put, Some(StoreFault::Fail(FailureKind::Refused)));
+        let mut other = client(&rig.engine, OTHER);
+        let refused = loop {
+            if let Err(error) = other.run("INSERT INTO t(v) VALUES (randomblob(50000))").await {
+                break error;
+            }
+        };
+        assert_eq!(refused.state(), sqlstate::DISK_FULL, "{refused:?}");
+        rig.way.always(StoreOperation::Put, None);
+        let begun = std::time::Instant::now();
+        while other.run("INSERT INTO t(v) VALUES (randomblob(50000))").await.is_err() {
+            assert!(begun.elapsed() < Duration::from_secs(30), "it stays full");
+            rig.engine.flush().await.unwrap_err();
+        }
+        other.close().await;
+        rig.overwhelm().await;
+    }
+    let rig = rig.kill().await;
+    rig.restore().await;
+    rig.has_all(0).await;
 }
 
 /// The copies are durable, and the older ones still there.

@@ -73,7 +73,13 @@ pub enum Urgency {
     Prompt,
     /// It may wait a little for company (at most [`MAX_NAP`]).
     Patient,
+    /// As soon as the disk is free, and a log that is full takes it all the same, within its [reserve](LogOptions::capacity_bytes): when it is
+    /// durable the log can be cut.
+    MakesRoom,
 }
+
+/// The reserve of a log, as a part of its capacity.
+const RESERVE_PART: u64 = 8;
 
 /// Whether a log's writer shall end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -90,7 +96,7 @@ enum Stop {
 pub struct LogOptions {
     /// The length of a log file. The first file of a log is shorter, so that a node starts fast.
     pub file_bytes: u64,
-    /// The most that all files together may take; at least four files.
+    /// The most that all files together may take; at least four files. An eighth more (a file, at least) is kept for what makes room.
     pub capacity_bytes: u64,
     /// The most that may wait in memory to be written (as much again may be on its way to the disk).
     pub pending_bytes: usize,
@@ -200,7 +206,7 @@ impl CommitLog {
     pub fn append(&self, body: &[u8], urgency: Urgency) -> Result<Lsn, LogError> {
         let outcome = match &self.kept {
             Kept::Local(log) => log.append(body, urgency),
-            Kept::Shared(log) => log.append(body),
+            Kept::Shared(log) => log.append(body, urgency),
             Kept::ReadOnly => Err(LogError::ReadOnly),
         };
         let statistics = &self.progress.statistics;
@@ -214,8 +220,12 @@ impl CommitLog {
 
     /// Waits until a record of so many bytes would have room; then [`CommitLog::append`] may still be refused if
     /// others were faster. An error if the log is full, failed or closed, so that the client can be told.
-    pub fn wait_room(&self, body_bytes: usize) -> impl Future<Output = Result<(), LogError>> + Send + '_ {
-        self.progress.wait_room(move || match self.admit(body_bytes) {
+    pub fn wait_room(
+        &self,
+        body_bytes: usize,
+        urgency: Urgency,
+    ) -> impl Future<Output = Result<(), LogError>> + Send + '_ {
+        self.progress.wait_room(move || match self.admit(body_bytes, urgency) {
             Err(LogError::Busy) => None,
             known => Some(known),
         })
@@ -223,22 +233,22 @@ impl CommitLog {
 
     /// Whether records are taken, and if not why; want of space does not count ([`CommitLog::full`]).
     pub fn works(&self) -> Result<(), LogError> {
-        match self.admit(0) {
+        match self.admit(0, Urgency::Prompt) {
             Err(LogError::Busy | LogError::Full(_)) => Ok(()),
             known => known,
         }
     }
 
-    fn admit(&self, body_bytes: usize) -> Result<(), LogError> {
+    fn admit(&self, body_bytes: usize, urgency: Urgency) -> Result<(), LogError> {
         match &self.kept {
-            Kept::Local(log) => log.admit(body_bytes),
-            Kept::Shared(log) => log.admit(body_bytes),
+            Kept::Local(log) => log.admit(body_bytes, urgency),
+            Kept::Shared(log) => log.admit(body_bytes, urgency),
             Kept::ReadOnly => Err(LogError::ReadOnly),
         }
     }
 
-    /// Whether records are refused with [`LogError::Full`], and why: from the first one until a further file is ready. Short
-    /// ones may fit meanwhile.
+    /// Whether records are refused with [`LogError::Full`], and why: from the first one until a further file is ready, or while there is no
+    /// room for a page. Short ones may fit meanwhile.
     pub fn full(&self) -> Option<FullCause> {
         match &self.kept {
             Kept::Local(log) => log.full(),
@@ -251,7 +261,9 @@ impl CommitLog {
     pub fn fenced(&self) -> Option<LogError> {
         match &self.kept {
             Kept::Local(_) | Kept::ReadOnly => None,
-            Kept::Shared(log) => log.admit(0).err().filter(|error| matches!(error, LogError::Fenced { .. })),
+            Kept::Shared(log) => {
+                log.admit(0, Urgency::Prompt).err().filter(|error| matches!(error, LogError::Fenced { .. }))
+            }
         }
     }
 
@@ -286,7 +298,7 @@ impl CommitLog {
         }
     }
 
-    /// Says that manifests cover everything before a position (of which only what is durable counts). Gives back
+    /// Says that manifests, or durable copies behind it, cover everything before a position (of which only what is durable counts). Gives back
     /// the space of whole files or objects, in the background.
     pub fn truncate(&self, upto: Lsn) {
         match &self.kept {

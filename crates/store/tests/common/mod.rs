@@ -52,7 +52,7 @@ pub fn append(log: &CommitLog, transaction: u64, bytes: usize) -> Result<Lsn, Lo
     let body = commit(transaction, bytes);
     loop {
         match log.append(&body, Urgency::Prompt) {
-            Err(LogError::Busy) => block_on(log.wait_room(body.len()))?,
+            Err(LogError::Busy) => block_on(log.wait_room(body.len(), Urgency::Prompt))?,
             other => return other,
         }
     }

@@ -80,7 +80,7 @@ use fulmar_pages::Record;
 use parking_lot::Mutex;
 
 use super::progress::Progress;
-use super::{FullCause, LogError, LogOptions, Lsn, MAX_RETRY_DELAY, Stop, Urgency, own_record};
+use super::{FullCause, LogError, LogOptions, Lsn, MAX_RETRY_DELAY, RESERVE_PART, Stop, Urgency, own_record};
 use crate::files::LogFiles;
 
 use frame::{FRAME_HEAD_BYTES, MAX_BODY_BYTES};
@@ -138,13 +138,12 @@ impl LocalLog {
         outcome
     }
 
-    pub(super) fn admit(&self, body_bytes: usize) -> Result<(), LogError> {
-        self.core.state.lock().admit(&self.core, body_bytes).map(drop)
+    pub(super) fn admit(&self, body_bytes: usize, urgency: Urgency) -> Result<(), LogError> {
+        self.core.state.lock().admit(&self.core, body_bytes, urgency).map(drop)
     }
 
     pub(super) fn full(&self) -> Option<FullCause> {
-        let state = self.core.state.lock();
-        state.trouble.clone().filter(|_| state.full)
+        self.core.state.lock().full(&self.core.options)
     }
 
     pub(super) fn oldest(&self) -> Lsn {

@@ -116,6 +116,8 @@ pub(super) struct State {
     pub(super) trouble: Option<FullCause>,
     /// A record has been refused for that since a file was ready.
     pub(super) full: bool,
+    /// The reserve is in use: only [`Urgency::MakesRoom`] takes from it.
+    pub(super) reserve: bool,
     /// What the writer sleeps for, or is about to: who appends that must wake it.
     pub(super) writer_awaits: Awaits,
     /// The files that hold the log, oldest first; the last one is active.
@@ -242,6 +244,7 @@ impl State {
             wanted: 0,
             trouble: None,
             full: false,
+            reserve: false,
             writer_awaits: Awaits::Nothing,
             live,
             retired: VecDeque::new(),
@@ -251,7 +254,7 @@ impl State {
     }
 
     pub(super) fn append(&mut self, core: &Core, body: &[u8], urgency: Urgency) -> Result<Lsn, LogError> {
-        let admission = self.admit(core, body.len())?;
+        let admission = self.admit(core, body.len(), urgency)?;
         let bytes = (FRAME_HEAD_BYTES + body.len()) as u64;
         if admission == Admission::Switch
             && let Some(file) = self.ready.take()
@@ -269,14 +272,19 @@ impl State {
         }
         self.room -= bytes;
         self.pending.records += 1;
-        self.pending.prompt |= urgency == Urgency::Prompt;
+        self.pending.prompt |= urgency != Urgency::Patient;
         Frames::push(&mut self.pending.bytes, body);
         self.set_appended(core, self.appended + bytes);
         Ok(Lsn(self.appended))
     }
 
     /// Whether a record of so many bytes could be appended now; if it needs a longer file asks for one.
-    pub(super) fn admit(&mut self, core: &Core, body_bytes: usize) -> Result<Admission, LogError> {
+    pub(super) fn admit(
+        &mut self,
+        core: &Core,
+        body_bytes: usize,
+        urgency: Urgency,
+    ) -> Result<Admission, LogError> {
         match (&self.phase, self.stop) {
             (Phase::Closed(_), _) | (_, Stop::Drain | Stop::Abandon) => return Err(LogError::Closed),
             (Phase::Failing(cause), _) => return Err(LogError::Failed { cause: cause.clone() }),
@@ -290,6 +298,11 @@ impl State {
                 bytes: body_bytes as u64,
                 most: most - (file_bytes - body_bytes as u64),
             });
+        }
+        let makes_room = urgency == Urgency::MakesRoom;
+        if !makes_room && let Some(cause) = self.beyond(&core.options) {
+            self.full = true;
+            return Err(LogError::Full(cause));
         }
         let pending = self.pending.bytes.len();
         if pending > 0 && pending as u64 + bytes > core.options.pending_bytes as u64 {
@@ -306,8 +319,24 @@ impl State {
             self.wanted = file_bytes.next_multiple_of(MIN_FILE_BYTES);
             core.supply.notify_one();
         }
-        self.full = self.trouble.is_some();
+        if makes_room && !self.reserve && matches!(self.trouble, Some(FullCause::Capacity { .. })) {
+            (self.reserve, self.trouble) = (true, None);
+            core.supply.notify_one();
+        }
+        self.full |= self.trouble.is_some() && !makes_room;
         Err(self.trouble.clone().map_or(LogError::Busy, LogError::Full))
+    }
+
+    /// Why commits are refused though a file may be ready: what there is beyond the capacity is not for them.
+    fn beyond(&self, options: &LogOptions) -> Option<FullCause> {
+        let capacity_bytes = options.capacity_bytes;
+        let is_beyond = self.reserve && self.size_bytes() > capacity_bytes;
+        is_beyond.then_some(FullCause::Capacity { capacity_bytes })
+    }
+
+    /// Why records are refused, if some have been.
+    pub(super) fn full(&self, options: &LogOptions) -> Option<FullCause> {
+        self.beyond(options).or_else(|| self.trouble.clone()).filter(|_| self.full)
     }
 
     /// Whether the writer must be woken, who is not woken twice.

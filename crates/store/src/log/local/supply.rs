@@ -17,7 +17,7 @@ use std::time::Duration;
 use parking_lot::MutexGuard;
 
 use super::state::{Core, LiveFile, ReadyFile, State};
-use super::{FullCause, MAX_RETRY_DELAY, Stop};
+use super::{FullCause, LogOptions, MAX_RETRY_DELAY, RESERVE_PART, Stop};
 use crate::files::LogFiles;
 
 /// Files are kept to be used again while the log takes no more than such a part of its bound: about as many as it fills
@@ -115,6 +115,7 @@ impl Supplier {
         let mut state = self.core.state.lock();
         state.retired.pop_front();
         self.count_spares(&mut state);
+        state.reserve &= state.size_bytes() > options.capacity_bytes;
         Ok(())
     }
 
@@ -153,8 +154,14 @@ impl Supplier {
     }
 
     fn make(&mut self, name: &str, bytes: u64) -> Result<Box<dyn crate::LogFile>, FullCause> {
-        let capacity_bytes = self.core.options.capacity_bytes;
-        if self.core.state.lock().size_bytes() + bytes > capacity_bytes {
+        let LogOptions { capacity_bytes, file_bytes, .. } = self.core.options;
+        let most_bytes = {
+            let state = self.core.state.lock();
+            let reserve_bytes =
+                if state.reserve { (capacity_bytes / RESERVE_PART).max(file_bytes) } else { 0 };
+            (capacity_bytes + reserve_bytes).saturating_sub(state.size_bytes())
+        };
+        if bytes > most_bytes {
             // Spares that are too short are what can be spared.
             let Some(spare) = self.spares.pop() else {
                 return Err(FullCause::Capacity { capacity_bytes });

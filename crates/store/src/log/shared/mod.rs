@@ -34,15 +34,15 @@
 //!
 //! # Space, and zombies
 //!
-//! Objects whose records are all covered by manifests are deleted. A slot that was deleted is free again, and a put that
-//! was on its way, a seal that somebody meant for a log that he had read long ago, or a writer that knows of nothing may
+//! Objects are deleted whose records are all covered: by manifests, or since they stand once more in later objects that are
+//! durable (what a partition that cannot be opened has in the log is carried forward). A slot that was deleted is free again, and a put that was on its way, a seal that somebody meant for a log that he had read long ago, or a writer that knows of nothing may
 //! take it. What such a *zombie* puts there must mean nothing, and must not make the zombie believe that it has won.
 //! Three rules see to that:
 //!
 //! 1. **Every object says from which slot on the log is needed** (of this or of an earlier incarnation: slots are in one
 //!    order for a node). Nothing is deleted before an object that says so is durable. Reading begins at the greatest
-//!    slot that any object tells; what stands before means nothing. What an object says of this is a fact about
-//!    manifests, which stays true whether or not the object counts. One that says the greatest always stands.
+//!    slot that any object tells; what stands before means nothing. What an object says of this is a fact about manifests, and about
+//!    objects that are durable, which stays true whether or not the object counts. One that says the greatest always stands.
 //! 2. **Seals are never deleted.** A fenced writer that retries a slot below the seal can only put again what was read
 //!    when the log was sealed: it is right to acknowledge it. At the seal itself it fails, for ever. (A seal takes some
 //!    hundred bytes, one for each start.)
@@ -74,11 +74,11 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-use fulmar_pages::Record;
+use fulmar_pages::{PAGE_SIZE, Record};
 use futures::executor::block_on;
 
 use super::progress::Progress;
-use super::{FullCause, LogError, Lsn, Stop, own_record};
+use super::{FullCause, LogError, Lsn, RESERVE_PART, Stop, Urgency, own_record};
 use crate::store::Reliable;
 
 use objects::Objects;
@@ -171,19 +171,16 @@ impl SharedLog {
         self.core.progress.clone()
     }
 
-    pub(super) fn append(&self, body: &[u8]) -> Result<Lsn, LogError> {
-        self.core.append(body)
+    pub(super) fn append(&self, body: &[u8], urgency: Urgency) -> Result<Lsn, LogError> {
+        self.core.append(body, urgency)
     }
 
-    pub(super) fn admit(&self, body_bytes: usize) -> Result<(), LogError> {
-        self.core.state.lock().admit(&self.core.options, body_bytes)
+    pub(super) fn admit(&self, body_bytes: usize, urgency: Urgency) -> Result<(), LogError> {
+        self.core.state.lock().admit(&self.core.options, body_bytes, urgency)
     }
 
     pub(super) fn full(&self) -> Option<FullCause> {
-        match self.admit(0) {
-            Err(LogError::Full(cause)) => Some(cause),
-            _ => None,
-        }
+        self.core.state.lock().full(&self.core.options, PAGE_SIZE as u64, Urgency::Prompt)
     }
 
     pub(super) fn oldest(&self) -> Lsn {

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::object::{self, HEAD_BYTES, LENGTH_BYTES};
-use super::{FullCause, LogError, Lsn, SharedLogOptions, Slot, Stop};
+use super::{FullCause, LogError, Lsn, RESERVE_PART, SharedLogOptions, Slot, Stop, Urgency};
 use crate::log::progress::Progress;
 
 /// The longest record: its length must fit, and a put must end.
@@ -68,9 +68,9 @@ pub(super) struct State {
 }
 
 impl Core {
-    pub(super) fn append(&self, body: &[u8]) -> Result<Lsn, LogError> {
+    pub(super) fn append(&self, body: &[u8], urgency: Urgency) -> Result<Lsn, LogError> {
         let mut state = self.state.lock();
-        state.admit(&self.options, body.len())?;
+        state.admit(&self.options, body.len(), urgency)?;
         let batches = state.pending.len();
         state.push(self.options.object_bytes, body);
         let position = state.appended;
@@ -141,7 +141,12 @@ impl State {
     }
 
     /// Whether a record of so many bytes could be appended now.
-    pub(super) fn admit(&self, options: &SharedLogOptions, body_bytes: usize) -> Result<(), LogError> {
+    pub(super) fn admit(
+        &self,
+        options: &SharedLogOptions,
+        body_bytes: usize,
+        urgency: Urgency,
+    ) -> Result<(), LogError> {
         match (&self.phase, self.stop) {
             (Phase::Closed(Some(fenced @ LogError::Fenced { .. })), _) => return Err(fenced.clone()),
             (Phase::Closed(_), _) | (_, Stop::Drain | Stop::Abandon) => return Err(LogError::Closed),
@@ -155,10 +160,18 @@ impl State {
         if self.open_bytes > 0 && self.open_bytes + bytes > options.pending_bytes as u64 {
             return Err(LogError::Busy);
         }
-        if self.live_bytes + self.open_bytes + bytes > options.capacity_bytes {
-            return Err(LogError::Full(FullCause::Capacity { capacity_bytes: options.capacity_bytes }));
-        }
-        Ok(())
+        self.full(options, bytes, urgency).map_or(Ok(()), |cause| Err(LogError::Full(cause)))
+    }
+
+    /// Whether there is no room for so many bytes of a record, until the log is cut.
+    pub(super) fn full(&self, options: &SharedLogOptions, bytes: u64, urgency: Urgency) -> Option<FullCause> {
+        let SharedLogOptions { capacity_bytes, .. } = *options;
+        let reserve_bytes = match urgency {
+            Urgency::MakesRoom => capacity_bytes / RESERVE_PART,
+            Urgency::Prompt | Urgency::Patient => 0,
+        };
+        let is_full = self.live_bytes + self.open_bytes + bytes > capacity_bytes + reserve_bytes;
+        is_full.then_some(FullCause::Capacity { capacity_bytes })
     }
 
     fn push(&mut self, object_bytes: usize, body: &[u8]) {

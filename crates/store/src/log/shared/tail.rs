@@ -26,7 +26,7 @@
 //! - Its object was there before the names were listed. So it was listed, or had been deleted.
 //! - If it was listed, all before it in its log was there too (what is acknowledged has no gap before it). The walk
 //!   passes over all of that, unless some of it has been deleted.
-//! - What is deleted is covered by manifests, and before it is deleted an object says so (`needed`) that stands behind it, and for
+//! - What is deleted is covered by manifests, or stands once more behind it, and before it is deleted an object says so (`needed`) that stands behind it, and for
 //!   as long as none behind that one says more. The listing meets one of them. So the walk goes on from there; who has not
 //!   come so far cannot go on ([`Ahead::Gone`]), and begins anew with a manifest.
 //!

@@ -300,9 +300,9 @@ async fn too_much_is_refused_until_there_is_room() {
     let body = commit(1, 600);
     log.append(&body, Urgency::Prompt).unwrap();
     assert!(matches!(log.append(&body, Urgency::Prompt), Err(LogError::Busy)));
-    assert!(log.wait_room(body.len()).now_or_never().is_none());
+    assert!(log.wait_room(body.len(), Urgency::Prompt).now_or_never().is_none());
     faulty.hold(StoreOperation::Put, false);
-    log.wait_room(body.len()).await.unwrap();
+    log.wait_room(body.len(), Urgency::Prompt).await.unwrap();
     let full = loop {
         match log.append(&body, Urgency::Prompt) {
             Ok(lsn) => log.wait_durable(lsn).await.unwrap(),
