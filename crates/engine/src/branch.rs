@@ -159,10 +159,12 @@ impl Engine {
                 return Err(error);
             }
         };
+        self.undecided.lock().insert(id);
         decide(era).await?;
         failpoint::hit(failpoint::RESTORE_AFTER_CATALOG);
         self.enter(id, era);
         self.forget_open(&partition);
+        self.undecided.lock().remove(&id);
         drop(flushing);
         Ok(())
     }

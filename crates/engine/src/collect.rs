@@ -174,7 +174,8 @@ impl Engine {
                 }
                 old.extend(begun.iter().rev().skip(1).filter(|name| condemned.contains(*name)));
                 marks.forget(&names[begun.len()..]);
-                if begun.len() < names.len() {
+                // Where nothing has begun the catalog is older than the store.
+                if !begun.is_empty() && begun.len() < names.len() {
                     self.condemn_unbegun(&names[begun.len()..], listed).await?;
                 }
                 if names.len() > 1 {
@@ -199,8 +200,9 @@ impl Engine {
     /// Deletes a partition's manifests of restores that did not come to their end. These are of an epoch that had not begun when they were listed.
     async fn condemn_unbegun(&self, names: &[ManifestName], listed: &Listed) -> Result<()> {
         let _past = self.node().past.write().await;
-        // No restore is going on now; one that has come to its end meanwhile has begun its epoch.
-        let epoch = self.era(names[0].partition).epoch;
+        // No restore is going on now; one that has come to its end meanwhile has begun its epoch, if it is known how it has ended.
+        let id = names[0].partition;
+        let epoch = if self.is_undecided(id) { u32::MAX } else { self.era(id).epoch };
         for name in names.iter().filter(|name| name.epoch > epoch) {
             self.condemn(*name, fates_of(listed, *name)).await?;
         }

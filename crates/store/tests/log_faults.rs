@@ -126,6 +126,67 @@ fn the_log_stays_within_its_bound() {
     assert_eq!(open(files.process_kill()).1.last().unwrap().0, last + 1);
 }
 
+/// What makes room may go beyond the bound; a start finds the rest of that reserve, which is still not for commits.
+#[test]
+fn the_reserve_is_there_after_a_kill() {
+    let files = FaultyFiles::new();
+    let options = || LogOptions { capacity_bytes: 5 * 4096, ..options() };
+    let (log, _) = open_with(options(), files.clone()).unwrap();
+    let mut last = 0;
+    while append(&log, last + 1, 100).is_ok() {
+        last += 1;
+    }
+    let makes_room = |log: &CommitLog, transaction| loop {
+        match log.append(&commit(transaction, 100), Urgency::MakesRoom) {
+            Err(LogError::Busy) => {
+                block_on(log.wait_room(commit(transaction, 100).len(), Urgency::MakesRoom))?;
+            }
+            appended => return appended,
+        }
+    };
+    last += 1;
+    let end = makes_room(&log, last).unwrap();
+    block_on(log.wait_durable(end)).unwrap();
+    let (log, seen) = open_with(options(), files.process_kill()).unwrap();
+    assert_eq!(seen.last().unwrap().0, last);
+    let refused = append(&log, last + 1, 100).unwrap_err();
+    assert!(matches!(refused, LogError::Full(FullCause::Capacity { .. })), "{refused}");
+    let end = makes_room(&log, last + 1).unwrap();
+    block_on(log.wait_durable(end)).unwrap();
+    log.truncate(log.durable());
+    until("there is room again", || append(&log, last + 2, 100).is_ok());
+    until("it is full no more", || log.full().is_none());
+}
+
+/// A new log needs a file, though there may be none.
+#[test]
+fn a_full_log_that_fails_begins_again() {
+    let files = FaultyFiles::new();
+    let options = LogOptions { capacity_bytes: 5 * 4096, ..options() };
+    let (log, _) = open_with(options, files.clone()).unwrap();
+    append_durably(&log, 1, 100);
+    files.hold(Operation::Sync, true);
+    let mut last = 1;
+    while append(&log, last + 1, 100).is_ok() {
+        last += 1;
+    }
+    files.fail_while(Operation::Sync, Some(Fault::Io));
+    files.hold(Operation::Sync, false);
+    until("it has failed", || log.works().is_err());
+    files.fail_while(Operation::Sync, None);
+    until("it works again", || log.works().is_ok());
+    let end = block_on(async {
+        loop {
+            match log.append(&commit(last + 1, 100), Urgency::MakesRoom) {
+                Ok(end) => break end,
+                Err(_) => drop(log.wait_room(commit(1, 100).len(), Urgency::MakesRoom).await),
+            }
+        }
+    });
+    block_on(log.wait_durable(end)).unwrap();
+    assert_eq!(transactions(&open(files.process_kill()).1), [1, last + 1]);
+}
+
 /// The whole story of one failure, for a write and for a sync.
 #[test]
 fn a_failure_discards_what_is_not_durable_and_tells_so_only_when_that_is_durable() {

@@ -48,6 +48,8 @@ pub struct Engine {
     replays: Mutex<HashMap<PartitionId, Arc<Replay>>>,
     /// Of partitions that were restored.
     eras: Mutex<HashMap<PartitionId, Era>>,
+    /// Partitions of which the catalog may say that they were restored, or not: they are not opened again, and what they may open from stays.
+    pub(crate) undecided: Mutex<HashSet<PartitionId>>,
     pub(crate) retention: RetentionSource,
     /// Partitions that were dropped since the start; their ids are never used again.
     dropped: Mutex<HashSet<PartitionId>>,
@@ -83,6 +85,7 @@ impl Engine {
         self.places.forget(id);
         self.counted.lock().remove(&id);
         self.eras.lock().remove(&id);
+        self.undecided.lock().remove(&id);
         let slot = self.partitions.lock().remove(&id);
         self.replays.lock().remove(&id);
         self.past.drop_partition(id);
@@ -235,6 +238,11 @@ impl Engine {
         self.eras.lock().clone()
     }
 
+    /// Whether it is not known if a partition was restored.
+    pub(crate) fn is_undecided(&self, id: PartitionId) -> bool {
+        self.undecided.lock().contains(&id)
+    }
+
     /// A partition was restored.
     pub(crate) fn enter(&self, id: PartitionId, era: Era) {
         self.eras.lock().insert(id, era);
@@ -287,7 +295,9 @@ impl Engine {
         let mut partitions = self.partitions.lock();
         let old = partitions.get(&id).cloned();
         if let Some(slot) = &old {
-            let is_idle = |partition: &Arc<Partition>| partition.is_unused(1) && partition.is_settled();
+            let is_idle = |partition: &Arc<Partition>| {
+                partition.is_unused(1) && partition.is_settled() && !self.is_undecided(id)
+            };
             // Both counts are ours alone: nobody holds the partition but its slot, and nobody is about to.
             let unused = Arc::strong_count(slot) == 2 && slot.get().is_none_or(is_idle);
             if !unused {

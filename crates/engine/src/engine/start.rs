@@ -124,6 +124,7 @@ impl Engine {
                 beside: config.beside.map(|owner| Beside::new(owner, &node)),
                 recovery,
                 eras: Mutex::new(config.eras),
+                undecided: Mutex::default(),
                 retention: config.retention,
                 dropped: Mutex::default(),
                 tickets: AtomicU64::new(1),

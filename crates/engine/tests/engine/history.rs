@@ -197,6 +197,9 @@ async fn a_restore_has_happened_when_the_catalog_says_so() {
         Err(Error::new(sqlstate::IO_ERROR, "its answer was lost"))
     };
     node.engine.restore_partition(SHOP, times[1], knows).await.unwrap_err();
+    // Nobody knows, so nothing is deleted, and nothing that would be lost is taken until a start has asked.
+    node.engine.collect().await.unwrap();
+    assert_eq!(of_epoch(&node, 2), 1);
     node = node.crash().await;
     assert_eq!(node.rows(SHOP).await, 2);
     node.engine.collect().await.unwrap();

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use parking_lot::MutexGuard;
 
-use super::state::{Core, LiveFile, ReadyFile, State};
+use super::state::{Core, LiveFile, MIN_FILE_BYTES, Phase, ReadyFile, State};
 use super::{FullCause, LogOptions, MAX_RETRY_DELAY, RESERVE_PART, Stop};
 use crate::files::LogFiles;
 
@@ -116,6 +116,7 @@ impl Supplier {
         state.retired.pop_front();
         self.count_spares(&mut state);
         state.reserve &= state.size_bytes() > options.capacity_bytes;
+        state.full &= state.reserve || state.trouble.is_some();
         Ok(())
     }
 
@@ -132,11 +133,13 @@ impl Supplier {
         let name = log_name(sequence);
         let (file, bytes) = match self.spares.iter().position(|spare| spare.bytes >= bytes) {
             Some(at) => self.reuse(at, &name).map_err(|error| self.trouble(&error))?,
-            None => (self.make(&name, bytes)?, bytes),
+            None => self.make(&name, bytes)?,
         };
         let mut state = self.core.state.lock();
         state.ready = Some(ReadyFile { sequence, name, file, bytes });
         (state.trouble, state.full) = (None, false);
+        // A new log that begins behind a failed one may have had to go beyond: that is not for commits.
+        state.reserve |= state.size_bytes() > self.core.options.capacity_bytes;
         self.count_spares(&mut state);
         drop(state);
         self.core.wake_writer();
@@ -153,26 +156,31 @@ impl Supplier {
         Ok((files.open(name)?, spare.bytes))
     }
 
-    fn make(&mut self, name: &str, bytes: u64) -> Result<Box<dyn crate::LogFile>, FullCause> {
+    /// Makes a file of so many bytes, or in the reserve of as many as are left, if they are enough for the record that waits.
+    fn make(&mut self, name: &str, bytes: u64) -> Result<(Box<dyn crate::LogFile>, u64), FullCause> {
         let LogOptions { capacity_bytes, file_bytes, .. } = self.core.options;
-        let most_bytes = {
+        let (beyond, left, wanted) = {
             let state = self.core.state.lock();
-            let reserve_bytes =
-                if state.reserve { (capacity_bytes / RESERVE_PART).max(file_bytes) } else { 0 };
-            (capacity_bytes + reserve_bytes).saturating_sub(state.size_bytes())
+            // Without a file no new log begins behind a failed one, and nothing would be cut any more.
+            let beyond = state.reserve || matches!(state.phase, Phase::Failing(_));
+            let reserve_bytes = if beyond { (capacity_bytes / RESERVE_PART).max(file_bytes) } else { 0 };
+            (beyond, (capacity_bytes + reserve_bytes).saturating_sub(state.size_bytes()), state.wanted)
         };
-        if bytes > most_bytes {
+        if bytes > left
+            && let Some(spare) = self.spares.pop()
+        {
             // Spares that are too short are what can be spared.
-            let Some(spare) = self.spares.pop() else {
-                return Err(FullCause::Capacity { capacity_bytes });
-            };
             self.core.files.remove(&spare.name).map_err(|error| self.trouble(&error))?;
             self.count_spares(&mut self.core.state.lock());
             return self.make(name, bytes);
         }
+        let bytes = if beyond { bytes.min(left - left % MIN_FILE_BYTES) } else { bytes };
+        if bytes > left || bytes < wanted.max(MIN_FILE_BYTES) {
+            return Err(FullCause::Capacity { capacity_bytes });
+        }
         let made = self.core.files.create(name, bytes).and_then(|file| {
             self.core.files.sync_dir()?;
-            Ok(file)
+            Ok((file, bytes))
         });
         made.map_err(|error| self.trouble(&error))
     }

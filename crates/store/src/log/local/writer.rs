@@ -79,6 +79,10 @@ pub(super) fn begin_first(
     let writer = begin(&core, ready, cut.position, cut).map_err(|(failure, _)| failure.into_error())?;
     // Only now: what looks like rubbish may be evidence as long as the new log does not stand.
     supply::sweep(&*files, &rubbish).map_err(|cause| io("remove old files beside", &writer.name, cause))?;
+    {
+        let mut state = core.state.lock();
+        state.reserve = state.size_bytes() > core.options.capacity_bytes;
+    }
     let supplier = Supplier::new(core.clone());
     Ok((core, writer, supplier))
 }
