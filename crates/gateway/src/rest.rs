@@ -1,6 +1,7 @@
 //! How long this thread's runtime has slept.
 //!
-//! The runtime calls [`falls_asleep`] before it waits for events and [`wakes_up`] after; often they are there already.
+//! The runtime calls [`falls_asleep`] before it waits for events and [`wakes_up`] after; often they are there already. The
+//! commit log is told: while a worker has sessions to serve, one sync is enough for all of them.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -23,6 +24,7 @@ pub(crate) struct Rested {
 }
 
 pub(crate) fn falls_asleep() {
+    fulmar_store::this_thread_rests();
     ASLEEP_SINCE.set(Some(Instant::now()));
 }
 

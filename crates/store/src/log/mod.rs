@@ -52,7 +52,7 @@ use progress::Progress;
 use shared::SharedLog;
 
 pub use error::{FullCause, LogError};
-pub use local::MAX_NAP;
+pub use local::{MAX_NAP, say_when_this_thread_rests, this_thread_rests};
 pub use shared::{Ahead, LogEnd, LogObject, LogPlace, LogTail, SharedLogCheck, SharedLogOptions};
 pub use statistics::LogStatistics;
 
@@ -69,7 +69,8 @@ impl std::fmt::Display for Lsn {
 /// How soon a record must be on its way to the disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Urgency {
-    /// As soon as the disk is free: somebody waits for it who has more to do.
+    /// As soon as the disk is free: somebody waits for it who has more to do. (Or when its thread [rests](this_thread_rests), if
+    /// that thread says so and the log is busy.)
     Prompt,
     /// It may wait a little for company (at most [`MAX_NAP`]).
     Patient,

@@ -15,6 +15,53 @@ pub const MAX_NAP: Duration = Duration::from_millis(6);
 /// A nap is as long as so many records take to come, if it can be.
 const NAP_RECORDS: u32 = 3;
 
+/// The most that a record of a thread that says when it rests waits for others: a few transactions.
+pub(super) const MAX_GATHERING: Duration = Duration::from_micros(250);
+/// The first batches of a round do not gather ...
+const PLAIN_ENDS: u32 = 8;
+/// ... the next ones do ...
+const TRIAL_ENDS: u32 = 16;
+/// ... and the rest do what was better.
+const ROUND_ENDS: u32 = 256;
+/// Records that must be due within that time.
+const GATHERED_RECORDS: u32 = 2;
+/// Gathering must make batches so many times as large: else it is latency for nothing.
+const GATHERING_PAYS: u64 = 2;
+
+/// Whether records should gather, found out by trying.
+#[derive(Default)]
+struct Trial {
+    /// Batches of this round so far.
+    batches: u32,
+    /// Records in the batches of this round's trials, without and with gathering.
+    plain: u64,
+    gathered: u64,
+}
+
+impl Trial {
+    /// Whether the next batch shall gather.
+    fn gathers(&self) -> bool {
+        match self.batches {
+            0..PLAIN_ENDS => false,
+            PLAIN_ENDS..TRIAL_ENDS => true,
+            _ => self.gathered >= GATHERING_PAYS * self.plain,
+        }
+    }
+
+    /// A batch of so many records is complete.
+    fn taken(&mut self, records: u64) {
+        match self.batches {
+            0..PLAIN_ENDS => self.plain += records,
+            PLAIN_ENDS..TRIAL_ENDS => self.gathered += records,
+            _ => {}
+        }
+        self.batches += 1;
+        if self.batches == ROUND_ENDS {
+            *self = Trial::default();
+        }
+    }
+}
+
 /// What the batches of late were like.
 #[derive(Default)]
 pub(super) struct Batching {
@@ -24,6 +71,7 @@ pub(super) struct Batching {
     gap: Option<Duration>,
     /// When the last batch was taken.
     taken: Option<Instant>,
+    trial: Trial,
 }
 
 impl Batching {
@@ -40,10 +88,22 @@ impl Batching {
         self.gap.filter(|gap| *gap < MAX_NAP).map(|gap| (gap * NAP_RECORDS).min(MAX_NAP))
     }
 
+    /// Whether records of the next batch should gather, if a sync takes so long: where it takes long they do so by themselves, and
+    /// where they come seldom it is in vain.
+    pub(super) fn gathers(&mut self, sync: Duration) -> bool {
+        let frequent = self.gap.is_some_and(|gap| gap * GATHERED_RECORDS <= MAX_GATHERING);
+        if sync >= SLOW_SYNC || !frequent {
+            self.trial = Trial::default();
+            return false;
+        }
+        self.trial.gathers()
+    }
+
     /// A batch of so many records is on its way.
     pub(super) fn taken(&mut self, records: u64, now: Instant) {
         let decayed = self.expected_records - self.expected_records.div_ceil(8);
         self.expected_records = records.max(decayed);
+        self.trial.taken(records);
         if let Some(last) = self.taken.replace(now) {
             // A long silence counts for no more than it must: that the next record will be alone.
             let gap = (now - last).min(8 * MAX_NAP) / u32::try_from(records).unwrap_or(u32::MAX).max(1);
@@ -75,6 +135,34 @@ mod tests {
             batching.taken(1, now);
         }
         assert!(batching.patience(1, SLOW_SYNC).is_zero());
+    }
+
+    #[test]
+    fn records_gather_where_that_makes_batches_twice_as_large() {
+        let sync = SLOW_SYNC / 20;
+        let gathering = |plain, gathered, gap| {
+            let (mut batching, mut now) = (Batching::default(), Instant::now());
+            let mut all = 0;
+            for _ in 0..10 * ROUND_ENDS {
+                let gathers = batching.gathers(sync);
+                all += u32::from(gathers);
+                let records = if gathers { gathered } else { plain };
+                now += gap * records as u32;
+                batching.taken(records, now);
+            }
+            all
+        };
+        let (often, seldom) = (Duration::from_micros(50), Duration::from_micros(200));
+        let (trials, most) = (10 * (TRIAL_ENDS - PLAIN_ENDS), 10 * (ROUND_ENDS - PLAIN_ENDS));
+        // (The gap is not known before the first batch, so the rounds begin with the second.)
+        assert!((trials - 8..=trials).contains(&gathering(2, 3, often)), "{}", gathering(2, 3, often));
+        assert!((most - 8..=most).contains(&gathering(2, 5, often)), "{}", gathering(2, 5, often));
+        assert_eq!(gathering(2, 5, seldom), 0);
+        let (mut batching, now) = (Batching::default(), Instant::now());
+        for _ in 0..100 {
+            batching.taken(20, now);
+            assert!(!batching.gathers(SLOW_SYNC), "the next batch grows while the disk is busy");
+        }
     }
 
     #[test]

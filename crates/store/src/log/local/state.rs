@@ -8,6 +8,7 @@ use std::thread::{self, JoinHandle, Thread};
 use parking_lot::{Condvar, Mutex};
 
 use super::frame::{Frames, HEADER_BYTES};
+use super::haste::Haste;
 use super::{
     FRAME_HEAD_BYTES, FullCause, LogError, LogOptions, Lsn, MAX_BODY_BYTES, Progress, Stop, Urgency,
 };
@@ -75,8 +76,8 @@ pub(super) struct Batch {
     /// Frames, their heads not filled in.
     pub(super) bytes: Vec<u8>,
     pub(super) records: u64,
-    /// One of them is [`Urgency::Prompt`].
-    pub(super) prompt: bool,
+    /// How soon the most urgent of them must be written.
+    pub(super) haste: Haste,
     /// Where in `bytes` another file begins.
     pub(super) switches: Vec<(usize, ReadyFile)>,
 }
@@ -88,17 +89,6 @@ pub(super) enum Admission {
     Fits,
     /// As the first of the file that is ready.
     Switch,
-}
-
-/// What the log's writer sleeps for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Awaits {
-    /// It does not sleep, or not for records.
-    Nothing,
-    /// Any record.
-    Any,
-    /// A [`Urgency::Prompt`] record.
-    Prompt,
 }
 
 /// What the state's lock protects.
@@ -118,8 +108,10 @@ pub(super) struct State {
     pub(super) full: bool,
     /// The reserve is in use: only [`Urgency::MakesRoom`] takes from it.
     pub(super) reserve: bool,
-    /// What the writer sleeps for, or is about to: who appends that must wake it.
-    pub(super) writer_awaits: Awaits,
+    /// Threads that say when they rest need no sync before, for now.
+    pub(super) gathers: bool,
+    /// The writer sleeps, or is about to, until something so hasty is pending: who appends that must wake it.
+    pub(super) writer_awaits: Option<Haste>,
     /// The files that hold the log, oldest first; the last one is active.
     pub(super) live: VecDeque<LiveFile>,
     /// Files to be used again or removed, oldest first.
@@ -195,6 +187,19 @@ impl Core {
         }
     }
 
+    /// What gathers has gathered.
+    pub(super) fn hurry(&self) {
+        let mut state = self.state.lock();
+        if state.pending.haste == Haste::Gathers {
+            state.pending.haste = Haste::Prompt;
+        }
+        let wakes = state.wakes_writer();
+        drop(state);
+        if wakes {
+            self.wake_writer();
+        }
+    }
+
     pub(super) fn stop(&self, stop: Stop) {
         let mut state = self.state.lock();
         if state.stop == Stop::No {
@@ -245,7 +250,8 @@ impl State {
             trouble: None,
             full: false,
             reserve: false,
-            writer_awaits: Awaits::Nothing,
+            gathers: false,
+            writer_awaits: None,
             live,
             retired: VecDeque::new(),
             spare_bytes: 0,
@@ -253,7 +259,14 @@ impl State {
         }
     }
 
-    pub(super) fn append(&mut self, core: &Core, body: &[u8], urgency: Urgency) -> Result<Lsn, LogError> {
+    /// Appends a record. It may gather with others if `may_gather`: its thread will say when it rests.
+    pub(super) fn append(
+        &mut self,
+        core: &Core,
+        body: &[u8],
+        urgency: Urgency,
+        may_gather: bool,
+    ) -> Result<Lsn, LogError> {
         let admission = self.admit(core, body.len(), urgency)?;
         let bytes = (FRAME_HEAD_BYTES + body.len()) as u64;
         if admission == Admission::Switch
@@ -272,7 +285,11 @@ impl State {
         }
         self.room -= bytes;
         self.pending.records += 1;
-        self.pending.prompt |= urgency != Urgency::Patient;
+        self.pending.haste = self.pending.haste.max(match urgency {
+            Urgency::Patient => Haste::Patient,
+            Urgency::Prompt if may_gather && self.gathers => Haste::Gathers,
+            Urgency::Prompt | Urgency::MakesRoom => Haste::Prompt,
+        });
         Frames::push(&mut self.pending.bytes, body);
         self.set_appended(core, self.appended + bytes);
         Ok(Lsn(self.appended))
@@ -341,15 +358,7 @@ impl State {
 
     /// Whether the writer must be woken, who is not woken twice.
     pub(super) fn wakes_writer(&mut self) -> bool {
-        let wakes = match self.writer_awaits {
-            Awaits::Nothing => false,
-            Awaits::Any => true,
-            Awaits::Prompt => self.pending.prompt,
-        };
-        if wakes {
-            self.writer_awaits = Awaits::Nothing;
-        }
-        wakes
+        self.writer_awaits.take_if(|haste| self.pending.haste >= *haste).is_some()
     }
 
     fn set_appended(&mut self, core: &Core, position: u64) {

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use fulmar_pages::record::CutPoint;
 use fulmar_pages::{LogId, RecordKind};
 
-use super::batching::Batching;
+use super::batching::{Batching, MAX_GATHERING};
 use super::frame::{Frames, HEADER_BYTES, Header};
+use super::haste::Haste;
 use super::recover::Recovered;
 use super::slice;
-use super::state::{Awaits, Batch, Core, FileRoom, LiveFile, ReadyFile, State};
+use super::state::{Batch, Core, FileRoom, LiveFile, ReadyFile, State};
 use super::supply::{self, Supplier};
 use super::{LogError, LogOptions, MAX_RETRY_DELAY, Stop, own_record};
 use crate::failpoint;
@@ -168,10 +169,10 @@ impl Writer {
                 return Next::Abandoned;
             }
             if state.stop == Stop::No
-                && !state.pending.prompt
+                && state.pending.haste <= Haste::Patient
                 && let Some(nap) = nap.take()
             {
-                state.writer_awaits = Awaits::Prompt;
+                state.writer_awaits = Some(Haste::Gathers);
                 drop(state);
                 thread::park_timeout(nap);
                 continue;
@@ -184,7 +185,7 @@ impl Writer {
             if state.stop == Stop::Drain {
                 return Next::Drained;
             }
-            state.writer_awaits = Awaits::Any;
+            state.writer_awaits = Some(Haste::Patient);
             drop(state);
             thread::park();
         }
@@ -195,27 +196,32 @@ impl Writer {
         let sync = self.core.progress.statistics.smoothed_sync();
         let began = Instant::now();
         loop {
-            let state = self.core.state.lock();
-            let patience = match state.stop {
-                Stop::No => self.batching.patience(state.pending.records, sync),
-                Stop::Drain | Stop::Abandon => return,
+            let mut state = self.core.state.lock();
+            let (awaits, step, patience) = match (state.stop, state.pending.haste) {
+                (Stop::Drain | Stop::Abandon, _) => return,
+                (Stop::No, Haste::Gathers) => (Some(Haste::Prompt), MAX_GATHERING, MAX_GATHERING),
+                (Stop::No, _) => (None, LINGER_STEP, self.batching.patience(state.pending.records, sync)),
             };
-            drop(state);
-            if began.elapsed() >= patience {
+            let left = patience.saturating_sub(began.elapsed());
+            if left.is_zero() {
                 return;
             }
-            thread::park_timeout(LINGER_STEP);
+            state.writer_awaits = awaits;
+            drop(state);
+            thread::park_timeout(left.min(step));
         }
     }
 
     fn take(&mut self) -> Batch {
         let empty = Batch { bytes: std::mem::take(&mut self.buffer), ..Batch::default() };
+        let sync = self.core.progress.statistics.smoothed_sync();
         let mut state = self.core.state.lock();
-        state.writer_awaits = Awaits::Nothing;
+        state.writer_awaits = None;
         let batch = std::mem::replace(&mut state.pending, empty);
+        self.batching.taken(batch.records, Instant::now());
+        state.gathers = self.batching.gathers(sync);
         drop(state);
         self.core.progress.wake_room();
-        self.batching.taken(batch.records, Instant::now());
         batch
     }
 
