@@ -21,8 +21,10 @@ pub(super) const MAX_GATHERING: Duration = Duration::from_micros(250);
 const PLAIN_ENDS: u32 = 8;
 /// ... the next ones do ...
 const TRIAL_ENDS: u32 = 16;
-/// ... and the rest do what was better.
-const ROUND_ENDS: u32 = 256;
+/// ... and the rest do what was better: not for long if that is to gather, since plain batches cost little ...
+const GATHERING_ENDS: u32 = 256;
+/// ... and for longer if it is not: trying in vain, eight batches may take as long as twenty plain ones.
+const ROUND_ENDS: u32 = 2048;
 /// Records that must be due within that time.
 const GATHERED_RECORDS: u32 = 2;
 /// Gathering must make batches so many times as large: else it is latency for nothing.
@@ -44,8 +46,12 @@ impl Trial {
         match self.batches {
             0..PLAIN_ENDS => false,
             PLAIN_ENDS..TRIAL_ENDS => true,
-            _ => self.gathered >= GATHERING_PAYS * self.plain,
+            _ => self.pays(),
         }
+    }
+
+    fn pays(&self) -> bool {
+        self.gathered >= GATHERING_PAYS * self.plain
     }
 
     /// A batch of so many records is complete.
@@ -56,7 +62,8 @@ impl Trial {
             _ => {}
         }
         self.batches += 1;
-        if self.batches == ROUND_ENDS {
+        let ends = if self.pays() { GATHERING_ENDS } else { ROUND_ENDS };
+        if self.batches >= ends {
             *self = Trial::default();
         }
     }
@@ -143,7 +150,7 @@ mod tests {
         let gathering = |plain, gathered, gap| {
             let (mut batching, mut now) = (Batching::default(), Instant::now());
             let mut all = 0;
-            for _ in 0..10 * ROUND_ENDS {
+            for _ in 0..2 * ROUND_ENDS {
                 let gathers = batching.gathers(sync);
                 all += u32::from(gathers);
                 let records = if gathers { gathered } else { plain };
@@ -153,10 +160,10 @@ mod tests {
             all
         };
         let (often, seldom) = (Duration::from_micros(50), Duration::from_micros(200));
-        let (trials, most) = (10 * (TRIAL_ENDS - PLAIN_ENDS), 10 * (ROUND_ENDS - PLAIN_ENDS));
-        // (The gap is not known before the first batch, so the rounds begin with the second.)
-        assert!((trials - 8..=trials).contains(&gathering(2, 3, often)), "{}", gathering(2, 3, often));
-        assert!((most - 8..=most).contains(&gathering(2, 5, often)), "{}", gathering(2, 5, often));
+        let (trials, plain) = (2 * (TRIAL_ENDS - PLAIN_ENDS), 2 * ROUND_ENDS / GATHERING_ENDS * PLAIN_ENDS);
+        // (The gap is not known before the first batch, so the first round begins with the second.)
+        assert_eq!(gathering(2, 3, often), trials);
+        assert_eq!(gathering(2, 5, often), 2 * ROUND_ENDS - plain - 1);
         assert_eq!(gathering(2, 5, seldom), 0);
         let (mut batching, now) = (Batching::default(), Instant::now());
         for _ in 0..100 {

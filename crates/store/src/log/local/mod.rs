@@ -30,7 +30,7 @@
 //! transaction. A thread that serves many sessions therefore says when it has nothing more to do
 //! ([`this_thread_rests`]), and until then its records *gather*, for at most [`batching::MAX_GATHERING`]: as long as it is
 //! busy with others, a sync would only take their processor. Few clients would wait for nothing, and the disk with them; so
-//! the log tries both, eight batches each, and goes on for some 240 with what is better: gathering if it makes batches twice as large.
+//! the log tries both, eight batches each, and goes on for a while with what is better: gathering if it makes batches twice as large.
 //!
 //! # Recovery, and what is torn or corrupt
 //!
