@@ -10,10 +10,13 @@ use fulmar_store::{
     Backend, CommitLog, FaultyFiles, Limits, LogError, LogOptions, Lsn, Reliable, SharedLogOptions, Urgency,
 };
 use futures::FutureExt;
+use parking_lot::Mutex;
 
 /// A place for a log, which can be opened again and again.
 enum Place {
-    Files(FaultyFiles),
+    /// Whoever opens it finds what a process has left that was killed: the threads of a log that was dropped may run for a while yet, and a
+    /// directory has a lock for that.
+    Files(Mutex<FaultyFiles>),
     Store(Backend),
 }
 
@@ -28,6 +31,8 @@ impl Place {
         let log = match self {
             Place::Files(files) => {
                 let options = LogOptions { capacity_bytes: 64 << 10, pending_bytes: 4 << 10, ..options() };
+                let mut files = files.lock();
+                *files = files.process_kill();
                 CommitLog::open(options, Arc::new(files.clone()), &mut replay)
             }
             Place::Store(store) => {
@@ -200,7 +205,7 @@ async fn says_what_is_too_long(place: &Place) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn files_conform() {
-    conforms(Place::Files(FaultyFiles::new())).await;
+    conforms(Place::Files(Mutex::new(FaultyFiles::new()))).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
