@@ -23,7 +23,7 @@ const PLAIN_ENDS: u32 = 8;
 const TRIAL_ENDS: u32 = 16;
 /// ... and the rest do what was better: not for long if that is to gather, since plain batches cost little ...
 const GATHERING_ENDS: u32 = 256;
-/// ... and for longer if it is not: trying in vain, eight batches may take as long as twenty plain ones.
+/// ... and for longer if it is not: trying in vain, a batch may take twice as long as a plain one.
 const ROUND_ENDS: u32 = 2048;
 /// Records that must be due within that time.
 const GATHERED_RECORDS: u32 = 2;

@@ -59,8 +59,12 @@ mod tests {
 
     use super::super::LocalLog;
     use super::*;
-    use crate::files::StdFiles;
-    use crate::log::{LogOptions, Lsn, Urgency, own_record};
+    use crate::files::{Fault, FaultyFiles, LogFiles, Operation, StdFiles};
+    use crate::log::{LogError, LogOptions, Lsn, Urgency, own_record};
+
+    fn open(files: impl LogFiles) -> LocalLog {
+        LocalLog::open(LogOptions::default(), Arc::new(files), &mut |_, _| Ok(())).unwrap()
+    }
 
     /// Appends to a log for which gathering pays, and answers how hasty what is pending is then.
     fn append(log: &LocalLog, urgency: Urgency) -> (Lsn, Haste) {
@@ -74,8 +78,7 @@ mod tests {
     #[test]
     fn who_says_when_it_rests_gathers_until_then_or_for_a_while() {
         let directory = tempfile::tempdir().unwrap();
-        let files = Arc::new(StdFiles::open(directory.path()).unwrap());
-        let log = LocalLog::open(LogOptions::default(), files, &mut |_, _| Ok(())).unwrap();
+        let log = open(StdFiles::open(directory.path()).unwrap());
         let durable = |lsn: Lsn| block_on(log.progress().wait_durable(lsn.0)).unwrap();
         // Each is pending alone: the writer has taken all before.
         let appended = |urgency| {
@@ -102,5 +105,23 @@ mod tests {
         log.core.wake_writer();
         durable(lsn);
         log.close().unwrap();
+    }
+
+    #[test]
+    fn what_gathers_is_lost_with_its_disk_and_written_by_a_close() {
+        say_when_this_thread_rests();
+        let files = FaultyFiles::new();
+        let log = open(files.clone());
+        let progress = log.progress();
+        files.fail_nth(Operation::Sync, 1, Fault::Io);
+        let (lost, haste) = append(&log, Urgency::Prompt);
+        assert_eq!(haste, Haste::Gathers);
+        log.core.wake_writer();
+        // Nobody rests meanwhile.
+        assert!(matches!(block_on(progress.wait_durable(lost.0)), Err(LogError::Discarded { .. })));
+        let (kept, haste) = append(&log, Urgency::Prompt);
+        assert_eq!(haste, Haste::Gathers);
+        log.close().unwrap();
+        block_on(progress.wait_durable(kept.0)).unwrap();
     }
 }
