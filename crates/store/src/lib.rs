@@ -21,6 +21,7 @@ pub mod failpoint;
 mod files;
 mod log;
 mod objects;
+mod reads;
 mod single_flight;
 mod store;
 
@@ -35,6 +36,7 @@ pub use objects::{
     FateName, HotPagesName, Listed, MOST_TERMS, ManifestName, PIN_AGAIN, PageStore, Pinned, RawFrame,
     SegmentWriter, StoreError, Term, VERSION_BITS,
 };
+pub use reads::{reads_have_waited, serve_reads};
 pub use single_flight::SingleFlight;
 pub use store::{
     Backend, Failure, FailureKind, FaultyStore, Limits, Listing, OperationStatistics, Piece, ReadOnlyStore,

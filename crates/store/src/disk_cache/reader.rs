@@ -1,5 +1,5 @@
-//! Reading from the cache without a thread that waits, as local objects are read ([`crate::store::read_at_once`]): what the
-//! system has in memory is copied at once, what the disk must be asked for is read by another thread.
+//! Reading from the cache, as local objects are read ([`crate::reads`]): what the system has in memory is copied at once, what
+//! the disk must be asked for comes without holding up the thread.
 //!
 //! A disk may take its time, or never answer. So few reads wait for it at once, and none of them is waited for longer than
 //! [`PATIENCE`]: then, or when there are as many already, the store is asked instead.
@@ -11,19 +11,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::stream::{self, StreamExt};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
 use super::format::{self, HEAD_BYTES, Key};
 use super::index::Place;
 use super::{DiskCache, Shared, add};
-use crate::store::read_at_once;
+use crate::reads::{self, Kept};
 
 /// Reads that may wait for the disk at the same time, each of some pieces.
 pub(super) const READS_AT_ONCE: usize = 64;
+/// Pieces that one of them asks the disk for at the same time.
+const PIECES_AT_ONCE: usize = 16;
 /// The longest that a read is waited for.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// What is copied at most on the caller's thread.
-const MOST_AT_ONCE_BYTES: usize = 256 << 10;
 
 /// A piece of a segment that is wanted.
 #[derive(Clone, Copy, Debug)]
@@ -53,24 +55,11 @@ impl DiskCache {
     /// The pieces that it has of those that are wanted, in their places.
     pub(crate) async fn get(&self, wanted: &[Wanted], reading: Reading) -> Vec<Option<Bytes>> {
         let mut found = vec![None; wanted.len()];
-        let mut slow = Vec::new();
-        let mut copied_bytes = 0;
         let began = matches!(wanted, [Wanted { bytes: Some(_), .. }]).then(Instant::now);
-        for (at, wanted) in wanted.iter().enumerate() {
-            let Some(entry) = self.shared.locate(*wanted, reading) else { continue };
-            let bytes = wanted.bytes.filter(|bytes| copied_bytes + bytes <= MOST_AT_ONCE_BYTES);
-            match bytes.and_then(|bytes| entry.copy(bytes)) {
-                Some(read) => {
-                    copied_bytes += read.len();
-                    found[at] = self.shared.judge(&entry, Ok(read));
-                }
-                None => slow.push((at, entry)),
-            }
-        }
-        if !slow.is_empty() {
-            for (at, piece) in self.wait_for(slow).await {
-                found[at] = piece;
-            }
+        let located = wanted.iter().enumerate();
+        let located = located.filter_map(|(at, wanted)| Some((at, self.shared.locate(*wanted, reading)?)));
+        for (at, piece) in self.read(located.collect()).await {
+            found[at] = piece;
         }
         let hits = found.iter().flatten().count() as u64;
         add(&self.shared.counters.hits, hits);
@@ -81,20 +70,23 @@ impl DiskCache {
         found
     }
 
-    /// Reads entries on a thread that may wait.
-    async fn wait_for(&self, mut entries: Vec<(usize, Entry)>) -> Vec<(usize, Option<Bytes>)> {
-        let Ok(permit) = self.shared.reads.clone().try_acquire_owned() else { return Vec::new() };
+    /// Reads entries, in their order on the disk. Answers nothing if that takes too long, or too much is waited for already.
+    async fn read(&self, mut entries: Vec<(usize, Entry)>) -> Vec<(usize, Option<Bytes>)> {
         entries.sort_unstable_by_key(|(_, entry)| (entry.place.file, entry.place.at));
-        let file = entries.first().map_or(0, |(_, entry)| entry.place.file);
-        let shared = self.shared.clone();
-        let read = tokio::task::spawn_blocking(move || {
-            // Held until the disk has answered, whether somebody still waits or not.
-            let _permit = permit;
-            let read = |(at, entry): (usize, Entry)| (at, shared.judge(&entry, entry.read()));
-            entries.into_iter().map(read).collect()
-        });
+        let Some((_, first)) = entries.first() else { return Vec::new() };
+        let file = first.place.file;
+        let Ok(place) = self.shared.reads.clone().try_acquire_owned() else { return Vec::new() };
+        let place = Arc::new(place);
+        let read = |(at, entry): (usize, Entry)| {
+            let place = place.clone();
+            async move {
+                let read = entry.read(place).await;
+                (at, self.shared.judge(&entry, read))
+            }
+        };
+        let read = stream::iter(entries).map(read).buffer_unordered(PIECES_AT_ONCE).collect();
         match tokio::time::timeout(PATIENCE, read).await {
-            Ok(read) => read.unwrap_or_default(),
+            Ok(read) => read,
             Err(late) => {
                 self.shared.read_failed(file, &late);
                 Vec::new()
@@ -142,20 +134,16 @@ impl Shared {
 }
 
 impl Entry {
-    /// The entry, if the system has all of it in memory and it may hold so many bytes.
-    fn copy(&self, bytes: usize) -> Option<Vec<u8>> {
-        let mut read = vec![0; HEAD_BYTES + bytes];
-        read_at_once(&self.file, &mut read, self.place.at.into()).then_some(read)
-    }
-
-    /// The same, wherever it is.
-    fn read(&self) -> io::Result<Vec<u8>> {
-        match self.wanted.bytes {
-            Some(bytes) => {
-                let mut read = vec![0; HEAD_BYTES + bytes];
-                self.file.read_exact_at(&mut read, self.place.at.into()).map(|()| read)
-            }
-            None => read_entry(&self.file, self.place.at.into()),
+    async fn read(&self, place: Arc<OwnedSemaphorePermit>) -> io::Result<Vec<u8>> {
+        let kept = Kept::with_place(self.file.clone(), place);
+        let at = self.place.at.into();
+        if let Some(bytes) = self.wanted.bytes {
+            return reads::read_exact_at(kept, at, HEAD_BYTES + bytes).await;
+        }
+        let head = reads::read_exact_at(kept.clone(), at, HEAD_BYTES).await?;
+        match format::held_bytes(&head) {
+            Some(held) => reads::read_exact_at(kept, at, HEAD_BYTES + held).await,
+            None => Ok(head),
         }
     }
 }

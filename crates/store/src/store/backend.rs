@@ -180,7 +180,7 @@ impl Store for Backend {
 
     async fn get(&self, name: &str, span: Span) -> Result<Piece, Failure> {
         if let (Place::Directory { root, open, .. }, Span::Range { offset, bytes }) = (&self.place, span)
-            && let Some(bytes) = open.read(root, name, offset, bytes).await
+            && let Ok(bytes) = open.read(root, name, offset, bytes as usize).await
         {
             return Ok(Piece { offset, bytes });
         }

@@ -48,7 +48,6 @@ use bytes::Bytes;
 pub use backend::Backend;
 pub use failure::{Failure, FailureKind};
 pub use faulty::{FaultyStore, StoreFault, Uploads};
-pub(crate) use open_files::read_at_once;
 pub use read_only::ReadOnlyStore;
 pub use reliable::{Limits, Reliable};
 pub use statistics::{OperationStatistics, StoreOperation, TIME_BUCKETS, time_bucket_us};

@@ -1,32 +1,23 @@
-//! Reading pieces of local objects without a thread that waits.
+//! Files of local objects that were read lately, which stay open.
 //!
-//! A page that is read again soon is most often in the system's page cache: copying it from there takes a microsecond,
-//! handing the read to a thread that may wait takes thirty, and opening the file each time as much again. So files that
-//! were read lately stay open, and are asked for what is there at once (`RWF_NOWAIT`). Only opening a file, and what the
-//! disk must be asked for, go the longer way: either may take as long as the disk, or the network behind it, pleases.
+//! Opening a file takes a thread that may wait: as long as reading a page from the disk does. Reading from one that is open takes none
+//! ([`crate::reads`]).
 //!
 //! Objects never change, so an open file is never stale. One that is deleted leaves the list, so that its space is free.
 
 use std::fs::File;
-use std::io::IoSliceMut;
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use quick_cache::sync::Cache;
-use rustix::io::{ReadWriteFlags, preadv2};
+
+use crate::reads::{self, Kept};
 
 /// Files that are kept open.
 const OPEN_FILES: usize = 512;
-/// Larger pieces are not asked for: copying them would keep others waiting.
-const MOST_BYTES: u64 = 256 << 10;
-
-/// Reads what of a file the system has in memory. Answers whether that was all that was wanted; it never waits for the disk.
-pub(crate) fn read_at_once(file: &File, buffer: &mut [u8], offset: u64) -> bool {
-    let bytes = buffer.len();
-    preadv2(file, &mut [IoSliceMut::new(buffer)], offset, ReadWriteFlags::NOWAIT) == Ok(bytes)
-}
 
 /// The files that were read lately, by the names of their objects.
 pub(super) struct OpenFiles(Arc<Cache<String, Arc<File>>>);
@@ -36,27 +27,22 @@ impl OpenFiles {
         OpenFiles(Arc::new(Cache::new(OPEN_FILES)))
     }
 
-    /// Reads `bytes` at `offset` of an object in the directory `root`, if it is a small piece and all of it is there.
-    pub(super) async fn read(&self, root: &Path, name: &str, offset: u64, bytes: u64) -> Option<Bytes> {
-        if bytes > MOST_BYTES {
-            return None;
-        }
-        let mut buffer = vec![0; bytes as usize];
-        let known = self.0.get(name);
-        if let Some(file) = &known
-            && read_at_once(file, &mut buffer, offset)
-        {
-            return Some(buffer.into());
-        }
+    /// Reads `bytes` at `offset` of an object in the directory `root`, if all of it is there.
+    pub(super) async fn read(&self, root: &Path, name: &str, offset: u64, bytes: usize) -> io::Result<Bytes> {
+        let read = match self.0.get(name) {
+            Some(file) => reads::read_exact_at(Kept::new(file), offset, bytes).await,
+            None => self.open_and_read(root, name, offset, bytes).await,
+        };
+        read.map(Bytes::from)
+    }
+
+    async fn open_and_read(&self, root: &Path, name: &str, offset: u64, bytes: usize) -> io::Result<Vec<u8>> {
         let (files, path, name) = (self.0.clone(), root.join(name), name.to_owned());
         let read = tokio::task::spawn_blocking(move || {
-            let file = match known {
-                Some(file) => file,
-                None => opened(&files, name, &path)?,
-            };
-            file.read_exact_at(&mut buffer, offset).ok().map(|()| buffer.into())
+            let (file, mut buffer) = (open(&files, name, &path)?, vec![0; bytes]);
+            file.read_exact_at(&mut buffer, offset).map(|()| buffer)
         });
-        read.await.ok().flatten()
+        read.await.unwrap_or_else(|panic| Err(io::Error::other(panic)))
     }
 
     /// An object has been deleted.
@@ -66,12 +52,12 @@ impl OpenFiles {
 }
 
 /// Opens a file and keeps it in the list. Blocks the thread.
-fn opened(files: &Cache<String, Arc<File>>, name: String, path: &Path) -> Option<Arc<File>> {
-    let file = Arc::new(File::open(path).ok()?);
+fn open(files: &Cache<String, Arc<File>>, name: String, path: &Path) -> io::Result<Arc<File>> {
+    let file = Arc::new(File::open(path)?);
     files.insert(name.clone(), file.clone());
     // Whoever deletes it does so before he closes it. So he finds it in the list, or it is seen here that it is gone.
     if !path.exists() {
         files.remove(&name);
     }
-    Some(file)
+    Ok(file)
 }
