@@ -111,7 +111,7 @@ impl Bench {
         let fulmar = self.fulmar(connections).await?;
         self.step(&format!("starting {}", self.peer.name()));
         let peer = Server::start((self.of_peer)()?, self.memory_bytes, connections).await?;
-        Ok(Pair { fulmar, peer })
+        Ok(Pair::of(fulmar, peer))
     }
 
     /// Measures both servers in turns. A measurement yields a number for each of `cases`; what fails fails them all.
@@ -153,7 +153,11 @@ pub(super) struct Pair {
 }
 
 impl Pair {
-    fn name(&self, side: Side) -> &'static str {
+    pub(super) fn of(fulmar: Server, peer: Server) -> Pair {
+        Pair { fulmar, peer }
+    }
+
+    pub(super) fn name(&self, side: Side) -> &'static str {
         match side {
             Side::Fulmar => self.fulmar.name(),
             Side::Peer => self.peer.name(),

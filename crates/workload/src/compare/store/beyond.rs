@@ -4,13 +4,15 @@
 //! the budget: else the kernel would hold for them what their memory does not. Fulmar is given the budget as its `--memory`;
 //! PostgreSQL half of it as `shared_buffers` (two fifths of the group, the most that its manual recommends): the rest is its
 //! processes' own, and the kernel's for it. Given all of it, it is ended by its group while it builds an index.
+//!
+//! They are measured in turns, since what a virtual disk gives changes by the minute; the other one stands still meanwhile.
 
 use std::path::Path;
 use std::time::Duration;
 
 use super::super::cases::Case;
 use super::super::result::{CaseResult, Peer};
-use super::super::turns::Progress;
+use super::super::turns::{Pair, Progress, Side};
 use super::StoreArgs;
 use crate::keys::Distribution;
 use crate::run::{RunOptions, run};
@@ -26,12 +28,6 @@ const MEASURE: Duration = Duration::from_secs(20);
 /// A row of a kilobyte takes a third of a page, and a key has one in each of three tables.
 const BYTES_PER_KEY: u64 = 4096;
 
-/// One of the two, and what bounds it. The group goes after its processes.
-struct Bounded {
-    server: Server,
-    _group: Option<MemoryGroup>,
-}
-
 pub(super) async fn measure(
     arguments: &StoreArgs,
     binary: &Path,
@@ -44,35 +40,38 @@ pub(super) async fn measure(
         ..Ycsb::default()
     };
     let progress = Progress::new();
-    let mut notes = Vec::new();
-    let mut rounds = [Vec::new(), Vec::new()];
     let budget_bytes = data_bytes / 4;
-    let fulmar: Box<dyn Product> = Box::new(Fulmar::at(binary.to_owned()));
-    let postgres: Box<dyn Product> = Box::new(Postgres::installed()?);
-    let products = [(fulmar, budget_bytes), (postgres, budget_bytes / 2)];
-    // One after the other: two loaded servers would share what the machine's disk cache has beyond the groups.
-    for ((product, memory_bytes), measured) in products.into_iter().zip(&mut rounds) {
-        progress.step(&format!("{}: loading {}", case.name, product.name()));
-        let bounded = start(product, memory_bytes, budget_bytes + budget_bytes / 4, &mut notes).await?;
-        let server = &bounded.server;
+    let group_bytes = budget_bytes + budget_bytes / 4;
+    let mut notes = Vec::new();
+    let fulmar = Box::new(Fulmar::at(binary.to_owned()));
+    let (fulmar, of_fulmar) = start(fulmar, budget_bytes, group_bytes, &mut notes).await?;
+    let postgres = Box::new(Postgres::installed()?);
+    let (postgres, of_postgres) = start(postgres, budget_bytes / 2, group_bytes, &mut notes).await?;
+    // A group goes after its processes.
+    let (_groups, mut pair) = ([of_fulmar, of_postgres], Pair::of(fulmar, postgres));
+    let options = |server: &Server, measure| RunOptions {
+        connections: CONNECTIONS,
+        warm_up: WARM_UP,
+        measure,
+        ..RunOptions::new(server.target().with_database(DATABASE))
+    };
+    pair.each(async |server| {
+        progress.step(&format!("{}: loading {}", case.name, server.name()));
         tenants::create(&server.target(), &[DATABASE.to_owned()], |_| ()).await?;
-        let options = |measure| RunOptions {
-            connections: CONNECTIONS,
-            warm_up: WARM_UP,
-            measure,
-            ..RunOptions::new(server.target().with_database(DATABASE))
-        };
-        run(workload.clone(), options(Duration::from_secs(1))).await?;
-        server.settle(DATABASE).await?;
-        for round in 1..=arguments.rounds {
-            progress.step(&format!(
-                "{}: round {round} of {}, {}",
-                case.name,
-                arguments.rounds,
-                server.name()
-            ));
-            let report = run(workload.clone(), options(MEASURE)).await?.complete()?;
-            measured.push(report.throughput_tps);
+        run(workload.clone(), options(server, Duration::from_secs(1))).await?;
+        server.settle(DATABASE).await
+    })
+    .await?;
+    let mut rounds = [Vec::new(), Vec::new()];
+    for round in 1..=arguments.rounds {
+        for (side, measured) in [Side::Fulmar, Side::Peer].into_iter().zip(&mut rounds) {
+            let (case, name, of) = (case.name, pair.name(side), arguments.rounds);
+            progress.step(&format!("{case}: round {round} of {of}, {name}"));
+            let mut measurement = async |server: &Server| {
+                let report = run(workload.clone(), options(server, MEASURE)).await?.complete()?;
+                anyhow::Ok(report.throughput_tps)
+            };
+            measured.push(pair.alone(side, &mut measurement).await?);
         }
     }
     let [fulmar, postgres] = rounds;
@@ -80,17 +79,18 @@ pub(super) async fn measure(
     Ok(notes.into_iter().fold(result, CaseResult::with_note))
 }
 
+/// Starts one of the two, and bounds what it takes.
 async fn start(
     product: Box<dyn Product>,
     memory_bytes: u64,
     group_bytes: u64,
     notes: &mut Vec<String>,
-) -> anyhow::Result<Bounded> {
+) -> anyhow::Result<(Server, Option<MemoryGroup>)> {
     let server = Server::start(product, memory_bytes, CONNECTIONS as u32).await?;
     let group =
         MemoryGroup::new(server.name(), group_bytes).and_then(|group| group.hold(&server).map(|()| group));
     let group = group.inspect_err(|error| {
         notes.push(format!("{}: the kernel's page cache is not bounded: {error:#}", server.name()))
     });
-    Ok(Bounded { server, _group: group.ok() })
+    Ok((server, group.ok()))
 }
