@@ -17,6 +17,12 @@
 //! a sixth more time. For the same reason what they use counts on the way back, not how long they were awake: where processors
 //! are short, who is awake is mostly in line for one.
 //!
+//! As many as there are processors is enough while sessions are ready at all times: more than that only take processors from each
+//! other. It is not where sessions wait for the disk again and again. Each comes back to the worker that it left,
+//! which is busy with another one, or in line behind a client, while the next worker's sessions are all at the disk: with two
+//! workers on two processors a fifth of both was idle, with three next to nothing. So half as many again are *spare*, and
+//! are at work only while sessions wait for the disk that often.
+//!
 //! Each session has a *home* among those that are active, by its number. One that finds itself elsewhere after it has
 //! answered, with nothing open and nothing received, moves there: its state is sent to the other worker, which
 //! registers its socket. So a session that says nothing stays where it is. Sessions over TLS do not move, and are
@@ -49,6 +55,9 @@ const HALF_USED: u32 = 500;
 const IDLE: f64 = 0.25;
 /// or it waited for its own for so much. One worker beside two busy threads of a client, on two processors, waits for a third.
 const WAITED: f64 = 0.4;
+/// Thousandths of a window that sessions have waited for the disk, those that waited at once added up, for each processor: from there on
+/// spare workers come, and below half of it they go.
+const AT_THE_DISK: u32 = 500;
 
 thread_local! {
     static WINDOW_BEGAN: Cell<Option<Moment>> = const { Cell::new(None) };
@@ -61,6 +70,8 @@ thread_local! {
 struct Moment {
     at: Instant,
     rested: Rested,
+    /// For how long this worker's sessions have waited for the disk, all together.
+    at_the_disk: Duration,
     /// `None` where the kernel does not tell.
     processors: Option<Processors>,
 }
@@ -69,6 +80,8 @@ struct Moment {
 pub(crate) struct Crew {
     born: Instant,
     active: AtomicUsize,
+    /// For the first `regular` of them there is a processor each. The others are spare.
+    regular: usize,
     seats: Box<[Seat]>,
     /// Since when there is one too many, in microseconds since `born`; 0: there is not.
     calm_since_us: AtomicU64,
@@ -78,6 +91,7 @@ pub(crate) struct Crew {
 #[derive(Default)]
 struct Seat {
     used: AtomicU32,
+    at_the_disk: AtomicU32,
     /// Windows in a row in which it was too busy.
     busy_windows: AtomicU32,
     told_us: AtomicU64,
@@ -89,47 +103,57 @@ struct Told {
     /// For how much of the window it was awake, in thousandths, and for how much of it on a processor.
     busy: u32,
     used: u32,
+    /// For how much of it its sessions waited for the disk, all together.
+    at_the_disk: u32,
     window: Duration,
-    /// Another worker would find a processor.
-    helped: bool,
+    /// Another worker would find a processor that is idle,
+    idle: bool,
+    /// or get one for longer than this one alone.
+    in_line: bool,
 }
 
 /// So much of a window, in thousandths.
 fn thousandths(time: Duration, window: Duration) -> u32 {
-    (time.as_micros() * 1000 / window.as_micros().max(1)).min(1000) as u32
+    (time.as_micros() * 1000 / window.as_micros().max(1)).try_into().unwrap_or(u32::MAX)
 }
 
 impl Moment {
     fn now(at: Instant, rested: Rested) -> Moment {
-        Moment { at, rested, processors: processors::look() }
+        Moment { at, rested, at_the_disk: fulmar_store::reads_have_waited(), processors: processors::look() }
     }
 
     /// What a worker tells of the window between this moment and `now`.
     fn tell(&self, now: &Moment, strain_began: &Moment) -> Told {
         let window = now.at.saturating_duration_since(self.at);
         let slept = now.rested.time.saturating_sub(self.rested.time);
-        let busy = 1000 - thousandths(slept, window);
+        let busy = 1000_u32.saturating_sub(thousandths(slept, window));
         let processors = self.processors.zip(now.processors);
         let used =
             processors.map(|(before, after)| thousandths(after.used.saturating_sub(before.used), window));
-        Told { busy, used: used.unwrap_or(busy), window, helped: strain_began.would_be_helped(now) }
+        let at_the_disk = thousandths(now.at_the_disk.saturating_sub(self.at_the_disk), window);
+        let (idle, in_line) = strain_began.chances(now);
+        Told { busy, used: used.unwrap_or(busy), at_the_disk, window, idle, in_line }
     }
 
-    /// Whether another worker would have found a processor since this moment. Yes, where nobody knows.
-    fn would_be_helped(&self, now: &Moment) -> bool {
-        let Some((before, after)) = self.processors.zip(now.processors) else { return true };
+    /// Whether another worker would have found an idle processor since this moment, and whether it would have got one for longer
+    /// than this worker alone. Yes, where nobody knows.
+    fn chances(&self, now: &Moment) -> (bool, bool) {
+        let Some((before, after)) = self.processors.zip(now.processors) else { return (true, true) };
         let time = now.at.saturating_duration_since(self.at);
-        after.idle.saturating_sub(before.idle) >= time.mul_f64(IDLE)
-            || after.waited.saturating_sub(before.waited) >= time.mul_f64(WAITED)
+        let idle = after.idle.saturating_sub(before.idle) >= time.mul_f64(IDLE);
+        let in_line = after.waited.saturating_sub(before.waited) >= time.mul_f64(WAITED);
+        (idle, in_line)
     }
 }
 
 impl Crew {
-    pub(crate) fn new(workers: usize) -> Crew {
+    /// So many regular workers, and half as many spare ones.
+    pub(crate) fn new(regular: usize) -> Crew {
         Crew {
             born: Instant::now(),
             active: AtomicUsize::new(1),
-            seats: (0..workers.max(1)).map(|_| Seat::default()).collect(),
+            regular,
+            seats: (0..regular + regular / 2).map(|_| Seat::default()).collect(),
             calm_since_us: AtomicU64::new(0),
         }
     }
@@ -137,6 +161,11 @@ impl Crew {
     /// The worker on which a session belongs at the moment.
     pub(crate) fn home(&self, session: i32) -> usize {
         session.cast_unsigned() as usize % self.active.load(Ordering::Relaxed)
+    }
+
+    /// How many there are, with those that are spare.
+    pub(crate) fn workers(&self) -> usize {
+        self.seats.len()
     }
 
     /// How many are at work.
@@ -168,6 +197,7 @@ impl Crew {
         let now_us = now.as_micros() as u64;
         let Some(seat) = self.seats.get(worker) else { return true };
         seat.used.store(told.used, Ordering::Relaxed);
+        seat.at_the_disk.store(told.at_the_disk, Ordering::Relaxed);
         seat.told_us.store(now_us.max(1), Ordering::Relaxed);
         let windows = (told.window.as_micros() / WINDOW.as_micros()).min(BUSY_WINDOWS.into()) as u32;
         let is_busy = told.busy > BUSY;
@@ -175,7 +205,12 @@ impl Crew {
         let too_busy = busy_windows >= BUSY_WINDOWS;
         seat.busy_windows.store(if too_busy { 0 } else { busy_windows }, Ordering::Relaxed);
         let active = self.active();
-        if too_busy && told.helped && worker < active && active < self.seats.len() {
+        let helped = if active < self.regular {
+            told.idle || told.in_line
+        } else {
+            told.idle && active < self.seats.len() && self.at_the_disk(now_us) >= AT_THE_DISK
+        };
+        if too_busy && helped && worker < active {
             self.calm_since_us.store(0, Ordering::Relaxed);
             self.change(active, active + 1);
         } else if active > 1 {
@@ -184,13 +219,25 @@ impl Crew {
         too_busy || !is_busy
     }
 
-    fn consider_fewer(&self, active: usize, began_us: u64, now_us: u64) {
+    /// What all workers have told lately, added up.
+    fn all(&self, now_us: u64, figure: impl Fn(&Seat) -> &AtomicU32) -> u32 {
         let fresh = |seat: &&Seat| {
             let told_us = seat.told_us.load(Ordering::Relaxed);
             told_us > 0 && now_us.saturating_sub(told_us) < FRESH.as_micros() as u64
         };
-        let all: u32 = self.seats.iter().filter(fresh).map(|seat| seat.used.load(Ordering::Relaxed)).sum();
-        if all >= (active as u32 - 1) * HALF_USED {
+        let figures = self.seats.iter().filter(fresh).map(|seat| figure(seat).load(Ordering::Relaxed));
+        figures.fold(0, u32::saturating_add)
+    }
+
+    /// How much sessions wait for the disk, for each processor.
+    fn at_the_disk(&self, now_us: u64) -> u32 {
+        self.all(now_us, |seat| &seat.at_the_disk) / self.regular as u32
+    }
+
+    fn consider_fewer(&self, active: usize, began_us: u64, now_us: u64) {
+        let used = self.all(now_us, |seat| &seat.used);
+        let spared = active > self.regular && self.at_the_disk(now_us) < AT_THE_DISK / 2;
+        if used >= (active as u32 - 1) * HALF_USED && !spared {
             return self.calm_since_us.store(0, Ordering::Relaxed);
         }
         let since_us = match self.calm_since_us.load(Ordering::Relaxed) {
@@ -215,7 +262,7 @@ mod tests {
     use super::*;
 
     fn told(busy: u32, windows: u32) -> Told {
-        Told { busy, used: busy, window: windows * WINDOW, helped: true }
+        Told { busy, used: busy, at_the_disk: 0, window: windows * WINDOW, idle: true, in_line: true }
     }
 
     #[test]
@@ -283,7 +330,7 @@ mod tests {
     #[test]
     fn nobody_comes_who_would_find_no_processor() {
         let crew = Crew::new(2);
-        let helpless = Told { helped: false, ..told(1000, 1) };
+        let helpless = Told { idle: false, in_line: false, ..told(1000, 1) };
         let strains = [1, 2, 3, 4].map(|window| crew.tell(0, helpless, window * WINDOW));
         assert_eq!((strains, crew.active()), ([false, false, true, false], 1), "asks anew after a while");
         crew.tell(0, told(1000, 1), 5 * WINDOW);
@@ -301,6 +348,26 @@ mod tests {
             crew.tell(1, Told { used: 200, ..told(700, 1) }, window * WINDOW);
         }
         assert_eq!(crew.active(), 1);
+    }
+
+    #[test]
+    fn spare_workers_come_where_sessions_wait_for_the_disk() {
+        let crew = Crew::new(2);
+        let tell = |told: Told, window: u32| {
+            for worker in 0..crew.active() {
+                crew.tell(worker, told, window * WINDOW);
+            }
+            crew.active()
+        };
+        let at_the_disk = |at_the_disk| Told { at_the_disk, ..told(900, 1) };
+        assert_eq!((0..40).map(|window| tell(at_the_disk(400), window)).max(), Some(2), "too seldom");
+        let in_line = Told { idle: false, ..at_the_disk(1500) };
+        assert_eq!((40..60).map(|window| tell(in_line, window)).max(), Some(2), "no processor is idle");
+        let calm = Told { busy: 600, ..at_the_disk(1500) };
+        assert_eq!((60..80).map(|window| tell(calm, window)).max(), Some(2), "they are at hand");
+        assert_eq!((80..90).map(|window| tell(at_the_disk(1500), window)).max(), Some(3), "all there are");
+        assert_eq!((90..190).map(|window| tell(at_the_disk(300), window)).min(), Some(3));
+        assert_eq!((190..245).map(|window| tell(at_the_disk(100), window)).next_back(), Some(2));
     }
 
     #[test]

@@ -42,7 +42,7 @@ pub struct GatewayConfig {
     pub tls: Option<Arc<rustls::ServerConfig>>,
     /// Everybody is a superuser and needs no password.
     pub insecure: bool,
-    /// Threads that serve sessions.
+    /// Threads that serve sessions; half as many again help while sessions wait for the disk.
     pub workers: usize,
     /// Sessions at once; more are refused (53300). The last ten places are for superusers.
     pub max_sessions: usize,
@@ -195,7 +195,7 @@ impl Gateway {
         let listener = listen(config.sql_address)?;
         let local_address = listener.local_addr()?;
         let registry = Arc::new(Registry::new(config.max_sessions));
-        let count = config.workers.max(1);
+        let regular = config.workers.max(1);
         let shared = Arc::new(Shared {
             slow: SlowLog::new(config.slow_statement),
             logins: Crowd::new(config.max_logins),
@@ -210,13 +210,13 @@ impl Gateway {
             failures: Failures::new(),
             closing: CancellationToken::new(),
         });
-        let Workers { all: workers, crew, threads } = worker::start(count, &shared)?;
+        let Workers { all: workers, crew, threads } = worker::start(regular, &shared)?;
         let metrics = Arc::new(MetricsSource {
             shared: shared.clone(),
             crew,
             workers: workers.iter().map(|worker| worker.metrics.clone()).collect(),
         });
-        let acceptor = tokio::spawn(accept(listener, workers, shared.clone()));
+        let acceptor = tokio::spawn(accept(listener, workers, regular, shared.clone()));
         tokio::spawn(events::watch(shared.clone()));
         Ok(Gateway { shared, local_address, acceptor, workers: threads, metrics })
     }
@@ -269,8 +269,8 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(1024)
 }
 
-/// Hands connections to workers, for ever.
-async fn accept(listener: TcpListener, workers: Arc<[Worker]>, shared: Arc<Shared>) {
+/// Hands connections to the regular workers, for ever. Who cannot move would stay with a spare one.
+async fn accept(listener: TcpListener, workers: Arc<[Worker]>, regular: usize, shared: Arc<Shared>) {
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
@@ -281,7 +281,7 @@ async fn accept(listener: TcpListener, workers: Arc<[Worker]>, shared: Arc<Share
                 continue;
             }
         };
-        let Some(worker) = workers.iter().min_by_key(|worker| worker.load()) else {
+        let Some(worker) = workers.iter().take(regular).min_by_key(|worker| worker.load()) else {
             return;
         };
         worker.hand(stream, shared.logins.enter(&shared.closing).await).await;

@@ -74,10 +74,11 @@ pub(crate) struct Workers {
     pub(crate) threads: Vec<JoinHandle<()>>,
 }
 
-/// Starts so many workers.
-pub(crate) fn start(count: usize, shared: &Arc<Shared>) -> io::Result<Workers> {
-    let (workers, received): (Vec<_>, Vec<_>) = (0..count.max(1)).map(|_| Worker::new()).unzip();
-    let (all, crew): (Arc<[Worker]>, _) = (workers.into(), Arc::new(Crew::new(count)));
+/// Starts so many regular workers, and spare ones.
+pub(crate) fn start(regular: usize, shared: &Arc<Shared>) -> io::Result<Workers> {
+    let crew = Arc::new(Crew::new(regular));
+    let (workers, received): (Vec<_>, Vec<_>) = (0..crew.workers()).map(|_| Worker::new()).unzip();
+    let all: Arc<[Worker]> = workers.into();
     let mut threads = Vec::new();
     for (number, arrivals) in received.into_iter().enumerate() {
         let (workers, crew, shared) = (all.clone(), crew.clone(), shared.clone());
@@ -180,6 +181,7 @@ impl Post {
 async fn serve(mut arrivals: mpsc::Receiver<Arrival>, post: Rc<Post>) {
     let (sessions, closing) = (TaskTracker::new(), post.shared.closing.clone());
     let _dispatcher = AbortOnDropHandle::new(tokio::task::spawn_local(fair::dispatch()));
+    let _reads = AbortOnDropHandle::new(tokio::task::spawn_local(fulmar_store::serve_reads()));
     while let Some(arrival) = next(&mut arrivals, &closing).await {
         let (post, load) = (post.clone(), Load::new(&post.workers[post.number].load));
         sessions.spawn_local(async move {
