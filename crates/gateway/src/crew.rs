@@ -55,9 +55,10 @@ const HALF_USED: u32 = 500;
 const IDLE: f64 = 0.25;
 /// or it waited for its own for so much. One worker beside two busy threads of a client, on two processors, waits for a third.
 const WAITED: f64 = 0.4;
-/// Thousandths of a window that sessions have waited for the disk, those that waited at once added up, for each processor: from there on
-/// spare workers come, and below half of it they go.
-const AT_THE_DISK: u32 = 500;
+/// Reads in a second that had to wait for the disk, for each processor: from there on spare workers come, and below half of it they go.
+const AT_THE_DISK: u32 = 2000;
+/// Over so many windows that is smoothed.
+const SMOOTHED_WINDOWS: u32 = 8;
 
 thread_local! {
     static WINDOW_BEGAN: Cell<Option<Moment>> = const { Cell::new(None) };
@@ -70,8 +71,8 @@ thread_local! {
 struct Moment {
     at: Instant,
     rested: Rested,
-    /// For how long this worker's sessions have waited for the disk, all together.
-    at_the_disk: Duration,
+    /// Reads of this worker's sessions that had to wait for the disk.
+    at_the_disk: u64,
     /// `None` where the kernel does not tell.
     processors: Option<Processors>,
 }
@@ -91,6 +92,7 @@ pub(crate) struct Crew {
 #[derive(Default)]
 struct Seat {
     used: AtomicU32,
+    /// Reads at the disk in a second, smoothed.
     at_the_disk: AtomicU32,
     /// Windows in a row in which it was too busy.
     busy_windows: AtomicU32,
@@ -103,7 +105,7 @@ struct Told {
     /// For how much of the window it was awake, in thousandths, and for how much of it on a processor.
     busy: u32,
     used: u32,
-    /// For how much of it its sessions waited for the disk, all together.
+    /// Reads at the disk in a second.
     at_the_disk: u32,
     window: Duration,
     /// Another worker would find a processor that is idle,
@@ -112,27 +114,43 @@ struct Told {
     in_line: bool,
 }
 
+impl Told {
+    /// How many windows this one is as long as.
+    fn windows(&self) -> u32 {
+        (self.window.as_micros() / WINDOW.as_micros()).try_into().unwrap_or(u32::MAX)
+    }
+}
+
+impl Seat {
+    fn smooth_at_the_disk(&self, reads: u32, windows: u32) {
+        let new = windows.min(SMOOTHED_WINDOWS);
+        let before = u64::from(self.at_the_disk.load(Ordering::Relaxed)) * u64::from(SMOOTHED_WINDOWS - new);
+        let smoothed = (before + u64::from(reads) * u64::from(new)) / u64::from(SMOOTHED_WINDOWS);
+        self.at_the_disk.store(smoothed as u32, Ordering::Relaxed);
+    }
+}
+
 /// So much of a window, in thousandths.
 fn thousandths(time: Duration, window: Duration) -> u32 {
-    (time.as_micros() * 1000 / window.as_micros().max(1)).try_into().unwrap_or(u32::MAX)
+    (time.as_micros() * 1000 / window.as_micros().max(1)).min(1000) as u32
 }
 
 impl Moment {
     fn now(at: Instant, rested: Rested) -> Moment {
-        Moment { at, rested, at_the_disk: fulmar_store::reads_have_waited(), processors: processors::look() }
+        Moment { at, rested, at_the_disk: fulmar_store::reads_at_the_disk(), processors: processors::look() }
     }
 
     /// What a worker tells of the window between this moment and `now`.
     fn tell(&self, now: &Moment, strain_began: &Moment) -> Told {
         let window = now.at.saturating_duration_since(self.at);
         let slept = now.rested.time.saturating_sub(self.rested.time);
-        let busy = 1000_u32.saturating_sub(thousandths(slept, window));
+        let busy = 1000 - thousandths(slept, window);
         let processors = self.processors.zip(now.processors);
         let used =
             processors.map(|(before, after)| thousandths(after.used.saturating_sub(before.used), window));
-        let at_the_disk = thousandths(now.at_the_disk.saturating_sub(self.at_the_disk), window);
+        let at_the_disk = (now.at_the_disk - self.at_the_disk) as f64 / window.as_secs_f64();
         let (idle, in_line) = strain_began.chances(now);
-        Told { busy, used: used.unwrap_or(busy), at_the_disk, window, idle, in_line }
+        Told { busy, used: used.unwrap_or(busy), at_the_disk: at_the_disk as u32, window, idle, in_line }
     }
 
     /// Whether another worker would have found an idle processor since this moment, and whether it would have got one for longer
@@ -197,11 +215,12 @@ impl Crew {
         let now_us = now.as_micros() as u64;
         let Some(seat) = self.seats.get(worker) else { return true };
         seat.used.store(told.used, Ordering::Relaxed);
-        seat.at_the_disk.store(told.at_the_disk, Ordering::Relaxed);
         seat.told_us.store(now_us.max(1), Ordering::Relaxed);
-        let windows = (told.window.as_micros() / WINDOW.as_micros()).min(BUSY_WINDOWS.into()) as u32;
+        let windows = told.windows();
+        seat.smooth_at_the_disk(told.at_the_disk, windows);
         let is_busy = told.busy > BUSY;
-        let busy_windows = if is_busy { seat.busy_windows.load(Ordering::Relaxed) + windows } else { 0 };
+        let busy_windows =
+            if is_busy { seat.busy_windows.load(Ordering::Relaxed) + windows.min(BUSY_WINDOWS) } else { 0 };
         let too_busy = busy_windows >= BUSY_WINDOWS;
         seat.busy_windows.store(if too_busy { 0 } else { busy_windows }, Ordering::Relaxed);
         let active = self.active();
@@ -229,7 +248,7 @@ impl Crew {
         figures.fold(0, u32::saturating_add)
     }
 
-    /// How much sessions wait for the disk, for each processor.
+    /// Reads in a second that wait for the disk, for each processor.
     fn at_the_disk(&self, now_us: u64) -> u32 {
         self.all(now_us, |seat| &seat.at_the_disk) / self.regular as u32
     }
@@ -353,21 +372,25 @@ mod tests {
     #[test]
     fn spare_workers_come_where_sessions_wait_for_the_disk() {
         let crew = Crew::new(2);
-        let tell = |told: Told, window: u32| {
-            for worker in 0..crew.active() {
-                crew.tell(worker, told, window * WINDOW);
+        let now = Cell::new(Duration::ZERO);
+        // All that are active tell the same for so many windows.
+        let tell = |windows: u32, told: Told| {
+            for _ in 0..windows {
+                now.set(now.get() + WINDOW);
+                (0..crew.active()).for_each(|worker| _ = crew.tell(worker, told, now.get()));
             }
             crew.active()
         };
         let at_the_disk = |at_the_disk| Told { at_the_disk, ..told(900, 1) };
-        assert_eq!((0..40).map(|window| tell(at_the_disk(400), window)).max(), Some(2), "too seldom");
-        let in_line = Told { idle: false, ..at_the_disk(1500) };
-        assert_eq!((40..60).map(|window| tell(in_line, window)).max(), Some(2), "no processor is idle");
-        let calm = Told { busy: 600, ..at_the_disk(1500) };
-        assert_eq!((60..80).map(|window| tell(calm, window)).max(), Some(2), "they are at hand");
-        assert_eq!((80..90).map(|window| tell(at_the_disk(1500), window)).max(), Some(3), "all there are");
-        assert_eq!((90..190).map(|window| tell(at_the_disk(300), window)).min(), Some(3));
-        assert_eq!((190..245).map(|window| tell(at_the_disk(100), window)).next_back(), Some(2));
+        assert_eq!(tell(40, at_the_disk(1900)), 2, "too seldom");
+        assert_eq!(tell(20, Told { idle: false, ..at_the_disk(9000) }), 2, "no processor is idle");
+        assert_eq!(tell(20, Told { busy: 600, ..at_the_disk(9000) }), 2, "they are at hand");
+        assert_eq!(tell(10, at_the_disk(9000)), 3, "all there are");
+        assert_eq!(tell(100, at_the_disk(800)), 3, "it comes at more than it goes at");
+        assert_eq!(tell(40, at_the_disk(100)), 3, "it may have been a pause");
+        assert_eq!(tell(40, at_the_disk(100)), 2);
+        assert_eq!(tell(10, at_the_disk(9000)), 3);
+        assert_eq!((tell(40, told(900, 1)), tell(1, at_the_disk(2000)), tell(40, told(900, 1))), (3, 3, 2));
     }
 
     #[test]

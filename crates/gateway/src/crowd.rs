@@ -104,8 +104,8 @@ pub(crate) struct Place {
 
 impl Place {
     /// Does something, unless it has to leave.
-    pub(crate) async fn stay<F: Future>(&self, work: F) -> Option<F::Output> {
-        self.leave.run_until_cancelled(work).await
+    pub(crate) fn stay<F: Future>(&self, work: F) -> impl Future<Output = Option<F::Output>> {
+        self.leave.run_until_cancelled(work)
     }
 }
 

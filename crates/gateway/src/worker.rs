@@ -141,38 +141,43 @@ impl Post {
     async fn welcome(&self, stream: std::net::TcpStream, place: Place) {
         let Ok(stream) = TcpStream::from_std(stream) else { return };
         let (shared, metrics) = (self.shared.clone(), self.metrics.clone());
-        if let Some((session, entry)) = startup::serve(stream, place, shared, metrics).await {
-            self.metrics.connected();
-            self.serve(session, entry).await;
-        }
+        let serving = match startup::serve(stream, place, shared, metrics).await {
+            Some((session, entry)) => self.serve(session, entry),
+            None => return,
+        };
+        self.metrics.connected();
+        serving.await;
     }
 
-    async fn take_over(&self, traveller: Box<Traveller>) {
+    fn take_over(&self, traveller: Box<Traveller>) -> impl Future<Output = ()> {
         let Traveller { mut session, stream, entry } = *traveller;
         // If its socket cannot be registered the session finds its client gone.
         session.arrive(TcpStream::from_std(stream).ok(), self.metrics.clone());
         self.metrics.moved();
-        self.serve(session, entry).await;
+        self.serve(session, entry)
     }
 
     /// Serves a session until it ends or moves.
-    async fn serve(&self, mut session: Session, entry: Entry) {
-        let leave = {
-            let mut serving = pin!(session.serve(self));
-            poll_fn(|cx| {
-                fair::slice_begins();
-                serving.as_mut().poll(cx)
-            })
-            .await
-        };
-        match leave {
-            Leave::Ends(end) => session.end(end).await,
-            Leave::Moves(room) => match session.depart() {
-                Some(stream) => {
-                    drop(room.send(Arrival::Session(Box::new(Traveller { session, stream, entry }))));
-                }
-                None => session.end(crate::session::End::Client).await,
-            },
+    #[expect(clippy::manual_async_fn, reason = "an `async fn` that is given a session has room for it twice")]
+    fn serve(&self, mut session: Session, entry: Entry) -> impl Future<Output = ()> {
+        async move {
+            let leave = {
+                let mut serving = pin!(session.serve(self));
+                poll_fn(|cx| {
+                    fair::slice_begins();
+                    serving.as_mut().poll(cx)
+                })
+                .await
+            };
+            match leave {
+                Leave::Ends(end) => session.end(end).await,
+                Leave::Moves(room) => match session.depart() {
+                    Some(stream) => {
+                        drop(room.send(Arrival::Session(Box::new(Traveller { session, stream, entry }))));
+                    }
+                    None => session.end(crate::session::End::Client).await,
+                },
+            }
         }
     }
 }

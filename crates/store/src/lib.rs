@@ -36,7 +36,7 @@ pub use objects::{
     FateName, HotPagesName, Listed, MOST_TERMS, ManifestName, PIN_AGAIN, PageStore, Pinned, RawFrame,
     SegmentWriter, StoreError, Term, VERSION_BITS,
 };
-pub use reads::{reads_have_waited, serve_reads};
+pub use reads::{reads_at_the_disk, serve_reads};
 pub use single_flight::SingleFlight;
 pub use store::{
     Backend, Failure, FailureKind, FaultyStore, Limits, Listing, OperationStatistics, Piece, ReadOnlyStore,

@@ -2,7 +2,8 @@
 //! the disk must be asked for comes without holding up the thread.
 //!
 //! A disk may take its time, or never answer. So few reads wait for it at once, and none of them is waited for longer than
-//! [`PATIENCE`]: then, or when there are as many already, the store is asked instead.
+//! [`PATIENCE`]: then the store is asked instead, or when as many wait already and the piece is not in memory either. A read that waits
+//! asks for a few pieces at once in its thread's ring, or else for one after the other, so that as many threads wait as reads do.
 
 use std::fs::File;
 use std::io;
@@ -22,8 +23,8 @@ use crate::reads::{self, Kept};
 
 /// Reads that may wait for the disk at the same time, each of some pieces.
 pub(super) const READS_AT_ONCE: usize = 64;
-/// Pieces that one of them asks the disk for at the same time.
-const PIECES_AT_ONCE: usize = 16;
+/// Pieces that one of them asks the disk for at the same time, in a ring.
+const PIECES_AT_ONCE: usize = 4;
 /// The longest that a read is waited for.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -70,12 +71,19 @@ impl DiskCache {
         found
     }
 
-    /// Reads entries, in their order on the disk. Answers nothing if that takes too long, or too much is waited for already.
+    /// Reads entries, in their order on the disk. Answers nothing if that takes too long; if too much is waited for already, what is in
+    /// memory.
     async fn read(&self, mut entries: Vec<(usize, Entry)>) -> Vec<(usize, Option<Bytes>)> {
         entries.sort_unstable_by_key(|(_, entry)| (entry.place.file, entry.place.at));
         let Some((_, first)) = entries.first() else { return Vec::new() };
         let file = first.place.file;
-        let Ok(place) = self.shared.reads.clone().try_acquire_owned() else { return Vec::new() };
+        let Ok(place) = self.shared.reads.clone().try_acquire_owned() else {
+            let in_memory = |(at, entry): (usize, Entry)| {
+                let read = entry.copy()?;
+                Some((at, self.shared.judge(&entry, Ok(read))))
+            };
+            return entries.into_iter().filter_map(in_memory).collect();
+        };
         let place = Arc::new(place);
         let read = |(at, entry): (usize, Entry)| {
             let place = place.clone();
@@ -84,7 +92,8 @@ impl DiskCache {
                 (at, self.shared.judge(&entry, read))
             }
         };
-        let read = stream::iter(entries).map(read).buffer_unordered(PIECES_AT_ONCE).collect();
+        let at_once = if reads::wait_in_a_ring() { PIECES_AT_ONCE } else { 1 };
+        let read = stream::iter(entries).map(read).buffer_unordered(at_once).collect();
         match tokio::time::timeout(PATIENCE, read).await {
             Ok(read) => read,
             Err(late) => {
@@ -134,6 +143,13 @@ impl Shared {
 }
 
 impl Entry {
+    /// The entry, if its length is known and the system has all of it in memory.
+    fn copy(&self) -> Option<Vec<u8>> {
+        let mut read = vec![0; HEAD_BYTES + self.wanted.bytes?];
+        reads::read_at_once(&self.file, &mut read, self.place.at.into()).then_some(read)
+    }
+
+    /// The same, wherever it is.
     async fn read(&self, place: Arc<OwnedSemaphorePermit>) -> io::Result<Vec<u8>> {
         let kept = Kept::with_place(self.file.clone(), place);
         let at = self.place.at.into();

@@ -73,6 +73,22 @@ fn bytes_of(directory: &Path) -> u64 {
     files(directory).iter().map(|(_, bytes)| bytes).sum()
 }
 
+/// A disk that does not answer any more keeps nobody from what the system has of it in memory.
+#[tokio::test]
+async fn what_is_in_memory_is_found_while_the_disk_is_waited_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let cache = open(&directory, SMALL);
+    put_all(&cache, [1], 3000);
+    until_entries(&cache, 1);
+    let waiting = cache.shared.reads.acquire_many(reader::READS_AT_ONCE as u32).await.unwrap();
+    assert!(get(&cache, 1, 3000, Reading::Again).await.is_some_and(|found| found == piece(1, 3000)));
+    let unknown = Wanted { key: key(1), bytes: None };
+    assert_eq!(cache.get(&[unknown], Reading::Again).await, [None], "that may be large");
+    drop(waiting);
+    assert!(cache.get(&[unknown], Reading::Again).await[0].is_some());
+    assert_eq!(cache.statistics().failures, 0);
+}
+
 #[tokio::test]
 async fn what_is_put_is_found_by_this_life_and_the_next() {
     let directory = tempfile::tempdir().unwrap();

@@ -18,10 +18,10 @@ use std::fs::File;
 use std::io::{self, IoSliceMut};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use rustix::io::{ReadWriteFlags, preadv2};
 use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::oneshot::error::TryRecvError;
 
 pub use ring::serve_reads;
 
@@ -47,42 +47,53 @@ impl Kept {
 }
 
 thread_local! {
-    static WAITED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+    static AT_THE_DISK: Cell<u64> = const { Cell::new(0) };
 }
 
-/// For how long tasks of this thread have waited for what they read from files, since it was started; those that waited at the
-/// same time are added up.
-pub fn reads_have_waited() -> Duration {
-    WAITED.get()
+/// How many reads of this thread's tasks had to wait for the disk, since it was started.
+pub fn reads_at_the_disk() -> u64 {
+    AT_THE_DISK.get()
 }
 
-async fn waiting<T>(read: impl Future<Output = T>) -> T {
-    let began = Instant::now();
-    let outcome = read.await;
-    WAITED.set(WAITED.get() + began.elapsed());
-    outcome
+/// One more waits.
+// Not inlined: the thread's count is looked up anew, whatever stack this runs on.
+#[inline(never)]
+pub(crate) fn goes_to_the_disk() {
+    AT_THE_DISK.set(AT_THE_DISK.get() + 1);
 }
 
 /// Reads exactly so many bytes of a file at an offset.
 pub(crate) async fn read_exact_at(kept: Kept, offset: u64, bytes: usize) -> io::Result<Vec<u8>> {
     let at_once = bytes <= MOST_AT_ONCE_BYTES;
-    if at_once
-        && let Some(read) = ring::read(&kept, offset, bytes)
-        && let Ok(read) = waiting(read).await
-    {
-        return Ok(read);
+    if at_once && let Some(mut read) = ring::read(&kept, offset, bytes) {
+        let read = match read.try_recv() {
+            Err(TryRecvError::Empty) => {
+                goes_to_the_disk();
+                read.await.ok()
+            }
+            read => read.ok(),
+        };
+        if let Some(read) = read {
+            return Ok(read);
+        }
     }
     let mut buffer = vec![0; bytes];
     if at_once && read_at_once(&kept.file, &mut buffer, offset) {
         return Ok(buffer);
     }
+    goes_to_the_disk();
     let read =
         tokio::task::spawn_blocking(move || kept.file.read_exact_at(&mut buffer, offset).map(|()| buffer));
-    waiting(read).await.unwrap_or_else(|panic| Err(io::Error::other(panic)))
+    read.await.unwrap_or_else(|panic| Err(io::Error::other(panic)))
+}
+
+/// Whether this thread's reads wait in a ring, and not each in a thread of its own.
+pub(crate) fn wait_in_a_ring() -> bool {
+    ring::is_there()
 }
 
 /// Reads what of a file the system has in memory. Answers whether that was all that was wanted; it never waits for the disk.
-fn read_at_once(file: &File, buffer: &mut [u8], offset: u64) -> bool {
+pub(crate) fn read_at_once(file: &File, buffer: &mut [u8], offset: u64) -> bool {
     let bytes = buffer.len();
     preadv2(file, &mut [IoSliceMut::new(buffer)], offset, ReadWriteFlags::NOWAIT) == Ok(bytes)
 }

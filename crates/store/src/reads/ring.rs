@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The system does nothing of its own on the thread (`DEFER_TASKRUN`): what the disk has answered is copied when the thread comes
-//! to look: at its next read, or when its runtime has seen the event. So a busy thread is not interrupted, and one that
-//! sleeps is woken once for all that came meanwhile.
+//! to look: at its next read, or when its runtime has seen the event. So a busy thread is not interrupted, and one look
+//! serves all that came meanwhile.
 //!
 //! **What the system writes to stays.** A buffer belongs to the ring from its submission until its completion was seen, whether
 //! somebody still waits for it or not. A ring that ends before leaves the buffers of what is under way to the system for good: only
@@ -85,6 +85,12 @@ pub(super) fn read(kept: &Kept, offset: u64, bytes: usize) -> Option<Outcome> {
     begun
 }
 
+/// Whether this thread has a ring.
+#[inline(never)]
+pub(super) fn is_there() -> bool {
+    RING.with_borrow(Option::is_some)
+}
+
 /// Does something with this thread's ring, and tells those whose reads are done. They are told when the ring is not in use:
 /// whoever is woken, or finds that nobody waits any more, may do what it wants.
 fn settle(work: impl FnOnce(&mut Ring)) {
@@ -132,12 +138,18 @@ struct Done {
 
 impl Ring {
     fn new() -> io::Result<Ring> {
-        let uring = IoUring::builder()
+        let mut uring = IoUring::builder()
             .setup_single_issuer()
             .setup_defer_taskrun()
             .setup_taskrun_flag()
             .setup_submit_all()
             .build(READS_AT_ONCE)?;
+        // A system may let one have a ring and not use it.
+        // SAFETY: this entry has no buffer and no file.
+        let pushed = unsafe { uring.submission().push(&opcode::Nop::new().build()) };
+        pushed.map_err(io::Error::other)?;
+        uring.submit_and_wait(1)?;
+        let _ = uring.completion().next();
         let answers = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         uring.submitter().register_eventfd(answers.as_raw_fd())?;
         let under_way = (0..READS_AT_ONCE).map(|_| None).collect();
@@ -163,21 +175,24 @@ impl Ring {
         Some(outcome)
     }
 
-    /// Looks for what the disk has answered, if there is something.
+    /// Looks for what the disk has answered, if there is something. The system takes only so many at a time.
     fn look(&mut self) {
-        let submission = self.uring.submission();
-        if submission.taskrun() || submission.cq_overflow() || !submission.is_empty() {
-            drop(submission);
-            self.enter();
-        }
+        while self.has_news() && self.enter() {}
     }
 
-    /// Hands over what is to be submitted, and takes what is done.
-    fn enter(&mut self) {
-        if self.uring.submit().is_err() || !self.uring.submission().is_empty() {
+    fn has_news(&mut self) -> bool {
+        let submission = self.uring.submission();
+        submission.taskrun() || submission.cq_overflow() || !submission.is_empty()
+    }
+
+    /// Hands over what is to be submitted, and takes what is done. Answers whether the system did.
+    fn enter(&mut self) -> bool {
+        let entered = self.uring.submit().is_ok() && self.uring.submission().is_empty();
+        if !entered {
             // It stays in the queue.
             self.refused.notify_one();
         }
+        entered
     }
 
     /// The next read that is done, and who waits for it.

@@ -1,7 +1,7 @@
 //! Files of local objects that were read lately, which stay open.
 //!
-//! Opening a file takes a thread that may wait: as long as reading a page from the disk does. Reading from one that is open takes none
-//! ([`crate::reads`]).
+//! Opening a file takes a thread that may wait: as long as reading a page from the disk does. Reading a page from one that is open takes
+//! none, where the system has io_uring ([`crate::reads`]).
 //!
 //! Objects never change, so an open file is never stale. One that is deleted leaves the list, so that its space is free.
 
@@ -37,6 +37,7 @@ impl OpenFiles {
     }
 
     async fn open_and_read(&self, root: &Path, name: &str, offset: u64, bytes: usize) -> io::Result<Vec<u8>> {
+        reads::goes_to_the_disk();
         let (files, path, name) = (self.0.clone(), root.join(name), name.to_owned());
         let read = tokio::task::spawn_blocking(move || {
             let (file, mut buffer) = (open(&files, name, &path)?, vec![0; bytes]);

@@ -5,7 +5,8 @@
 //! PostgreSQL half of it as `shared_buffers` (two fifths of the group, the most that its manual recommends): the rest is its
 //! processes' own, and the kernel's for it. Given all of it, it is ended by its group while it builds an index.
 //!
-//! They are measured in turns, since what a virtual disk gives changes by the minute; the other one stands still meanwhile.
+//! They are measured in turns, since what a virtual disk gives changes by the minute; the other one stands still meanwhile, and what
+//! it has left to the kernel to write is written before.
 
 use std::path::Path;
 use std::time::Duration;
@@ -44,13 +45,14 @@ pub(super) async fn measure(
     let group_bytes = budget_bytes + budget_bytes / 4;
     let mut notes = Vec::new();
     let fulmar = Box::new(Fulmar::at(binary.to_owned()));
-    let (fulmar, of_fulmar) = start(fulmar, budget_bytes, group_bytes, &mut notes).await?;
+    // A group goes after its processes: it is declared first.
+    let (of_fulmar, fulmar) = start(fulmar, budget_bytes, group_bytes, &mut notes).await?;
     let postgres = Box::new(Postgres::installed()?);
-    let (postgres, of_postgres) = start(postgres, budget_bytes / 2, group_bytes, &mut notes).await?;
-    // A group goes after its processes.
+    let (of_postgres, postgres) = start(postgres, budget_bytes / 2, group_bytes, &mut notes).await?;
     let (_groups, mut pair) = ([of_fulmar, of_postgres], Pair::of(fulmar, postgres));
-    let options = |server: &Server, measure| RunOptions {
+    let options = |server: &Server, seed, measure| RunOptions {
         connections: CONNECTIONS,
+        seed,
         warm_up: WARM_UP,
         measure,
         ..RunOptions::new(server.target().with_database(DATABASE))
@@ -58,7 +60,7 @@ pub(super) async fn measure(
     pair.each(async |server| {
         progress.step(&format!("{}: loading {}", case.name, server.name()));
         tenants::create(&server.target(), &[DATABASE.to_owned()], |_| ()).await?;
-        run(workload.clone(), options(server, Duration::from_secs(1))).await?;
+        run(workload.clone(), options(server, 0, Duration::from_secs(1))).await?;
         server.settle(DATABASE).await
     })
     .await?;
@@ -68,7 +70,9 @@ pub(super) async fn measure(
             let (case, name, of) = (case.name, pair.name(side), arguments.rounds);
             progress.step(&format!("{case}: round {round} of {of}, {name}"));
             let mut measurement = async |server: &Server| {
-                let report = run(workload.clone(), options(server, MEASURE)).await?.complete()?;
+                tokio::task::spawn_blocking(rustix::fs::sync).await?;
+                let report =
+                    run(workload.clone(), options(server, round.into(), MEASURE)).await?.complete()?;
                 anyhow::Ok(report.throughput_tps)
             };
             measured.push(pair.alone(side, &mut measurement).await?);
@@ -85,12 +89,12 @@ async fn start(
     memory_bytes: u64,
     group_bytes: u64,
     notes: &mut Vec<String>,
-) -> anyhow::Result<(Server, Option<MemoryGroup>)> {
+) -> anyhow::Result<(Option<MemoryGroup>, Server)> {
     let server = Server::start(product, memory_bytes, CONNECTIONS as u32).await?;
     let group =
         MemoryGroup::new(server.name(), group_bytes).and_then(|group| group.hold(&server).map(|()| group));
     let group = group.inspect_err(|error| {
         notes.push(format!("{}: the kernel's page cache is not bounded: {error:#}", server.name()))
     });
-    Ok((server, group.ok()))
+    Ok((group.ok(), server))
 }
