@@ -76,7 +76,7 @@ fn bytes_of(directory: &Path) -> u64 {
 /// A disk that does not answer any more keeps nobody from what the system has of it in memory.
 #[tokio::test]
 async fn what_is_in_memory_is_found_while_the_disk_is_waited_for() {
-    let directory = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
     let cache = open(&directory, SMALL);
     put_all(&cache, [1], 3000);
     until_entries(&cache, 1);
