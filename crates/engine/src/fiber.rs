@@ -65,7 +65,7 @@ impl Suspender {
                 return Err(Abandoned);
             }
             // SAFETY: `poll` stored the context of the call that is resuming us; it outlives this resumption.
-            match future.as_mut().poll(unsafe { &mut *context }) {
+            match poll_on_this_thread(future.as_mut(), unsafe { &mut *context }) {
                 Poll::Ready(output) => return Ok(output),
                 Poll::Pending => self.suspend(),
             }
@@ -89,6 +89,13 @@ impl Suspender {
         let context = unsafe { (*self.yielder.get()).suspend(()) };
         self.context.set(context);
     }
+}
+
+/// Polls in a frame of its own. In one with the suspension the compiler would look up the thread-locals that a future uses (the
+/// runtime's, when it wakes or defers) once for all polls, and go on with those of the thread that the fiber has left.
+#[inline(never)]
+fn poll_on_this_thread<F: Future>(future: Pin<&mut F>, context: &mut Context<'_>) -> Poll<F::Output> {
+    future.poll(context)
 }
 
 thread_local! {

@@ -53,6 +53,19 @@ impl RowLocks {
         self.any() && self.state.lock().locks.get(&row).is_some_and(|lock| lock.holder != owner)
     }
 
+    /// Takes the lock, if nobody else holds it: what is asked and done in two steps, another thread comes between.
+    pub(crate) fn try_take(&self, row: RowName, owner: u64) -> bool {
+        let mut state = self.state.lock();
+        match state.locks.get(&row) {
+            Some(lock) => lock.holder == owner,
+            None => {
+                state.locks.insert(row, Lock { holder: owner, queue: VecDeque::new() });
+                self.held.fetch_add(1, Ordering::Release);
+                true
+            }
+        }
+    }
+
     /// Takes the lock, waiting for those before. `owner` gives it back with [`RowLocks::release`], also if this future
     /// is dropped while it waits.
     pub(crate) async fn take(&self, row: RowName, owner: u64) -> Result<(), Deadlock> {

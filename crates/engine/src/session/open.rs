@@ -363,16 +363,18 @@ impl Session {
         if open.rows.locked.contains(&row) {
             return Ok(false);
         }
-        if partition.rows.held_by_other(row, open.rows.owner) {
-            // The holder may be waiting for the turn. A transaction that cannot do without its turn does without the row:
-            // nobody commits before it, and who was shown the row gets 40001.
-            if open.journal.overflowed {
-                return Ok(false);
-            }
-            open.turn = None;
-            if let Some(connection) = &open.connection {
-                connection.link.transaction.borrow_mut().turn = 0;
-            }
+        if partition.rows.try_take(row, open.rows.owner) {
+            open.rows.locked.push(row);
+            return Ok(true);
+        }
+        // The holder may be waiting for the turn. A transaction that cannot do without its turn does without the row:
+        // nobody commits before it, and who was shown the row gets 40001.
+        if open.journal.overflowed {
+            return Ok(false);
+        }
+        open.turn = None;
+        if let Some(connection) = &open.connection {
+            connection.link.transaction.borrow_mut().turn = 0;
         }
         open.rows.locked.push(row);
         let owner = open.rows.owner;

@@ -5,6 +5,7 @@
 mod anomalies;
 mod graph;
 mod history;
+mod rows_and_turns;
 mod run;
 mod schedule;
 
