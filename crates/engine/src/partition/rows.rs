@@ -53,17 +53,18 @@ impl RowLocks {
         self.any() && self.state.lock().locks.get(&row).is_some_and(|lock| lock.holder != owner)
     }
 
-    /// Takes the lock, if nobody else holds it: what is asked and done in two steps, another thread comes between.
+    /// Takes the lock without waiting; answers whether it is the owner's now. Who must let go of something before it waits asks
+    /// here: between a look and [`RowLocks::take`] another thread might take the lock.
     pub(crate) fn try_take(&self, row: RowName, owner: u64) -> bool {
-        let mut state = self.state.lock();
-        match state.locks.get(&row) {
-            Some(lock) => lock.holder == owner,
-            None => {
-                state.locks.insert(row, Lock { holder: owner, queue: VecDeque::new() });
-                self.held.fetch_add(1, Ordering::Release);
-                true
-            }
-        }
+        self.take_in(&mut self.state.lock(), row, owner)
+    }
+
+    fn take_in(&self, state: &mut State, row: RowName, owner: u64) -> bool {
+        let lock = state.locks.entry(row).or_insert_with(|| {
+            self.held.fetch_add(1, Ordering::Release);
+            Lock { holder: owner, queue: VecDeque::new() }
+        });
+        lock.holder == owner
     }
 
     /// Takes the lock, waiting for those before. `owner` gives it back with [`RowLocks::release`], also if this future
@@ -71,16 +72,10 @@ impl RowLocks {
     pub(crate) async fn take(&self, row: RowName, owner: u64) -> Result<(), Deadlock> {
         let turn = {
             let mut state = self.state.lock();
-            let State { locks, waiting } = &mut *state;
-            match locks.get_mut(&row) {
-                None => {
-                    locks.insert(row, Lock { holder: owner, queue: VecDeque::new() });
-                    self.held.fetch_add(1, Ordering::Release);
-                    return Ok(());
-                }
-                Some(lock) if lock.holder == owner => return Ok(()),
-                Some(_) => {}
+            if self.take_in(&mut state, row, owner) {
+                return Ok(());
             }
+            let State { locks, waiting } = &mut *state;
             if closes_circle(locks, waiting, row, owner) {
                 return Err(Deadlock);
             }

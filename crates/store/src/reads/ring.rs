@@ -48,8 +48,8 @@ thread_local! {
 /// From now on this thread's reads of local objects go through a ring of its own, if the system has one for it, while this is
 /// polled: for ever. It must be a task of the thread's own runtime, which all that reads on the thread runs in too.
 pub async fn serve_reads() {
-    let ring = match Ring::new() {
-        Ok(ring) => ring,
+    let (ring, answers) = match Ring::new().and_then(Ring::watched) {
+        Ok(watched) => watched,
         Err(error) => {
             // One thread has what all have.
             SAID.call_once(
@@ -59,9 +59,6 @@ pub async fn serve_reads() {
         }
     };
     let refused = ring.refused.clone();
-    // SAFETY: the descriptor is the watcher's own.
-    let answers = unsafe { AsyncFd::register_with_interest(ring.answers.clone(), Interest::READABLE) };
-    let Ok(answers) = answers else { return };
     let _installed = Installed::new(ring);
     loop {
         tokio::select! {
@@ -154,6 +151,13 @@ impl Ring {
         uring.submitter().register_eventfd(answers.as_raw_fd())?;
         let under_way = (0..READS_AT_ONCE).map(|_| None).collect();
         Ok(Ring { uring, under_way, free: (0..READS_AT_ONCE).collect(), answers, refused: Arc::default() })
+    }
+
+    /// With the events that tell of answers, in this runtime.
+    fn watched(self) -> io::Result<(Ring, AsyncFd<Arc<OwnedFd>>)> {
+        // SAFETY: the descriptor is the watcher's own.
+        let answers = unsafe { AsyncFd::register_with_interest(self.answers.clone(), Interest::READABLE) };
+        Ok((self, answers?))
     }
 
     fn begin(&mut self, kept: Kept, offset: u64, bytes: usize) -> Option<Outcome> {
