@@ -55,6 +55,26 @@ fn a_file_keeps_its_length_and_names_change() {
     assert!(files.describe("b").starts_with(directory.path().to_str().unwrap()));
 }
 
+/// What an earlier process made ahead, and did not come to use, is the next one's.
+#[test]
+fn a_file_that_was_made_ahead_is_made_once() {
+    use std::os::unix::fs::MetadataExt;
+    let directory = tempfile::tempdir().unwrap();
+    let options = || LogOptions { file_bytes: 64 << 10, ..options() };
+    let ready = |sequence: u64| directory.path().join(format!("{sequence:016x}.log"));
+    let inode = |sequence| ready(sequence).metadata().map(|found| found.ino());
+    let open = || open_with(options(), StdFiles::open(directory.path()).unwrap()).unwrap().0;
+    let log = open();
+    until("a file is ready", || inode(2).is_ok() && log.size_bytes() == 2 * (64 << 10));
+    let made = inode(2).unwrap();
+    log.close().unwrap();
+    drop(log);
+    let log = open();
+    until("a file is ready", || inode(4).is_ok());
+    assert_eq!(inode(4).unwrap(), made);
+    log.close().unwrap();
+}
+
 /// Pieces of all lengths, one behind the other, through several openings: what was written is there, with zeros behind.
 #[test]
 fn what_is_written_front_to_back_is_read_back() {

@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 use super::direct::DirectWriter;
 use super::{LogFile, LogFiles};
 
-/// Zeros are written in pieces of this size.
-const ZEROS_BYTES: usize = 1 << 20;
+/// Zeros are written in pieces of this size: so much of a file that is made ahead is before others at the disk.
+const ZEROS_BYTES: usize = 256 << 10;
 
 /// Log files in a directory, which is locked while this lives, so that no other process has the same log.
 #[derive(Debug)]
@@ -65,20 +65,19 @@ impl LogFiles for StdFiles {
     fn create(&self, name: &str, bytes: u64) -> io::Result<Box<dyn LogFile>> {
         let path = self.path(name);
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path)?;
-        match fill_with_zeros(&file, bytes) {
-            Ok(()) => Ok(Box::new(StdFile::new(file, &path)?)),
-            Err(error) => {
-                // The first error counts; what is left of the file has no header and is removed at the next start.
-                let _ = fs::remove_file(&path);
-                Err(error)
-            }
+        if let Err(error) = StdFile::new(file, &path, bytes).and_then(|file| file.fill_with_zeros(bytes)) {
+            // The first error counts; what is left of the file is too short to be used and is removed at the next start.
+            let _ = fs::remove_file(&path);
+            return Err(error);
         }
+        self.open(name)
     }
 
     fn open(&self, name: &str) -> io::Result<Box<dyn LogFile>> {
         let path = self.path(name);
         let file = OpenOptions::new().read(true).write(true).open(&path)?;
-        Ok(Box::new(StdFile::new(file, &path)?))
+        let bytes = file.metadata()?.len();
+        Ok(Box::new(StdFile::new(file, &path, bytes)?))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
@@ -98,25 +97,14 @@ impl LogFiles for StdFiles {
     }
 }
 
-fn fill_with_zeros(file: &File, bytes: u64) -> io::Result<()> {
-    reserve(file, bytes)?;
-    let zeros = vec![0; ZEROS_BYTES.min(bytes as usize)];
-    let mut offset = 0;
-    while offset < bytes {
-        let length = (bytes - offset).min(ZEROS_BYTES as u64);
-        file.write_all_at(&zeros[..length as usize], offset)?;
-        offset += length;
-    }
-    file.sync_all()
-}
-
 /// Asks for the space in one piece, so that the file is contiguous and a full disk is told before anything is
 /// written. The zeros have to be written all the same: reserved space counts as unwritten, and turning it into
-/// written space is a change of metadata, which every sync would wait for.
+/// written space is a change of metadata, which every sync would wait for. The file's length grows with the zeros: one whose
+/// making was interrupted is shorter.
 fn reserve(file: &File, bytes: u64) -> io::Result<()> {
     let length = libc::off_t::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
     // SAFETY: fallocate takes no pointer; the descriptor is open for as long as `file` is borrowed.
-    match unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, length) } {
+    match unsafe { libc::fallocate(file.as_raw_fd(), libc::FALLOC_FL_KEEP_SIZE, 0, length) } {
         0 => Ok(()),
         _ => match io::Error::last_os_error() {
             error if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(()),
@@ -141,12 +129,25 @@ struct StdFile {
 }
 
 impl StdFile {
-    fn new(file: File, path: &Path) -> io::Result<Self> {
-        let direct = match DirectWriter::takes(file.metadata()?.len()) {
+    /// Of a file that has so many bytes or will have.
+    fn new(file: File, path: &Path, bytes: u64) -> io::Result<Self> {
+        let direct = match DirectWriter::takes(bytes) {
             true => OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(path).ok(),
             false => None,
         };
         Ok(StdFile { file, direct: direct.map(|file| Mutex::new(DirectWriter::new(file))) })
+    }
+
+    /// Piece by piece past the page cache: written to that and synced at the end, all of them would be sent to the disk at once, and
+    /// whoever reads or syncs meanwhile would wait for the last.
+    fn fill_with_zeros(&self, bytes: u64) -> io::Result<()> {
+        reserve(&self.file, bytes)?;
+        let zeros = vec![0; ZEROS_BYTES.min(bytes as usize)];
+        for offset in (0..bytes).step_by(ZEROS_BYTES) {
+            let length = (bytes - offset).min(ZEROS_BYTES as u64);
+            self.write_at(offset, &zeros[..length as usize])?;
+        }
+        self.file.sync_all()
     }
 }
 

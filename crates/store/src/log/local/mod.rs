@@ -68,7 +68,8 @@
 //!
 //! A truncation says what manifests cover. Files that lie wholly before are renamed and used again; their
 //! old frames are invalid at their new positions. Files go oldest first, so that what is left is always a contiguous
-//! piece of the log.
+//! piece of the log. The next process takes over what this one kept and made ahead: making a file writes all of it, and the first
+//! statements after a start would wait behind that at the disk.
 
 mod batching;
 mod frame;

@@ -2,7 +2,7 @@
 //!
 //! First the headers and the first record of every file: they tell which files make up which log, and where each log
 //! but the last was cut. Then the logs in their order, each from its oldest file to its cut; the last one to its end,
-//! which the module's head explains. Files that were made ahead and never begun belong to no log.
+//! which the module's head explains. Files that were made ahead and never begun belong to no log; the next one uses them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,7 +13,7 @@ use fulmar_pages::{LogId, Record, RecordKind};
 
 use super::frame::{FRAME_HEAD_BYTES, Frame, Frames, HEADER_BYTES, Header, HeaderState, MAX_BODY_BYTES};
 use super::state::LiveFile;
-use super::supply::{is_spare, log_sequence};
+use super::supply::{Spare, is_spare, log_name, log_sequence, spare_sequence};
 use super::{LogError, Lsn};
 use crate::files::{LogFile, LogFiles};
 
@@ -21,6 +21,8 @@ use crate::files::{LogFile, LogFiles};
 pub(super) struct Recovered {
     /// The files that hold the logs, oldest first.
     pub(super) live: VecDeque<LiveFile>,
+    /// Files of which no log has begun or needs any: their names are older than the next file's, and so are their headers.
+    pub(super) spares: Vec<Spare>,
     /// Files that hold nothing of use.
     pub(super) rubbish: Vec<String>,
     /// Where the last log ends: what the next one's cut says.
@@ -47,6 +49,21 @@ struct OldFile {
     header: Option<Header>,
 }
 
+impl OldFile {
+    fn into_spare(self) -> Spare {
+        Spare { name: self.name, bytes: self.bytes }
+    }
+}
+
+/// What the directory holds.
+struct Found {
+    /// By their numbers.
+    files: Vec<OldFile>,
+    spares: Vec<Spare>,
+    rubbish: Vec<String>,
+    next_sequence: u64,
+}
+
 /// The files of one log.
 struct OldLog {
     id: LogId,
@@ -69,9 +86,9 @@ fn read_all(
     make_durable: bool,
 ) -> Result<Recovered, LogError> {
     let reader = Reader { files, make_durable };
-    let (old, mut rubbish, next_sequence) = reader.open_all()?;
+    let Found { files: old, mut spares, mut rubbish, next_sequence } = reader.open_all()?;
     let (logs, unbegun) = group(old);
-    rubbish.extend(unbegun);
+    spares.extend(unbegun);
     let cuts = reader.cuts(&logs)?;
     let mut cut = NO_LOG;
     let mut live = VecDeque::new();
@@ -101,11 +118,11 @@ fn read_all(
                         failed: false,
                     });
                 }
-                None => rubbish.push(file.name),
+                None => spares.push(file.into_spare()),
             }
         }
     }
-    Ok(Recovered { live, rubbish, cut, next_sequence })
+    Ok(Recovered { live, spares, rubbish, cut, next_sequence })
 }
 
 /// Whether this log alone tells where an older one ends, so that it has to stay as long as that one.
@@ -115,7 +132,7 @@ fn is_sole_witness(cuts: &[(LogId, CutPoint)], by: LogId) -> bool {
 }
 
 /// Puts the files of each log together. Files before the first header belong to none.
-fn group(old: Vec<OldFile>) -> (Vec<OldLog>, Vec<String>) {
+fn group(old: Vec<OldFile>) -> (Vec<OldLog>, Vec<Spare>) {
     let mut logs: Vec<OldLog> = Vec::new();
     let mut unbegun = Vec::new();
     for file in old {
@@ -123,7 +140,7 @@ fn group(old: Vec<OldFile>) -> (Vec<OldLog>, Vec<String>) {
             (Some(header), Some(log)) if header.log == log.id => log.files.push(file),
             (Some(header), _) => logs.push(OldLog { id: header.log, files: vec![file] }),
             (None, Some(log)) => log.files.push(file),
-            (None, None) => unbegun.push(file.name),
+            (None, None) => unbegun.push(file.into_spare()),
         }
     }
     (logs, unbegun)
@@ -149,15 +166,26 @@ struct Reached {
 }
 
 impl Reader<'_> {
-    /// Opens all log files in order; names those that can be removed; tells the next file's number.
-    fn open_all(&self) -> Result<(Vec<OldFile>, Vec<String>, u64), LogError> {
+    fn open_all(&self) -> Result<Found, LogError> {
         let names = self.files.list().map_err(|cause| self.io("list the directory of", "the log", cause))?;
         let mut logs: Vec<_> = names.iter().filter_map(|name| Some((log_sequence(name)?, name))).collect();
         logs.sort_unstable();
-        let last_sequence = logs.last().map_or(0, |(sequence, _)| *sequence);
-        let old =
-            logs.into_iter().map(|(sequence, name)| self.open(sequence, name)).collect::<Result<_, _>>()?;
-        Ok((old, names.into_iter().filter(|name| is_spare(name)).collect(), last_sequence + 1))
+        let files =
+            logs.iter().map(|(sequence, name)| self.open(*sequence, name)).collect::<Result<_, _>>()?;
+        let mut found = Found { files, spares: Vec::new(), rubbish: Vec::new(), next_sequence: 0 };
+        let mut last_sequence = logs.last().map_or(0, |(sequence, _)| *sequence);
+        for name in names.iter().filter(|name| is_spare(name)) {
+            // What cannot be read of a file that nobody needs is no reason to refuse the log.
+            match spare_sequence(name).and_then(|sequence| Some((sequence, self.open(sequence, name).ok()?)))
+            {
+                Some((sequence, file)) => {
+                    last_sequence = last_sequence.max(sequence);
+                    found.spares.push(file.into_spare());
+                }
+                None => found.rubbish.push(name.clone()),
+            }
+        }
+        Ok(Found { next_sequence: last_sequence + 1, ..found })
     }
 
     fn open(&self, sequence: u64, name: &str) -> Result<OldFile, LogError> {
@@ -186,6 +214,10 @@ impl Reader<'_> {
                 ));
             }
             HeaderState::Present(header) if header.sequence == sequence => old.header = Some(header),
+            HeaderState::Present(header) if header.sequence > sequence => {
+                let problem = format!("the file's header is that of {}", log_name(header.sequence));
+                return Err(self.corrupt(&old, 28, &problem));
+            }
             // A file that is to be used again keeps its old header until then.
             HeaderState::Present(_) | HeaderState::Blank => {}
             // A header lies in one sector, so a crash leaves the old one or the new one.

@@ -18,7 +18,6 @@ use parking_lot::MutexGuard;
 
 use super::state::{Core, LiveFile, MIN_FILE_BYTES, Phase, ReadyFile, State};
 use super::{FullCause, LogOptions, MAX_RETRY_DELAY, RESERVE_PART, Stop};
-use crate::files::LogFiles;
 
 /// Files are kept to be used again while the log takes no more than such a part of its bound: about as many as it fills
 /// between two flushes. Making one anew writes all of it once more.
@@ -38,6 +37,11 @@ pub(super) fn log_sequence(name: &str) -> Option<u64> {
     u64::from_str_radix(digits, 16).ok().filter(|sequence| log_name(*sequence) == name)
 }
 
+/// The number that a file to be used again had as a log file.
+pub(super) fn spare_sequence(name: &str) -> Option<u64> {
+    log_sequence(&name.replace(SPARE_SUFFIX, LOG_SUFFIX)).filter(|_| is_spare(name))
+}
+
 /// Whether this is a file to be used again.
 pub(super) fn is_spare(name: &str) -> bool {
     name.ends_with(SPARE_SUFFIX)
@@ -50,9 +54,10 @@ pub(super) struct Supplier {
     retry_delay: Duration,
 }
 
-struct Spare {
-    name: String,
-    bytes: u64,
+/// A file to be used again.
+pub(super) struct Spare {
+    pub(super) name: String,
+    pub(super) bytes: u64,
 }
 
 enum Job {
@@ -65,6 +70,35 @@ impl Supplier {
     pub(super) fn new(core: Arc<Core>) -> Self {
         let retry_delay = core.options.retry_delay;
         Supplier { core, spares: Vec::new(), retry_delay }
+    }
+
+    /// Takes over what an earlier process made ahead or kept, and removes what is no part of the log.
+    ///
+    /// A spare keeps its name until it is used, be it a log file's: none of a begun log is named in between, so that what is read next
+    /// time is the same. Renaming it later is what [`Supplier::reuse`] does with any.
+    pub(super) fn take_over(&mut self, spares: Vec<Spare>, mut rubbish: Vec<String>) -> io::Result<()> {
+        let files = self.core.files.clone();
+        for spare in spares {
+            let size_bytes = self.core.state.lock().size_bytes() + spare.bytes;
+            // Its zeros may be in the page cache only.
+            let is_good = || files.open(&spare.name).and_then(|file| file.sync_data()).is_ok();
+            match self.keeps(spare.bytes, size_bytes) && is_good() {
+                true => self.spares.push(spare),
+                false => rubbish.push(spare.name),
+            }
+            self.count_spares(&mut self.core.state.lock());
+        }
+        if rubbish.is_empty() {
+            return Ok(());
+        }
+        rubbish.iter().try_for_each(|name| files.remove(name))?;
+        files.sync_dir()
+    }
+
+    /// Whether a file of so many bytes is kept, where the log has `size_bytes` with it.
+    fn keeps(&self, bytes: u64, size_bytes: u64) -> bool {
+        let LogOptions { capacity_bytes, file_bytes, .. } = self.core.options;
+        bytes == file_bytes && size_bytes <= capacity_bytes / KEPT_PART
     }
 
     /// Works until the log is stopped.
@@ -95,9 +129,8 @@ impl Supplier {
     /// Keeps a file for later, or removes it.
     fn retire(&mut self, file: &LiveFile) -> io::Result<()> {
         let files = self.core.files.clone();
-        let options = &self.core.options;
-        let room = self.core.state.lock().size_bytes() <= options.capacity_bytes / KEPT_PART;
-        let keep = !file.failed && file.bytes == options.file_bytes && room;
+        let size_bytes = self.core.state.lock().size_bytes();
+        let keep = !file.failed && self.keeps(file.bytes, size_bytes);
         let spare = file.name.replace(LOG_SUFFIX, SPARE_SUFFIX);
         let outcome = match keep {
             true => files.rename(&file.name, &spare),
@@ -115,7 +148,7 @@ impl Supplier {
         let mut state = self.core.state.lock();
         state.retired.pop_front();
         self.count_spares(&mut state);
-        state.reserve &= state.size_bytes() > options.capacity_bytes;
+        state.reserve &= state.size_bytes() > self.core.options.capacity_bytes;
         state.full &= state.reserve || state.trouble.is_some();
         Ok(())
     }
@@ -220,13 +253,4 @@ fn next_job(core: &Core, delay: Option<Duration>) -> Option<Job> {
         }
         core.supply.wait(&mut state);
     }
-}
-
-/// Removes what an earlier process left that is no part of the log.
-pub(super) fn sweep(files: &dyn LogFiles, names: &[String]) -> io::Result<()> {
-    if names.is_empty() {
-        return Ok(());
-    }
-    names.iter().try_for_each(|name| files.remove(name))?;
-    files.sync_dir()
 }

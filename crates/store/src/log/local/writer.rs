@@ -63,7 +63,7 @@ pub(super) fn begin_first(
     files: Arc<dyn LogFiles>,
     recovered: Recovered,
 ) -> Result<(Arc<Core>, Writer, Supplier), LogError> {
-    let Recovered { live, rubbish, cut, next_sequence: sequence } = recovered;
+    let Recovered { live, spares, rubbish, cut, next_sequence: sequence } = recovered;
     let name = supply::log_name(sequence);
     let io = |operation, name: &str, cause| LogError::Io {
         operation,
@@ -79,12 +79,14 @@ pub(super) fn begin_first(
     let ready = ReadyFile { sequence, name, file, bytes };
     let writer = begin(&core, ready, cut.position, cut).map_err(|(failure, _)| failure.into_error())?;
     // Only now: what looks like rubbish may be evidence as long as the new log does not stand.
-    supply::sweep(&*files, &rubbish).map_err(|cause| io("remove old files beside", &writer.name, cause))?;
+    let mut supplier = Supplier::new(core.clone());
+    supplier
+        .take_over(spares, rubbish)
+        .map_err(|cause| io("take over old files beside", &writer.name, cause))?;
     {
         let mut state = core.state.lock();
         state.reserve = state.size_bytes() > core.options.capacity_bytes;
     }
-    let supplier = Supplier::new(core.clone());
     Ok((core, writer, supplier))
 }
 
