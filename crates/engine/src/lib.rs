@@ -43,6 +43,7 @@ mod health;
 mod heap;
 mod history;
 mod hot;
+pub mod huge_pages;
 mod import;
 mod limits;
 mod maintenance;

@@ -1,19 +1,22 @@
 //! The body of one log record.
 //!
 //! ```text
-//!   0   1     2               10            18           22                30
-//!   +---+-----+---------------+-------------+------------+-----------------+---------------------------------------+---------
-//!   | 2 | kind| version number| timestamp   | page count | previous number | partition, lineage, epoch, transaction| items ...
-//!   +---+-----+---------------+-------------+------------+-----------------+---------------------------------------+---------
-//!     u8  u8    u64             u64           u32          u64               varints
+//!   +---+------+----------------+-------+------------+-----------+----------------------------------------+----------
+//!   | 3 | kind | version number | steps | page count | timestamp | partition, lineage, epoch, transaction | items ...
+//!   +---+------+----------------+-------+------------+-----------+----------------------------------------+----------
+//!     u8  u8     varint           varint  varint       u64         varints
+//!   `-------------------- head -------------------------------´
 //! ```
 //!
-//! The previous number is that of the version which the record goes on from: diffs are of its pages. Who has another one lacks
-//! something. Version 1 of the format does not say it; all else is the same.
+//! The record goes on from the version that is so many steps before its own: diffs are of its pages. Who has another one lacks
+//! something.
 //!
-//! The four numbers that are known only inside a partition's commit lock stand at fixed places, so that the
-//! expensive part, the diffs, is made outside the lock and [`patch`] fills them in. The rest is varints: a record
-//! of one page with an update of 100 bytes takes some 150 bytes.
+//! The four numbers of the head are known only inside a partition's commit lock. The expensive part, the diffs, is made outside, behind
+//! room for the longest head; [`RecordBuilder::finish`] writes the head against what stands there. A record of one page with an update
+//! of 100 bytes takes some 140 bytes.
+//!
+//! In versions 1 and 2 of the format, which are still read, these numbers stood at fixed places: version number (u64), timestamp, page
+//! count (u32) and, in version 2 only, the number of the version that the record goes on from (u64).
 //!
 //! An item begins with a varint. If it is not zero it is a page number, and the diff follows (length, bytes). If it
 //! is zero a byte tells what follows: 1 an outcome, 2 a cut, 3 a segment.
@@ -29,20 +32,15 @@ use crate::{FormatError, LogId, Outcome, Page, PageNo, PartitionId, Problem, Seg
 const FORMAT: &str = "log record";
 
 /// The format version that this build writes, and the newest that it reads.
-pub const FORMAT_VERSION: u8 = 2;
-
-/// The version without the previous number, which is still read.
-const FIRST_VERSION: u8 = 1;
+pub const FORMAT_VERSION: u8 = 3;
 
 const AT_KIND: usize = 1;
-const AT_NUMBER: usize = 2;
-const AT_TIMESTAMP: usize = 10;
-const AT_PAGE_COUNT: usize = 18;
-const AT_PREVIOUS: usize = 22;
-const AT_VARINTS: usize = 30;
+
+/// Room for the longest head: three varints, of which one has 32 bits, and what is as long in each.
+const HEAD_BYTES: usize = 2 + 2 * codec::VARINT_MAX + 5 + 8;
 
 /// The fewest bytes that a record takes.
-pub const MIN_BYTES: usize = AT_PREVIOUS + 4;
+pub const MIN_BYTES: usize = 2 + 3 + 8 + 4;
 
 const ITEM_OUTCOME: u8 = 1;
 const ITEM_CUT: u8 = 2;
@@ -128,31 +126,35 @@ pub struct PageEntry<'a> {
 ///     previous: Some(0),
 /// });
 /// builder.push_page(2, None, &[0; PAGE_SIZE]);
-/// let body = builder.finish();
-/// record::patch(body, Patch { number: 9, previous: 7, timestamp: 1_000, page_count: 3 });
-/// assert_eq!(record::decode(body).unwrap().header.version.number, 9);
+/// builder.patch(Patch { number: 9, previous: 7, timestamp: 1_000, page_count: 3 });
+/// assert_eq!(record::decode(builder.finish()).unwrap().header.version.number, 9);
 /// ```
 #[derive(Debug, Default)]
 pub struct RecordBuilder {
+    /// Room for the head, and what stands behind it.
     buffer: Vec<u8>,
+    kind: u8,
+    patch: Patch,
 }
 
 impl RecordBuilder {
     /// Writes into `buffer`, whose contents are dropped and whose capacity is used.
     pub fn new(buffer: Vec<u8>) -> Self {
-        RecordBuilder { buffer }
+        RecordBuilder { buffer, ..RecordBuilder::default() }
     }
 
     /// Drops what was written and begins a record.
     pub fn begin(&mut self, header: &RecordHeader) {
+        self.kind = header.kind as u8;
+        self.patch = Patch {
+            number: header.version.number,
+            previous: header.previous.unwrap_or_default(),
+            timestamp: header.timestamp,
+            page_count: header.page_count,
+        };
         let out = &mut self.buffer;
         out.clear();
-        out.push(FORMAT_VERSION);
-        out.push(header.kind as u8);
-        out.extend_from_slice(&header.version.number.to_le_bytes());
-        out.extend_from_slice(&header.timestamp.to_le_bytes());
-        out.extend_from_slice(&header.page_count.to_le_bytes());
-        out.extend_from_slice(&header.previous.unwrap_or_default().to_le_bytes());
+        out.resize(HEAD_BYTES, 0);
         codec::put_varint(out, header.partition.0);
         codec::put_varint(out, header.version.lineage);
         codec::put_varint(out, u64::from(header.version.epoch));
@@ -206,12 +208,29 @@ impl RecordBuilder {
         self.buffer.extend_from_slice(&segment.0.to_le_bytes());
     }
 
-    /// The record's bytes.
-    pub fn finish(&mut self) -> &mut [u8] {
-        &mut self.buffer
+    /// Says what was not known when the record was begun.
+    pub fn patch(&mut self, patch: Patch) {
+        self.patch = patch;
     }
 
-    /// How long the record is so far, bytes.
+    /// The bytes of the record that was begun.
+    pub fn finish(&mut self) -> &[u8] {
+        let Patch { number, previous, timestamp, page_count } = self.patch;
+        let out = &mut self.buffer;
+        // Behind the rest first: only then it is known how long it is.
+        let end = out.len();
+        out.extend([FORMAT_VERSION, self.kind]);
+        codec::put_varint(out, number);
+        codec::put_varint(out, number.wrapping_sub(previous));
+        codec::put_varint(out, u64::from(page_count));
+        out.extend(timestamp.to_le_bytes());
+        let at = HEAD_BYTES - (out.len() - end);
+        out.copy_within(end.., at);
+        out.truncate(end);
+        &out[at..]
+    }
+
+    /// How long the record is so far, bytes, with room for the longest head.
     #[expect(clippy::len_without_is_empty, reason = "a record has a head, so it is never empty")]
     pub fn len(&self) -> usize {
         self.buffer.len()
@@ -222,33 +241,23 @@ impl RecordBuilder {
         self.buffer.truncate(bytes);
     }
 
-    /// The buffer, to be used elsewhere.
+    /// The buffer, for another builder. It is not the record.
     pub fn into_buffer(self) -> Vec<u8> {
         self.buffer
     }
 }
 
 /// What is known of a record only when the commit's turn has come.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Patch {
-    /// The version that it makes.
+    /// The number of the version that it makes.
     pub number: u64,
-    /// The version that it goes on from.
+    /// The number of the version that it goes on from.
     pub previous: u64,
     /// As in [`RecordHeader`].
     pub timestamp: u64,
     /// As in [`RecordHeader`].
     pub page_count: u32,
-}
-
-/// Fills that in. `body` comes from [`RecordBuilder::finish`]; bytes that are too few to be a record are left alone.
-pub fn patch(body: &mut [u8], patch: Patch) {
-    if body.len() >= AT_VARINTS {
-        body[AT_NUMBER..AT_TIMESTAMP].copy_from_slice(&patch.number.to_le_bytes());
-        body[AT_TIMESTAMP..AT_PAGE_COUNT].copy_from_slice(&patch.timestamp.to_le_bytes());
-        body[AT_PAGE_COUNT..AT_PREVIOUS].copy_from_slice(&patch.page_count.to_le_bytes());
-        body[AT_PREVIOUS..AT_VARINTS].copy_from_slice(&patch.previous.to_le_bytes());
-    }
 }
 
 /// A decoded record, which borrows its bytes.
@@ -317,16 +326,24 @@ impl<'a> Record<'a> {
 pub fn decode(body: &[u8]) -> Result<Record<'_>, FormatError> {
     let mut reader = Reader::new(FORMAT, body);
     let found = reader.u8()?;
-    if !(FIRST_VERSION..=FORMAT_VERSION).contains(&found) {
-        let problem = Problem::FormatVersion { found: found.into(), newest: FORMAT_VERSION.into() };
-        return Err(codec::error(FORMAT, 0, problem));
-    }
-    let kind = RecordKind::from_u8(reader.u8()?)
+    let kind = RecordKind::from_u8(reader.u8()?);
+    let (number, previous, timestamp, page_count) = match found {
+        1 => (reader.u64()?, None, reader.u64()?, reader.u32()?),
+        2 => {
+            let (number, timestamp, page_count) = (reader.u64()?, reader.u64()?, reader.u32()?);
+            (number, Some(reader.u64()?), timestamp, page_count)
+        }
+        FORMAT_VERSION => {
+            let (number, steps, page_count) = (reader.varint()?, reader.varint()?, reader.varint_u32()?);
+            (number, Some(number.wrapping_sub(steps)), reader.u64()?, page_count)
+        }
+        _ => {
+            let problem = Problem::FormatVersion { found: found.into(), newest: FORMAT_VERSION.into() };
+            return Err(codec::error(FORMAT, 0, problem));
+        }
+    };
+    let kind = kind
         .ok_or_else(|| codec::error(FORMAT, AT_KIND, Problem::Invalid("the kind of record is not known")))?;
-    let number = reader.u64()?;
-    let timestamp = reader.u64()?;
-    let page_count = reader.u32()?;
-    let previous = if found == FIRST_VERSION { None } else { Some(reader.u64()?) };
     let partition = PartitionId(reader.varint()?);
     let lineage = reader.varint()?;
     let epoch = reader.varint_u32()?;

@@ -209,7 +209,7 @@ mod tests {
             previous: Some(number - 1),
         });
         builder.push_page(1, None, &ZERO_PAGE);
-        builder.into_buffer()
+        builder.finish().to_vec()
     }
 
     /// A failed write takes the first copy back; the log goes on, and what is appended then is durable. The first record must not be taken

@@ -153,7 +153,7 @@ mod tests {
             previous: Some(number.saturating_sub(1)),
         });
         builder.push_page(1, None, &ZERO_PAGE);
-        builder.into_buffer()
+        builder.finish().to_vec()
     }
 
     /// What a log holds of commits that end there.
@@ -223,10 +223,13 @@ mod tests {
     #[test]
     fn records_of_the_first_format_are_told() {
         assert!(read(&[(1000, 1, 1)]).may_move());
-        let mut first = body(1, 2);
-        // Without the previous number.
-        first[0] = 1;
-        first.drain(22..30);
+        // Its numbers stand at fixed places, and there is no previous one.
+        let newest = body(1, 2);
+        let mut first = vec![1, newest[1]];
+        first.extend(2_u64.to_le_bytes());
+        first.extend(2_u64.to_le_bytes());
+        first.extend(1_u32.to_le_bytes());
+        first.extend(&newest[2 + 3 + 8..]);
         let mut replay = read(&[(1000, 1, 1)]);
         replay.push(Lsn(2000), &record::decode(&first).unwrap());
         assert!(!replay.may_move());

@@ -83,6 +83,13 @@ impl Node {
         client.close().await;
     }
 
+    /// Without anchors: whether there is one depends on what the log still held when the partition was last looked at.
+    async fn manifests(&self) -> Vec<String> {
+        let mut names = self.objects("manifests").await;
+        names.retain(|name| !name.contains("anchor-"));
+        names
+    }
+
     async fn objects(&self, directory: &str) -> Vec<String> {
         let listing = self.store.list(directory, None).await.unwrap();
         assert!(!listing.more);
@@ -111,7 +118,8 @@ async fn segments_stay_few_and_what_is_in_them_what_it_was() {
     node.engine.collect().await.unwrap();
     let segments = node.objects("segments").await.len();
     assert!(segments <= 12, "{segments} segments after 120 flushes");
-    assert_eq!(node.objects("manifests").await.len(), 1);
+    let manifests = node.manifests().await;
+    assert_eq!(manifests.len(), 1, "{manifests:?}");
     node.check().await;
     node.run("DELETE FROM t; VACUUM").await;
     node.rows.clear();
@@ -214,6 +222,7 @@ async fn a_compaction_that_fails_loses_nothing() {
     node.engine.collect().await.unwrap();
     let segments = node.objects("segments").await.len();
     assert!(segments <= 12, "{segments} segments are left");
-    assert_eq!(node.objects("manifests").await.len(), 1);
+    let manifests = node.manifests().await;
+    assert_eq!(manifests.len(), 1, "{manifests:?}");
     node.check().await;
 }

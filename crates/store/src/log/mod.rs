@@ -52,7 +52,7 @@ use progress::Progress;
 use shared::SharedLog;
 
 pub use error::{FullCause, LogError};
-pub use local::{MAX_NAP, say_when_this_thread_rests, this_thread_rests};
+pub use local::{say_when_this_thread_rests, this_thread_rests};
 pub use shared::{Ahead, LogEnd, LogObject, LogPlace, LogTail, SharedLogCheck, SharedLogOptions};
 pub use statistics::LogStatistics;
 
@@ -72,8 +72,9 @@ pub enum Urgency {
     /// As soon as the disk is free: somebody waits for it who has more to do. (Or when its thread [rests](this_thread_rests), if
     /// that thread says so and the log is busy.)
     Prompt,
-    /// It may wait a little for company (at most [`MAX_NAP`]).
-    Patient,
+    /// The same, unless whoever appends it does so seldom: the last time was so long ago. Then it may wait for company, at most a tenth of
+    /// that.
+    Patient(Duration),
     /// As soon as the disk is free, and a log that is full takes it all the same, within its [reserve](LogOptions::capacity_bytes): when it is
     /// durable the log can be cut.
     MakesRoom,
@@ -360,5 +361,5 @@ fn own_record(kind: RecordKind, cut: Option<CutPoint>) -> Vec<u8> {
     if let Some(cut) = cut {
         builder.push_cut(cut);
     }
-    builder.into_buffer()
+    builder.finish().to_vec()
 }

@@ -15,5 +15,5 @@ pub fn commit(transaction: u64, bytes: usize) -> Vec<u8> {
         previous: None,
     });
     builder.push_diff(1, &vec![transaction as u8; bytes]);
-    builder.into_buffer()
+    builder.finish().to_vec()
 }

@@ -32,10 +32,11 @@ pub(crate) mod page_one;
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use fulmar_pages::record::{self, Patch, RecordBuilder, RecordHeader, RecordKind};
+use fulmar_pages::record::{Patch, RecordBuilder, RecordHeader, RecordKind};
 use fulmar_pages::{Outcome, PAGE_SIZE, Page, PageNo, Version};
-use fulmar_store::{LogError, Lsn, MAX_NAP, Urgency};
+use fulmar_store::{LogError, Lsn, Urgency};
 use hashbrown::HashSet;
 
 pub(crate) use self::decide::TransactionStatus;
@@ -47,10 +48,6 @@ use crate::page_memory::PageBytes;
 use crate::store::Frame;
 use crate::transaction::{Committed, Conflict, Transaction};
 use crate::{Error, spill, sqlstate};
-
-/// A partition that commits less often than this loses nothing that its clients would notice if its records wait for
-/// others' to share a sync: at most a tenth of the time between two.
-const SELDOM_MS: u64 = 10 * MAX_NAP.as_millis() as u64;
 
 /// A commit whose garbage is not collected yet.
 struct Recent {
@@ -144,10 +141,8 @@ impl Commits {
     /// together) is not held up.
     fn urgency(&self, timestamp: u64) -> Urgency {
         let milliseconds = |timestamp: u64| timestamp >> 16;
-        match milliseconds(timestamp).saturating_sub(milliseconds(self.last_timestamp)) >= SELDOM_MS {
-            true => Urgency::Patient,
-            false => Urgency::Prompt,
-        }
+        let since_ms = milliseconds(timestamp).saturating_sub(milliseconds(self.last_timestamp));
+        Urgency::Patient(Duration::from_millis(since_ms))
     }
 
     /// A number for a version that no commit makes.
@@ -345,9 +340,9 @@ impl Partition {
         if transaction.id != 0 {
             record.push_outcome(Outcome { transaction: transaction.id, committed: true });
         }
-        let body = record.finish();
         let timestamp = self.node.clock.tick();
-        record::patch(body, Patch { number, previous: current.number, timestamp, page_count });
+        record.patch(Patch { number, previous: current.number, timestamp, page_count });
+        let body = record.finish();
         // At or before the record's beginning: others append too.
         let start = self.log.appended();
         let body_bytes = body.len();

@@ -11,9 +11,18 @@ const LINGER_PART: u32 = 4;
 const MAX_LINGER: Duration = Duration::from_millis(2);
 
 /// The most that a patient record waits for company.
-pub const MAX_NAP: Duration = Duration::from_millis(6);
+pub(super) const MAX_NAP: Duration = Duration::from_millis(6);
 /// A nap is as long as so many records take to come, if it can be.
 const NAP_RECORDS: u32 = 3;
+/// Only who appends less often than every so many naps is patient: a nap takes at most a tenth of the time between two ...
+const SELDOM_NAPS: u32 = 10;
+/// ... and less often than that: where many append so often gathering makes larger batches than naps do.
+const SELDOM: Duration = Duration::from_millis(20);
+
+/// Whether who has appended last so long ago does it so seldom that a nap does not hold him up.
+pub(super) fn is_seldom(since: Duration, nap: Duration) -> bool {
+    since >= SELDOM.max(nap * SELDOM_NAPS)
+}
 
 /// The most that a record of a thread that says when it rests waits for others: a few transactions.
 pub(super) const MAX_GATHERING: Duration = Duration::from_micros(250);

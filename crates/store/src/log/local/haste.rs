@@ -54,10 +54,13 @@ pub(super) fn remember(core: &Arc<Core>) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use fulmar_pages::RecordKind;
     use futures::executor::block_on;
 
     use super::super::LocalLog;
+    use super::super::batching::MAX_NAP;
     use super::*;
     use crate::files::{Fault, FaultyFiles, LogFiles, Operation, StdFiles};
     use crate::log::{LogError, LogOptions, Lsn, Urgency, own_record};
@@ -90,8 +93,14 @@ mod tests {
         };
         assert_eq!(appended(Urgency::Prompt), Haste::Prompt, "nobody would say when this thread rests");
         say_when_this_thread_rests();
-        assert_eq!(appended(Urgency::Patient), Haste::Patient);
+        let ms = |ms| Urgency::Patient(Duration::from_millis(ms));
+        assert_eq!(appended(ms(20)), Haste::Patient);
+        assert_eq!(appended(ms(19)), Haste::Gathers, "it comes often");
         assert_eq!(appended(Urgency::Prompt), Haste::Gathers);
+        log.core.state.lock().nap = MAX_NAP;
+        assert_eq!(appended(ms(59)), Haste::Gathers, "it comes often, beside such naps");
+        log.core.state.lock().nap = MAX_NAP;
+        assert_eq!(appended(ms(60)), Haste::Patient);
         assert_eq!(appended(Urgency::MakesRoom), Haste::Prompt);
 
         log.core.state.lock().gathers = true;

@@ -23,8 +23,8 @@
 //!
 //! A sync costs as much processor time as dozens of reads, whether it is for one record or a hundred. Many tenants that each commit
 //! now and then would get one sync each. So records come with an [`Urgency`]: if all are patient and more of them than one
-//! come within [`MAX_NAP`], the thread sleeps for about the time in which three come before it looks again, and is
-//! woken for a prompt one only.
+//! come within [`batching::MAX_NAP`], the thread takes a *nap* before it looks again, for about the time in which three come, and is
+//! woken for a prompt one only. Who appends more often than every ten naps, or every 20 ms, is not patient.
 //!
 //! And where a disk syncs fast, many clients of a busy node would get a sync for every second commit, each at the cost of half a
 //! transaction. A thread that serves many sessions therefore says when it has nothing more to do
@@ -95,7 +95,6 @@ use frame::{FRAME_HEAD_BYTES, MAX_BODY_BYTES};
 use haste::Haste;
 use state::Core;
 
-pub use batching::MAX_NAP;
 pub use haste::{say_when_this_thread_rests, this_thread_rests};
 
 /// A log in files.

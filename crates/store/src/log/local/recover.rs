@@ -166,6 +166,7 @@ struct Reached {
 }
 
 impl Reader<'_> {
+    /// Opens all log files in order and looks at the spare ones. No file has had the next number, nor has one its header.
     fn open_all(&self) -> Result<Found, LogError> {
         let names = self.files.list().map_err(|cause| self.io("list the directory of", "the log", cause))?;
         let mut logs: Vec<_> = names.iter().filter_map(|name| Some((log_sequence(name)?, name))).collect();

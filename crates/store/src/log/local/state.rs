@@ -4,9 +4,11 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle, Thread};
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
+use super::batching::is_seldom;
 use super::frame::{Frames, HEADER_BYTES};
 use super::haste::Haste;
 use super::{
@@ -108,6 +110,8 @@ pub(super) struct State {
     pub(super) full: bool,
     /// The reserve is in use: only [`Urgency::MakesRoom`] takes from it.
     pub(super) reserve: bool,
+    /// How long the writer's naps are; zero if it takes none.
+    pub(super) nap: Duration,
     /// Threads that say when they rest need no sync before, for now.
     pub(super) gathers: bool,
     /// The writer sleeps, or is about to, until something so hasty is pending: who appends that must wake it.
@@ -250,6 +254,7 @@ impl State {
             trouble: None,
             full: false,
             reserve: false,
+            nap: Duration::ZERO,
             gathers: false,
             writer_awaits: None,
             live,
@@ -286,9 +291,10 @@ impl State {
         self.room -= bytes;
         self.pending.records += 1;
         self.pending.haste = self.pending.haste.max(match urgency {
-            Urgency::Patient => Haste::Patient,
-            Urgency::Prompt if may_gather && self.gathers => Haste::Gathers,
-            Urgency::Prompt | Urgency::MakesRoom => Haste::Prompt,
+            Urgency::Patient(since) if is_seldom(since, self.nap) => Haste::Patient,
+            Urgency::MakesRoom => Haste::Prompt,
+            Urgency::Prompt | Urgency::Patient(_) if may_gather && self.gathers => Haste::Gathers,
+            Urgency::Prompt | Urgency::Patient(_) => Haste::Prompt,
         });
         Frames::push(&mut self.pending.bytes, body);
         self.set_appended(core, self.appended + bytes);

@@ -164,8 +164,10 @@ impl Supplier {
             state.next_sequence - 1
         };
         let name = log_name(sequence);
-        let (file, bytes) = match self.spares.iter().position(|spare| spare.bytes >= bytes) {
-            Some(at) => self.reuse(at, &name).map_err(|error| self.trouble(&error))?,
+        let spare = self.spares.iter().position(|spare| spare.bytes >= bytes);
+        // One that cannot be used is no reason to have none.
+        let (file, bytes) = match spare.and_then(|at| self.reuse(at, &name).ok()) {
+            Some(reused) => reused,
             None => self.make(&name, bytes)?,
         };
         let mut state = self.core.state.lock();

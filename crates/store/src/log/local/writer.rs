@@ -222,6 +222,7 @@ impl Writer {
         let batch = std::mem::replace(&mut state.pending, empty);
         self.batching.taken(batch.records, Instant::now());
         state.gathers = self.batching.gathers(sync);
+        state.nap = self.batching.nap().unwrap_or_default();
         drop(state);
         self.core.progress.wake_room();
         batch

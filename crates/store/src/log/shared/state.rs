@@ -168,7 +168,7 @@ impl State {
         let SharedLogOptions { capacity_bytes, .. } = *options;
         let reserve_bytes = match urgency {
             Urgency::MakesRoom => capacity_bytes / RESERVE_PART,
-            Urgency::Prompt | Urgency::Patient => 0,
+            Urgency::Prompt | Urgency::Patient(_) => 0,
         };
         let is_full = self.live_bytes + self.open_bytes + bytes > capacity_bytes + reserve_bytes;
         is_full.then_some(FullCause::Capacity { capacity_bytes })

@@ -332,17 +332,20 @@ fn the_golden_object_is_written_and_read_as_ever() {
     };
     let written = object::finish(bytes, &head);
     let golden = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
-    let path = golden.join("log-object-v1-records-v2.bin");
+    let path = golden.join("log-object-v1-records-v3.bin");
     // Only ever written if it is missing and that was asked for, as the other golden files are.
     if !path.exists() && std::env::var_os("UPDATE_GOLDEN").is_some() {
         std::fs::write(&path, &written).unwrap();
     }
     let stored = Bytes::from(std::fs::read(&path).unwrap());
     assert_eq!(written, stored);
-    // The same with records of their first format.
-    let old = Bytes::from(std::fs::read(golden.join("log-object-v1.bin")).unwrap());
-    let old = Object::decode(slot, old).unwrap();
-    assert!(old.records().all(|(_, record)| record.header.previous.is_none()) && old.records().count() == 2);
+    // The same with records of their earlier formats.
+    for (name, previous) in [("log-object-v1.bin", None), ("log-object-v1-records-v2.bin", Some(0))] {
+        let old = Bytes::from(std::fs::read(golden.join(name)).unwrap());
+        let old = Object::decode(slot, old).unwrap();
+        assert!(old.records().all(|(_, record)| record.header.previous == previous), "{name}");
+        assert_eq!(old.records().count(), 2, "{name}");
+    }
     let read = Object::decode(slot, stored.clone()).unwrap();
     assert_eq!(
         (read.head, read.is_seal, read.end()),
