@@ -9,8 +9,9 @@
 //!   once a second, if the process has worked ──> its large mappings ──> 2 MiB of which 15/16 are in use ──> MADV_COLLAPSE
 //! ```
 //!
-//! The kernel copies such a piece into a huge page; who touches it meanwhile waits for less than a millisecond. A piece costs a sixteenth
-//! of its memory more at most. What the allocator gives back to the system later takes the huge page apart again.
+//! The kernel copies such a piece into a huge page; who touches it or maps memory meanwhile waits for some part of a millisecond. A piece
+//! costs a sixteenth of its memory more at most. What the allocator gives back to the system later takes the huge page apart again, as soon
+//! as the system needs the memory. (A piece that is emptied and filled between two looks stays apart.)
 //!
 //! Nothing depends on it: where the system has no huge pages, does not know that request (Linux before 6.1), forbids it to the
 //! process (`PR_SET_THP_DISABLE`), or has none at hand, the memory stays as it is. Memory for pages of data asks for huge pages by itself
@@ -48,13 +49,26 @@ const MOST_LEFT_OUT: u32 = 60;
 /// Whether huge pages may be had at all: `always [madvise] never`.
 const SETTING: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 
-/// Follows this process's memory in a thread of its own, for as long as the process lives.
-pub fn follow() -> io::Result<()> {
-    let may = fs::read_to_string(SETTING).is_ok_and(|setting| !setting.contains("[never]"));
-    if may {
-        thread::Builder::new().name("fulmar-memory".to_owned()).spawn(run)?;
+/// Follows this process's memory in a thread of its own, for as long as the process lives, where the system can do something for it.
+pub fn follow() {
+    if is_known() {
+        // Without the thread the memory stays as it is.
+        let _ = thread::Builder::new().name("fulmar-memory".to_owned()).spawn(run);
     }
-    Ok(())
+}
+
+/// Whether the system knows the request and grants it to this process.
+fn is_known() -> bool {
+    // SAFETY: of no memory at all; the kernel looks at the request first.
+    let is_known = unsafe { libc::madvise(std::ptr::null_mut(), 0, libc::MADV_COLLAPSE) } == 0;
+    // SAFETY: a question about this process, with arguments that must be zero.
+    let is_forbidden = unsafe { libc::prctl(libc::PR_GET_THP_DISABLE, 0, 0, 0, 0) } > 0;
+    is_known && !is_forbidden
+}
+
+/// Whether the system's owner lets it have any, as of now.
+fn may_have_any() -> bool {
+    fs::read_to_string(SETTING).is_ok_and(|setting| !setting.contains("[never]"))
 }
 
 fn run() {
@@ -63,8 +77,11 @@ fn run() {
     loop {
         thread::sleep(PERIOD);
         let now = processor_time();
-        if now.saturating_sub(worked) >= WORKED {
-            pieces.pass(Instant::now() + PASS);
+        if now.saturating_sub(worked) >= WORKED
+            && may_have_any()
+            && let Ok(maps) = fs::read_to_string("/proc/self/maps")
+        {
+            pieces.pass(&maps, Instant::now() + PASS);
         }
         worked = now;
     }
@@ -89,13 +106,12 @@ struct Pieces {
 }
 
 impl Pieces {
-    /// Goes on through the memory until all has been looked at, the time has come, or there are no huge pages.
-    fn pass(&mut self, until: Instant) {
+    /// Goes on through the memory (`/proc/self/maps`) until all has been looked at, the time has come, or there are no huge pages.
+    fn pass(&mut self, maps: &str, until: Instant) {
         if self.leave_out > 0 {
             self.leave_out -= 1;
             return;
         }
-        let Ok(maps) = fs::read_to_string("/proc/self/maps") else { return };
         let pieces = maps.lines().filter_map(mapping).flat_map(pieces);
         for piece in pieces.skip_while(|piece| *piece < self.at) {
             if Instant::now() >= until {
@@ -107,8 +123,10 @@ impl Pieces {
             } else if !self.done.contains(&piece) {
                 match collapse(piece) {
                     Ok(()) => self.then_leave_out = 0,
-                    // The system does not know it, or wants this piece small: it will the next time, too.
+                    // The system wants this piece small: it will the next time, too.
                     Err(libc::EINVAL) => {}
+                    // Somebody writes from there to a disk, or has unmapped it.
+                    Err(libc::EAGAIN) => continue,
                     Err(_) => {
                         self.then_leave_out = (2 * self.then_leave_out + 1).min(MOST_LEFT_OUT);
                         (self.leave_out, self.at) = (self.then_leave_out, piece + HUGE_BYTES);
@@ -194,46 +212,65 @@ mod tests {
         assert_eq!(pieces(mb(3)..mb(5)).count(), 0);
     }
 
+    /// New memory of its own, at a huge page's address, and its line in `/proc/self/maps`.
+    fn memory() -> (Vec<u8>, usize, String) {
+        let memory = vec![0_u8; LEAST_BYTES + HUGE_BYTES];
+        let offset = memory.as_ptr().addr().next_multiple_of(HUGE_BYTES) - memory.as_ptr().addr();
+        let start = memory.as_ptr().addr() + offset;
+        let line = format!("{start:x}-{:x} rw-p 00000000 00:00 0 ", start + LEAST_BYTES);
+        (memory, offset, line)
+    }
+
     /// What is in use is seen to once, and holds what it held; what is hardly used is not, until it is.
     #[test]
     fn what_is_in_use_is_seen_to() {
-        // No larger mapping must be near, and nobody else's.
-        let mut memory = vec![0_u8; LEAST_BYTES + 2 * HUGE_BYTES];
-        let start = memory.as_ptr().addr().next_multiple_of(HUGE_BYTES);
-        let offset = start - memory.as_ptr().addr();
-        let (dense, sparse) = (start, start + HUGE_BYTES);
+        let (mut memory, offset, line) = memory();
+        let dense = memory.as_ptr().addr() + offset;
+        let sparse = dense + HUGE_BYTES;
         memory[offset..][..HUGE_BYTES].fill(7);
         memory[offset + HUGE_BYTES..][..HUGE_BYTES / 2].fill(8);
-        assert!(is_dense(dense) && !is_dense(sparse));
+        assert!(is_dense(dense));
 
         let mut seen = Pieces::default();
-        seen.pass(Instant::now() + HOUR);
-        assert!(!seen.done.contains(&sparse));
+        seen.pass(&line, Instant::now() + HOUR);
+        // Where huge pages are given to everybody its first byte has brought one.
+        if !is_dense(sparse) {
+            assert!(!seen.done.contains(&sparse));
+        }
         assert!(memory[offset..][..HUGE_BYTES].iter().all(|byte| *byte == 7));
         memory[offset + HUGE_BYTES..][..HUGE_BYTES].fill(8);
-        seen.pass(Instant::now() + HOUR);
+        seen.pass(&line, Instant::now() + HOUR);
         assert!(memory[offset + HUGE_BYTES..][..HUGE_BYTES].iter().all(|byte| *byte == 8));
-        if seen.leave_out == 0 {
-            assert!(seen.done.contains(&dense) && seen.done.contains(&sparse));
-        }
         // An older system does not know it, and any may be short of huge pages.
-        if collapse(dense).is_ok() {
+        if is_known() && collapse(dense).is_ok() {
             assert!(huge_bytes(dense) >= HUGE_BYTES);
         }
     }
 
     #[test]
     fn a_pass_ends_in_time_and_the_next_one_goes_on() {
-        let memory = vec![1_u8; LEAST_BYTES + 2 * HUGE_BYTES];
+        let (memory, offset, line) = memory();
         let mut seen = Pieces::default();
-        seen.pass(Instant::now());
-        assert!(seen.done.is_empty() && seen.at > 0);
-        let first = seen.at;
-        seen.pass(Instant::now());
-        assert_eq!(seen.at, first);
-        seen.pass(Instant::now() + HOUR);
+        let start = memory.as_ptr().addr() + offset;
+        for _ in 0..2 {
+            seen.pass(&line, Instant::now());
+            assert_eq!((seen.done.len(), seen.at), (0, start));
+        }
+        seen.pass(&line, Instant::now() + HOUR);
         assert_eq!(seen.at, 0);
-        drop(memory);
+    }
+
+    #[test]
+    fn after_a_failure_passes_are_left_out() {
+        let (memory, offset, line) = memory();
+        let start = memory.as_ptr().addr() + offset;
+        let mut seen = Pieces { leave_out: 2, ..Pieces::default() };
+        for left in [1, 0] {
+            seen.pass(&line, Instant::now());
+            assert_eq!((seen.leave_out, seen.at), (left, 0));
+        }
+        seen.pass(&line, Instant::now());
+        assert_eq!(seen.at, start);
     }
 
     /// Bytes in huge pages of the mapping that an address lies in.

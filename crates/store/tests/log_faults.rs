@@ -357,3 +357,37 @@ fn a_callback_that_panics_leaves_nobody_waiting() {
     assert!(matches!(log.append(&commit(2, 10), Urgency::Prompt), Err(LogError::Closed)));
     assert!(log.close().is_err());
 }
+
+/// Whatever is refused while a log goes on to further files: it goes on, and the next start finds all of it.
+#[test]
+fn a_file_that_cannot_be_made_ready_does_no_harm() {
+    for operation in
+        [Operation::Create, Operation::Open, Operation::Rename, Operation::SyncDir, Operation::Remove]
+    {
+        for nth in 1..=4 {
+            let files = FaultyFiles::new();
+            let (log, _) = open(files.clone());
+            let mut last = 0;
+            for round in 0..3 {
+                for _ in 0..20 {
+                    last += 1;
+                    // It is tried again soon.
+                    until("there is a file", || match append(&log, last, 500) {
+                        Ok(lsn) => block_on(log.wait_durable(lsn)).is_ok(),
+                        Err(LogError::Full(_)) => false,
+                        Err(other) => panic!("{operation:?} {nth}: {other}"),
+                    });
+                }
+                if round == 1 {
+                    files.fail_nth(operation, nth, Fault::Io);
+                    log.truncate(Lsn(log.durable().0 / 2));
+                }
+            }
+            drop(log);
+            let (_, seen) = open(files.process_kill());
+            let seen: Vec<_> = seen.into_iter().map(|(transaction, _)| transaction).collect();
+            assert_eq!(seen.last(), Some(&last), "{operation:?} {nth}");
+            assert!(seen.is_sorted_by(|a, b| a + 1 == *b), "{operation:?} {nth}: {seen:?}");
+        }
+    }
+}

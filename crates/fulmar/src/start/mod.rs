@@ -54,7 +54,7 @@ pub async fn run(arguments: StartArgs) -> anyhow::Result<()> {
     disk_cache::bytes(arguments.disk_cache, arguments.store.as_ref())?;
     logs::begin(arguments.log_format, &arguments.log_level)?;
     raise_open_files();
-    fulmar_engine::huge_pages::follow()?;
+    fulmar_engine::huge_pages::follow();
     let mut signals = EndSignals::listen()?;
     // Whatever this process writes is its owner's only, even in a directory that others can read.
     rustix::process::umask(Mode::RWXG | Mode::RWXO);

@@ -65,12 +65,13 @@ impl LogFiles for StdFiles {
     fn create(&self, name: &str, bytes: u64) -> io::Result<Box<dyn LogFile>> {
         let path = self.path(name);
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path)?;
-        if let Err(error) = StdFile::new(file, &path, bytes).and_then(|file| file.fill_with_zeros(bytes)) {
-            // The first error counts; what is left of the file is too short to be used and is removed at the next start.
+        let filled = StdFile::new(file, &path, bytes).and_then(|file| file.fill_with_zeros(bytes));
+        let opened = filled.and_then(|()| self.open(name));
+        if opened.is_err() {
+            // The first error counts. A start that finds what is left uses it, or removes it if it is short.
             let _ = fs::remove_file(&path);
-            return Err(error);
         }
-        self.open(name)
+        opened
     }
 
     fn open(&self, name: &str) -> io::Result<Box<dyn LogFile>> {

@@ -14,6 +14,10 @@ const MAX_LINGER: Duration = Duration::from_millis(2);
 pub(super) const MAX_NAP: Duration = Duration::from_millis(6);
 /// A nap is as long as so many records take to come, if it can be.
 const NAP_RECORDS: u32 = 3;
+/// After so many batches of one record naps are in vain: one client alone commits for one tenant after the other ...
+const ALONE: u32 = 8;
+/// ... and are not taken for so many batches.
+const AWAKE: u32 = 512;
 /// Only who appends less often than every so many naps is patient: a nap takes at most a tenth of the time between two ...
 const SELDOM_NAPS: u32 = 10;
 /// ... and less often than that: where many append so often gathering makes larger batches than naps do.
@@ -87,6 +91,10 @@ pub(super) struct Batching {
     gap: Option<Duration>,
     /// When the last batch was taken.
     taken: Option<Instant>,
+    /// Successive batches of one record, of which a nap might have made more.
+    alone: u32,
+    /// Batches for which no nap is taken.
+    awake: u32,
     trial: Trial,
 }
 
@@ -101,7 +109,8 @@ impl Batching {
 
     /// How long to wait for patient records, if they come so often that more than one can be expected.
     pub(super) fn nap(&self) -> Option<Duration> {
-        self.gap.filter(|gap| *gap < MAX_NAP).map(|gap| (gap * NAP_RECORDS).min(MAX_NAP))
+        let gap = self.gap.filter(|_| self.awake == 0);
+        gap.filter(|gap| *gap < MAX_NAP).map(|gap| (gap * NAP_RECORDS).min(MAX_NAP))
     }
 
     /// Whether records of the next batch should gather, if a sync takes so long: where it takes long they do so by themselves, and
@@ -120,6 +129,11 @@ impl Batching {
         let decayed = self.expected_records - self.expected_records.div_ceil(8);
         self.expected_records = records.max(decayed);
         self.trial.taken(records);
+        (self.alone, self.awake) = match (self.awake, self.nap().is_some() && records <= 1) {
+            (0, true) if self.alone + 1 == ALONE => (0, AWAKE),
+            (0, true) => (self.alone + 1, 0),
+            (awake, _) => (0, awake.saturating_sub(1)),
+        };
         if let Some(last) = self.taken.replace(now) {
             // A long silence counts for no more than it must: that the next record will be alone.
             let gap = (now - last).min(8 * MAX_NAP) / u32::try_from(records).unwrap_or(u32::MAX).max(1);
@@ -198,5 +212,27 @@ mod tests {
         let nap = come(10, ms(1)).expect("ten in a millisecond");
         assert!((Duration::from_micros(290)..Duration::from_micros(310)).contains(&nap), "{nap:?}");
         assert_eq!(come(1, ms(8)), None, "as soon as they come less often");
+    }
+
+    #[test]
+    fn who_commits_alone_is_not_held_up() {
+        let (mut batching, mut now) = (Batching::default(), Instant::now());
+        let mut naps = |records, batches: u32| {
+            let mut naps = 0;
+            for _ in 0..batches {
+                naps += u32::from(batching.nap().is_some());
+                now += Duration::from_millis(1);
+                batching.taken(records, now);
+            }
+            naps
+        };
+        let in_a_row = naps(1, 10_000);
+        assert!((ALONE..10_000 / 50).contains(&in_a_row), "{in_a_row} naps");
+        naps(2, AWAKE);
+        assert_eq!(naps(2, 1000), 1000, "others have come");
+        for _ in 0..1000 {
+            assert_eq!(naps(1, ALONE / 2), ALONE / 2, "one alone now and then is nothing");
+            naps(3, 1);
+        }
     }
 }

@@ -146,6 +146,14 @@ fn group(old: Vec<OldFile>) -> (Vec<OldLog>, Vec<Spare>) {
     (logs, unbegun)
 }
 
+impl OldLog {
+    /// The next file after that one that was begun. In between may be some whose making failed.
+    fn begun_after(&self, file: usize) -> Option<(usize, Header)> {
+        let later = self.files.iter().enumerate().skip(file + 1);
+        later.filter_map(|(at, file)| Some((at, file.header?))).next()
+    }
+}
+
 struct Reader<'a> {
     files: &'a dyn LogFiles,
     /// Whether what was read last is made durable, before anything is built upon it.
@@ -302,11 +310,11 @@ impl Reader<'_> {
             {
                 self.replay(file, &frame, &mut stop, replay)?;
             }
-            let next = log.files.get(stop.file + 1).and_then(|file| file.header);
-            match next {
-                Some(header) if header.start == stop.position && stop.position < limit && !stop.sealed => {
-                    stop =
-                        Reached { file: stop.file + 1, offset: HEADER_BYTES, vouched: header.start, ..stop };
+            match log.begun_after(stop.file) {
+                Some((file, header))
+                    if header.start == stop.position && stop.position < limit && !stop.sealed =>
+                {
+                    stop = Reached { file, offset: HEADER_BYTES, vouched: header.start, ..stop };
                 }
                 _ => return Ok(stop),
             }
@@ -336,12 +344,12 @@ impl Reader<'_> {
 
     /// Refuses a log with a valid frame or header behind a bad place that says that the bad place had been durable.
     fn refuse_if_vouched(&self, log: &OldLog, stop: &Reached) -> Result<(), LogError> {
-        let (file, later) = (&log.files[stop.file], &log.files[stop.file + 1..]);
+        let file = &log.files[stop.file];
         let start = file.header.map_or(stop.position, |header| header.start);
         let bytes = self.read(file, 0, file.bytes)?;
         let position_of = |at: usize| start + (at - HEADER_BYTES) as u64;
         let frame = Frames::of(log.id).find_proof(&bytes, stop.offset + 1, stop.position, position_of);
-        let header = || later.iter().find(|file| file.header.is_some()).map(|file| (file, 0));
+        let header = || log.begun_after(stop.file).map(|(file, _)| (&log.files[file], 0));
         let Some((witness, at)) = frame.map(|at| (file, at)).or_else(header) else {
             return Ok(());
         };
@@ -355,10 +363,12 @@ impl Reader<'_> {
     /// Writes what nothing vouches for once more, and syncs it: so far it may be in the page cache only, and a sync
     /// alone would not write pages that the kernel believes to be clean since a sync failed.
     fn make_durable(&self, log: &OldLog, stop: &Reached) -> Result<(), LogError> {
-        for file in &log.files[..=stop.file] {
+        for (at, file) in log.files[..=stop.file].iter().enumerate() {
             let Some(header) = file.header else { continue };
             let offset_of = |position: u64| HEADER_BYTES as u64 + (position - header.start);
-            let used = self.end_of(log, file, stop);
+            // Where its valid frames end.
+            let next = log.begun_after(at).filter(|(next, _)| *next <= stop.file);
+            let used = next.map_or(stop.position, |(_, header)| header.start);
             if used <= stop.vouched && header.start < stop.vouched {
                 continue;
             }
@@ -369,12 +379,6 @@ impl Reader<'_> {
             file.file.sync_data().map_err(|cause| self.io("sync", &file.name, cause))?;
         }
         Ok(())
-    }
-
-    /// The position at which a file's valid frames end.
-    fn end_of(&self, log: &OldLog, file: &OldFile, stop: &Reached) -> u64 {
-        let next = log.files[..=stop.file].iter().skip_while(|other| other.name != file.name).nth(1);
-        next.and_then(|next| next.header).map_or(stop.position, |header| header.start)
     }
 
     fn read(&self, file: &OldFile, offset: u64, length: u64) -> Result<Vec<u8>, LogError> {

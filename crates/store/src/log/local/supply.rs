@@ -80,9 +80,7 @@ impl Supplier {
         let files = self.core.files.clone();
         for spare in spares {
             let size_bytes = self.core.state.lock().size_bytes() + spare.bytes;
-            // Its zeros may be in the page cache only.
-            let is_good = || files.open(&spare.name).and_then(|file| file.sync_data()).is_ok();
-            match self.keeps(spare.bytes, size_bytes) && is_good() {
+            match self.keeps(spare.bytes, size_bytes) {
                 true => self.spares.push(spare),
                 false => rubbish.push(spare.name),
             }
@@ -166,10 +164,16 @@ impl Supplier {
         let name = log_name(sequence);
         let spare = self.spares.iter().position(|spare| spare.bytes >= bytes);
         // One that cannot be used is no reason to have none.
-        let (file, bytes) = match spare.and_then(|at| self.reuse(at, &name).ok()) {
-            Some(reused) => reused,
-            None => self.make(&name, bytes)?,
+        let reused = spare.and_then(|at| self.reuse(at, &name).ok());
+        let made = match reused {
+            Some(reused) => Ok(reused),
+            None => self.make(&name, bytes),
         };
+        if made.is_err() {
+            // There may be nothing, or it may be refused: a start passes over what was not begun.
+            let _ = self.core.files.remove(&name);
+        }
+        let (file, bytes) = made?;
         let mut state = self.core.state.lock();
         state.ready = Some(ReadyFile { sequence, name, file, bytes });
         (state.trouble, state.full) = (None, false);
@@ -183,12 +187,16 @@ impl Supplier {
 
     /// Gives a spare file a log file's name.
     fn reuse(&mut self, at: usize, name: &str) -> io::Result<(Box<dyn crate::LogFile>, u64)> {
-        let files = &self.core.files;
-        // If this fails the file stays where it is, whatever it is called, until the next start removes it.
         let spare = self.spares.swap_remove(at);
+        // If this fails the file stays where it is, whatever it is called, until the next start.
+        self.count_spares(&mut self.core.state.lock());
+        let files = &self.core.files;
         files.rename(&spare.name, name)?;
         files.sync_dir()?;
-        Ok((files.open(name)?, spare.bytes))
+        let file = files.open(name)?;
+        // What an earlier process made may be in the page cache only.
+        file.sync_data()?;
+        Ok((file, spare.bytes))
     }
 
     /// Makes a file of so many bytes, or in the reserve of as many as are left, if they are enough for the record that waits.

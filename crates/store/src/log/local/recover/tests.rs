@@ -95,6 +95,31 @@ fn is_read_as_ever(files: &FaultyFiles) {
     assert_eq!((recovered.live.len(), recovered.rubbish.len()), (3, 0));
 }
 
+/// Its making had failed, and it could not be removed; the next one was begun.
+#[test]
+fn a_file_that_was_not_begun_is_passed_over() {
+    let commit = |transaction| body(RecordKind::Commit, transaction, None);
+    let header = |sequence, start| Header { log: FIRST, sequence, start };
+    let (one, end) = file(header(1, 0), &[body(RecordKind::Cut, 0, Some(NO_LOG)), commit(11)]);
+    let (four, end) = file(header(4, end), &[commit(12)]);
+    let (five, _) = file(header(5, end), &[commit(13)]);
+    let files = FaultyFiles::new();
+    for (sequence, bytes) in [(1, one), (2, vec![0; 100]), (3, Vec::new()), (4, four), (5, five)] {
+        files.put(&super::super::supply::log_name(sequence), bytes);
+    }
+    let mut seen = Vec::new();
+    let recovered = recover(&files, &mut |_, record| {
+        seen.push(record.header.transaction);
+        Ok(())
+    });
+    let recovered = recovered.unwrap();
+    assert_eq!(seen, [11, 12, 13]);
+    assert_eq!((recovered.live.len(), recovered.spares.len(), recovered.next_sequence), (3, 2, 6));
+    // But not one that was begun.
+    files.remove(&super::super::supply::log_name(4)).unwrap();
+    assert!(matches!(recover(&files, &mut |_, _| Ok(())).err(), Some(LogError::Corrupt { .. })));
+}
+
 #[test]
 fn every_flipped_bit_in_the_golden_log_is_refused() {
     let whole = written();
