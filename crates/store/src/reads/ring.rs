@@ -32,6 +32,8 @@ use super::Kept;
 
 /// Reads under way in one ring. Who comes beyond that reads as a thread without a ring does.
 const READS_AT_ONCE: u32 = 256;
+/// Answers that the system takes from its list each time that it is entered, at least (20 since Linux 6.13, before that all).
+const TAKEN_AT_ONCE: usize = 16;
 /// When a system that could not take a read is asked again.
 const AGAIN: Duration = Duration::from_millis(1);
 
@@ -179,9 +181,19 @@ impl Ring {
         Some(outcome)
     }
 
-    /// Looks for what the disk has answered, if there is something. The system takes only so many at a time.
+    /// Looks for what the disk has answered, if there is something.
+    ///
+    /// The system takes only so many answers at a time, and its word that there are more is not to be relied on: an answer is put into its
+    /// list first and the flag set after it. If the list is emptied between, the flag stays, with nothing behind it, until another answer
+    /// comes. So this ends when all must have been taken that was in the list when it began: of each read one answer at most, and one more
+    /// if that was only a part and the rest has come meanwhile. What comes into an empty list is an event of its own.
     fn look(&mut self) {
-        while self.has_news() && self.enter() {}
+        let under_way = READS_AT_ONCE as usize - self.free.len();
+        for _ in 0..2 * under_way.div_ceil(TAKEN_AT_ONCE) {
+            if !(self.has_news() && self.enter()) {
+                return;
+            }
+        }
     }
 
     fn has_news(&mut self) -> bool {
@@ -238,9 +250,12 @@ impl Drop for Installed {
 mod tests {
     use std::fs::File;
     use std::io::{Seek, Write};
+    use std::os::fd::BorrowedFd;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     use futures::future::join_all;
     use rustix::fs::{Advice, fadvise};
+    use rustix::mm::{MapFlags, ProtFlags, mmap};
     use tokio::runtime::{Builder, LocalOptions};
     use tokio::task::spawn_local;
 
@@ -248,6 +263,8 @@ mod tests {
 
     const PIECE_BYTES: usize = 3000;
     const PIECES: usize = 1000;
+    /// The system's bit for "there are answers".
+    const TASKRUN: u32 = 1 << 2;
 
     fn piece(number: usize) -> Vec<u8> {
         (0..PIECE_BYTES).map(|at| (number * 31 + at * 7) as u8).collect()
@@ -367,6 +384,50 @@ mod tests {
                 Some(())
             });
         });
+    }
+
+    /// The system may say that there are answers when there are none (see [`Ring::look`]), for as long as none come.
+    #[test]
+    fn an_announcement_with_nothing_behind_it() {
+        let Some(file) = file() else { return };
+        let (done, is_done) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            on_a_worker(async {
+                let flags = with_ring(|ring| Some(flags(ring))).unwrap();
+                for number in 0..20 {
+                    flags.fetch_or(TASKRUN, Ordering::SeqCst);
+                    settle(|ring| ring.look());
+                    assert!(with_ring(|ring| Some(ring.has_news())).unwrap(), "it is still said");
+                    forget(&file);
+                    let waiting = join_all((0..50).map(|piece| through_the_ring(&file, 50 * number + piece)));
+                    for (at, read) in waiting.await.into_iter().enumerate() {
+                        assert!(read.unwrap() == piece(50 * number + at));
+                    }
+                }
+            });
+            done.send(()).unwrap();
+        });
+        is_done.recv_timeout(Duration::from_secs(60)).expect("the look ends, and reads are answered");
+    }
+
+    /// The word in which the system says that there are answers: in memory that it shares with the ring.
+    fn flags(ring: &mut Ring) -> &'static AtomicU32 {
+        const BYTES: usize = 256;
+        let (access, shared) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        // SAFETY: it is open for as long as the ring is.
+        let descriptor = unsafe { BorrowedFd::borrow_raw(ring.uring.as_raw_fd()) };
+        // SAFETY: a new mapping, which stays for as long as the process.
+        let words = unsafe { mmap(std::ptr::null_mut(), BYTES, access, shared, descriptor, 0) }.unwrap();
+        // SAFETY: it is as long as that, and both sides use it with atomic operations only.
+        let words: &[AtomicU32; BYTES / 4] = unsafe { &*words.cast() };
+        // Which one it is differs from system to system. Nothing is under way: nobody minds a change that is taken back.
+        let is_it = |word: &&AtomicU32| {
+            let before = word.fetch_xor(TASKRUN, Ordering::SeqCst);
+            let is_it = before == 0 && ring.uring.submission().taskrun();
+            word.store(before, Ordering::SeqCst);
+            is_it
+        };
+        words.iter().find(is_it).unwrap()
     }
 
     /// What the system may still write to is not used for anything else.
