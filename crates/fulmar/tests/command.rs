@@ -27,7 +27,7 @@ fn what_makes_no_sense_is_refused_with_a_remedy() {
     assert!(tls.contains("none.pem"), "{tls}");
     assert!(!data.exists(), "a refused start leaves nothing behind");
     let nobody = refusal(&run(&["tenant", "list", "--server", "postgres://fulmar@127.0.0.1:1"]), 1);
-    assert!(nobody.contains("is the node running"), "{nobody}");
+    assert!(nobody.contains("cannot connect to 127.0.0.1:1; is the node running"), "{nobody}");
     refusal(&run(&["status", "--http", "127.0.0.1:1"]), 1);
 }
 

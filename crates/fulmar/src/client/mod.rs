@@ -11,6 +11,7 @@ use std::io;
 use std::path::Path;
 
 use anyhow::{Context, anyhow, bail};
+use tokio_postgres::config::Host;
 use tokio_postgres::{Client, Config};
 
 use self::tls::Tls;
@@ -25,7 +26,7 @@ pub async fn connect(arguments: &ServerArgs, database: &str) -> anyhow::Result<C
     if let Some(password) = password(&config, arguments.password_file.as_deref())? {
         config.password(password);
     }
-    let (client, connection) = config.connect(tls).await.map_err(|error| refusal(&error))?;
+    let (client, connection) = config.connect(tls).await.map_err(|error| refusal(&error, &config))?;
     // The connection works until the client is dropped; what goes wrong with it the client reports.
     tokio::spawn(connection);
     Ok(client)
@@ -73,7 +74,7 @@ macro_rules! from_row {
 pub(crate) use from_row;
 
 /// Why there is no connection, and what to do. (tokio-postgres tells its own kinds of errors apart by their texts only.)
-fn refusal(error: &tokio_postgres::Error) -> anyhow::Error {
+fn refusal(error: &tokio_postgres::Error, config: &Config) -> anyhow::Error {
     let said = server_error(error);
     if error.as_db_error().is_some() {
         return said.context("the node refused");
@@ -89,8 +90,27 @@ fn refusal(error: &tokio_postgres::Error) -> anyhow::Error {
             "cannot trust the node's certificate; is the file that sslrootcert names this certificate, or that of who \
              signed it?",
         ),
-        _ => said.context("cannot connect; is the node running, and is --server its --sql address?"),
+        _ => said.context(format!(
+            "cannot connect to {}; is the node running, and is --server its --sql address?",
+            addresses(config)
+        )),
     }
+}
+
+/// Where a connection was tried.
+fn addresses(config: &Config) -> String {
+    const USUAL_PORT: u16 = 5432;
+    let (hosts, ports) = (config.get_hosts(), config.get_ports());
+    let of_all = ports.first().copied().unwrap_or(USUAL_PORT);
+    let address = |(at, host): (usize, &Host)| {
+        let port = ports.get(at).copied().unwrap_or(of_all);
+        match host {
+            Host::Tcp(name) if name.contains(':') => format!("[{name}]:{port}"),
+            Host::Tcp(name) => format!("{name}:{port}"),
+            Host::Unix(directory) => format!("{}/.s.PGSQL.{port}", directory.display()),
+        }
+    };
+    hosts.iter().enumerate().map(address).collect::<Vec<_>>().join(" or ")
 }
 
 /// The node has shown a certificate that was not taken.
@@ -150,5 +170,15 @@ mod tests {
         assert_eq!(password(&config, Some(&file)).unwrap().as_deref(), Some(" se cret "));
         assert_eq!(password(&config, None).unwrap(), None);
         assert!(password(&config, Some(directory.path())).is_err());
+    }
+
+    #[test]
+    fn every_address_that_was_tried_is_named() {
+        let of = |url: &str| addresses(&parsed(url).unwrap());
+        assert_eq!(of("postgres://fulmar@db.example:5433/shop"), "db.example:5433");
+        assert_eq!(of("postgres://fulmar@[::1]"), "[::1]:5432");
+        assert_eq!(of("postgres://fulmar@a:1,b:2"), "a:1 or b:2");
+        assert_eq!(of("host=a,b port=7"), "a:7 or b:7");
+        assert_eq!(of("host=/run/db"), "/run/db/.s.PGSQL.5432");
     }
 }
