@@ -28,12 +28,16 @@ use std::marker::PhantomData;
 use std::pin::{Pin, pin};
 use std::ptr;
 use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 
 /// Ordinary statements need 6-11 KiB; the limits set on every connection keep the worst below half of this.
 const STACK_BYTES: usize = 256 << 10;
+
+/// How long a fiber computes before others on its thread get their turn.
+const SLICE: Duration = Duration::from_millis(1);
 
 /// Stacks kept for reuse by each thread; an idle one holds 8 KiB.
 const POOLED_STACKS: usize = 64;
@@ -45,6 +49,8 @@ type Resume = *mut Context<'static>;
 pub(crate) struct Suspender {
     yielder: Cell<*const Yielder<Resume, ()>>,
     context: Cell<Resume>,
+    /// Of the slice in which it was first asked since the fiber was resumed ([`Suspender::slice_is_over`]).
+    slice_ends: Cell<Option<Instant>>,
 }
 
 /// The fiber that waited was abandoned: end as soon as possible.
@@ -53,7 +59,11 @@ pub(crate) struct Abandoned;
 
 impl Suspender {
     pub(crate) fn new() -> Self {
-        Suspender { yielder: Cell::new(ptr::null()), context: Cell::new(ptr::null_mut()) }
+        Suspender {
+            yielder: Cell::new(ptr::null()),
+            context: Cell::new(ptr::null_mut()),
+            slice_ends: Cell::new(None),
+        }
     }
 
     /// Waits for `future`; suspends the fiber while it is pending.
@@ -72,22 +82,27 @@ impl Suspender {
         }
     }
 
-    /// Lets other work run on this thread, then goes on: what a statement that computes for long does now and then.
+    /// Whether the fiber has computed for so long that it should let others on this thread work. What it waited for without being
+    /// suspended counts. Outside of a fiber nobody gives way.
+    pub(crate) fn slice_is_over(&self) -> bool {
+        let now = Instant::now();
+        match self.slice_ends.get() {
+            None => self.slice_ends.set(Some(now + SLICE)),
+            Some(ends) => return now >= ends && !self.yielder.get().is_null(),
+        }
+        false
+    }
+
+    /// Lets other work run on this thread, then goes on. The thread looks at its sockets before.
     pub(crate) fn yield_now(&self) -> Result<(), Abandoned> {
-        let mut yielded = false;
-        self.wait(std::future::poll_fn(|cx| {
-            if std::mem::replace(&mut yielded, true) {
-                return Poll::Ready(());
-            }
-            cx.waker().wake_by_ref();
-            Poll::Pending
-        }))
+        self.wait(tokio::task::yield_now())
     }
 
     fn suspend(&self) {
         // SAFETY: the yielder lives on the fiber's own stack, on which we run; it was checked not to be null.
         let context = unsafe { (*self.yielder.get()).suspend(()) };
         self.context.set(context);
+        self.slice_ends.set(None);
     }
 }
 
@@ -169,6 +184,7 @@ impl<'a, T: 'a> Fiber<'a, T> {
                 let suspender = &*suspender;
                 suspender.context.set(context);
                 suspender.yielder.set(yielder);
+                suspender.slice_ends.set(None);
                 // Cleared by a guard, so that a panic in `body` clears it too.
                 let _clear = ClearYielder(suspender);
                 body()

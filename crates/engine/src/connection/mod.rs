@@ -87,7 +87,6 @@ impl Connection {
         &'a mut self,
         body: impl FnOnce(&mut Connection) -> T + 'a,
     ) -> Result<Fiber<'a, T>> {
-        self.link.begin_fiber();
         let link: *const Link = &*self.link;
         // SAFETY: the link lives in this connection, which the fiber borrows until its end.
         let fiber = unsafe {

@@ -35,7 +35,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::Once;
 use std::task::Poll;
-use std::time::{Duration, Instant};
 
 use libsqlite3_sys as ffi;
 
@@ -48,9 +47,6 @@ use crate::variables::Variables;
 
 /// The name under which the VFS is registered.
 pub(crate) const NAME: &CStr = c"fulmar";
-
-/// How long a statement computes before others on its thread get their turn.
-const SLICE: Duration = Duration::from_millis(1);
 
 /// What a connection's files, functions and handlers share. Boxed by the connection: its address is stable.
 pub(crate) struct Link {
@@ -78,7 +74,8 @@ pub(crate) struct Link {
     /// Bytes in the connection's temporary files, those of its temporary tables included.
     buffered_bytes: Cell<u64>,
     opened: Cell<bool>,
-    slice_ends: Cell<Option<Instant>>,
+    /// Pages that SQLite has asked for.
+    pages: Cell<u32>,
 }
 
 impl Drop for Link {
@@ -109,7 +106,7 @@ impl Link {
             system: RefCell::default(),
             buffered_bytes: Cell::new(0),
             opened: Cell::new(false),
-            slice_ends: Cell::new(None),
+            pages: Cell::new(0),
         })
     }
 
@@ -125,7 +122,6 @@ impl Link {
             }
             future.as_mut().poll(cx).map(Some)
         }));
-        self.slice_ends.set(None);
         waited.ok().flatten().ok_or(Interrupted)
     }
 
@@ -133,9 +129,7 @@ impl Link {
     /// statement that is being taken back writes pages, too.
     pub(crate) fn wait_for_disk<F: Future>(&self, future: F) -> Result<F::Output, Interrupted> {
         self.reader.step_aside();
-        let waited = self.suspender.wait(future);
-        self.slice_ends.set(None);
-        waited.map_err(|_| Interrupted)
+        self.suspender.wait(future).map_err(|_| Interrupted)
     }
 
     /// Called now and then by a statement that computes; answers whether it shall end.
@@ -143,17 +137,16 @@ impl Link {
         if self.cancel.borrow().is_set() || self.is_expired() {
             return true;
         }
-        let now = Instant::now();
-        match self.slice_ends.get() {
-            None => self.slice_ends.set(Some(now + SLICE)),
-            Some(ends) if now < ends => {}
-            Some(_) => {
-                self.slice_ends.set(None);
-                self.reader.step_aside();
-                return self.suspender.yield_now().is_err() || self.cancel.borrow().is_set();
-            }
+        self.give_way().is_err() || self.cancel.borrow().is_set()
+    }
+
+    /// Lets others on this thread work, if the statement has computed for long. What was found in memory may leave it.
+    fn give_way(&self) -> Result<(), Interrupted> {
+        if !self.suspender.slice_is_over() {
+            return Ok(());
         }
-        false
+        self.reader.step_aside();
+        self.suspender.yield_now().map_err(|_| Interrupted)
     }
 
     /// Whether the transaction is asked to let go of its snapshot; notes it as its conflict.
@@ -186,11 +179,6 @@ impl Link {
     /// A temporary file has become smaller, or is gone.
     fn shrink_buffer(&self, bytes: u64) {
         self.buffered_bytes.set(self.buffered_bytes.get().saturating_sub(bytes));
-    }
-
-    /// A fiber begins, and its first slice.
-    pub(crate) fn begin_fiber(&self) {
-        self.slice_ends.set(None);
     }
 
     /// A statement begins. What the last one was refused has been taken back by now.
