@@ -1,13 +1,14 @@
 //! Pages of a large transaction outside of memory.
 //!
 //! ```text
-//! new page -> gathered, 256 KiB -> another thread: compressed, appended to a draft of the commit's segment
+//! new page -> gathered, 256 KiB -> another thread: compressed, appended to a draft of the commit's segment -> a third: written
 //! a page that was handed over, changed again -> a plain file, where it can be changed as often as it likes
 //! ```
 //!
 //! A bulk load in the order of its keys spills each of its pages once: at the commit they are where they belong
 //! ([`crate::draft`]), and the session's thread has copied each once. Whatever it spills while the other thread is busy
-//! waits in the second of two buffers, and when that is full the session waits (its thread serves others meanwhile).
+//! waits in the second of two buffers, and when that is full the session waits (its thread serves others meanwhile). Likewise
+//! with what is compressed while the third one waits for the disk.
 //!
 //! The draft has one frame for each page at most, since a page that comes again goes to the plain file; and where many
 //! do, new pages go there at once. At the commit the plain pages are added to the draft. If most of the draft's frames mean
@@ -22,7 +23,7 @@ use fulmar_pages::segment::{Entry, FrameLocation};
 use fulmar_pages::{PAGE_SIZE, Page, PageNo, PartitionId};
 use tokio::task::JoinHandle;
 
-use crate::draft::Draft;
+use crate::draft::{Draft, Piece};
 use crate::spill::SpillArea;
 
 /// New pages that gather before they are handed over.
@@ -46,7 +47,6 @@ struct Work {
     draft: Draft,
     pages: Vec<Page>,
     locations: Vec<FrameLocation>,
-    outcome: io::Result<()>,
 }
 
 pub(crate) struct SpilledPages {
@@ -58,6 +58,7 @@ pub(crate) struct SpilledPages {
     /// At rest; `None` while `job` has it, and after a failure.
     work: Option<Box<Work>>,
     job: Option<JoinHandle<Box<Work>>>,
+    writing: Option<JoinHandle<io::Result<Vec<Piece>>>>,
     /// Of the pages that are in the draft.
     locations: Vec<FrameLocation>,
     /// Pages in the draft that have been changed since.
@@ -71,13 +72,14 @@ impl SpilledPages {
     pub(crate) fn new(area: &Arc<SpillArea>) -> io::Result<Self> {
         let draft = Draft::new(area.file()?);
         let pages = Vec::with_capacity(GATHERED);
-        let work = Work { draft, pages, locations: Vec::new(), outcome: Ok(()) };
+        let work = Work { draft, pages, locations: Vec::new() };
         Ok(SpilledPages {
             area: area.clone(),
             gathered: Vec::with_capacity(GATHERED),
             handed_over: 0,
             work: Some(Box::new(work)),
             job: None,
+            writing: None,
             locations: Vec::new(),
             replaced: 0,
             wanted_again: 0,
@@ -142,9 +144,9 @@ impl SpilledPages {
         self.gathered.len() >= GATHERED
     }
 
-    /// Hands over what has gathered; waits for what was handed over before.
+    /// Hands over what has gathered; waits until what was handed over before is compressed.
     pub(crate) async fn hand_over(&mut self) -> io::Result<()> {
-        self.rest().await?;
+        self.compressed().await?;
         let mut work = self.work.take().ok_or_else(given_up)?;
         std::mem::swap(&mut work.pages, &mut self.gathered);
         self.handed_over += work.pages.len() as u32;
@@ -178,7 +180,7 @@ impl SpilledPages {
         mut self,
         partition: PartitionId,
         frames: Vec<(PageNo, u32)>,
-    ) -> io::Result<(File, u64)> {
+    ) -> io::Result<(Arc<File>, u64)> {
         self.hand_over().await?;
         self.rest().await?;
         let draft = self.work.take().ok_or_else(given_up)?.draft;
@@ -190,16 +192,47 @@ impl SpilledPages {
         finished.map_err(io::Error::other)?
     }
 
-    /// Waits until the other thread has nothing to do.
+    /// Waits until the other threads have nothing to do.
     async fn rest(&mut self) -> io::Result<()> {
-        let Some(job) = &mut self.job else { return Ok(()) };
-        let done = job.await;
-        self.job = None;
-        let mut work = done.map_err(io::Error::other)?;
-        self.locations.append(&mut work.locations);
-        std::mem::replace(&mut work.outcome, Ok(()))?;
-        self.work = Some(work);
+        self.compressed().await?;
+        self.written().await
+    }
+
+    /// Waits for the thread that compresses. If that has made pieces, they are being written then.
+    async fn compressed(&mut self) -> io::Result<()> {
+        if let Some(job) = &mut self.job {
+            let done = job.await;
+            self.job = None;
+            let work = self.work.insert(done.map_err(io::Error::other)?);
+            self.locations.append(&mut work.locations);
+        }
+        if self.pieces().is_some_and(|pieces| !pieces.is_empty()) {
+            self.written().await?;
+            let mut pieces = self.pieces().map(std::mem::take).unwrap_or_default();
+            self.writing = Some(self.area.runtime().spawn_blocking(move || {
+                pieces.iter_mut().try_for_each(Piece::write)?;
+                Ok(pieces)
+            }));
+        }
         Ok(())
+    }
+
+    /// Waits for the thread that writes. If it has failed all is given up.
+    async fn written(&mut self) -> io::Result<()> {
+        let Some(writing) = &mut self.writing else { return Ok(()) };
+        let done = writing.await;
+        self.writing = None;
+        // It is not compressing: whoever waits for this has waited for that.
+        let work = self.work.take();
+        let pieces = done.map_err(io::Error::other).flatten()?;
+        let work = self.work.insert(work.ok_or_else(given_up)?);
+        pieces.into_iter().for_each(|piece| work.draft.take_back(piece));
+        Ok(())
+    }
+
+    /// Those that are to be written.
+    fn pieces(&mut self) -> Option<&mut Vec<Piece>> {
+        self.work.as_mut().map(|work| work.draft.full())
     }
 
     fn push_draft(&mut self, page: &Page) -> u32 {
@@ -229,9 +262,8 @@ impl SpilledPages {
 
 impl Work {
     fn run(&mut self) {
-        let Work { draft, pages, locations, outcome } = self;
-        *outcome =
-            pages.drain(..).try_for_each(|page| draft.push(&page).map(|location| locations.push(location)));
+        let Work { draft, pages, locations } = self;
+        locations.extend(pages.drain(..).map(|page| draft.push(&page)));
     }
 }
 

@@ -192,7 +192,7 @@ impl Overlay {
         &mut self,
         partition: PartitionId,
         page_count: u32,
-    ) -> io::Result<(File, u64)> {
+    ) -> io::Result<(Arc<File>, u64)> {
         let mut pages: Vec<(PageNo, Changed)> = self.pages.drain().collect();
         pages.retain(|(no, _)| *no != 1 && *no <= page_count);
         pages.sort_unstable_by_key(|(no, _)| *no);

@@ -83,7 +83,7 @@ impl Partition {
         let (file, bytes) =
             overlay.make_segment(self.id, page_count).await.map_err(|cause| spill::error(&cause))?;
         let unnamed = self.node.naming.enter();
-        let segment = self.store_segment(Arc::new(file), bytes).await?;
+        let segment = self.store_segment(file, bytes).await?;
         failpoint::hit(failpoint::COMMIT_AFTER_SEGMENT);
         let index =
             self.node.store.segment_index(segment).await.map_err(|error| store_error_of(self.id, error))?;
