@@ -52,6 +52,11 @@ impl SpillArea {
         self.files.fetch_add(1, Ordering::Relaxed);
         File::options().read(true).write(true).custom_flags(libc::O_TMPFILE).mode(0o600).open(&self.directory)
     }
+
+    /// Closes one on another thread. What it has in the page cache goes with it: of a gigabyte that takes a tenth of a second.
+    pub(crate) fn close(&self, file: File) {
+        self.runtime.spawn_blocking(move || drop(file));
+    }
 }
 
 /// The error of a transaction whose temporary file could not be written or read.
@@ -185,7 +190,7 @@ impl SpillBuffer {
             return Ok(());
         }
         if length == 0 {
-            self.file = None;
+            self.file.take().into_iter().for_each(|file| self.area.close(file));
             give_buffer(std::mem::take(&mut self.memory));
         } else if let Some(file) = &self.file {
             file.set_len(length)?;
@@ -194,6 +199,12 @@ impl SpillBuffer {
         }
         self.length = length;
         Ok(())
+    }
+}
+
+impl Drop for SpillBuffer {
+    fn drop(&mut self) {
+        self.file.take().into_iter().for_each(|file| self.area.close(file));
     }
 }
 

@@ -260,6 +260,12 @@ impl SpilledPages {
     }
 }
 
+impl Drop for SpilledPages {
+    fn drop(&mut self) {
+        self.plain.take().into_iter().for_each(|file| self.area.close(file));
+    }
+}
+
 impl Work {
     fn run(&mut self) {
         let Work { draft, pages, locations } = self;

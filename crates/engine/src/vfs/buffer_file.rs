@@ -66,7 +66,21 @@ impl TemporaryFile {
         unsafe { &*self.link }
     }
 
+    fn read(&self, offset: u64, out: &mut [u8]) -> c_int {
+        if self.buffer.needs_file(0) {
+            self.link().give_way_among_pages();
+        }
+        match self.buffer.read_at(offset, out) {
+            Ok(there) if there == out.len() => ffi::SQLITE_OK,
+            Ok(_) => ffi::SQLITE_IOERR_SHORT_READ,
+            Err(e) => code(&e, ffi::SQLITE_IOERR_READ),
+        }
+    }
+
     fn write(&mut self, offset: u64, data: &[u8]) -> c_int {
+        if self.buffer.needs_file(0) {
+            self.link().give_way_among_pages();
+        }
         let end = offset + data.len() as u64;
         let growth = end.saturating_sub(self.buffer.len());
         if growth > 0 && !self.link().grow_buffer(growth, self.buffer.needs_file(end)) {
@@ -125,11 +139,7 @@ unsafe extern "C" fn read(
         // SAFETY: SQLite's buffer of `length` bytes.
         let out = unsafe { std::slice::from_raw_parts_mut(out.cast::<u8>(), length as usize) };
         // SAFETY: an open file of ours.
-        match unsafe { temporary(file) }.buffer.read_at(offset as u64, out) {
-            Ok(there) if there == out.len() => ffi::SQLITE_OK,
-            Ok(_) => ffi::SQLITE_IOERR_SHORT_READ,
-            Err(e) => code(&e, ffi::SQLITE_IOERR_READ),
-        }
+        unsafe { temporary(file) }.read(offset as u64, out)
     })
 }
 

@@ -48,6 +48,9 @@ use crate::variables::Variables;
 /// The name under which the VFS is registered.
 pub(crate) const NAME: &CStr = c"fulmar";
 
+/// The clock is looked at once in so many pages.
+const PAGES_PER_LOOK: u32 = 64;
+
 /// What a connection's files, functions and handlers share. Boxed by the connection: its address is stable.
 pub(crate) struct Link {
     pub suspender: Suspender,
@@ -74,7 +77,7 @@ pub(crate) struct Link {
     /// Bytes in the connection's temporary files, those of its temporary tables included.
     buffered_bytes: Cell<u64>,
     opened: Cell<bool>,
-    /// Pages that SQLite has asked for.
+    /// Pages that SQLite has read and written, those of temporary files in a file among them.
     pages: Cell<u32>,
 }
 
@@ -137,16 +140,27 @@ impl Link {
         if self.cancel.borrow().is_set() || self.is_expired() {
             return true;
         }
-        self.give_way().is_err() || self.cancel.borrow().is_set()
+        self.give_way() || self.cancel.borrow().is_set()
     }
 
-    /// Lets others on this thread work, if the statement has computed for long. What was found in memory may leave it.
-    fn give_way(&self) -> Result<(), Interrupted> {
+    /// Lets others on this thread work, if the statement has computed for long. What was found in memory may leave it. Answers whether
+    /// the statement has been abandoned meanwhile.
+    fn give_way(&self) -> bool {
         if !self.suspender.slice_is_over() {
-            return Ok(());
+            return false;
         }
         self.reader.step_aside();
-        self.suspender.yield_now().map_err(|_| Interrupted)
+        self.suspender.yield_now().is_err()
+    }
+
+    /// [`Link::give_way`] at some pages of many: one step of SQLite's may go through a whole table, as that of a DROP TABLE, a VACUUM or a
+    /// full check does, and what the system has in memory of a file is here without a wait. Who has been abandoned finds out when
+    /// it has to wait.
+    fn give_way_among_pages(&self) {
+        let pages = self.pages.replace(self.pages.get().wrapping_add(1));
+        if pages.is_multiple_of(PAGES_PER_LOOK) {
+            self.give_way();
+        }
     }
 
     /// Whether the transaction is asked to let go of its snapshot; notes it as its conflict.

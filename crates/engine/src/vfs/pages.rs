@@ -19,9 +19,6 @@ use crate::{Error, spill};
 #[cfg(target_arch = "x86_64")]
 const CACHE_LINE_BYTES: usize = 64;
 
-/// The clock is looked at once in so many pages that are in memory, and at each that is not.
-const PAGES_PER_LOOK: u32 = 64;
-
 impl Link {
     /// Whether the transaction has noted at most so many reads.
     pub(crate) fn reads_at_most(&self, pages: usize) -> bool {
@@ -127,14 +124,8 @@ impl Link {
 
     /// The bytes of the page at the snapshot, brought in from the store if need be. `None`: the page does not exist.
     /// Good until the reader steps aside: they are copied, or fetched, before.
-    ///
-    /// Others on this thread get their turn here too: one step of SQLite's may go through a whole table (DROP TABLE does, a
-    /// full check does), and pages that the system has in memory are here without a wait.
     fn page(&self, page: PageNo, snapshot: &Snapshot) -> Result<Option<&Page>, c_int> {
-        let pages = self.pages.replace(self.pages.get().wrapping_add(1));
-        if pages.is_multiple_of(PAGES_PER_LOOK) {
-            self.give_way().map_err(|super::Interrupted| ffi::SQLITE_IOERR_READ)?;
-        }
+        self.give_way_among_pages();
         self.reader.enter();
         // SAFETY: the snapshot is pinned by this link's transaction until SQLite unlocks, and SQLite does not use
         // what it read beyond that.
@@ -158,7 +149,7 @@ impl Link {
         snapshot: &Snapshot,
     ) -> Result<&'a Page, c_int> {
         let ahead = self.ahead.missed(page);
-        self.give_way().map_err(|super::Interrupted| ffi::SQLITE_IOERR_READ)?;
+        self.give_way();
         loop {
             match self.wait(self.partition.load(page, version, ahead, snapshot)) {
                 Ok(Ok(())) => {}
@@ -273,6 +264,7 @@ impl Link {
     }
 
     pub(super) fn write(&self, page: PageNo, data: &Page) -> c_int {
+        self.give_way_among_pages();
         let mut transaction = self.transaction.borrow_mut();
         let may = transaction.may_grow_to(page)
             && (transaction.overlay.contains(page)
