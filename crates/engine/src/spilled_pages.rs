@@ -262,7 +262,7 @@ impl SpilledPages {
 
 impl Drop for SpilledPages {
     fn drop(&mut self) {
-        self.plain.take().into_iter().for_each(|file| self.area.close(file));
+        self.area.close((self.work.take(), self.plain.take()));
     }
 }
 
@@ -285,29 +285,78 @@ fn given_up() -> io::Error {
 mod tests {
     use super::*;
 
+    /// Pages that do not shrink.
+    fn noise() -> impl Iterator<Item = Page> {
+        let mut state = 1u64;
+        std::iter::from_fn(move || {
+            Some(std::array::from_fn(|_| {
+                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                (state >> 33) as u8
+            }))
+        })
+    }
+
+    /// Pages whose draft is on a disk that is full.
+    fn on_a_full_disk(area: &Arc<SpillArea>) -> SpilledPages {
+        let mut pages = SpilledPages::new(area).unwrap();
+        let full = Draft::new(File::options().write(true).open("/dev/full").unwrap());
+        pages.work.as_mut().unwrap().draft = full;
+        pages
+    }
+
     #[tokio::test]
     async fn a_failure_of_the_other_thread_is_met_by_whoever_comes_next() {
         let directory = tempfile::tempdir().unwrap();
         let area = SpillArea::new(directory.path(), 0);
-        let mut pages = SpilledPages::new(&area).unwrap();
-        let full = Draft::new(File::options().write(true).open("/dev/full").unwrap());
-        pages.work.as_mut().unwrap().draft = full;
-        let mut state = 1u64;
-        let mut noise: Page = [0; PAGE_SIZE];
+        let mut pages = on_a_full_disk(&area);
         let mut failed = None;
-        for _ in 0..10 * GATHERED {
-            noise.fill_with(|| {
-                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-                (state >> 33) as u8
-            });
-            if let Err(error) = pages.draft(&noise).await {
+        for page in noise().take(10 * GATHERED) {
+            if let Err(error) = pages.draft(&page).await {
                 failed = Some(error);
                 break;
             }
         }
         assert_eq!(failed.unwrap().raw_os_error(), Some(libc::ENOSPC));
-        assert!(pages.read(Place::Draft(0), &mut noise).await.is_err());
+        assert!(pages.read(Place::Draft(0), &mut [0; PAGE_SIZE]).await.is_err());
         assert!(pages.hand_over().await.is_err());
         assert!(pages.finish(PartitionId(1), Vec::new()).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_failure_that_nobody_has_met_is_met_at_the_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let area = SpillArea::new(directory.path(), 0);
+        let mut pages = on_a_full_disk(&area);
+        // One piece, which is written when those are done that gather now.
+        for page in noise().take(GATHERED + 1) {
+            pages.draft(&page).await.unwrap();
+        }
+        let failed = pages.finish(PartitionId(1), Vec::new()).await.unwrap_err();
+        assert_eq!(failed.raw_os_error(), Some(libc::ENOSPC));
+    }
+
+    /// Several pieces, one after another and some at once; pages of all of them are read between.
+    #[tokio::test]
+    async fn pieces_come_where_they_belong() {
+        const PAGES: u32 = 20 * GATHERED as u32;
+        let directory = tempfile::tempdir().unwrap();
+        let area = SpillArea::new(directory.path(), 0);
+        let mut pages = SpilledPages::new(&area).unwrap();
+        let mut read = [0; PAGE_SIZE];
+        let all: Vec<Page> = noise().take(PAGES as usize).collect();
+        for (no, page) in all.iter().enumerate() {
+            assert_eq!(pages.draft(page).await.unwrap(), no as u32);
+            if no % 150 == 149 {
+                for back in [no, no / 2, no / 3, 0] {
+                    pages.read(Place::Draft(back as u32), &mut read).await.unwrap();
+                    assert!(read == all[back], "{back} after {no}");
+                }
+            }
+        }
+        let frames = (0..PAGES).map(|no| (no + 1, no)).collect();
+        let (file, bytes) = pages.finish(PartitionId(1), frames).await.unwrap();
+        let mut segment = vec![0; bytes as usize];
+        file.read_exact_at(&mut segment, 0).unwrap();
+        assert_eq!(fulmar_pages::segment::verify(&segment).unwrap().pages(), PAGES as usize);
     }
 }

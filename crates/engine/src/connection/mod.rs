@@ -278,7 +278,7 @@ impl Drop for Connection {
         if self.db.is_null() {
             return;
         }
-        // Closing rolls back what is open and waits for nothing, so the fiber ends at its first poll.
+        // Closing rolls back what is open and waits for nothing. It may want to give way; dropped then, it goes on to its end.
         if let Ok(fiber) = self.run(Connection::close_here) {
             let _ = futures::FutureExt::now_or_never(fiber);
         }

@@ -154,13 +154,13 @@ impl Link {
     }
 
     /// [`Link::give_way`] at some pages of many: one step of SQLite's may go through a whole table, as that of a DROP TABLE, a VACUUM or a
-    /// full check does, and what the system has in memory of a file is here without a wait. Who has been abandoned finds out when
-    /// it has to wait.
-    fn give_way_among_pages(&self) {
+    /// full check does, and what the system has in memory of a file is here without a wait. Answers whether the statement
+    /// shall end, which only reads heed: one that is being taken back writes pages, and reads those of its journal.
+    fn give_way_among_pages(&self) -> bool {
         let pages = self.pages.replace(self.pages.get().wrapping_add(1));
-        if pages.is_multiple_of(PAGES_PER_LOOK) {
-            self.give_way();
-        }
+        pages.is_multiple_of(PAGES_PER_LOOK)
+            && (self.give_way() || self.cancel.borrow().is_set())
+            && !self.controls.get()
     }
 
     /// Whether the transaction is asked to let go of its snapshot; notes it as its conflict.

@@ -125,7 +125,6 @@ impl Link {
     /// The bytes of the page at the snapshot, brought in from the store if need be. `None`: the page does not exist.
     /// Good until the reader steps aside: they are copied, or fetched, before.
     fn page(&self, page: PageNo, snapshot: &Snapshot) -> Result<Option<&Page>, c_int> {
-        self.give_way_among_pages();
         self.reader.enter();
         // SAFETY: the snapshot is pinned by this link's transaction until SQLite unlocks, and SQLite does not use
         // what it read beyond that.
@@ -169,6 +168,9 @@ impl Link {
     }
 
     pub(super) fn read(&self, offset: u64, out: &mut [u8]) -> c_int {
+        if self.give_way_among_pages() {
+            return ffi::SQLITE_IOERR_READ;
+        }
         let page = page_at(offset);
         let within = (offset % PAGE_SIZE as u64) as usize;
         if within + out.len() > PAGE_SIZE {
@@ -238,6 +240,9 @@ impl Link {
     }
 
     pub(super) fn fetch(&self, page: PageNo) -> Result<*const u8, c_int> {
+        if self.give_way_among_pages() {
+            return Err(ffi::SQLITE_IOERR_READ);
+        }
         let snapshot = {
             let mut transaction = self.transaction.borrow_mut();
             let Some(snapshot) = transaction.snapshot else { return Ok(std::ptr::null()) };

@@ -48,9 +48,25 @@ async fn who_goes_through_a_table_gives_way() {
     }
     // So large a transaction is in the store alone.
     client.run(COUNT).await.unwrap();
+    let misses = || engine.partition_statistics(PartitionId(7)).unwrap().page_misses;
+    let before = misses();
     // Once and twice if nothing makes it give way.
-    for all in [COUNT, "DROP TABLE t"] {
-        let polls = polls(client.run(all)).await;
-        assert!(polls > 2, "{all}: {polls}");
+    let counting = polls(client.run(COUNT)).await;
+    assert!(counting > 2, "{counting}");
+    // What it is asked meanwhile it heeds.
+    let canceller = client.session.canceller();
+    {
+        let mut dropping = pin!(client.run("DROP TABLE t"));
+        assert!(futures::poll!(dropping.as_mut()).is_pending());
+        canceller.cancel(CancelReason::User);
+        assert_eq!(dropping.await.unwrap_err().state(), sqlstate::QUERY_CANCELED);
     }
+    let dropping = polls(client.run("DROP TABLE t")).await;
+    assert!(dropping > 2, "{dropping}");
+    assert_eq!(misses(), before);
+    // Likewise in what a transaction has changed.
+    client.run("BEGIN; CREATE TABLE t(k INTEGER PRIMARY KEY, v)").await.unwrap();
+    client.run(&format!("INSERT INTO t(v) {ROWS} SELECT randomblob(2000) FROM i")).await.unwrap();
+    let counting = polls(client.run(COUNT)).await;
+    assert!(counting > 2, "{counting}");
 }
