@@ -1,7 +1,7 @@
 //! Cancelling what a session runs, from any thread.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::task::Waker;
 
 use futures::task::AtomicWaker;
@@ -26,6 +26,8 @@ pub enum CancelReason {
 #[derive(Default, Debug)]
 pub(crate) struct CancelFlag {
     reason: AtomicU8,
+    /// The statement continues on the offload pool, where it may not notice for long.
+    offloaded: AtomicBool,
     waker: AtomicWaker,
 }
 
@@ -41,6 +43,11 @@ impl CancelFlag {
 
     pub(crate) fn clear(&self) {
         self.reason.store(0, Ordering::Release);
+        self.offloaded.store(false, Ordering::Release);
+    }
+
+    pub(crate) fn note_offloaded(&self) {
+        self.offloaded.store(true, Ordering::Release);
     }
 
     pub(crate) fn register(&self, waker: &Waker) {
@@ -67,10 +74,21 @@ pub struct Canceller {
 
 impl Canceller {
     /// The running statement ends with an error soon. A statement notices at the next page it waits for or within some
-    /// thousand steps; a sort or one long function call is finished first.
+    /// thousand steps; one long function call is finished first ([`Canceller::overdue`]).
     pub fn cancel(&self, reason: CancelReason) {
         if self.running.load(Ordering::Acquire) {
             self.flag.set(reason);
         }
+    }
+
+    /// The error of the running statement if it was cancelled, but is in a call that may not notice for long.
+    pub fn overdue(&self) -> Option<Error> {
+        let overdue = self.flag.offloaded.load(Ordering::Acquire) && self.flag.is_set();
+        overdue.then(|| self.flag.error())
+    }
+
+    /// Whether the running statement is in a call that may take long and cannot be interrupted.
+    pub fn is_offloaded(&self) -> bool {
+        self.flag.offloaded.load(Ordering::Acquire)
     }
 }

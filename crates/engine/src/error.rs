@@ -51,6 +51,7 @@ pub mod sqlstate {
     pub const TOO_MANY_CONNECTIONS: &str = "53300";
     pub const CONFIGURATION_LIMIT: &str = "53400";
     pub const PROGRAM_LIMIT: &str = "54000";
+    pub const STATEMENT_TOO_COMPLEX: &str = "54001";
     pub const NOT_IN_PREREQUISITE_STATE: &str = "55000";
     pub const OBJECT_IN_USE: &str = "55006";
     pub const QUERY_CANCELED: &str = "57014";
@@ -102,9 +103,10 @@ impl Error {
         self
     }
 
-    /// Whether there was not enough of something (class 53): another time it may go well.
+    /// Whether there was not enough of something (class 53, or stack): SQLite has rolled back the transaction that the statement
+    /// was in, and another time the statement may succeed.
     pub(crate) fn is_of_resources(&self) -> bool {
-        self.0.state.starts_with("53")
+        self.0.state.starts_with("53") || self.0.state == sqlstate::STATEMENT_TOO_COMPLEX
     }
 
     /// The same error where the client cannot see the SQL text: in a procedure.

@@ -31,6 +31,15 @@ pub enum ValueRef<'a> {
 }
 
 impl Value {
+    /// Bytes of a text or blob; 0 for other values.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Value::Null | Value::Integer(_) | Value::Real(_) => 0,
+            Value::Text(value) => value.len(),
+            Value::Blob(value) => value.len(),
+        }
+    }
+
     /// The value, borrowed.
     pub fn as_ref(&self) -> ValueRef<'_> {
         match self {

@@ -296,6 +296,7 @@ impl Greeting {
         metrics: Arc<WorkerMetrics>,
     ) -> Option<(Session, Entry)> {
         let mut engine = shared.engine.session(identity.tenant.partition);
+        engine.set_tenant(&identity.tenant.name);
         let most = most_sessions(&identity);
         let who = activity::Who {
             user: identity.user.clone(),

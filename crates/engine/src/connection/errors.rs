@@ -27,6 +27,12 @@ pub(crate) fn sqlite_error(code: c_int, message: String, offset: c_int) -> Error
     }
 }
 
+/// The error of a statement that needs more stack than there is.
+pub(super) fn stack_exhausted() -> Error {
+    Error::new(sqlstate::STATEMENT_TOO_COMPLEX, "stack depth limit exceeded")
+        .hint("Nest fewer subqueries, views, expressions or generated columns.")
+}
+
 fn unique(message: &str) -> String {
     match message.strip_prefix("UNIQUE constraint failed: ") {
         Some(columns) => format!("duplicate key value violates unique constraint on {columns}"),

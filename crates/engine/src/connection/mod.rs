@@ -229,6 +229,9 @@ impl Connection {
         if cancel.is_set() {
             return cancel.error();
         }
+        if self.link.take_stack_exhausted() {
+            return errors::stack_exhausted();
+        }
         // SAFETY: a valid or null handle; the message is copied at once.
         let (message, offset) = unsafe {
             let text = CStr::from_ptr(ffi::sqlite3_errmsg(self.db)).to_string_lossy().into_owned();

@@ -7,6 +7,7 @@ use hashbrown::HashMap;
 use libsqlite3_sys as ffi;
 
 use super::Connection;
+use crate::fiber::offload::OFFLOAD_BYTES;
 use crate::statement::{Nowhere, Row, RowSink};
 use crate::value::{Value, ValueRef};
 use crate::{Error, Result, sqlstate};
@@ -165,6 +166,10 @@ impl Connection {
     }
 
     pub(super) fn prepare_raw(&mut self, sql: &str) -> Result<(*mut ffi::sqlite3_stmt, usize)> {
+        let _noted = self.link.note_text(sql);
+        if sql.len() > OFFLOAD_BYTES {
+            self.link.offload();
+        }
         let mut raw = ptr::null_mut();
         let mut tail = ptr::null();
         let start = sql.as_ptr().cast();
@@ -191,6 +196,10 @@ impl Connection {
             Ok(raw) => raw,
             Err(error) => return self.failed(error),
         };
+        let _noted = self.link.note_text(run.sql);
+        if run.parameters.iter().any(|value| value.bytes() > OFFLOAD_BYTES) {
+            self.link.offload();
+        }
         let step = match bind(raw, &self.statements.handles[&run.id].numbers, run.parameters) {
             Ok(()) => self.step_to_end(raw, run, sink),
             Err(error) => Step::Failed(error),

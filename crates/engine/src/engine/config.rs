@@ -13,6 +13,7 @@ use crate::beside::Owner;
 use crate::branch::Era;
 use crate::clock::{SystemTime, TimeSource};
 use crate::disk::SpaceSource;
+use crate::fiber::stack::DEFAULT_STACK_BYTES;
 use crate::history::{self, RetentionSource};
 use crate::partition::SnapshotBounds;
 
@@ -36,6 +37,8 @@ pub struct Config {
     pub manifest_interval: Duration,
     /// How long a partition that nobody uses stays open.
     pub idle_after: Duration,
+    /// Address space of a statement's stack, in bytes. A statement that needs more than a sixteenth of it gets 54001.
+    pub statement_stack_bytes: usize,
     /// How long snapshots are held.
     pub snapshots: SnapshotBounds,
     /// Bytes of the data directory's file system that are kept free; 0 for none. `None`: 1 GiB, or 5 % if that is less.
@@ -83,6 +86,7 @@ impl Config {
             log: LogOptions { pending_bytes: pending_bytes(memory_bytes), ..LogOptions::default() },
             manifest_interval: Duration::from_secs(60),
             idle_after: Duration::from_secs(20),
+            statement_stack_bytes: DEFAULT_STACK_BYTES,
             snapshots: SnapshotBounds::default(),
             disk_reserve_bytes: None,
             disk_cache_bytes: 0,

@@ -45,6 +45,7 @@ impl Engine {
     /// begins would be compiled anew in each program.
     pub fn start(config: Config) -> BoxFuture<'static, Result<Arc<Engine>>> {
         async move {
+            crate::fiber::stack::set_stack_bytes(config.statement_stack_bytes);
             let temporary = config.data.join("tmp");
             make(&temporary)?;
             let is_alone = config.alone || config.store.is_none();

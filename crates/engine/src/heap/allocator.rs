@@ -58,7 +58,7 @@ fn give(bytes: c_int) {
 unsafe extern "C" fn counted_malloc(bytes: c_int) -> *mut c_void {
     let Some(allocator) = ALLOCATOR.get() else { return ptr::null_mut() };
     let bytes = blocks::rounded(bytes);
-    if !take(bytes) {
+    if !super::admit(bytes) || !take(bytes) {
         return ptr::null_mut();
     }
     if let Some(kept) = blocks::take(bytes) {
@@ -77,7 +77,7 @@ unsafe extern "C" fn counted_realloc(memory: *mut c_void, bytes: c_int) -> *mut 
     let bytes = blocks::rounded(bytes);
     // SAFETY: SQLite's own call, with memory that it had from here.
     let before = unsafe { (allocator.size)(memory) };
-    if bytes > before && !take(bytes - before) {
+    if bytes > before && !(super::admit(bytes) && take(bytes - before)) {
         return ptr::null_mut();
     }
     // SAFETY: the same.

@@ -124,6 +124,15 @@ impl Held {
     }
 }
 
+/// Called before each of SQLite's allocations. Returns false if the connection that runs on this thread has too little stack left
+/// for it ([`crate::fiber::stack`]). A large allocation moves the connection's fiber to the offload pool first, so this may return on
+/// another thread.
+#[inline(never)]
+pub(crate) fn admit(bytes: std::ffi::c_int) -> bool {
+    // SAFETY: called by SQLite; the link is used by the fiber that runs.
+    unsafe { vfs::current() }.is_none_or(|link| link.admit_allocation(bytes as usize))
+}
+
 /// What the connection that runs on this thread holds becomes another amount, in bytes; answers whether it may, else nothing has changed.
 /// Nothing is counted where none runs (the metadata store).
 pub(crate) fn change(before: u64, now: u64) -> bool {

@@ -66,6 +66,8 @@ struct Remembered {
 pub struct Session {
     engine: Arc<Engine>,
     id: PartitionId,
+    /// The tenant's name, for reports.
+    tenant: Arc<str>,
     partition: Option<Arc<Partition>>,
     open: Option<open::Open>,
     /// A connection that the session must keep: it holds its temporary tables.
@@ -96,6 +98,7 @@ impl Session {
         Session {
             engine,
             id,
+            tenant: Arc::from(""),
             partition: None,
             open: None,
             own: None,
@@ -229,6 +232,11 @@ impl Session {
         beside
     }
 
+    /// Names the tenant in reports about what the session runs.
+    pub fn set_tenant(&mut self, name: &str) {
+        self.tenant = name.into();
+    }
+
     /// Whether transactions are read-only unless they say otherwise (`default_transaction_read_only`).
     pub fn set_default_read_only(&mut self, on: bool) {
         self.default_read_only = on;
@@ -357,6 +365,9 @@ impl Session {
             Some(connection) => connection,
             None => Box::pin(Connection::open(partition)).await?,
         };
+        if *connection.link.tenant.borrow() != self.tenant {
+            *connection.link.tenant.borrow_mut() = self.tenant.clone();
+        }
         connection.set_last_insert_rowid(self.remembered.last_insert_rowid);
         let (_, total) = connection.changes();
         let link = &connection.link;

@@ -68,7 +68,9 @@ unsafe extern "C" fn read(
         // SAFETY: SQLite's buffer of `length` bytes, and an open file of ours.
         let (out, link) =
             unsafe { (std::slice::from_raw_parts_mut(out.cast::<u8>(), length as usize), link(file)) };
-        link.read(offset as u64, out)
+        let code = link.read(offset as u64, out);
+        link.step_aside_if_offloaded();
+        code
     })
 }
 
@@ -158,7 +160,9 @@ unsafe extern "C" fn fetch(
 ) -> c_int {
     guarded(|| {
         // SAFETY: an open file of ours.
-        let found = unsafe { link(file) }.fetch(page_at(offset as u64));
+        let link = unsafe { link(file) };
+        let found = link.fetch(page_at(offset as u64));
+        link.step_aside_if_offloaded();
         match found {
             Ok(page) => {
                 // SAFETY: SQLite's out parameter. It does not write through the pointer.

@@ -39,6 +39,7 @@ use std::task::Poll;
 use libsqlite3_sys as ffi;
 
 use crate::cancel::CancelFlag;
+use crate::fiber::offload::OFFLOAD_BYTES;
 use crate::fiber::{self, Suspender};
 use crate::heap::Held;
 use crate::partition::{Ahead, Partition, Reader};
@@ -76,6 +77,12 @@ pub(crate) struct Link {
     pub system: RefCell<crate::system::Slot>,
     /// Bytes in the connection's temporary files, those of its temporary tables included.
     buffered_bytes: Cell<u64>,
+    /// An allocation failed because the stack was used up; the statement's error says so.
+    stack_exhausted: Cell<bool>,
+    /// The tenant's name, for the report of a stack overflow.
+    pub tenant: RefCell<Arc<str>>,
+    /// The text that is being prepared or run, for the same report.
+    text: Cell<(*const u8, usize)>,
     opened: Cell<bool>,
     /// Pages that SQLite has read and written, those of temporary files in a file among them.
     pages: Cell<u32>,
@@ -108,6 +115,9 @@ impl Link {
             bump_schema: Cell::new(false),
             system: RefCell::default(),
             buffered_bytes: Cell::new(0),
+            stack_exhausted: Cell::new(false),
+            tenant: RefCell::new(Arc::from("")),
+            text: Cell::new((std::ptr::null(), 0)),
             opened: Cell::new(false),
             pages: Cell::new(0),
         })
@@ -163,6 +173,45 @@ impl Link {
             && !self.controls.get()
     }
 
+    /// Called before each of SQLite's allocations; returns whether it may be made.
+    pub(crate) fn admit_allocation(&self, bytes: usize) -> bool {
+        if !self.suspender.has_stack() {
+            self.stack_exhausted.set(true);
+            return false;
+        }
+        if bytes > OFFLOAD_BYTES {
+            self.offload();
+        }
+        true
+    }
+
+    /// The statement handles so much data that a single call may take long: it continues on the offload pool.
+    pub(crate) fn offload(&self) {
+        if self.suspender.can_offload() {
+            self.cancel.borrow().note_offloaded();
+            self.reader.step_aside();
+            self.suspender.offload(self.partition.id.0);
+        }
+    }
+
+    /// Off the workers a call may take long, and must not hold up the eviction of pages meanwhile. Called when SQLite has what it
+    /// asked for.
+    fn step_aside_if_offloaded(&self) {
+        if self.suspender.is_offloaded() {
+            self.reader.step_aside();
+        }
+    }
+
+    /// Whether the last error was caused by a lack of stack. Resets it.
+    pub(crate) fn take_stack_exhausted(&self) -> bool {
+        self.stack_exhausted.take()
+    }
+
+    /// Notes the text that is being prepared or run, until the result is dropped.
+    pub(crate) fn note_text(&self, text: &str) -> NotedText {
+        NotedText { link: self, previous: self.text.replace((text.as_ptr(), text.len())) }
+    }
+
     /// Whether the transaction is asked to let go of its snapshot; notes it as its conflict.
     fn is_expired(&self) -> bool {
         let mut transaction = self.transaction.borrow_mut();
@@ -198,6 +247,39 @@ impl Link {
     /// A statement begins. What the last one was refused has been taken back by now.
     pub(crate) fn begin_statement(&self) {
         self.transaction.borrow_mut().beyond_limits = false;
+    }
+}
+
+/// While it lives, a report of a stack overflow contains the text.
+pub(crate) struct NotedText {
+    link: *const Link,
+    previous: (*const u8, usize),
+}
+
+impl Drop for NotedText {
+    fn drop(&mut self) {
+        // SAFETY: the connection that made it owns the link, and outlives the call that it is a local variable of.
+        unsafe { (*self.link).text.set(self.previous) };
+    }
+}
+
+/// What a fiber runs, for the report of a stack overflow.
+///
+/// # Safety
+/// `environment` must be that of a fiber of this crate, or null. Called in a signal handler.
+unsafe fn describe(environment: *const ()) -> fiber::overflow::Running {
+    // SAFETY: the environment of a fiber is its connection's link. The fiber is stopped in the middle of a C function or of one of
+    // ours, so the cell is read without a borrow.
+    unsafe {
+        let Some(link) = environment.cast::<Link>().as_ref() else {
+            return fiber::overflow::Running::NOTHING;
+        };
+        let tenant = &*link.tenant.as_ptr();
+        fiber::overflow::Running {
+            tenant: (tenant.as_ptr(), tenant.len()),
+            partition: link.partition.id.0,
+            text: link.text.get(),
+        }
     }
 }
 
@@ -246,6 +328,9 @@ pub(crate) fn register() {
         }));
         // SAFETY: the structure lives as long as the process.
         unsafe { ffi::sqlite3_vfs_register(vfs, 0) };
+        if let Err(error) = fiber::overflow::install(describe) {
+            tracing::warn!(%error, "a stack overflow would not be reported");
+        }
     });
 }
 

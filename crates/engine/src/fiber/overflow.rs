@@ -1,0 +1,200 @@
+//! Reports a stack overflow: which tenant's statement it was, before the process ends.
+//!
+//! An overflow is not survivable. C frames cannot be unwound from the middle of a function, and the connection may hold
+//! anything. [`super::stack`] explains why it should never happen; if it does, the operator must learn which statement to
+//! keep away. The handler runs on the thread's alternate signal stack, which Rust sets up for every thread that it
+//! starts, and uses only `write`. Then it lets the previous handler (Rust's own) have the signal.
+
+use std::cell::Cell;
+use std::io;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use std::ptr;
+use std::sync::OnceLock;
+
+use libc::{c_int, c_void, siginfo_t};
+
+/// Bytes of the statement's text that are reported.
+const MAX_TEXT_BYTES: usize = 1024;
+
+/// What runs on the current fiber.
+#[derive(Clone, Copy)]
+pub(crate) struct Running {
+    /// The tenant's name, or nothing if it is not known.
+    pub tenant: (*const u8, usize),
+    pub partition: u64,
+    /// The statement's text, or nothing between statements.
+    pub text: (*const u8, usize),
+}
+
+impl Running {
+    pub(crate) const NOTHING: Running =
+        Running { tenant: (ptr::null(), 0), partition: 0, text: (ptr::null(), 0) };
+}
+
+/// Describes what a fiber runs, given its environment pointer. Must be async-signal-safe.
+pub(crate) type Describe = unsafe fn(*const ()) -> Running;
+
+thread_local! {
+    /// The guard page of the fiber that runs on this thread; empty outside fibers.
+    static GUARD: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
+}
+
+/// Notes the guard page of the fiber that runs on this thread from now on, and returns the previous one.
+#[inline(never)]
+pub(super) fn enter(guard: Range<usize>) -> (usize, usize) {
+    GUARD.replace((guard.start, guard.end))
+}
+
+/// The counterpart of [`enter`].
+#[inline(never)]
+pub(super) fn leave(previous: (usize, usize)) {
+    GUARD.set(previous);
+}
+
+struct Installed {
+    previous: libc::sigaction,
+    describe: Describe,
+}
+
+static INSTALLED: OnceLock<Installed> = OnceLock::new();
+
+/// Installs the handler for the process; later calls do nothing.
+pub(crate) fn install(describe: Describe) -> io::Result<()> {
+    if INSTALLED.get().is_some() {
+        return Ok(());
+    }
+    // SAFETY: plain calls with valid pointers. The handler finds `INSTALLED` set, or ignores a signal that comes before.
+    unsafe {
+        let mut previous = MaybeUninit::<libc::sigaction>::zeroed().assume_init();
+        if libc::sigaction(libc::SIGSEGV, ptr::null(), &mut previous) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let _ = INSTALLED.set(Installed { previous, describe });
+        let mut action = MaybeUninit::<libc::sigaction>::zeroed().assume_init();
+        action.sa_sigaction = handle as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        if libc::sigaction(libc::SIGSEGV, &action, ptr::null_mut()) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+unsafe extern "C" fn handle(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    let Some(installed) = INSTALLED.get() else { return };
+    // SAFETY: the kernel's arguments. The environment of the fiber that faulted is valid while the fiber runs.
+    unsafe {
+        let address = (*info).si_addr() as usize;
+        let (start, end) = GUARD.get();
+        if (start..end).contains(&address) {
+            report(&(installed.describe)(super::current()));
+        }
+        let previous = installed.previous.sa_sigaction;
+        if previous == libc::SIG_DFL || previous == libc::SIG_IGN {
+            // The faulting instruction runs again, and ends the process.
+            libc::signal(signal, libc::SIG_DFL);
+        } else if installed.previous.sa_flags & libc::SA_SIGINFO != 0 {
+            let previous: unsafe extern "C" fn(c_int, *mut siginfo_t, *mut c_void) =
+                std::mem::transmute(previous);
+            previous(signal, info, context);
+        } else {
+            let previous: unsafe extern "C" fn(c_int) = std::mem::transmute(previous);
+            previous(signal);
+        }
+    }
+}
+
+/// Writes to standard error, where the node's log goes.
+///
+/// # Safety
+/// The texts must be valid.
+unsafe fn report(running: &Running) {
+    let mut digits = [0_u8; 20];
+    let partition = decimal(running.partition, &mut digits);
+    // SAFETY: the caller's promise.
+    let (tenant, text) =
+        unsafe { (text_of(running.tenant, usize::MAX), text_of(running.text, MAX_TEXT_BYTES)) };
+    for part in [
+        b"FATAL: stack overflow in a statement; the node ends. Database \"",
+        tenant,
+        b"\", partition ",
+        partition,
+        b", statement: ",
+        text,
+        b"\n",
+    ] as [&[u8]; 7]
+    {
+        // SAFETY: a valid slice; nothing can be done if the write fails.
+        unsafe { libc::write(libc::STDERR_FILENO, part.as_ptr().cast(), part.len()) };
+    }
+}
+
+unsafe fn text_of<'a>((start, bytes): (*const u8, usize), max_bytes: usize) -> &'a [u8] {
+    if start.is_null() {
+        return b"";
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts(start, bytes.min(max_bytes)) }
+}
+
+fn decimal(mut number: u64, digits: &mut [u8; 20]) -> &[u8] {
+    let mut at = digits.len();
+    loop {
+        at -= 1;
+        digits[at] = b'0' + (number % 10) as u8;
+        number /= 10;
+        if number == 0 {
+            return &digits[at..];
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_written_in_decimal() {
+        let text = |number| String::from_utf8(decimal(number, &mut [0; 20]).to_vec()).unwrap();
+        assert_eq!([text(0), text(907), text(u64::MAX)], ["0", "907", "18446744073709551615"]);
+    }
+
+    const CHILD: &str = "FULMAR_TEST_OVERFLOWS";
+
+    unsafe fn describe(_environment: *const ()) -> Running {
+        const TEXTS: (&str, &str) = ("shop", "SELECT deep");
+        Running {
+            tenant: (TEXTS.0.as_ptr(), TEXTS.0.len()),
+            partition: 42,
+            text: (TEXTS.1.as_ptr(), TEXTS.1.len()),
+        }
+    }
+
+    /// Runs this test again in a process of its own, which overflows a fiber's stack.
+    #[test]
+    fn overflow_is_reported_before_the_process_ends() {
+        #[expect(unconditional_recursion, reason = "it overflows the stack")]
+        fn recurse(depth: u64) -> u64 {
+            let frame = std::hint::black_box([depth; 128]);
+            recurse(depth + 1) + frame[0]
+        }
+        if std::env::var_os(CHILD).is_some() {
+            install(describe).unwrap();
+            let suspender = super::super::Suspender::new();
+            // SAFETY: the suspender outlives the fiber.
+            let fiber = unsafe { super::super::Fiber::new(&raw const suspender, ptr::null(), || recurse(0)) };
+            let _ = super::super::poll_once(fiber.unwrap());
+            return;
+        }
+        let name = "fiber::overflow::tests::overflow_is_reported_before_the_process_ends";
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name, "--nocapture"])
+            .env(CHILD, "1")
+            .output()
+            .unwrap();
+        let errors = String::from_utf8_lossy(&child.stderr);
+        assert!(!child.status.success());
+        assert!(errors.contains("Database \"shop\", partition 42, statement: SELECT deep"), "{errors}");
+    }
+}

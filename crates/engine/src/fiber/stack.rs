@@ -1,0 +1,163 @@
+//! Stacks of fibers: reserved address space, touched lazily, with a guard page at the low end.
+//!
+//! SQLite recurses over what a statement contains, and no limit of SQLite's bounds that depth for all statements: the
+//! query flattener substitutes expressions into each other after their depth was checked, generated columns and views
+//! refer to one another, and table-valued and full-text functions have parsers of their own. A fiber therefore gets far
+//! more address space than it may use:
+//!
+//! ```text
+//!  limit                                                                        base
+//!    | guard |              reserve (15/16)                     |   budget (1/16)  |
+//!                                                               ^                  <-- grows down
+//!                                                         soft limit
+//! ```
+//!
+//! - **Budget.** Whenever SQLite asks for memory, the allocator compares the stack pointer with the soft limit
+//!   ([`super::Suspender::has_stack`]). Below it the request fails, SQLite unwinds by its out-of-memory path, and the
+//!   statement gets SQLSTATE 54001. SQLite has no deep structure that it built without allocating each level of it while it
+//!   recursed, so the depth of every expression, FROM clause and query tree is bounded by the budget.
+//! - **Reserve.** SQLite also walks these structures without allocating (name resolution, code generation, deletion). Such a
+//!   walk is as deep as the structure, and its frames are at most a few times larger than those of the functions
+//!   that built it. The reserve is 15 times the budget.
+//! - **Guard.** What overflows all the same hits the guard page, and [`super::overflow`] reports the tenant and the statement
+//!   before the process ends.
+//!
+//! Untouched address space costs nothing: an ordinary statement touches 8 KiB. A stack that was used deeply returns the memory
+//! before it is reused.
+
+use std::cell::Cell;
+use std::io;
+use std::num::NonZeroUsize;
+use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use corosensei::stack::{Stack, StackPointer};
+
+/// Address space of a stack, unless configured otherwise.
+pub(crate) const DEFAULT_STACK_BYTES: usize = 16 << 20;
+/// The smallest stack that can be configured. Its budget is 256 KiB; the deepest JSON path takes about 200 KiB.
+pub(crate) const MIN_STACK_BYTES: usize = 4 << 20;
+/// The budget is this part of the stack.
+const BUDGET_DIVISOR: usize = 16;
+/// What a pooled stack may keep resident: a stack that was deeper gives the rest back to the system.
+const RESIDENT_BYTES: usize = 64 << 10;
+const GUARD_BYTES: usize = 4096;
+
+static STACK_BYTES: AtomicUsize = AtomicUsize::new(DEFAULT_STACK_BYTES);
+
+/// Sets the size of stacks that are created from now on, in bytes. It is raised to [`MIN_STACK_BYTES`] if it is smaller.
+pub(crate) fn set_stack_bytes(bytes: usize) {
+    STACK_BYTES.store(bytes.max(MIN_STACK_BYTES).next_multiple_of(GUARD_BYTES), Ordering::Relaxed);
+}
+
+/// A stack, unmapped when dropped.
+pub(crate) struct FiberStack {
+    base: usize,
+    bytes: usize,
+    uses: Cell<u32>,
+}
+
+impl FiberStack {
+    /// Reserves a stack. Fails if the process has too many mappings (`vm.max_map_count`) or no address space left.
+    pub(crate) fn new() -> io::Result<FiberStack> {
+        let bytes = STACK_BYTES.load(Ordering::Relaxed) + GUARD_BYTES;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_STACK;
+        // SAFETY: a new mapping at an address of the system's choice.
+        let start =
+            unsafe { libc::mmap(ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let stack = FiberStack { base: start as usize + bytes, bytes, uses: Cell::new(0) };
+        // SAFETY: within the mapping. Without the advice a first touch could bring in 2 MiB.
+        let guarded = unsafe {
+            libc::madvise(start, bytes, libc::MADV_NOHUGEPAGE);
+            libc::mprotect(start, GUARD_BYTES, libc::PROT_NONE)
+        };
+        if guarded != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(stack)
+    }
+
+    /// Allocations fail when the stack pointer is below this address.
+    pub(crate) fn soft_limit(&self) -> usize {
+        self.base - (self.bytes - GUARD_BYTES) / BUDGET_DIVISOR
+    }
+
+    /// Where a stack pointer is so deep that the stack is not kept as it is.
+    pub(crate) fn resident_limit(&self) -> usize {
+        self.base - RESIDENT_BYTES
+    }
+
+    /// Addresses of the guard page.
+    pub(crate) fn guard(&self) -> std::ops::Range<usize> {
+        let start = self.base - self.bytes;
+        start..start + GUARD_BYTES
+    }
+
+    /// Counts a use of the stack, and returns how many there were before it.
+    pub(crate) fn count_use(&self) -> u32 {
+        self.uses.replace(self.uses.get().wrapping_add(1))
+    }
+
+    /// Returns what lies deeper than the resident part to the system. Nothing may be running on the stack.
+    pub(crate) fn trim(&self) {
+        let start = self.guard().end;
+        // SAFETY: within the mapping, and no frame is there.
+        unsafe { libc::madvise(start as *mut _, self.resident_limit() - start, libc::MADV_DONTNEED) };
+    }
+}
+
+impl Drop for FiberStack {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this stack's own, and no fiber runs on it.
+        unsafe { libc::munmap((self.base - self.bytes) as *mut _, self.bytes) };
+    }
+}
+
+// SAFETY: the lowest page is a guard page, and everything else is writable.
+unsafe impl Stack for FiberStack {
+    fn base(&self) -> StackPointer {
+        NonZeroUsize::new(self.base).unwrap_or(NonZeroUsize::MIN)
+    }
+
+    fn limit(&self) -> StackPointer {
+        NonZeroUsize::new(self.base - self.bytes).unwrap_or(NonZeroUsize::MIN)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resident_pages(stack: &FiberStack) -> usize {
+        let (start, pages) = (stack.guard().end, (stack.bytes - GUARD_BYTES) / 4096);
+        let mut present = vec![0_u8; pages];
+        // SAFETY: a mapped range, and a byte for each of its pages.
+        let code = unsafe { libc::mincore(start as *mut _, pages * 4096, present.as_mut_ptr()) };
+        assert_eq!(code, 0);
+        present.iter().filter(|page| **page & 1 != 0).count()
+    }
+
+    #[test]
+    fn untouched_stack_is_not_resident_and_a_deep_one_is_trimmed() {
+        let stack = FiberStack::new().unwrap();
+        assert_eq!(resident_pages(&stack), 0, "only touched pages take memory");
+        for page in 1..=1024_usize {
+            // SAFETY: within the stack, on which nothing runs.
+            unsafe { ((stack.base - page * 4096) as *mut u8).write_volatile(1) };
+        }
+        assert_eq!(resident_pages(&stack), 1024, "a touch must bring in one page, not a huge one");
+        stack.trim();
+        assert_eq!(resident_pages(&stack), RESIDENT_BYTES / 4096);
+    }
+
+    #[test]
+    fn limits_are_ordered() {
+        let stack = FiberStack::new().unwrap();
+        assert!(stack.guard().end < stack.soft_limit());
+        assert!(stack.soft_limit() < stack.resident_limit(), "the budget exceeds what is kept resident");
+        assert_eq!(stack.base % corosensei::stack::MIN_STACK_SIZE, 0);
+    }
+}
