@@ -124,6 +124,9 @@ pub struct StartArgs {
     /// else at least 64MB
     #[arg(long, value_name = "BYTES", conflicts_with = "read_only")]
     pub disk_cache: Option<Bytes>,
+    /// Address space of a statement's stack. A statement that needs more than a sixteenth of it gets SQLSTATE 54001. At least 4MiB
+    #[arg(long, value_name = "BYTES", default_value = "16MiB", hide = true)]
+    pub statement_stack: Bytes,
     /// Certificate chain, PEM; clients may then use TLS. Read again when it changes, and on SIGHUP
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,

@@ -117,16 +117,28 @@ pub struct Gateway {
 pub(crate) struct MetricsSource {
     shared: Arc<Shared>,
     crew: Arc<Crew>,
-    workers: Vec<Arc<WorkerMetrics>>,
+    workers: Arc<[Worker]>,
+    worker_metrics: Vec<Arc<WorkerMetrics>>,
+    /// The first so many workers have a CPU each.
+    regular: usize,
 }
 
+/// A worker that does not answer within this time counts as stuck: sessions yield every millisecond.
+const WORKER_TIMEOUT: Duration = Duration::from_secs(2);
+
 impl MetricsSource {
+    /// Whether all regular workers answer.
+    pub(crate) async fn workers_answer(&self) -> bool {
+        let asked = self.workers[..self.regular].iter().map(|worker| worker.answers_within(WORKER_TIMEOUT));
+        futures::future::join_all(asked).await.into_iter().all(|answers| answers)
+    }
+
     /// The figures that may be seen, as Prometheus reads them.
     pub(crate) fn render(&self, scope: Scope) -> String {
         let Shared { engine, registry, logins, .. } = &*self.shared;
         match scope {
             Scope::Node => metrics::render(
-                &self.workers,
+                &self.worker_metrics,
                 self.crew.active(),
                 metrics::Connections { sessions: registry.len(), logins: logins.count() },
                 &engine.statistics(),
@@ -214,7 +226,9 @@ impl Gateway {
         let metrics = Arc::new(MetricsSource {
             shared: shared.clone(),
             crew,
-            workers: workers.iter().map(|worker| worker.metrics.clone()).collect(),
+            worker_metrics: workers.iter().map(|worker| worker.metrics.clone()).collect(),
+            workers: workers.clone(),
+            regular,
         });
         let acceptor = tokio::spawn(accept(listener, workers, regular, shared.clone()));
         tokio::spawn(events::watch(shared.clone()));

@@ -147,6 +147,9 @@ async fn health(State(source): State<Arc<MetricsSource>>) -> impl IntoResponse {
         };
         return (StatusCode::SERVICE_UNAVAILABLE, text);
     }
+    if !source.workers_answer().await {
+        return (StatusCode::SERVICE_UNAVAILABLE, "a worker thread does not respond\n");
+    }
     // It serves all others: a balancer that took it away would take those away too.
     match source.is_shared_log_healthy() {
         true => (StatusCode::OK, "ok\n"),

@@ -168,6 +168,7 @@ impl Registry {
         let handle = self.sessions.lock().by_pid.get(&pid).filter(|handle| handle.secret == secret).cloned();
         if let Some(handle) = handle {
             handle.canceller.cancel(CancelReason::User);
+            handle.waker.wake(); // the session's task may be the only one that can notice soon
         }
     }
 

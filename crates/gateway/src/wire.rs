@@ -246,6 +246,17 @@ impl Wire {
         self.gone
     }
 
+    /// Sends a last message as far as the client takes it immediately, and closes the connection.
+    pub(crate) fn abort(&mut self, cx: &mut Context<'_>, bytes: &[u8]) {
+        self.gone = true;
+        let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        if matches!(written, Poll::Ready(Ok(_))) {
+            let _ = Pin::new(&mut self.stream).poll_flush(cx); // the client may be gone
+        }
+        let _ = Pin::new(&mut self.stream).poll_shutdown(cx);
+        self.stream = Stream::Detached;
+    }
+
     /// Sends `bytes`, waiting for the client to take them.
     pub(crate) async fn send(&mut self, bytes: &[u8], handle: &Handle) -> Result<(), Closed> {
         let mut sent = 0;

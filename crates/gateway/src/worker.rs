@@ -11,10 +11,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, LocalOptions};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
@@ -35,6 +36,8 @@ pub(crate) enum Arrival {
     Client(std::net::TcpStream, Place),
     /// A session of another worker, and its socket.
     Session(Box<Traveller>),
+    /// A health check; to be answered.
+    Ping(oneshot::Sender<()>),
 }
 
 /// A session on its way.
@@ -109,6 +112,14 @@ impl Worker {
     /// Connections that it serves.
     pub(crate) fn load(&self) -> usize {
         self.load.load(Ordering::Relaxed)
+    }
+
+    /// Whether it answers within a time.
+    pub(crate) async fn answers_within(&self, limit: Duration) -> bool {
+        let (answer, answered) = oneshot::channel();
+        let asked =
+            async { self.arrivals.send(Arrival::Ping(answer)).await.is_ok() && answered.await.is_ok() };
+        tokio::time::timeout(limit, asked).await.unwrap_or(false)
     }
 
     pub(crate) async fn hand(&self, stream: TcpStream, place: Place) {
@@ -188,11 +199,16 @@ async fn serve(mut arrivals: mpsc::Receiver<Arrival>, post: Rc<Post>) {
     let _dispatcher = AbortOnDropHandle::new(tokio::task::spawn_local(fair::dispatch()));
     let _reads = AbortOnDropHandle::new(tokio::task::spawn_local(fulmar_store::serve_reads()));
     while let Some(arrival) = next(&mut arrivals, &closing).await {
+        if let Arrival::Ping(answer) = arrival {
+            let _ = answer.send(()); // the health check may have timed out
+            continue;
+        }
         let (post, load) = (post.clone(), Load::new(&post.workers[post.number].load));
         sessions.spawn_local(async move {
             match arrival {
                 Arrival::Client(stream, place) => post.welcome(stream, place).await,
                 Arrival::Session(traveller) => post.take_over(traveller).await,
+                Arrival::Ping(_) => {} // answered above
             }
             drop(load);
         });

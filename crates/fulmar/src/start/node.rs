@@ -103,6 +103,7 @@ impl Node {
         let shared = |tenant: &&Arc<Tenant>| tenant.durability == Durability::Shared;
         config.shared = catalog.all_tenants().iter().filter(shared).map(|tenant| tenant.partition).collect();
         config.disk_reserve_bytes = arguments.disk_reserve.map(|reserve| reserve.0);
+        config.statement_stack_bytes = arguments.statement_stack.0 as usize;
         config.disk_cache_bytes = disk_cache::bytes(arguments.disk_cache, arguments.store.as_ref())?;
         let engine = Engine::start(config).await.context("cannot start the engine")?;
         forget_unfinished(&engine, &catalog).await?;

@@ -40,6 +40,7 @@ pub(super) async fn start(
     config.retention = retention(catalog.clone());
     config.store = Some(store);
     config.disk_reserve_bytes = arguments.disk_reserve.map(|reserve| reserve.0);
+    config.statement_stack_bytes = arguments.statement_stack.0 as usize;
     let known = catalog.clone();
     config.beside =
         Some(Owner { node_id: followed.node(), standing: Arc::new(move |id| standing(&known, id)) });

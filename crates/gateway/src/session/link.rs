@@ -10,6 +10,10 @@
 //! ```
 //!
 //! Nearly all statements are ready at the first poll and never get to the second line.
+//!
+//! A cancelled statement that is in a call of SQLite's which cannot be interrupted (it is on the engine's offload pool then)
+//! may take minutes to notice. Its client does not wait for it: after [`OVERDUE_GRACE`] the client gets the statement's
+//! error as a FATAL one and the connection is closed. The session ends when the call returns.
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -24,6 +28,7 @@ use fulmar_engine::{
 use tokio::time::{Sleep, sleep, timeout};
 
 use super::rows::Collector;
+use crate::protocol::backend::{self, Severity};
 use crate::registry::Handle;
 use crate::wire::{Closed, Wire};
 use crate::{Result, fair};
@@ -217,7 +222,7 @@ async fn drive<F: Future>(
     handle: &Handle,
     timeout: Option<Duration>,
 ) -> F::Output {
-    let mut watch = Watch { wire, handle, timeout, sleep: None, look: None, gone: false };
+    let mut watch = Watch { wire, handle, timeout, sleep: None, look: None, overdue: None, gone: false };
     poll_fn(|cx| {
         let polled = future.as_mut().poll(cx);
         if polled.is_pending() {
@@ -236,8 +241,13 @@ struct Watch<'a> {
     sleep: Option<Pin<Box<Sleep>>>,
     /// Until the connection is looked at again, of which nothing more is read.
     look: Option<Pin<Box<Sleep>>>,
+    /// Until the client of a cancelled statement that does not notice is disconnected.
+    overdue: Option<Pin<Box<Sleep>>>,
     gone: bool,
 }
+
+/// How long a cancelled statement on the offload pool has to end by itself.
+const OVERDUE_GRACE: Duration = Duration::from_millis(250);
 
 /// How often a client is looked at that has said as much ahead as is kept.
 const LOOK: Duration = Duration::from_secs(1);
@@ -265,11 +275,39 @@ impl Watch<'_> {
             self.gone = true;
             self.handle.canceller().cancel(CancelReason::User);
         }
+        self.poll_timeout(cx);
+        self.poll_overdue(cx);
+    }
+
+    fn poll_timeout(&mut self, cx: &mut Context<'_>) {
         let Some(timeout) = self.timeout else { return };
         let timer = self.sleep.get_or_insert_with(|| Box::pin(sleep(timeout)));
         if let Poll::Ready(()) = timer.as_mut().poll(cx) {
             (self.timeout, self.sleep) = (None, None);
             self.handle.canceller().cancel(CancelReason::Timeout);
+        }
+    }
+
+    /// Disconnects the client of a statement that was cancelled and is in a call that cannot be interrupted.
+    fn poll_overdue(&mut self, cx: &mut Context<'_>) {
+        let canceller = self.handle.canceller();
+        if !canceller.is_offloaded() {
+            return;
+        }
+        // Whoever cancels the statement wakes this task through the handle; the engine's waker is on the pool.
+        self.handle.register(cx.waker());
+        let Some(error) = canceller.overdue() else { return };
+        if self.gone {
+            return;
+        }
+        let grace = self.overdue.get_or_insert_with(|| Box::pin(sleep(OVERDUE_GRACE)));
+        if grace.as_mut().poll(cx).is_ready() {
+            self.gone = true;
+            let error = error
+                .detail("The statement is in a call that cannot be interrupted; the connection is closed.");
+            let mut message = Vec::new();
+            backend::error(&mut message, &error, Severity::Fatal);
+            self.wire.abort(cx, &message);
         }
     }
 }
