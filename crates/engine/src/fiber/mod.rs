@@ -69,9 +69,11 @@ pub(crate) struct Suspender {
     context: Cell<Resume>,
     /// Of the slice in which it was first asked since the fiber was resumed ([`Suspender::slice_is_over`]).
     slice_ends: Cell<Option<Instant>>,
-    /// Of the fiber's stack; 0 outside of a fiber.
+    /// Of the stack in use; 0 outside of a fiber.
     soft_limit: Cell<usize>,
-    /// The lowest stack pointer that was seen.
+    /// The guard page of the stack in use; empty outside of a fiber.
+    guard: Cell<(usize, usize)>,
+    /// The lowest stack pointer that was seen on it.
     deepest: Cell<usize>,
     /// The fiber runs on the offload pool.
     offloaded: Cell<bool>,
@@ -88,6 +90,7 @@ impl Suspender {
             context: Cell::new(ptr::null_mut()),
             slice_ends: Cell::new(None),
             soft_limit: Cell::new(0),
+            guard: Cell::new((0, 0)),
             deepest: Cell::new(usize::MAX),
             offloaded: Cell::new(false),
         }
@@ -135,6 +138,27 @@ impl Suspender {
         pointer >= self.soft_limit.get()
     }
 
+    /// Whether the address is in the guard page of the stack in use. Async-signal-safe.
+    pub(crate) fn is_in_guard(&self, address: usize) -> bool {
+        let (start, end) = self.guard.get();
+        (start..end).contains(&address)
+    }
+
+    /// Runs `body` on another stack. It may suspend the fiber.
+    pub(crate) fn on_stack<T>(&self, stack: &mut FiberStack, body: impl FnOnce() -> T) -> T {
+        let entered = EnteredStack {
+            suspender: self,
+            soft_limit: self.soft_limit.replace(stack.soft_limit()),
+            guard: self.guard.replace(stack.guard()),
+            deepest: self.deepest.replace(usize::MAX),
+        };
+        let result = corosensei::on_stack(&mut *stack, body);
+        let deepest = self.deepest.get();
+        drop(entered);
+        stack.trim_if_deep(deepest);
+        result
+    }
+
     /// Whether [`Suspender::offload`] would move the fiber: it runs on a worker, and was not abandoned.
     pub(crate) fn can_offload(&self) -> bool {
         !self.context.get().is_null() && !self.yielder.get().is_null() && !self.offloaded.get()
@@ -157,6 +181,22 @@ impl Suspender {
         let context = unsafe { (*self.yielder.get()).suspend(why) };
         self.context.set(context);
         self.slice_ends.set(None);
+    }
+}
+
+/// Restores what a suspender knew of the stack in use, after a panic too.
+struct EnteredStack<'a> {
+    suspender: &'a Suspender,
+    soft_limit: usize,
+    guard: (usize, usize),
+    deepest: usize,
+}
+
+impl Drop for EnteredStack<'_> {
+    fn drop(&mut self) {
+        self.suspender.soft_limit.set(self.soft_limit);
+        self.suspender.guard.set(self.guard);
+        self.suspender.deepest.set(self.deepest);
     }
 }
 
@@ -194,26 +234,24 @@ pub(crate) fn current() -> *const () {
 /// # Safety
 /// `environment` must be what a fiber's may be, and stay valid until `body` has ended.
 pub(crate) unsafe fn within<T>(environment: *const (), body: impl FnOnce() -> T) -> T {
-    let _environment = Environment::enter(environment, &(0..0));
+    let _environment = Environment::enter(environment);
     body()
 }
 
 /// While it lives, [`current`] answers the environment that it was made for. A panic on its way through the fiber ends it too.
 struct Environment {
     outer: *const (),
-    outer_guard: (usize, usize),
 }
 
 impl Environment {
-    fn enter(environment: *const (), guard: &std::ops::Range<usize>) -> Environment {
-        Environment { outer: CURRENT.replace(environment), outer_guard: overflow::enter(guard.clone()) }
+    fn enter(environment: *const ()) -> Environment {
+        Environment { outer: CURRENT.replace(environment) }
     }
 }
 
 impl Drop for Environment {
     fn drop(&mut self) {
         CURRENT.set(self.outer);
-        overflow::leave(self.outer_guard);
     }
 }
 
@@ -227,8 +265,8 @@ pub(crate) struct Fiber<'a, T> {
 
 /// Where a fiber continues.
 enum Place<T> {
-    /// On the thread that polls it; with the guard page of its stack.
-    Here(FiberCoroutine<T>, std::ops::Range<usize>),
+    /// On the thread that polls it.
+    Here(FiberCoroutine<T>),
     /// On the offload pool. The body was made by `Box::into_raw`.
     Offloaded { job: Arc<Job>, body: *mut Body<T> },
     /// It has ended.
@@ -239,14 +277,13 @@ enum Place<T> {
 struct Body<T> {
     coroutine: FiberCoroutine<T>,
     environment: *const (),
-    guard: std::ops::Range<usize>,
     result: Option<T>,
 }
 
 impl<T> Resumable for Body<T> {
     fn resume(&mut self, context: Resume) -> bool {
         loop {
-            match resume(&mut self.coroutine, self.environment, &self.guard, context) {
+            match resume(&mut self.coroutine, self.environment, context) {
                 CoroutineResult::Yield(Suspended::Waits) => return false,
                 CoroutineResult::Yield(Suspended::WantsOffload(_)) => {}
                 CoroutineResult::Return(value) => {
@@ -266,10 +303,9 @@ unsafe impl<T: Send> Send for Fiber<'_, T> {}
 fn resume<T>(
     coroutine: &mut FiberCoroutine<T>,
     environment: *const (),
-    guard: &std::ops::Range<usize>,
     context: Resume,
 ) -> CoroutineResult<Suspended, T> {
-    let _environment = Environment::enter(environment, guard);
+    let _environment = Environment::enter(environment);
     coroutine.resume(context)
 }
 
@@ -298,6 +334,7 @@ impl<'a, T: 'a> Fiber<'a, T> {
                 suspender.yielder.set(yielder);
                 suspender.slice_ends.set(None);
                 suspender.soft_limit.set(soft_limit);
+                suspender.guard.set(guard);
                 suspender.deepest.set(usize::MAX);
                 suspender.offloaded.set(false);
                 // Cleared by a guard, so that a panic in `body` clears it too.
@@ -305,15 +342,14 @@ impl<'a, T: 'a> Fiber<'a, T> {
                 body()
             })
         };
-        let place = Place::Here(coroutine, guard);
-        Ok(Fiber { place, suspender, environment, borrows: PhantomData })
+        Ok(Fiber { place: Place::Here(coroutine), suspender, environment, borrows: PhantomData })
     }
 
     /// Continues on this thread. `None` if the fiber moved to the offload pool.
     fn resume_here(&mut self, context: Resume) -> Option<Poll<T>> {
         loop {
-            let Place::Here(coroutine, guard) = &mut self.place else { return None };
-            match resume(coroutine, self.environment, guard, context) {
+            let Place::Here(coroutine) = &mut self.place else { return None };
+            match resume(coroutine, self.environment, context) {
                 CoroutineResult::Yield(Suspended::Waits) => return Some(Poll::Pending),
                 // If there is no thread for it, it continues here.
                 CoroutineResult::Yield(Suspended::WantsOffload(tenant)) => {
@@ -322,7 +358,7 @@ impl<'a, T: 'a> Fiber<'a, T> {
                     }
                 }
                 CoroutineResult::Return(value) => {
-                    if let Place::Here(ended, _) = std::mem::replace(&mut self.place, Place::Nowhere) {
+                    if let Place::Here(ended) = std::mem::replace(&mut self.place, Place::Nowhere) {
                         self.recycle(ended.into_stack());
                     }
                     return Some(Poll::Ready(value));
@@ -333,10 +369,10 @@ impl<'a, T: 'a> Fiber<'a, T> {
 
     /// Gives the fiber to the pool. Returns false if the pool has no thread.
     fn offload(&mut self, tenant: u64) -> bool {
-        let Place::Here(coroutine, guard) = std::mem::replace(&mut self.place, Place::Nowhere) else {
+        let Place::Here(coroutine) = std::mem::replace(&mut self.place, Place::Nowhere) else {
             return false;
         };
-        let body = Box::new(Body { coroutine, environment: self.environment, guard, result: None });
+        let body = Box::new(Body { coroutine, environment: self.environment, result: None });
         let body = Box::into_raw(body);
         // SAFETY: the body is freed when the job has stopped.
         let job = unsafe { Job::new(tenant, body) };
@@ -346,7 +382,7 @@ impl<'a, T: 'a> Fiber<'a, T> {
         }
         // SAFETY: the job was not started.
         let body = unsafe { Box::from_raw(body) };
-        self.place = Place::Here(body.coroutine, body.guard);
+        self.place = Place::Here(body.coroutine);
         false
     }
 
@@ -364,20 +400,17 @@ impl Drop for ClearYielder<'_> {
         self.0.yielder.set(ptr::null());
         self.0.context.set(ptr::null_mut());
         self.0.soft_limit.set(0);
+        self.0.guard.set((0, 0));
     }
 }
 
-/// Keeps a stack for the next fiber of this thread. Of one that was used deeply only the top stays resident.
+/// Keeps a stack for the next fiber of this thread.
 fn recycle(stack: FiberStack, deepest: usize) {
-    /// Recursion that does not allocate is not noticed, so each stack is trimmed now and then.
-    const TRIM_INTERVAL: u32 = 64;
     // `try_with`: a fiber may end while its thread is being torn down.
     let _ = STACKS.try_with(|stacks| {
         let mut stacks = stacks.borrow_mut();
         if stacks.len() < POOLED_STACKS {
-            if deepest < stack.resident_limit() || stack.count_use().is_multiple_of(TRIM_INTERVAL) {
-                stack.trim();
-            }
+            stack.trim_if_deep(deepest);
             stacks.push(stack);
         }
     });
@@ -387,7 +420,7 @@ impl<'a, T: 'a> Future for Fiber<'a, T> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
-        if let Place::Here(..) = self.place {
+        if let Place::Here(_) = self.place {
             let context = (&raw mut *cx).cast();
             if let Some(polled) = self.resume_here(context) {
                 return polled;
@@ -415,22 +448,22 @@ impl<T> Unpin for Fiber<'_, T> {}
 
 impl<T> Drop for Fiber<'_, T> {
     fn drop(&mut self) {
-        let (mut coroutine, guard) = match std::mem::replace(&mut self.place, Place::Nowhere) {
+        let mut coroutine = match std::mem::replace(&mut self.place, Place::Nowhere) {
             Place::Nowhere => return,
-            Place::Here(coroutine, guard) => (coroutine, guard),
+            Place::Here(coroutine) => coroutine,
             Place::Offloaded { job, body } => {
                 // Waits if the job runs: what the fiber borrows must not go before.
                 job.stop();
                 // SAFETY: the job is stopped, so the body is this fiber's alone again.
                 let body = unsafe { Box::from_raw(body) };
-                (body.coroutine, body.guard)
+                body.coroutine
             }
         };
         if !coroutine.started() {
             return;
         }
         // Every wait of an abandoned fiber fails immediately; a loop all the same, since SQLite may retry.
-        let _environment = Environment::enter(self.environment, &guard);
+        let _environment = Environment::enter(self.environment);
         while !coroutine.done() {
             // SAFETY: the caller of `new` keeps the suspender valid until we are dropped.
             unsafe { (*self.suspender).context.set(ptr::null_mut()) };

@@ -5,10 +5,8 @@
 //! keep away. The handler runs on the thread's alternate signal stack, which Rust sets up for every thread that it
 //! starts, and uses only `write`. Then it lets the previous handler (Rust's own) have the signal.
 
-use std::cell::Cell;
 use std::io;
 use std::mem::MaybeUninit;
-use std::ops::Range;
 use std::ptr;
 use std::sync::OnceLock;
 
@@ -27,30 +25,9 @@ pub(crate) struct Running {
     pub text: (*const u8, usize),
 }
 
-impl Running {
-    pub(crate) const NOTHING: Running =
-        Running { tenant: (ptr::null(), 0), partition: 0, text: (ptr::null(), 0) };
-}
-
-/// Describes what a fiber runs, given its environment pointer. Must be async-signal-safe.
-pub(crate) type Describe = unsafe fn(*const ()) -> Running;
-
-thread_local! {
-    /// The guard page of the fiber that runs on this thread; empty outside fibers.
-    static GUARD: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
-}
-
-/// Notes the guard page of the fiber that runs on this thread from now on, and returns the previous one.
-#[inline(never)]
-pub(super) fn enter(guard: Range<usize>) -> (usize, usize) {
-    GUARD.replace((guard.start, guard.end))
-}
-
-/// The counterpart of [`enter`].
-#[inline(never)]
-pub(super) fn leave(previous: (usize, usize)) {
-    GUARD.set(previous);
-}
+/// Describes what the fiber with this environment pointer runs, if the address is in its guard page. Must be
+/// async-signal-safe.
+pub(crate) type Describe = unsafe fn(*const (), usize) -> Option<Running>;
 
 struct Installed {
     previous: libc::sigaction,
@@ -86,9 +63,8 @@ unsafe extern "C" fn handle(signal: c_int, info: *mut siginfo_t, context: *mut c
     // SAFETY: the kernel's arguments. The environment of the fiber that faulted is valid while the fiber runs.
     unsafe {
         let address = (*info).si_addr() as usize;
-        let (start, end) = GUARD.get();
-        if (start..end).contains(&address) {
-            report(&(installed.describe)(super::current()));
+        if let Some(running) = (installed.describe)(super::current(), address) {
+            report(&running);
         }
         let previous = installed.previous.sa_sigaction;
         if previous == libc::SIG_DFL || previous == libc::SIG_IGN {
@@ -153,6 +129,7 @@ fn decimal(mut number: u64, digits: &mut [u8; 20]) -> &[u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fiber::{Fiber, Suspender, poll_once};
 
     #[test]
     fn numbers_are_written_in_decimal() {
@@ -162,13 +139,15 @@ mod tests {
 
     const CHILD: &str = "FULMAR_TEST_OVERFLOWS";
 
-    unsafe fn describe(_environment: *const ()) -> Running {
+    unsafe fn describe(environment: *const (), address: usize) -> Option<Running> {
+        // SAFETY: the test's fiber has its suspender as environment.
+        let suspender = unsafe { environment.cast::<Suspender>().as_ref() }?;
         const TEXTS: (&str, &str) = ("shop", "SELECT deep");
-        Running {
+        suspender.is_in_guard(address).then(|| Running {
             tenant: (TEXTS.0.as_ptr(), TEXTS.0.len()),
             partition: 42,
             text: (TEXTS.1.as_ptr(), TEXTS.1.len()),
-        }
+        })
     }
 
     /// Runs this test again in a process of its own, which overflows a fiber's stack.
@@ -181,10 +160,11 @@ mod tests {
         }
         if std::env::var_os(CHILD).is_some() {
             install(describe).unwrap();
-            let suspender = super::super::Suspender::new();
+            let suspender = Suspender::new();
+            let environment = (&raw const suspender).cast();
             // SAFETY: the suspender outlives the fiber.
-            let fiber = unsafe { super::super::Fiber::new(&raw const suspender, ptr::null(), || recurse(0)) };
-            let _ = super::super::poll_once(fiber.unwrap());
+            let fiber = unsafe { Fiber::new(&raw const suspender, environment, || recurse(0)) };
+            let _ = poll_once(fiber.unwrap());
             return;
         }
         let name = "fiber::overflow::tests::overflow_is_reported_before_the_process_ends";

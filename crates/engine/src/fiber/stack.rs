@@ -41,6 +41,8 @@ pub(crate) const MIN_STACK_BYTES: usize = 4 << 20;
 const BUDGET_DIVISOR: usize = 16;
 /// What a pooled stack may keep resident: a stack that was deeper gives the rest back to the system.
 const RESIDENT_BYTES: usize = 64 << 10;
+/// Uses of a stack between two trims that are not caused by its depth.
+const TRIM_INTERVAL: u32 = 64;
 const GUARD_BYTES: usize = 4096;
 
 static STACK_BYTES: AtomicUsize = AtomicUsize::new(DEFAULT_STACK_BYTES);
@@ -85,25 +87,28 @@ impl FiberStack {
         self.base - (self.bytes - GUARD_BYTES) / BUDGET_DIVISOR
     }
 
-    /// Where a stack pointer is so deep that the stack is not kept as it is.
-    pub(crate) fn resident_limit(&self) -> usize {
+    fn resident_limit(&self) -> usize {
         self.base - RESIDENT_BYTES
     }
 
     /// Addresses of the guard page.
-    pub(crate) fn guard(&self) -> std::ops::Range<usize> {
+    pub(crate) fn guard(&self) -> (usize, usize) {
         let start = self.base - self.bytes;
-        start..start + GUARD_BYTES
+        (start, start + GUARD_BYTES)
     }
 
-    /// Counts a use of the stack, and returns how many there were before it.
-    pub(crate) fn count_use(&self) -> u32 {
-        self.uses.replace(self.uses.get().wrapping_add(1))
+    /// Called after each use. Returns memory to the system if the stack pointer was seen below the resident part. Recursion that
+    /// does not allocate is not seen, so each stack is also trimmed at intervals.
+    pub(crate) fn trim_if_deep(&self, deepest: usize) {
+        let uses = self.uses.replace(self.uses.get().wrapping_add(1));
+        if deepest < self.resident_limit() || uses.is_multiple_of(TRIM_INTERVAL) {
+            self.trim();
+        }
     }
 
     /// Returns what lies deeper than the resident part to the system. Nothing may be running on the stack.
-    pub(crate) fn trim(&self) {
-        let start = self.guard().end;
+    fn trim(&self) {
+        let start = self.guard().1;
         // SAFETY: within the mapping, and no frame is there.
         unsafe { libc::madvise(start as *mut _, self.resident_limit() - start, libc::MADV_DONTNEED) };
     }
@@ -132,7 +137,7 @@ mod tests {
     use super::*;
 
     fn resident_pages(stack: &FiberStack) -> usize {
-        let (start, pages) = (stack.guard().end, (stack.bytes - GUARD_BYTES) / 4096);
+        let (start, pages) = (stack.guard().1, (stack.bytes - GUARD_BYTES) / 4096);
         let mut present = vec![0_u8; pages];
         // SAFETY: a mapped range, and a byte for each of its pages.
         let code = unsafe { libc::mincore(start as *mut _, pages * 4096, present.as_mut_ptr()) };
@@ -156,7 +161,7 @@ mod tests {
     #[test]
     fn limits_are_ordered() {
         let stack = FiberStack::new().unwrap();
-        assert!(stack.guard().end < stack.soft_limit());
+        assert!(stack.guard().1 < stack.soft_limit());
         assert!(stack.soft_limit() < stack.resident_limit(), "the budget exceeds what is kept resident");
         assert_eq!(stack.base % corosensei::stack::MIN_STACK_SIZE, 0);
     }

@@ -8,6 +8,7 @@ use mlua::Lua;
 
 use super::rows::Rows;
 use crate::connection::{Connection, Run, Step};
+use crate::fiber::Suspender;
 use crate::sql::{classify, tokens};
 use crate::statement::{Nowhere, RowSink};
 use crate::{Error, Result, StatementKind, Value, sqlstate};
@@ -27,6 +28,11 @@ pub(super) struct Host<'c> {
 impl<'c> Host<'c> {
     pub(super) fn new(connection: &'c mut Connection) -> Self {
         Host { connection, end: None, rows: Rows::default() }
+    }
+
+    /// Of the connection; valid as long as it.
+    pub(super) fn suspender(&self) -> *const Suspender {
+        &raw const self.connection.link.suspender
     }
 
     /// Runs a statement; its rows are in [`Host::rows`] then.

@@ -3,12 +3,12 @@
 //! A machine belongs to no tenant. Nothing of a call outlives it but what Lua compiled: libraries and globals are
 //! read-only, a chunk is called anew each time, and a machine that holds much memory after a call is thrown away.
 //!
-//! Lua runs on a stack of its own: it nests calls into C up to 200 deep, which is more than the stack of a fiber holds.
+//! Lua runs on a stack of its own: it nests calls into C up to 200 deep, and the statements that it runs need the budget of a
+//! fiber's stack below that.
 
 use std::rc::Rc;
 
 use corosensei::on_stack;
-use corosensei::stack::DefaultStack;
 use hashbrown::HashMap;
 use mlua::{Function, Lua, LuaOptions, MultiValue, StdLib, Table, VmState};
 use parking_lot::Mutex;
@@ -19,6 +19,7 @@ use super::functions::{Lent, Trusted, database};
 use super::host::Host;
 use super::limits::{KEPT_BYTES, Limits, MEMORY_BYTES};
 use super::values::to_lua;
+use crate::fiber::stack::FiberStack;
 use crate::statement::RowSink;
 use crate::{Error, Result, Value, sqlstate};
 
@@ -28,8 +29,6 @@ const KEPT: usize = 16;
 const KEPT_CHUNKS: usize = 64;
 /// A longer chunk is compiled for each call.
 const LONGEST_KEPT_CHUNK_BYTES: usize = 16 << 10;
-/// Of the stack that Lua runs on. Only what is touched takes memory.
-const STACK_BYTES: usize = 8 << 20;
 
 /// What is left of Lua's globals. Not here: anything that reads a clock, randomness, files or the machine itself.
 const GLOBALS: [&str; 26] = [
@@ -106,7 +105,7 @@ pub(super) struct Machine {
     db: Table,
     lent: Rc<Lent>,
     lua: Lua,
-    stack: DefaultStack,
+    stack: FiberStack,
     limits: Rc<Limits>,
 }
 
@@ -116,7 +115,7 @@ unsafe impl Send for Machine {}
 
 impl Machine {
     fn new() -> Result<Machine> {
-        let stack = DefaultStack::new(STACK_BYTES).map_err(|cause| {
+        let stack = FiberStack::new().map_err(|cause| {
             Error::new(sqlstate::OUT_OF_MEMORY, format!("no stack for a procedure: {cause}"))
                 .hint("too many procedures run at once; run fewer, or raise vm.max_map_count")
         })?;
@@ -139,7 +138,9 @@ impl Machine {
     ) -> Result<u64> {
         let Machine { chunks, db, lent, lua, stack, limits } = self;
         limits.begin();
-        let called = on_stack(stack, || {
+        let suspender = host.suspender();
+        // SAFETY: the link lives in the connection, which outlives the call.
+        let called = unsafe { &*suspender }.on_stack(stack, || {
             // By the whole text: a hash could be made to collide, and machines are shared by tenants.
             let chunk = loaded.chunk.as_str();
             let function = match chunks.get(chunk) {

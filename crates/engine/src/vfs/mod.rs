@@ -40,6 +40,7 @@ use libsqlite3_sys as ffi;
 
 use crate::cancel::CancelFlag;
 use crate::fiber::offload::OFFLOAD_BYTES;
+use crate::fiber::overflow::{self, Running};
 use crate::fiber::{self, Suspender};
 use crate::heap::Held;
 use crate::partition::{Ahead, Partition, Reader};
@@ -263,23 +264,21 @@ impl Drop for NotedText {
     }
 }
 
-/// What a fiber runs, for the report of a stack overflow.
+/// What a fiber runs, for the report of a stack overflow at an address.
 ///
 /// # Safety
 /// `environment` must be that of a fiber of this crate, or null. Called in a signal handler.
-unsafe fn describe(environment: *const ()) -> fiber::overflow::Running {
+unsafe fn describe(environment: *const (), address: usize) -> Option<Running> {
     // SAFETY: the environment of a fiber is its connection's link. The fiber is stopped in the middle of a C function or of one of
     // ours, so the cell is read without a borrow.
     unsafe {
-        let Some(link) = environment.cast::<Link>().as_ref() else {
-            return fiber::overflow::Running::NOTHING;
-        };
+        let link = environment.cast::<Link>().as_ref()?;
         let tenant = &*link.tenant.as_ptr();
-        fiber::overflow::Running {
+        link.suspender.is_in_guard(address).then(|| Running {
             tenant: (tenant.as_ptr(), tenant.len()),
             partition: link.partition.id.0,
             text: link.text.get(),
-        }
+        })
     }
 }
 
@@ -328,7 +327,7 @@ pub(crate) fn register() {
         }));
         // SAFETY: the structure lives as long as the process.
         unsafe { ffi::sqlite3_vfs_register(vfs, 0) };
-        if let Err(error) = fiber::overflow::install(describe) {
+        if let Err(error) = overflow::install(describe) {
             tracing::warn!(%error, "a stack overflow would not be reported");
         }
     });

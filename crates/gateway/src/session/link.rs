@@ -247,7 +247,7 @@ struct Watch<'a> {
 }
 
 /// How long a cancelled statement on the offload pool has to end by itself.
-const OVERDUE_GRACE: Duration = Duration::from_millis(250);
+const OVERDUE_GRACE: Duration = Duration::from_secs(1);
 
 /// How often a client is looked at that has said as much ahead as is kept.
 const LOOK: Duration = Duration::from_secs(1);
