@@ -20,7 +20,7 @@ const FIND: (u64, &str) =
     (u64::MAX - 16, "SELECT parameters, returns, source FROM main.fulmar_procedures WHERE name = $1");
 
 /// Length of a procedure's source, and of the lists of its parameters and columns.
-const LONGEST_BYTES: usize = 1 << 20;
+const LONGEST_BYTES: usize = 256 << 10;
 
 /// A procedure as CREATE PROCEDURE says it.
 #[derive(Clone, Debug, PartialEq, Eq)]

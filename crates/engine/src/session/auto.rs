@@ -42,9 +42,20 @@ impl Session {
                 transaction.track_reads = false;
                 transaction.current = false;
             }
-            connection.run(|c| run_statement(c, statement, parameters, sink))?.await
+            match connection.run(|c| run_statement(c, statement, parameters, sink)) {
+                Ok(running) => Ok(running.await),
+                Err(error) => Err(error),
+            }
         } else {
-            self.write_auto(&mut connection, statement, parameters, sink).await?
+            self.write_auto(&mut connection, statement, parameters, sink).await
+        };
+        let end = match end {
+            Ok(end) => end,
+            // Cancelled while it waited. The connection may hold the session's temporary tables.
+            Err(error) => {
+                self.give_back(connection);
+                return Err(error);
+            }
         };
         let (seen, id, committed) = {
             let transaction = connection.link.transaction.borrow();

@@ -398,6 +398,11 @@ impl Session {
     /// Gives a connection back after its transaction.
     fn give_back(&mut self, mut connection: Box<Connection>) {
         self.remember(&connection);
+        if !connection.is_autocommit() {
+            // Its ROLLBACK failed, for lack of memory for example. Closing it rolls back; whoever got it from the pool would write into
+            // the open transaction.
+            return;
+        }
         connection.trim();
         let partition = connection.link.partition.clone();
         if connection.tainted && !partition.is_past() {

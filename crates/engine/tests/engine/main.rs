@@ -10,6 +10,7 @@ mod common;
 mod beside;
 mod beyond_memory;
 mod compaction;
+mod connections;
 mod disk;
 mod disk_cache;
 mod faults;
