@@ -58,6 +58,7 @@ mod pins;
 mod places;
 mod procedure;
 mod session;
+mod slice;
 mod spill;
 mod spilled_pages;
 mod sql;

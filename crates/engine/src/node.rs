@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use fulmar_pages::SegmentId;
 use fulmar_store::CommitLog;
@@ -33,6 +34,8 @@ pub(crate) struct Node {
     pub cache: Cache,
     pub disk: Disk,
     pub clock: Clock,
+    /// How long a statement computes before it yields its thread.
+    pub time_slice: Duration,
     pub buffers: Buffers,
     /// Lua for procedures.
     pub machines: Arc<crate::procedure::Machines>,

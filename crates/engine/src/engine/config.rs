@@ -16,6 +16,7 @@ use crate::disk::SpaceSource;
 use crate::fiber::stack::DEFAULT_STACK_BYTES;
 use crate::history::{self, RetentionSource};
 use crate::partition::SnapshotBounds;
+use crate::slice::DEFAULT_TIME_SLICE;
 
 /// How an engine is set up. [`Config::new`] gives what a node on a machine of its own wants; the rest is for tests.
 pub struct Config {
@@ -49,6 +50,9 @@ pub struct Config {
     pub space: Option<SpaceSource>,
     /// Clocks.
     pub time: Arc<dyn TimeSource>,
+    /// How long a statement computes before it yields its thread to other sessions. Tests set zero or [`Duration::MAX`], so that
+    /// their results do not depend on the machine's speed.
+    pub time_slice: Duration,
     /// The log's files, if they shall not lie in `data`.
     pub files: Option<Arc<dyn LogFiles>>,
     /// The store, if it shall not lie in `data`.
@@ -92,6 +96,7 @@ impl Config {
             disk_cache_bytes: 0,
             space: None,
             time: Arc::new(SystemTime::default()),
+            time_slice: DEFAULT_TIME_SLICE,
             files: None,
             store: None,
             alone: false,

@@ -105,6 +105,7 @@ impl Engine {
                     config.disk_reserve_bytes,
                 ),
                 clock,
+                time_slice: config.time_slice,
                 buffers: Buffers::default(),
                 machines: Arc::default(),
                 stats: NodeStats::default(),

@@ -36,15 +36,14 @@ use std::pin::{Pin, pin};
 use std::ptr;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 
 use offload::{Job, Resumable};
 use stack::FiberStack;
 
-/// How long a fiber computes before other fibers of its thread get their turn.
-const SLICE: Duration = Duration::from_millis(1);
+use crate::slice::SliceTimer;
 
 /// Stacks kept for reuse by each thread; an idle one holds 8 KiB, and 64 KiB at most.
 const POOLED_STACKS: usize = 64;
@@ -67,8 +66,7 @@ type FiberCoroutine<T> = Coroutine<Resume, Suspended, T, FiberStack>;
 pub(crate) struct Suspender {
     yielder: Cell<*const Yielder<Resume, Suspended>>,
     context: Cell<Resume>,
-    /// Of the slice in which it was first asked since the fiber was resumed ([`Suspender::slice_is_over`]).
-    slice_ends: Cell<Option<Instant>>,
+    slice: SliceTimer,
     /// Of the stack in use; 0 outside of a fiber.
     soft_limit: Cell<usize>,
     /// The guard page of the stack in use; empty outside of a fiber.
@@ -88,12 +86,17 @@ impl Suspender {
         Suspender {
             yielder: Cell::new(ptr::null()),
             context: Cell::new(ptr::null_mut()),
-            slice_ends: Cell::new(None),
+            slice: SliceTimer::default(),
             soft_limit: Cell::new(0),
             guard: Cell::new((0, 0)),
             deepest: Cell::new(usize::MAX),
             offloaded: Cell::new(false),
         }
+    }
+
+    /// Sets how long a fiber computes before it yields.
+    pub(crate) fn with_time_slice(self, length: Duration) -> Self {
+        Suspender { slice: SliceTimer::new(length), ..self }
     }
 
     /// Waits for `future`; suspends the fiber while it is pending.
@@ -112,15 +115,9 @@ impl Suspender {
         }
     }
 
-    /// Whether the fiber has computed for so long that it should let others on this thread work. What it waited for without being
-    /// suspended counts. Outside of a fiber nobody gives way.
+    /// Returns true if the fiber should yield because its time slice is over. Always false outside a fiber.
     pub(crate) fn slice_is_over(&self) -> bool {
-        let now = Instant::now();
-        match self.slice_ends.get() {
-            None => self.slice_ends.set(Some(now + SLICE)),
-            Some(ends) => return now >= ends && !self.yielder.get().is_null(),
-        }
-        false
+        self.slice.is_over() && !self.yielder.get().is_null()
     }
 
     /// Lets other work run on this thread, then goes on. The thread looks at its sockets before.
@@ -180,7 +177,7 @@ impl Suspender {
         // SAFETY: the yielder lives on the fiber's own stack, on which we run; it was checked not to be null.
         let context = unsafe { (*self.yielder.get()).suspend(why) };
         self.context.set(context);
-        self.slice_ends.set(None);
+        self.slice.reset();
     }
 }
 
@@ -332,7 +329,7 @@ impl<'a, T: 'a> Fiber<'a, T> {
                 let suspender = &*suspender;
                 suspender.context.set(context);
                 suspender.yielder.set(yielder);
-                suspender.slice_ends.set(None);
+                suspender.slice.reset();
                 suspender.soft_limit.set(soft_limit);
                 suspender.guard.set(guard);
                 suspender.deepest.set(usize::MAX);

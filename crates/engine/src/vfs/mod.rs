@@ -103,7 +103,7 @@ impl Link {
         let transaction = RefCell::new(Transaction::new(partition.node.spill.clone()));
         let reader = Reader::new(partition.residence.clone());
         Box::new(Link {
-            suspender: Suspender::new(),
+            suspender: Suspender::new().with_time_slice(partition.node.time_slice),
             partition,
             reader,
             ahead: Ahead::default(),
