@@ -50,7 +50,8 @@ struct Faults {
     next: Vec<(StoreOperation, StoreFault)>,
     /// For every operation of its kind.
     always: Vec<(StoreOperation, StoreFault)>,
-    held: Vec<StoreOperation>,
+    /// Operations that wait, and a prefix of their objects' names.
+    held: Vec<(StoreOperation, &'static str)>,
     /// How many operations are held now.
     waiting: usize,
     uploads: Uploads,
@@ -83,9 +84,14 @@ impl FaultyStore {
     /// Lets all operations of this kind wait, until this is called with false.
     pub fn hold(&self, operation: StoreOperation, hold: bool) {
         self.faults.send_modify(|faults| {
-            faults.held.retain(|other| *other != operation);
-            faults.held.extend(hold.then_some(operation));
+            faults.held.retain(|(other, _)| *other != operation);
+            faults.held.extend(hold.then_some((operation, "")));
         });
+    }
+
+    /// Holds operations of this kind on objects whose names start with `prefix`, until [`FaultyStore::hold`] is called with false.
+    pub fn hold_under(&self, operation: StoreOperation, prefix: &'static str) {
+        self.faults.send_modify(|faults| faults.held.push((operation, prefix)));
     }
 
     /// Waits until an operation is held.
@@ -106,13 +112,16 @@ impl FaultyStore {
         let _ = self.faults.subscribe().wait_for(ended).await;
     }
 
-    /// Lets an operation wait if it is held, and tells its fault.
-    async fn begin(&self, operation: StoreOperation) -> Option<StoreFault> {
-        if self.faults.borrow().held.contains(&operation) {
+    /// Lets an operation on an object or a directory wait if it is held, and tells its fault.
+    async fn begin(&self, operation: StoreOperation, name: &str) -> Option<StoreFault> {
+        let is_held = |faults: &Faults| {
+            faults.held.iter().any(|(held, prefix)| *held == operation && name.starts_with(prefix))
+        };
+        if is_held(&self.faults.borrow()) {
             self.faults.send_modify(|faults| faults.waiting += 1);
             // Also if it is dropped while it waits.
             let _waited = Waited(&self.faults);
-            let _ = self.faults.subscribe().wait_for(|faults| !faults.held.contains(&operation)).await;
+            let _ = self.faults.subscribe().wait_for(|faults| !is_held(faults)).await;
         }
         let mut fault = None;
         self.faults.send_modify(|faults| {
@@ -129,9 +138,10 @@ impl FaultyStore {
     async fn through<T>(
         &self,
         operation: StoreOperation,
+        name: &str,
         done: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Failure> {
-        Self::with(self.begin(operation).await, done).await
+        Self::with(self.begin(operation, name).await, done).await
     }
 
     async fn with<T>(
@@ -176,7 +186,7 @@ impl fmt::Debug for FaultyStore {
 #[async_trait]
 impl Store for FaultyStore {
     async fn put(&self, name: &str, bytes: Bytes) -> Result<(), Failure> {
-        let fault = self.begin(StoreOperation::Put).await;
+        let fault = self.begin(StoreOperation::Put, name).await;
         let (store, name) = (self.store.clone(), name.to_owned());
         let put = async move { Self::with(fault, store.put(&name, bytes)).await };
         if !matches!(fault, Some(StoreFault::Linger(_))) {
@@ -193,34 +203,41 @@ impl Store for FaultyStore {
             self.faults.send_modify(|faults| faults.uploads.begun += 1);
             Ok::<_, Failure>(upload)
         };
-        let upload = self.through(StoreOperation::Upload, begin).await?;
-        Ok(Box::new(FaultyUpload { store: self.clone(), upload, first_and_last: None, has_ended: false }))
+        let upload = self.through(StoreOperation::Upload, name, begin).await?;
+        Ok(Box::new(FaultyUpload {
+            store: self.clone(),
+            name: name.to_owned(),
+            upload,
+            first_and_last: None,
+            has_ended: false,
+        }))
     }
 
     async fn get(&self, name: &str, span: Span) -> Result<Piece, Failure> {
-        self.through(StoreOperation::Get, self.store.get(name, span)).await
+        self.through(StoreOperation::Get, name, self.store.get(name, span)).await
     }
 
     async fn list(&self, directory: &str, after: Option<&str>) -> Result<Listing, Failure> {
-        match self.begin(StoreOperation::List).await {
+        match self.begin(StoreOperation::List, directory).await {
             Some(StoreFault::EmptyPage) => Ok(Listing { names: Vec::new(), more: true }),
             fault => Self::with(fault, self.store.list(directory, after)).await,
         }
     }
 
     async fn delete(&self, name: &str) -> Result<(), Failure> {
-        self.through(StoreOperation::Delete, self.store.delete(name)).await
+        self.through(StoreOperation::Delete, name, self.store.delete(name)).await
     }
 
     /// Has the faults of gets.
     async fn sync(&self, name: &str) -> Result<(), Failure> {
-        self.through(StoreOperation::Get, self.store.sync(name)).await
+        self.through(StoreOperation::Get, name, self.store.sync(name)).await
     }
 }
 
 /// It insists on what only some stores do: that all parts are of one size, except a smaller one at the end.
 struct FaultyUpload {
     store: FaultyStore,
+    name: String,
     upload: Box<dyn Upload>,
     /// Of its first part, and of its last so far.
     first_and_last: Option<(usize, usize)>,
@@ -243,7 +260,7 @@ impl FaultyUpload {
 #[async_trait]
 impl Upload for FaultyUpload {
     async fn part(&mut self, bytes: Bytes) -> Result<(), Failure> {
-        match self.store.begin(StoreOperation::Upload).await {
+        match self.store.begin(StoreOperation::Upload, &self.name).await {
             Some(StoreFault::LoseAnswer) => Err(Failure::new(FailureKind::Unavailable, "the part was lost")),
             fault => {
                 let size = bytes.len();
@@ -254,23 +271,23 @@ impl Upload for FaultyUpload {
     }
 
     async fn complete(&mut self) -> Result<(), Failure> {
-        let FaultyUpload { store, upload, has_ended, .. } = self;
+        let FaultyUpload { store, name, upload, has_ended, .. } = self;
         let complete = async {
             upload.complete().await?;
             end(store, has_ended, |uploads| &mut uploads.completed);
             Ok::<_, Failure>(())
         };
-        store.through(StoreOperation::Upload, complete).await
+        store.through(StoreOperation::Upload, name, complete).await
     }
 
     async fn abort(&mut self) -> Result<(), Failure> {
-        let FaultyUpload { store, upload, has_ended, .. } = self;
+        let FaultyUpload { store, name, upload, has_ended, .. } = self;
         let abort = async {
             upload.abort().await?;
             end(store, has_ended, |uploads| &mut uploads.aborted);
             Ok::<_, Failure>(())
         };
-        store.through(StoreOperation::Upload, abort).await
+        store.through(StoreOperation::Upload, name, abort).await
     }
 }
 
