@@ -100,6 +100,8 @@ pub struct PartitionStatistics {
     pub pages_read_ahead: u64,
     /// Pages that were read when it opened, since its last life had used them.
     pub pages_warmed: u64,
+    /// Warm-ups that have ended. Each opening of a partition with a list of hot pages starts one.
+    pub warmups_ended: u64,
     /// Pages that left memory for others.
     pub pages_evicted: u64,
     /// Bytes of its pages in memory, now; `None` while it is closed.
@@ -181,6 +183,7 @@ impl Engine {
             page_misses: load(&stats.page_misses),
             pages_read_ahead: load(&stats.pages_read_ahead),
             pages_warmed: load(&stats.pages_warmed),
+            warmups_ended: load(&stats.warmups_ended),
             pages_evicted: load(&stats.pages_evicted),
             memory_bytes: open.as_ref().map(|partition| partition.resident_bytes()),
             size_bytes: open.map(|partition| u64::from(partition.current().page_count) * PAGE_SIZE as u64),

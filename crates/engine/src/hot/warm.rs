@@ -14,6 +14,7 @@
 //! A page that nobody has asked for is not touched, though it is in memory: of those that came last it is the first to
 //! leave, and in the next list it is not.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use fulmar_pages::{HotPages, PAGE_SIZE};
@@ -56,12 +57,13 @@ impl HotLists {
     pub(crate) fn warm(&self, partition: &Arc<Partition>, list: HotPagesName) {
         // Whether or not it is read: the next one replaces it.
         let _first = partition.hot_name.set(list);
-        let (store, reads) = (self.store.clone(), self.reads.clone());
+        let (store, reads, stats) = (self.store.clone(), self.reads.clone(), partition.stats.clone());
         let warming = Warming { store, reads, partition: Arc::downgrade(partition) };
         tokio::spawn(async move {
             if let Err(Ended::Failed(error)) = warming.run(list).await {
                 tracing::debug!(%error, partition = %list.partition, "its hot pages are not read ahead");
             }
+            stats.warmups_ended.fetch_add(1, Ordering::Relaxed);
         });
     }
 }

@@ -80,6 +80,8 @@ pub(crate) struct PartitionStats {
     pub pages_read_ahead: AtomicU64,
     /// Pages that were read because a life of before had used them.
     pub pages_warmed: AtomicU64,
+    /// Warm-ups that have ended, for whatever reason.
+    pub warmups_ended: AtomicU64,
     pub pages_evicted: AtomicU64,
     /// What others leave it of the memory for pages.
     pub cache_floor_bytes: AtomicU64,

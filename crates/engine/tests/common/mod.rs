@@ -4,12 +4,59 @@
 pub mod crashing;
 pub mod minutes;
 
+use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use fulmar_engine::*;
 use fulmar_pages::PartitionId;
 
 pub const MEMORY: u64 = 1 << 30;
+
+/// Deadline of every wait in a test. A wait that takes longer is a hang, not a slow machine.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Polls until `holds` returns true. Panics after [`PATIENCE`].
+pub async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let poll = async {
+        while !holds().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    within(what, poll).await;
+}
+
+/// The result of `future`. Panics after [`PATIENCE`].
+pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(PATIENCE, future).await {
+        Ok(value) => value,
+        Err(_) => panic!("timed out: {what}"),
+    }
+}
+
+/// A clock that only the test moves.
+#[derive(Default)]
+pub struct ManualClock {
+    ms: AtomicU64,
+}
+
+impl ManualClock {
+    pub fn advance(&self, by: Duration) {
+        self.ms.fetch_add(by.as_millis() as u64, Ordering::Relaxed);
+    }
+}
+
+impl TimeSource for ManualClock {
+    fn unix_ms(&self) -> u64 {
+        // 2026-01-01, 00:00 UTC.
+        1_767_225_600_000 + self.monotonic_ms()
+    }
+
+    fn monotonic_ms(&self) -> u64 {
+        self.ms.load(Ordering::Relaxed)
+    }
+}
 
 pub struct Node {
     pub engine: Arc<Engine>,
@@ -37,17 +84,19 @@ impl Node {
     }
 }
 
-/// Starts an engine on a directory that an engine which was just dropped, as in a crash, gives free in a moment.
+/// Starts an engine on the directory of an engine that was just dropped, as in a crash, and that releases it asynchronously.
 pub async fn start_when_free(config: impl Fn() -> Config) -> Arc<Engine> {
-    for _ in 0..1000 {
-        match Engine::start(config()).await {
-            Err(error) if error.message().contains("in use") => {
-                tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    let start = async {
+        loop {
+            match Engine::start(config()).await {
+                Err(error) if error.message().contains("in use") => {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+                result => return result.unwrap(),
             }
-            result => return result.unwrap(),
         }
-    }
-    panic!("the directory stays in use");
+    };
+    within("the directory is released", start).await
 }
 
 pub struct Client {

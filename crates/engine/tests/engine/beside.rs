@@ -3,11 +3,11 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
-use crate::common::{Client, start_when_free};
-use fulmar_engine::{Config, Engine, Era, Owner, Standing, Value, sqlstate};
+use crate::common::{Client, ManualClock, start_when_free, until, within};
+use fulmar_engine::{Config, Engine, Era, Owner, Standing, SystemTime, TimeSource, Value, sqlstate};
 use fulmar_pages::{Durability, PartitionId};
 use fulmar_store::{
     Backend, FailureKind, FateName, FaultyStore, ReadOnlyStore, Store, StoreFault, StoreOperation,
@@ -29,9 +29,17 @@ struct Rig {
     /// The reader's way to them.
     store: FaultyStore,
     catalog: Catalog,
+    /// How often the reader has read the catalog.
+    lookups: Arc<AtomicU64>,
+    /// Of owner and reader.
+    clock: Arc<dyn TimeSource>,
 }
 
 fn rig() -> Rig {
+    rig_with_clock(Arc::new(SystemTime::default()))
+}
+
+fn rig_with_clock(clock: Arc<dyn TimeSource>) -> Rig {
     let objects = Backend::memory();
     let store = FaultyStore::new(Arc::new(objects.clone()));
     let standing = |id, durability| {
@@ -44,7 +52,15 @@ fn rig() -> Rig {
         standing(OTHER, Durability::Shared),
     ];
     let (directory, scratch) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    Rig { directory, scratch, objects, store, catalog: Arc::new(Mutex::new(all.into())) }
+    Rig {
+        directory,
+        scratch,
+        objects,
+        store,
+        catalog: Arc::new(Mutex::new(all.into())),
+        lookups: Arc::default(),
+        clock,
+    }
 }
 
 impl Rig {
@@ -63,6 +79,7 @@ impl Rig {
             // Only the test flushes.
             manifest_interval: Duration::from_secs(3600),
             node_id: NODE,
+            time: self.clock.clone(),
             shared: shared(),
             eras: eras(),
             // History is of no use here, and would keep segments.
@@ -77,11 +94,15 @@ impl Rig {
     }
 
     async fn reader_with(&self, memory_bytes: u64) -> Arc<Engine> {
-        let catalog = self.catalog.clone();
-        let standing = Arc::new(move |id| catalog.lock().get(&id).copied());
+        let (catalog, lookups) = (self.catalog.clone(), self.lookups.clone());
+        let standing = Arc::new(move |id| {
+            lookups.fetch_add(1, Ordering::Relaxed);
+            catalog.lock().get(&id).copied()
+        });
         let config = Config {
             store: Some(Arc::new(ReadOnlyStore::new(Arc::new(self.store.clone()), FateName::is_one))),
             beside: Some(Owner { node_id: NODE, standing }),
+            time: self.clock.clone(),
             ..Config::new(self.scratch.path(), memory_bytes)
         };
         Engine::start(config).await.unwrap()
@@ -116,10 +137,6 @@ async fn write_anew(owner: &Arc<Engine>, value_bytes: u32) {
         owner.flush().await.unwrap();
     }
     owner.compact_all().await.unwrap();
-}
-
-fn unix_ms() -> u64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis() as u64
 }
 
 async fn sound(reader: &mut Client) {
@@ -164,8 +181,9 @@ async fn it_sees_what_was_acknowledged_before_it_asked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_snapshot_is_one_and_says_how_old_it_is() {
-    let rig = rig();
+async fn snapshot_is_stable_and_reports_its_age() {
+    let clock = Arc::new(ManualClock::default());
+    let rig = rig_with_clock(clock.clone());
     let (owner, reader) = (rig.owner().await, rig.reader().await);
     insert(&owner, SHARED, 1).await;
     let mut old = client(&reader, SHARED);
@@ -181,10 +199,13 @@ async fn a_snapshot_is_one_and_says_how_old_it_is() {
     assert_eq!((old.int(COUNT).await, old.session.snapshot_time()), (1, Some(seen)));
     old.run("COMMIT").await.unwrap();
     assert_eq!(old.int(COUNT).await, 3, "what is there is newer than it has to be");
-    // Nothing was committed meanwhile, and that is known.
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    clock.advance(Duration::from_secs(2));
     assert_eq!(eager.int(COUNT).await, 3);
-    assert!(eager.session.snapshot_age() < Duration::from_secs(2), "{:?}", eager.session.snapshot_age());
+    assert_eq!(
+        eager.session.snapshot_age(),
+        Duration::ZERO,
+        "a snapshot is as young as the check that found no newer commit"
+    );
     assert_eq!(client(&owner, SHARED).session.snapshot_age(), Duration::ZERO);
 }
 
@@ -281,9 +302,7 @@ async fn the_log_is_cut_under_it() {
         insert(&owner, OTHER, 3).await;
     }
     let logs = || async { rig.objects.list("logs", None).await.unwrap().names.len() };
-    while logs().await > 8 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until("the log is truncated", async || logs().await <= 8).await;
     assert_eq!(eager(&reader, SHARED).int(COUNT).await, 16);
     assert_eq!(looking.int(COUNT).await, 1, "what is open stays with what it has seen");
     looking.run("COMMIT").await.unwrap();
@@ -371,7 +390,7 @@ async fn what_it_looks_at_of_the_past_stays() {
             rig.store.always(StoreOperation::Put, Some(StoreFault::Fail(FailureKind::Refused)));
         }
         let mut looking = client(&reader, SHARED);
-        looking.session.set_as_of(Some(unix_ms()));
+        looking.session.set_as_of(Some(rig.clock.unix_ms()));
         assert_eq!(looking.int("SELECT count(*) FROM sqlite_schema").await, 1);
         let manifests = rig.objects.list("manifests", None).await.unwrap().names;
         let pins = manifests.iter().filter(|name| FateName::is_one(name)).count();
@@ -393,12 +412,13 @@ async fn what_it_looks_at_of_the_past_stays() {
 
 /// It is chosen, and collected before it is pinned.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_version_of_the_past_that_is_gone_is_not_opened() {
-    let rig = rig();
+async fn collected_version_is_not_opened() {
+    let clock = Arc::new(ManualClock::default());
+    let rig = rig_with_clock(clock.clone());
     let (owner, reader) = (rig.owner().await, rig.reader().await);
     insert(&owner, SHARED, 1).await;
     owner.flush().await.unwrap();
-    let then_ms = unix_ms();
+    let then_ms = rig.clock.unix_ms();
     rig.store.hold(StoreOperation::Put, true);
     let mut late = client(&reader, SHARED);
     late.session.set_as_of(Some(then_ms));
@@ -407,8 +427,7 @@ async fn a_version_of_the_past_that_is_gone_is_not_opened() {
         (late, opened)
     });
     rig.store.is_holding().await;
-    // In a millisecond of its own: times are told in milliseconds.
-    tokio::time::sleep(Duration::from_millis(3)).await;
+    clock.advance(Duration::from_millis(1));
     insert(&owner, SHARED, 1).await;
     owner.flush().await.unwrap();
     owner.collect().await.unwrap();
@@ -419,7 +438,7 @@ async fn a_version_of_the_past_that_is_gone_is_not_opened() {
     assert!(error.message().contains("has just been deleted"), "{error:?}");
     let error = late.run(COUNT).await.unwrap_err();
     assert!(error.message().contains("does not reach back"), "{error:?}");
-    late.session.set_as_of(Some(unix_ms()));
+    late.session.set_as_of(Some(rig.clock.unix_ms()));
     assert_eq!(late.int(COUNT).await, 2);
     late.close().await;
 }
@@ -453,7 +472,7 @@ async fn the_catalog_moves_on() {
     let (owner, reader) = (rig.owner().await, rig.reader().await);
     insert(&owner, SHARED, 2).await;
     owner.flush().await.unwrap();
-    let then_ms = unix_ms();
+    let then_ms = rig.clock.unix_ms();
     insert(&owner, SHARED, 2).await;
     let mut looking = eager(&reader, SHARED);
     assert_eq!(looking.int(COUNT).await, 4);
@@ -469,19 +488,25 @@ async fn the_catalog_moves_on() {
         .unwrap();
     let era = tells.await.unwrap();
     insert(&owner, SHARED, 1).await;
-    let mut waiting = Box::pin(looking.int(COUNT));
-    let early = tokio::time::timeout(Duration::from_millis(300), &mut waiting).await;
-    assert!(early.is_err(), "nobody is shown what was before the restore: {early:?}");
+    let before = rig.lookups.load(Ordering::Relaxed);
+    let waiting = tokio::spawn(async move {
+        let rows = looking.int(COUNT).await;
+        (looking, rows)
+    });
+    until("the reader polls the catalog", async || rig.lookups.load(Ordering::Relaxed) >= before + 10).await;
+    assert!(!waiting.is_finished(), "data from before the restore must not be returned");
     rig.catalog.lock().insert(id, Standing { era, durability: Durability::Shared });
-    assert_eq!(waiting.await, 3);
+    let (mut looking, rows) = waiting.await.unwrap();
+    assert_eq!(rows, 3);
     // Dropped.
     rig.catalog.lock().remove(&id);
     assert_eq!(looking.state(COUNT).await, sqlstate::DATABASE_DROPPED);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_local_partition_is_as_old_as_its_manifest() {
-    let rig = rig();
+async fn local_partition_is_as_old_as_its_manifest() {
+    let clock = Arc::new(ManualClock::default());
+    let rig = rig_with_clock(clock.clone());
     let (owner, reader) = (rig.owner().await, rig.reader().await);
     insert(&owner, LOCAL, 2).await;
     let mut looking = client(&reader, LOCAL);
@@ -490,19 +515,27 @@ async fn a_local_partition_is_as_old_as_its_manifest() {
     assert_eq!(error.state(), sqlstate::NOT_IN_PREREQUISITE_STATE, "{error:?}");
     assert!(format!("{error:?}").contains("SET fulmar.staleness"));
     owner.flush().await.unwrap();
-    // Once a second it is looked whether there is something.
-    tokio::time::sleep(Duration::from_millis(1100)).await;
+    assert_eq!(
+        looking.state(COUNT).await,
+        sqlstate::NOT_IN_PREREQUISITE_STATE,
+        "the store is checked for a newer manifest at most once a second"
+    );
+    clock.advance(Duration::from_millis(1100));
     assert_eq!(looking.int(COUNT).await, 2);
-    assert!(looking.session.snapshot_age() >= Duration::from_secs(1));
+    assert_eq!(looking.session.snapshot_age(), Duration::from_millis(1100));
     assert_eq!(eager(&reader, LOCAL).state(COUNT).await, sqlstate::NOT_IN_PREREQUISITE_STATE);
     insert(&owner, LOCAL, 1).await;
     owner.flush().await.unwrap();
-    assert_eq!(looking.int(COUNT).await, 2, "young enough");
-    tokio::time::sleep(Duration::from_millis(1100)).await;
+    assert_eq!(looking.int(COUNT).await, 2, "an open version within the staleness bound is used");
+    clock.advance(Duration::from_millis(1100));
     looking.session.set_staleness(Some(Duration::from_millis(1000)));
-    let _too_old_and_looked_for = looking.run(COUNT).await;
+    assert_eq!(
+        looking.state(COUNT).await,
+        sqlstate::NOT_IN_PREREQUISITE_STATE,
+        "a version beyond the staleness bound must be refused, even if it is the newest"
+    );
     looking.session.set_staleness(None);
-    assert_eq!(looking.int(COUNT).await, 3);
+    assert_eq!(looking.int(COUNT).await, 3, "the check must have opened the newest manifest");
     // From now on its commits are in the store.
     owner.set_durability(PartitionId(LOCAL), Durability::Shared, async { Ok(()) }).await.unwrap();
     rig.catalog.lock().get_mut(&PartitionId(LOCAL)).unwrap().durability = Durability::Shared;
@@ -514,6 +547,8 @@ async fn a_local_partition_is_as_old_as_its_manifest() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn snapshots_are_consistent_under_load() {
     const ACCOUNTS: i64 = 200;
+    const SNAPSHOTS: usize = 30;
+    const TRANSFERS: u64 = 200;
     let rig = rig();
     // So little memory that pages have to leave.
     let (owner, reader) = (rig.owner().await, rig.reader_with(32 << 20).await);
@@ -525,9 +560,10 @@ async fn snapshots_are_consistent_under_load() {
     setup.run(&fill).await.unwrap();
     setup.close().await;
     let over = Arc::new(AtomicBool::new(false));
+    let committed = Arc::new(AtomicU64::new(0));
     let mut writers = Vec::new();
     for number in 0..3i64 {
-        let (owner, over) = (owner.clone(), over.clone());
+        let (owner, over, committed) = (owner.clone(), over.clone(), committed.clone());
         writers.push(tokio::spawn(async move {
             let mut client = client(&owner, SHARED);
             let mut transfers = 0i64;
@@ -538,12 +574,14 @@ async fn snapshots_are_consistent_under_load() {
                      UPDATE account SET balance = balance + 1 WHERE id = {to}; COMMIT"
                 );
                 match client.run(&sql).await {
-                    Ok(_) => transfers += 1,
+                    Ok(_) => {
+                        transfers += 1;
+                        committed.fetch_add(1, Ordering::Relaxed);
+                    }
                     Err(_) => drop(client.run("ROLLBACK").await),
                 }
             }
             client.close().await;
-            transfers
         }));
     }
     let flushing = {
@@ -564,8 +602,7 @@ async fn snapshots_are_consistent_under_load() {
             let mut client = client(&reader, SHARED);
             client.session.set_staleness(Some(Duration::from_millis(number * 100)));
             let (mut consistent, mut newest) = (0, 0);
-            let deadline = tokio::time::Instant::now() + Duration::from_secs(6);
-            while tokio::time::Instant::now() < deadline {
+            while consistent < SNAPSHOTS {
                 let look = async {
                     client.run("BEGIN READ ONLY").await?;
                     let sums = client.run("SELECT sum(balance), count(*) FROM account").await?;
@@ -587,26 +624,23 @@ async fn snapshots_are_consistent_under_load() {
                     }
                 }
                 let seen = client.session.snapshot_time().unwrap_or_default();
-                assert!(seen >= newest, "time goes on");
+                assert!(seen >= newest, "snapshot times must not go back");
                 newest = seen;
             }
             let sound = client.value("PRAGMA integrity_check").await;
             assert_eq!(sound, Value::Text("ok".into()));
             client.close().await;
-            consistent
         }));
     }
     for one in readers {
-        let consistent = one.await.unwrap();
-        assert!(consistent > 10, "{consistent}");
+        within("a reader gets its snapshots", one).await.unwrap();
     }
+    until("the writers commit", async || committed.load(Ordering::Relaxed) >= TRANSFERS).await;
     over.store(true, Ordering::Relaxed);
     flushing.await.unwrap();
-    let mut transfers = 0;
     for writer in writers {
-        transfers += writer.await.unwrap();
+        writer.await.unwrap();
     }
-    assert!(transfers > 100, "{transfers}");
     // The very pages are the same.
     let hash = "SELECT hex(group_concat(id || ':' || balance || ':' || hex(pad), ',')) FROM (SELECT * FROM account ORDER BY id)";
     assert_eq!(eager(&reader, SHARED).value(hash).await, client(&owner, SHARED).value(hash).await);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::common::crashing::CrashingNode;
+use crate::common::until;
 use fulmar_engine::Value;
 use fulmar_pages::PartitionId;
 use fulmar_store::{FailureKind, Store, StoreFault, StoreOperation};
@@ -154,17 +155,12 @@ async fn an_open_partition_lets_merged_segments_go() {
         node.engine.compact_all().await.unwrap();
     }
     // What the last commits have replaced is held until the flusher comes by.
-    let they_are_gone = async {
-        loop {
-            node.engine.collect().await.unwrap();
-            let now = node.objects("segments").await;
-            if before.iter().all(|segment| !now.contains(segment)) {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+    let they_are_gone = async || {
+        node.engine.collect().await.unwrap();
+        let now = node.objects("segments").await;
+        before.iter().all(|segment| !now.contains(segment))
     };
-    tokio::time::timeout(Duration::from_secs(20), they_are_gone).await.unwrap();
+    until("the replaced segments are deleted", they_are_gone).await;
     node.check().await;
     session.close().await;
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::common::{Client, MEMORY};
+use crate::common::{Client, MEMORY, until};
 use fulmar_engine::*;
 use fulmar_pages::PartitionId;
 use fulmar_store::{Backend, FailureKind, FaultyStore, LogOptions, StoreFault, StoreOperation};
@@ -12,9 +12,7 @@ const RESERVE: u64 = 80 << 20;
 
 /// Waits until the engine has seen what the disk says.
 async fn seen(engine: &Engine, level: u64) {
-    while engine.statistics().disk_level != level {
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-    }
+    until("the engine has read the free space", async || engine.statistics().disk_level == level).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -109,9 +107,7 @@ async fn what_was_dropped_is_freed_at_once_where_space_is_short() {
     available.store(0, Ordering::Relaxed);
     seen(&engine, 2).await;
     engine.drop_partition(PartitionId(7)).await.unwrap();
-    while count() > 0 {
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-    }
+    until("the segment is deleted", async || count() == 0).await;
     engine.shutdown().await.unwrap();
 }
 
@@ -139,9 +135,7 @@ async fn a_full_log_is_told_until_it_has_room() {
     assert!(engine.health().log.full && engine.health().log.works);
     store.always(StoreOperation::Put, None);
     engine.flush().await.unwrap();
-    while !engine.accepts_commits() {
-        tokio::task::yield_now().await;
-    }
+    until("the log has room", async || engine.accepts_commits()).await;
     shop.run("INSERT INTO t VALUES (randomblob(3000))").await.unwrap();
     shop.close().await;
     engine.shutdown().await.unwrap();

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::{Client, start_when_free};
+use crate::common::{Client, start_when_free, until};
 use fulmar_engine::{Config, Engine, Space, Value};
 use fulmar_pages::PartitionId;
 use fulmar_store::{Backend, DiskCacheStatistics, Store, StoreOperation};
@@ -39,16 +39,6 @@ fn gets(engine: &Engine) -> u64 {
 
 fn counted(engine: &Engine) -> DiskCacheStatistics {
     engine.statistics().disk_cache.unwrap()
-}
-
-/// Looks again and again until what is done in the background is.
-async fn until(what: &str, done: impl Fn() -> bool) {
-    let wait = async {
-        while !done() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(30), wait).await.expect(what);
 }
 
 /// Some forty MiB, in one large transaction: no page of it is kept when it is written.
@@ -102,7 +92,7 @@ async fn what_was_evicted_comes_from_the_disk_and_so_does_all_after_a_restart() 
     engine.shutdown().await.unwrap();
     drop(engine);
     let engine = start(&directory, &store, 16 << 20).await;
-    until("files are taken over", || counted(&engine).entries >= counts.entries).await;
+    until("files are taken over", async || counted(&engine).entries >= counts.entries).await;
     let mut a = client(&engine);
     assert_eq!(scanned(&mut a).await, before);
     let counts = counted(&engine);
@@ -192,8 +182,8 @@ async fn the_disk_is_the_databases_first() {
     assert!(counted(&engine).bytes > 20 << 20, "{:?}", counted(&engine));
     // Somebody else takes so much that ninety MiB would be left without the cache, a hundred of which are to be.
     others.store((1 << 30) - (90 << 20), std::sync::atomic::Ordering::Relaxed);
-    until("it gives everything back", || counted(&engine).bytes == 0).await;
-    until("writers go on", || engine.statistics().disk_level == 0).await;
+    until("it gives everything back", async || counted(&engine).bytes == 0).await;
+    until("writers go on", async || engine.statistics().disk_level == 0).await;
     a.run("UPDATE t SET n = 1 WHERE id = 1").await.unwrap();
     a.close().await;
     engine.shutdown().await.unwrap();

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::common::{Client, start_when_free};
+use crate::common::{Client, start_when_free, until, within};
 use fulmar_engine::{Config, Engine, Value, sqlstate};
 use fulmar_pages::PartitionId;
 use fulmar_store::{Backend, Fault, FaultyFiles, LogOptions, Operation};
@@ -90,6 +90,13 @@ async fn set_up(engine: &Arc<Engine>) {
 /// A writer: its tenant, its task, what it has been told so far.
 type Writer = (u64, tokio::task::JoinHandle<()>, Arc<Mutex<Told>>);
 
+/// Waits until the writers have got so many further acknowledgements.
+async fn progress(writers: &[Writer], commits: usize) {
+    let acknowledged = || writers.iter().map(|(_, _, told)| told.lock().unwrap().yes.len()).sum::<usize>();
+    let before = acknowledged();
+    until("the writers commit", async || acknowledged() >= before + commits).await;
+}
+
 fn spawn_writers(engine: &Arc<Engine>, stop: &Arc<AtomicBool>, next: &Arc<AtomicI64>) -> Vec<Writer> {
     (0..WRITERS)
         .map(|writer| {
@@ -152,7 +159,7 @@ async fn a_power_cut_keeps_what_was_acknowledged() {
         }
         let stop = Arc::new(AtomicBool::new(false));
         let writers = spawn_writers(&engine, &stop, &next);
-        tokio::time::sleep(Duration::from_millis(20 + round * 7 % 60)).await;
+        progress(&writers, 20 + round as usize * 7 % 60).await;
         // Also in the middle of writes, of syncs and of the directory's changes.
         let after = files.power_cut(round);
         stop.store(true, Ordering::Release);
@@ -166,8 +173,6 @@ async fn a_power_cut_keeps_what_was_acknowledged() {
         }
         files = after;
     }
-    let acknowledged: usize = all.iter().map(|(_, told)| told.yes.len()).sum();
-    assert!(acknowledged > 20 * rounds as usize, "only {acknowledged} commits were acknowledged");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -184,16 +189,16 @@ async fn a_failed_log_write_is_answered_truthfully() {
         let stop = Arc::new(AtomicBool::new(false));
         let writers = spawn_writers(&engine, &stop, &next);
         for nth in 0..8 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            progress(&writers, 5).await;
+            let failures = || engine.statistics().log_failures;
+            let before = failures();
             files.fail_nth(operation, nth % 3 + 1, Fault::Io);
+            until("the log fails", async || failures() > before).await;
         }
-        tokio::time::sleep(Duration::from_millis(30)).await;
+        progress(&writers, 5).await;
         stop.store(true, Ordering::Release);
         for (tenant, writer, told) in writers {
-            tokio::time::timeout(Duration::from_secs(10), writer)
-                .await
-                .expect("a client waits for ever")
-                .unwrap();
+            within("every client gets an answer", writer).await.unwrap();
             let told = std::mem::take(&mut *told.lock().unwrap());
             all.push((tenant, told));
         }
@@ -205,11 +210,7 @@ async fn a_failed_log_write_is_answered_truthfully() {
         }
     }
     let refused: usize = all.iter().map(|(_, told)| told.no.len()).sum();
-    let acknowledged: usize = all.iter().map(|(_, told)| told.yes.len()).sum();
-    assert!(
-        engine.statistics().log_failures >= 4 && refused > 0 && acknowledged > 100,
-        "{refused} {acknowledged}"
-    );
+    assert!(refused > 0, "a failed log write must refuse a commit");
     // And the next process finds the same.
     let after = files.process_kill();
     drop(engine);
@@ -253,15 +254,8 @@ async fn a_full_disk_refuses_commits_and_keeps_answering() {
     assert_eq!(refused.state(), sqlstate::DISK_FULL, "{refused}");
     assert_eq!(a.int("SELECT count(*) FROM ledger").await, inserted);
     files.fail_while(Operation::Create, None);
-    let mut back = false;
-    for _ in 0..500 {
-        back = a.run("INSERT INTO ledger VALUES (-1, 0)").await.is_ok();
-        if back {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    assert!(back, "the disk has room again, but commits are still refused");
+    let commits = async || a.run("INSERT INTO ledger VALUES (-1, 0)").await.is_ok();
+    until("commits are accepted, now that the disk has room", commits).await;
     assert_eq!(a.int("SELECT count(*) FROM ledger").await, inserted + 1);
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::common::crashing::CrashingNode as Node;
+use crate::common::until;
 use fulmar_engine::Value;
 use fulmar_pages::PartitionId;
 use fulmar_store::{FailureKind, Store, StoreFault, StoreOperation, Uploads};
@@ -167,12 +168,8 @@ async fn a_flush_that_stumbles_over_its_own_manifest_goes_on() {
     node.engine.flush().await.unwrap();
     // The manifest that it found says where the pages lie: nothing is kept in memory for want of a place. (What was
     // replaced is freed when the flusher comes by.)
-    let everything_is_written = async {
-        while node.engine.statistics().memory_unwritten_bytes > 0 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(20), everything_is_written).await.unwrap();
+    let is_written = async || node.engine.statistics().memory_unwritten_bytes == 0;
+    until("every page is written", is_written).await;
     let node = node.holds(2).await;
     node.insert().await;
     node.engine.flush().await.unwrap();

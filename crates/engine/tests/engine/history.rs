@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::common::minutes::{DAY, HOUR, MINUTE, Node, SHOP, five_minutes};
+use crate::common::until;
 use fulmar_engine::{Error, TimeSource, sqlstate};
 use fulmar_pages::PartitionId;
 
@@ -150,18 +151,14 @@ async fn each_minute_of_a_day_stays_and_few_where_the_disk_is_nearly_full() {
     // The branches have pinned what they are made of.
     node.wait(5 * HOUR);
     node.available_bytes.store(0, Ordering::Relaxed);
-    while node.engine.statistics().disk_level == 0 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until("the disk counts as full", async || node.engine.statistics().disk_level > 0).await;
     node.engine.collect().await.unwrap();
     let left = points_of(&node).await;
     let tenth = |time_ms: &u64| (time_ms - 1) / (10 * MINUTE);
     let old: Vec<u64> = left.iter().filter(|time| *time + HOUR < node.clock.unix_ms()).map(tenth).collect();
     assert!(old.len() >= 5 && old.is_sorted_by(|a, b| a < b), "one in ten minutes: {left:?}");
     node.available_bytes.store(u64::MAX, Ordering::Relaxed);
-    while node.engine.statistics().disk_level > 0 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until("the disk has space again", async || node.engine.statistics().disk_level == 0).await;
     node.restore(left[0]).await.unwrap();
     assert!(node.rows(SHOP).await <= 2);
 }

@@ -1,16 +1,19 @@
 //! Hot pages: what a partition was working with is in memory again when it opens, and costs nobody anything.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::common::crashing::CrashingNode;
-use crate::common::{Client, Node, minutes};
+use crate::common::{Client, Node, minutes, until, within};
 use fulmar_engine::{Config, Engine, PartitionStatistics};
 use fulmar_pages::{HotPages, PartitionId};
-use fulmar_store::{Store, StoreFault, StoreOperation};
+use fulmar_store::{Store, StoreOperation};
 
 const SHOP: PartitionId = PartitionId(7);
 const OTHER: PartitionId = PartitionId(8);
+
+/// Lists of hot pages of [`SHOP`] in the store.
+const LISTS: &str = "manifests/0000000000000007/hot-";
 
 const TABLE: &str = "CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)";
 
@@ -33,14 +36,6 @@ async fn run(mut client: Client, sql: &[&str]) {
 
 fn counted(engine: &Engine, id: PartitionId) -> PartitionStatistics {
     engine.partition_statistics(id).unwrap()
-}
-
-async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !is_so() {
-        assert!(begun.elapsed() < Duration::from_secs(30), "{what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
 }
 
 /// Opens a partition, without asking for a page of its tables; answers a client that keeps it open.
@@ -87,7 +82,7 @@ async fn what_was_in_use_is_in_memory_before_anybody_asks() {
     let written = node.list(SHOP).pages.len() as u64;
     assert!(written > 900, "{written}");
     let client = open(node.client(SHOP.0)).await;
-    until("all of it is read", || node.warmed(SHOP) == written).await;
+    until("all of it is read", async || node.warmed(SHOP) == written).await;
     // Of this life some pages are in use only, and those are what the next one begins with.
     run(client, &[SOME, SOME]).await;
     assert_eq!(counted(&node.engine, SHOP).page_misses, 0);
@@ -95,7 +90,7 @@ async fn what_was_in_use_is_in_memory_before_anybody_asks() {
     let used = node.list(SHOP).pages.len() as u64;
     assert!((50..written / 2).contains(&used), "{used} of {written}");
     let client = open(node.client(SHOP.0)).await;
-    until("those are read", || node.warmed(SHOP) == used).await;
+    until("those are read", async || node.warmed(SHOP) == used).await;
     run(client, &[SOME]).await;
     assert_eq!(counted(&node.engine, SHOP).page_misses, 0);
     // A life that does the same writes nothing.
@@ -124,60 +119,56 @@ async fn an_idle_partition_leaves_its_list() {
         names.filter(|name| name.starts_with("hot-") && !name.contains('#')).collect::<Vec<_>>()
     };
     run(node.client(SHOP.0), &[TABLE, &rows(500)]).await;
-    until("it is closed and has a list", || lists().len() == 1).await;
+    until("it is closed and has a list", async || lists().len() == 1).await;
     let client = open(node.client(SHOP.0)).await;
-    until("its pages are in memory", || node.warmed(SHOP) > 200).await;
+    until("its pages are in memory", async || node.warmed(SHOP) > 200).await;
     let before = lists();
     drop((client, node));
     let engine = crate::common::start_when_free(config).await;
     assert_eq!(lists(), before);
     let node = Node { engine, directory: tempfile::tempdir().unwrap() };
     let _client = open(node.client(SHOP.0)).await;
-    until("they are again", || node.warmed(SHOP) > 200).await;
+    until("they are again", async || node.warmed(SHOP) > 200).await;
 }
 
-/// How long the first statement of a partition takes whose store takes its time for each read.
-async fn first_answer(node: &CrashingNode) -> Duration {
-    let mut client = node.client(SHOP.0);
-    let begun = Instant::now();
-    assert_eq!(client.int("SELECT length(v) FROM t WHERE id = 900").await, 1900);
-    let took = begun.elapsed();
-    client.close().await;
-    took
-}
-
-/// The store answers each read late. The first statement waits for its own only; and when the list's pages have come,
-/// whoever comes next waits for none.
+/// While a partition's hot pages are being read, a statement waits for the pages that it needs itself and for no others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slow_store_does_not_delay_the_first_statement() {
-    const DELAY: Duration = Duration::from_millis(800);
+async fn statements_do_not_wait_for_hot_pages() {
+    const ROW: &str = "SELECT length(v) FROM t WHERE id = 900";
     let node = CrashingNode::start(1 << 30, |_| ()).await;
     run(node.client(SHOP.0), &[TABLE, &rows(1000)]).await;
     node.engine.flush().await.unwrap();
-    let slow = |node: &CrashingNode, delay| {
-        node.store.always(StoreOperation::Get, delay);
-    };
-    let node = node.crash().await;
-    slow(&node, Some(StoreFault::Delay(DELAY)));
-    let without = first_answer(&node).await;
-    slow(&node, None);
     run(node.client(SHOP.0), &["SELECT count(*) FROM t WHERE length(v) = 1900"]).await;
     let node = node.restart().await;
-    slow(&node, Some(StoreFault::Delay(DELAY)));
-    let with = first_answer(&node).await;
-    assert!(with < without + DELAY / 2, "{with:?} with a list, {without:?} without");
-    until("its pages come", || counted(&node.engine, SHOP).pages_warmed > 450).await;
+    // The list of hot pages does not arrive, so none of them is read.
+    node.store.hold_under(StoreOperation::Get, LISTS);
+    let mut client = open(node.client(SHOP.0)).await;
+    within("the read of the list is held", node.store.is_holding()).await;
+    assert_eq!(within("the statement reads its own pages", client.int(ROW)).await, 1900);
+    assert_eq!(counted(&node.engine, SHOP).pages_warmed, 0);
+    node.store.hold(StoreOperation::Get, false);
+    until("the hot pages are in memory", async || counted(&node.engine, SHOP).pages_warmed > 450).await;
     let misses = counted(&node.engine, SHOP).page_misses;
-    run(node.client(SHOP.0), &["SELECT length(v) FROM t WHERE id = 100"]).await;
-    assert_eq!(counted(&node.engine, SHOP).page_misses, misses, "it waits for none");
-    // Nor does the node's end wait for what is being read.
-    slow(&node, None);
-    node.engine.shutdown().await.unwrap();
+    client.run("SELECT length(v) FROM t WHERE id = 100").await.unwrap();
+    assert_eq!(counted(&node.engine, SHOP).page_misses, misses, "a hot page must be in memory");
+    client.close().await;
+}
+
+/// The hot pages of a partition are still being read when the node stops.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn shutdown_does_not_wait_for_hot_pages() {
+    let node = CrashingNode::start(1 << 30, |_| ()).await;
+    run(node.client(SHOP.0), &[TABLE, &rows(1000)]).await;
+    let node = node.restart().await;
+    node.store.hold_under(StoreOperation::Get, LISTS);
+    open(node.client(SHOP.0)).await.close().await;
+    within("the read of the list is held", node.store.is_holding()).await;
+    within("the node stops", node.engine.shutdown()).await.unwrap();
 }
 
 /// A list that is damaged, of another partition, or of pages that do not exist.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_list_that_is_not_as_it_should_be_is_ignored() {
+async fn unreadable_list_is_ignored() {
     let node = filled().await;
     let list = node.list(SHOP);
     let file = node.lists(SHOP).remove(0);
@@ -190,9 +181,12 @@ async fn a_list_that_is_not_as_it_should_be_is_ignored() {
         // Only what is being opened reads it.
         std::fs::write(&file, bytes).unwrap();
         let mut client = open(node.client(SHOP.0)).await;
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        until("the warm-up ends", async || counted(&node.engine, SHOP).warmups_ended == 1).await;
         assert_eq!((client.int("SELECT count(*) FROM t").await, node.warmed(SHOP)), (2000, 0));
-        assert!(client.session.verify().await.unwrap().damage.is_empty(), "it is no damage of data");
+        assert!(
+            client.session.verify().await.unwrap().damage.is_empty(),
+            "a bad list is not damage of the data"
+        );
         client.close().await;
         // As in a crash: nobody writes another one.
         let Node { engine, directory } = node;
@@ -204,7 +198,7 @@ async fn a_list_that_is_not_as_it_should_be_is_ignored() {
     let pages = vec![1, 5, 6, u32::MAX, 5, 6, 100_000, 7];
     std::fs::write(&file, HotPages { pages, ..list }.encode()).unwrap();
     let mut client = open(node.client(SHOP.0)).await;
-    until("those that exist are read", || node.warmed(SHOP) == 3).await;
+    until("those that exist are read", async || node.warmed(SHOP) == 3).await;
     assert_eq!(client.int("SELECT count(*) FROM t").await, 2000);
     client.close().await;
 }
@@ -226,7 +220,7 @@ async fn drop_and_collection_leave_nothing_behind() {
     std::fs::create_dir(&late).unwrap();
     std::fs::copy(&file, late.join(file.file_name().unwrap())).unwrap();
     let client = open(node.client(SHOP.0)).await;
-    until("the newest counts", || node.warmed(SHOP) == shop.pages.len() as u64).await;
+    until("the newest counts", async || node.warmed(SHOP) == shop.pages.len() as u64).await;
     client.close().await;
     node.engine.collect().await.unwrap();
     assert_eq!((node.list(SHOP), node.list(OTHER), node.lists(gone)), (shop, other, Vec::new()));
@@ -260,14 +254,15 @@ async fn a_restore_does_without_the_list_of_before() {
     node.engine.shutdown().await.unwrap();
     node = node.crash().await;
     let _client = open(node.client(minutes::SHOP)).await;
-    until("there is one of the new epoch, which is read", || warmed(&node) > 0).await;
+    until("there is one of the new epoch, which is read", async || warmed(&node) > 0).await;
 }
 
 /// Where the memory is full nothing is evicted for pages that somebody may want.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn memory_that_is_full_is_left_alone() {
+async fn hot_pages_evict_nothing_when_memory_is_full() {
+    const MEMORY: u64 = 8 << 20;
     const ALL: &str = "SELECT count(*) FROM t WHERE length(v) = 1900";
-    let node = CrashingNode::start(8 << 20, |_| ()).await;
+    let node = CrashingNode::start(MEMORY, |_| ()).await;
     for (id, thousands) in [(SHOP, 1), (OTHER, 8)] {
         run(node.client(id.0), &[TABLE]).await;
         for _ in 0..thousands {
@@ -282,14 +277,13 @@ async fn memory_that_is_full_is_left_alone() {
     let mut other = node.client(OTHER.0);
     other.run(ALL).await.unwrap();
     let evicted = |id| counted(&node.engine, id).pages_evicted;
-    // Until the sweeper has done what it will do.
-    let mut before = u64::MAX;
-    while before != evicted(OTHER) {
-        before = evicted(OTHER);
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+    // The sweeper evicts until a 32nd of the memory is free.
+    let is_swept = async || node.engine.statistics().memory_bytes <= MEMORY - MEMORY / 32;
+    until("the sweeper has freed its share", is_swept).await;
+    let before = evicted(OTHER);
     let mut shop = open(node.client(SHOP.0)).await;
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    until("the warm-up ends", async || counted(&node.engine, SHOP).warmups_ended == 1).await;
+    until("the sweeper has freed its share", is_swept).await;
     let warmed = counted(&node.engine, SHOP).pages_warmed;
     assert!(warmed < 100, "{warmed} of some 500 pages");
     // What the opening itself needs, its table of pages, may cost the other one some.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::{Client, MEMORY};
+use crate::common::{Client, MEMORY, until};
 use fulmar_engine::{Config, Engine};
 use fulmar_pages::PartitionId;
 
@@ -11,14 +11,13 @@ fn client(engine: &Arc<Engine>, partition: u64) -> Client {
     Client { session: engine.session(PartitionId(partition)) }
 }
 
-/// Waits until the flusher has looked around: a partition that was used is closed.
-async fn look_around(engine: &Arc<Engine>) {
+/// Waits for a round of the flusher: a partition that was used is closed.
+async fn flusher_round(engine: &Arc<Engine>) {
     let mut visitor = client(engine, 2);
     visitor.run("CREATE TABLE IF NOT EXISTS t(v); INSERT INTO t VALUES (1)").await.unwrap();
     visitor.close().await;
-    while engine.partition_statistics(PartitionId(2)).unwrap().memory_bytes.is_some() {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    let is_closed = async || engine.partition_statistics(PartitionId(2)).unwrap().memory_bytes.is_none();
+    until("the unused partition is closed", is_closed).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -33,7 +32,7 @@ async fn a_silent_session_keeps_its_partition_open() {
     let mut silent = client(&engine, 1);
     silent.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v); INSERT INTO t(v) VALUES (1)").await.unwrap();
     for _ in 0..3 {
-        look_around(&engine).await;
+        flusher_round(&engine).await;
     }
     let mut other = client(&engine, 1);
     other.run("INSERT INTO t(v) VALUES (2)").await.unwrap();

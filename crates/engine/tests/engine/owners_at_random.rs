@@ -307,7 +307,7 @@ impl Schedule {
         let process = self.owner().process.clone();
         process.engine.flush().await.unwrap();
         // A restore's own version is of the millisecond after it.
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        self.world.advance(Duration::from_millis(2));
         let time_ms = process.engine.history(SHOP).await.unwrap().last().unwrap().time_unix_ms;
         let mut decided = None;
         let decide = async |era| {

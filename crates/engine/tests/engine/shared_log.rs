@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::{Client, start_when_free};
+use crate::common::{Client, start_when_free, until, within};
 use fulmar_engine::{Config, Engine, Error, NotChanged, sqlstate};
 use fulmar_pages::{Durability, PartitionId};
 use fulmar_store::{Backend, FailureKind, FaultyStore, Span, Store, StoreFault, StoreOperation};
@@ -282,8 +282,15 @@ async fn durability_changes_for_nobody_who_is_connected_and_not_by_half() {
     engine.set_durability(PartitionId(SHARED), Durability::Shared, silent).await.unwrap_err();
     assert_eq!(client(&engine, SHARED).state("SELECT 1 FROM t").await, sqlstate::IO_ERROR);
     // Nobody waits for an answer any more.
-    let never = engine.set_durability(PartitionId(SHARED), Durability::Shared, std::future::pending());
-    assert!(tokio::time::timeout(Duration::from_millis(10), never).await.is_err());
+    let (ask, is_asked) = tokio::sync::oneshot::channel();
+    let never = engine.set_durability(PartitionId(SHARED), Durability::Shared, async {
+        ask.send(()).unwrap();
+        std::future::pending().await
+    });
+    tokio::select! {
+        _ = never => panic!("the catalog has not answered"),
+        asked = within("the catalog is asked", is_asked) => asked.unwrap(),
+    }
     assert_eq!(client(&engine, SHARED).state("SELECT 1 FROM t").await, sqlstate::IO_ERROR);
     set(&engine, Durability::Shared).await.unwrap();
     assert_eq!(client(&engine, SHARED).int("SELECT count(*) FROM t").await, 2);
@@ -388,9 +395,7 @@ async fn a_store_that_does_not_answer_stops_only_who_needs_it() {
     rig.store.always(StoreOperation::Put, Some(StoreFault::Fail(FailureKind::Refused)));
     let mut doubtful = client(&engine, SHARED);
     let uncertain = tokio::spawn(async move { doubtful.run("INSERT INTO t(v) VALUES (2)").await });
-    while engine.health().shared_log.works {
-        tokio::task::yield_now().await;
-    }
+    until("the log is reported as failing", async || !engine.health().shared_log.works).await;
     assert!(engine.accepts_commits(), "those of others");
     assert_eq!(engine.statistics().shared_log_refuses, 1);
     assert_eq!(other.state("INSERT INTO t(v) VALUES (1)").await, sqlstate::IO_ERROR);
@@ -412,13 +417,8 @@ async fn a_node_ends_while_its_store_is_silent() {
     rig.store.always(StoreOperation::Put, Some(StoreFault::Fail(FailureKind::Unavailable)));
     let mut user = client(&engine, SHARED);
     let commit = tokio::spawn(async move { user.run("INSERT INTO t(v) VALUES ('in doubt')").await });
-    let noticed = async {
-        while engine.health().shared_log.works {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(20), noticed).await.unwrap();
-    let ended = tokio::time::timeout(Duration::from_secs(20), engine.shutdown()).await;
-    assert_eq!(ended.unwrap().unwrap_err().state(), sqlstate::IO_ERROR);
+    until("the log is reported as failing", async || !engine.health().shared_log.works).await;
+    let ended = within("the node stops", engine.shutdown()).await;
+    assert_eq!(ended.unwrap_err().state(), sqlstate::IO_ERROR);
     assert!(commit.await.unwrap().is_err());
 }

@@ -1,102 +1,124 @@
-//! A slow store: statements that wait for pages hold no thread, and nobody else waits with them.
+//! A slow store: a statement that waits for a page blocks no thread and no other session. The store holds its answers until the test
+//! releases them, so no result depends on time.
 
+use std::pin::pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
 
-use crate::common::{Client, start_when_free};
+use crate::common::{Client, PATIENCE, start_when_free, until, within};
 use fulmar_engine::{Config, Engine};
 use fulmar_pages::PartitionId;
-use fulmar_store::{Backend, FailureKind, FaultyStore, Store, StoreFault, StoreOperation};
+use fulmar_store::{Backend, FailureKind, FaultyStore, StoreFault, StoreOperation};
 
 const STATEMENTS: usize = 2000;
-const DELAY: Duration = Duration::from_millis(50);
 
 fn client(engine: &Arc<Engine>, partition: u64) -> Client {
     Client { session: engine.session(PartitionId(partition)) }
 }
 
-/// The same objects, but each read takes so long.
-fn slow(store: &Backend, delay: Duration) -> Arc<dyn Store> {
-    let slow = FaultyStore::new(Arc::new(store.clone()));
-    slow.always(StoreOperation::Get, Some(StoreFault::Delay(delay)));
-    Arc::new(slow)
+/// An engine on a store whose reads of pages can be held. It reads no page before a statement asks for it.
+struct Rig {
+    engine: Arc<Engine>,
+    store: FaultyStore,
+    _directory: tempfile::TempDir,
 }
 
-/// On ONE thread: a statement that blocked it would stop all others, and the time would be the sum.
-#[test]
-fn two_thousand_statements_wait_on_one_thread() {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
+impl Rig {
+    /// Partition 1 has been filled by `sql`, and none of its pages is in memory.
+    async fn with_cold_pages(sql: &str) -> Rig {
         let directory = tempfile::tempdir().unwrap();
-        let memory = Backend::memory();
-        let config = |delay| Config {
-            store: Some(slow(&memory, delay)),
-            ..Config::new(directory.path(), 1 << 30)
-        };
-        let engine = start_when_free(|| config(Duration::ZERO)).await;
+        let store = FaultyStore::new(Arc::new(Backend::memory()));
+        let config =
+            || Config { store: Some(Arc::new(store.clone())), ..Config::new(directory.path(), 1 << 30) };
+        let engine = start_when_free(config).await;
         let mut cold = client(&engine, 1);
-        cold.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)").await.unwrap();
-        cold.run("INSERT INTO t WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 6000) SELECT i, zeroblob(1000) FROM n").await.unwrap();
+        cold.run(sql).await.unwrap();
         cold.close().await;
         engine.shutdown().await.unwrap();
         drop(engine);
+        let engine = start_when_free(config).await;
+        store.hold_under(StoreOperation::Get, "manifests/0000000000000001/hot-");
+        let mut cold = client(&engine, 1);
+        cold.run("PRAGMA user_version").await.unwrap();
+        cold.close().await;
+        Rig { engine, store, _directory: directory }
+    }
 
-        let engine = start_when_free(|| config(DELAY)).await;
-        let mut warm = client(&engine, 2);
-        warm.run("CREATE TABLE t(id INTEGER PRIMARY KEY); INSERT INTO t VALUES (1)").await.unwrap();
-        warm.run("SELECT * FROM t").await.unwrap();
+    fn hold_pages(&self) {
+        self.store.hold_under(StoreOperation::Get, "segments/");
+    }
 
-        let started = Instant::now();
-        let waiting: Vec<_> = (0..STATEMENTS)
-            .map(|i| {
-                let mut client = client(&engine, 1);
-                tokio::spawn(async move { client.int(&format!("SELECT length(v) FROM t WHERE id = {}", i * 3 + 1)).await })
+    fn release(&self) {
+        self.store.hold(StoreOperation::Get, false);
+    }
+}
+
+/// On one thread, which a statement that blocks it would keep from all others, and from the test.
+async fn many_statements_wait() {
+    let rig = Rig::with_cold_pages(
+        "CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB); INSERT INTO t WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 6000) SELECT i, zeroblob(1000) FROM n",
+    )
+    .await;
+    let mut warm = client(&rig.engine, 2);
+    warm.run("CREATE TABLE t(id INTEGER PRIMARY KEY); INSERT INTO t VALUES (1)").await.unwrap();
+    rig.hold_pages();
+    let waiting = Arc::new(AtomicUsize::new(0));
+    let statements: Vec<_> = (0..STATEMENTS)
+        .map(|i| {
+            let (mut client, waiting) = (client(&rig.engine, 1), waiting.clone());
+            tokio::spawn(async move {
+                let sql = format!("SELECT length(v) FROM t WHERE id = {}", i * 3 + 1);
+                let mut length = pin!(client.int(&sql));
+                assert!(futures::poll!(length.as_mut()).is_pending(), "its page cannot have been read");
+                waiting.fetch_add(1, Ordering::Relaxed);
+                length.await
             })
-            .collect();
-        // Meanwhile another tenant's statements are answered: many of them in the time of one page.
-        let mut answered_meanwhile = 0;
-        while waiting.iter().any(|task| !task.is_finished()) {
-            warm.run("SELECT * FROM t").await.unwrap();
-            answered_meanwhile += 1;
-            tokio::task::yield_now().await;
-        }
-        for task in waiting {
-            assert_eq!(task.await.unwrap(), 1000);
-        }
-        // Each statement needs at least two cold pages in a row; one after the other they would take 200 s.
-        let one_by_one = DELAY * 2 * STATEMENTS as u32;
-        assert!(started.elapsed() < one_by_one / 10, "{:?}", started.elapsed());
-        assert!(answered_meanwhile > 100, "{answered_meanwhile}");
+        })
+        .collect();
+    until("all statements wait", async || waiting.load(Ordering::Relaxed) == STATEMENTS).await;
+    for _ in 0..100 {
+        warm.run("SELECT * FROM t").await.unwrap();
+        assert!(statements.iter().all(|statement| !statement.is_finished()));
+    }
+    rig.release();
+    for statement in statements {
+        assert_eq!(statement.await.unwrap(), 1000);
+    }
+}
+
+#[test]
+fn two_thousand_statements_wait_for_pages_on_one_thread() {
+    let (done, is_done) = mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(many_statements_wait());
+        done.send(()).unwrap();
     });
+    let waited = is_done.recv_timeout(PATIENCE);
+    assert_ne!(waited, Err(mpsc::RecvTimeoutError::Timeout), "a statement blocks its thread");
+    thread.join().unwrap();
 }
 
 #[tokio::test]
-async fn a_cancelled_statement_stops_waiting_for_its_page() {
-    const SLOW: Duration = Duration::from_secs(1);
-    let directory = tempfile::tempdir().unwrap();
-    let memory = Backend::memory();
-    let config =
-        |delay| Config { store: Some(slow(&memory, delay)), ..Config::new(directory.path(), 1 << 30) };
-    let engine = start_when_free(|| config(Duration::ZERO)).await;
-    let mut a = client(&engine, 1);
-    a.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB); INSERT INTO t VALUES (1, zeroblob(9000)), (2, zeroblob(9000))").await.unwrap();
-    a.close().await;
-    engine.shutdown().await.unwrap();
-    drop(engine);
-    let engine = start_when_free(|| config(SLOW)).await;
-    let mut a = client(&engine, 1);
-    a.run("PRAGMA user_version").await.unwrap();
+async fn cancelled_statement_stops_waiting_for_its_page() {
+    let rig = Rig::with_cold_pages(
+        "CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB); INSERT INTO t VALUES (1, zeroblob(9000)), (2, zeroblob(9000))",
+    )
+    .await;
+    let mut a = client(&rig.engine, 1);
+    rig.hold_pages();
     let canceller = a.session.canceller();
-    let running = tokio::spawn(async move {
-        let started = Instant::now();
-        let state = a.state("SELECT sum(length(v)) FROM t").await;
-        (a, state, started.elapsed())
-    });
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    canceller.cancel(fulmar_engine::CancelReason::User);
-    let (mut a, state, elapsed) = running.await.unwrap();
-    assert_eq!(state, fulmar_engine::sqlstate::QUERY_CANCELED);
-    assert!(elapsed < SLOW, "{elapsed:?}");
+    {
+        let mut running = pin!(a.state("SELECT sum(length(v)) FROM t"));
+        assert!(futures::poll!(running.as_mut()).is_pending());
+        canceller.cancel(fulmar_engine::CancelReason::User);
+        // The store still holds the page.
+        let state = within("the statement is cancelled", running).await;
+        assert_eq!(state, fulmar_engine::sqlstate::QUERY_CANCELED);
+    }
+    rig.release();
     assert_eq!(a.int("SELECT sum(length(v)) FROM t").await, 18000);
 }
 

@@ -2,11 +2,9 @@
 
 use std::time::Duration;
 
-use crate::common::{Client, MEMORY};
+use crate::common::{Client, MEMORY, PATIENCE, until};
 use fulmar_engine::*;
 use fulmar_pages::PartitionId;
-
-const PATIENCE: Duration = Duration::from_secs(20);
 
 struct Case {
     engine: std::sync::Arc<Engine>,
@@ -58,12 +56,8 @@ async fn who_lets_go_frees_memory_and_goes_on_unseen() {
     let before = case.engine.statistics().memory_bytes;
     case.expire().await;
     // The flusher's next look frees what was held.
-    let freed = async {
-        while case.engine.statistics().memory_bytes > before + 2 * 4096 {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, freed).await.expect("memory is still held");
+    let is_freed = async || case.engine.statistics().memory_bytes <= before + 2 * 4096;
+    until("the replaced pages are freed", is_freed).await;
     case.holder.run("UPDATE t SET n = n + 1 WHERE k = 1").await.unwrap();
     case.holder.run("COMMIT").await.unwrap();
     assert_eq!(case.numbers().await, integers(&[11, 109]));
@@ -189,12 +183,8 @@ async fn who_waits_for_a_row_lets_go_too() {
     });
     let before = case.engine.statistics().memory_bytes;
     case.expire().await;
-    let freed = async {
-        while case.engine.statistics().memory_bytes > before + 4 * 4096 {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, freed).await.expect("memory is still held");
+    let is_freed = async || case.engine.statistics().memory_bytes <= before + 4 * 4096;
+    until("the replaced pages are freed", is_freed).await;
     assert!(!waiting.is_finished());
     case.holder.run("COMMIT").await.unwrap();
     assert_eq!(waiting.await.unwrap(), integers(&[50]));

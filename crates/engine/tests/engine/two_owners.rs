@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::common::Client;
+use crate::common::{Client, until, within};
 use fulmar_engine::{Config, Engine, Era, SystemTime, TimeSource, Value, sqlstate};
 use fulmar_pages::{Manifest, PartitionId, SegmentId};
-use fulmar_store::{Backend, FaultyStore, PageStore, StoreFault, StoreOperation};
+use fulmar_store::{Backend, FaultyStore, PageStore, StoreOperation};
 use hashbrown::HashMap;
 
 pub const SHOP: PartitionId = PartitionId(7);
@@ -50,6 +50,10 @@ pub struct Process {
 impl World {
     pub fn new(retention: Duration) -> World {
         World { objects: Backend::memory(), retention, eras: HashMap::new(), clock: Arc::default() }
+    }
+
+    pub fn advance(&self, by: Duration) {
+        self.clock.ahead_ms.fetch_add(by.as_millis() as u64, Ordering::Relaxed);
     }
 
     pub async fn start(&self) -> Process {
@@ -170,15 +174,15 @@ async fn what_earlier_owners_have_left_goes_in_an_hour() {
     let of_second = left(&second).await;
     second.engine.collect().await.unwrap();
     assert!(is_there(&second, of_first).await && !is_there(&second, of_second).await);
-    world.clock.ahead_ms.fetch_add(2_400_000, Ordering::Relaxed);
+    world.advance(Duration::from_millis(2_400_000));
     second.engine.collect().await.unwrap();
     assert!(is_there(&second, of_first).await);
     second.engine.shutdown().await.unwrap();
     let third = world.start().await;
-    world.clock.ahead_ms.fetch_add(1_100_000, Ordering::Relaxed);
+    world.advance(Duration::from_millis(1_100_000));
     third.engine.collect().await.unwrap();
     assert!(is_there(&third, of_first).await);
-    world.clock.ahead_ms.fetch_add(200_000, Ordering::Relaxed);
+    world.advance(Duration::from_millis(200_000));
     third.engine.collect().await.unwrap();
     assert!(!is_there(&third, of_first).await);
     let of_third = left(&third).await;
@@ -207,22 +211,21 @@ async fn who_does_not_own_the_store_any_more_deletes_nothing() {
 
 /// A flush of an earlier owner has stored its segment when the next one collects, and its manifest comes after that.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_segment_that_is_about_to_be_named_stays() {
+async fn segment_whose_manifest_is_not_stored_yet_is_not_collected() {
     let world = World::new(Duration::ZERO);
     let zombie = shop(&world).await;
     zombie.run("INSERT INTO t VALUES (2, randomblob(3000))").await.unwrap();
     let manifests = zombie.pages().list_manifests(None).await.unwrap().len();
-    zombie.store.always(StoreOperation::Put, Some(StoreFault::Delay(Duration::from_secs(2))));
+    zombie.store.hold_under(StoreOperation::Put, "manifests/");
     let engine = zombie.engine.clone();
     let flushing = tokio::spawn(async move { engine.flush().await });
-    while zombie.pages().list_segments().await.unwrap().len() < 2 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    // It has looked whether the store is its own, and the manifest is on its way.
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    // The zombie has checked that it owns the store, and stored the segment.
+    within("the put of the manifest is held", zombie.store.is_holding()).await;
     let owner = world.start().await;
-    assert_eq!(owner.pages().list_manifests(None).await.unwrap().len(), manifests, "it is not there yet");
+    assert_eq!(owner.pages().list_segments().await.unwrap().len(), 2);
+    assert_eq!(owner.pages().list_manifests(None).await.unwrap().len(), manifests);
     owner.engine.collect().await.unwrap();
+    zombie.store.hold(StoreOperation::Put, false);
     flushing.await.unwrap().unwrap();
     owner.engine.collect().await.unwrap();
     assert_eq!(owner.rows(SHOP).await, [1, 2].into());
@@ -238,8 +241,8 @@ async fn what_is_branched_from_stays_and_what_is_condemned_is_not_branched_from(
     let zombie = shop(&world).await;
     let time_ms = zombie.engine.history(SHOP).await.unwrap()[0].time_unix_ms;
     let name = zombie.pages().list_manifests(None).await.unwrap()[0];
-    // In a millisecond of its own: times are told in milliseconds.
-    tokio::time::sleep(Duration::from_millis(3)).await;
+    // History has a resolution of a millisecond.
+    world.advance(Duration::from_millis(1));
     zombie.run("INSERT OR REPLACE INTO t VALUES (1, randomblob(3000))").await.unwrap();
     zombie.engine.flush().await.unwrap();
     let owner = world.start().await;
@@ -269,9 +272,9 @@ async fn a_collection_that_is_held_takes_nothing_from_the_next_owner() {
     let engine = zombie.engine.clone();
     let collecting = tokio::spawn(async move { engine.collect().await });
     // The first one is condemned: it has looked whose the store is.
-    while zombie.pages().list_partitions(None).await.unwrap().fates.is_empty() {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let is_condemned = async || !zombie.pages().list_partitions(None).await.unwrap().fates.is_empty();
+    until("a manifest is condemned", is_condemned).await;
+    within("the deletion is held", zombie.store.is_holding()).await;
     let owner = world.start().await;
     let manifests = owner.pages().list_manifests(None).await.unwrap().len();
     assert!(manifests > 1, "something is to be deleted");

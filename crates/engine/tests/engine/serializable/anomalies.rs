@@ -7,7 +7,7 @@ use fulmar_engine::{Result, Row, RowSink, Scope, TransactionStatus, Value, sqlst
 use fulmar_pages::PartitionId;
 use tokio::runtime::Handle;
 
-use crate::common::{Client, Node, Rows};
+use crate::common::{Client, Node, Rows, within};
 
 /// Runs the rest of a transaction. Answers whether it committed; the only error that may come is 40001.
 async fn committed(client: &mut Client, rest: &str) -> bool {
@@ -250,8 +250,7 @@ async fn a_turn_and_a_row_do_not_wait_for_each_other() {
     let both = async {
         (committed(&mut row, "UPDATE accounts SET n = n + 1 WHERE id = 1").await, waiting.await.unwrap())
     };
-    let ended = tokio::time::timeout(std::time::Duration::from_secs(10), both).await;
-    assert_eq!(ended.expect("they wait for each other"), (true, true));
+    assert_eq!(within("turn and row are released", both).await, (true, true));
     assert_eq!(row.int("SELECT n FROM accounts WHERE id = 1").await, 2);
 }
 
@@ -274,8 +273,7 @@ async fn for_update_of_many_rows_and_of_one_do_not_wait_for_each_other() {
             waiting.await.unwrap(),
         )
     };
-    let ended = tokio::time::timeout(std::time::Duration::from_secs(10), both).await;
-    let (read, first, second) = ended.expect("they wait for each other");
+    let (read, first, second) = within("the rows are released", both).await;
     assert!(read && (first || second));
     let sum = i64::from(first) + i64::from(second);
     assert_eq!(one.int("SELECT n FROM accounts WHERE id = 1").await, sum);

@@ -8,13 +8,11 @@ use fulmar_engine::{Error, Scope, Value, sqlstate};
 
 use super::history::{Event, History, Transaction};
 use super::schedule::{Form, KEYS, Kind, Plan, Step, sessions};
-use crate::common::{Client, Node, Rows};
+use crate::common::{Client, Node, PATIENCE, Rows};
 use crate::seeds::Random;
 
 /// Longer than a client may be silent before its turn is passed on.
 const LONG_SILENCE: Duration = Duration::from_millis(12);
-/// A schedule that takes this long hangs: it has a few dozen statements.
-const HANGS_AFTER: Duration = Duration::from_secs(20);
 
 const SCHEMA: &str = "
     CREATE TABLE texts(k INTEGER PRIMARY KEY, v TEXT NOT NULL);
@@ -66,7 +64,7 @@ pub async fn run(node: &Node, partition: u64, seed: u64) -> History {
             end.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
         }
     };
-    if tokio::time::timeout(HANGS_AFTER, all).await.is_err() {
+    if tokio::time::timeout(PATIENCE, all).await.is_err() {
         let done = std::mem::take(&mut *shared.done.lock().unwrap());
         let so_far = History { transactions: done, last: Vec::new() }.describe();
         panic!("seed {seed} hangs; the schedule is\n{text}\nand what has ended is\n{so_far}");

@@ -15,6 +15,7 @@ mod worker;
 
 use std::collections::HashSet;
 use std::future::Future;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -23,14 +24,11 @@ use fulmar_engine::{CancelReason, Config, Engine, Result, Value, sqlstate};
 use fulmar_pages::PartitionId;
 use worker::{Account, PAD, Worker, make_tables};
 
-use crate::common::{Client, MEMORY, Node, start_when_free};
+use crate::common::{Client, MEMORY, Node, start_when_free, within};
 use crate::seeds::{self, Random};
 
 const SESSIONS: u64 = 6;
 const TRANSACTIONS: u64 = 12;
-/// A round has some seventy transactions; one that takes this long hangs.
-const HANGS_AFTER: Duration = Duration::from_secs(60);
-
 /// What must hold whenever nothing runs.
 async fn check(engine: &Arc<Engine>, accounts: &[Account], when: &str) {
     let mut client = Client { session: engine.session(PartitionId(1)) };
@@ -71,13 +69,6 @@ async fn check(engine: &Arc<Engine>, accounts: &[Account], when: &str) {
         .await
         .unwrap_or_else(|e| panic!("{when}: {e}"));
     client.close().await;
-}
-
-async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(HANGS_AFTER, future).await {
-        Ok(value) => value,
-        Err(_) => panic!("{what} hangs"),
-    }
 }
 
 /// Flushes while the sessions work, again and again until told to stop.
@@ -148,9 +139,24 @@ async fn growing_freeing_spilling_and_rolling_back_keeps_the_file_whole() {
 const SLOW: &str = "WITH RECURSIVE i(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM i WHERE x < 3000000) \
     INSERT INTO stock(owner, n) SELECT 0, count(*) FROM i";
 
+/// A node whose statements yield at every second check, so that a test can stop them at a certain point.
+async fn node_that_yields() -> Node {
+    let directory = tempfile::tempdir().unwrap();
+    let config = Config { time_slice: Duration::ZERO, ..Config::new(directory.path(), MEMORY) };
+    Node { engine: Engine::start(config).await.unwrap(), directory }
+}
+
+/// Polls a future that stays pending so often, whoever wakes it.
+async fn poll_pending<T>(times: u64, mut future: Pin<&mut impl Future<Output = T>>) {
+    for _ in 0..times {
+        assert!(futures::poll!(future.as_mut()).is_pending(), "the statement needs more polls");
+        tokio::task::yield_now().await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_statement_that_is_dropped_midway_leaves_the_partition_usable() {
-    let node = Node::start().await;
+async fn statement_dropped_midway_leaves_the_partition_usable() {
+    let node = node_that_yields().await;
     let (mut a, mut b) = (node.client(1), node.client(1));
     make_tables(&mut a).await;
     for round in 0..60u64 {
@@ -160,8 +166,7 @@ async fn a_statement_that_is_dropped_midway_leaves_the_partition_usable() {
         if round % 3 == 1 {
             a.run("SELECT n FROM stock WHERE id = 1 FOR UPDATE").await.unwrap();
         }
-        let dropped = tokio::time::timeout(Duration::from_micros(1 << (round % 13)), a.run(SLOW)).await;
-        assert!(dropped.is_err(), "the statement was meant to be slower");
+        poll_pending(1 + 8 * (round % 13), pin!(a.run(SLOW))).await;
         // Turn, row lock and connection are free again, for this session and for others.
         let others =
             b.run("UPDATE stock SET n = n WHERE id = 1; INSERT INTO ledger0(n, count) VALUES (1, 1)");
@@ -175,29 +180,24 @@ async fn a_statement_that_is_dropped_midway_leaves_the_partition_usable() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cancelled_statement_costs_its_transaction_nothing_before_the_savepoint() {
-    let node = Node::start().await;
+async fn cancelled_statement_keeps_what_its_transaction_did_before_the_savepoint() {
+    let node = node_that_yields().await;
     let mut a = node.client(1);
     make_tables(&mut a).await;
     for round in 0..10 {
         a.run("BEGIN; INSERT INTO ledger0(n, count) VALUES (1, 1); SAVEPOINT s").await.unwrap();
         let canceller = a.session.canceller();
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = stop.clone();
-        let cancels = tokio::spawn(async move {
-            while !stopped.load(Ordering::Relaxed) {
-                tokio::time::sleep(Duration::from_millis(3)).await;
-                canceller.cancel(CancelReason::User);
-            }
-        });
-        let error = a.run(SLOW).await.expect_err("the statement was meant to be cancelled");
-        assert_eq!(error.state(), sqlstate::QUERY_CANCELED);
-        stop.store(true, Ordering::Relaxed);
-        cancels.await.unwrap();
+        {
+            let mut slow = pin!(a.run(SLOW));
+            poll_pending(10 + 10 * round, slow.as_mut()).await;
+            canceller.cancel(CancelReason::User);
+            let error = within("the statement is cancelled", slow).await.unwrap_err();
+            assert_eq!(error.state(), sqlstate::QUERY_CANCELED);
+        }
         assert_eq!(a.state("SELECT 1").await, sqlstate::IN_FAILED_TRANSACTION);
         a.run("ROLLBACK TO s; INSERT INTO ledger1(n, count) VALUES (1, 1); COMMIT").await.unwrap();
         let sql = "SELECT (SELECT count(*) FROM ledger0) + (SELECT count(*) FROM ledger1)";
-        assert_eq!(a.int(sql).await, 2 * (round + 1));
+        assert_eq!(a.int(sql).await, 2 * (round as i64 + 1));
     }
     assert_eq!(a.int("SELECT count(*) FROM stock").await, 0);
 }
