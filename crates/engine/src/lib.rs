@@ -77,7 +77,10 @@ pub use branch::Era;
 pub use cancel::{CancelReason, Canceller};
 pub use clock::{SystemTime, TimeSource};
 pub use disk::{Space, SpaceSource};
-pub use engine::{Config, Engine, EngineStatistics, PartitionStatistics};
+pub use engine::{
+    Config, DEFAULT_STATEMENT_BYTES, Engine, EngineStatistics, MAX_STATEMENT_BYTES, MIN_STATEMENT_BYTES,
+    PartitionStatistics,
+};
 pub use error::{Error, Result, sqlstate};
 pub use export::Export;
 pub use health::{Health, LogHealth, Recovery};
@@ -87,7 +90,7 @@ pub use limits::TransactionLimits;
 pub use partition::SnapshotBounds;
 pub use places::NotChanged;
 pub use procedure::{CREATE_TABLE as CREATE_PROCEDURES, Definition, TABLE as PROCEDURES};
-pub use session::Session;
+pub use session::{Session, statement_too_long};
 pub use statement::{
     ColumnInfo, CommandTag, Completion, Known, ParameterInfo, Row, RowSink, STALE_PLAN, Scope, Statement,
     StatementKind, TransactionStatus,

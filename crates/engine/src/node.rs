@@ -30,6 +30,8 @@ pub(crate) struct Node {
     pub memory: Arc<MemoryBudget>,
     /// Its budget is of all that the process takes.
     pub whole_process: bool,
+    /// The longest SQL text of one statement.
+    pub max_statement_bytes: usize,
     pub heap: Arc<Heap>,
     pub cache: Cache,
     pub disk: Disk,

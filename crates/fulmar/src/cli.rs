@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use fulmar_engine::{MAX_STATEMENT_BYTES, MIN_STATEMENT_BYTES};
 use fulmar_store::StoreUrl;
 use fulmar_workload::compare::{CompareArgs, StoreArgs, Suite, cases};
 use fulmar_workload::figure::FigureArgs;
@@ -127,6 +128,9 @@ pub struct StartArgs {
     /// Address space of a statement's stack. A statement that needs more than a sixteenth of it gets SQLSTATE 54001. At least 4MiB
     #[arg(long, value_name = "BYTES", default_value = "16MiB", hide = true)]
     pub statement_stack: Bytes,
+    /// The longest SQL text of one statement, 64KiB to 16MiB. A script of many statements may be longer
+    #[arg(long, value_name = "BYTES", default_value = "1MiB", value_parser = statement_size)]
+    pub max_statement_size: Bytes,
     /// Certificate chain, PEM; clients may then use TLS. Read again when it changes, and on SIGHUP
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
@@ -148,6 +152,16 @@ pub struct StartArgs {
     /// What is logged: error, warn, info, debug, trace, or as in fulmar_gateway=debug,info
     #[arg(long, env = "RUST_LOG", default_value = "info", value_name = "LEVEL")]
     pub log_level: String,
+}
+
+/// A size that the engine accepts for statements.
+fn statement_size(text: &str) -> Result<Bytes, String> {
+    let size: Bytes = text.parse()?;
+    let (least, most) = (Bytes(MIN_STATEMENT_BYTES as u64), Bytes(MAX_STATEMENT_BYTES as u64));
+    match (least..=most).contains(&size) {
+        true => Ok(size),
+        false => Err(format!("must be between {least} and {most}")),
+    }
 }
 
 /// How logs are written.
@@ -417,7 +431,11 @@ mod tests {
             panic!("not start");
         };
         assert_eq!((start.memory, start.insecure, start.http.port()), (Some(Bytes(256 << 20)), true, 2));
-        assert_eq!(start.slow_statement, 1000);
+        assert_eq!((start.slow_statement, start.max_statement_size), (1000, Bytes(1 << 20)));
+        for size in ["63KiB", "17MiB", "x"] {
+            let refused = Cli::try_parse_from(line.split_whitespace().chain(["--max-statement-size", size]));
+            assert!(refused.is_err(), "{size}");
+        }
         let refused =
             ["fulmar start --data d", "fulmar start --data d --sql 127.0.0.1:1 --http h:1 --tls-cert c"];
         for line in refused {

@@ -22,6 +22,7 @@ use parking_lot::Mutex;
 pub(crate) use errors::sqlite_error;
 pub(crate) use statements::{BEGIN, COMMIT, Columns, Prepared, ROLLBACK, Run, Step};
 
+use crate::engine::MAX_STATEMENT_BYTES;
 use crate::fiber::{self, Fiber};
 use crate::partition::Partition;
 use crate::procedure::Known;
@@ -55,7 +56,8 @@ const SETTINGS: &CStr = c"PRAGMA page_size=4096; PRAGMA mmap_size=1073741824; PR
 /// Limits that keep the stack of a fiber within bounds, and lengths within reason.
 const LIMITS: [(c_int, c_int); 7] = [
     (ffi::SQLITE_LIMIT_LENGTH, 256 << 20),
-    (ffi::SQLITE_LIMIT_SQL_LENGTH, 16 << 20),
+    // Of the schema's texts too. Statements keep to the node's limit before they come here.
+    (ffi::SQLITE_LIMIT_SQL_LENGTH, MAX_STATEMENT_BYTES as c_int),
     (ffi::SQLITE_LIMIT_EXPR_DEPTH, 200),
     (ffi::SQLITE_LIMIT_COMPOUND_SELECT, 50),
     (ffi::SQLITE_LIMIT_LIKE_PATTERN_LENGTH, 500),

@@ -8,6 +8,7 @@ use libsqlite3_sys as ffi;
 
 use super::Connection;
 use crate::fiber::offload::OFFLOAD_BYTES;
+use crate::session::statement_too_long;
 use crate::statement::{Nowhere, Row, RowSink};
 use crate::value::{Value, ValueRef};
 use crate::{Error, Result, sqlstate};
@@ -137,7 +138,8 @@ impl Connection {
             let columns = Vec::new();
             return Ok(Prepared { length, empty: true, read_only: true, explain: 0, parameters: 0, columns });
         }
-        // SAFETY: a valid statement; names are copied at once.
+        let columns = declared_columns(raw)?;
+        // SAFETY: a valid statement.
         let prepared = unsafe {
             Prepared {
                 length,
@@ -145,7 +147,7 @@ impl Connection {
                 read_only: ffi::sqlite3_stmt_readonly(raw) != 0,
                 explain: ffi::sqlite3_stmt_isexplain(raw),
                 parameters: handle.numbers.iter().copied().max().unwrap_or(0) as usize,
-                columns: declared_columns(raw),
+                columns,
             }
         };
         self.statements.insert(id, handle);
@@ -154,29 +156,38 @@ impl Connection {
 
     /// Names and declared types of the columns of tables; on the fiber.
     pub(crate) fn columns_here(&mut self, tables: &[String]) -> Vec<Columns> {
-        let mut columns = Vec::new();
-        for table in tables {
+        let mut columns: Vec<Columns> = Vec::new();
+        let mut bytes = 0;
+        for (number, table) in tables.iter().enumerate() {
+            if bytes > NAME_BYTES {
+                break;
+            }
+            if tables[..number].contains(table) {
+                continue;
+            }
             let sql = format!("SELECT * FROM \"{}\" LIMIT 0", table.replace('"', "\"\""));
             // Names of common table expressions are no tables; they tell nothing.
             let Ok((raw, _)) = self.prepare_raw(&sql) else { continue };
             let handle = Handle::without_parameters(raw);
-            columns.push(declared_columns(handle.raw));
+            let Ok(of_table) = declared_columns(handle.raw) else { continue };
+            bytes += of_table.iter().map(|(name, _)| name.len()).sum::<usize>();
+            columns.push(of_table);
         }
         columns
     }
 
     pub(super) fn prepare_raw(&mut self, sql: &str) -> Result<(*mut ffi::sqlite3_stmt, usize)> {
+        let limit_bytes = self.link.partition.node.max_statement_bytes;
+        if sql.len() > limit_bytes {
+            return Err(statement_too_long(limit_bytes));
+        }
         let _noted = self.link.note_text(sql);
         if sql.len() > OFFLOAD_BYTES {
             self.link.offload();
         }
         let mut raw = ptr::null_mut();
         let mut tail = ptr::null();
-        let start = sql.as_ptr().cast();
-        let length = c_int::try_from(sql.len()).map_err(|_| {
-            Error::new(sqlstate::PROGRAM_LIMIT, "the statement is too long")
-                .hint("pass large values as parameters")
-        })?;
+        let (start, length) = (sql.as_ptr().cast(), sql.len() as c_int);
         // SAFETY: the text is `length` bytes long; SQLite copies it.
         let code = unsafe {
             let flags = ffi::SQLITE_PREPARE_PERSISTENT;
@@ -329,21 +340,30 @@ impl Connection {
     }
 }
 
+/// Bytes of the names of a statement's columns, each of which may be the longest name of a table.
+const NAME_BYTES: usize = 1 << 20;
+
 /// Names and declared types of a statement's columns.
-fn declared_columns(raw: *mut ffi::sqlite3_stmt) -> Columns {
+fn declared_columns(raw: *mut ffi::sqlite3_stmt) -> Result<Columns> {
+    let mut columns = Columns::new();
+    let mut left_bytes = NAME_BYTES;
     // SAFETY: a valid statement; names are copied at once.
     unsafe {
         let text = |pointer: *const std::ffi::c_char| {
             (!pointer.is_null()).then(|| CStr::from_ptr(pointer).to_string_lossy().into_owned())
         };
-        let column = |i| {
-            (
-                text(ffi::sqlite3_column_name(raw, i)).unwrap_or_default(),
-                text(ffi::sqlite3_column_decltype(raw, i)),
-            )
-        };
-        (0..ffi::sqlite3_column_count(raw)).map(column).collect()
+        for column in 0..ffi::sqlite3_column_count(raw) {
+            let name = text(ffi::sqlite3_column_name(raw, column)).unwrap_or_default();
+            let declared = text(ffi::sqlite3_column_decltype(raw, column));
+            let bytes = name.len() + declared.as_ref().map_or(0, String::len);
+            left_bytes = left_bytes.checked_sub(bytes).ok_or_else(|| {
+                let message = format!("the column names of a result exceed {NAME_BYTES} bytes");
+                Error::new(sqlstate::PROGRAM_LIMIT, message).hint("Name the columns with AS.")
+            })?;
+            columns.push((name, declared));
+        }
     }
+    Ok(columns)
 }
 
 fn plan_changed() -> Error {

@@ -18,6 +18,13 @@ use crate::history::{self, RetentionSource};
 use crate::partition::SnapshotBounds;
 use crate::slice::DEFAULT_TIME_SLICE;
 
+/// The longest SQL text of one statement, in bytes, unless something else is configured.
+pub const DEFAULT_STATEMENT_BYTES: usize = 1 << 20;
+/// The least that can be configured.
+pub const MIN_STATEMENT_BYTES: usize = 64 << 10;
+/// The most that can be configured: SQLite's own limit, within which it must read the schema whatever is configured.
+pub const MAX_STATEMENT_BYTES: usize = 16 << 20;
+
 /// How an engine is set up. [`Config::new`] gives what a node on a machine of its own wants; the rest is for tests.
 pub struct Config {
     /// Where log, store and temporary files live.
@@ -26,6 +33,8 @@ pub struct Config {
     pub memory_bytes: u64,
     /// Whether it is one for all that the process takes: pages get what others leave of it, at least half.
     pub whole_process: bool,
+    /// The longest SQL text of one statement, in bytes; within [`MIN_STATEMENT_BYTES`] and [`MAX_STATEMENT_BYTES`].
+    pub max_statement_bytes: usize,
     /// The partitions that exist, as the catalog has them; what the log holds of others is passed over. `None`: all.
     pub live: Option<HashSet<PartitionId>>,
     /// Of those that were restored: where they stand since.
@@ -84,6 +93,7 @@ impl Config {
             data: data.into(),
             memory_bytes,
             whole_process: false,
+            max_statement_bytes: DEFAULT_STATEMENT_BYTES,
             live: None,
             eras: HashMap::new(),
             retention: history::a_day(),

@@ -16,7 +16,7 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 
-pub use config::Config;
+pub use config::{Config, DEFAULT_STATEMENT_BYTES, MAX_STATEMENT_BYTES, MIN_STATEMENT_BYTES};
 pub use statistics::{EngineStatistics, PartitionStatistics};
 
 use crate::beside::Beside;
@@ -148,6 +148,11 @@ impl Engine {
     /// What the start has read.
     pub fn recovery(&self) -> Recovery {
         self.recovery
+    }
+
+    /// The longest SQL text of one statement, in bytes.
+    pub fn max_statement_bytes(&self) -> usize {
+        self.node.max_statement_bytes
     }
 
     pub(crate) fn node(&self) -> &Arc<Node> {

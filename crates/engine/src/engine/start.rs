@@ -15,7 +15,7 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 use tokio::sync::{OnceCell, RwLock};
 
-use super::{Config, Engine};
+use super::{Config, Engine, MAX_STATEMENT_BYTES, MIN_STATEMENT_BYTES};
 use crate::beside::{self, Beside};
 use crate::cache::{self, Cache};
 use crate::clock::Clock;
@@ -99,6 +99,9 @@ impl Engine {
                 spill: SpillArea::new(&temporary, SPILL_BYTES),
                 memory: MemoryBudget::new(config.memory_bytes),
                 whole_process: config.whole_process,
+                max_statement_bytes: config
+                    .max_statement_bytes
+                    .clamp(MIN_STATEMENT_BYTES, MAX_STATEMENT_BYTES),
                 heap: Heap::of_node(config.memory_bytes),
                 disk: Disk::new(
                     config.space.unwrap_or_else(|| disk::space_of(config.data)),

@@ -29,6 +29,7 @@ mod open;
 mod prepare;
 
 pub(crate) use let_go::snapshot_too_old;
+pub use prepare::statement_too_long;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use hashbrown::HashMap;
+
 use super::{Session, call};
 use crate::connection::{Columns, Connection, Prepared};
 use crate::sql::{First, Plan, Shape, Token, classify, first_statement, shape, tokens};
-use crate::{ColumnInfo, Known, ParameterInfo, Result, Statement, StatementKind};
+use crate::{ColumnInfo, Error, Known, ParameterInfo, Result, Statement, StatementKind, sqlstate};
 
 pub(super) async fn prepare<'a>(
     session: &mut Session,
@@ -38,6 +40,14 @@ pub(super) async fn prepare<'a>(
     Ok((statement, rest))
 }
 
+/// The error for a statement that is longer than the node accepts.
+pub fn statement_too_long(limit_bytes: usize) -> Error {
+    let message = format!("statement exceeds the limit of {limit_bytes} bytes");
+    Error::new(sqlstate::PROGRAM_LIMIT, message).hint(
+        "Pass large values as parameters, split the statement, or start the node with a larger --max-statement-size.",
+    )
+}
+
 /// In a failed transaction only its end is accepted.
 fn failed_unless_control(session: &Session, sql: &str) -> Option<crate::Error> {
     if !session.open.as_ref().is_some_and(|open| open.has_failed()) {
@@ -61,7 +71,9 @@ fn first_kind(sql: &str) -> StatementKind {
 }
 
 async fn describe<'a>(session: &mut Session, sql: &'a str, known: Known<'_>) -> Result<(Statement, &'a str)> {
-    let First { tokens: first, trigger, mut rest } = first_statement(sql);
+    let limit_bytes = session.engine.max_statement_bytes();
+    let First { tokens: first, trigger, mut rest } =
+        first_statement(sql, limit_bytes).ok_or_else(|| statement_too_long(limit_bytes))?;
     let (kind, begin) = classify(&first);
     let mut shape = shape(kind, &first);
     let end = shape.for_update.or(first.last().map(Token::end)).unwrap_or(0);
@@ -165,6 +177,15 @@ fn declared(tables: &[Columns], column: &str) -> Option<String> {
     }
 }
 
+/// The declared types of the columns of these tables by name, in lower case. The first column of a name counts.
+fn declared_by_name(tables: &[Columns]) -> HashMap<String, Option<String>> {
+    let mut by_name = HashMap::new();
+    for (name, declared) in tables.iter().flatten() {
+        by_name.entry(name.to_ascii_lowercase()).or_insert_with(|| declared.clone());
+    }
+    by_name
+}
+
 fn complete(statement: &mut Statement, prepared: Prepared, shape: &Shape, tables: &[Columns]) {
     if prepared.empty {
         statement.kind = StatementKind::Empty;
@@ -176,10 +197,17 @@ fn complete(statement: &mut Statement, prepared: Prepared, shape: &Shape, tables
         statement.kind = StatementKind::Utility("SET");
     }
     statement.parameters = vec![ParameterInfo::default(); prepared.parameters];
+    /// With more parameters a search of all columns for each takes long.
+    const SEARCHED: usize = 100;
+    let by_name = (shape.parameters.len() > SEARCHED).then(|| declared_by_name(tables));
     for place in &shape.parameters {
         if let Some(parameter) = statement.parameters.get_mut(place.number as usize - 1) {
             let known = parameter.declared_type.take();
-            parameter.declared_type = known.or_else(|| declared(tables, &place.column));
+            let by_name = by_name.as_ref().filter(|_| !place.column.starts_with('#'));
+            parameter.declared_type = known.or_else(|| match by_name {
+                Some(by_name) => by_name.get(&place.column.to_ascii_lowercase()).cloned().flatten(),
+                None => declared(tables, &place.column),
+            });
         }
     }
     let columns = prepared.columns.into_iter();

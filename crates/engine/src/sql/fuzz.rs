@@ -116,7 +116,7 @@ fn fuzz_classifier() {
             end = token.end();
             token.name();
         }
-        let first = first_statement(&sql);
+        let first = first_statement(&sql, usize::MAX).unwrap();
         let (kind, _) = classify(&first.tokens);
         let shape = shape(kind, &first.tokens);
         assert!(shape.for_update.is_none_or(|start| sql.is_char_boundary(start)));

@@ -1,5 +1,8 @@
 //! Which row a statement names by equality, and which columns its parameters stand beside.
 
+use std::sync::Arc;
+
+use hashbrown::HashSet;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::token::{Kind, Token};
@@ -50,13 +53,14 @@ impl NamedRow {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ParameterPlace {
     pub number: u16,
-    pub column: String,
+    /// Shared: a list of thousands of parameters stands beside one name.
+    pub column: Arc<str>,
 }
 
 /// The surface of a statement.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Shape {
-    /// Tables named after FROM, JOIN, INTO, UPDATE; lower case.
+    /// The first tables named after FROM, JOIN, INTO, UPDATE; lower case.
     pub tables: Vec<String>,
     pub row: Option<NamedRow>,
     pub parameters: Vec<ParameterPlace>,
@@ -90,10 +94,13 @@ fn trailing_for_update(tokens: &[Token<'_>]) -> Option<usize> {
     ((strength.is("UPDATE") || strength.is("SHARE")) && !closed).then_some(tail[at].start)
 }
 
+/// Tables that are noted: as many as SQLite joins.
+const TABLES: usize = 64;
+
 fn tables(tokens: &[Token<'_>]) -> Vec<String> {
     let mut tables = Vec::new();
     let mut i = 0;
-    while i + 1 < tokens.len() {
+    while i + 1 < tokens.len() && tables.len() < TABLES {
         let introduces = ["FROM", "JOIN", "INTO", "UPDATE"].iter().any(|word| tokens[i].is(word));
         i += 1;
         if !introduces {
@@ -176,17 +183,22 @@ fn compared_parameters(tokens: &[Token<'_>]) -> Vec<ParameterPlace> {
         COMPARES.iter().any(|c| t.is_symbol(c)) || t.is("LIKE") || t.is("IS") || t.is("BETWEEN")
     };
     let mut places = Vec::new();
-    let mut between: Option<String> = None;
-    let mut within: Option<String> = None;
+    let mut between: Option<Arc<str>> = None;
+    let mut within: Option<Arc<str>> = None;
+    // The first place of a parameter counts.
+    let mut placed = HashSet::new();
     for (i, token) in tokens.iter().enumerate() {
         if token.is_symbol(")") {
             within = None;
         } else if token.is("IN") && i > 0 {
             let negated = tokens[i - 1].is("NOT");
-            within = i.checked_sub(1 + usize::from(negated)).and_then(|at| tokens[at].name());
+            within = i.checked_sub(1 + usize::from(negated)).and_then(|at| tokens[at].name()).map(Arc::from);
         }
-        let Some(number) = parameter_number(token) else { continue };
+        let Some(number) = parameter_number(token).filter(|number| !placed.contains(number)) else {
+            continue;
+        };
         let before = i.checked_sub(2).filter(|_| compares(&tokens[i - 1])).and_then(|at| tokens[at].name());
+        let before: Option<Arc<str>> = before.map(Arc::from);
         let column = if let Some(column) = before {
             if tokens[i - 1].is("BETWEEN") {
                 between = Some(column.clone());
@@ -198,11 +210,14 @@ fn compared_parameters(tokens: &[Token<'_>]) -> Vec<ParameterPlace> {
             within.clone()
         } else {
             match tokens.get(i + 1..i + 3) {
-                Some([operator, name]) if compares(operator) && name.kind != Kind::Number => name.name(),
+                Some([operator, name]) if compares(operator) && name.kind != Kind::Number => {
+                    name.name().map(Arc::from)
+                }
                 _ => None,
             }
         };
         if let Some(column) = column {
+            placed.insert(number);
             places.push(ParameterPlace { number, column });
         }
     }
@@ -216,15 +231,16 @@ fn inserted_parameters(tokens: &[Token<'_>]) -> Vec<ParameterPlace> {
     if values < into {
         return Vec::new();
     }
-    let columns: Option<Vec<String>> =
+    let columns: Option<Vec<Arc<str>>> =
         tokens[into..values].iter().position(|t| t.is_symbol("(")).map(|open| {
             tokens[into + open + 1..values]
                 .iter()
                 .take_while(|t| !t.is_symbol(")"))
-                .filter_map(Token::name)
+                .filter_map(|token| token.name().map(Arc::from))
                 .collect()
         });
     let mut places = Vec::new();
+    let mut placed = HashSet::new();
     let (mut depth, mut position) = (0, 0);
     for (i, token) in tokens[values + 1..].iter().enumerate() {
         match token.text {
@@ -241,9 +257,11 @@ fn inserted_parameters(tokens: &[Token<'_>]) -> Vec<ParameterPlace> {
                 let _ = i;
                 let column = match &columns {
                     Some(columns) => columns.get(position).cloned(),
-                    None => Some(format!("#{position}")),
+                    None => Some(format!("#{position}").into()),
                 };
-                if let (Some(number), Some(column)) = (parameter_number(token), column) {
+                if let (Some(number), Some(column)) = (parameter_number(token), column)
+                    && placed.insert(number)
+                {
                     places.push(ParameterPlace { number, column });
                 }
             }
@@ -298,7 +316,8 @@ mod tests {
     #[test]
     fn places_parameters() {
         let place = |sql| {
-            let mut found: Vec<_> = of(sql).parameters.into_iter().map(|p| (p.number, p.column)).collect();
+            let mut found: Vec<_> =
+                of(sql).parameters.into_iter().map(|p| (p.number, p.column.to_string())).collect();
             found.sort();
             found
         };

@@ -85,9 +85,16 @@ pub(crate) struct First<'a> {
     pub rest: &'a str,
 }
 
-/// Finds the first statement of `sql`; looks no further than its end.
-pub(crate) fn first_statement(sql: &str) -> First<'_> {
+/// A text from this length on is read once more to allocate no more than its tokens need.
+const LONG_BYTES: usize = 64 << 10;
+
+/// Finds the first statement of `sql`; looks no further than its end. `None` if it is longer than `limit_bytes`, which is found
+/// before its tokens are kept.
+pub(crate) fn first_statement(sql: &str, limit_bytes: usize) -> Option<First<'_>> {
     let mut first = First { tokens: Vec::new(), trigger: false, rest: "" };
+    if sql.len() >= LONG_BYTES {
+        first.tokens.reserve_exact(count(sql, limit_bytes)?);
+    }
     for token in tokens(sql).skip_while(|t| t.is_symbol(";")) {
         if token.is_symbol(";") && !first.trigger {
             first.rest = &sql[token.end()..];
@@ -96,7 +103,26 @@ pub(crate) fn first_statement(sql: &str) -> First<'_> {
         first.tokens.push(token);
         first.trigger |= first.tokens.len() <= 4 && first.tokens[0].is("CREATE") && token.is("TRIGGER");
     }
-    first
+    Some(first)
+}
+
+/// How many tokens the first statement has, all that follow if it is a trigger; `None` if it is longer than `limit_bytes`.
+fn count(sql: &str, limit_bytes: usize) -> Option<usize> {
+    let (mut start, mut creates, mut trigger, mut count) = (0, false, false, 0);
+    for token in tokens(sql).skip_while(|t| t.is_symbol(";")) {
+        if token.is_symbol(";") && !trigger {
+            break;
+        }
+        if count == 0 {
+            (start, creates) = (token.start, token.is("CREATE"));
+        }
+        if token.end() - start > limit_bytes {
+            return None;
+        }
+        count += 1;
+        trigger |= count <= 4 && creates && token.is("TRIGGER");
+    }
+    Some(count)
 }
 
 fn skip_blank(sql: &str, mut at: usize) -> usize {
@@ -201,7 +227,7 @@ mod tests {
     #[test]
     fn finds_the_first_statement() {
         let texts = |sql| {
-            let First { tokens, trigger, rest } = first_statement(sql);
+            let First { tokens, trigger, rest } = first_statement(sql, usize::MAX).unwrap();
             (tokens.iter().map(|t| t.text).collect::<Vec<_>>().join(" "), trigger, rest)
         };
         assert_eq!(texts(" ; ;a ';' b ; c;"), ("a ';' b".into(), false, " c;"));
@@ -210,6 +236,17 @@ mod tests {
             texts("create temp trigger t x; y; end; z"),
             ("create temp trigger t x ; y ; end ; z".into(), true, "")
         );
+    }
+
+    #[test]
+    fn a_long_statement_is_refused_before_its_tokens_are_kept() {
+        let list = format!("SELECT {}1", "1,".repeat(100_000));
+        let script = format!("; {list}; {list};");
+        let first = first_statement(&script, list.len()).unwrap();
+        assert_eq!((first.tokens.len(), first.tokens.capacity()), (200_002, 200_002));
+        assert!(first_statement(&script, list.len() - 1).is_none());
+        let trigger = format!("CREATE TRIGGER t x; y; END; {list}");
+        assert!(first_statement(&trigger, list.len()).is_none());
     }
 
     #[test]

@@ -37,6 +37,7 @@ pub(super) async fn start(
     let scratch = scratch.context("cannot make a directory for temporary files; set TMPDIR")?;
     let mut config = Config::new(scratch.path(), memory.0);
     config.whole_process = true;
+    config.max_statement_bytes = arguments.max_statement_size.0 as usize;
     config.retention = retention(catalog.clone());
     config.store = Some(store);
     config.disk_reserve_bytes = arguments.disk_reserve.map(|reserve| reserve.0);
