@@ -95,6 +95,6 @@ pub use statement::{
     ColumnInfo, CommandTag, Completion, Known, ParameterInfo, Row, RowSink, STALE_PLAN, Scope, Statement,
     StatementKind, TransactionStatus,
 };
-pub use system::{Database, System, SystemFunction, SystemTable};
+pub use system::{Database, Parts, System, SystemFunction, SystemTable};
 pub use value::{Value, ValueRef};
 pub use verify::{Damage, KnownPartitions, Verified, verify_directory, verify_store};

@@ -9,7 +9,9 @@
 //! session that has the connection: who may see what is the [`System`]'s affair. A user's table of the same name goes
 //! before. Views and triggers cannot use them: what is in a database must mean the same on every node.
 //!
-//! The rows of a table are made once a statement, however often a join reads them.
+//! Rows are produced while the statement reads them, one part of a table at a time: a tenant may have millions of columns, and
+//! what they fill in `pg_attribute` must not be in memory all at once. Parts that a join reads again are kept, up to 4 MiB a
+//! statement; larger tables are produced again. What is in memory is charged to the connection ([`crate::heap`]).
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -55,11 +57,32 @@ pub trait System: Send + Sync {
     /// A statement begins, for the first time or in a replay: what was found out for another one may be over.
     fn begin(&self);
 
-    /// All rows of a table, each with a value for every column.
-    fn rows(&self, table: usize, database: &Database<'_>) -> Result<Vec<Vec<Value>>>;
+    /// The rows of one part of a table, each with a value for every column; `None` behind the last part. Parts are counted
+    /// from 0, and are the same each time within a statement.
+    fn rows(&self, table: usize, part: usize, database: &Database<'_>) -> Result<Option<Vec<Vec<Value>>>>;
+
+    /// Which parts of a table can have rows whose `column` equals `value`.
+    fn parts_with(
+        &self,
+        table: usize,
+        column: usize,
+        value: ValueRef<'_>,
+        database: &Database<'_>,
+    ) -> Result<Parts>;
 
     /// Calls a function.
     fn call(&self, function: usize, arguments: &[ValueRef<'_>], database: &Database<'_>) -> Result<Value>;
+}
+
+/// Which parts of a table are to be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parts {
+    /// Any of them.
+    All,
+    /// This one.
+    One(usize),
+    /// None of them.
+    None,
 }
 
 /// The tenant's database, as the statement sees it that asks.
@@ -74,8 +97,17 @@ impl Database<'_> {
         self.link.wait(future).map_err(|_| self.link.cancel.borrow().error())
     }
 
-    /// Runs a query.
+    /// Runs a query, and collects its rows.
     pub fn query(&self, sql: &str, parameters: &[&str]) -> Result<Vec<Vec<Value>>> {
+        let mut rows = Vec::new();
+        self.each(sql, parameters, |row| {
+            rows.push(row.iter().map(|value| ValueRef::to_owned(*value)).collect())
+        })?;
+        Ok(rows)
+    }
+
+    /// Runs a query, and passes each row on.
+    pub fn each(&self, sql: &str, parameters: &[&str], mut take: impl FnMut(&[ValueRef<'_>])) -> Result<()> {
         let failed = |cause: rusqlite::Error| match cause.sqlite_error_code() {
             Some(ErrorCode::OutOfMemory) => heap::exhausted(),
             Some(ErrorCode::OperationInterrupted) => self.link.cancel.borrow().error(),
@@ -83,11 +115,12 @@ impl Database<'_> {
         };
         let mut statement = self.connection.prepare(sql).map_err(failed)?;
         let count = statement.column_count();
-        let row = |row: &rusqlite::Row<'_>| {
-            (0..count).map(|column| row.get_ref(column).map(|value| borrowed(value).to_owned())).collect()
-        };
-        let rows = statement.query_map(rusqlite::params_from_iter(parameters), row).map_err(failed)?;
-        rows.collect::<rusqlite::Result<_>>().map_err(failed)
+        let mut rows = statement.query(rusqlite::params_from_iter(parameters)).map_err(failed)?;
+        while let Some(row) = rows.next().map_err(failed)? {
+            let values = (0..count).map(|column| row.get_ref(column).map(borrowed));
+            take(&values.collect::<rusqlite::Result<Vec<_>>>().map_err(failed)?);
+        }
+        Ok(())
     }
 }
 
@@ -99,16 +132,82 @@ pub(crate) struct Slot {
     pub(crate) installed: bool,
     /// The running statement may use them: whoever else names one finds nothing.
     pub(crate) active: bool,
-    /// Rows that the running statement has asked for.
-    pub(crate) rows: HashMap<usize, Rc<Rows>>,
+    /// What the running statement has read.
+    pub(crate) kept: Kept,
 }
 
-/// The rows of a table during one statement.
+/// Bytes of rows that are kept while a statement runs.
+const KEPT_BYTES: u64 = 4 << 20;
+
+/// Parts of tables that a statement may read again; `None` behind the last part of a table.
+#[derive(Default)]
+pub(crate) struct Kept {
+    parts: HashMap<(usize, usize), Option<Rc<Rows>>>,
+    bytes: u64,
+}
+
+impl Kept {
+    pub(crate) fn get(&self, table: usize, part: usize) -> Option<Option<Rc<Rows>>> {
+        self.parts.get(&(table, part)).cloned()
+    }
+
+    /// Keeps a part, if it is not too large. The others make room for it.
+    pub(crate) fn put(&mut self, table: usize, part: usize, rows: Option<Rc<Rows>>) {
+        let bytes = rows.as_ref().map_or(0, |rows| rows.bytes);
+        if self.bytes + bytes > KEPT_BYTES {
+            self.clear();
+        }
+        if bytes <= KEPT_BYTES {
+            self.bytes += bytes;
+            self.parts.insert((table, part), rows);
+        }
+    }
+
+    pub(crate) fn clear(&mut self) {
+        if !self.parts.is_empty() {
+            self.parts.clear();
+        }
+        self.bytes = 0;
+    }
+}
+
+/// The rows of a part of a table during one statement. They are made and dropped where the statement runs, on its fiber: that
+/// is whom they are charged to.
 #[derive(Default)]
 pub(crate) struct Rows {
     pub(crate) all: Vec<Vec<Value>>,
+    bytes: u64,
     /// Of columns that were looked up.
-    pub(crate) indexes: RefCell<HashMap<usize, Option<Index>>>,
+    indexes: RefCell<HashMap<usize, Option<Index>>>,
+}
+
+impl Rows {
+    /// Charges the rows.
+    pub(crate) fn new(all: Vec<Vec<Value>>) -> Result<Rows> {
+        let value = |value: &Value| match value {
+            Value::Text(text) => text.capacity(),
+            Value::Blob(bytes) => bytes.capacity(),
+            _ => 0,
+        };
+        let row = |row: &Vec<Value>| {
+            size_of::<Vec<Value>>()
+                + row.capacity() * size_of::<Value>()
+                + row.iter().map(value).sum::<usize>()
+        };
+        let bytes = all.iter().map(row).sum::<usize>() as u64;
+        if !heap::change(0, bytes) {
+            return Err(heap::exhausted());
+        }
+        Ok(Rows { all, bytes, indexes: RefCell::default() })
+    }
+}
+
+impl Drop for Rows {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            heap::change(self.bytes, 0);
+        }
+    }
 }
 
 /// Where values stand. All of a column are of one kind: else SQLite's comparison could find more than this.
@@ -122,6 +221,13 @@ pub(crate) enum Key {
 }
 
 impl Key {
+    pub(crate) fn as_ref(&self) -> ValueRef<'_> {
+        match self {
+            Key::Integer(integer) => ValueRef::Integer(*integer),
+            Key::Text(text) => ValueRef::Text(text),
+        }
+    }
+
     pub(crate) fn of(value: ValueRef<'_>) -> Option<Key> {
         match value {
             ValueRef::Integer(integer) => Some(Key::Integer(integer)),

@@ -2,7 +2,6 @@
 //! [`System`](crate::System) answers.
 
 use std::borrow::Cow;
-use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_int};
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,10 +15,10 @@ use rusqlite::vtab::{
     VTabConnection, VTabCursor,
 };
 
-use crate::system::{Database, Key, Rows, System, SystemTable, borrowed, lent, owned};
+use crate::system::{Database, Key, Parts, Rows, System, SystemTable, borrowed, lent, owned};
 use crate::value::{Value, ValueRef};
 use crate::vfs::Link;
-use crate::{Error, Result, sqlstate};
+use crate::{Error, Result, heap, sqlstate};
 
 /// Makes a connection ready for a statement that uses system tables; on the fiber.
 ///
@@ -28,7 +27,7 @@ use crate::{Error, Result, sqlstate};
 pub(super) unsafe fn enter(db: *mut ffi::sqlite3, link: &Link) -> Result<()> {
     let system = {
         let mut slot = link.system.borrow_mut();
-        slot.rows.clear();
+        slot.kept.clear();
         slot.active = true;
         let Some(system) = slot.system.clone() else { return Ok(()) };
         system.begin();
@@ -52,9 +51,7 @@ pub(super) fn leave(link: &Link) {
     let mut slot = link.system.borrow_mut();
     slot.system = None;
     slot.active = false;
-    if !slot.rows.is_empty() {
-        slot.rows.clear();
-    }
+    slot.kept.clear();
 }
 
 fn install(connection: &rusqlite::Connection, source: Source, system: &dyn System) -> rusqlite::Result<()> {
@@ -128,15 +125,22 @@ impl Source {
         self.ask(|system, database| system.call(function, arguments, database)).map(owned)
     }
 
-    fn rows(&self, table: usize) -> rusqlite::Result<Rc<Rows>> {
+    /// A part of a table; `None` behind the last one. Each part that has to be produced ends the time slice if it is over, and
+    /// heeds a cancel.
+    fn part(&self, table: usize, part: usize) -> rusqlite::Result<Option<Rc<Rows>>> {
         // SAFETY: as in `ask`.
         let link = unsafe { &*self.link };
-        if let Some(rows) = link.system.borrow().rows.get(&table) {
-            return Ok(rows.clone());
+        if let Some(rows) = link.system.borrow().kept.get(table, part) {
+            return Ok(rows);
         }
-        let all = self.ask(|system, database| system.rows(table, database))?;
-        let rows = Rc::new(Rows { all, indexes: RefCell::default() });
-        link.system.borrow_mut().rows.insert(table, rows.clone());
+        if link.checkpoint() {
+            return Err(failed(ffi::SQLITE_INTERRUPT));
+        }
+        let rows = self.ask(|system, database| {
+            let rows = system.rows(table, part, database)?;
+            rows.map(|rows| Rows::new(rows).map(Rc::new)).transpose()
+        })?;
+        link.system.borrow_mut().kept.put(table, part, rows.clone());
         Ok(rows)
     }
 }
@@ -166,10 +170,18 @@ struct Cursor<'t> {
     base: ffi::sqlite3_vtab_cursor,
     source: Source,
     number: usize,
+    /// The column that must equal something, and what.
+    wanted: Option<(usize, Key)>,
+    /// The part to be read next; `None` behind the last.
+    next: Option<usize>,
+    /// No other part has rows that are wanted.
+    only: bool,
     rows: Rc<Rows>,
-    /// Those that the statement wants; `None` for all.
+    /// Those of the part that the statement wants; `None` for all.
     chosen: Option<Vec<usize>>,
     at: usize,
+    /// Rows that were passed.
+    passed: i64,
     table: PhantomData<&'t Table>,
 }
 
@@ -196,7 +208,7 @@ unsafe impl<'t> VTab<'t> for Table {
         Ok((Cow::Owned(declaration), table))
     }
 
-    /// The first column that must equal something is looked up; SQLite checks the rest.
+    /// A column that must equal something is looked up; SQLite checks the rest.
     fn best_index(&self, info: &mut IndexInfo) -> rusqlite::Result<bool> {
         const ALL_ROWS: f64 = 1000.0;
         const SOME_ROWS: f64 = 10.0;
@@ -223,9 +235,13 @@ unsafe impl<'t> VTab<'t> for Table {
             base: ffi::sqlite3_vtab_cursor::default(),
             source: self.source,
             number: self.number,
+            wanted: None,
+            next: None,
+            only: false,
             rows: Rc::default(),
             chosen: None,
             at: 0,
+            passed: 0,
             table: PhantomData,
         })
     }
@@ -239,28 +255,56 @@ impl Cursor<'_> {
             None => (self.at < self.rows.all.len()).then_some(self.at),
         }
     }
+
+    /// Goes to the next part that has wanted rows, unless it stands on one.
+    fn settle(&mut self) -> rusqlite::Result<()> {
+        while self.row().is_none() {
+            // Not beside the part that is produced next.
+            self.rows = Rc::default();
+            (self.chosen, self.at) = (None, 0);
+            let Some(number) = self.next else { return Ok(()) };
+            let part = self.source.part(self.number, number)?;
+            self.next = (part.is_some() && !self.only).then_some(number + 1);
+            let Some(part) = part else { return Ok(()) };
+            let wanted = self.wanted.as_ref();
+            self.chosen = wanted.and_then(|(column, wanted)| part.matching(*column, wanted));
+            self.rows = part;
+        }
+        Ok(())
+    }
 }
 
 // SAFETY: `base` is the first field.
 unsafe impl VTabCursor for Cursor<'_> {
     fn filter(&mut self, column: c_int, _: Option<&str>, values: &Filters<'_>) -> rusqlite::Result<()> {
-        self.rows = self.source.rows(self.number)?;
-        self.chosen = None;
-        self.at = 0;
+        self.rows = Rc::default();
+        (self.wanted, self.chosen, self.at, self.passed) = (None, None, 0, 0);
+        (self.next, self.only) = (Some(0), false);
         if column > 0 {
+            let column = column as usize - 1;
             // A text that was given without a zero at its end is copied for it, for which there may be no memory: the wrapper panics.
             let wanted = catch_unwind(AssertUnwindSafe(|| {
                 values.iter().next().and_then(|value| Key::of(borrowed(value)))
             }));
-            let wanted = wanted.map_err(|_| failed(ffi::SQLITE_NOMEM))?;
-            self.chosen = wanted.and_then(|wanted| self.rows.matching(column as usize - 1, &wanted));
+            if let Some(wanted) = wanted.map_err(|_| failed(ffi::SQLITE_NOMEM))? {
+                let ask = |system: &dyn System, database: &Database<'_>| {
+                    system.parts_with(self.number, column, wanted.as_ref(), database)
+                };
+                (self.next, self.only) = match self.source.ask(ask)? {
+                    Parts::All => (Some(0), false),
+                    Parts::One(part) => (Some(part), true),
+                    Parts::None => (None, true),
+                };
+                self.wanted = Some((column, wanted));
+            }
         }
-        Ok(())
+        self.settle()
     }
 
     fn next(&mut self) -> rusqlite::Result<()> {
         self.at += 1;
-        Ok(())
+        self.passed += 1;
+        self.settle()
     }
 
     fn eof(&self) -> bool {
@@ -274,7 +318,7 @@ unsafe impl VTabCursor for Cursor<'_> {
     }
 
     fn rowid(&self) -> rusqlite::Result<i64> {
-        Ok(self.row().map_or(0, |row| row as i64))
+        Ok(self.passed)
     }
 }
 
@@ -284,37 +328,63 @@ struct Gather {
     number: usize,
 }
 
+/// The values of one group, which are charged to the connection.
+#[derive(Default)]
+struct Gathered {
+    values: Vec<Value>,
+    bytes: u64,
+}
+
+impl Gathered {
+    fn push(&mut self, value: Value, bytes: usize) -> Result<()> {
+        // The result is made of them while they are held.
+        let bytes = 2 * (size_of::<Value>() + bytes) as u64;
+        if !heap::change(0, bytes) {
+            return Err(heap::exhausted());
+        }
+        self.bytes += bytes;
+        self.values.push(value);
+        Ok(())
+    }
+}
+
+impl Drop for Gathered {
+    fn drop(&mut self) {
+        heap::change(self.bytes, 0);
+    }
+}
+
 /// Values that one aggregate gathers at most.
 const GATHERED: usize = 100_000;
 /// Bytes of one of them.
 const LONGEST_GATHERED_BYTES: usize = 1 << 10;
 
-impl Aggregate<Vec<Value>, rusqlite::types::Value> for Gather {
-    fn init(&self, _: &mut Context<'_>) -> rusqlite::Result<Vec<Value>> {
-        Ok(Vec::new())
+impl Aggregate<Gathered, rusqlite::types::Value> for Gather {
+    fn init(&self, _: &mut Context<'_>) -> rusqlite::Result<Gathered> {
+        Ok(Gathered::default())
     }
 
-    fn step(&self, context: &mut Context<'_>, values: &mut Vec<Value>) -> rusqlite::Result<()> {
+    fn step(&self, context: &mut Context<'_>, gathered: &mut Gathered) -> rusqlite::Result<()> {
         let bytes = match context.get_raw(0) {
             rusqlite::types::ValueRef::Text(bytes) | rusqlite::types::ValueRef::Blob(bytes) => bytes.len(),
             _ => 0,
         };
-        if values.len() == GATHERED || bytes > LONGEST_GATHERED_BYTES {
+        if gathered.values.len() == GATHERED || bytes > LONGEST_GATHERED_BYTES {
             let message =
                 format!("an array has at most {GATHERED} elements of {LONGEST_GATHERED_BYTES} bytes");
             return self.source.ask(|_, _| Err(Error::new(sqlstate::PROGRAM_LIMIT, message)));
         }
-        values.push(borrowed(context.get_raw(0)).to_owned());
-        Ok(())
+        let value = borrowed(context.get_raw(0)).to_owned();
+        self.source.ask(|_, _| gathered.push(value, bytes))
     }
 
     fn finalize(
         &self,
         _: &mut Context<'_>,
-        values: Option<Vec<Value>>,
+        gathered: Option<Gathered>,
     ) -> rusqlite::Result<rusqlite::types::Value> {
-        let Some(values) = values else { return Ok(rusqlite::types::Value::Null) };
-        let arguments: Vec<ValueRef<'_>> = values.iter().map(Value::as_ref).collect();
+        let Some(gathered) = gathered else { return Ok(rusqlite::types::Value::Null) };
+        let arguments: Vec<ValueRef<'_>> = gathered.values.iter().map(Value::as_ref).collect();
         self.source.call(self.number, &arguments)
     }
 }

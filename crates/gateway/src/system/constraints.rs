@@ -57,8 +57,7 @@ impl Constraint {
     }
 }
 
-pub(super) fn constraints(asked: Asked<'_>) -> Result<Rows> {
-    let schema = asked.schema()?;
+pub(super) fn constraints(asked: Asked<'_>, schema: &Schema) -> Result<Rows> {
     let mut constraints = Vec::new();
     for index in schema.indexes.iter().filter(|index| index.primary || index.constraint) {
         let kind = if index.primary { "p" } else { "u" };
@@ -66,7 +65,9 @@ pub(super) fn constraints(asked: Asked<'_>) -> Result<Rows> {
         let columns = Some(numbers(index.keys.iter().map(|key| key.number)));
         constraints.push(Constraint { index: index.oid, columns, ..key });
     }
-    constraints.extend(schema.foreign_keys.iter().map(|key| foreign_key(key, &schema)));
+    for key in &schema.foreign_keys {
+        constraints.push(foreign_key(asked, key, schema)?);
+    }
     for relation in &schema.relations {
         constraints.extend(relation.checks().into_iter().map(|check| Constraint {
             condition: Some(check.condition),
@@ -76,24 +77,26 @@ pub(super) fn constraints(asked: Asked<'_>) -> Result<Rows> {
     Ok(constraints.into_iter().map(Constraint::row).collect())
 }
 
-fn foreign_key(key: &ForeignKey, schema: &Schema) -> Constraint {
-    let (from, to) = (schema.relation_of(key.table), schema.relation(&key.to_table));
+fn foreign_key(asked: Asked<'_>, key: &ForeignKey, schema: &Schema) -> Result<Constraint> {
+    let elsewhere = asked.group_of_name(&key.to_table)?;
+    let referred = elsewhere.as_deref().unwrap_or(schema);
+    let (from, to) = (schema.relation_of(key.table), referred.relation(&key.to_table));
     let place =
         |relation: Option<&Relation>, column: &String| relation.and_then(|table| table.number(column));
     let primary =
-        to.and_then(|to| schema.indexes.iter().find(|index| index.primary && index.table == to.oid));
+        to.and_then(|to| referred.indexes.iter().find(|index| index.primary && index.table == to.oid));
     let to_columns = match key.to_columns.is_empty() {
         true => numbers(primary.into_iter().flat_map(|index| &index.keys).map(|key| key.number)),
         false => numbers(key.to_columns.iter().filter_map(|column| place(to, column))),
     };
-    Constraint {
+    Ok(Constraint {
         index: primary.map_or(0, |index| index.oid),
         to_table: to.map_or(0, |to| to.oid),
         letters: [action(&key.on_update), action(&key.on_delete), "s"],
         columns: Some(numbers(key.columns.iter().filter_map(|column| place(from, column)))),
         to_columns: Some(to_columns),
         ..Constraint::new(key.oid, key.name(), "f", key.table)
-    }
+    })
 }
 
 /// What `pg_get_constraintdef` answers.

@@ -6,7 +6,7 @@ use fulmar_engine::{CancelReason, Error, SystemFunction, Value, ValueRef, array,
 use regex::{Regex, RegexBuilder};
 
 use super::arrays::{self, text_of};
-use super::schema::{Schema, shown};
+use super::schema::{Index, shown};
 use super::{Asked, cluster, constraints, relations, statistics, types};
 use fulmar_pages::PartitionId;
 
@@ -39,25 +39,23 @@ const FUNCTIONS: &[Known] = &[
     ("pg_get_expr", ANY, |arguments, _| Ok(first(arguments))),
     ("pg_get_indexdef", ANY, index_definition),
     ("pg_get_constraintdef", ANY, |arguments, asked| {
-        let schema = asked.schema()?;
-        Ok(text(integer(arguments.first()).and_then(|oid| constraints::constraint_definition(&schema, oid))))
+        let Some(oid) = integer(arguments.first()) else { return Ok(Value::Null) };
+        let schema = asked.group_of_oid(oid)?;
+        Ok(text(schema.and_then(|schema| constraints::constraint_definition(&schema, oid))))
     }),
     ("pg_get_viewdef", ANY, |arguments, asked| {
-        let schema = asked.schema()?;
-        let view = arguments.first().and_then(|value| regclass_oid(*value, &schema));
-        let view = view.and_then(|oid| schema.relation_of(oid)).filter(|relation| relation.is_view);
-        Ok(text(view.map(|view| view.sql.clone())))
+        let Some(value) = arguments.first() else { return Ok(Value::Null) };
+        let Some(oid) = regclass_oid(*value, asked)? else { return Ok(Value::Null) };
+        let schema = asked.group_of_oid(oid)?;
+        let view = schema.as_ref().and_then(|schema| schema.relation_of(oid));
+        Ok(text(view.filter(|relation| relation.is_view).map(|view| view.sql.clone())))
     }),
     ("pg_get_triggerdef", ANY, |arguments, asked| {
-        let schema = asked.schema()?;
-        let oid = integer(arguments.first());
-        Ok(text(
-            schema
-                .triggers
-                .iter()
-                .find(|trigger| Some(trigger.oid) == oid)
-                .map(|trigger| trigger.sql.clone()),
-        ))
+        let Some(oid) = integer(arguments.first()) else { return Ok(Value::Null) };
+        let schema = asked.group_of_oid(oid)?;
+        let trigger =
+            schema.as_ref().and_then(|schema| schema.triggers.iter().find(|trigger| trigger.oid == oid));
+        Ok(text(trigger.map(|trigger| trigger.sql.clone())))
     }),
     ("pg_get_userbyid", 1, |arguments, asked| {
         let name = integer(arguments.first()).map(|oid| user_name(oid, asked));
@@ -347,16 +345,20 @@ fn shown_name(
 }
 
 /// The number of a relation or index, out of its name or its number as a text.
-fn regclass_oid(value: ValueRef<'_>, schema: &Schema) -> Option<i64> {
-    let text = text_of(value)?;
+fn regclass_oid(value: ValueRef<'_>, asked: Asked<'_>) -> Result<Option<i64>> {
+    let Some(text) = text_of(value) else { return Ok(None) };
     if let Ok(oid) = text.parse() {
-        return Some(oid);
+        return Ok(Some(oid));
     }
-    let token = Lexer::new(&text).filter(|token| !token.is_sign('.')).last()?;
-    let name = token.name()?;
-    let index =
-        || schema.indexes.iter().find(|index| index.name.eq_ignore_ascii_case(&name)).map(|index| index.oid);
-    schema.relation(&name).map(|relation| relation.oid).or_else(index)
+    let last = Lexer::new(&text).filter(|token| !token.is_sign('.')).last();
+    let Some(name) = last.and_then(|token| token.name()) else { return Ok(None) };
+    if let Some(oid) = asked.outline()?.oid_of(&name) {
+        return Ok(Some(oid));
+    }
+    // A key without an index of its own.
+    let schema = asked.group_of_name(&name)?;
+    let named = |index: &&Index| index.name.eq_ignore_ascii_case(&name);
+    Ok(schema.as_ref().and_then(|schema| schema.indexes.iter().find(named)).map(|index| index.oid))
 }
 
 /// `x::regclass`: the name of a number, the number of a name.
@@ -364,13 +366,19 @@ fn regclass(arguments: Arguments<'_, '_>, asked: Asked<'_>, must_exist: bool) ->
     let Some(value) = arguments.first().filter(|value| **value != ValueRef::Null) else {
         return Ok(Value::Null);
     };
-    let schema = asked.schema()?;
     if let ValueRef::Integer(oid) = value {
-        let index = || schema.indexes.iter().find(|index| index.oid == *oid).map(|index| shown(&index.name));
-        let name = schema.relation_of(*oid).map(|relation| shown(&relation.name)).or_else(index);
+        let name = match asked.outline()?.name_of(*oid) {
+            Some(name) => Some(shown(name)),
+            None => {
+                let schema = asked.group_of_oid(*oid)?;
+                let index =
+                    schema.as_ref().and_then(|schema| schema.indexes.iter().find(|index| index.oid == *oid));
+                index.map(|index| shown(&index.name))
+            }
+        };
         return Ok(Value::Text(name.unwrap_or_else(|| oid.to_string())));
     }
-    match regclass_oid(*value, &schema) {
+    match regclass_oid(*value, asked)? {
         Some(oid) => Ok(Value::Integer(oid)),
         None if must_exist => {
             let message = format!("relation \"{}\" does not exist", text_of(*value).unwrap_or_default());
@@ -419,11 +427,10 @@ fn set_config(arguments: Arguments<'_, '_>, asked: Asked<'_>) -> Result<Value> {
 
 /// `pg_get_indexdef(index)`, or of one of its columns.
 fn index_definition(arguments: Arguments<'_, '_>, asked: Asked<'_>) -> Result<Value> {
-    let schema = asked.schema()?;
-    let oid = integer(arguments.first());
-    let Some(index) = schema.indexes.iter().find(|index| Some(index.oid) == oid) else {
-        return Ok(Value::Null);
-    };
+    let Some(oid) = integer(arguments.first()) else { return Ok(Value::Null) };
+    let schema = asked.group_of_oid(oid)?;
+    let found = schema.as_ref().and_then(|schema| schema.indexes.iter().find(|index| index.oid == oid));
+    let Some(index) = found else { return Ok(Value::Null) };
     let column = integer(arguments.get(1)).unwrap_or(0);
     if column == 0 {
         return Ok(Value::Text(index.sql()));

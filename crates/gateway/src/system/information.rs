@@ -1,8 +1,8 @@
 //! `information_schema`: a tenant's schema in the standard's words.
 
 use super::cells::row;
-use super::schema::{Index, Relation, Schema};
-use super::{Asked, Filled, Rows, table, types};
+use super::schema::{ForeignKey, Index, Relation, Schema};
+use super::{Asked, By, Filled, FilledByGroup, Rows, table, types};
 use crate::Result;
 use crate::types::Type;
 
@@ -22,6 +22,40 @@ pub(super) const TABLES: &[Filled] = &[
     ),
     (
         table(
+            "information_schema.routines",
+            &[
+                ("specific_name", "NAME"),
+                ("routine_catalog", "NAME"),
+                ("routine_schema", "NAME"),
+                ("routine_name", "NAME"),
+                ("routine_type", "TEXT"),
+                ("data_type", "TEXT"),
+                ("routine_definition", "TEXT"),
+                ("external_language", "TEXT"),
+            ],
+        ),
+        |_| Ok(Vec::new()),
+    ),
+    (
+        table(
+            "information_schema.sequences",
+            &[
+                ("sequence_catalog", "NAME"),
+                ("sequence_schema", "NAME"),
+                ("sequence_name", "NAME"),
+                ("data_type", "TEXT"),
+            ],
+        ),
+        |_| Ok(Vec::new()),
+    ),
+];
+
+/// Of tables about one relation each.
+const TABLE_NAME: &[(&str, By)] = &[("table_name", By::Name)];
+
+pub(super) const BY_GROUP: &[FilledByGroup] = &[
+    (
+        table(
             "information_schema.tables",
             &[
                 ("table_catalog", "NAME"),
@@ -35,8 +69,8 @@ pub(super) const TABLES: &[Filled] = &[
                 ("commit_action", "TEXT"),
             ],
         ),
-        |asked| {
-            let schema = asked.schema()?;
+        TABLE_NAME,
+        |asked, schema| {
             let row = |relation: &Relation| {
                 let (kind, insertable) =
                     if relation.is_view { ("VIEW", "NO") } else { ("BASE TABLE", "YES") };
@@ -58,8 +92,8 @@ pub(super) const TABLES: &[Filled] = &[
                 ("is_insertable_into", "TEXT"),
             ],
         ),
-        |asked| {
-            let schema = asked.schema()?;
+        TABLE_NAME,
+        |asked, schema| {
             let views = schema.relations.iter().filter(|relation| relation.is_view);
             let row = |view: &Relation| {
                 row![database(asked), SCHEMA, view.name.as_str(), view.sql.as_str(), "NONE", "NO", "NO"]
@@ -98,6 +132,7 @@ pub(super) const TABLES: &[Filled] = &[
                 ("is_updatable", "TEXT"),
             ],
         ),
+        TABLE_NAME,
         columns,
     ),
     (
@@ -116,14 +151,14 @@ pub(super) const TABLES: &[Filled] = &[
                 ("enforced", "TEXT"),
             ],
         ),
-        |asked| {
-            let schema = asked.schema()?;
+        TABLE_NAME,
+        |asked, schema| {
             let row = |name: String, table: &str, kind: &str| {
                 let catalog = database(asked);
                 row![catalog.as_str(), SCHEMA, name, catalog.as_str(), SCHEMA, table, kind, "NO", "NO", "YES"]
             };
             let mut rows: Rows =
-                keys(&schema).map(|(index, kind)| row(index.name.clone(), &index.table_name, kind)).collect();
+                keys(schema).map(|(index, kind)| row(index.name.clone(), &index.table_name, kind)).collect();
             rows.extend(
                 schema.foreign_keys.iter().map(|key| row(key.name(), &key.table_name, "FOREIGN KEY")),
             );
@@ -150,6 +185,7 @@ pub(super) const TABLES: &[Filled] = &[
                 ("position_in_unique_constraint", "INT4"),
             ],
         ),
+        TABLE_NAME,
         key_columns,
     ),
     (
@@ -165,6 +201,7 @@ pub(super) const TABLES: &[Filled] = &[
                 ("constraint_name", "NAME"),
             ],
         ),
+        &[],
         constraint_columns,
     ),
     (
@@ -182,44 +219,18 @@ pub(super) const TABLES: &[Filled] = &[
                 ("delete_rule", "TEXT"),
             ],
         ),
-        |asked| {
-            let schema = asked.schema()?;
+        &[],
+        |asked, schema| {
             let catalog = database(asked);
-            let rows = schema.foreign_keys.iter().map(|key| {
-                let to = referred(&schema, key).map(|index| index.name.clone());
+            let mut rows = Rows::new();
+            for key in &schema.foreign_keys {
+                let to = referred(asked, key)?.map(|index| index.name);
                 let (name, update, delete) = (key.name(), key.on_update.as_str(), key.on_delete.as_str());
-                row![catalog.as_str(), SCHEMA, name, catalog.as_str(), SCHEMA, to, "NONE", update, delete]
-            });
-            Ok(rows.collect())
+                let catalog = catalog.as_str();
+                rows.push(row![catalog, SCHEMA, name, catalog, SCHEMA, to, "NONE", update, delete]);
+            }
+            Ok(rows)
         },
-    ),
-    (
-        table(
-            "information_schema.routines",
-            &[
-                ("specific_name", "NAME"),
-                ("routine_catalog", "NAME"),
-                ("routine_schema", "NAME"),
-                ("routine_name", "NAME"),
-                ("routine_type", "TEXT"),
-                ("data_type", "TEXT"),
-                ("routine_definition", "TEXT"),
-                ("external_language", "TEXT"),
-            ],
-        ),
-        |_| Ok(Vec::new()),
-    ),
-    (
-        table(
-            "information_schema.sequences",
-            &[
-                ("sequence_catalog", "NAME"),
-                ("sequence_schema", "NAME"),
-                ("sequence_name", "NAME"),
-                ("data_type", "TEXT"),
-            ],
-        ),
-        |_| Ok(Vec::new()),
     ),
 ];
 
@@ -227,8 +238,7 @@ fn database(asked: Asked<'_>) -> String {
     asked.viewer.identity.tenant.name.clone()
 }
 
-fn columns(asked: Asked<'_>) -> Result<Rows> {
-    let schema = asked.schema()?;
+fn columns(asked: Asked<'_>, schema: &Schema) -> Result<Rows> {
     let catalog = database(asked);
     let mut rows = Vec::new();
     for relation in &schema.relations {
@@ -292,8 +302,9 @@ fn keys(schema: &Schema) -> impl Iterator<Item = (&Index, &'static str)> {
 }
 
 /// The key that a foreign key refers to.
-fn referred<'a>(schema: &'a Schema, key: &super::schema::ForeignKey) -> Option<&'a Index> {
-    let to = schema.relation(&key.to_table)?;
+fn referred(asked: Asked<'_>, key: &ForeignKey) -> Result<Option<Index>> {
+    let Some(schema) = asked.group_of_name(&key.to_table)? else { return Ok(None) };
+    let Some(to) = schema.relation(&key.to_table) else { return Ok(None) };
     let same = |index: &Index| match key.to_columns.is_empty() {
         true => index.primary,
         false => {
@@ -301,17 +312,16 @@ fn referred<'a>(schema: &'a Schema, key: &super::schema::ForeignKey) -> Option<&
             names.eq(key.to_columns.iter().map(|name| name.to_lowercase()))
         }
     };
-    schema.indexes.iter().find(|index| index.table == to.oid && index.unique && same(index))
+    Ok(schema.indexes.iter().find(|index| index.table == to.oid && index.unique && same(index)).cloned())
 }
 
-fn key_columns(asked: Asked<'_>) -> Result<Rows> {
-    let schema = asked.schema()?;
+fn key_columns(asked: Asked<'_>, schema: &Schema) -> Result<Rows> {
     let catalog = database(asked);
     let row = |name: &str, table: &str, column: &str, position: i64, other: Option<i64>| {
         row![catalog.as_str(), SCHEMA, name, catalog.as_str(), SCHEMA, table, column, position, other]
     };
     let mut rows = Vec::new();
-    for (index, _) in keys(&schema) {
+    for (index, _) in keys(schema) {
         let columns = (1..).zip(&index.keys);
         rows.extend(
             columns.map(|(position, key)| row(&index.name, &index.table_name, &key.name, position, None)),
@@ -326,19 +336,18 @@ fn key_columns(asked: Asked<'_>) -> Result<Rows> {
     Ok(rows)
 }
 
-fn constraint_columns(asked: Asked<'_>) -> Result<Rows> {
-    let schema = asked.schema()?;
+fn constraint_columns(asked: Asked<'_>, schema: &Schema) -> Result<Rows> {
     let catalog = database(asked);
     let row = |table: &str, column: &str, name: &str| {
         row![catalog.as_str(), SCHEMA, table, column, catalog.as_str(), SCHEMA, name]
     };
     let mut rows = Vec::new();
-    for (index, _) in keys(&schema) {
+    for (index, _) in keys(schema) {
         rows.extend(index.keys.iter().map(|key| row(&index.table_name, &key.name, &index.name)));
     }
     for key in &schema.foreign_keys {
         let name = key.name();
-        if let Some(index) = referred(&schema, key) {
+        if let Some(index) = referred(asked, key)? {
             rows.extend(index.keys.iter().map(|column| row(&index.table_name, &column.name, &name)));
         }
     }

@@ -33,16 +33,17 @@ mod schema;
 mod statistics;
 mod types;
 
+use std::collections::VecDeque;
 use std::sync::{Arc, LazyLock};
 
-use fulmar_engine::{Database, System, SystemFunction, SystemTable, Value, ValueRef};
+use fulmar_engine::{Database, Parts, System, SystemFunction, SystemTable, Value, ValueRef};
 
 use parking_lot::Mutex;
 
 use crate::Result;
 use crate::gateway::Shared;
 use crate::session::{Identity, Settings};
-use schema::Schema;
+use schema::{Outline, Schema};
 
 pub(crate) use functions::is_function;
 pub(crate) use statistics::moment;
@@ -55,8 +56,19 @@ pub(crate) struct Viewer {
     pub(crate) settings: Settings,
     /// What `set_config` wants of them: name, value, and whether only for the transaction.
     pub(crate) changes: Mutex<Vec<(String, String, bool)>>,
-    schema: Mutex<Option<Arc<Schema>>>,
+    schema: Mutex<Read>,
 }
+
+/// What a statement has read of the tenant's schema.
+#[derive(Default)]
+struct Read {
+    outline: Option<Arc<Outline>>,
+    /// The groups that were used last, the newest behind.
+    groups: VecDeque<(usize, Arc<Schema>)>,
+}
+
+/// Groups of the schema that are in memory: foreign keys refer from one to another.
+const GROUPS: usize = 8;
 
 impl Viewer {
     /// A session that asks now.
@@ -73,15 +85,44 @@ struct Asked<'a> {
 }
 
 impl Asked<'_> {
-    /// The tenant's schema: read once for a statement, however many of its rows ask for a name.
-    fn schema(&self) -> Result<Arc<Schema>> {
-        if let Some(schema) = &*self.viewer.schema.lock() {
-            return Ok(schema.clone());
+    /// The outline of the tenant's schema: read once for a statement, however many of its rows ask for a name.
+    fn outline(&self) -> Result<Arc<Outline>> {
+        if let Some(outline) = &self.viewer.schema.lock().outline {
+            return Ok(outline.clone());
         }
         // Not under the lock: it runs queries.
-        let schema = Arc::new(Schema::read(self.database)?);
-        *self.viewer.schema.lock() = Some(schema.clone());
+        let outline = Arc::new(Outline::read(self.database)?);
+        self.viewer.schema.lock().outline = Some(outline.clone());
+        Ok(outline)
+    }
+
+    /// A group of its relations.
+    fn group(&self, group: usize) -> Result<Arc<Schema>> {
+        {
+            let groups = &mut self.viewer.schema.lock().groups;
+            if let Some(at) = groups.iter().rposition(|(known, _)| *known == group)
+                && let Some(found) = groups.remove(at)
+            {
+                groups.push_back(found.clone());
+                return Ok(found.1);
+            }
+            while groups.len() >= GROUPS {
+                groups.pop_front();
+            }
+        }
+        let schema = Arc::new(Schema::read(&*self.outline()?, group, self.database)?);
+        self.viewer.schema.lock().groups.push_back((group, schema.clone()));
         Ok(schema)
+    }
+
+    /// The group of the relation or index of that name.
+    fn group_of_name(&self, name: &str) -> Result<Option<Arc<Schema>>> {
+        self.outline()?.group_of_name(name).map(|group| self.group(group)).transpose()
+    }
+
+    /// The group of the object of that number.
+    fn group_of_oid(&self, oid: i64) -> Result<Option<Arc<Schema>>> {
+        self.outline()?.group_of_oid(oid).map(|group| self.group(group)).transpose()
     }
 }
 
@@ -90,13 +131,35 @@ type Rows = Vec<Vec<Value>>;
 /// A table with what fills it.
 type Filled = (SystemTable, fn(Asked<'_>) -> Result<Rows>);
 
+/// A table about the tenant's schema, the columns that say which relation a row belongs to, and what fills it with the rows of
+/// a group of relations.
+type FilledByGroup = (SystemTable, &'static [(&'static str, By)], FillGroup);
+type FillGroup = fn(Asked<'_>, &Schema) -> Result<Rows>;
+
+/// What a column holds that says which relation a row belongs to.
+#[derive(Clone, Copy)]
+enum By {
+    /// The name of the relation, or of one of its indexes.
+    Name,
+    /// The number of the relation, or of something that belongs to it.
+    Oid,
+}
+
+/// What fills a table.
+#[derive(Clone, Copy)]
+enum Fill {
+    Whole(fn(Asked<'_>) -> Result<Rows>),
+    /// A part for each group of relations.
+    ByGroup(&'static [(&'static str, By)], FillGroup),
+}
+
 const fn table(name: &'static str, columns: &'static [(&'static str, &'static str)]) -> SystemTable {
     SystemTable { name, columns }
 }
 
 /// All tables.
 static TABLES: LazyLock<Tables> = LazyLock::new(|| {
-    let all = [
+    let whole = [
         relations::TABLES,
         cluster::TABLES,
         statistics::TABLES,
@@ -107,13 +170,16 @@ static TABLES: LazyLock<Tables> = LazyLock::new(|| {
         nothing::TABLES,
     ]
     .concat();
-    let (tables, rows) = all.into_iter().unzip();
-    Tables { tables, rows }
+    let by_group = [relations::BY_GROUP, statistics::BY_GROUP, information::BY_GROUP].concat();
+    let whole = whole.into_iter().map(|(table, fill)| (table, Fill::Whole(fill)));
+    let by_group = by_group.into_iter().map(|(table, columns, fill)| (table, Fill::ByGroup(columns, fill)));
+    let (tables, fills) = whole.chain(by_group).unzip();
+    Tables { tables, fills }
 });
 
 struct Tables {
     tables: Vec<SystemTable>,
-    rows: Vec<fn(Asked<'_>) -> Result<Rows>>,
+    fills: Vec<Fill>,
 }
 
 impl System for Viewer {
@@ -126,16 +192,55 @@ impl System for Viewer {
     }
 
     fn begin(&self) {
-        *self.schema.lock() = None;
+        *self.schema.lock() = Read::default();
     }
 
-    fn rows(&self, table: usize, database: &Database<'_>) -> Result<Rows> {
-        let (Some(fill), Some(known)) = (TABLES.rows.get(table), TABLES.tables.get(table)) else {
-            return Ok(Vec::new());
+    fn rows(&self, table: usize, part: usize, database: &Database<'_>) -> Result<Option<Rows>> {
+        let (Some(fill), Some(known)) = (TABLES.fills.get(table), TABLES.tables.get(table)) else {
+            return Ok(None);
         };
-        let rows = fill(Asked { viewer: self, database })?;
+        let asked = Asked { viewer: self, database };
+        let rows = match fill {
+            Fill::Whole(fill) if part == 0 => fill(asked)?,
+            Fill::ByGroup(_, fill) if part < asked.outline()?.groups() => fill(asked, &*asked.group(part)?)?,
+            _ => return Ok(None),
+        };
         debug_assert!(rows.iter().all(|row| row.len() == known.columns.len()), "{}", known.name);
-        Ok(rows)
+        Ok(Some(rows))
+    }
+
+    fn parts_with(
+        &self,
+        table: usize,
+        column: usize,
+        value: ValueRef<'_>,
+        database: &Database<'_>,
+    ) -> Result<Parts> {
+        let (Some(Fill::ByGroup(columns, _)), Some(known)) =
+            (TABLES.fills.get(table), TABLES.tables.get(table))
+        else {
+            return Ok(Parts::All);
+        };
+        let name = known.columns.get(column).map(|(name, _)| *name);
+        let Some((_, by)) = columns.iter().find(|(known, _)| Some(*known) == name) else {
+            return Ok(Parts::All);
+        };
+        let outline = Asked { viewer: self, database }.outline()?;
+        let text = match value {
+            ValueRef::Text(text) => std::str::from_utf8(text).ok(),
+            _ => None,
+        };
+        let group = match (by, value, text) {
+            (By::Oid, ValueRef::Integer(oid), _) => outline.group_of_oid(oid),
+            (By::Name, _, Some(name)) => outline.group_of_name(name),
+            // A number as a text equals the number.
+            (By::Oid, _, Some(text)) => match text.parse() {
+                Ok(oid) => outline.group_of_oid(oid),
+                Err(_) => return Ok(Parts::All),
+            },
+            _ => return Ok(Parts::All),
+        };
+        Ok(group.map_or(Parts::None, Parts::One))
     }
 
     fn call(&self, function: usize, arguments: &[ValueRef<'_>], database: &Database<'_>) -> Result<Value> {
@@ -146,6 +251,17 @@ impl System for Viewer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn columns_that_name_a_relation_exist() {
+        for (table, columns, _) in [relations::BY_GROUP, statistics::BY_GROUP, information::BY_GROUP].concat()
+        {
+            for (column, _) in columns {
+                let exists = table.columns.iter().any(|(name, _)| name == column);
+                assert!(exists, "{} has no column {column}", table.name);
+            }
+        }
+    }
 
     #[test]
     fn names_are_unique() {

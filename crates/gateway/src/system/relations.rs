@@ -4,8 +4,8 @@ use fulmar_engine::Value;
 
 use super::cells::row;
 use super::constraints::constraints;
-use super::schema::{Index, Relation};
-use super::{Asked, Filled, Rows, table, types};
+use super::schema::{Index, Relation, Schema};
+use super::{Asked, By, Filled, FilledByGroup, Rows, table, types};
 use crate::Result;
 
 /// Numbers of the schemas.
@@ -15,18 +15,16 @@ pub(super) const INFORMATION_SCHEMA: i64 = 13_000;
 /// The owner of everything: roles have no numbers that last.
 pub(super) const OWNER: i64 = 10;
 
-pub(super) const TABLES: &[Filled] = &[
-    (
-        table(
-            "pg_namespace",
-            &[("oid", "OID"), ("nspname", "NAME"), ("nspowner", "OID"), ("nspacl", "TEXT")],
-        ),
-        |_| {
-            let schemas =
-                [(PG_CATALOG, "pg_catalog"), (PUBLIC, "public"), (INFORMATION_SCHEMA, "information_schema")];
-            Ok(schemas.into_iter().map(|(oid, name)| row![oid, name, OWNER, ()]).collect())
-        },
-    ),
+pub(super) const TABLES: &[Filled] = &[(
+    table("pg_namespace", &[("oid", "OID"), ("nspname", "NAME"), ("nspowner", "OID"), ("nspacl", "TEXT")]),
+    |_| {
+        let schemas =
+            [(PG_CATALOG, "pg_catalog"), (PUBLIC, "public"), (INFORMATION_SCHEMA, "information_schema")];
+        Ok(schemas.into_iter().map(|(oid, name)| row![oid, name, OWNER, ()]).collect())
+    },
+)];
+
+pub(super) const BY_GROUP: &[FilledByGroup] = &[
     (
         table(
             "pg_class",
@@ -66,6 +64,7 @@ pub(super) const TABLES: &[Filled] = &[
                 ("relpartbound", "TEXT"),
             ],
         ),
+        &[("oid", By::Oid), ("relname", By::Name)],
         classes,
     ),
     (
@@ -100,10 +99,12 @@ pub(super) const TABLES: &[Filled] = &[
                 ("attmissingval", "TEXT"),
             ],
         ),
+        &[("attrelid", By::Oid)],
         attributes,
     ),
     (
         table("pg_attrdef", &[("oid", "OID"), ("adrelid", "OID"), ("adnum", "INT2"), ("adbin", "TEXT")]),
+        &[("adrelid", By::Oid)],
         defaults,
     ),
     (
@@ -133,6 +134,7 @@ pub(super) const TABLES: &[Filled] = &[
                 ("indpred", "TEXT"),
             ],
         ),
+        &[("indexrelid", By::Oid), ("indrelid", By::Oid)],
         indexes,
     ),
     (
@@ -162,6 +164,7 @@ pub(super) const TABLES: &[Filled] = &[
                 ("conbin", "TEXT"),
             ],
         ),
+        &[("oid", By::Oid), ("conrelid", By::Oid)],
         constraints,
     ),
     (
@@ -179,6 +182,7 @@ pub(super) const TABLES: &[Filled] = &[
                 ("tgconstraint", "OID"),
             ],
         ),
+        &[("oid", By::Oid), ("tgrelid", By::Oid)],
         triggers,
     ),
     (
@@ -195,8 +199,8 @@ pub(super) const TABLES: &[Filled] = &[
                 ("rowsecurity", "BOOLEAN"),
             ],
         ),
-        |asked| {
-            let schema = asked.schema()?;
+        &[("tablename", By::Name)],
+        |asked, schema| {
             let owner = asked.viewer.identity.tenant.owner.as_str();
             let tables = schema.relations.iter().filter(|relation| !relation.is_view);
             let row = |table: &Relation| {
@@ -212,8 +216,8 @@ pub(super) const TABLES: &[Filled] = &[
             "pg_views",
             &[("schemaname", "NAME"), ("viewname", "NAME"), ("viewowner", "NAME"), ("definition", "TEXT")],
         ),
-        |asked| {
-            let schema = asked.schema()?;
+        &[("viewname", By::Name)],
+        |asked, schema| {
             let owner = asked.viewer.identity.tenant.owner.as_str();
             let views = schema.relations.iter().filter(|relation| relation.is_view);
             Ok(views.map(|view| row!["public", view.name.as_str(), owner, view.sql.as_str()]).collect())
@@ -230,8 +234,8 @@ pub(super) const TABLES: &[Filled] = &[
                 ("indexdef", "TEXT"),
             ],
         ),
-        |asked| {
-            let schema = asked.schema()?;
+        &[("tablename", By::Name), ("indexname", By::Name)],
+        |_, schema| {
             let row = |index: &Index| {
                 row!["public", index.table_name.as_str(), index.name.as_str(), (), index.sql()]
             };
@@ -240,8 +244,7 @@ pub(super) const TABLES: &[Filled] = &[
     ),
 ];
 
-fn classes(asked: Asked<'_>) -> Result<Rows> {
-    let schema = asked.schema()?;
+fn classes(_: Asked<'_>, schema: &Schema) -> Result<Rows> {
     let class =
         |oid: i64, name: &str, kind: &str, columns: usize, checks: usize, indexed: bool, triggered: bool| {
             let method = match kind {
@@ -314,8 +317,7 @@ fn classes(asked: Asked<'_>) -> Result<Rows> {
     Ok(rows)
 }
 
-fn attributes(asked: Asked<'_>) -> Result<Rows> {
-    let schema = asked.schema()?;
+fn attributes(_: Asked<'_>, schema: &Schema) -> Result<Rows> {
     let mut rows = Vec::new();
     for relation in &schema.relations {
         for (number, column) in (1i64..).zip(&relation.columns) {
@@ -394,8 +396,7 @@ fn attributes(asked: Asked<'_>) -> Result<Rows> {
     Ok(rows)
 }
 
-fn defaults(asked: Asked<'_>) -> Result<Rows> {
-    let schema = asked.schema()?;
+fn defaults(_: Asked<'_>, schema: &Schema) -> Result<Rows> {
     let mut rows: Rows = Vec::new();
     for relation in &schema.relations {
         for (number, column) in (1i64..).zip(&relation.columns) {
@@ -408,8 +409,7 @@ fn defaults(asked: Asked<'_>) -> Result<Rows> {
     Ok(rows)
 }
 
-fn indexes(asked: Asked<'_>) -> Result<Rows> {
-    let schema = asked.schema()?;
+fn indexes(_: Asked<'_>, schema: &Schema) -> Result<Rows> {
     let row = |index: &Index| {
         let each = |of: fn(&super::schema::Key) -> i64| {
             index.keys.iter().map(|key| of(key).to_string()).collect::<Vec<_>>().join(" ")
@@ -443,8 +443,7 @@ fn indexes(asked: Asked<'_>) -> Result<Rows> {
     Ok(schema.indexes.iter().map(row).collect())
 }
 
-fn triggers(asked: Asked<'_>) -> Result<Rows> {
-    let schema = asked.schema()?;
+fn triggers(_: Asked<'_>, schema: &Schema) -> Result<Rows> {
     let rows = schema.triggers.iter().map(|trigger| {
         let table: Value =
             schema.relation(&trigger.table).map_or(Value::Null, |table| Value::Integer(table.oid));

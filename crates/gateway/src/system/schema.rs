@@ -1,8 +1,20 @@
 //! A tenant's schema, out of SQLite's.
+//!
+//! A schema may have thousands of tables with thousands of columns each. Of all of it only an [`Outline`] is in memory: names
+//! and numbers of tables, views, indexes and triggers, about as much as SQLite itself keeps. The rest is read in groups of
+//! tables, each a [`Schema`] of its own:
+//!
+//! ```text
+//! Outline:  groups  [ a b c ][ d ][ v ][ e f ... ]     tables of 16 KiB of SQL together, or one; a view by itself
+//!                                   `- Schema: columns, indexes, foreign keys, triggers, texts
+//! ```
+//!
+//! The usual schema is one group, and read with one query for each kind of object.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
-use fulmar_engine::{Database, Value};
+use fulmar_engine::{Database, Value, ValueRef};
 
 use crate::Result;
 use crate::dialect::token::{Lexer, Token, quote_name};
@@ -13,9 +25,169 @@ const FIRST_OID: i64 = 16_384;
 /// What is not in `sqlite_schema` is numbered beside what it belongs to: primary keys without an index, constraints.
 pub(super) const KEY_OIDS: i64 = 0x2000_0000;
 pub(super) const CONSTRAINT_OIDS: i64 = 0x4000_0000;
-const OTHER_CONSTRAINT_OIDS: i64 = 0x6000_0000;
+const OTHER_CONSTRAINT_OIDS: i64 = 0x6100_0000;
+/// Numbers of a table's CHECKs, and as many of its foreign keys. If it had more, two of its neighbour's would have the same.
+const CONSTRAINTS_PER_KIND: i64 = 2000;
 
-/// All that there is.
+/// The texts of the tables of a group together, unless it is one table. A table has no more columns than its text has
+/// commas, so what a group fills is bounded.
+const GROUP_BYTES: i64 = 16 << 10;
+
+/// What there is, without what it consists of.
+#[derive(Default)]
+pub(super) struct Outline {
+    /// Tables and views, by name.
+    relations: Vec<Head>,
+    /// Indexes and triggers, by the relation that they belong to.
+    owned: Vec<Owned>,
+    /// Places in `relations`.
+    groups: Vec<Range<usize>>,
+    /// Places in `relations` by the numbers of relations, indexes and triggers.
+    by_oid: HashMap<i64, usize>,
+}
+
+struct Head {
+    oid: i64,
+    name: String,
+    is_view: bool,
+    group: usize,
+}
+
+struct Owned {
+    /// Its place in `relations`.
+    relation: usize,
+    oid: i64,
+    name: String,
+    is_index: bool,
+}
+
+impl Outline {
+    /// Reads it.
+    pub(super) fn read(database: &Database<'_>) -> Result<Outline> {
+        let mut outline = Outline::default();
+        let mut bytes = 0;
+        let sql = "SELECT rowid, name, type = 'view', octet_length(sql) FROM sqlite_schema \
+                   WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite~_%' ESCAPE '~' ORDER BY name";
+        database.each(sql, &[], |row| {
+            let [rowid, name, is_view, length] = row else { return };
+            outline.add(
+                FIRST_OID + number(*rowid),
+                words(*name),
+                number(*is_view) != 0,
+                number(*length),
+                &mut bytes,
+            );
+        })?;
+        let sql = "SELECT rowid, name, tbl_name, type = 'index' FROM sqlite_schema WHERE type IN ('index', 'trigger')";
+        database.each(sql, &[], |row| {
+            let [rowid, name, table, is_index] = row else { return };
+            let Some(relation) = outline.place(&words(*table)) else { return };
+            let oid = FIRST_OID + number(*rowid);
+            outline.by_oid.insert(oid, relation);
+            outline.owned.push(Owned { relation, oid, name: words(*name), is_index: number(*is_index) != 0 });
+        })?;
+        outline.owned.sort_by_key(|owned| owned.relation);
+        Ok(outline)
+    }
+
+    /// Adds a relation behind those whose names are before its own. `bytes` are the texts of the last group.
+    fn add(&mut self, oid: i64, name: String, is_view: bool, length: i64, bytes: &mut i64) {
+        let at = self.relations.len();
+        let joins = self.relations.last().is_some_and(|last| !last.is_view && !is_view)
+            && *bytes + length <= GROUP_BYTES;
+        match self.groups.last_mut().filter(|_| joins) {
+            Some(group) => {
+                group.end = at + 1;
+                *bytes += length;
+            }
+            None => {
+                self.groups.push(at..at + 1);
+                *bytes = length;
+            }
+        }
+        self.by_oid.insert(oid, at);
+        self.relations.push(Head { oid, name, is_view, group: self.groups.len() - 1 });
+    }
+
+    /// The place of a relation. Names differ by more than case.
+    fn place(&self, name: &str) -> Option<usize> {
+        let exact = self.relations.binary_search_by(|relation| relation.name.as_str().cmp(name));
+        exact
+            .ok()
+            .or_else(|| self.relations.iter().position(|relation| relation.name.eq_ignore_ascii_case(name)))
+    }
+
+    /// How many groups there are.
+    pub(super) fn groups(&self) -> usize {
+        self.groups.len()
+    }
+
+    /// The group of the relation or index of that name.
+    pub(super) fn group_of_name(&self, name: &str) -> Option<usize> {
+        let owner = || {
+            let named =
+                self.owned.iter().find(|owned| owned.is_index && owned.name.eq_ignore_ascii_case(name));
+            named.map(|owned| owned.relation)
+        };
+        // Of a key without an index.
+        let keyed = || name.strip_suffix(KEY_SUFFIX).and_then(|table| self.place(table));
+        let relation = self.place(name).or_else(owner).or_else(keyed)?;
+        Some(self.relations[relation].group)
+    }
+
+    /// The group of the relation, index, trigger or constraint of that number.
+    pub(super) fn group_of_oid(&self, oid: i64) -> Option<usize> {
+        let object = match oid {
+            OTHER_CONSTRAINT_OIDS.. => FIRST_OID + (oid - OTHER_CONSTRAINT_OIDS) / (2 * CONSTRAINTS_PER_KIND),
+            CONSTRAINT_OIDS.. => oid - CONSTRAINT_OIDS,
+            oid => oid,
+        };
+        let object = if object >= KEY_OIDS { object - KEY_OIDS } else { object };
+        self.by_oid.get(&object).map(|relation| self.relations[*relation].group)
+    }
+
+    /// The number of a relation or index.
+    pub(super) fn oid_of(&self, name: &str) -> Option<i64> {
+        let index = || {
+            let named = |owned: &&Owned| owned.is_index && owned.name.eq_ignore_ascii_case(name);
+            self.owned.iter().find(named).map(|owned| owned.oid)
+        };
+        self.place(name).map(|relation| self.relations[relation].oid).or_else(index)
+    }
+
+    /// The name of a relation or index.
+    pub(super) fn name_of(&self, oid: i64) -> Option<&str> {
+        let relation = *self.by_oid.get(&oid)?;
+        let head = &self.relations[relation];
+        if head.oid == oid {
+            return Some(&head.name);
+        }
+        let index =
+            self.owned_by(relation..relation + 1).iter().find(|owned| owned.oid == oid && owned.is_index);
+        index.map(|index| index.name.as_str())
+    }
+
+    /// What belongs to these relations.
+    fn owned_by(&self, relations: Range<usize>) -> &[Owned] {
+        let start = self.owned.partition_point(|owned| owned.relation < relations.start);
+        let end = self.owned.partition_point(|owned| owned.relation < relations.end);
+        &self.owned[start..end]
+    }
+
+    /// The rows of `sqlite_schema` that a group is made of, as an array of JSON's.
+    fn rowids(&self, group: usize) -> String {
+        let relations = self.groups[group].clone();
+        let own = self.relations[relations.clone()].iter().map(|relation| relation.oid);
+        let oids = own.chain(self.owned_by(relations).iter().map(|owned| owned.oid));
+        let rowids: Vec<String> = oids.map(|oid| (oid - FIRST_OID).to_string()).collect();
+        format!("[{}]", rowids.join(","))
+    }
+}
+
+/// What the name of a key ends with that has no index of its own.
+const KEY_SUFFIX: &str = "_pkey";
+
+/// A group of relations, and all that belongs to them.
 pub(super) struct Schema {
     /// Tables and views, by name.
     pub(super) relations: Vec<Relation>,
@@ -44,6 +216,7 @@ pub(super) struct Column {
     pub(super) generated: bool,
 }
 
+#[derive(Clone)]
 pub(super) struct Index {
     pub(super) oid: i64,
     pub(super) name: String,
@@ -59,6 +232,7 @@ pub(super) struct Index {
 }
 
 /// A column of an index; number 0 is an expression.
+#[derive(Clone)]
 pub(super) struct Key {
     pub(super) number: i64,
     pub(super) name: String,
@@ -93,10 +267,11 @@ pub(super) struct Trigger {
 }
 
 impl Schema {
-    /// Reads it.
-    pub(super) fn read(database: &Database<'_>) -> Result<Schema> {
+    /// Reads a group of the outline.
+    pub(super) fn read(outline: &Outline, group: usize, database: &Database<'_>) -> Result<Schema> {
+        let rowids = &outline.rowids(group);
         let sql = "SELECT rowid, type, name, tbl_name, coalesce(sql, '') FROM sqlite_schema \
-                   WHERE name NOT LIKE 'sqlite~_%' ESCAPE '~' OR type = 'index' ORDER BY name";
+                   WHERE rowid IN (SELECT value FROM json_each(?1)) ORDER BY name";
         let mut schema = Schema {
             relations: Vec::new(),
             indexes: Vec::new(),
@@ -104,7 +279,7 @@ impl Schema {
             triggers: Vec::new(),
         };
         let mut indexes = HashMap::new();
-        for row in database.query(sql, &[])? {
+        for row in database.query(sql, &[rowids])? {
             let [rowid, kind, name, table, sql] = &row[..] else { continue };
             let (oid, name, sql) = (FIRST_OID + integer(rowid), text(name), text(sql));
             match text(kind).as_str() {
@@ -116,9 +291,9 @@ impl Schema {
                 }
             }
         }
-        schema.read_columns(database)?;
-        schema.read_indexes(database, &indexes)?;
-        schema.read_foreign_keys(database)?;
+        schema.read_columns(rowids, database)?;
+        schema.read_indexes(rowids, &indexes, database)?;
+        schema.read_foreign_keys(rowids, database)?;
         Ok(schema)
     }
 
@@ -130,16 +305,22 @@ impl Schema {
         self.relations.iter().find(|relation| relation.oid == oid)
     }
 
-    fn read_columns(&mut self, database: &Database<'_>) -> Result<()> {
+    fn read_columns(&mut self, rowids: &str, database: &Database<'_>) -> Result<()> {
         const COLUMNS: &str = "x.name, x.type, x.\"notnull\", x.dflt_value, x.pk, x.hidden";
         let sql = format!(
             "SELECT m.name, {COLUMNS} FROM sqlite_schema AS m, pragma_table_xinfo(m.name) AS x \
-             WHERE m.type = 'table' AND x.hidden <> 1 ORDER BY m.name, x.cid"
+             WHERE m.rowid IN (SELECT value FROM json_each(?1)) AND m.type = 'table' AND x.hidden <> 1 \
+             ORDER BY m.name, x.cid"
         );
         let mut columns: HashMap<String, Vec<Column>> = HashMap::new();
-        for row in database.query(&sql, &[])? {
-            columns.entry(text(&row[0])).or_default().push(column(&row[1..]));
-        }
+        database.each(&sql, &[rowids], |row| {
+            let values: Vec<Value> = row[1..].iter().map(|value| ValueRef::to_owned(*value)).collect();
+            let of_table = match columns.get_mut(&words(row[0])) {
+                Some(of_table) => of_table,
+                None => columns.entry(words(row[0])).or_default(),
+            };
+            of_table.push(column(&values));
+        })?;
         let sql = format!("SELECT {COLUMNS} FROM pragma_table_xinfo(?1) AS x ORDER BY x.cid");
         for relation in &mut self.relations {
             relation.columns = match columns.remove(&relation.name) {
@@ -158,13 +339,15 @@ impl Schema {
 
     fn read_indexes(
         &mut self,
-        database: &Database<'_>,
+        rowids: &str,
         written: &HashMap<String, (i64, String)>,
+        database: &Database<'_>,
     ) -> Result<()> {
         let sql = "SELECT m.name, l.name, l.\"unique\", l.origin, x.cid, x.name, x.\"desc\" \
                    FROM sqlite_schema AS m, pragma_index_list(m.name) AS l, pragma_index_xinfo(l.name) AS x \
-                   WHERE m.type = 'table' AND x.key ORDER BY m.name, l.name, x.seqno";
-        for row in database.query(sql, &[])? {
+                   WHERE m.rowid IN (SELECT value FROM json_each(?1)) AND m.type = 'table' AND x.key \
+                   ORDER BY m.name, l.name, x.seqno";
+        for row in database.query(sql, &[rowids])? {
             let (table, name) = (text(&row[0]), text(&row[1]));
             let key = Key {
                 number: (integer(&row[4]) + 1).max(0),
@@ -209,7 +392,7 @@ impl Schema {
             keys.sort_by_key(|(place, _)| *place);
             self.indexes.push(Index {
                 oid: relation.oid + KEY_OIDS,
-                name: format!("{}_pkey", relation.name),
+                name: format!("{}{KEY_SUFFIX}", relation.name),
                 table: relation.oid,
                 table_name: relation.name.clone(),
                 unique: true,
@@ -222,17 +405,18 @@ impl Schema {
         Ok(())
     }
 
-    fn read_foreign_keys(&mut self, database: &Database<'_>) -> Result<()> {
+    fn read_foreign_keys(&mut self, rowids: &str, database: &Database<'_>) -> Result<()> {
         let sql = "SELECT m.name, f.id, f.\"table\", f.\"from\", f.\"to\", f.on_update, f.on_delete \
                    FROM sqlite_schema AS m, pragma_foreign_key_list(m.name) AS f \
-                   WHERE m.type = 'table' ORDER BY m.name, f.id, f.seq";
+                   WHERE m.rowid IN (SELECT value FROM json_each(?1)) AND m.type = 'table' \
+                   ORDER BY m.name, f.id, f.seq";
         let mut last = None;
-        for row in database.query(sql, &[])? {
+        for row in database.query(sql, &[rowids])? {
             let (table, id) = (text(&row[0]), integer(&row[1]));
             if last.as_ref() != Some(&(id, table.clone())) {
                 let Some(relation) = self.relation(&table) else { continue };
                 let key = ForeignKey {
-                    oid: OTHER_CONSTRAINT_OIDS + self.foreign_keys.len() as i64,
+                    oid: relation.constraint_oid(CONSTRAINTS_PER_KIND + id),
                     table: relation.oid,
                     table_name: relation.name.clone(),
                     columns: Vec::new(),
@@ -268,6 +452,11 @@ fn column(row: &[Value]) -> Column {
 }
 
 impl Relation {
+    /// The number of one of its constraints that is no key.
+    fn constraint_oid(&self, number: i64) -> i64 {
+        OTHER_CONSTRAINT_OIDS + (self.oid - FIRST_OID) * 2 * CONSTRAINTS_PER_KIND + number
+    }
+
     /// The place of a column, counted from 1.
     pub(super) fn number(&self, column: &str) -> Option<i64> {
         (1..)
@@ -299,9 +488,7 @@ impl Relation {
                 0 => format!("{}_check", self.name),
                 number => format!("{}_check{number}", self.name),
             });
-            // A table has no thousand of them; if it had, two of its neighbour's would have the same number.
-            let oid = OTHER_CONSTRAINT_OIDS + 0x100_0000 + (self.oid - FIRST_OID) * 1000 + number;
-            checks.push(Check { oid, name, condition });
+            checks.push(Check { oid: self.constraint_oid(number), name, condition });
         }
         checks
     }
@@ -395,9 +582,61 @@ pub(super) fn integer(value: &Value) -> i64 {
     }
 }
 
+fn words(value: ValueRef<'_>) -> String {
+    match value {
+        ValueRef::Text(text) => String::from_utf8_lossy(text).into_owned(),
+        _ => String::new(),
+    }
+}
+
+fn number(value: ValueRef<'_>) -> i64 {
+    match value {
+        ValueRef::Integer(integer) => integer,
+        _ => 0,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tables_are_read_in_groups_of_bounded_size() {
+        let mut outline = Outline::default();
+        let mut bytes = 0;
+        let relations =
+            [("a", false, 8 << 10), ("b", false, 8 << 10), ("c", false, 1), ("d", true, 1), ("e", false, 1)];
+        for (oid, (name, is_view, length)) in (FIRST_OID + 1..).zip(relations) {
+            outline.add(oid, name.into(), is_view, length, &mut bytes);
+        }
+        outline.owned.push(Owned { relation: 1, oid: FIRST_OID + 9, name: "b_i".into(), is_index: true });
+        outline.by_oid.insert(FIRST_OID + 9, 1);
+        assert_eq!(outline.groups, [0..2, 2..3, 3..4, 4..5]);
+        assert_eq!(outline.rowids(0), "[1,2,9]");
+        assert_eq!(outline.rowids(3), "[5]");
+        let names = ["B", "b_i", "c_pkey", "nothing"].map(|name| outline.group_of_name(name));
+        assert_eq!(names, [Some(0), Some(0), Some(1), None]);
+        let c = Relation {
+            oid: FIRST_OID + 3,
+            name: "c".into(),
+            is_view: false,
+            sql: "".into(),
+            columns: vec![],
+        };
+        let oids = [
+            FIRST_OID + 9,
+            FIRST_OID + 9 + CONSTRAINT_OIDS,
+            c.oid + KEY_OIDS,
+            c.oid + KEY_OIDS + CONSTRAINT_OIDS,
+            c.constraint_oid(0),
+            c.constraint_oid(2 * CONSTRAINTS_PER_KIND - 1),
+            FIRST_OID,
+        ];
+        let groups = oids.map(|oid| outline.group_of_oid(oid));
+        assert_eq!(groups, [Some(0), Some(0), Some(1), Some(1), Some(1), Some(1), None]);
+        assert_eq!(outline.name_of(FIRST_OID + 9), Some("b_i"));
+        assert_eq!([outline.oid_of("C"), outline.oid_of("b_i")], [Some(c.oid), Some(FIRST_OID + 9)]);
+    }
 
     #[test]
     fn an_index_is_defined_behind_its_table() {

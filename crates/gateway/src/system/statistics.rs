@@ -12,7 +12,7 @@ use fulmar_pages::Durability;
 use super::cells::row;
 use super::cluster::{oid, tenants, user_numbers};
 use super::figures::{Figures, milliseconds};
-use super::{Asked, Filled, Rows, Viewer, table};
+use super::{Asked, By, Filled, FilledByGroup, Rows, Viewer, table};
 use crate::Result;
 use crate::events::{Event, Kind};
 use crate::registry::Handle;
@@ -113,35 +113,34 @@ pub(super) const TABLES: &[Filled] = &[
         ),
         history,
     ),
-    (
-        table(
-            "pg_stat_user_tables",
-            &[
-                ("relid", "OID"),
-                ("schemaname", "NAME"),
-                ("relname", "NAME"),
-                ("seq_scan", "INT8"),
-                ("idx_scan", "INT8"),
-                ("n_tup_ins", "INT8"),
-                ("n_tup_upd", "INT8"),
-                ("n_tup_del", "INT8"),
-                ("n_live_tup", "INT8"),
-                ("n_dead_tup", "INT8"),
-                ("last_vacuum", "TIMESTAMPTZ"),
-                ("last_analyze", "TIMESTAMPTZ"),
-            ],
-        ),
-        |asked| {
-            let schema = asked.schema()?;
-            let tables = schema.relations.iter().filter(|relation| !relation.is_view);
-            Ok(tables
-                .map(|table| {
-                    row![table.oid, "public", table.name.as_str(), (), (), (), (), (), (), (), (), ()]
-                })
-                .collect())
-        },
-    ),
 ];
+
+pub(super) const BY_GROUP: &[FilledByGroup] = &[(
+    table(
+        "pg_stat_user_tables",
+        &[
+            ("relid", "OID"),
+            ("schemaname", "NAME"),
+            ("relname", "NAME"),
+            ("seq_scan", "INT8"),
+            ("idx_scan", "INT8"),
+            ("n_tup_ins", "INT8"),
+            ("n_tup_upd", "INT8"),
+            ("n_tup_del", "INT8"),
+            ("n_live_tup", "INT8"),
+            ("n_dead_tup", "INT8"),
+            ("last_vacuum", "TIMESTAMPTZ"),
+            ("last_analyze", "TIMESTAMPTZ"),
+        ],
+    ),
+    &[("relid", By::Oid), ("relname", By::Name)],
+    |_, schema| {
+        let tables = schema.relations.iter().filter(|relation| !relation.is_view);
+        Ok(tables
+            .map(|table| row![table.oid, "public", table.name.as_str(), (), (), (), (), (), (), (), (), ()])
+            .collect())
+    },
+)];
 
 /// The versions that the viewer's database can be restored to.
 fn history(asked: Asked<'_>) -> Result<Rows> {
