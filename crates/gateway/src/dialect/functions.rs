@@ -4,7 +4,7 @@
 //! call is replaced by a literal, with the function's name kept as the column's. Statements that mention none of them
 //! (nearly all) are recognised in one pass over their bytes.
 
-use super::token::{Kind, Token, first_statement, quote_name, quote_text};
+use super::token::{Kind, Lexer, Token, first_statement, quote_name, quote_text};
 use super::{Context, Front, catalog};
 use crate::Result;
 
@@ -20,11 +20,23 @@ pub(super) fn front<'a>(sql: &'a str, context: &Context<'_>) -> Result<Front<'a>
     }
     let (tokens, rest) = first_statement(sql);
     let rewritten = rewrite(sql, &tokens, context);
-    let tokens = rewritten.as_ref().map_or(tokens, |text| first_statement(text).0);
-    if catalog::concerns(&tokens) {
+    let tokens = match &rewritten {
+        Some(text) => {
+            drop(tokens);
+            first_statement(text).0
+        }
+        None => tokens,
+    };
+    if catalog::concerns(tokens.iter().copied()) {
         return Ok(Front::Translated(catalog::translate(&tokens)?, rest));
     }
     Ok(rewritten.map_or(Front::Pass, |text| Front::Rewritten(text, rest)))
+}
+
+/// Whether [`front`] may translate the first statement of `sql`.
+pub(super) fn may_translate(sql: &str) -> bool {
+    super::first_has(sql, may_concern)
+        && catalog::concerns(Lexer::new(sql).take_while(|token| !token.is_sign(';')))
 }
 
 /// Whether one of the names might be in the text: each has one of these in it.

@@ -86,6 +86,11 @@ pub(crate) enum Front<'a> {
     Command(Box<Command>, &'a str),
 }
 
+/// Whether [`front`] translates the first statement of `sql`, which needs memory. Keeps no tokens.
+pub(crate) fn translates(sql: &str) -> bool {
+    functions::may_translate(sql)
+}
+
 /// Looks at the first statement of `sql`.
 pub(crate) fn front<'a>(sql: &'a str, context: &Context<'_>) -> Result<Front<'a>> {
     let Some((text, rest)) = in_main_schema(sql) else { return front_of(sql, context) };
@@ -141,8 +146,8 @@ fn first_has(sql: &str, wanted: impl Fn([u8; 3]) -> bool) -> bool {
     if alone {
         return has(sql);
     }
-    let (_, rest) = first_statement(sql);
-    has(&sql[..sql.len() - rest.len()])
+    let end = Lexer::new(sql).find(|token| token.is_sign(';')).map_or(sql.len(), |token| token.end());
+    has(&sql[..end])
 }
 
 fn front_of<'a>(sql: &'a str, context: &Context<'_>) -> Result<Front<'a>> {

@@ -230,9 +230,48 @@ impl<'a> Iterator for Lexer<'a> {
     }
 }
 
+/// A text from this length on is measured before its tokens are kept.
+pub(crate) const LONG_BYTES: usize = 64 << 10;
+
+/// Where the first statement of a text is, without semicolons before it, and with the one behind it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Extent {
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+    pub(crate) tokens: usize,
+}
+
+/// Measures the first statement of `sql`; `None` if it is longer than `limit_bytes`. Keeps no tokens, and reads no further than the
+/// statement or the limit. The body of a trigger has semicolons of its own; it ends with `; END ;`, as in SQLite's shell.
+pub(crate) fn measure(sql: &str, limit_bytes: usize) -> Option<Extent> {
+    let Some(first) = Lexer::new(sql).find(|token| !token.is_sign(';')) else {
+        return Some(Extent { start: sql.len(), end: sql.len(), tokens: 0 });
+    };
+    let start = first.start;
+    let limit = sql.floor_char_boundary(start.saturating_add(limit_bytes).saturating_add(1).min(sql.len()));
+    let text = &sql[start..limit];
+    let (mut tokens, mut trigger) = (0, false);
+    // Whether the token before was a semicolon, or an END behind one.
+    let (mut semicolon, mut end) = (false, false);
+    for token in Lexer::new(text) {
+        tokens += 1;
+        if token.is_sign(';') && (!trigger || end) {
+            let end = start + token.end();
+            return (token.start <= limit_bytes).then_some(Extent { start, end, tokens });
+        }
+        trigger |= tokens <= 4 && first.is("create") && token.is("trigger");
+        (semicolon, end) = (token.is_sign(';'), semicolon && token.is("end"));
+    }
+    (limit == sql.len() && text.len() <= limit_bytes).then_some(Extent { start, end: limit, tokens })
+}
+
 /// The tokens of the first statement of `sql`, and what follows its semicolon.
 pub(crate) fn first_statement(sql: &str) -> (Vec<Token<'_>>, &str) {
     let mut tokens = Vec::new();
+    if sql.len() >= LONG_BYTES {
+        // Else the list would be twice as long as it need be.
+        tokens.reserve_exact(Lexer::new(sql).take_while(|token| !token.is_sign(';')).count());
+    }
     let mut lexer = Lexer::new(sql);
     for token in lexer.by_ref() {
         if token.is_sign(';') {
@@ -375,6 +414,21 @@ mod tests {
         assert_eq!(Lexer::new("[A\"b]").next().unwrap().name().unwrap(), "A\"b");
         assert_eq!(Lexer::new("`A``b`").next().unwrap().name().unwrap(), "A`b");
         assert_eq!(Lexer::new("Abc").next().unwrap().name().unwrap(), "abc");
+    }
+
+    #[test]
+    fn the_first_statement_is_measured() {
+        let extent = |sql, limit| measure(sql, limit).map(|extent| (extent.start, extent.end, extent.tokens));
+        assert_eq!(extent("; SELECT 1; SELECT 2", 100), Some((2, 11, 3)));
+        assert_eq!(extent("SELECT ';'", 10), Some((0, 10, 2)));
+        assert_eq!(extent("SELECT ';'", 9), None);
+        assert_eq!(extent("SELECT 12;SELECT 3", 9), Some((0, 10, 3)), "the semicolon does not count");
+        assert_eq!(extent("SELECT 12;SELECT 3", 8), None);
+        assert_eq!(extent(" ;; -- nothing", 1), Some((14, 14, 0)));
+        let trigger =
+            "CREATE TEMP TRIGGER t AFTER INSERT ON a BEGIN SELECT CASE WHEN 1 THEN 2 END; END; SELECT 1";
+        assert_eq!(measure(trigger, 100).map(|extent| &trigger[extent.end..]), Some(" SELECT 1"));
+        assert_eq!(extent("\u{e9}\u{e9}\u{e9}", 3), None, "the limit may be inside of a character");
     }
 
     proptest! {

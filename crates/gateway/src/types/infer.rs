@@ -98,7 +98,9 @@ impl Inference {
 
     /// Finds `array_agg(...) AS name`, wherever it stands.
     fn find_arrays(&mut self, tokens: &[Token<'_>]) {
-        for at in (0..tokens.len()).filter(|at| tokens[*at].is("array_agg")) {
+        /// Each may be searched for in the whole text.
+        const ARRAYS: usize = 100;
+        for at in (0..tokens.len()).filter(|at| tokens[*at].is("array_agg")).take(ARRAYS) {
             let mut depth = 0;
             let close = tokens[at + 1..].iter().position(|token| {
                 depth += i32::from(token.is_sign('(')) - i32::from(token.is_sign(')'));

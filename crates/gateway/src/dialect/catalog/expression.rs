@@ -1,5 +1,7 @@
 //! Expressions: casts, operators, arrays.
 
+use std::borrow::Cow;
+
 use fulmar_engine::Value;
 
 use super::super::token::{Kind, Lexer, Token, quote_name, quote_text};
@@ -19,7 +21,7 @@ pub(super) fn of_user(tokens: &[Token<'_>]) -> String {
 }
 
 fn write(tokens: &[Token<'_>], of_user: bool) -> String {
-    let mut output = Output { of_user, ..Output::default() };
+    let mut output = Output { pieces: Vec::new(), gap: false, of_user };
     let mut at = 0;
     while at < tokens.len() {
         at = output.take(tokens, at).max(at + 1);
@@ -28,17 +30,17 @@ fn write(tokens: &[Token<'_>], of_user: bool) -> String {
 }
 
 /// What has been written. What stands in parentheses is one piece.
-#[derive(Default)]
-struct Output {
-    pieces: Vec<Piece>,
+struct Output<'a> {
+    pieces: Vec<Piece<'a>>,
     /// What was left out stood apart from what is before it.
     gap: bool,
     /// Only what SQLite has no words for is put otherwise.
     of_user: bool,
 }
 
-struct Piece {
-    text: String,
+struct Piece<'a> {
+    /// Most are tokens as they were.
+    text: Cow<'a, str>,
     kind: Is,
     /// Whether a blank stands before it.
     apart: bool,
@@ -52,8 +54,8 @@ enum Is {
     Other,
 }
 
-impl Output {
-    fn push(&mut self, text: impl Into<String>, kind: Is, apart: bool) {
+impl<'a> Output<'a> {
+    fn push(&mut self, text: impl Into<Cow<'a, str>>, kind: Is, apart: bool) {
         let apart = std::mem::take(&mut self.gap) || apart;
         self.pieces.push(Piece { text: text.into(), kind, apart });
     }
@@ -70,7 +72,7 @@ impl Output {
     }
 
     /// Takes the tokens at `at` that belong together; answers where the next ones begin.
-    fn take(&mut self, tokens: &[Token<'_>], at: usize) -> usize {
+    fn take(&mut self, tokens: &[Token<'a>], at: usize) -> usize {
         let token = &tokens[at];
         let next_is = |ahead: usize, sign| tokens.get(at + ahead).is_some_and(|next| next.is_sign(sign));
         let apart = at > 0 && token.start > tokens[at - 1].end();
@@ -79,7 +81,7 @@ impl Output {
         }
         if token.kind == Kind::String {
             let plain = self.of_user || token.text.starts_with('\'');
-            let text = if plain { token.text.to_owned() } else { string(token) };
+            let text = if plain { Cow::Borrowed(token.text) } else { Cow::Owned(string(token)) };
             self.push(text, Is::Literal, apart);
         } else if token.kind != Kind::Sign {
             self.push(token.text, Is::Literal, apart);
@@ -120,7 +122,7 @@ impl Output {
         at + 1
     }
 
-    fn take_word(&mut self, tokens: &[Token<'_>], at: usize, apart: bool) -> usize {
+    fn take_word(&mut self, tokens: &[Token<'a>], at: usize, apart: bool) -> usize {
         let token = &tokens[at];
         let next_is = |ahead: usize, sign| tokens.get(at + ahead).is_some_and(|next| next.is_sign(sign));
         let after_dot = self.pieces.last().is_some_and(|piece| piece.text == ".");
@@ -139,8 +141,10 @@ impl Output {
                     true,
                 );
             } else {
-                let text =
-                    if RESERVED.contains(&name.as_str()) { quote_name(&name) } else { token.text.into() };
+                let text = match RESERVED.contains(&name.as_str()) {
+                    true => Cow::Owned(quote_name(&name)),
+                    false => Cow::Borrowed(token.text),
+                };
                 self.push(text, Is::Name, apart);
             }
             return at + 1;
@@ -210,7 +214,7 @@ impl Output {
     }
 
     /// `information_schema.x`: a table, its name before a column, or a function.
-    fn take_of_schema(&mut self, tokens: &[Token<'_>], at: usize, schema: &str, apart: bool) -> usize {
+    fn take_of_schema(&mut self, tokens: &[Token<'a>], at: usize, schema: &str, apart: bool) -> usize {
         let Some(name) = tokens.get(at + 2).and_then(Token::name) else { return at + 2 };
         let goes_on = tokens.get(at + 3).is_some_and(|next| next.is_sign('.') || next.is_sign('('));
         let text = if goes_on { name } else { quote_name(&format!("{schema}.{name}")) };
@@ -219,7 +223,7 @@ impl Output {
     }
 
     /// A word of a user's statement: only `CAST` to what SQLite would make a number of, and `= ANY (...)`, are other.
-    fn take_word_of_user(&mut self, tokens: &[Token<'_>], at: usize, apart: bool, name: &str) -> usize {
+    fn take_word_of_user(&mut self, tokens: &[Token<'a>], at: usize, apart: bool, name: &str) -> usize {
         let token = &tokens[at];
         let after_dot = self.pieces.last().is_some_and(|piece| piece.text == ".");
         if tokens.get(at + 1).is_some_and(|next| next.is_sign('(')) && !after_dot {
@@ -252,9 +256,9 @@ impl Output {
     /// `= ANY (...)` and `<> ALL (...)`: of a list, a query, or the elements of an array. Answers whether it is one of the
     /// two: of no other comparison an IN can be made.
     fn take_any(&mut self, inner: &[Token<'_>], all: bool) -> bool {
-        let is_sign = |piece: &&Piece| matches!(piece.text.as_str(), "=" | "<" | ">" | "!");
+        let is_sign = |piece: &&Piece<'_>| matches!(&*piece.text, "=" | "<" | ">" | "!");
         let signs: Vec<&str> =
-            self.pieces.iter().rev().take_while(is_sign).map(|piece| piece.text.as_str()).collect();
+            self.pieces.iter().rev().take_while(is_sign).map(|piece| &*piece.text).collect();
         let fits = match signs.as_slice() {
             ["="] => !all,
             [">", "<"] | ["=", "!"] => all,
@@ -268,8 +272,12 @@ impl Output {
         self.push(if all { "NOT IN" } else { "IN" }, Is::Other, true);
         let text = match listed(inner) {
             Some(items) => {
-                let items: Vec<String> = pieces(items).into_iter().map(|item| self.inner(item)).collect();
-                items.join(", ")
+                let mut text = String::new();
+                for item in pieces(items) {
+                    text.push_str(if text.is_empty() { "" } else { ", " });
+                    text.push_str(&self.inner(item));
+                }
+                text
             }
             None if begins_query(inner) && !self.of_user => query(inner),
             None if begins_query(inner) => self.inner(inner),
@@ -286,18 +294,18 @@ impl Output {
     /// Takes back the last operand: a literal, a path, something in parentheses, a call.
     fn take_operand(&mut self) -> String {
         let Some(last) = self.pieces.pop() else { return "NULL".to_owned() };
-        let mut text = last.text;
+        let mut text = last.text.into_owned();
         if last.kind == Is::Group {
             let calls = self.pieces.last().is_some_and(|piece| piece.kind == Is::Name) && !last.apart;
             if !calls {
                 return text;
             }
-            let name = self.pieces.pop().map(|piece| piece.text).unwrap_or_default();
+            let name = self.pieces.pop().map_or(Cow::Borrowed(""), |piece| piece.text);
             text.insert_str(0, &name);
         }
         while self.pieces.last().is_some_and(|piece| piece.text == ".") {
             self.pieces.pop();
-            let before = self.pieces.pop().map(|piece| piece.text).unwrap_or_default();
+            let before = self.pieces.pop().map_or(Cow::Borrowed(""), |piece| piece.text);
             text = format!("{before}.{text}");
         }
         text
@@ -474,7 +482,7 @@ pub(in crate::dialect) fn type_name(tokens: &[Token<'_>], mut at: usize) -> (Str
     (name, at)
 }
 
-impl Output {
+impl Output<'_> {
     /// A value as a type. A parameter comes as what its type is; that is noted, since the same text with another type is
     /// another statement.
     fn cast(&self, operand: &str, kind: &str) -> String {

@@ -55,28 +55,47 @@ pub(crate) struct Translated {
 }
 
 /// Whether a statement says something in Postgres's way, or names anything of the catalog.
-pub(super) fn concerns(tokens: &[Token<'_>]) -> bool {
-    names_system(tokens)
-        || tokens
-            .windows(2)
-            .any(|pair| pair[0].is_sign(':') && pair[1].is_sign(':') && pair[0].end() == pair[1].start)
-        // SQLite would take dates and the like for numbers.
-        || tokens.windows(3).any(|triple| {
-            triple[0].is("as") && is_any(&triple[1], &NOT_CAST) && triple[2].is_sign(')')
-        })
-        || tokens.windows(3).any(|triple| {
-            is_comparison(&triple[0]) && is_any(&triple[1], &["any", "some", "all"]) && triple[2].is_sign('(')
-        })
+pub(super) fn concerns<'a>(tokens: impl Iterator<Item = Token<'a>>) -> bool {
+    let any = |token: Option<Token<'_>>, words: &[&str]| token.is_some_and(|token| is_any(&token, words));
+    let sign = |token: Option<Token<'_>>, sign| token.is_some_and(|token| token.is_sign(sign));
+    with_next(tokens).any(|(token, next, third)| {
+        names_system_at(&token, next)
+            || token.is_sign(':') && next.is_some_and(|next| next.is_sign(':') && token.end() == next.start)
+            // SQLite would take dates and the like for numbers.
+            || token.is("as") && any(next, &NOT_CAST) && sign(third, ')')
+            || is_comparison(&token) && any(next, &["any", "some", "all"]) && sign(third, '(')
+    })
 }
 
-fn names_system(tokens: &[Token<'_>]) -> bool {
-    tokens.iter().enumerate().any(|(at, token)| {
-        let Some(name) = token.name() else { return false };
-        let next_is = |sign| tokens.get(at + 1).is_some_and(|next: &Token<'_>| next.is_sign(sign));
-        name.starts_with("pg_") && !OF_ENGINE.contains(&name.as_str())
-            || SCHEMAS.contains(&name.as_str()) && next_is('.')
-            || next_is('(') && system::is_function(&name)
+/// Each token with the two behind it.
+fn with_next<'a>(
+    mut tokens: impl Iterator<Item = Token<'a>>,
+) -> impl Iterator<Item = (Token<'a>, Option<Token<'a>>, Option<Token<'a>>)> {
+    let (mut first, mut second) = (tokens.next(), tokens.next());
+    std::iter::from_fn(move || {
+        let third = tokens.next();
+        let token = std::mem::replace(&mut first, second)?;
+        let next = std::mem::replace(&mut second, third);
+        Some((token, next, third))
     })
+}
+
+fn names_system<'a>(tokens: impl Iterator<Item = Token<'a>>) -> bool {
+    with_next(tokens).any(|(token, next, _)| names_system_at(&token, next))
+}
+
+fn names_system_at(token: &Token<'_>, next: Option<Token<'_>>) -> bool {
+    let next_is = |sign| next.is_some_and(|next| next.is_sign(sign));
+    let (called, is_schema) = (next_is('('), next_is('.'));
+    // Most words are none, and need not be copied to see that.
+    let prefixed = || token.text.get(..3).is_some_and(|prefix| prefix.eq_ignore_ascii_case("pg_"));
+    if token.kind == Kind::Word && !called && !is_schema && !prefixed() {
+        return false;
+    }
+    let Some(name) = token.name() else { return false };
+    name.starts_with("pg_") && !OF_ENGINE.contains(&name.as_str())
+        || is_schema && SCHEMAS.contains(&name.as_str())
+        || called && system::is_function(&name)
 }
 
 fn is_comparison(token: &Token<'_>) -> bool {
@@ -109,10 +128,10 @@ pub(super) fn translate(tokens: &[Token<'_>]) -> Result<Translated> {
         return Err(Error::new(sqlstate::PROGRAM_LIMIT, message)
             .hint("say it in SQLite's SQL, or in several statements"));
     }
-    let system = names_system(tokens);
+    let system = names_system(tokens.iter().copied());
     let sql = if system { query::query(tokens) } else { expression::of_user(tokens) };
     // ARRAY[1, 2] and the like are functions of the catalog's.
-    let system = system || names_system(&Lexer::new(&sql).collect::<Vec<_>>());
+    let system = system || names_system(Lexer::new(&sql));
     Ok(Translated { system, parameters: parameters(tokens), sql })
 }
 

@@ -67,6 +67,9 @@ fn select(tokens: &[Token<'_>]) -> String {
     text
 }
 
+/// Sets of one select list: more than SQLite joins.
+const SETS: usize = 100;
+
 /// An item of a select list. It is named as Postgres names it, where SQLite would take its text. Sets that the item is
 /// one row of at a time (`unnest(x)`) go to `sets`.
 fn item(tokens: &[Token<'_>], sets: &mut Vec<String>) -> String {
@@ -77,7 +80,7 @@ fn item(tokens: &[Token<'_>], sets: &mut Vec<String>) -> String {
         }
         _ => (tokens, None),
     };
-    let text = match set_of(value) {
+    let text = match set_of(value).filter(|_| sets.len() < SETS) {
         Some((set, wanted)) => {
             let set = expression(set);
             let number = sets.iter().position(|known| *known == set).unwrap_or_else(|| {

@@ -85,7 +85,7 @@ fn depth_is_bounded() {
 
 #[test]
 fn what_concerns_the_catalog() {
-    let concerns = |sql: &str| super::concerns(&first_statement(sql).0);
+    let concerns = |sql: &str| super::concerns(first_statement(sql).0.into_iter());
     assert!(concerns("SELECT 1 FROM pg_class"));
     assert!(concerns("SELECT 1 FROM fulmar.limits"));
     assert!(concerns("SELECT 't'::regclass"));
