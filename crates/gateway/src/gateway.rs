@@ -23,6 +23,7 @@ use crate::crew::Crew;
 use crate::crowd::Crowd;
 use crate::events::{self, Journal};
 use crate::failures::Failures;
+use crate::memory::SessionMemory;
 use crate::metrics::{self, TenantFigures, WorkerMetrics};
 use crate::registry::Registry;
 use crate::session::SlowLog;
@@ -48,6 +49,8 @@ pub struct GatewayConfig {
     pub max_sessions: usize,
     /// Connections at once that are no sessions yet; then the oldest make room.
     pub max_logins: usize,
+    /// Memory that all sessions may hold for messages, statements and results; a database may use half of it.
+    pub session_memory_bytes: u64,
     /// Where answers go that do not fit in memory; the files are unlinked.
     pub temporary_directory: PathBuf,
     /// How long running statements get to end at a shutdown.
@@ -70,6 +73,7 @@ impl GatewayConfig {
             workers: std::thread::available_parallelism().map_or(1, usize::from),
             max_sessions: 20_000,
             max_logins: 2_000,
+            session_memory_bytes: 256 << 20,
             temporary_directory: std::env::temp_dir(),
             shutdown_grace: Duration::from_secs(5),
             slow_statement: None,
@@ -86,6 +90,7 @@ pub(crate) struct Shared {
     pub(crate) catalog: Arc<Catalog>,
     pub(crate) registry: Arc<Registry>,
     pub(crate) tenants: Tenants,
+    pub(crate) memory: SessionMemory,
     pub(crate) advisory: AdvisoryLocks,
     pub(crate) slow: SlowLog,
     /// Milliseconds since 1970.
@@ -135,12 +140,16 @@ impl MetricsSource {
 
     /// The figures that may be seen, as Prometheus reads them.
     pub(crate) fn render(&self, scope: Scope) -> String {
-        let Shared { engine, registry, logins, .. } = &*self.shared;
+        let Shared { engine, registry, logins, memory, .. } = &*self.shared;
         match scope {
             Scope::Node => metrics::render(
                 &self.worker_metrics,
                 self.crew.active(),
-                metrics::Connections { sessions: registry.len(), logins: logins.count() },
+                metrics::Connections {
+                    sessions: registry.len(),
+                    logins: logins.count(),
+                    memory: memory.usage(),
+                },
                 &engine.statistics(),
                 engine.beside_statistics().as_ref(),
                 &engine.store_statistics(),
@@ -166,12 +175,13 @@ impl MetricsSource {
     }
 
     fn figures(&self, tenant: &Tenant, counts: TenantCounts) -> TenantFigures {
-        let Shared { engine, registry, .. } = &*self.shared;
+        let Shared { engine, registry, memory, .. } = &*self.shared;
         TenantFigures {
             name: tenant.name.clone(),
             counts,
             commits: engine.partition_statistics(tenant.partition).unwrap_or_default().commits,
             sessions: registry.count(tenant.partition) as u64,
+            session_memory_bytes: memory.used_bytes(tenant.partition),
         }
     }
 
@@ -211,6 +221,7 @@ impl Gateway {
         let shared = Arc::new(Shared {
             slow: SlowLog::new(config.slow_statement),
             logins: Crowd::new(config.max_logins),
+            memory: SessionMemory::new(config.session_memory_bytes),
             config,
             engine,
             catalog,

@@ -32,6 +32,7 @@ mod failures;
 mod fair;
 mod gateway;
 pub mod http;
+mod memory;
 mod metrics;
 mod processors;
 mod protocol;
@@ -49,6 +50,7 @@ mod worker;
 
 pub use auth::scram_verifier;
 pub use gateway::{Gateway, GatewayConfig};
+pub use memory::session_memory_bytes;
 
 /// What most functions here answer: an error is one for the client, unless something else is said.
 pub(crate) type Result<T, E = fulmar_engine::Error> = std::result::Result<T, E>;

@@ -12,6 +12,7 @@ use fulmar_engine::{BesideStatistics, EngineStatistics};
 use fulmar_store::{DiskCacheStatistics, FailureKind, OperationStatistics, time_bucket_us};
 
 use crate::crowd::Count;
+use crate::memory::Usage;
 use crate::tenants::TenantCounts;
 
 /// Upper bounds of the buckets for statement times: 16 us, doubled so often.
@@ -90,6 +91,8 @@ pub(crate) struct Connections {
     pub(crate) sessions: usize,
     /// Those that are no sessions yet.
     pub(crate) logins: Count,
+    /// What they hold in memory.
+    pub(crate) memory: Usage,
 }
 
 /// What is told of one tenant.
@@ -98,6 +101,8 @@ pub(crate) struct TenantFigures {
     pub(crate) counts: TenantCounts,
     pub(crate) commits: u64,
     pub(crate) sessions: u64,
+    /// What they hold in memory.
+    pub(crate) session_memory_bytes: u64,
 }
 
 /// The bucket whose upper bound is the first that is not below `time_us`.
@@ -124,11 +129,12 @@ pub(crate) fn render(
     let mut out = String::new();
     let sum =
         |counter: fn(&WorkerMetrics) -> &Counter| workers.iter().map(|worker| counter(worker).get()).sum();
-    let Connections { sessions, logins } = connections;
+    let Connections { sessions, logins, memory } = connections;
     gauge(&mut out, "fulmar_sessions", "Sessions that are open.", sessions as u64);
     gauge(&mut out, "fulmar_logins", "Connections that are no sessions yet.", logins.now as u64);
     let help = "Connections that were closed before they were sessions, to make room for others.";
     counter(&mut out, "fulmar_logins_sent_away_total", help, logins.sent_away);
+    session_memory_figures(&mut out, memory);
     counter(&mut out, "fulmar_sessions_total", "Sessions since the start.", sum(|worker| &worker.sessions));
     let active = workers_active as u64;
     gauge(
@@ -172,6 +178,19 @@ pub(crate) fn render_tenant(tenant: Option<TenantFigures>) -> String {
     let mut out = String::new();
     tenant_figures(&mut out, tenant.as_slice());
     out
+}
+
+fn session_memory_figures(out: &mut String, memory: Usage) {
+    gauge(
+        out,
+        "fulmar_session_memory_bytes",
+        "Bytes of messages, prepared statements, portals and unsent results that sessions hold.",
+        memory.used_bytes,
+    );
+    let help = "The limit of fulmar_session_memory_bytes; half of it for one database.";
+    gauge(out, "fulmar_session_memory_limit_bytes", help, memory.limit_bytes);
+    let help = "Requests that failed because their session could not have more memory.";
+    counter(out, "fulmar_session_memory_rejections_total", help, memory.rejected);
 }
 
 fn statement_times(out: &mut String, workers: &[Arc<WorkerMetrics>]) {
@@ -369,7 +388,7 @@ fn store_figures(out: &mut String, store: &[OperationStatistics]) {
 
 fn tenant_figures(out: &mut String, tenants: &[TenantFigures]) {
     type Value = fn(&TenantFigures) -> f64;
-    let figures: [(&str, &str, &str, Value); 5] = [
+    let figures: [(&str, &str, &str, Value); 6] = [
         ("statements_total", "counter", "Statements of the tenant.", |tenant| {
             tenant.counts.statements as f64
         }),
@@ -384,6 +403,12 @@ fn tenant_figures(out: &mut String, tenants: &[TenantFigures]) {
         }),
         ("commits_total", "counter", "Commits of the tenant.", |tenant| tenant.commits as f64),
         ("sessions", "gauge", "Sessions of the tenant that are open.", |tenant| tenant.sessions as f64),
+        (
+            "session_memory_bytes",
+            "gauge",
+            "Bytes that sessions of the tenant hold at the gateway.",
+            |tenant| tenant.session_memory_bytes as f64,
+        ),
     ];
     for (figure, kind, help, value) in figures {
         let name = format!("fulmar_tenant_{figure}");
@@ -431,7 +456,8 @@ mod tests {
     }
 
     fn connected(sessions: usize) -> Connections {
-        Connections { sessions, logins: Count { now: 3, sent_away: 0 } }
+        let memory = Usage { used_bytes: 11, limit_bytes: 12, rejected: 13 };
+        Connections { sessions, logins: Count { now: 3, sent_away: 0 }, memory }
     }
 
     #[test]
@@ -445,6 +471,9 @@ mod tests {
         for expected in [
             "fulmar_sessions 5\n",
             "fulmar_logins 3\n",
+            "fulmar_session_memory_bytes 11\n",
+            "fulmar_session_memory_limit_bytes 12\n",
+            "fulmar_session_memory_rejections_total 13\n",
             "fulmar_rows_total 7\n",
             "fulmar_statement_seconds_bucket{le=\"0.000016\"} 0\n",
             "fulmar_statement_seconds_bucket{le=\"0.000032\"} 1\n",
@@ -481,7 +510,8 @@ mod tests {
     #[test]
     fn tenants_are_told_by_their_names() {
         let counts = TenantCounts { statements: 3, busy_us: 2_500_000, errors: 1, ..TenantCounts::default() };
-        let shop = TenantFigures { name: "a \"b\\\n".into(), counts, commits: 1 << 50, sessions: 4 };
+        let name = "a \"b\\\n".into();
+        let shop = TenantFigures { name, counts, commits: 1 << 50, sessions: 4, session_memory_bytes: 5 };
         let text = render(&[], 1, connected(0), &EngineStatistics::default(), None, &[], &[shop]);
         for expected in [
             "# TYPE fulmar_tenant_statements_total counter\nfulmar_tenant_statements_total{tenant=\"a \\\"b\\\\\\n\"} 3\n",
@@ -489,6 +519,7 @@ mod tests {
             "fulmar_tenant_errors_total{tenant=\"a \\\"b\\\\\\n\"} 1\n",
             "fulmar_tenant_commits_total{tenant=\"a \\\"b\\\\\\n\"} 1125899906842624\n",
             "fulmar_tenant_sessions{tenant=\"a \\\"b\\\\\\n\"} 4\n",
+            "fulmar_tenant_session_memory_bytes{tenant=\"a \\\"b\\\\\\n\"} 5\n",
         ] {
             assert!(text.contains(expected), "{expected} in {text}");
         }

@@ -28,14 +28,17 @@ use tokio_rustls::server::TlsStream;
 use crate::registry::Handle;
 use crate::rhythm::Rhythm;
 
-/// Bytes of a fresh buffer, and room that a read is given at least.
+/// Bytes of a fresh buffer.
 const BUFFER_BYTES: usize = 16 * 1024;
+/// A read gets at least this much room.
+pub(crate) const READ_ROOM_BYTES: usize = BUFFER_BYTES / 4;
 /// A buffer that has grown beyond this is not kept.
-const KEEP_BYTES: usize = 64 * 1024;
+pub(crate) const KEEP_BYTES: usize = 64 * 1024;
 /// Buffers that a worker keeps at most.
 const KEEP_BUFFERS: usize = 16;
-/// What a client may send ahead while a statement of its runs; the rest waits in the kernel.
-const AHEAD_BYTES: usize = 64 * 1024;
+/// What a client may send ahead while a statement of its runs; the rest waits in the kernel. It is not charged to the tenant, so it
+/// is no more than a fresh buffer.
+const AHEAD_BYTES: usize = BUFFER_BYTES;
 
 /// How often a socket is asked that is polled, before the runtime is.
 const PROBES: u32 = 8;
@@ -183,7 +186,7 @@ impl Wire {
         if self.input.capacity() == 0 {
             self.input = take_buffer();
         }
-        self.input.reserve(BUFFER_BYTES / 4);
+        self.input.reserve(READ_ROOM_BYTES);
         let mut receive = || recv(stream, spare_capacity(&mut self.input), RecvFlags::DONTWAIT).ok();
         let (_, count) = (0..PROBES).find_map(|_| receive())?;
         (count > 0).then_some(count)
@@ -204,7 +207,7 @@ impl Wire {
         if self.input.capacity() == 0 {
             self.input = take_buffer();
         }
-        self.input.reserve(BUFFER_BYTES / 4);
+        self.input.reserve(READ_ROOM_BYTES);
         let polled = pin!(self.stream.read_buf(&mut self.input)).poll(cx);
         if polled.is_pending() && self.input.is_empty() {
             give_buffer(std::mem::take(&mut self.input));

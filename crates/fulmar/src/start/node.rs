@@ -9,7 +9,7 @@ use anyhow::Context;
 use fulmar_engine::{Config, Engine, Era, RetentionSource};
 use fulmar_gateway::events::{Before, Event, Journal, Kind};
 use fulmar_gateway::http::{self, HttpServer};
-use fulmar_gateway::{Gateway, GatewayConfig};
+use fulmar_gateway::{Gateway, GatewayConfig, session_memory_bytes};
 use fulmar_meta::{Catalog, Embedded, Limit, Limits, MetadataStore, Publisher, Tenant};
 use fulmar_pages::Durability;
 use tempfile::TempDir;
@@ -90,6 +90,7 @@ impl Node {
         let store = store::open(data.path(), arguments.store.as_ref()).await?;
         let mut config = Config::new(data.path(), memory.0);
         config.whole_process = true;
+        config.max_statement_bytes = arguments.max_statement_size.0 as usize;
         config.live = Some(catalog.partitions().iter().map(|partition| partition.id).collect());
         config.eras = catalog
             .partitions()
@@ -132,6 +133,7 @@ impl Node {
         config.insecure = arguments.insecure;
         config.slow_statement = limit(arguments.slow_statement);
         config.temporary_directory = temporary_directory;
+        config.session_memory_bytes = session_memory_bytes(memory.0);
         let gateway = Gateway::start(config, engine.clone(), catalog)
             .with_context(|| format!("cannot listen on --sql {}", arguments.sql))?;
         let http = http::serve(arguments.http, &gateway)

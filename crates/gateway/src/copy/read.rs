@@ -16,6 +16,9 @@ use crate::types::{Type, decode};
 /// Bytes of one row's text.
 const LONGEST_BYTES: usize = crate::session::MESSAGE_BYTES;
 
+/// What a buffer keeps of its memory for the next row.
+const KEPT_BYTES: usize = 64 << 10;
+
 /// Reads rows of a format.
 pub(crate) struct Reader {
     format: Format,
@@ -130,11 +133,17 @@ impl Reader {
             row.truncate(end);
             let is_row = self.row(&row, values);
             row.clear();
+            row.shrink_to(KEPT_BYTES);
             self.partial = row;
             if is_row? {
                 return Ok(true);
             }
         }
+    }
+
+    /// What it keeps of a row whose end has not come.
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.partial.capacity() + self.field.capacity()
     }
 
     /// All bytes have come: the last row may have no end of line.
@@ -261,6 +270,7 @@ impl Reader {
                 false => decode::value(&field, self.kind(index), protocol::Format::Text)?,
             });
             if ended {
+                field.shrink_to(KEPT_BYTES);
                 self.field = field;
                 return Ok(());
             }
@@ -530,7 +540,10 @@ mod tests {
             let expected: Vec<Vec<Value>> =
                 values.chunks_exact(2).map(|row| row.iter().map(value).collect()).collect();
             for row in &expected {
-                writer.row(&crate::session::rows::ValueRow(row), &mut written).unwrap();
+                for (index, value) in row.iter().enumerate() {
+                    writer.value(index, value.as_ref(), &mut written).unwrap();
+                }
+                writer.end_line(&mut written);
             }
             prop_assert_eq!(rows(format, &TWO, &written, piece).unwrap(), expected);
         }

@@ -1,6 +1,6 @@
 //! Rows as lines.
 
-use fulmar_engine::Row;
+use fulmar_engine::ValueRef;
 
 use super::{Format, Header};
 use crate::Result;
@@ -48,26 +48,30 @@ impl Writer {
         true
     }
 
-    /// A row's line.
-    pub(crate) fn row(&mut self, row: &dyn Row, out: &mut Vec<u8>) -> Result<()> {
-        for index in 0..row.len() {
-            let value = row.get(index);
-            let kind = self.kinds.get(index).copied().flatten().unwrap_or_else(|| Type::of_value(value));
-            self.value.clear();
-            encode::put_value(&mut self.value, value, kind, protocol::Format::Text)?;
-            /// What stands before a value in the protocol: its length, which is negative for NULL.
-            const LENGTH_BYTES: usize = 4;
-            let null = self.value.first().is_some_and(|byte| byte & 0x80 != 0);
-            self.value.drain(..LENGTH_BYTES);
-            if null {
-                self.separate(index, out);
-                out.extend_from_slice(self.format.null.as_bytes());
-            } else {
-                self.field(index, self.quoted.get(index).is_some_and(|quoted| *quoted), out);
-            }
+    /// A value of a row; [`Writer::end_line`] ends the row.
+    pub(crate) fn value(&mut self, index: usize, value: ValueRef<'_>, out: &mut Vec<u8>) -> Result<()> {
+        /// The encoded value that is kept for the next one.
+        const KEPT_BYTES: usize = 64 << 10;
+        let kind = self.kinds.get(index).copied().flatten().unwrap_or_else(|| Type::of_value(value));
+        self.value.clear();
+        self.value.shrink_to(KEPT_BYTES);
+        encode::put_value(&mut self.value, value, kind, protocol::Format::Text)?;
+        /// What stands before a value in the protocol: its length, which is negative for NULL.
+        const LENGTH_BYTES: usize = 4;
+        let null = self.value.first().is_some_and(|byte| byte & 0x80 != 0);
+        self.value.drain(..LENGTH_BYTES);
+        if null {
+            self.separate(index, out);
+            out.extend_from_slice(self.format.null.as_bytes());
+        } else {
+            self.field(index, self.quoted.get(index).is_some_and(|quoted| *quoted), out);
         }
-        out.push(b'\n');
         Ok(())
+    }
+
+    /// Ends a row.
+    pub(crate) fn end_line(&self, out: &mut Vec<u8>) {
+        out.push(b'\n');
     }
 
     fn separate(&self, index: usize, out: &mut Vec<u8>) {

@@ -115,10 +115,15 @@ pub(crate) fn copy_out_bytes(out: &mut Vec<u8>) {
 
 /// CopyData: `write` puts a row's line.
 pub(crate) fn copy_data<R>(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>) -> R) -> R {
-    let at = begin(out, b'd');
+    let at = begin_copy_data(out);
     let written = write(out);
     finish(out, at);
     written
+}
+
+/// Starts a CopyData; [`end_row`] ends it.
+pub(crate) fn begin_copy_data(out: &mut Vec<u8>) -> usize {
+    begin(out, b'd')
 }
 
 /// CopyDone: all rows have been sent.
@@ -166,7 +171,7 @@ pub(crate) fn begin_row(out: &mut Vec<u8>, columns: usize) -> usize {
     at
 }
 
-/// Ends the DataRow that `begin_row` answered.
+/// Ends the DataRow or CopyData that starts where `begin_row` or `begin_copy_data` answered.
 pub(crate) fn end_row(out: &mut [u8], at: usize) {
     finish(out, at);
 }

@@ -35,6 +35,13 @@ pub(crate) fn frame(input: &[u8], limit_bytes: usize) -> Result<Option<Frame<'_>
     Ok(rest.get(4..length).map(|body| Frame { kind, body, size: length + 1 }))
 }
 
+/// The kind and the size of the message that `input` is a part of, once its head is there.
+pub(crate) fn head(input: &[u8]) -> Option<(u8, usize)> {
+    let (&kind, rest) = input.split_first()?;
+    let length = u32::from_be_bytes(*rest.first_chunk::<4>()?);
+    Some((kind, length as usize + 1))
+}
+
 /// Whether Describe or Close means a statement or a portal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
@@ -96,6 +103,11 @@ impl<'a> Values<'a> {
     /// How many values there are.
     pub(crate) fn len(self) -> usize {
         self.count
+    }
+
+    /// How many bytes they have, with their lengths.
+    pub(crate) fn bytes(self) -> usize {
+        self.bytes.len()
     }
 
     /// The values in order; `None` is NULL.

@@ -5,7 +5,7 @@ use fulmar_engine::{
     sqlstate,
 };
 
-use super::rows::{Collector, Layout, RowWriter, ValueRow};
+use super::rows::{Collector, Layout, Output, RowWriter, ValueRow};
 use super::settings::AS_OF;
 use super::{Fault, Ran, Session};
 use crate::Result;
@@ -23,7 +23,7 @@ impl Session {
         &mut self,
         command: &Command,
         layout: Layout<'_>,
-        output: &mut Vec<u8>,
+        output: &mut Output,
     ) -> Result<Ran, Fault> {
         self.link.check_not_failed()?;
         let tag = match command {
@@ -144,7 +144,7 @@ impl Session {
         rows: Vec<Vec<Value>>,
         tag: CommandTag,
         layout: Layout<'_>,
-        output: &mut Vec<u8>,
+        output: &mut Output,
     ) -> Result<Ran, Fault> {
         let spills = self.statements.spills(&self.shared.config.temporary_directory);
         let mut writer = RowWriter::new(output, layout, spills);
@@ -163,7 +163,7 @@ impl Session {
         name: &str,
         value: Option<&str>,
         local: bool,
-        output: &mut Vec<u8>,
+        output: &mut Output,
     ) -> Result<()> {
         let in_transaction = self.link.status() != TransactionStatus::Idle;
         if local && !in_transaction {
@@ -236,7 +236,7 @@ impl Session {
         Ok(())
     }
 
-    async fn batch(&mut self, statements: &[String], output: &mut Vec<u8>) -> Result<()> {
+    async fn batch(&mut self, statements: &[String], output: &mut Output) -> Result<()> {
         for sql in statements {
             let (statement, _) = self.link.prepare(sql).await?;
             let mut nothing = Collector::default();
@@ -248,7 +248,7 @@ impl Session {
     }
 
     /// Keeps or forgets a procedure, in the client's transaction.
-    async fn procedure(&mut self, procedure: &Procedure, output: &mut Vec<u8>) -> Result<()> {
+    async fn procedure(&mut self, procedure: &Procedure, output: &mut Output) -> Result<()> {
         let mut name = match procedure {
             Procedure::Create { definition, .. } => definition.name.clone(),
             Procedure::Drop { name, .. } => name.clone(),

@@ -16,7 +16,8 @@ use std::sync::Arc;
 use fulmar_engine::{CommandTag, Error, ParameterInfo, Scope, Statement, Value, sqlstate};
 
 use super::copy_database::Importing;
-use super::rows::Collector;
+use super::held::Share;
+use super::rows::{Collector, Output};
 use super::simple::Rest;
 use super::{Fault, Session};
 use crate::Result;
@@ -28,6 +29,8 @@ use crate::types::{self, Type};
 
 /// Parameters of one INSERT at most.
 const PARAMETERS: usize = 512;
+/// Rows of a message that wait for their batch are charged from this size on, else with the end of the message.
+const CHARGED_BYTES: usize = 64 << 10;
 /// Bytes of rows that wait for the rest of their batch.
 const GATHERED_BYTES: usize = 4 << 20;
 
@@ -36,6 +39,8 @@ pub(super) struct CopyIn {
     pub(super) target: Target,
     /// Of the text that the COPY stands in; `None` in the extended protocol.
     pub(super) rest: Option<Rest>,
+    /// Charged for that text.
+    pub(super) share: Share,
 }
 
 /// What is copied into.
@@ -58,6 +63,8 @@ pub(super) struct Rows {
     /// Bytes that they came in, about.
     bytes: usize,
     rows: u64,
+    /// Charged for values and unfinished rows.
+    share: Share,
 }
 
 impl Session {
@@ -67,7 +74,7 @@ impl Session {
         table: &Table,
         columns: &[String],
         format: &Format,
-        output: &mut Vec<u8>,
+        output: &mut Output,
     ) -> Result<()> {
         let columns = match columns.len() {
             0 => self.table_columns(table).await?,
@@ -99,13 +106,14 @@ impl Session {
             values: Vec::new(),
             bytes: 0,
             rows: 0,
+            share: Share::default(),
         };
         self.begin_copy_in(Target::Table(rows), output).await
     }
 
     /// Sends what asks for the data.
-    pub(super) async fn begin_copy_in(&mut self, target: Target, output: &mut Vec<u8>) -> Result<()> {
-        self.copy = Some(Box::new(CopyIn { target, rest: None }));
+    pub(super) async fn begin_copy_in(&mut self, target: Target, output: &mut Output) -> Result<()> {
+        self.copy = Some(Box::new(CopyIn { target, rest: None, share: Share::default() }));
         let sent = self.link.send(output).await;
         output.clear();
         if sent.is_err()
@@ -154,6 +162,14 @@ impl Session {
         let message = format!("COPY from stdin failed: {}", String::from_utf8_lossy(reason));
         let error = Error::new(sqlstate::QUERY_CANCELED, message);
         self.end_of_copy(copy, Err(error)).await
+    }
+
+    /// Rows came in a message that does not fit in memory. Without a COPY they are the rest of one that failed.
+    pub(super) async fn copy_rejected(&mut self, error: Error) -> Result<(), Fault> {
+        match self.copy.take() {
+            Some(copy) => self.end_of_copy(copy, Err(error)).await,
+            None => Ok(()),
+        }
     }
 
     /// The client sends something else.
@@ -218,16 +234,26 @@ impl Rows {
         loop {
             let before = bytes.len();
             let taken = self.reader.take(&mut bytes, &mut self.values);
-            if !taken.map_err(|error| self.at_line(error))? {
+            let complete = taken.map_err(|error| self.at_line(error))?;
+            self.bytes += before - bytes.len().min(before);
+            if !complete || self.bytes > CHARGED_BYTES {
+                self.hold(session)?;
+            }
+            if !complete {
                 return Ok(());
             }
-            self.bytes += before - bytes.len().min(before);
             if self.values.len() >= self.batch * self.columns {
                 self.insert(self.batch, session).await?;
             } else if self.bytes > GATHERED_BYTES {
                 self.insert_all(session).await?;
             }
         }
+    }
+
+    /// Charges what waits for the rest of a row or of a batch.
+    fn hold(&mut self, session: &Session) -> Result<()> {
+        let held = self.reader.held_bytes() + self.bytes + self.values.len() * size_of::<Value>();
+        self.share.set(session.statements.memory(), held as u64)
     }
 
     async fn finish(&mut self, session: &mut Session) -> Result<u64> {

@@ -17,6 +17,7 @@ use fulmar_engine::{CommandTag, Error, Import, Value, sqlstate};
 use fulmar_meta::Tenant;
 
 use super::copy::{CopyIn, Target};
+use super::rows::Output;
 use super::{Fault, Ran, Session};
 use crate::Result;
 use crate::admin;
@@ -37,7 +38,7 @@ pub(super) struct Importing {
 
 impl Session {
     /// Sends all pages of the session's database.
-    pub(super) async fn export(&mut self, output: &mut Vec<u8>) -> Result<Ran, Fault> {
+    pub(super) async fn export(&mut self, output: &mut Output) -> Result<Ran, Fault> {
         self.outside_transaction(TAG)?;
         let (partition, as_of) = (self.identity.tenant.partition, self.settings.as_of());
         let mut export = self.shared.engine.export(partition, as_of).await?;
@@ -62,7 +63,7 @@ impl Session {
         &mut self,
         name: &str,
         owner: Option<&str>,
-        output: &mut Vec<u8>,
+        output: &mut Output,
     ) -> Result<()> {
         self.outside_transaction(TAG)?;
         admin::check_right(TAG, &self.identity)?;

@@ -8,7 +8,7 @@
 
 use fulmar_engine::{CommandTag, Error, Row, RowSink, Scope, sqlstate};
 
-use super::rows::Buffer;
+use super::rows::{Buffer, Output};
 use super::statements::{Plan, columns};
 use super::{Fault, Ran, Session};
 use crate::Result;
@@ -38,7 +38,7 @@ impl Session {
         &mut self,
         query: &str,
         format: &Format,
-        output: &mut Vec<u8>,
+        output: &mut Output,
     ) -> Result<Ran, Fault> {
         let (plan, rest) = self.plan(query).await?;
         let Plan::Engine(statement) = &plan else { return Err(no_rows().into()) };
@@ -98,7 +98,15 @@ impl Lines<'_> {
 impl RowSink for Lines<'_> {
     fn row(&mut self, row: &dyn Row) -> Result<()> {
         self.begin();
-        backend::copy_data(self.lines.bytes, |out| self.writer.row(row, out))?;
+        let mut start = self.lines.bytes.len();
+        let head = backend::begin_copy_data(self.lines.bytes) - start;
+        for index in 0..row.len() {
+            let value = row.get(index);
+            start = self.lines.make_room_for(value, start)?;
+            self.writer.value(index, value, self.lines.bytes)?;
+        }
+        self.writer.end_line(self.lines.bytes);
+        backend::end_row(self.lines.bytes, start + head);
         self.rows += 1;
         self.lines.spill_if_large()
     }

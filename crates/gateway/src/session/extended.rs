@@ -2,19 +2,29 @@
 
 use std::sync::Arc;
 
-use fulmar_engine::{CommandTag, Error, Known, Scope, Statement, StatementKind, sqlstate};
+use fulmar_engine::{
+    CommandTag, Error, Known, Scope, Statement, StatementKind, sqlstate, statement_too_long,
+};
 
+use super::held::{MAX_WAIT, Share};
 use super::portals::{Answer, Portal, Progress};
-use super::rows::Layout;
+use super::rows::{Layout, Output};
 use super::statements::{self, Plan, Prepared};
 use super::{Fault, Ran, Session};
 use crate::Result;
+use crate::dialect::token::{LONG_BYTES, Lexer, measure};
 use crate::dialect::{self, Front};
 use crate::protocol::frontend::{self, Bind, Message, Oids, Target};
 use crate::protocol::{Format, backend};
 use crate::system::Viewer;
 use crate::types::infer::Inference;
 use crate::types::{Column, Type, decode};
+
+/// What a token of a statement needs while the statement is prepared, here and in the engine: neither keeps its tokens for the
+/// other.
+const TOKEN_BYTES: usize = 48;
+/// The same of a statement that is translated: the pieces of the new text, too.
+const TRANSLATED_TOKEN_BYTES: usize = 128;
 
 impl Session {
     /// Handles a message of the extended protocol. `next` is what follows it in the receive buffer.
@@ -96,6 +106,14 @@ impl Session {
     /// Gives expressions the types that their text tells.
     pub(super) async fn infer_types(&mut self, statement: &Statement, columns: &mut [Column]) {
         let logical = if statement.uses_system() { Type::Bool } else { Type::Int8 };
+        let mut work = Share::default();
+        if statement.sql.len() >= LONG_BYTES {
+            let bytes = Lexer::new(&statement.sql).count() * TOKEN_BYTES;
+            // Without memory for it types are what they are without a guess.
+            if !work.covers(self.statements.memory(), bytes as u64) {
+                return;
+            }
+        }
         let inference = Inference::of(&statement.sql, logical);
         if inference.guesses.len() != columns.len() {
             return;
@@ -124,12 +142,40 @@ impl Session {
 
     /// Finds out how to run the first statement of `sql`; answers what follows it too.
     pub(super) async fn plan<'a>(&mut self, sql: &'a str) -> Result<(Plan, &'a str)> {
+        if sql.len() < LONG_BYTES {
+            return self.plan_only(sql).await;
+        }
+        Box::pin(self.plan_of_long(sql)).await
+    }
+
+    /// The same for a text that may be long: its first statement is measured before its tokens are kept, and the memory of its
+    /// translation is charged. Other statements of the text are not looked at.
+    async fn plan_of_long<'a>(&mut self, sql: &'a str) -> Result<(Plan, &'a str)> {
+        let limit_bytes = self.shared.engine.max_statement_bytes();
+        let extent = measure(sql, limit_bytes).ok_or_else(|| statement_too_long(limit_bytes))?;
+        let text = &sql[extent.start..extent.end];
+        let mut work = Share::default();
+        if text.len() >= LONG_BYTES {
+            let token_bytes = if dialect::translates(text) { TRANSLATED_TOKEN_BYTES } else { TOKEN_BYTES };
+            let memory = self.statements.memory().clone();
+            work.cover_or_wait(&memory, (extent.tokens * token_bytes) as u64, MAX_WAIT).await?;
+            self.link.give_way().await?;
+        }
+        let (plan, rest) = self.plan_only(text).await?;
+        Ok((plan, &sql[extent.end - rest.len()..]))
+    }
+
+    async fn plan_only<'a>(&mut self, sql: &'a str) -> Result<(Plan, &'a str)> {
         let context = dialect::Context {
             database: &self.identity.tenant.name,
             user: &self.identity.user,
             pid: self.link.handle.pid,
         };
-        match dialect::front(sql, &context)? {
+        let front = dialect::front(sql, &context)?;
+        if sql.len() >= LONG_BYTES {
+            self.link.give_way().await?;
+        }
+        match front {
             Front::Pass => {
                 let (statement, rest) = self.link.prepare(sql).await?;
                 Ok((Plan::Engine(statement), rest))
@@ -177,7 +223,11 @@ impl Session {
         }
         let memory = self.statements.memory().clone();
         let portal = self.statements.new_portal(bind.portal)?;
-        if let Err(error) = bind_values(portal, bind, &prepared).and_then(|()| portal.hold_values(&memory)) {
+        let bound = portal
+            .reserve_values(given, bind.values.bytes(), &memory)
+            .and_then(|()| bind_values(portal, bind, &prepared))
+            .and_then(|()| portal.hold_values(&memory));
+        if let Err(error) = bound {
             self.statements.close_portal(bind.portal);
             return Err(error);
         }
@@ -256,7 +306,7 @@ impl Session {
             }
             return Ok(());
         }
-        let mut bytes = Vec::new();
+        let mut bytes = Output::default();
         let ran = self.run_plan(&prepared.plan, values, scope, layout, &mut bytes).await?;
         portal.forget_values();
         let Ran::Done { tag, spill, .. } = ran else { return Ok(()) };

@@ -1,55 +1,80 @@
-//! What a session's statements and portals hold together, and the bounds of that.
-//!
-//! A session may name ten thousand statements and as many portals, and one message may bring 64 MiB for each of them. So
-//! bytes are counted as well as names, by those who own them: each has a [`Share`] of its session's [`Account`], which
-//! gives back what it has taken when its owner is dropped, however that comes about.
+//! What a session holds: one [`Account`] per session, one [`Share`] per owner.
 //!
 //! ```text
-//! Account "in memory"   <-- Share of a Prepared: its text and descriptions (one, under however many names and portals)
-//!                       <-- Share of a Portal: the values bound to it; once it has been run, what is left of its answer
-//! Account "on the disk" <-- Share of a Spill: an answer's part in a temporary file
+//! Account of memory  <-- Share of a message that is being received
+//!                    <-- Share of a Prepared: its text and descriptions (once, under however many names and portals)
+//!                    <-- Share of a Portal: its bound values
+//!                    <-- Share of an Output, of an Answer: rows that have not been sent
+//!                    <-- Share of a statement that is being translated and prepared
+//! Account of files   <-- Share of a Spill: the part of a result in a temporary file
 //! ```
+//!
+//! A share returns its bytes when its owner is dropped. An account of memory charges its tenant ([`crate::memory`]) for
+//! what exceeds 16 KiB, in steps of 64 KiB, so that ordinary statements touch no counter of other sessions.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use fulmar_engine::{Error, sqlstate};
 
 use super::rows::ANSWER_BYTES;
 use crate::Result;
+use crate::memory::{Budget, Class, Shortage};
 
-/// Texts, bound values and answers of which a part has been sent. A text, and values that are bound to another one, may fill a
-/// message each, and a text comes three times where it names a column.
+/// The most memory of one session, whatever its tenant's limit.
 const MEMORY_BYTES: u64 = 4 * super::MESSAGE_BYTES as u64;
+/// What a session holds without a charge.
+pub(crate) const FREE_BYTES: u64 = 16 << 10;
+/// An account charges its tenant for a multiple of this.
+const STEP_BYTES: u64 = 64 << 10;
+/// A session that has charged no more than this may use the reserve.
+const SMALL_BYTES: u64 = 2 * STEP_BYTES;
+/// How long a message, or the translation of a long statement, waits for memory.
+pub(crate) const MAX_WAIT: Duration = Duration::from_secs(5);
 
 /// What a session holds of one kind.
 pub(crate) struct Account {
     held: AtomicU64,
+    /// What of it is charged to the tenant.
+    charged: AtomicU64,
     bound: u64,
-    /// What there is too much of, and what to do about it.
+    /// Whose memory it is; `None` for files.
+    tenant: Option<Arc<Budget>>,
+    /// What exceeds the bound, and the remedy.
     cause: &'static str,
     remedy: &'static str,
 }
 
 impl Account {
-    /// For what is in memory.
-    pub(crate) fn of_memory() -> Arc<Account> {
+    /// For memory that is charged to a tenant.
+    pub(crate) fn of_memory(tenant: Arc<Budget>) -> Arc<Account> {
         Arc::new(Account {
             held: AtomicU64::new(0),
+            charged: AtomicU64::new(0),
             bound: MEMORY_BYTES,
-            cause: "the prepared statements and portals of a session can hold",
+            tenant: Some(tenant),
+            cause: "the messages, prepared statements and portals of a session can hold",
             remedy: "Close those that you no longer need, or fetch all rows of a portal before you bind the next.",
         })
     }
 
-    /// For what is in temporary files. One answer may take it all.
+    /// For temporary files. One result may take it all.
     pub(crate) fn of_files() -> Arc<Account> {
         Arc::new(Account {
             held: AtomicU64::new(0),
+            charged: AtomicU64::new(0),
             bound: ANSWER_BYTES,
+            tenant: None,
             cause: "the answers of a session that are not sent yet can have",
             remedy: "Ask for fewer rows or columns at once, and close portals whose rows you no longer need.",
         })
+    }
+
+    /// An account whose tenant has memory enough.
+    #[cfg(test)]
+    pub(crate) fn unlimited() -> Arc<Account> {
+        Account::of_memory(Budget::of_tenant(&Budget::of_node(1 << 40)))
     }
 
     fn full(&self) -> Error {
@@ -59,6 +84,53 @@ impl Account {
         };
         Error::new(sqlstate::PROGRAM_LIMIT, format!("{} {size} {unit} at most", self.cause)).hint(self.remedy)
     }
+
+    /// Only one task of a session works at a time, so load and store need not be one step.
+    fn take(&self, bytes: u64) -> Result<(), Refusal> {
+        let held = self.held.load(Ordering::Relaxed).saturating_add(bytes);
+        if held > self.bound {
+            return Err(Refusal::Session);
+        }
+        let charged = self.charged.load(Ordering::Relaxed);
+        let lacking = held.saturating_sub(charged + FREE_BYTES);
+        if let Some(tenant) = self.tenant.as_ref().filter(|_| lacking > 0) {
+            let step = lacking.next_multiple_of(STEP_BYTES);
+            let class = if charged + step <= SMALL_BYTES { Class::Small } else { Class::Large };
+            tenant.charge(step, charged, class).map_err(Refusal::Memory)?;
+            self.charged.store(charged + step, Ordering::Relaxed);
+        }
+        self.held.store(held, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn give(&self, bytes: u64) {
+        let held = self.held.load(Ordering::Relaxed).saturating_sub(bytes);
+        self.held.store(held, Ordering::Relaxed);
+        let Some(tenant) = &self.tenant else { return };
+        let charged = self.charged.load(Ordering::Relaxed);
+        let needed = held.saturating_sub(FREE_BYTES).next_multiple_of(STEP_BYTES);
+        if needed < charged {
+            self.charged.store(needed, Ordering::Relaxed);
+            tenant.release(charged - needed);
+        }
+    }
+
+    fn error(&self, refusal: Refusal) -> Error {
+        if let Some(tenant) = &self.tenant {
+            tenant.count_rejection();
+        }
+        match refusal {
+            Refusal::Session => self.full(),
+            Refusal::Memory(shortage) => shortage.error(),
+        }
+    }
+}
+
+/// Why an account takes no more.
+enum Refusal {
+    /// The session's own bound.
+    Session,
+    Memory(Shortage),
 }
 
 /// What one of its owners holds.
@@ -70,20 +142,68 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    /// Holds so much from now on, instead of what it was. If that is too much it holds nothing.
+    /// Changes what it holds. If that is too much it holds nothing.
     pub(crate) fn set(&mut self, account: &Arc<Account>, bytes: u64) -> Result<()> {
-        self.release();
-        if bytes == 0 {
-            return Ok(());
+        if bytes > self.bytes {
+            let grown = self.cover(account, bytes);
+            if grown.is_err() {
+                self.release();
+            }
+            return grown;
         }
-        // Nobody else of the session is at work meanwhile.
-        if account.held.load(Ordering::Relaxed).saturating_add(bytes) > account.bound {
-            return Err(account.full());
-        }
-        account.held.fetch_add(bytes, Ordering::Relaxed);
-        self.account.get_or_insert_with(|| account.clone());
+        let given = self.bytes - bytes;
         self.bytes = bytes;
+        if given > 0 {
+            account.give(given);
+        }
         Ok(())
+    }
+
+    /// Holds at least this much. If that is too much it holds what it held.
+    pub(crate) fn cover(&mut self, account: &Arc<Account>, bytes: u64) -> Result<()> {
+        self.try_cover(account, bytes).map_err(|refusal| account.error(refusal))
+    }
+
+    /// As [`Share::cover`], where the caller has another way.
+    pub(crate) fn covers(&mut self, account: &Arc<Account>, bytes: u64) -> bool {
+        self.try_cover(account, bytes).is_ok()
+    }
+
+    fn try_cover(&mut self, account: &Arc<Account>, bytes: u64) -> Result<(), Refusal> {
+        let lacking = bytes.saturating_sub(self.bytes);
+        if lacking > 0 {
+            account.take(lacking)?;
+            self.account.get_or_insert_with(|| account.clone());
+            self.bytes = bytes;
+        }
+        Ok(())
+    }
+
+    /// As [`Share::cover`], but waits up to `patience` for other sessions to release memory.
+    pub(crate) async fn cover_or_wait(
+        &mut self,
+        account: &Arc<Account>,
+        bytes: u64,
+        patience: Duration,
+    ) -> Result<()> {
+        let refusal = match (self.try_cover(account, bytes), &account.tenant) {
+            (Ok(()), _) => return Ok(()),
+            (Err(Refusal::Memory(shortage)), Some(tenant)) if shortage.is_temporary() => {
+                let attempt = || match self.try_cover(account, bytes) {
+                    Err(Refusal::Memory(shortage)) => Err(shortage),
+                    Err(Refusal::Session) => Ok(Err(Refusal::Session)),
+                    Ok(()) => Ok(Ok(())),
+                };
+                match tokio::time::timeout(patience, tenant.wait_for(attempt)).await {
+                    Ok(Ok(Ok(()))) => return Ok(()),
+                    Ok(Ok(Err(refusal))) => refusal,
+                    Ok(Err(shortage)) => Refusal::Memory(shortage),
+                    Err(_) => Refusal::Memory(shortage),
+                }
+            }
+            (Err(refusal), _) => refusal,
+        };
+        Err(account.error(refusal))
     }
 
     /// What it holds.
@@ -93,8 +213,10 @@ impl Share {
 
     /// Holds nothing any more.
     pub(crate) fn release(&mut self) {
-        if let Some(account) = &self.account {
-            account.held.fetch_sub(std::mem::take(&mut self.bytes), Ordering::Relaxed);
+        if let Some(account) = &self.account
+            && self.bytes > 0
+        {
+            account.give(std::mem::take(&mut self.bytes));
         }
     }
 }
@@ -105,13 +227,21 @@ impl Drop for Share {
     }
 }
 
+impl Drop for Account {
+    fn drop(&mut self) {
+        if let Some(tenant) = &self.tenant {
+            tenant.release(*self.charged.get_mut());
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn shares_are_given_back() {
-        let account = Account::of_memory();
+        let account = Account::unlimited();
         let held = || account.held.load(Ordering::Relaxed);
         let (mut one, mut other) = (Share::default(), Share::default());
         one.set(&account, MEMORY_BYTES - 10).unwrap();
@@ -126,5 +256,53 @@ mod tests {
         other.release();
         assert_eq!(held(), 0);
         assert!(Account::of_files().full().message().ends_with("8 GiB at most"));
+    }
+
+    #[test]
+    fn a_tenant_is_charged_in_steps_beyond_what_is_free() {
+        let tenant = Budget::of_tenant(&Budget::of_node(64 << 20));
+        let account = Account::of_memory(tenant.clone());
+        let mut share = Share::default();
+        share.set(&account, FREE_BYTES).unwrap();
+        assert_eq!(tenant.used_bytes(), 0);
+        share.set(&account, FREE_BYTES + 1).unwrap();
+        assert_eq!(tenant.used_bytes(), STEP_BYTES);
+        share.cover(&account, FREE_BYTES + STEP_BYTES + 1).unwrap();
+        assert_eq!(tenant.used_bytes(), 2 * STEP_BYTES);
+        share.cover(&account, 1).unwrap();
+        assert_eq!(share.bytes(), FREE_BYTES + STEP_BYTES + 1, "cover must not shrink a share");
+        share.set(&account, 1).unwrap();
+        assert_eq!(tenant.used_bytes(), 0);
+        share.set(&account, 10 << 20).unwrap();
+        drop(share);
+        assert_eq!(tenant.used_bytes(), 0);
+    }
+
+    #[test]
+    fn small_sessions_pass_when_the_tenant_is_full() {
+        let tenant = Budget::of_tenant(&Budget::of_node(64 << 20));
+        let account = || Account::of_memory(tenant.clone());
+        let (hoarder, small) = (account(), account());
+        let (mut most, mut some) = (Share::default(), Share::default());
+        most.set(&hoarder, 32 << 20).unwrap();
+        some.set(&small, 100 << 10).unwrap();
+        let error = some.cover(&small, 1 << 20).unwrap_err();
+        assert_eq!(error.state(), sqlstate::OUT_OF_MEMORY);
+        assert_eq!(some.bytes(), 100 << 10);
+    }
+
+    #[tokio::test]
+    async fn a_wait_for_memory_is_bounded() {
+        let tenant = Budget::of_tenant(&Budget::of_node(64 << 20));
+        let account = || Account::of_memory(tenant.clone());
+        let (hoarder, waiter) = (account(), account());
+        let (mut most, mut some) = (Share::default(), Share::default());
+        most.set(&hoarder, 32 << 20).unwrap();
+        let error = some.cover_or_wait(&waiter, 1 << 20, Duration::ZERO).await.unwrap_err();
+        assert_eq!(error.state(), sqlstate::OUT_OF_MEMORY);
+        let waiting = some.cover_or_wait(&waiter, 1 << 20, MAX_WAIT);
+        let (waited, ()) = tokio::join!(waiting, async { most.release() });
+        waited.unwrap();
+        assert_eq!(some.bytes(), 1 << 20);
     }
 }

@@ -16,6 +16,7 @@
 use fulmar_engine::{Error, Value, sqlstate};
 
 use super::Session;
+use super::rows::Output;
 use super::settings::{SNAPSHOT_AGE, SNAPSHOT_TIME};
 use crate::Result;
 use crate::dialect::admin::parse_moment;
@@ -24,7 +25,7 @@ use crate::system::moment;
 
 impl Session {
     /// Looks at another time (`None` or nothing: at what is now), and tells the client which version it sees.
-    pub(super) async fn look_back(&mut self, value: Option<&str>, output: &mut Vec<u8>) -> Result<()> {
+    pub(super) async fn look_back(&mut self, value: Option<&str>, output: &mut Output) -> Result<()> {
         let text = value.map(str::trim).filter(|text| !text.is_empty());
         let at_unix_ms = text.map(parse_moment).transpose()?;
         let before = self.link.engine.as_of();

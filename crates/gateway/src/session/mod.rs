@@ -29,6 +29,7 @@ mod link;
 mod look_back;
 mod portals;
 mod primary_key;
+mod receive;
 mod rights;
 pub(crate) mod rows;
 mod settings;
@@ -62,7 +63,8 @@ use crate::tenants::TenantStats;
 use crate::wire::{Closed, give_buffer, take_buffer};
 use crate::worker::{Arrival, Post};
 use copy::CopyIn;
-use rows::{Layout, RowWriter, Spill};
+use held::{Account, Share};
+use rows::{Layout, Output, RowWriter, Spill};
 use statements::{Plan, Statements};
 
 /// Bytes of one message. A client that sends more is cut off: the whole message must be in memory.
@@ -160,7 +162,11 @@ impl From<Closed> for Fault {
 pub(crate) struct Session {
     link: Link,
     /// Answers that have not been sent.
-    output: Vec<u8>,
+    output: Output,
+    /// Charged for the message that is being received, or handled.
+    received: Share,
+    /// A message that is discarded as it arrives.
+    rejected: Option<Box<receive::Rejected>>,
     shared: Arc<Shared>,
     metrics: Arc<WorkerMetrics>,
     identity: Identity,
@@ -199,9 +205,12 @@ impl Session {
         settings: Settings,
     ) -> Session {
         let stats = shared.tenants.of(identity.tenant.partition);
+        let memory = shared.memory.of(identity.tenant.partition);
         let mut session = Session {
             link,
-            output: Vec::new(),
+            output: Output::default(),
+            received: Share::default(),
+            rejected: None,
             shared,
             metrics,
             identity,
@@ -209,7 +218,7 @@ impl Session {
             limits_seen: 0,
             rights_seen: 0,
             settings,
-            statements: Statements::default(),
+            statements: Statements::new(Account::of_memory(memory)),
             skipping: false,
             copy: None,
         };
@@ -298,11 +307,17 @@ impl Session {
     /// Handles all whole messages that have been received. Answers whether more came meanwhile.
     async fn handle_input(&mut self) -> Result<bool, End> {
         if self.output.capacity() == 0 {
-            self.output = take_buffer();
+            self.output = take_buffer().into();
         }
         let mut input = std::mem::take(&mut self.link.wire.input);
         let mut used = 0;
-        let outcome = loop {
+        let mut outcome = loop {
+            if self.rejected.is_some() {
+                let outcome = Box::pin(self.discard(&input, &mut used)).await;
+                if outcome.is_err() || used == input.len() {
+                    break outcome;
+                }
+            }
             match frontend::frame(&input[used..], MESSAGE_BYTES) {
                 Ok(None) => break Ok(()),
                 Err(malformed) => break Err(End::Malformed(malformed)),
@@ -319,13 +334,16 @@ impl Session {
             }
         };
         input.drain(..used); // what is left is part of a message
+        if outcome.is_ok() && (self.received.bytes() > 0 || !input.is_empty()) {
+            outcome = Box::pin(self.admit(&mut input)).await;
+        }
         // What came while statements ran belongs behind what has not been used.
         let ahead = std::mem::replace(&mut self.link.wire.input, input);
         let more = !ahead.is_empty();
         self.link.wire.input.extend_from_slice(&ahead);
         give_buffer(ahead);
         if self.output.is_empty() {
-            give_buffer(std::mem::take(&mut self.output));
+            give_buffer(std::mem::take(&mut self.output).into_parts().0);
         }
         outcome.map(|()| more)
     }
@@ -379,7 +397,8 @@ impl Session {
 
     /// Sends what has gathered if it is much.
     async fn flush_if_large(&mut self) -> Result<(), Closed> {
-        if self.output.len() > OUTPUT_BYTES { self.flush().await } else { Ok(()) }
+        let is_large = self.output.len() > OUTPUT_BYTES || !self.output.grow(0, self.statements.memory());
+        if is_large { self.flush().await } else { Ok(()) }
     }
 
     /// Sends the part of an answer that was spilled, and what stands before it.
@@ -420,7 +439,7 @@ impl Session {
         values: &[Value],
         scope: Scope,
         layout: Layout<'_>,
-        output: &mut Vec<u8>,
+        output: &mut Output,
     ) -> Result<Ran, Fault> {
         let started = Instant::now();
         let ran = match plan {
@@ -465,7 +484,7 @@ impl Session {
     async fn configure(
         &mut self,
         changes: Vec<(String, String, bool)>,
-        output: &mut Vec<u8>,
+        output: &mut Output,
     ) -> crate::Result<()> {
         for (name, value, local) in changes {
             self.set(&name, Some(&value), local, output).await?;
@@ -474,7 +493,7 @@ impl Session {
     }
 
     /// A statement has been run: what else changes with it.
-    fn completed(&mut self, completion: &Completion, output: &mut Vec<u8>) {
+    fn completed(&mut self, completion: &Completion, output: &mut Output) {
         for (state, message) in &completion.notices {
             backend::notice(output, state, message);
         }

@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use fulmar_engine::{CommandTag, Value};
 
+use super::OUTPUT_BYTES;
 use super::held::{Account, Share};
-use super::rows::Spill;
+use super::rows::{Output, Spill};
 use super::statements::{Prepared, TEXT};
 use crate::Result;
 use crate::protocol::{Formats, frontend};
@@ -45,7 +46,17 @@ impl Portal {
         self.formats.as_ref().unwrap_or(&TEXT)
     }
 
-    /// Counts the values that have been bound.
+    /// Charges what `count` values of a message with so many bytes need, before they are decoded.
+    pub(crate) fn reserve_values(
+        &mut self,
+        count: usize,
+        bytes: usize,
+        account: &Arc<Account>,
+    ) -> Result<()> {
+        self.share.set(account, (count * size_of::<Value>() + bytes) as u64)
+    }
+
+    /// Charges the values that have been bound.
     pub(crate) fn hold_values(&mut self, account: &Arc<Account>) -> Result<()> {
         let lists = self.values.capacity() * size_of::<Value>();
         let values = self.values.iter().map(|value| match value {
@@ -64,8 +75,9 @@ impl Portal {
     }
 
     /// Keeps the rest of its answer for the next time, unless the session holds too much by then.
-    pub(crate) fn suspend(&mut self, answer: Box<Answer>, account: &Arc<Account>) -> Result<()> {
-        self.share.set(account, (answer.loaded.capacity() + answer.tail.capacity()) as u64)?;
+    pub(crate) fn suspend(&mut self, mut answer: Box<Answer>, account: &Arc<Account>) -> Result<()> {
+        let bytes = answer.loaded.capacity() + answer.tail.capacity();
+        answer.share.set(account, bytes as u64)?;
         self.progress = Progress::Suspended(answer);
         Ok(())
     }
@@ -89,24 +101,25 @@ pub(crate) struct Answer {
     spill: Option<(Spill, u64)>,
     /// What comes after the spilled part.
     tail: Vec<u8>,
+    share: Share,
     pub(crate) tag: CommandTag,
 }
 
 impl Answer {
     /// An answer whose beginning may have been spilled.
-    pub(crate) fn new(bytes: Vec<u8>, spill: Option<Spill>, tag: CommandTag) -> Answer {
-        match spill {
-            None => Answer { loaded: bytes, taken: 0, spill: None, tail: Vec::new(), tag },
-            Some(spill) => Answer { loaded: Vec::new(), taken: 0, spill: Some((spill, 0)), tail: bytes, tag },
-        }
+    pub(crate) fn new(output: Output, spill: Option<Spill>, tag: CommandTag) -> Answer {
+        let (bytes, share) = output.into_parts();
+        let (loaded, tail) = if spill.is_some() { (Vec::new(), bytes) } else { (bytes, Vec::new()) };
+        Answer { loaded, taken: 0, spill: spill.map(|spill| (spill, 0)), tail, share, tag }
     }
 
-    /// Moves at most `limit` rows to `out`; answers how many, and whether that was all.
+    /// Moves at most `limit` rows to `out`, and fewer once `out` holds [`super::OUTPUT_BYTES`]. Returns how many, and whether
+    /// those were the last.
     pub(crate) fn take_rows(&mut self, limit: u32, out: &mut Vec<u8>) -> Result<(u64, bool)> {
         let mut rows = 0;
         loop {
             let moved = self.take_loaded(limit, &mut rows, out);
-            if rows == u64::from(limit) {
+            if rows == u64::from(limit) || out.len() > OUTPUT_BYTES {
                 return Ok((rows, false));
             }
             if !moved && !self.load()? {
@@ -118,7 +131,7 @@ impl Answer {
     /// Moves whole messages that are in memory; `false` if there is none.
     fn take_loaded(&mut self, limit: u32, rows: &mut u64, out: &mut Vec<u8>) -> bool {
         let begin = self.taken;
-        while *rows < u64::from(limit) {
+        while *rows < u64::from(limit) && out.len() + self.taken - begin <= OUTPUT_BYTES {
             let Ok(Some(frame)) = frontend::frame(&self.loaded[self.taken..], usize::MAX) else { break };
             *rows += u64::from(frame.kind == b'D');
             self.taken += frame.size;
@@ -152,12 +165,30 @@ mod tests {
     #[test]
     fn an_answer_goes_out_in_portions() {
         let bytes: Vec<u8> = [b"T\0\0\0\x04".to_vec(), row(b'a'), row(b'b'), row(b'c')].concat();
-        let mut answer = Answer::new(bytes.clone(), None, CommandTag::Select(3));
+        let mut answer = Answer::new(bytes.clone().into(), None, CommandTag::Select(3));
         let mut out = Vec::new();
         assert_eq!(answer.take_rows(2, &mut out).unwrap(), (2, false));
         assert_eq!(out.len(), 5 + 24);
         assert_eq!(answer.take_rows(2, &mut out).unwrap(), (1, true));
         assert_eq!(answer.take_rows(2, &mut out).unwrap(), (0, true));
         assert_eq!(&out[..], bytes);
+    }
+
+    #[test]
+    fn a_portion_ends_when_the_output_is_large() {
+        let wide =
+            [b"D".to_vec(), (OUTPUT_BYTES as u32 - 1).to_be_bytes().to_vec(), vec![0; OUTPUT_BYTES - 5]];
+        let mut answer = Answer::new(wide.concat().repeat(5).into(), None, CommandTag::Select(5));
+        let mut out = Vec::new();
+        let mut portions = Vec::new();
+        loop {
+            out.clear();
+            let (rows, end) = answer.take_rows(1000, &mut out).unwrap();
+            portions.push(rows);
+            if end {
+                break;
+            }
+        }
+        assert_eq!(portions, [2, 2, 1]);
     }
 }

@@ -8,14 +8,18 @@
 //! send buffer:  [ earlier answers | RowDescription? | DataRow DataRow DataRow ... ]
 //!                                 ^ mark: reset cuts here       > 8 MiB: moved to the file, in order
 //! ```
+//!
+//! The buffer is charged to the tenant before it grows ([`super::held`]). If the charge is rejected the rows move to the file
+//! earlier; a row that is too large by itself fails the statement.
 
 use std::fs::File;
 use std::io::Write;
+use std::ops::{Deref, DerefMut};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use fulmar_engine::{Error, Row, RowSink, STALE_PLAN, sqlstate};
+use fulmar_engine::{Error, Row, RowSink, STALE_PLAN, ValueRef, sqlstate};
 use smallvec::SmallVec;
 
 use super::held::{Account, Share};
@@ -27,8 +31,84 @@ use crate::types::{Column, Type, encode};
 const MEMORY_BYTES: usize = 8 * 1024 * 1024;
 /// Bytes of an answer in all, and of those of a session that wait in files.
 pub(crate) const ANSWER_BYTES: u64 = 8 * 1024 * 1024 * 1024;
-/// Bytes that are read back at once.
-const READ_BYTES: usize = 256 * 1024;
+/// Bytes of one read of the file.
+const READ_BYTES: usize = 64 * 1024;
+/// An output that is not longer needs no charge.
+const FREE_OUTPUT_BYTES: usize = 16 * 1024;
+/// The charge of an output is a multiple of this.
+const OUTPUT_STEP_BYTES: usize = 64 * 1024;
+/// Room for a value is charged before it is encoded if the value is longer.
+const LARGE_VALUE_BYTES: usize = 4 * 1024;
+
+/// Bytes for the client, with the charge for them.
+#[derive(Default)]
+pub(crate) struct Output {
+    bytes: Vec<u8>,
+    share: Share,
+}
+
+impl Deref for Output {
+    type Target = Vec<u8>;
+
+    fn deref(&self) -> &Vec<u8> {
+        &self.bytes
+    }
+}
+
+impl DerefMut for Output {
+    fn deref_mut(&mut self) -> &mut Vec<u8> {
+        &mut self.bytes
+    }
+}
+
+impl From<Vec<u8>> for Output {
+    fn from(bytes: Vec<u8>) -> Output {
+        Output { bytes, share: Share::default() }
+    }
+}
+
+impl Output {
+    /// Forgets what has been sent, and returns the charge.
+    pub(crate) fn clear(&mut self) {
+        self.bytes.clear();
+        if self.share.bytes() > 0 {
+            self.bytes.shrink_to(OUTPUT_STEP_BYTES);
+            self.share.release();
+        }
+    }
+
+    pub(crate) fn into_parts(self) -> (Vec<u8>, Share) {
+        (self.bytes, self.share)
+    }
+
+    /// Whether `more` bytes fit without another charge.
+    fn has_room(&self, more: usize) -> bool {
+        self.bytes.len() + more <= FREE_OUTPUT_BYTES.max(self.share.bytes() as usize)
+    }
+
+    /// Charges room for `more` bytes, and as much again so that a large output grows in few steps. Returns false if the
+    /// charge was rejected.
+    pub(crate) fn grow(&mut self, more: usize, memory: &Arc<Account>) -> bool {
+        if self.has_room(more) {
+            return true;
+        }
+        let wanted = (self.bytes.len() + more).next_multiple_of(OUTPUT_STEP_BYTES) as u64;
+        let grown = self.share.covers(memory, wanted.max(2 * self.share.bytes()))
+            || self.share.covers(memory, wanted);
+        if grown {
+            self.bytes.reserve_exact(self.share.bytes() as usize - self.bytes.len());
+        }
+        grown
+    }
+
+    /// As [`Output::grow`], where the caller cannot do without.
+    fn must_grow(&mut self, more: usize, memory: &Arc<Account>) -> Result<()> {
+        if self.grow(more, memory) {
+            return Ok(());
+        }
+        self.share.cover(memory, (self.bytes.len() + more) as u64)
+    }
+}
 
 /// The bytes of an answer that do not fit in memory.
 pub(crate) struct Spill {
@@ -42,6 +122,8 @@ pub(crate) struct Spill {
 pub(crate) struct Spills<'a> {
     pub(crate) directory: &'a Path,
     pub(crate) account: &'a Arc<Account>,
+    /// What is charged for the part in memory.
+    pub(crate) memory: &'a Arc<Account>,
 }
 
 impl Spill {
@@ -85,7 +167,7 @@ pub(crate) struct Layout<'a> {
 
 /// An answer's bytes, behind what `bytes` held before.
 pub(crate) struct Buffer<'a> {
-    pub(crate) bytes: &'a mut Vec<u8>,
+    pub(crate) bytes: &'a mut Output,
     mark: usize,
     spill: Option<Spill>,
     spills: Spills<'a>,
@@ -93,22 +175,54 @@ pub(crate) struct Buffer<'a> {
 
 impl<'a> Buffer<'a> {
     /// A buffer that spills as `spills` says.
-    pub(crate) fn new(bytes: &'a mut Vec<u8>, spills: Spills<'a>) -> Buffer<'a> {
+    pub(crate) fn new(bytes: &'a mut Output, spills: Spills<'a>) -> Buffer<'a> {
         Buffer { mark: bytes.len(), bytes, spill: None, spills }
     }
 
-    /// Moves what has been written into the file if it is much.
+    /// Moves the rows that have been written into the file if they are many, or memory is short.
     pub(crate) fn spill_if_large(&mut self) -> Result<()> {
-        if self.bytes.len() - self.mark <= MEMORY_BYTES {
+        let end = self.bytes.len();
+        if end - self.mark <= MEMORY_BYTES && self.bytes.grow(0, self.spills.memory) {
             return Ok(());
         }
+        self.spill(end)
+    }
+
+    /// Moves what stands between the mark and `end` into the file.
+    fn spill(&mut self, end: usize) -> Result<()> {
         let spill = match &mut self.spill {
             Some(spill) => spill,
             empty => empty.insert(Spill::create(self.spills.directory)?),
         };
-        spill.append(&self.bytes[self.mark..], self.spills.account)?;
-        self.bytes.truncate(self.mark);
+        spill.append(&self.bytes[self.mark..end], self.spills.account)?;
+        self.bytes.drain(self.mark..end);
         Ok(())
+    }
+
+    /// Makes room for `more` bytes of the row that starts at `row`. The rows before it may move into the file. Returns where
+    /// the row starts now.
+    pub(crate) fn make_room(&mut self, more: usize, row: usize) -> Result<usize> {
+        if self.bytes.grow(more, self.spills.memory) {
+            return Ok(row);
+        }
+        if row > self.mark {
+            self.spill(row)?;
+        }
+        self.bytes.must_grow(more, self.spills.memory)?;
+        Ok(self.mark.min(row))
+    }
+
+    /// Makes room for a value of the row that starts at `row`, if it may need any. Returns where the row starts now.
+    pub(crate) fn make_room_for(&mut self, value: ValueRef<'_>, row: usize) -> Result<usize> {
+        let length = match value {
+            ValueRef::Text(bytes) | ValueRef::Blob(bytes) => bytes.len(),
+            _ => 0,
+        };
+        if length <= LARGE_VALUE_BYTES && self.bytes.has_room(LARGE_VALUE_BYTES) {
+            return Ok(row);
+        }
+        // As hexadecimal digits, or with every character escaped, it is twice as long.
+        self.make_room(2 * length + LARGE_VALUE_BYTES, row)
     }
 
     /// Forgets what has been written.
@@ -134,7 +248,7 @@ pub(crate) struct RowWriter<'a> {
 
 impl<'a> RowWriter<'a> {
     /// A writer that spills as `spills` says.
-    pub(crate) fn new(output: &'a mut Vec<u8>, layout: Layout<'a>, spills: Spills<'a>) -> RowWriter<'a> {
+    pub(crate) fn new(output: &'a mut Output, layout: Layout<'a>, spills: Spills<'a>) -> RowWriter<'a> {
         let types = layout.columns.iter().map(|column| column.kind.unwrap_or(Type::Text)).collect();
         RowWriter { output: Buffer::new(output, spills), layout, types, described: false, rows: 0 }
     }
@@ -178,12 +292,15 @@ impl RowSink for RowWriter<'_> {
         if !self.described {
             self.first_row(row);
         }
-        let at = backend::begin_row(self.output.bytes, self.types.len());
+        let mut start = self.output.bytes.len();
+        let head = backend::begin_row(self.output.bytes, self.types.len()) - start;
         for (index, kind) in self.types.iter().enumerate() {
             let format = self.layout.formats.get(index).unwrap_or(Format::Text);
-            encode::put_value(self.output.bytes, row.get(index), *kind, format)?;
+            let value = row.get(index);
+            start = self.output.make_room_for(value, start)?;
+            encode::put_value(self.output.bytes, value, *kind, format)?;
         }
-        backend::end_row(self.output.bytes, at);
+        backend::end_row(self.output.bytes, start + head);
         self.rows += 1;
         self.output.spill_if_large()
     }
@@ -251,9 +368,9 @@ mod tests {
     #[test]
     fn the_first_row_names_the_type_and_reset_forgets_it() {
         let (columns, formats) = (columns(None), Formats::All(Format::Text));
-        let mut output = b"earlier".to_vec();
-        let (directory, account) = (std::env::temp_dir(), Account::of_files());
-        let spills = Spills { directory: &directory, account: &account };
+        let mut output = Output::from(b"earlier".to_vec());
+        let (directory, account, memory) = (std::env::temp_dir(), Account::of_files(), Account::unlimited());
+        let spills = Spills { directory: &directory, account: &account, memory: &memory };
         let mut writer = RowWriter::new(&mut output, layout(&columns, &formats, true), spills);
         writer.row(&ValueRow(&[Value::Integer(1)])).unwrap();
         writer.reset();
@@ -262,15 +379,15 @@ mod tests {
         let mut expected = b"earlier".to_vec();
         backend::row_description(&mut expected, &columns, &[Type::Text], &formats);
         expected.extend_from_slice(b"D\0\0\0\x0b\0\x01\0\0\0\x01x");
-        assert_eq!(output, expected);
+        assert_eq!(*output, expected);
     }
 
     #[test]
     fn an_empty_answer_is_described_too() {
         let (columns, formats) = (columns(Some(Type::Int8)), Formats::All(Format::Text));
-        let mut output = Vec::new();
-        let (directory, account) = (std::env::temp_dir(), Account::of_files());
-        let spills = Spills { directory: &directory, account: &account };
+        let mut output = Output::default();
+        let (directory, account, memory) = (std::env::temp_dir(), Account::of_files(), Account::unlimited());
+        let spills = Spills { directory: &directory, account: &account, memory: &memory };
         RowWriter::new(&mut output, layout(&columns, &formats, true), spills).finish();
         assert_eq!(output[0], b'T');
     }
@@ -278,9 +395,9 @@ mod tests {
     #[test]
     fn a_large_answer_spills_in_order() {
         let (columns, formats) = (columns(Some(Type::Text)), Formats::All(Format::Text));
-        let mut output = b"earlier".to_vec();
-        let (directory, account) = (std::env::temp_dir(), Account::of_files());
-        let spills = Spills { directory: &directory, account: &account };
+        let mut output = Output::from(b"earlier".to_vec());
+        let (directory, account, memory) = (std::env::temp_dir(), Account::of_files(), Account::unlimited());
+        let spills = Spills { directory: &directory, account: &account, memory: &memory };
         let mut writer = RowWriter::new(&mut output, layout(&columns, &formats, false), spills);
         for letter in ["a", "b", "c"] {
             writer.row(&ValueRow(&[Value::Text(letter.repeat(5 << 20))])).unwrap();
@@ -298,9 +415,9 @@ mod tests {
     #[test]
     fn a_row_of_another_width_is_refused() {
         let (columns, formats) = (columns(None), Formats::All(Format::Text));
-        let mut output = Vec::new();
-        let (directory, account) = (std::env::temp_dir(), Account::of_files());
-        let spills = Spills { directory: &directory, account: &account };
+        let mut output = Output::default();
+        let (directory, account, memory) = (std::env::temp_dir(), Account::of_files(), Account::unlimited());
+        let spills = Spills { directory: &directory, account: &account, memory: &memory };
         let mut writer = RowWriter::new(&mut output, layout(&columns, &formats, false), spills);
         let failure = writer.row(&ValueRow(&[Value::Null, Value::Null])).unwrap_err();
         assert_eq!(failure.message(), STALE_PLAN);

@@ -71,6 +71,7 @@ impl Session {
             let last = is_blank(rest);
             if !self.run_one(&plan, last).await? {
                 if let Some(copy) = &mut self.copy {
+                    copy.share.cover(self.statements.memory(), rest.len() as u64)?;
                     copy.rest = Some(Rest(rest.to_owned()));
                 }
                 return Ok(self.flush().await?);

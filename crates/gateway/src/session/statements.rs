@@ -12,7 +12,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use fulmar_engine::{ColumnInfo, Error, Statement, StatementKind, sqlstate};
+use fulmar_engine::{ColumnInfo, Error, ParameterInfo, Statement, StatementKind, sqlstate};
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
@@ -108,8 +108,9 @@ impl Prepared {
     fn bytes(&self, text: usize) -> u64 {
         let columns =
             self.columns.iter().map(|column| size_of::<Column>() + column.name.len()).sum::<usize>();
-        let parameters = self.parameters.len() * size_of::<Parameter>();
-        (size_of::<Prepared>() + text + parameters + columns + self.description.len()) as u64
+        // The engine describes them too.
+        let parameters = self.parameters.len() * (size_of::<Parameter>() + size_of::<ParameterInfo>());
+        (size_of::<Prepared>() + text + parameters + 2 * columns + self.description.len()) as u64
     }
 
     /// Whether a column has no type before its first value.
@@ -200,29 +201,28 @@ pub(crate) struct Statements {
     files: Arc<Account>,
 }
 
-impl Default for Statements {
-    fn default() -> Statements {
+impl Statements {
+    /// Those of a session, which charges its memory to a tenant.
+    pub(crate) fn new(memory: Arc<Account>) -> Statements {
         Statements {
             named: HashMap::default(),
             unnamed: None,
             portals: HashMap::default(),
             unnamed_portal: Portal::default(),
             cache: Cache::default(),
-            memory: Account::of_memory(),
+            memory,
             files: Account::of_files(),
         }
     }
-}
 
-impl Statements {
-    /// What they hold in memory.
+    /// The session's memory.
     pub(crate) fn memory(&self) -> &Arc<Account> {
         &self.memory
     }
 
     /// How an answer spills into `directory`.
     pub(crate) fn spills<'a>(&'a self, directory: &'a Path) -> Spills<'a> {
-        Spills { directory, account: &self.files }
+        Spills { directory, account: &self.files, memory: &self.memory }
     }
 
     /// Counts what a statement with a text of so many bytes holds, for as long as it is known by a name, a portal or here.
@@ -390,7 +390,7 @@ mod tests {
 
     #[test]
     fn a_statement_is_held_once_and_for_as_long_as_somebody_knows_it() {
-        let mut statements = Statements::default();
+        let mut statements = Statements::new(Account::unlimited());
         let hold = |statements: &Statements, text| {
             let plan = Plan::Command { command: Arc::new(Command::ShowAll), shown: "".into() };
             statements.hold(Prepared::new(plan, Oids::default(), Vec::new()), text)
@@ -412,7 +412,8 @@ mod tests {
 
     #[test]
     fn names_are_not_long() {
-        let (mut statements, long) = (Statements::default(), "x".repeat(NAME_BYTES + 1));
+        let mut statements = Statements::new(Account::unlimited());
+        let long = "x".repeat(NAME_BYTES + 1);
         for name in [&long, &long[1..]] {
             let refused = (name.len() > NAME_BYTES).then_some(sqlstate::PROGRAM_LIMIT);
             assert_eq!(statements.check_free(name).err().map(|error| error.state()), refused);

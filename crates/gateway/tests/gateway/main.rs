@@ -13,6 +13,7 @@ mod history;
 mod idle;
 mod isolation;
 mod limits;
+mod memory;
 mod postgres;
 mod procedures;
 mod protocol;

@@ -1,0 +1,336 @@
+//! Memory that sessions make the gateway hold: charged before it is held, bounded, and given back.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::SinkExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
+
+use crate::common::{Node, state};
+
+const MIB: usize = 1 << 20;
+
+/// A node whose sessions hold 64 MiB at most, those of a database 32 MiB.
+async fn small_node() -> Node {
+    Node::start(|config| {
+        config.insecure = true;
+        config.public_metrics = true;
+        config.session_memory_bytes = 64 << 20;
+    })
+    .await
+}
+
+/// The value of a metric.
+async fn metric(node: &Node, name: &str) -> u64 {
+    let text = node.get("/metrics", "").await;
+    let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
+    line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
+}
+
+/// Waits until a metric is what it should be.
+async fn until(node: &Node, name: &str, wanted: impl Fn(u64) -> bool) {
+    let reached = async {
+        while !wanted(metric(node, name).await) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let reached = tokio::time::timeout(Duration::from_secs(30), reached).await;
+    assert!(reached.is_ok(), "{name} stays at {}", metric(node, name).await);
+}
+
+const USED: &str = "fulmar_session_memory_bytes";
+
+async fn works(client: &Client) {
+    assert_eq!(client.query_one("SELECT 1", &[]).await.unwrap().get::<_, i64>(0), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_beyond_the_limit_fails_and_the_session_goes_on() {
+    let node = small_node().await;
+    let client = node.database("t1").await;
+    client.batch_execute("CREATE TABLE t (a TEXT)").await.unwrap();
+    let long = "x".repeat(40 * MIB);
+    // A Query, a Bind, a CopyData.
+    assert_eq!(state(client.batch_execute(&format!("SELECT '{long}'")).await), "54000");
+    works(&client).await;
+    assert_eq!(state(client.query("SELECT length($1)", &[&long]).await), "54000");
+    works(&client).await;
+    let sink = client.copy_in("COPY t FROM STDIN").await.unwrap();
+    let mut sink = Box::pin(sink);
+    let sent = sink.send(Bytes::from(format!("{long}\n"))).await;
+    let finished = match sent {
+        Ok(()) => sink.as_mut().finish().await.map(drop),
+        Err(error) => Err(error),
+    };
+    assert_eq!(state(finished), "54000");
+    works(&client).await;
+    assert_eq!(client.query_one("SELECT count(*) FROM t", &[]).await.unwrap().get::<_, i64>(0), 0);
+    // In a transaction it is an error like any other.
+    client.batch_execute("BEGIN").await.unwrap();
+    assert_eq!(state(client.query("SELECT length($1)", &[&long]).await), "54000");
+    assert_eq!(state(client.batch_execute("SELECT 1").await), "25P02");
+    client.batch_execute("ROLLBACK").await.unwrap();
+    assert!(metric(&node, "fulmar_session_memory_rejections_total").await >= 4);
+    until(&node, USED, |used| used == 0).await;
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_half_sent_message_is_charged_and_small_ones_pass() {
+    let node = small_node().await;
+    let other = node.database("t2").await;
+    let small = node.database("t1").await;
+    let mut half_sent = Vec::new();
+    for _ in 0..2 {
+        let mut stream = TcpStream::connect(node.gateway.local_addr()).await.unwrap();
+        let body = [&196_608_u32.to_be_bytes()[..], b"user\0anna\0database\0t1\0\0"].concat();
+        stream.write_all(&(body.len() as u32 + 4).to_be_bytes()).await.unwrap();
+        stream.write_all(&body).await.unwrap();
+        // Nothing but the head of a message of 15 MiB.
+        stream.write_all(&[&b"Q"[..], &(15_u32 << 20).to_be_bytes()].concat()).await.unwrap();
+        half_sent.push(stream);
+    }
+    until(&node, USED, |used| used >= 30 << 20).await;
+    // 4 MiB more do not fit into the database's 32 MiB.
+    let refused = small.query("SELECT length($1)", &[&"x".repeat(4 * MIB)]).await;
+    assert_eq!(state(refused), "53200");
+    for client in [&small, &other] {
+        works(client).await;
+        let length = client.query_one("SELECT length($1)", &[&"x".repeat(50_000)]).await.unwrap();
+        assert_eq!(length.get::<_, i64>(0), 50_000);
+    }
+    let large = other.query_one("SELECT length($1)", &[&"x".repeat(10 * MIB)]).await.unwrap();
+    assert_eq!(large.get::<_, i64>(0), 10 * MIB as i64);
+    drop(half_sent);
+    until(&node, USED, |used| used == 0).await;
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_waits_for_memory() {
+    let node = small_node().await;
+    let client = node.database("t1").await;
+    let mut stream = TcpStream::connect(node.gateway.local_addr()).await.unwrap();
+    let body = [&196_608_u32.to_be_bytes()[..], b"user\0anna\0database\0t1\0\0"].concat();
+    stream.write_all(&(body.len() as u32 + 4).to_be_bytes()).await.unwrap();
+    stream.write_all(&body).await.unwrap();
+    stream.write_all(&[&b"Q"[..], &(30_u32 << 20).to_be_bytes()].concat()).await.unwrap();
+    until(&node, USED, |used| used >= 30 << 20).await;
+    let value = "x".repeat(4 * MIB);
+    let (answer, _) = tokio::join!(client.query_one("SELECT length($1)", &[&value]), async {
+        // The session of this one ends and returns what it holds.
+        drop(stream);
+    });
+    assert_eq!(answer.unwrap().get::<_, i64>(0), 4 * MIB as i64);
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bound_values_are_charged_until_they_are_run() {
+    let node = small_node().await;
+    let other = node.database("t2").await;
+    let mut client = node.database("t1").await;
+    let statement = client.prepare("SELECT length($1)").await.unwrap();
+    let value = "x".repeat(8 * MIB);
+    let transaction = client.transaction().await.unwrap();
+    let mut portals = Vec::new();
+    let refused = loop {
+        match transaction.bind(&statement, &[&value]).await {
+            Ok(portal) => portals.push(portal),
+            Err(error) => break error,
+        }
+        assert!(portals.len() < 4, "four times 8 MiB, and a message of as much, exceed 32 MiB");
+    };
+    assert_eq!(refused.code().unwrap().code(), "54000");
+    assert!(!portals.is_empty());
+    works(&other).await;
+    drop(portals);
+    transaction.rollback().await.unwrap();
+    until(&node, USED, |used| used == 0).await;
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn results_that_are_not_read_move_to_files() {
+    let node = small_node().await;
+    let writer = node.database("t1").await;
+    writer.batch_execute("CREATE TABLE t (a TEXT)").await.unwrap();
+    writer
+        .execute("INSERT INTO t SELECT hex(zeroblob(500000)) FROM generate_series(1, 20)", &[])
+        .await
+        .unwrap();
+    let mut clients = Vec::new();
+    for _ in 0..12 {
+        let mut stream = TcpStream::connect(node.gateway.local_addr()).await.unwrap();
+        let body = [&196_608_u32.to_be_bytes()[..], b"user\0anna\0database\0t1\0\0"].concat();
+        let sql = b"SELECT a FROM t\0";
+        let query = [&b"Q"[..], &(sql.len() as u32 + 4).to_be_bytes(), sql].concat();
+        let all = [&(body.len() as u32 + 4).to_be_bytes()[..], &body, &query].concat();
+        stream.write_all(&all).await.unwrap();
+        clients.push(stream);
+    }
+    // More than one of them has its rows in memory, and all together no more than the database may hold.
+    until(&node, USED, |used| used > 8 << 20).await;
+    for mut stream in clients {
+        assert!(metric(&node, USED).await <= 37 << 20);
+        let mut received = 0;
+        let mut buffer = vec![0; 1 << 20];
+        while received < 20 * MIB {
+            let count = stream.read(&mut buffer).await.unwrap();
+            assert!(count > 0, "the answer ends after {received} bytes");
+            received += count;
+        }
+    }
+    until(&node, USED, |used| used == 0).await;
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_statement_has_a_longest_text_and_a_script_has_not() {
+    let node = Node::insecure().await;
+    let client = node.database("t1").await;
+    client.batch_execute("CREATE TABLE t (a)").await.unwrap();
+    for list in
+        [format!("a IN ({}1)", "1,".repeat(600_000)), format!("a = ANY (ARRAY[{}1])", "1,".repeat(600_000))]
+    {
+        let sql = format!("SELECT a FROM t WHERE {list}");
+        assert_eq!(state(client.batch_execute(&sql).await), "54000");
+        assert_eq!(state(client.query(&sql, &[]).await), "54000");
+    }
+    let rows = |messages: Vec<SimpleQueryMessage>| {
+        messages.iter().filter(|message| matches!(message, SimpleQueryMessage::Row(_))).count()
+    };
+    let statement = format!("SELECT '{}';\n", "x".repeat(100_000));
+    assert_eq!(rows(client.simple_query(&statement.repeat(30)).await.unwrap()), 30);
+    // One that is too long ends the script; what came before it is taken back.
+    let script =
+        format!("INSERT INTO t VALUES (1); SELECT '{}'; INSERT INTO t VALUES (2)", "x".repeat(2 * MIB));
+    assert_eq!(state(client.batch_execute(&script).await), "54000");
+    let trigger = "CREATE TRIGGER r AFTER INSERT ON t BEGIN UPDATE t SET a = 7; SELECT 1; END;";
+    let script = format!("{trigger} {} INSERT INTO t VALUES (3)", statement.repeat(15));
+    assert_eq!(rows(client.simple_query(&script).await.unwrap()), 15);
+    let values = client.query_one("SELECT group_concat(a) FROM t", &[]).await.unwrap();
+    assert_eq!(values.get::<_, &str>(0), "7");
+    // Within the limit it is translated.
+    let list = format!("{}7", "1, ".repeat(50_000));
+    let count = client.query_one(&format!("SELECT count(*) FROM t WHERE a = ANY (ARRAY[{list}])"), &[]).await;
+    assert_eq!(count.unwrap().get::<_, i64>(0), 1);
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_beside_many_parameters_is_held_once() {
+    let node = Node::insecure().await;
+    let client = node.database("t1").await;
+    let name = "n".repeat(300_000);
+    client.batch_execute(&format!("CREATE TABLE t ({name} INTEGER)")).await.unwrap();
+    let parameters: Vec<String> = (1..=20_000).map(|number| format!("${number}")).collect();
+    let sql = format!("SELECT 1 FROM t WHERE {name} IN ({})", parameters.join(","));
+    let statement = client.prepare(&sql).await.unwrap();
+    assert_eq!(statement.params().len(), 20_000);
+    // The names of a result are bounded, too.
+    let twice = format!("SELECT {} FROM t", ["*"; 10].join(","));
+    assert_eq!(state(client.prepare(&twice).await), "54000");
+    node.stop().await;
+}
+
+/// A schema that is read in many parts.
+async fn with_wide_tables(node: &Node) -> Client {
+    let client = node.database("t1").await;
+    let columns: Vec<String> = (0..600).map(|number| format!("column_number_{number} TEXT")).collect();
+    for table in 0..30 {
+        let refers = if table == 0 { String::new() } else { format!(" REFERENCES t{}(id)", table - 1) };
+        let sql = format!(
+            "CREATE TABLE t{table} (id INTEGER PRIMARY KEY, up INTEGER{refers} CHECK (up <> {table}), {}); \
+             CREATE UNIQUE INDEX i{table} ON t{table}(column_number_7)",
+            columns.join(", ")
+        );
+        client.batch_execute(&sql).await.unwrap();
+    }
+    client.batch_execute("CREATE VIEW v AS SELECT id, up FROM t3; CREATE TABLE small (a, b)").await.unwrap();
+    client
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_catalog_is_the_same_read_in_parts() {
+    let node = Node::insecure().await;
+    let client = with_wide_tables(&node).await;
+    for (sql, expected) in [
+        ("SELECT count(*) FROM information_schema.columns", "18064"),
+        ("SELECT count(*) FROM information_schema.columns WHERE table_name = 't7'", "602"),
+        ("SELECT count(*) FROM information_schema.columns WHERE column_name = 'up'", "31"),
+        ("SELECT count(*) FROM information_schema.columns WHERE table_name = 'nothing'", "0"),
+        ("SELECT count(*) FROM information_schema.tables", "32"),
+        (
+            "SELECT count(*) FROM pg_attribute a JOIN pg_class c ON a.attrelid = c.oid WHERE c.relkind IN ('r', 'v')",
+            "18064",
+        ),
+        ("SELECT count(*) FROM pg_attribute WHERE attrelid = 't7'::regclass", "602"),
+        (
+            "SELECT count(*) FROM pg_attribute WHERE attrelid = (SELECT oid::text FROM pg_class WHERE relname = 't7')",
+            "602",
+        ),
+        ("SELECT count(*) FROM pg_class c JOIN pg_index i ON i.indexrelid = c.oid", "60"),
+        ("SELECT count(DISTINCT oid) FROM pg_constraint", "89"),
+        (
+            "SELECT confrelid::regclass::text FROM pg_constraint WHERE contype = 'f' AND conrelid = 't7'::regclass",
+            "t6",
+        ),
+        (
+            "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE contype = 'f' AND conrelid = 't7'::regclass",
+            "FOREIGN KEY (up) REFERENCES t6(id)",
+        ),
+        (
+            "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE contype = 'c' AND conrelid = 't7'::regclass",
+            "CHECK (up <> 7)",
+        ),
+        (
+            "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE contype = 'p' AND conrelid = 't7'::regclass",
+            "PRIMARY KEY (id)",
+        ),
+        (
+            "SELECT unique_constraint_name FROM information_schema.referential_constraints WHERE constraint_name = 't7_up_fkey'",
+            "t6_pkey",
+        ),
+        ("SELECT 't7_pkey'::regclass::oid::regclass::text", "t7_pkey"),
+        (
+            "SELECT pg_get_indexdef('i7'::regclass)",
+            "CREATE UNIQUE INDEX i7 ON t7 USING btree (column_number_7)",
+        ),
+        ("SELECT pg_get_viewdef('v'::regclass)", "CREATE VIEW v AS SELECT id, up FROM t3"),
+    ] {
+        let messages = client.simple_query(sql).await.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+        let value = messages.iter().find_map(|message| match message {
+            SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
+            _ => None,
+        });
+        assert_eq!(value.as_deref(), Some(expected), "{sql}");
+    }
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_question_to_the_catalog_is_cancelled() {
+    let node = Node::insecure().await;
+    let client = with_wide_tables(&node).await;
+    let watcher = node.client("t1").await;
+    let cancel = client.cancel_token();
+    let running = client.simple_query(
+        "SELECT count(*) FROM information_schema.columns a, information_schema.columns b WHERE a.table_name > b.udt_name",
+    );
+    let cancelled = async {
+        let active = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE '%udt_name%' \
+                      AND pid <> pg_backend_pid()";
+        while watcher.query_one(active, &[]).await.unwrap().get::<_, i64>(0) == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        cancel.cancel_query(NoTls).await.unwrap();
+    };
+    let both = async { tokio::join!(running, cancelled).0 };
+    let outcome = tokio::time::timeout(Duration::from_secs(120), both).await.expect("it is not cancelled");
+    assert_eq!(state(outcome), "57014");
+    works(&client).await;
+    node.stop().await;
+}
