@@ -55,9 +55,11 @@ impl Node {
     pub fn command(data: &Path, flags: &[&str]) -> Command {
         let data = data.to_str().unwrap();
         let mut command = fulmar(&["start", "--data", data, "--sql", "127.0.0.1:0", "--http", "127.0.0.1:0"]);
-        command.args(["--memory", "64MB"]).args(flags);
-        if !flags.contains(&"--log-level") {
-            command.args(["--log-level", "warn"]);
+        command.args(flags);
+        for (flag, value) in [("--memory", "64MB"), ("--log-level", "warn")] {
+            if !flags.contains(&flag) {
+                command.args([flag, value]);
+            }
         }
         command
     }

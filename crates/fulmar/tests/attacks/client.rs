@@ -1,0 +1,190 @@
+//! Clients of a node under attack: ordinary sessions, and raw connections that break off, stall or do not read.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_postgres::{Client, Config, NoTls};
+
+/// The password of every user in these tests.
+pub const PASSWORD: &str = "correct horse";
+
+/// How long a client waits for an answer or a login before the attack counts as unanswered.
+pub const PATIENCE: Duration = Duration::from_secs(40);
+
+/// How a node answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// The statement succeeded.
+    Done,
+    /// An error with its SQLSTATE and message.
+    Error(String, String),
+    /// The connection ended without an error message.
+    Closed(String),
+    /// No answer within [`PATIENCE`].
+    Nothing,
+    /// An answer after the time that it was due.
+    Late(Duration),
+    /// An answer that is not true.
+    Wrong(String),
+}
+
+impl Answer {
+    pub fn of<T>(result: Result<T, tokio_postgres::Error>) -> Answer {
+        let Err(error) = result else { return Answer::Done };
+        match error.as_db_error() {
+            Some(error) => Answer::Error(error.code().code().to_owned(), error.message().to_owned()),
+            None => Answer::Closed(error.to_string()),
+        }
+    }
+
+    /// The SQLSTATE; `00000` for success.
+    pub fn state(&self) -> &str {
+        match self {
+            Answer::Done => "00000",
+            Answer::Error(state, _) => state,
+            Answer::Closed(_) => "closed",
+            Answer::Nothing => "nothing",
+            Answer::Late(_) => "late",
+            Answer::Wrong(_) => "wrong",
+        }
+    }
+}
+
+impl std::fmt::Display for Answer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Answer::Done => write!(f, "success"),
+            Answer::Error(state, message) => {
+                write!(f, "{state} {}", message.chars().take(120).collect::<String>())
+            }
+            Answer::Closed(cause) => write!(f, "connection closed ({cause})"),
+            Answer::Nothing => write!(f, "no answer within {PATIENCE:?}"),
+            Answer::Late(took) => write!(f, "answered only after {took:.1?}"),
+            Answer::Wrong(text) => write!(f, "a wrong answer: {text}"),
+        }
+    }
+}
+
+/// Waits for a statement's answer, at most [`PATIENCE`].
+pub async fn answer<T>(statement: impl Future<Output = Result<T, tokio_postgres::Error>>) -> Answer {
+    timeout(PATIENCE, statement).await.map_or(Answer::Nothing, Answer::of)
+}
+
+/// The settings of a user's sessions. `sql` is the address of the node.
+pub fn config(sql: &str, tenant: &str, user: &str) -> Config {
+    let (host, port) = sql.rsplit_once(':').unwrap();
+    let mut config = Config::new();
+    config.host(host).port(port.parse().unwrap()).dbname(tenant).user(user).password(PASSWORD);
+    config
+}
+
+/// An ordinary session.
+pub async fn log_in(sql: &str, tenant: &str, user: &str) -> Result<Client, tokio_postgres::Error> {
+    let (client, connection) = config(sql, tenant, user).connect(NoTls).await?;
+    tokio::spawn(connection);
+    Ok(client)
+}
+
+/// A connection after its login, to be written to and read from byte by byte.
+pub struct Raw(TcpStream);
+
+/// Bytes that a client sends at most before it checks for an answer.
+const PIECE_BYTES: usize = 1 << 20;
+
+impl Raw {
+    pub async fn log_in(sql: &str, tenant: &str, user: &str) -> io::Result<Raw> {
+        let socket = std::net::TcpStream::connect(sql)?;
+        socket.set_nonblocking(true)?;
+        let login = TcpStream::from_std(socket.try_clone()?)?;
+        let session = config(sql, tenant, user).connect_raw(login, NoTls).await.map_err(io::Error::other)?;
+        // Its connection is not polled again, so nothing is sent: the session goes on with the other descriptor.
+        drop(session);
+        Ok(Raw(TcpStream::from_std(socket)?))
+    }
+
+    pub async fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.0.write_all(bytes).await
+    }
+
+    /// Reads messages until one of `wanted` or an error arrives. Answers the error's SQLSTATE.
+    pub async fn read_until(&mut self, wanted: u8, count: usize) -> Answer {
+        let reading = async {
+            let mut seen = 0;
+            let mut unread: Vec<u8> = Vec::new();
+            loop {
+                while let Some(length) = complete(&unread) {
+                    let message: Vec<u8> = unread.drain(..length).collect();
+                    if message[0] == b'E' {
+                        return Ok(error(&message[5..]));
+                    }
+                    seen += usize::from(message[0] == wanted);
+                    if seen == count {
+                        return Ok(Answer::Done);
+                    }
+                }
+                self.0.readable().await?;
+                let start = unread.len();
+                unread.resize(start + PIECE_BYTES, 0);
+                let read = match self.0.try_read(&mut unread[start..]) {
+                    Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                    Ok(read) => read,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
+                    Err(error) => return Err(error),
+                };
+                unread.truncate(start + read);
+            }
+        };
+        match timeout(PATIENCE, reading).await {
+            Err(_) => Answer::Nothing,
+            Ok(Ok(answer)) => answer,
+            Ok(Err(error)) => Answer::Closed(error.to_string()),
+        }
+    }
+}
+
+/// The length of the first message, if all of it is there.
+fn complete(bytes: &[u8]) -> Option<usize> {
+    let length = u32::from_be_bytes(*bytes.get(1..)?.first_chunk()?) as usize + 1;
+    (bytes.len() >= length).then_some(length)
+}
+
+/// The fields of an ErrorResponse: a letter and a C string each.
+fn error(fields: &[u8]) -> Answer {
+    let field = |name: u8| {
+        let mut fields = fields.split(|byte| *byte == 0).filter(|field| !field.is_empty());
+        let field = fields.find(|field| field[0] == name).map(|field| &field[1..]);
+        String::from_utf8_lossy(field.unwrap_or_default()).into_owned()
+    };
+    Answer::Error(field(b'C'), field(b'M'))
+}
+
+/// A message of the wire protocol, version 3.
+pub fn message(kind: u8, body: &[&[u8]]) -> Vec<u8> {
+    let length = 4 + body.iter().map(|part| part.len()).sum::<usize>();
+    let mut message = vec![kind];
+    message.extend((length as u32).to_be_bytes());
+    body.iter().for_each(|part| message.extend_from_slice(part));
+    message
+}
+
+/// A simple query.
+pub fn query(sql: &str) -> Vec<u8> {
+    message(b'Q', &[sql.as_bytes(), b"\0"])
+}
+
+/// A Parse of an unnamed statement with one parameter of type text.
+pub fn parse(sql: &str) -> Vec<u8> {
+    message(b'P', &[b"\0", sql.as_bytes(), b"\0", &[0, 1, 0, 0, 0, 25]])
+}
+
+/// A Bind of the unnamed statement to a portal.
+pub fn bind(portal: &str, parameter: &[u8]) -> Arc<[u8]> {
+    let length = (parameter.len() as u32).to_be_bytes();
+    message(b'B', &[portal.as_bytes(), b"\0\0", &[0, 0, 0, 1], &length, parameter, &[0, 0]]).into()
+}
+
+pub const FLUSH: [u8; 5] = [b'H', 0, 0, 0, 4];

@@ -1,0 +1,34 @@
+//! A statement that is cut short answers that it was, and no finding of its own.
+
+use crate::arena::{Arena, OWNER};
+use crate::client::Answer;
+
+/// Some 40 MB in a table and an index: a check takes many times the shortest timeout.
+const SCHEMA: &[&str] = &[
+    "CREATE TABLE t(a INTEGER PRIMARY KEY, b TEXT)",
+    "INSERT INTO t WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 200000)
+        SELECT i, hex(zeroblob(20)) || i FROM n",
+    "CREATE INDEX i ON t(b)",
+];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn interrupted_checks_report_no_damage() {
+    let mut arena = Arena::new("integrity", SCHEMA).await;
+    for check in ["PRAGMA integrity_check", "PRAGMA quick_check", "PRAGMA integrity_check(t)"] {
+        for timeout_ms in [1, 3, 10, 30] {
+            let name = format!("{check} within {timeout_ms} ms");
+            let expected: &[&str] = if timeout_ms == 1 { &["57014"] } else { &["57014", "00000"] };
+            arena
+                .attack(&name, expected, async |target| {
+                    let session = target.log_in(OWNER).await.unwrap();
+                    session.batch_execute(&format!("SET statement_timeout = {timeout_ms}")).await.unwrap();
+                    match session.query_one(check, &[]).await {
+                        Ok(row) if row.get::<_, &str>(0) != "ok" => Answer::Wrong(row.get(0)),
+                        result => Answer::of(result),
+                    }
+                })
+                .await;
+        }
+    }
+    arena.judge();
+}

@@ -1,0 +1,162 @@
+//! What a session makes the node hold in memory is bounded for its tenant and for the node.
+
+use std::io;
+use std::time::Duration;
+
+use futures::future::join_all;
+use tokio::time::timeout;
+
+use crate::arena::{Arena, OWNER, READER, Target};
+use crate::client::{self, Answer, FLUSH, Raw, bind, message, parse};
+
+/// Refused for its size, before or after it was read.
+const REFUSED: &[&str] = &["54000", "53200", "53400"];
+/// Refused, or served within the node's memory.
+const BOUNDED: &[&str] = &["00000", "54000", "53200", "53400", "57014", "53300"];
+
+const MB: usize = 1 << 20;
+
+/// How long clients of a node that does not read from them keep trying to send.
+const SENT_WITHIN: Duration = Duration::from_secs(5);
+
+const SCHEMA: &[&str] = &[
+    "CREATE TABLE t(a INTEGER PRIMARY KEY, b INTEGER)",
+    "INSERT INTO t VALUES (1, 1)",
+    "CREATE TABLE thousand(a INTEGER PRIMARY KEY)",
+    "INSERT INTO thousand WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 1000) SELECT i FROM n",
+];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_is_bounded() {
+    let mut arena = Arena::new("memory", SCHEMA).await;
+    let list = "1,".repeat(30 * MB);
+    for (name, sql) in [
+        ("60 MB of = ANY (ARRAY[...])", format!("SELECT count(*) FROM t WHERE b = any(ARRAY[{list}1])")),
+        ("60 MB of IN (...)", format!("SELECT count(*) FROM t WHERE b IN ({list}1)")),
+        ("60 MB of VALUES", format!("SELECT count(*) FROM (VALUES {}(1))", "(1),".repeat(15 * MB))),
+        ("60 MB of one literal", format!("SELECT length('{}')", "x".repeat(60 * MB))),
+        ("60 MB of statements", "SELECT 1;".repeat(6 * MB)),
+        ("60 MB of comments", format!("SELECT 1 {}", "/*x*/ ".repeat(10 * MB))),
+    ] {
+        let expected = if name.contains("(...)") { REFUSED } else { BOUNDED };
+        arena.statement(name, expected, READER, &sql).await;
+    }
+    drop(list);
+    let value = vec![b'x'; 60 * MB];
+    arena
+        .attack("4 Binds of 60 MB without Execute in 16 sessions", BOUNDED, async |target| {
+            let binds: Vec<_> = (0..4).map(|n| bind(&format!("p{n}"), &value)).collect();
+            all(target, 16, async |raw: &mut Raw| {
+                raw.send(&parse("SELECT $1")).await?;
+                for bind in &binds {
+                    raw.send(bind).await?;
+                }
+                raw.send(&FLUSH).await?;
+                Ok(raw.read_until(b'2', binds.len()).await)
+            })
+            .await
+        })
+        .await;
+    let half = &client::query(&"x".repeat(63 * MB))[..60 * MB];
+    arena
+        .attack(
+            "30 queries of 63 MB, sent in part",
+            &["00000", "53200", "54000", "53300", "closed"],
+            async |target| {
+                all(target, 30, async |raw: &mut Raw| raw.send(half).await.map(|()| Answer::Done)).await
+            },
+        )
+        .await;
+    arena
+        .attack("200 prepared statements of 1 MB in 8 sessions", BOUNDED, async |target| {
+            let text = format!("SELECT 1 /*{}*/\0", "x".repeat(MB));
+            all(target, 8, async |raw: &mut Raw| {
+                for n in 0..200 {
+                    let name = format!("s{n}\0");
+                    raw.send(&message(b'P', &[name.as_bytes(), text.as_bytes(), &[0, 0]])).await?;
+                }
+                raw.send(&FLUSH).await?;
+                Ok(raw.read_until(b'1', 200).await)
+            })
+            .await
+        })
+        .await;
+    let comment = "x".repeat(2 * MB);
+    arena
+        .attack("600 statements of 2 MB in a transaction", BOUNDED, async |target| {
+            let sql = format!("UPDATE t SET b = b + 1 /*{comment}*/");
+            let statements = [vec!["BEGIN"], vec![sql.as_str(); 600], vec!["COMMIT"]].concat();
+            target.run(OWNER, &statements).await
+        })
+        .await;
+    arena
+        .attack("600 savepoints with names of 1 MB", BOUNDED, async |target| {
+            let statements: Vec<String> =
+                (0..600).map(|n| format!("SAVEPOINT s{n}{}", &comment[..MB])).collect();
+            let statements: Vec<&str> =
+                ["BEGIN"].into_iter().chain(statements.iter().map(String::as_str)).collect();
+            target.run(OWNER, &statements).await
+        })
+        .await;
+    arena
+        .attack("columns of 600 tables of 1,900 columns", BOUNDED, async |target| many_columns(target).await)
+        .await;
+    for (name, sql) in [
+        (
+            "group_concat of 1 GB",
+            "SELECT length(group_concat(b)) FROM (SELECT zeroblob(1000000) AS b FROM thousand)",
+        ),
+        ("hex of 200 MB", "SELECT length(hex(hex(zeroblob(60000000))))"),
+        ("printf of 200 MB", "SELECT length(printf('%200000000d', 1))"),
+        (
+            "json_group_array of 1 GB",
+            "SELECT length(json_group_array(b)) FROM (SELECT hex(zeroblob(500000)) AS b FROM thousand)",
+        ),
+        (
+            "100 values of 200 MB in a row",
+            "SELECT length(a || b || c || d) FROM (SELECT hex(zeroblob(50000000)) AS a, hex(zeroblob(50000000)) AS b, hex(zeroblob(50000000)) AS c, hex(zeroblob(50000000)) AS d)",
+        ),
+    ] {
+        arena.statement(name, BOUNDED, READER, sql).await;
+    }
+    arena.judge();
+}
+
+/// Runs an attack in several raw sessions; the first answer that is not a success is that of all. A session whose node does not read
+/// is given up after [`SENT_WITHIN`], and all stay open until the last has ended.
+async fn all(
+    target: &Target,
+    sessions: usize,
+    attack: impl AsyncFn(&mut Raw) -> io::Result<Answer>,
+) -> Answer {
+    let attack = &attack;
+    let sessions = (0..sessions).map(|_| async move {
+        let mut raw = match target.log_in_raw(READER).await {
+            Ok(raw) => raw,
+            Err(error) => return (None, Answer::Closed(error.to_string())),
+        };
+        let answer = timeout(SENT_WITHIN, attack(&mut raw)).await.unwrap_or(Ok(Answer::Done));
+        let answer = answer.unwrap_or_else(|error| Answer::Closed(error.to_string()));
+        (Some(raw), answer)
+    });
+    let answers = join_all(sessions).await;
+    answers
+        .into_iter()
+        .map(|(_, answer)| answer)
+        .find(|answer| *answer != Answer::Done)
+        .unwrap_or(Answer::Done)
+}
+
+/// Makes the tables, then three sessions read `information_schema.columns`.
+async fn many_columns(target: &Target) -> Answer {
+    let columns: Vec<String> = (0..1900).map(|n| format!("c{n}")).collect();
+    let columns = columns.join(",");
+    let tables: Vec<String> = (0..600).map(|n| format!("CREATE TABLE wide{n}({columns})")).collect();
+    let made = target.run(OWNER, &tables.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    if made != Answer::Done {
+        return made;
+    }
+    let count = "SELECT count(*) FROM information_schema.columns";
+    let counts = join_all((0..3).map(async |_| target.run(READER, &[count]).await)).await;
+    counts.into_iter().find(|answer| *answer != Answer::Done).unwrap_or(Answer::Done)
+}

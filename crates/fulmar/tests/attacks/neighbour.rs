@@ -1,0 +1,178 @@
+//! Another tenant of the node under attack, and how long it waits.
+//!
+//! ```text
+//!  SESSIONS sessions   SELECT 1, INSERT (autocommit), SELECT 1, ...
+//!  one task            log in, SELECT 1, log out
+//!  one task            GET /healthz
+//! ```
+//!
+//! Each task measures every request, including the one that is under way when [`Neighbour::longest`] is called: a node that answers nobody
+//! cannot hide it. Requests are paced, so that the neighbour does not compete with the attack for CPU time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+
+use crate::client;
+use crate::common::Node;
+
+/// The tenant of the probes, owned by a user of the same name.
+pub const TENANT: &str = "neighbour";
+
+/// Sessions that run statements: several, so that more than one worker thread is probed.
+const SESSIONS: usize = 3;
+/// Time between two requests of a task.
+const PACE: Duration = Duration::from_millis(10);
+const LOGIN_PACE: Duration = Duration::from_millis(30);
+
+pub struct Neighbour {
+    probes: Vec<Arc<Probe>>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+/// One kind of request, in a loop.
+struct Probe {
+    name: &'static str,
+    requests: AtomicU64,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    began: Option<Instant>,
+    longest: Duration,
+    failures: Vec<String>,
+}
+
+impl Probe {
+    fn new(name: &'static str) -> Arc<Probe> {
+        Arc::new(Probe { name, requests: AtomicU64::new(0), state: Mutex::default() })
+    }
+
+    /// Measures a request. Answers what it answered, unless it failed.
+    async fn measure<T, E: std::fmt::Display>(
+        &self,
+        request: impl Future<Output = Result<T, E>>,
+    ) -> Option<T> {
+        self.state.lock().began = Some(Instant::now());
+        let result = request.await;
+        let mut state = self.state.lock();
+        let took = state.began.take().map_or(Duration::ZERO, |began| began.elapsed());
+        state.longest = state.longest.max(took);
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        match result {
+            Ok(value) => Some(value),
+            Err(error) => {
+                state.failures.push(format!("{}: {error}", self.name));
+                None
+            }
+        }
+    }
+}
+
+impl Neighbour {
+    pub async fn start(node: &Node) -> Result<Neighbour, tokio_postgres::Error> {
+        let mut neighbour = Neighbour { probes: Vec::new(), tasks: Vec::new() };
+        for _ in 0..SESSIONS {
+            let session = client::log_in(&node.sql, TENANT, TENANT).await?;
+            let probe = neighbour.probe("a statement");
+            neighbour.tasks.push(tokio::spawn(async move {
+                let statements = ["SELECT 1", "INSERT INTO probe DEFAULT VALUES"];
+                for statement in statements.into_iter().cycle() {
+                    if probe.measure(session.batch_execute(statement)).await.is_none() {
+                        return;
+                    }
+                    tokio::time::sleep(PACE).await;
+                }
+            }));
+        }
+        let (probe, config) = (neighbour.probe("a login"), client::config(&node.sql, TENANT, TENANT));
+        neighbour.tasks.push(tokio::spawn(async move {
+            while probe.measure(visit(&config)).await.is_some() {
+                tokio::time::sleep(LOGIN_PACE).await;
+            }
+        }));
+        let (probe, http) = (neighbour.probe("/healthz"), node.http.clone());
+        neighbour.tasks.push(tokio::spawn(async move {
+            while probe.measure(is_healthy(&http)).await.is_some() {
+                tokio::time::sleep(PACE).await;
+            }
+        }));
+        Ok(neighbour)
+    }
+
+    fn probe(&mut self, name: &'static str) -> Arc<Probe> {
+        let probe = Probe::new(name);
+        self.probes.push(probe.clone());
+        probe
+    }
+
+    /// Forgets what was measured.
+    pub fn reset(&self) {
+        for probe in &self.probes {
+            let mut state = probe.state.lock();
+            state.longest = Duration::ZERO;
+            state.began = state.began.map(|_| Instant::now());
+            state.failures.clear();
+        }
+    }
+
+    /// Waits until every probe has made this many requests more, or until one waits longer than `bound` or has failed.
+    pub async fn make_requests(&self, more: u64, bound: Duration) {
+        let goals: Vec<u64> =
+            self.probes.iter().map(|probe| probe.requests.load(Ordering::Relaxed) + more).collect();
+        let is_done = || {
+            let mut probes = self.probes.iter().zip(&goals);
+            probes.all(|(probe, goal)| probe.requests.load(Ordering::Relaxed) >= *goal)
+        };
+        while !is_done() && self.longest().0 <= bound && self.failures().is_empty() {
+            tokio::time::sleep(PACE).await;
+        }
+    }
+
+    /// The longest wait since the last reset, and for what.
+    pub fn longest(&self) -> (Duration, &'static str) {
+        let waits = self.probes.iter().map(|probe| {
+            let state = probe.state.lock();
+            let waiting = state.began.map_or(Duration::ZERO, |began| began.elapsed());
+            (state.longest.max(waiting), probe.name)
+        });
+        waits.max().unwrap_or_default()
+    }
+
+    pub fn failures(&self) -> Vec<String> {
+        self.probes.iter().flat_map(|probe| probe.state.lock().failures.clone()).collect()
+    }
+}
+
+impl Drop for Neighbour {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+async fn visit(config: &tokio_postgres::Config) -> Result<(), tokio_postgres::Error> {
+    let (session, connection) = config.connect(tokio_postgres::NoTls).await?;
+    let connection = tokio::spawn(connection);
+    session.batch_execute("SELECT 1").await?;
+    drop(session);
+    // It ends with the client.
+    let _ = connection.await;
+    Ok(())
+}
+
+async fn is_healthy(http: &str) -> std::io::Result<()> {
+    let mut connection = TcpStream::connect(http).await?;
+    connection.write_all(b"GET /healthz HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n").await?;
+    let mut answer = String::new();
+    connection.read_to_string(&mut answer).await?;
+    match answer.starts_with("HTTP/1.1 200 ") {
+        true => Ok(()),
+        false => Err(std::io::Error::other(answer.lines().next().unwrap_or("no answer").to_owned())),
+    }
+}
