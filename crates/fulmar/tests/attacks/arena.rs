@@ -18,6 +18,8 @@ pub const READER: &str = "ro";
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 /// Of a node with `--memory 256MiB`.
 const RESIDENT_BYTES: u64 = 512 << 20;
+/// The limit of the tenant, whose `max_size` is 64 MB, is four times as much: 256 MB.
+const TEMPORARY_BYTES: u64 = 300 << 20;
 /// Requests of each kind that the neighbour makes after an attack has been answered.
 const REQUESTS_AFTERWARDS: u64 = 5;
 
@@ -32,7 +34,6 @@ pub struct Arena {
     family: &'static str,
     directory: tempfile::TempDir,
     configure: fn(&mut Command),
-    temporary_bytes: u64,
     stage: Option<Stage>,
     report: String,
     failures: usize,
@@ -80,7 +81,6 @@ impl Arena {
             family,
             directory: tempfile::Builder::new().prefix("fulmar-attacks-").tempdir().unwrap(),
             configure: |_| (),
-            temporary_bytes: 0,
             stage: None,
             report: String::new(),
             failures: 0,
@@ -94,12 +94,6 @@ impl Arena {
     pub fn configured(mut self, configure: fn(&mut Command)) -> Arena {
         self.configure = configure;
         self.stage = None;
-        self
-    }
-
-    /// Attacks of this arena may make temporary files of this size.
-    pub fn temporary_bytes(mut self, bytes: u64) -> Arena {
-        self.temporary_bytes = bytes;
         self
     }
 
@@ -204,7 +198,6 @@ impl Arena {
 
     /// What is wrong with the node since the last attack began: it has ended, holds too much, or let the neighbour wait.
     pub async fn complaints(&mut self) -> Vec<String> {
-        let temporary_limit = self.temporary_bytes;
         let Some(stage) = &mut self.stage else { return Vec::new() };
         let mut complaints = Vec::new();
         let failures = stage.neighbour.failures();
@@ -222,8 +215,8 @@ impl Arena {
         if stage.monitor.peak_resident_bytes() > Some(RESIDENT_BYTES) {
             complaints.push(format!("memory above {} MiB: {stage}", RESIDENT_BYTES >> 20));
         }
-        if stage.monitor.peak_temporary_bytes() > temporary_limit {
-            complaints.push(format!("temporary files above {} MiB: {stage}", temporary_limit >> 20));
+        if stage.monitor.peak_temporary_bytes() > TEMPORARY_BYTES {
+            complaints.push(format!("temporary files above {} MiB: {stage}", TEMPORARY_BYTES >> 20));
         }
         complaints
     }

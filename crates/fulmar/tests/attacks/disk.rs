@@ -10,9 +10,6 @@ use crate::client::{Answer, query};
 /// Refused, or served within the bound.
 const BOUNDED: &[&str] = &["00000", "53400", "53100", "53200", "54000", "57014"];
 
-/// Temporary files that the tenant may have; its `max_size` is 64 MB.
-const TEMPORARY_BYTES: u64 = 256 << 20;
-
 const ROWS: &str = "INSERT INTO t WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 1000) SELECT i FROM n";
 
 const SCHEMA: &[&str] = &["CREATE TABLE t(a INTEGER PRIMARY KEY)", ROWS];
@@ -22,7 +19,7 @@ const UNREAD_FOR: Duration = Duration::from_secs(3);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn temporary_files_are_bounded() {
-    let mut arena = Arena::new("disk", SCHEMA).await.temporary_bytes(TEMPORARY_BYTES);
+    let mut arena = Arena::new("disk", SCHEMA).await;
     arena
         .attack("4 sessions that do not read 1.3 GB each", BOUNDED, async |target| {
             unread(target, 4, "SELECT hex(zeroblob(650000)) FROM t").await

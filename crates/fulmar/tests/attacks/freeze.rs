@@ -49,18 +49,21 @@ async fn uninterruptible_calls_cost_their_own_session_only() {
         arena.attack(name, STOPPED, async |target| in_time(target.run(READER, &statements)).await).await;
         arena.end_node();
     }
-    let parameters = many_parameters();
-    arena
-        .attack("400,000 repeated parameters in a prepared IN", STOPPED, async |target| {
-            in_time(client::answer(async {
-                let session = target.log_in(READER).await?;
-                session.batch_execute(TIMEOUT).await?;
-                session.prepare(&parameters).await.map(drop)
-            }))
-            .await
-        })
-        .await;
-    arena.end_node();
+    for repeated in [120_000, 400_000] {
+        let (name, sql) =
+            (format!("{repeated} repeated parameters in a prepared IN"), many_parameters(repeated));
+        arena
+            .attack(&name, STOPPED, async |target| {
+                in_time(client::answer(async {
+                    let session = target.log_in(READER).await?;
+                    session.batch_execute(TIMEOUT).await?;
+                    session.prepare(&sql).await.map(drop)
+                }))
+                .await
+            })
+            .await;
+        arena.end_node();
+    }
     let sql = json_patch(300_000);
     arena.attack("json_patch, cancelled", STOPPED, async |target| cancelled(target, &sql).await).await;
     arena.end_node();
@@ -141,8 +144,8 @@ fn full_text(table: &str, function: &str) -> String {
     format!("SELECT length({function}) FROM {table} WHERE {table} MATCH 'ab'")
 }
 
-/// 3 MB of SQL.
-fn many_parameters() -> String {
+/// Up to 3 MB of SQL.
+fn many_parameters(repeated: usize) -> String {
     let different: Vec<String> = (1..=30_000).map(|n| format!("${n}")).collect();
-    format!("SELECT 1 IN ({}{})", different.join(","), ",$30000".repeat(400_000))
+    format!("SELECT 1 IN ({}{})", different.join(","), ",$30000".repeat(repeated))
 }

@@ -68,8 +68,8 @@ async fn memory_is_bounded() {
         )
         .await;
     arena
-        .attack("200 prepared statements of 1 MB in 8 sessions", BOUNDED, async |target| {
-            let text = format!("SELECT 1 /*{}*/\0", "x".repeat(MB));
+        .attack("200 prepared statements of 0.9 MB in 8 sessions", BOUNDED, async |target| {
+            let text = format!("SELECT length('{}')\0", "x".repeat(900_000));
             all(target, 8, async |raw: &mut Raw| {
                 for n in 0..200 {
                     let name = format!("s{n}\0");
@@ -81,18 +81,20 @@ async fn memory_is_bounded() {
             .await
         })
         .await;
-    let comment = "x".repeat(2 * MB);
+    for bytes in [2 * MB, 900_000] {
+        let name = format!("600 statements of {bytes} bytes in a transaction");
+        arena
+            .attack(&name, BOUNDED, async |target| {
+                let sql = format!("UPDATE t SET b = length('{}')", "x".repeat(bytes));
+                let statements = [vec!["BEGIN"], vec![sql.as_str(); 600], vec!["COMMIT"]].concat();
+                target.run(OWNER, &statements).await
+            })
+            .await;
+    }
     arena
-        .attack("600 statements of 2 MB in a transaction", BOUNDED, async |target| {
-            let sql = format!("UPDATE t SET b = b + 1 /*{comment}*/");
-            let statements = [vec!["BEGIN"], vec![sql.as_str(); 600], vec!["COMMIT"]].concat();
-            target.run(OWNER, &statements).await
-        })
-        .await;
-    arena
-        .attack("600 savepoints with names of 1 MB", BOUNDED, async |target| {
-            let statements: Vec<String> =
-                (0..600).map(|n| format!("SAVEPOINT s{n}{}", &comment[..MB])).collect();
+        .attack("600 savepoints with names of 0.9 MB", BOUNDED, async |target| {
+            let name = "x".repeat(900_000);
+            let statements: Vec<String> = (0..600).map(|n| format!("SAVEPOINT s{n}{name}")).collect();
             let statements: Vec<&str> =
                 ["BEGIN"].into_iter().chain(statements.iter().map(String::as_str)).collect();
             target.run(OWNER, &statements).await
