@@ -42,6 +42,8 @@ extern "C" fn install() {
         methods.xFree = Some(counted_free);
         methods.xRoundup = Some(rounded);
         ffi::sqlite3_config(ffi::SQLITE_CONFIG_MALLOC, &raw mut methods);
+        // With SQLite's own statistics each allocation holds a global mutex, and a fiber may be suspended in one.
+        ffi::sqlite3_config(ffi::SQLITE_CONFIG_MEMSTATUS, 0 as c_int);
     }
 }
 
