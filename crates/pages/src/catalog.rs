@@ -122,11 +122,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn hostile_bytes_never_panic(at: prop::sample::Index, value: u8) {
+        fn changed_bytes_are_rejected_or_decode_to_what_they_encode(at: prop::sample::Index, value: u8) {
             let mut bytes = example().encode();
             let at = at.index(bytes.len() - CRC_BYTES);
             bytes[at] = value;
-            let _ = StoredCatalog::decode(&resigned(bytes));
+            let bytes = resigned(bytes);
+            if let Ok(decoded) = StoredCatalog::decode(&bytes) {
+                prop_assert_eq!(decoded.encode(), bytes);
+            }
         }
     }
 }

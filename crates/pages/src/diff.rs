@@ -272,9 +272,20 @@ mod tests {
         }
 
         #[test]
-        fn anything_may_be_applied_without_panic(diff in prop::collection::vec(any::<u8>(), 0..300)) {
-            let mut page = ZERO_PAGE;
-            let _ = apply(&diff, &mut page);
+        fn any_diff_is_rejected_or_applies_twice_as_once(
+            form in 0..4u8,
+            rest in prop::collection::vec(prop_oneof![0..8u8, any::<u8>()], 0..300),
+        ) {
+            let diff = [&[form][..], &rest].concat();
+            let (mut zeros, mut ones) = (ZERO_PAGE, [1; PAGE_SIZE]);
+            let applied = apply(&diff, &mut zeros);
+            prop_assert_eq!(&apply(&diff, &mut ones), &applied);
+            if applied.is_ok() {
+                prop_assert!(!is_full(&diff) || zeros == ones, "a full diff needs no base");
+                let once = zeros;
+                prop_assert_eq!(apply(&diff, &mut zeros), Ok(()));
+                prop_assert!(zeros == once);
+            }
         }
     }
 }

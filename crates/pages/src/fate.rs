@@ -103,11 +103,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn hostile_bytes_never_panic(at: prop::sample::Index, value: u8, until_unix_ms: u64) {
+        fn changed_bytes_are_rejected_or_decode_to_what_they_encode(at: prop::sample::Index, value: u8, until_unix_ms: u64) {
             let mut bytes = example(Fate::Pinned { until_unix_ms }).encode();
             let at = at.index(bytes.len() - crate::codec::CRC_BYTES);
             bytes[at] = value;
-            let _ = StoredFate::decode(&resigned(bytes));
+            let bytes = resigned(bytes);
+            if let Ok(decoded) = StoredFate::decode(&bytes) {
+                prop_assert_eq!(decoded.encode(), bytes);
+            }
         }
     }
 }

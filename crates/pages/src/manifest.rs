@@ -180,11 +180,14 @@ mod tests {
         }
 
         #[test]
-        fn hostile_bytes_never_panic(manifest in any_manifest(), at: prop::sample::Index, value: u8) {
+        fn changed_bytes_are_rejected_or_decode_to_what_they_encode(manifest in any_manifest(), at: prop::sample::Index, value: u8) {
             let mut bytes = manifest.encode();
             let at = at.index(bytes.len() - CRC_BYTES);
             bytes[at] = value;
-            let _ = Manifest::decode(&resigned(bytes));
+            let bytes = resigned(bytes);
+            if let Ok(decoded) = Manifest::decode(&bytes) {
+                prop_assert_eq!(decoded.encode(), bytes);
+            }
         }
     }
 }

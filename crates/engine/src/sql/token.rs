@@ -259,15 +259,41 @@ mod tests {
         assert_eq!(names[names.len() - 3..], [Some("x`Y".to_owned()), None, None]);
     }
 
-    #[test]
-    fn odd_ends_do_not_panic() {
-        for sql in
-            ["'", "\"", "[", "/*", "--", "x'", "$", ":", "a'b", "''", "\u{1F600}", "1.", ".", "/* *", "`"]
-        {
-            tokens(sql).for_each(|t| {
-                t.name();
-                t.identifier();
-            });
+    /// Checks the tokens of a text, and of all texts that begin with it and go on with up to `more` of `characters`.
+    fn check_tokens(sql: &mut String, characters: &[char], more: usize) {
+        let is_blank = |gap: &str| {
+            let gap = gap.trim_start();
+            gap.is_empty() || gap.starts_with("--") || gap.starts_with("/*")
+        };
+        let mut end = 0;
+        for token in tokens(sql) {
+            assert!(
+                is_blank(&sql[end..token.start]),
+                "{sql:?}: no token covers what stands before {token:?}"
+            );
+            assert!(
+                !token.text.is_empty() && sql[token.start..].starts_with(token.text),
+                "{sql:?}: {token:?}"
+            );
+            let is_word = token.kind == Kind::Word;
+            assert!(
+                !is_word || (token.name().is_some() && token.identifier().is_some()),
+                "{sql:?}: {token:?}"
+            );
+            end = token.end();
         }
+        assert!(is_blank(&sql[end..]), "{sql:?}: no token covers the end");
+        for character in characters.iter().filter(|_| more > 0) {
+            sql.push(*character);
+            check_tokens(sql, characters, more - 1);
+            sql.pop();
+        }
+    }
+
+    #[test]
+    fn tokens_cover_all_but_blanks_and_comments() {
+        let characters =
+            ['\'', '"', '[', ']', '`', '/', '*', '-', 'x', '$', ':', '1', '.', '\n', '\u{1F600}'];
+        check_tokens(&mut String::new(), &characters, 4);
     }
 }

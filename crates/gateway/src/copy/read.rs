@@ -519,9 +519,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn survives_anything(csv: bool, input in proptest::collection::vec(any::<u8>(), 0..80), piece in 1usize..9) {
-            let format = if csv { Format::csv() } else { Format::text() };
-            let _ = rows(format, &[Type::Bytea, Type::Int8], &input, piece);
+        fn rows_do_not_depend_on_how_the_input_is_cut(
+            csv: bool,
+            input in proptest::collection::vec(
+                prop_oneof![proptest::sample::select(b"\t\n\r\\,\".N01".to_vec()), any::<u8>()],
+                0..80,
+            ),
+            piece in 1usize..9,
+        ) {
+            let format = || if csv { Format::csv() } else { Format::text() };
+            let read = |piece| format!("{:?}", rows(format(), &[Type::Bytea, Type::Int8], &input, piece));
+            prop_assert_eq!(read(piece), read(100));
         }
 
         /// What [`super::super::write`] makes of values is read as those values.

@@ -93,9 +93,28 @@ mod tests {
 
     proptest! {
         #[test]
-        fn survives_anything(bytes in proptest::collection::vec(any::<u8>(), 0..60), text in "[{},\"\\\\a ]{0,20}") {
-            from_binary(&bytes, Type::Int4);
-            put_binary(&mut Vec::new(), &text, Type::Text);
+        fn any_bytes_are_rejected_or_read_back(
+            header in proptest::collection::vec(0..3u8, 12..24),
+            bytes in proptest::collection::vec(prop_oneof![0..6u8, any::<u8>()], 0..40),
+        ) {
+            let bytes = [header, bytes].concat();
+            if let Some(array) = from_binary(&bytes, Type::Int4) {
+                let mut written = Vec::new();
+                prop_assert_eq!(put_binary(&mut written, &array, Type::Int4), Some(()));
+                prop_assert_eq!(from_binary(&written, Type::Int4), Some(array));
+            }
+        }
+
+        #[test]
+        fn any_text_is_rejected_or_reads_back(text in "[{},\"\\\\a ]{0,20}") {
+            let mut written = Vec::new();
+            if put_binary(&mut written, &text, Type::Text).is_some() {
+                let array = from_binary(&written, Type::Text);
+                prop_assert!(array.is_some());
+                let mut again = Vec::new();
+                prop_assert_eq!(put_binary(&mut again, &array.unwrap(), Type::Text), Some(()));
+                prop_assert_eq!(again, written);
+            }
         }
     }
 }

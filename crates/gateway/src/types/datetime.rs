@@ -220,9 +220,15 @@ mod tests {
         }
 
         #[test]
-        fn survives_anything(text in proptest::collection::vec(any::<u8>(), 0..40)) {
-            parse_timestamp(&text);
-            parse_time(&text);
+        fn any_text_is_rejected_or_reads_back(text in "[0-9]{1,5}-[0-9]{1,2}-[0-9]{1,2}[ T]?[0-9:.+-]{0,20}|[0-9:.+-]{0,30}|.{0,40}") {
+            if let Some(moment_us) = parse_timestamp(text.as_bytes()) {
+                prop_assert_eq!(parse_timestamp(written(moment_us).as_bytes()), Some(moment_us));
+            }
+            if let Some(time_us) = parse_time(text.as_bytes()) {
+                let mut out = Vec::new();
+                prop_assert!(put_time(&mut out, time_us));
+                prop_assert_eq!(parse_time(&out), Some(time_us));
+            }
         }
     }
 }

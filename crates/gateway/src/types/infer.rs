@@ -478,9 +478,18 @@ mod tests {
 
     proptest! {
         #[test]
-        fn survives_anything(sql in "(select |case |end |from |[a-z0-9 (),.*'+|=]){0,40}") {
+        fn guesses_refer_to_columns_of_the_probe(sql in "(select |case |end |from |[a-z0-9 (),.*'+|=]){0,40}") {
             let inference = Inference::of(&format!("SELECT {sql}"), Type::Int8);
-            inference.probe();
+            let columns = inference.columns.len();
+            for guess in &inference.guesses {
+                match guess {
+                    Guess::Unknown | Guess::Known(_) => {}
+                    Guess::Like(column) | Guess::Number(column) | Guess::ArrayLike(column) | Guess::LikeOr(column, _) => {
+                        prop_assert!(*column < columns, "{:?} of {}", guess, columns);
+                    }
+                }
+            }
+            prop_assert_eq!(inference.probe().is_some(), columns > 0);
         }
     }
 }

@@ -221,9 +221,24 @@ mod tests {
         }
 
         #[test]
-        fn survives_anything(bytes in proptest::collection::vec(any::<u8>(), 0..40), text in "[-+0-9eE.]{0,20}") {
-            to_text(&bytes);
-            put(&mut Vec::new(), &text);
+        fn any_bytes_are_rejected_or_read_back(
+            header in proptest::collection::vec(0..4u8, 8),
+            digits in proptest::collection::vec(prop_oneof![0..40u8, any::<u8>()], 0..20),
+        ) {
+            if let Some(text) = to_text(&[header, digits].concat()) {
+                prop_assert_eq!(round_trip(&text), text);
+            }
+        }
+
+        #[test]
+        fn any_text_is_rejected_or_reads_back(text in "[-+0-9eE.]{0,20}") {
+            let mut out = Vec::new();
+            if put(&mut out, &text) {
+                let read = to_text(&out);
+                prop_assert!(read.is_some());
+                let read = read.unwrap();
+                prop_assert_eq!(round_trip(&read), read);
+            }
         }
     }
 }
