@@ -5,7 +5,7 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 
-use common::{Node, client, fulmar, number, refusal, run, stdout};
+use common::{Node, client, fulmar, number, refusal, run, stdout, until, wait};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_script_runs_once_in_each_tenant() {
@@ -83,12 +83,11 @@ async fn what_became_of_an_interrupted_script_is_asked_for() {
     holder.batch_execute("BEGIN; SELECT * FROM log WHERE n = 1 FOR UPDATE").await.unwrap();
     let mut process = fulmar(&exec).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
     let one = client(&node, "a").await;
-    while number(&one, "SELECT count(*) FROM log WHERE n = 2").await == 0 {
-        tokio::task::yield_now().await;
-    }
+    let is_done = async || number(&one, "SELECT count(*) FROM log WHERE n = 2").await > 0;
+    until("the script has run in the first tenant", is_done).await;
     rustix::process::kill_process(rustix::process::Pid::from_child(&process), rustix::process::Signal::INT)
         .unwrap();
-    assert_eq!(process.wait().unwrap().code(), Some(130));
+    assert_eq!(wait(&mut process).code(), Some(130));
     holder.batch_execute("ROLLBACK").await.unwrap();
 
     // As if it had died between its COMMIT and the note.

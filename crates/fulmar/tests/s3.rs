@@ -7,7 +7,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use common::{Node, client, fulmar, number, refusal, run, stdout};
+use common::{Node, client, fulmar, number, refusal, run, stdout, wait};
 use fulmar_workload::server::S3Server;
 use rustix::process::{Pid, Signal};
 
@@ -42,7 +42,7 @@ impl Rig {
         let mut line = String::new();
         BufReader::new(process.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         rustix::process::kill_process(Pid::from_child(&process), Signal::TERM).unwrap();
-        assert_eq!(process.wait().unwrap().signal(), Some(Signal::KILL.as_raw()), "{place}");
+        assert_eq!(wait(&mut process).signal(), Some(Signal::KILL.as_raw()), "{place}");
     }
 
     fn verify(&self) -> Output {

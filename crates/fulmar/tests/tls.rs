@@ -5,7 +5,7 @@ mod common;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use common::{Node, client, fulmar, refusal, run, stdout};
+use common::{Node, client, fulmar, refusal, run, stdout, with_hangups, within};
 use fulmar_workload::server::certificate;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -43,29 +43,34 @@ fn is_shown(node: &Node, certificate: &Path) -> bool {
     String::from_utf8_lossy(&output(psql).stdout).trim() == "7"
 }
 
-/// Waits for an event after this one; answers its number and what it tells.
+/// Waits for an event after this one. Returns its number and its details.
 async fn wait_for(asks: &tokio_postgres::Client, kind: &str, after: i64) -> (i64, String) {
-    let sql = "SELECT id, coalesce(CAST(details AS TEXT), '') FROM fulmar.events WHERE kind = $1 AND id > $2";
-    loop {
-        if let Some(row) = asks.query_opt(sql, &[&kind, &after]).await.unwrap() {
-            return (row.get(0), row.get(1));
+    let sql = "SELECT id, coalesce(CAST(details AS TEXT), '') FROM fulmar.events WHERE kind = $1 AND id > $2 ORDER BY id LIMIT 1";
+    let recorded = async {
+        loop {
+            if let Some(row) = asks.query_opt(sql, &[&kind, &after]).await.unwrap() {
+                return (row.get(0), row.get(1));
+            }
         }
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-    }
+    };
+    within(kind, recorded).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_new_certificate_is_shown_and_a_bad_one_is_not() {
+async fn certificates_are_reloaded_on_sighup_unless_they_are_bad() {
     let directory = tempfile::tempdir().unwrap();
     let file = |name: &str| directory.path().join(name);
     install(directory.path(), "one");
     let (crt, key) = (file("server.crt"), file("server.key"));
     let log = file("log");
-    let node = Node::start_with(
+    let command = Node::command(
         &file("data"),
         &["--insecure", "--tls-cert", crt.to_str().unwrap(), "--tls-key", key.to_str().unwrap()],
-        std::fs::File::create(&log).unwrap().into(),
     );
+    // As under nohup: certificates are reloaded nevertheless.
+    let mut command = with_hangups(true, command);
+    command.stderr(std::fs::File::create(&log).unwrap());
+    let node = Node::run(command);
     // It stays connected all the time.
     let asks = client(&node, "fulmar").await;
     let hang_up = || kill_process(Pid::from_child(&node.process), Signal::HUP).unwrap();
@@ -154,11 +159,16 @@ fn the_command_speaks_tls_as_psql_does() {
     assert!(refused.contains("the node speaks no TLS"), "{refused}");
 }
 
-/// Without certificates there is nothing to read again, and the signal means what it means to every process.
+/// Without certificates there is nothing to reload, and a node reacts to SIGHUP as any process: it ends, unless it has inherited that the
+/// signal is ignored.
 #[test]
-fn without_certificates_a_hangup_ends_the_node() {
+fn sighup_without_certificates_has_its_inherited_effect() {
     let directory = tempfile::tempdir().unwrap();
-    let node = Node::start(directory.path(), &["--insecure"]);
-    assert_eq!(node.end(Signal::HUP), None);
+    let start = |ignored| Node::run(with_hangups(ignored, Node::command(directory.path(), &["--insecure"])));
+    assert_eq!(start(false).end(Signal::HUP), None);
+    let node = start(true);
+    kill_process(Pid::from_child(&node.process), Signal::HUP).unwrap();
+    stdout(&run(&["tenant", "list", "--server", &node.url()]));
+    assert_eq!(node.end(Signal::TERM), Some(0));
     stdout(&fulmar(&["verify", "--data", directory.path().to_str().unwrap()]).output().unwrap());
 }

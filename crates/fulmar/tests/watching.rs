@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Node, client, refusal, run, stdout};
+use common::{Node, client, refusal, run, stdout, within};
 use tokio_postgres::NoTls;
 
 /// A statement that runs until it is cancelled, or its time is up.
@@ -30,21 +30,34 @@ async fn the_busiest_tenants_are_shown() {
         }
     });
 
-    let seen: serde_json::Value = serde_json::from_str(&top(&["--json"])).unwrap();
-    let tenant = |name: &str| {
-        seen["tenants"].as_array().unwrap().iter().find(|tenant| tenant["tenant"] == name).unwrap()
+    const FIGURES: [&str; 5] =
+        ["statements_per_second", "commits_per_second", "errors_per_second", "busy_percent", "p99_ms"];
+    let tenant = |seen: &serde_json::Value, name: &str| {
+        let tenants = seen["tenants"].as_array().unwrap();
+        tenants.iter().find(|tenant| tenant["tenant"] == name).unwrap().clone()
     };
+    // On a busy machine nothing may end within half a second.
+    let all_figures = async {
+        loop {
+            let seen: serde_json::Value = serde_json::from_str(&top(&["--json"])).unwrap();
+            let positive = |of: &serde_json::Value, figure: &str| of[figure].as_f64().unwrap() > 0.0;
+            let shop = tenant(&seen, "shop");
+            if FIGURES.iter().all(|figure| positive(&shop, figure))
+                && positive(&tenant(&seen, "busy"), "busy_percent")
+            {
+                break seen;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    let seen = within("every figure of the tenants is positive", all_figures).await;
+    let tenant = |name: &str| tenant(&seen, name);
     assert!(seen["seconds"].as_f64().unwrap() >= 0.5);
-    for figure in
-        ["statements_per_second", "commits_per_second", "errors_per_second", "busy_percent", "p99_ms"]
-    {
-        assert!(tenant("shop")[figure].as_f64().unwrap() > 0.0, "{figure}: {seen}");
+    for figure in FIGURES {
         assert!(seen["total"][figure].as_f64().is_none_or(|total| total > 0.0), "{figure}: {seen}");
     }
     assert_eq!((&tenant("shop")["sessions"], &tenant("idle")["sessions"]), (&1.into(), &0.into()));
     assert!(tenant("shop")["size_bytes"].as_i64() >= Some(8192), "{seen}");
-    // It has not ended, but what it costs is counted.
-    assert!(tenant("busy")["busy_percent"].as_f64().unwrap() > 0.0, "{seen}");
     let endless_is_seen =
         |running: &serde_json::Value| running["tenant"] == "busy" && running["query"] == ENDLESS;
     assert!(seen["running"].as_array().unwrap().iter().any(endless_is_seen), "{seen}");
@@ -52,7 +65,7 @@ async fn the_busiest_tenants_are_shown() {
     let table = top(&["--sort", "sessions", "-n", "1"]);
     assert_eq!(table.lines().filter(|line| line.starts_with('│')).count(), 2, "{table}");
     assert!(
-        table.starts_with("in 0.") && table.contains("running longest:") && !table.contains('\x1b'),
+        table.starts_with("in ") && table.contains("running longest:") && !table.contains('\x1b'),
         "{table}"
     );
     stop.send(()).unwrap();
@@ -87,8 +100,8 @@ async fn slow_statements_are_logged_without_their_literals() {
     let count = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 300000)\n\
                  SELECT count(*), 'secret', $1 FROM n -- secret";
     shop.query_one(count, &[&"secret"]).await.unwrap();
-    shop.batch_execute("SET statement_timeout = 50").await.unwrap();
     shop.batch_execute("CREATE USER anna PASSWORD 'secret'").await.unwrap();
+    shop.batch_execute("SET statement_timeout = 50").await.unwrap();
     assert!(shop.batch_execute(&ENDLESS.replace("1 UNION", "1 + length('secret') UNION")).await.is_err());
     assert_eq!(node.end(rustix::process::Signal::INT), Some(0));
 

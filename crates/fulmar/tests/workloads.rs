@@ -5,7 +5,7 @@ mod common;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use common::{run as command, stdout};
+use common::{run as command, stdout, until};
 use fulmar_workload::Target;
 use fulmar_workload::client::Client;
 use fulmar_workload::keys::Distribution;
@@ -277,16 +277,12 @@ async fn driver_processes_end_with_the_one_that_measures() {
         .stdout(std::process::Stdio::null())
         .spawn()
         .unwrap();
-    // One of them asks. (A test that never gets there hangs, and does not pass.)
+    // One of the sessions is the test's.
     let sessions = format!("SELECT count(*) FROM pg_stat_activity WHERE datname = '{DATABASE}'");
-    while number(&mut client, &sessions).await < 5 {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    until("the drivers have connected", async || number(&mut client, &sessions).await >= 5).await;
     parent.kill().unwrap();
     parent.wait().unwrap();
-    while number(&mut client, &sessions).await > 1 {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    until("the drivers have ended", async || number(&mut client, &sessions).await == 1).await;
 }
 
 #[test]

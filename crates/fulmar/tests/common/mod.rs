@@ -6,9 +6,58 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use tokio_postgres::NoTls;
+
+/// Deadline of every wait in a test. A wait that takes longer is a hang, not a slow machine.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Polls until `holds` returns true. Panics after [`PATIENCE`].
+pub async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let poll = async {
+        while !holds().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    within(what, poll).await;
+}
+
+/// The result of `future`. Panics after [`PATIENCE`].
+pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(PATIENCE, future).await {
+        Ok(value) => value,
+        Err(_) => panic!("timed out: {what}"),
+    }
+}
+
+/// Waits for the end of a process. Panics after [`PATIENCE`].
+pub fn wait(process: &mut Child) -> ExitStatus {
+    let began = Instant::now();
+    loop {
+        if let Some(status) = process.try_wait().unwrap() {
+            return status;
+        }
+        assert!(began.elapsed() < PATIENCE, "timed out: the process ends");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The same command, started with SIGHUP ignored or not. A process inherits that: under nohup the tests ignore it, and else a node that
+/// they start would, too.
+pub fn with_hangups(ignored: bool, command: Command) -> Command {
+    let mut env = Command::new("env");
+    env.arg(if ignored { "--ignore-signal=HUP" } else { "--default-signal=HUP" });
+    env.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => env.env(name, value),
+            None => env.env_remove(name),
+        };
+    }
+    env
+}
 
 pub fn fulmar(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fulmar"));
@@ -84,7 +133,7 @@ impl Node {
     /// Ends it with a signal; answers its exit code.
     pub fn end(mut self, signal: rustix::process::Signal) -> Option<i32> {
         rustix::process::kill_process(rustix::process::Pid::from_child(&self.process), signal).unwrap();
-        self.process.wait().unwrap().code()
+        wait(&mut self.process).code()
     }
 }
 

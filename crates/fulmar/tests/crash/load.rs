@@ -29,7 +29,7 @@ use crate::node::Node;
 use crate::sql::{self, Answer, Client};
 
 /// Clients notice at once that a killed node is gone.
-const END_TIMEOUT: Duration = Duration::from_secs(20);
+const END_TIMEOUT: Duration = Duration::from_secs(120);
 /// With more notes than this a worker removes one instead of inserting one.
 const MOST_NOTES: usize = 24;
 /// What a small note may be long, in tokens; and a large one: up to 16 pages.

@@ -242,7 +242,7 @@ impl Totals {
 /// Lets the load run and the node die as planned. Answers whether it died where it was told to, by itself.
 async fn die(node: &mut Node, plan: &Plan) -> anyhow::Result<bool> {
     /// More than it takes to come to any place: then the plan has missed.
-    const PATIENCE: Duration = Duration::from_secs(3);
+    const PATIENCE: Duration = Duration::from_secs(30);
     let killed_itself = match &plan.death {
         Death::Moment => {
             tokio::time::sleep(plan.load).await;
