@@ -33,6 +33,7 @@
 //! calm for all of it.
 
 use std::cell::Cell;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -80,7 +81,9 @@ struct Moment {
 /// The workers of a gateway, as they see each other.
 pub(crate) struct Crew {
     born: Instant,
-    active: AtomicUsize,
+    active: Arc<AtomicUsize>,
+    /// Whoever has made the gateway decides how many are active, not the load.
+    is_fixed: bool,
     /// For the first `regular` of them there is a processor each. The others are spare.
     regular: usize,
     seats: Box<[Seat]>,
@@ -169,10 +172,19 @@ impl Crew {
     pub(crate) fn new(regular: usize) -> Crew {
         Crew {
             born: Instant::now(),
-            active: AtomicUsize::new(1),
+            active: Arc::new(AtomicUsize::new(1)),
+            is_fixed: false,
             regular,
             seats: (0..regular + regular / 2).map(|_| Seat::default()).collect(),
             calm_since_us: AtomicU64::new(0),
+        }
+    }
+
+    /// Takes the number of active workers from `active`, if it is given, instead of following the load.
+    pub(crate) fn with_active(self, active: Option<Arc<AtomicUsize>>) -> Crew {
+        match active {
+            Some(active) => Crew { active, is_fixed: true, ..self },
+            None => self,
         }
     }
 
@@ -193,6 +205,9 @@ impl Crew {
 
     /// To be called by a worker now and then while it works.
     pub(crate) fn look(&self, worker: usize, now: Instant) {
+        if self.is_fixed {
+            return;
+        }
         let rested = rest::rested();
         let Some(began) = WINDOW_BEGAN.get() else {
             let moment = Some(Moment::now(now, rested));

@@ -7,6 +7,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -45,6 +46,8 @@ pub struct GatewayConfig {
     pub insecure: bool,
     /// Threads that serve sessions; half as many again help while sessions wait for the disk.
     pub workers: usize,
+    /// How many of them are active. `None`: as many as the load needs. Tests set it, from 1 to `workers`.
+    pub active_workers: Option<Arc<AtomicUsize>>,
     /// Sessions at once; more are refused (53300). The last ten places are for superusers.
     pub max_sessions: usize,
     /// Connections at once that are no sessions yet; then the oldest make room.
@@ -71,6 +74,7 @@ impl GatewayConfig {
             tls: None,
             insecure: false,
             workers: std::thread::available_parallelism().map_or(1, usize::from),
+            active_workers: None,
             max_sessions: 20_000,
             max_logins: 2_000,
             session_memory_bytes: 256 << 20,

@@ -79,7 +79,7 @@ pub(crate) struct Workers {
 
 /// Starts so many regular workers, and spare ones.
 pub(crate) fn start(regular: usize, shared: &Arc<Shared>) -> io::Result<Workers> {
-    let crew = Arc::new(Crew::new(regular));
+    let crew = Arc::new(Crew::new(regular).with_active(shared.config.active_workers.clone()));
     let (workers, received): (Vec<_>, Vec<_>) = (0..crew.workers()).map(|_| Worker::new()).unzip();
     let all: Arc<[Worker]> = workers.into();
     let mut threads = Vec::new();

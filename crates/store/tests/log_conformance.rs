@@ -4,6 +4,7 @@ mod common;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use common::{commit, options, transactions};
 use fulmar_store::{
@@ -184,9 +185,12 @@ async fn keeps_a_reserve_for_what_makes_room(place: &Place) {
     let end = log.appended();
     log.wait_durable(end).await.unwrap();
     log.truncate(end);
-    while refused(transaction + 1, Urgency::Prompt).await.is_some() {
-        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
-    }
+    let has_room = async {
+        while refused(transaction + 1, Urgency::Prompt).await.is_some() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(120), has_room).await.expect("timed out: the log has room");
     assert_eq!(log.full(), None);
     close(log).await.unwrap();
     let (log, seen) = place.open().await;

@@ -110,10 +110,13 @@ async fn a_frozen_server_is_thawed_and_a_dropped_one_leaves_nothing() {
     let pids = tree.pids().unwrap();
     assert!(pids.len() > 3, "the postmaster and its workers: {pids:?}");
     // The signal is delivered when a process next runs. (One that ended in between stays a zombie: its parent, frozen,
-    // cannot take note.) A process that never stops makes the test hang, not pass.
-    while !pids.iter().all(|pid| matches!(state(*pid), None | Some('T' | 'Z'))) {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    // cannot take note.)
+    let is_frozen = async {
+        while !pids.iter().all(|pid| matches!(state(*pid), None | Some('T' | 'Z'))) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(120), is_frozen).await.expect("timed out: every process stops");
     server.thaw().unwrap();
     Client::connect(&server.target()).await.unwrap().query("SELECT 1").await.unwrap();
     server.freeze().unwrap();

@@ -228,13 +228,16 @@ mod tests {
         }
         let place = log.durable();
         let records: Vec<&Logged> = replay.records().collect();
-        let soon = Instant::now() + Duration::from_secs(30);
+        let soon = Instant::now() + Duration::from_secs(120);
         files.fail_nth(Operation::Sync, 1, Fault::Io);
         records[0].copied(append(&log, &records[0].body, soon).await.unwrap());
         log.wait_durable(records[0].copy().unwrap()).await.unwrap_err();
-        while log.works().is_err() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        let works = async {
+            while log.works().is_err() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout_at(soon, works).await.expect("timed out: the log works again");
         records[1].copied(append(&log, &records[1].body, soon).await.unwrap());
 
         wait_for_copies(&log, &records, soon).await.unwrap();

@@ -283,7 +283,10 @@ fn a_slow_store_and_little_memory_hold_up_nobody_else() {
         for task in waiting {
             assert_eq!(task.await.unwrap(), 21);
         }
-        assert!(answered_meanwhile > 100, "{answered_meanwhile}");
+        assert!(
+            answered_meanwhile >= 10,
+            "another partition must be served: {answered_meanwhile} statements"
+        );
     });
 }
 

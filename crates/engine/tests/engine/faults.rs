@@ -265,13 +265,13 @@ async fn a_large_commit_that_the_log_loses_takes_nothing_with_it() {
     let rows = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5000) SELECT i, randomblob(3500) FROM n";
     let directory = tempfile::tempdir().unwrap();
     let files = FaultyFiles::new();
-    let config = || Config {
+    let config = |files: &FaultyFiles| Config {
         files: Some(Arc::new(files.clone())),
         // Only the test flushes.
         manifest_interval: Duration::from_secs(3600),
         ..Config::new(directory.path(), crate::common::MEMORY)
     };
-    let engine = start_when_free(config).await;
+    let engine = start_when_free(|| config(&files)).await;
     let mut a = Client { session: engine.session(PartitionId(1)) };
     a.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB, n INTEGER DEFAULT 0)").await.unwrap();
     a.run(&format!("INSERT INTO t(id, v) {rows}")).await.unwrap();
@@ -282,8 +282,10 @@ async fn a_large_commit_that_the_log_loses_takes_nothing_with_it() {
     assert_eq!(a.int("SELECT sum(n) FROM t").await, 50);
     engine.flush().await.unwrap();
     a.close().await;
+    // The files of a killed process: the threads of its log may still be running.
+    let files = files.process_kill();
     drop(engine);
-    let engine = start_when_free(config).await;
+    let engine = start_when_free(|| config(&files)).await;
     let mut a = Client { session: engine.session(PartitionId(1)) };
     assert_eq!(a.int("SELECT sum(n) FROM t").await, 50);
     assert_eq!(a.value("PRAGMA integrity_check").await, Value::Text("ok".into()));

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::Arc;
+use std::time::Duration;
 
 use fulmar_engine::{Config, Engine};
 use fulmar_gateway::http::{self, HttpServer};
@@ -14,6 +15,27 @@ use fulmar_meta::{Catalog, Embedded};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_postgres::{Client, NoTls};
+
+/// Deadline of every wait in a test. A wait that takes longer is a hang, not a slow machine.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Polls until `holds` returns true. Panics after [`PATIENCE`].
+pub async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let poll = async {
+        while !holds().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    within(what, poll).await;
+}
+
+/// The result of `future`. Panics after [`PATIENCE`].
+pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(PATIENCE, future).await {
+        Ok(value) => value,
+        Err(_) => panic!("timed out: {what}"),
+    }
+}
 
 /// A node on loopback, in a directory of its own.
 pub struct Node {
@@ -129,10 +151,10 @@ pub async fn connect(config: &tokio_postgres::Config) -> Result<Client, tokio_po
 pub async fn ends(client: &Client) -> bool {
     let closed = async {
         while !client.is_closed() {
-            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    tokio::time::timeout(std::time::Duration::from_secs(10), closed).await.is_ok()
+    tokio::time::timeout(PATIENCE, closed).await.is_ok()
 }
 
 /// The SQLSTATE of a failure.

@@ -10,7 +10,7 @@ mod lua;
 use std::io;
 use std::time::Duration;
 
-use common::Node;
+use common::{Node, within};
 use conversation::Conversation;
 use fulmar_fuzz::Target;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -24,8 +24,6 @@ use tokio_postgres::Client;
 const RESIDENT_BYTES: usize = 1536 << 20;
 /// So long nothing is said by either side; then the client hangs up.
 const SILENCE: Duration = Duration::from_millis(24);
-/// So long a node may take to hang up too.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// Inputs that share a database; they fill it.
 const INPUTS_PER_DATABASE: u32 = 500;
 
@@ -124,7 +122,7 @@ fn fuzz_lua() {
                     .batch_execute("BEGIN; SET LOCAL statement_timeout = 0; SELECT count(*) FROM t; COMMIT")
                     .await
             };
-            timeout(PATIENCE, answered).await.expect("a procedure ends").unwrap();
+            within("a procedure ends", answered).await.unwrap();
         });
     });
     drop(client);
@@ -160,7 +158,7 @@ async fn talk(port: u16, conversation: &Conversation) -> io::Result<Vec<u8>> {
     }
     let _ = writer.shutdown().await;
     let ended = async { while read_some(&mut reader, &mut answers).await.is_some() {} };
-    timeout(PATIENCE, ended).await.expect("the node ends a connection whose client has gone");
+    within("the node ends a connection whose client has gone", ended).await;
     Ok(answers)
 }
 

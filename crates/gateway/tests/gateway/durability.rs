@@ -1,14 +1,10 @@
 //! Where a tenant's commits are made durable: chosen, changed, shown, through the wire.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use crate::common::{Node, state};
+use crate::common::{Node, state, until, within};
 use fulmar_store::{Backend, FailureKind, FaultyStore, Store, StoreFault, StoreOperation};
 use tokio_postgres::Client;
-
-/// How long the session of a client that has gone may stay.
-const SESSIONS_END: Duration = Duration::from_secs(30);
 
 async fn shown(client: &Client, database: &str) -> String {
     let sql = "SELECT value FROM fulmar.limits WHERE tenant = $1 AND name = 'durability'";
@@ -26,9 +22,7 @@ async fn alter(admin: &Client, sql: &str) {
             assert_eq!(error.code().unwrap().code(), "55006", "{error}");
         }
     };
-    tokio::time::timeout(SESSIONS_END, altered)
-        .await
-        .unwrap_or_else(|_| panic!("{sql}: its session does not end"));
+    within(sql, altered).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -142,10 +136,5 @@ async fn a_log_in_the_store_that_fails_is_told_and_disturbs_no_others() {
 /// Waits for an event of this kind.
 async fn event(admin: &Client, kind: &str) {
     let sql = "SELECT 1 FROM fulmar.events WHERE kind = $1";
-    let told = async {
-        while admin.query(sql, &[&kind]).await.unwrap().is_empty() {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    tokio::time::timeout(SESSIONS_END, told).await.unwrap_or_else(|_| panic!("{kind} is not told"));
+    until(kind, async || !admin.query(sql, &[&kind]).await.unwrap().is_empty()).await;
 }

@@ -253,9 +253,9 @@ async fn settings_and_their_transactions() {
     assert_eq!(show("application_name").await, "tests");
     assert_eq!(show("statement_timeout").await, "1min");
     assert!(show("server_version").await.starts_with("15.0"));
-    client.batch_execute("BEGIN; SET statement_timeout = 5; ROLLBACK").await.unwrap();
+    client.batch_execute("BEGIN; SET statement_timeout = '5min'; ROLLBACK").await.unwrap();
     assert_eq!(show("statement_timeout").await, "1min");
-    client.batch_execute("BEGIN; SET LOCAL statement_timeout = 5; COMMIT").await.unwrap();
+    client.batch_execute("BEGIN; SET LOCAL statement_timeout = '5min'; COMMIT").await.unwrap();
     assert_eq!(show("statement_timeout").await, "1min");
     // Back to what the client connected with, as in PostgreSQL.
     client.batch_execute("SET app.x = 'y'; SET statement_timeout = 0; RESET ALL").await.unwrap();
@@ -271,9 +271,9 @@ const ENDLESS: &str =
 async fn a_statement_is_cancelled_by_request_and_by_time() {
     let node = Node::insecure().await;
     let client = node.database("t1").await;
-    client.batch_execute("SET statement_timeout = '100ms'").await.unwrap();
+    client.batch_execute("BEGIN; SET LOCAL statement_timeout = '100ms'").await.unwrap();
     assert_eq!(state(client.batch_execute(ENDLESS).await), "57014");
-    client.batch_execute("SET statement_timeout = 0").await.unwrap();
+    client.batch_execute("ROLLBACK").await.unwrap();
 
     let token = client.cancel_token();
     let running = client.batch_execute(ENDLESS);

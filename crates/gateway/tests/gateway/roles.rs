@@ -1,6 +1,6 @@
 //! What users may do in a database: everything, or read it; and what a change of that does to who is connected.
 
-use crate::common::{Node, connect, ends, state};
+use crate::common::{Node, connect, ends, state, until};
 use futures::SinkExt;
 use tokio_postgres::{Client, Error};
 
@@ -263,7 +263,8 @@ async fn a_change_counts_for_the_rest_of_a_query() {
         let running = tokio::spawn(async move { bert.batch_execute(&query).await });
         // It waits for the row.
         let waits = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'bert' AND state = 'active'";
-        while admin.query_one(waits, &[]).await.unwrap().get::<_, i64>(0) == 0 {}
+        let is_active = async || admin.query_one(waits, &[]).await.unwrap().get::<_, i64>(0) > 0;
+        until("the statement runs", is_active).await;
         admin.batch_execute(change).await.unwrap();
         anna.batch_execute("COMMIT").await.unwrap();
         assert_eq!(state(running.await.unwrap()), expected, "{change}");

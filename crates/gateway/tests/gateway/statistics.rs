@@ -1,8 +1,6 @@
 //! What a node tells of itself: who is connected and what they do, what is counted of tenants, what they may use.
 
-use std::time::Duration;
-
-use crate::common::{Node, connect, state};
+use crate::common::{Node, connect, state, until, within};
 use tokio_postgres::Client;
 
 /// A statement that runs until it is cancelled.
@@ -15,14 +13,16 @@ async fn pid(client: &Client) -> i32 {
 
 /// Waits until a session is in this state.
 async fn wait_for(admin: &Client, pid: i32, state: &str) -> tokio_postgres::Row {
-    loop {
-        let sql = "SELECT state, query, xact_start IS NOT NULL AS begun FROM pg_stat_activity WHERE pid = $1";
-        let row = admin.query_one(sql, &[&pid]).await.unwrap();
-        if row.get::<_, String>(0) == state {
-            return row;
+    let sql = "SELECT state, query, xact_start IS NOT NULL AS begun FROM pg_stat_activity WHERE pid = $1";
+    let reached = async {
+        loop {
+            let row = admin.query_one(sql, &[&pid]).await.unwrap();
+            if row.get::<_, String>(0) == state {
+                return row;
+            }
         }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    };
+    within(&format!("the session is {state}"), reached).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -50,9 +50,7 @@ async fn statements_are_seen_and_ended() {
     assert!(shop.batch_execute("SELECT 1").await.is_err());
     // The client is told before the session has given everything back.
     let sessions = "SELECT 1 FROM pg_stat_activity WHERE datname = 'shop'";
-    while !admin.query(sessions, &[]).await.unwrap().is_empty() {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until("the session is gone", async || admin.query(sessions, &[]).await.unwrap().is_empty()).await;
     let none = admin.simple_query("SELECT pg_cancel_backend(0)").await.unwrap();
     let tokio_postgres::SimpleQueryMessage::Row(row) = &none[1] else { panic!("{none:?}") };
     assert_eq!(row.get(0), Some("f"));
@@ -241,9 +239,7 @@ async fn migrations_agree_about_a_number() {
     assert!(!asks(&one, "pg_try_advisory_lock").await.unwrap());
     let pid = pid(&other).await;
     one.query_one("SELECT pg_terminate_backend($1)", &[&pid]).await.unwrap();
-    while !asks(&one, "pg_try_advisory_lock").await.unwrap() {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until("the lock is released", async || asks(&one, "pg_try_advisory_lock").await.unwrap()).await;
     node.stop().await;
 }
 

@@ -1,8 +1,6 @@
 //! What no client library would send.
 
-use std::time::Duration;
-
-use crate::common::Node;
+use crate::common::{Node, until, within};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -200,13 +198,8 @@ async fn a_client_that_goes_away_ends_its_statement() {
     stream.read_exact(&mut vec![0; 100_000]).await.unwrap();
     assert!(node.gateway.sessions() > 0);
     drop(stream);
-    // The statement would never end by itself. The bound is the test's own.
-    let ended = async {
-        while node.gateway.sessions() > 0 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(30), ended).await.expect("the session goes on");
+    // The statement would never end by itself.
+    until("the session has ended", async || node.gateway.sessions() == 0).await;
     node.stop().await;
 }
 
@@ -222,7 +215,7 @@ async fn a_client_that_has_gone_behind_a_long_pipeline_is_noticed() {
     stream.write_all(&all).await.unwrap();
     stream.shutdown().await.unwrap();
     let mut answer = Vec::new();
-    let ended = tokio::time::timeout(Duration::from_secs(20), stream.read_to_end(&mut answer)).await;
-    assert!(ended.is_ok(), "the statement runs for nobody");
+    // The connection may be reset as well: then reading fails, which is an end too.
+    drop(within("the statement of a closed connection ends", stream.read_to_end(&mut answer)).await);
     node.stop().await;
 }

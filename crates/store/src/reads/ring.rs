@@ -427,7 +427,7 @@ mod tests {
             });
             done.send(()).unwrap();
         });
-        match is_done.recv_timeout(Duration::from_secs(60)) {
+        match is_done.recv_timeout(Duration::from_secs(120)) {
             Err(RecvTimeoutError::Timeout) => panic!("a look does not end, or a read is not answered"),
             _ => thread.join().unwrap(),
         }

@@ -67,9 +67,9 @@ pub fn append_durably(log: &CommitLog, transaction: u64, bytes: usize) -> Lsn {
 
 /// Waits for something that another thread is about to do.
 pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(30);
+    let end = Instant::now() + Duration::from_secs(120);
     while !condition() {
-        assert!(Instant::now() < end, "waited in vain until {what}");
+        assert!(Instant::now() < end, "timed out: {what}");
         std::thread::yield_now();
     }
 }

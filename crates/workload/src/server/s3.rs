@@ -18,7 +18,7 @@ const BUCKET: &str = "fulmar";
 const ACCESS_KEY: &str = "fulmar";
 const SECRET_KEY: &str = "not-a-secret";
 
-const START_TIMEOUT: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// An S3 server that runs, with one empty bucket. It ends when this is dropped, and its data with it.
 pub struct S3Server {
