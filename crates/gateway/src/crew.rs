@@ -82,7 +82,7 @@ struct Moment {
 pub(crate) struct Crew {
     born: Instant,
     active: Arc<AtomicUsize>,
-    /// Whoever has made the gateway decides how many are active, not the load.
+    /// `active` was given by the configuration and does not follow the load.
     is_fixed: bool,
     /// For the first `regular` of them there is a processor each. The others are spare.
     regular: usize,

@@ -90,7 +90,7 @@ async fn set_up(engine: &Arc<Engine>) {
 /// A writer: its tenant, its task, what it has been told so far.
 type Writer = (u64, tokio::task::JoinHandle<()>, Arc<Mutex<Told>>);
 
-/// Waits until the writers have got so many further acknowledgements.
+/// Waits for `commits` further acknowledgements of the writers.
 async fn progress(writers: &[Writer], commits: usize) {
     let acknowledged = || writers.iter().map(|(_, _, told)| told.lock().unwrap().yes.len()).sum::<usize>();
     let before = acknowledged();

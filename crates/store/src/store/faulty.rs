@@ -112,7 +112,7 @@ impl FaultyStore {
         let _ = self.faults.subscribe().wait_for(ended).await;
     }
 
-    /// Lets an operation on an object or a directory wait if it is held, and tells its fault.
+    /// Waits while operations of this kind on this object or directory are held. Returns the fault to apply.
     async fn begin(&self, operation: StoreOperation, name: &str) -> Option<StoreFault> {
         let is_held = |faults: &Faults| {
             faults.held.iter().any(|(held, prefix)| *held == operation && name.starts_with(prefix))

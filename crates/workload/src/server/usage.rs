@@ -191,6 +191,7 @@ fn parse_pss(rollup: &str) -> Option<u64> {
 mod tests {
     use super::*;
     use std::process::{Command, Stdio};
+    use std::time::Instant;
 
     #[test]
     fn odd_process_names_do_not_shift_fields() {
@@ -220,11 +221,11 @@ mod tests {
         assert_eq!(parse_network(network), (110, 220));
     }
 
-    /// A shell that burns CPU in a child of its own, then tells on stdout and waits for its stdin to close.
+    /// A shell with a child that computes until a line comes from stdin. Then the child has ended, and another one sleeps.
     #[test]
     fn a_tree_counts_its_children() {
-        let script =
-            "(i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done); sleep 60 & echo done; read x; kill $!";
+        let script = "(while :; do :; done) & busy=$!; read x; kill $busy; wait $busy; \
+                      sleep 600 & echo done; read x; kill $!";
         let mut shell = Command::new("sh")
             .args(["-c", script])
             .stdin(Stdio::piped())
@@ -232,14 +233,24 @@ mod tests {
             .spawn()
             .expect("sh runs");
         let tree = ProcessTree::of(Pid::from_child(&shell));
+        let mut stdin = shell.stdin.take().expect("piped");
+        let began = Instant::now();
+        let used = loop {
+            let used = tree.cpu().unwrap();
+            if used > Duration::from_millis(20) {
+                break used;
+            }
+            assert!(began.elapsed() < Duration::from_secs(120), "timed out: the child computes");
+        };
+        io::Write::write_all(&mut stdin, b"\n").unwrap();
         let mut line = String::new();
         let mut output = io::BufReader::new(shell.stdout.take().expect("piped"));
         io::BufRead::read_line(&mut output, &mut line).unwrap();
         let (pids, cpu, pss) = (tree.pids().unwrap(), tree.cpu().unwrap(), tree.pss_bytes().unwrap());
-        drop(shell.stdin.take());
+        drop(stdin);
         shell.wait().unwrap();
         assert_eq!(pids.len(), 2, "the shell and its sleep");
-        assert!(cpu > Duration::from_millis(20), "the loop of the child that has ended: {cpu:?}");
+        assert!(cpu >= used, "the time of a child that has ended must be counted: {cpu:?}, not {used:?}");
         assert!(pss > 10_000, "{pss}");
     }
 }

@@ -146,7 +146,7 @@ async fn node_that_yields() -> Node {
     Node { engine: Engine::start(config).await.unwrap(), directory }
 }
 
-/// Polls a future that stays pending so often, whoever wakes it.
+/// Polls a future `times` times. It must be pending each time.
 async fn poll_pending<T>(times: u64, mut future: Pin<&mut impl Future<Output = T>>) {
     for _ in 0..times {
         assert!(futures::poll!(future.as_mut()).is_pending(), "the statement needs more polls");
