@@ -10,8 +10,8 @@
 //! before. Views and triggers cannot use them: what is in a database must mean the same on every node.
 //!
 //! Rows are produced while the statement reads them, one part of a table at a time: a tenant may have millions of columns, and
-//! what they fill in `pg_attribute` must not be in memory all at once. Parts that a join reads again are kept, up to 4 MiB a
-//! statement; larger tables are produced again. What is in memory is charged to the connection ([`crate::heap`]).
+//! `pg_attribute` has a row for each. A statement keeps up to 4 MiB of rows for joins that read them again; larger tables are
+//! produced again. Rows in memory are charged to the connection ([`crate::heap`]).
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -60,6 +60,9 @@ pub trait System: Send + Sync {
     /// The rows of one part of a table, each with a value for every column; `None` behind the last part. Parts are counted
     /// from 0, and are the same each time within a statement.
     fn rows(&self, table: usize, part: usize, database: &Database<'_>) -> Result<Option<Vec<Vec<Value>>>>;
+
+    /// The columns of a table for which [`System::parts_with`] narrows the parts down.
+    fn narrowing_columns(&self, table: usize) -> Vec<usize>;
 
     /// Which parts of a table can have rows whose `column` equals `value`.
     fn parts_with(
@@ -132,7 +135,7 @@ pub(crate) struct Slot {
     pub(crate) installed: bool,
     /// The running statement may use them: whoever else names one finds nothing.
     pub(crate) active: bool,
-    /// What the running statement has read.
+    /// Rows that the running statement has read.
     pub(crate) kept: Kept,
 }
 
@@ -171,8 +174,8 @@ impl Kept {
     }
 }
 
-/// The rows of a part of a table during one statement. They are made and dropped where the statement runs, on its fiber: that
-/// is whom they are charged to.
+/// The rows of a part of a table during one statement. They are created and dropped on the statement's fiber, whose connection is
+/// charged for them.
 #[derive(Default)]
 pub(crate) struct Rows {
     pub(crate) all: Vec<Vec<Value>>,

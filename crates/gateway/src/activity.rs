@@ -49,12 +49,17 @@ impl State {
 pub(crate) struct Moment {
     pub(crate) state: State,
     pub(crate) changed_ms: u64,
-    /// The statement that was noted last, and when.
-    pub(crate) statement: Option<(Arc<Statement>, u64)>,
+    /// The text of the statement that was noted last, and when. Long texts are cut, since this copy is not charged.
+    pub(crate) statement: Option<(Arc<str>, u64)>,
     /// When its transaction was noted.
     pub(crate) transaction_ms: Option<u64>,
     pub(crate) application: Arc<str>,
 }
+
+/// A text up to this length is shared with the statement.
+const SHARED_TEXT_BYTES: usize = 8 << 10;
+/// A longer one is cut to this length, PostgreSQL's default of `track_activity_query_size`.
+const CUT_TEXT_BYTES: usize = 1 << 10;
 
 /// What a session does now.
 #[derive(Default)]
@@ -64,8 +69,12 @@ impl Activity {
     /// A statement has begun that is not ready at once.
     pub(crate) fn begin(&self, statement: &Arc<Statement>) {
         let now_ms = now_ms();
+        let text = match statement.sql.len() {
+            0..=SHARED_TEXT_BYTES => statement.sql.clone(),
+            _ => statement.sql[..statement.sql.floor_char_boundary(CUT_TEXT_BYTES)].into(),
+        };
         let mut moment = self.0.lock();
-        moment.statement = Some((statement.clone(), now_ms));
+        moment.statement = Some((text, now_ms));
         moment.change(State::Active, now_ms);
     }
 

@@ -101,11 +101,11 @@ impl Shortage {
     }
 }
 
-/// A limit, and what is charged against it.
+/// A limit, and the bytes charged against it.
 #[derive(Debug)]
 pub(crate) struct Budget {
     limit_bytes: u64,
-    /// What small charges may use beyond the limit.
+    /// Small charges may exceed the limit by this much.
     reserve_bytes: u64,
     used_bytes: AtomicU64,
     /// The node's budget, for a tenant's.
@@ -180,7 +180,7 @@ impl Budget {
         self.used_bytes.fetch_sub(bytes, Ordering::AcqRel);
     }
 
-    /// Releases what was charged, and wakes the sessions that wait for it.
+    /// Returns a charge, and wakes the sessions that wait for memory.
     pub(crate) fn release(&self, bytes: u64) {
         self.give(bytes);
         if let Some(node) = &self.node {
@@ -230,7 +230,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// What a scrape reports.
+/// The figures of a scrape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Usage {
     pub(crate) used_bytes: u64,
@@ -272,7 +272,7 @@ impl SessionMemory {
         }
     }
 
-    /// What the sessions of a tenant have charged.
+    /// Bytes charged by the sessions of a tenant.
     pub(crate) fn used_bytes(&self, tenant: PartitionId) -> u64 {
         let budget = self.tenants.lock().get(&tenant).and_then(Weak::upgrade);
         budget.map_or(0, |budget| budget.used_bytes())

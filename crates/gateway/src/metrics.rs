@@ -91,7 +91,7 @@ pub(crate) struct Connections {
     pub(crate) sessions: usize,
     /// Those that are no sessions yet.
     pub(crate) logins: Count,
-    /// What they hold in memory.
+    /// Memory that the sessions hold.
     pub(crate) memory: Usage,
 }
 
@@ -101,7 +101,7 @@ pub(crate) struct TenantFigures {
     pub(crate) counts: TenantCounts,
     pub(crate) commits: u64,
     pub(crate) sessions: u64,
-    /// What they hold in memory.
+    /// Memory that its sessions hold.
     pub(crate) session_memory_bytes: u64,
 }
 

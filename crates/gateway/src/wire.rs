@@ -36,8 +36,8 @@ pub(crate) const READ_ROOM_BYTES: usize = BUFFER_BYTES / 4;
 pub(crate) const KEEP_BYTES: usize = 64 * 1024;
 /// Buffers that a worker keeps at most.
 const KEEP_BUFFERS: usize = 16;
-/// What a client may send ahead while a statement of its runs; the rest waits in the kernel. It is not charged to the tenant, so it
-/// is no more than a fresh buffer.
+/// Bytes that are read ahead while a statement runs; the rest waits in the kernel. They are not charged to the tenant, so they are no
+/// more than a fresh buffer.
 const AHEAD_BYTES: usize = BUFFER_BYTES;
 
 /// How often a socket is asked that is polled, before the runtime is.

@@ -11,8 +11,8 @@ use libsqlite3_sys as ffi;
 use rusqlite::functions::{Aggregate, Context, FunctionFlags};
 use rusqlite::types::ToSqlOutput;
 use rusqlite::vtab::{
-    Context as ColumnContext, Filters, IndexConstraintOp, IndexInfo, Module, VTab, VTabConfig,
-    VTabConnection, VTabCursor,
+    Context as ColumnContext, Filters, IndexConstraint, IndexConstraintOp, IndexInfo, Module, VTab,
+    VTabConfig, VTabConnection, VTabCursor,
 };
 
 use crate::system::{Database, Key, Parts, Rows, System, SystemTable, borrowed, lent, owned};
@@ -57,7 +57,8 @@ pub(super) fn leave(link: &Link) {
 fn install(connection: &rusqlite::Connection, source: Source, system: &dyn System) -> rusqlite::Result<()> {
     const MODULE: &Module<'static, Table> = &Module::eponymous_only_module();
     for (number, table) in system.tables().iter().enumerate() {
-        connection.create_module(table.name, MODULE, Some(TableOf { source, number, table }))?;
+        let narrowing = system.narrowing_columns(number);
+        connection.create_module(table.name, MODULE, Some(TableOf { source, number, table, narrowing }))?;
     }
     let flags = FunctionFlags::SQLITE_UTF8 | FunctionFlags::SQLITE_DIRECTONLY;
     for (number, function) in system.functions().iter().enumerate() {
@@ -156,6 +157,8 @@ struct TableOf {
     source: Source,
     number: usize,
     table: &'static SystemTable,
+    /// Columns that determine the part of the table that a row is in.
+    narrowing: Vec<usize>,
 }
 
 #[repr(C)]
@@ -163,6 +166,7 @@ struct Table {
     base: ffi::sqlite3_vtab,
     source: Source,
     number: usize,
+    narrowing: Vec<usize>,
 }
 
 #[repr(C)]
@@ -204,20 +208,31 @@ unsafe impl<'t> VTab<'t> for Table {
             of.table.columns.iter().map(|(name, kind)| format!("\"{name}\" {kind}")).collect();
         let declaration = CString::new(format!("CREATE TABLE x({})", columns.join(", ")));
         let declaration = declaration.map_err(|_| failed(ffi::SQLITE_INTERNAL))?;
-        let table = Table { base: ffi::sqlite3_vtab::default(), source: of.source, number: of.number };
+        let TableOf { source, number, ref narrowing, .. } = *of;
+        let base = ffi::sqlite3_vtab::default();
+        let table = Table { base, source, number, narrowing: narrowing.clone() };
         Ok((Cow::Owned(declaration), table))
     }
 
-    /// A column that must equal something is looked up; SQLite checks the rest.
+    /// Uses one equality constraint, preferably on a column that determines the part of the table. SQLite checks the others.
     fn best_index(&self, info: &mut IndexInfo) -> rusqlite::Result<bool> {
         const ALL_ROWS: f64 = 1000.0;
         const SOME_ROWS: f64 = 10.0;
-        let place = info.constraints().position(|constraint| {
+        let equals = |(place, constraint): &(usize, IndexConstraint<'_>)| {
             constraint.is_usable()
                 && constraint.column() >= 0
                 && constraint.operator() == IndexConstraintOp::SQLITE_INDEX_CONSTRAINT_EQ
-        });
-        let place = place.filter(|place| info.collation(*place) == Ok("BINARY"));
+                && info.collation(*place) == Ok("BINARY")
+        };
+        let narrows = |constraint: &IndexConstraint<'_>| {
+            usize::try_from(constraint.column()).is_ok_and(|column| self.narrowing.contains(&column))
+        };
+        let place = info
+            .constraints()
+            .enumerate()
+            .filter(equals)
+            .min_by_key(|(_, constraint)| !narrows(constraint))
+            .map(|(place, _)| place);
         let Some(place) = place else {
             info.set_estimated_cost(ALL_ROWS);
             return Ok(true);
@@ -259,7 +274,7 @@ impl Cursor<'_> {
     /// Goes to the next part that has wanted rows, unless it stands on one.
     fn settle(&mut self) -> rusqlite::Result<()> {
         while self.row().is_none() {
-            // Not beside the part that is produced next.
+            // Freed before the next part is produced.
             self.rows = Rc::default();
             (self.chosen, self.at) = (None, 0);
             let Some(number) = self.next else { return Ok(()) };

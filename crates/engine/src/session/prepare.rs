@@ -101,6 +101,8 @@ async fn describe<'a>(session: &mut Session, sql: &'a str, known: Known<'_>) -> 
         columns: Vec::new(),
         plan,
     };
+    // Of other statements the tokens are not held while SQLite prepares them.
+    let words = if kind == StatementKind::Call { first } else { Vec::new() };
     let asks_sqlite = matches!(
         kind,
         StatementKind::Query
@@ -119,7 +121,7 @@ async fn describe<'a>(session: &mut Session, sql: &'a str, known: Known<'_>) -> 
         learn(&mut statement, known.parameters);
     }
     if kind == StatementKind::Call {
-        call::describe(session, &mut statement, &first, sql).await?;
+        call::describe(session, &mut statement, &words, sql).await?;
     }
     if tokens(rest).all(|t| t.is_symbol(";")) {
         rest = "";

@@ -53,7 +53,7 @@ impl NamedRow {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ParameterPlace {
     pub number: u16,
-    /// Shared: a list of thousands of parameters stands beside one name.
+    /// Shared: thousands of parameters may be compared with one column.
     pub column: Arc<str>,
 }
 
@@ -185,7 +185,7 @@ fn compared_parameters(tokens: &[Token<'_>]) -> Vec<ParameterPlace> {
     let mut places = Vec::new();
     let mut between: Option<Arc<str>> = None;
     let mut within: Option<Arc<str>> = None;
-    // The first place of a parameter counts.
+    // Only the first place of a parameter is used.
     let mut placed = HashSet::new();
     for (i, token) in tokens.iter().enumerate() {
         if token.is_symbol(")") {

@@ -65,9 +65,15 @@ pub struct Node {
 
 impl Node {
     pub async fn start() -> Node {
+        Node::with(|_| ()).await
+    }
+
+    /// A node with another configuration.
+    pub async fn with(adjust: impl FnOnce(&mut Config)) -> Node {
         let directory = tempfile::tempdir().unwrap();
-        let engine = Engine::start(Config::new(directory.path(), MEMORY)).await.unwrap();
-        Node { engine, directory }
+        let mut config = Config::new(directory.path(), MEMORY);
+        adjust(&mut config);
+        Node { engine: Engine::start(config).await.unwrap(), directory }
     }
 
     pub fn client(&self, partition: u64) -> Client {

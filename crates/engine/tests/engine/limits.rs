@@ -1,7 +1,7 @@
 //! What a transaction may take: what goes beyond is refused and taken back, and all else goes on.
 
 use crate::common::{Client, Node};
-use fulmar_engine::{TransactionLimits, Value, sqlstate};
+use fulmar_engine::{MAX_STATEMENT_BYTES, TransactionLimits, Value, sqlstate};
 
 const TABLE: &str = "CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)";
 
@@ -146,8 +146,27 @@ fn values(count: u32) -> String {
 }
 
 #[tokio::test]
+async fn a_statement_has_a_longest_text() {
+    let node = Node::with(|config| config.max_statement_bytes = MAX_STATEMENT_BYTES).await;
+    let mut a = node.client(1);
+    let long = "x".repeat(2 << 20);
+    a.run(&format!("CREATE VIEW v AS SELECT length('{long}') AS n")).await.unwrap();
+    assert_eq!(a.int("SELECT n FROM v").await, 2 << 20);
+    a.close().await;
+    // The default of 1 MiB does not apply to the texts of the schema.
+    let node = node.restart().await;
+    let mut a = node.client(1);
+    assert_eq!(a.int("SELECT n FROM v").await, 2 << 20);
+    let error = a.run(&format!("SELECT length('{long}')")).await.unwrap_err();
+    assert_eq!(error.state(), sqlstate::PROGRAM_LIMIT);
+    assert!(error.message().contains("1048576 bytes"), "{error}");
+    assert_eq!(a.int(&format!("SELECT length('{}')", &long[..1_000_000])).await, 1_000_000);
+    a.close().await;
+}
+
+#[tokio::test]
 async fn values_that_take_too_much_memory_are_refused() {
-    let node = Node::start().await;
+    let node = Node::with(|config| config.max_statement_bytes = MAX_STATEMENT_BYTES).await;
     let (mut a, mut other) = (node.client(1), node.client(2));
     a.run(TABLE).await.unwrap();
     assert_eq!(a.int(&values(1)).await, 100_000_000);

@@ -16,7 +16,7 @@ use crate::types::{Type, decode};
 /// Bytes of one row's text.
 const LONGEST_BYTES: usize = crate::session::MESSAGE_BYTES;
 
-/// What a buffer keeps of its memory for the next row.
+/// Capacity that a buffer keeps for the next row.
 const KEPT_BYTES: usize = 64 << 10;
 
 /// Reads rows of a format.
@@ -141,7 +141,7 @@ impl Reader {
         }
     }
 
-    /// What it keeps of a row whose end has not come.
+    /// Bytes of the unfinished row.
     pub(crate) fn held_bytes(&self) -> usize {
         self.partial.capacity() + self.field.capacity()
     }

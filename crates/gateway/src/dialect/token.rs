@@ -242,7 +242,7 @@ pub(crate) struct Extent {
 }
 
 /// Measures the first statement of `sql`; `None` if it is longer than `limit_bytes`. Keeps no tokens, and reads no further than the
-/// statement or the limit. The body of a trigger has semicolons of its own; it ends with `; END ;`, as in SQLite's shell.
+/// statement or the limit. A trigger, whose body contains semicolons, ends with `; END ;`, as in SQLite's shell.
 pub(crate) fn measure(sql: &str, limit_bytes: usize) -> Option<Extent> {
     let Some(first) = Lexer::new(sql).find(|token| !token.is_sign(';')) else {
         return Some(Extent { start: sql.len(), end: sql.len(), tokens: 0 });

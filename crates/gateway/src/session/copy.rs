@@ -29,7 +29,7 @@ use crate::types::{self, Type};
 
 /// Parameters of one INSERT at most.
 const PARAMETERS: usize = 512;
-/// Rows of a message that wait for their batch are charged from this size on, else with the end of the message.
+/// Rows that wait for their batch are charged at this size, smaller ones at the end of each message.
 const CHARGED_BYTES: usize = 64 << 10;
 /// Bytes of rows that wait for the rest of their batch.
 const GATHERED_BYTES: usize = 4 << 20;
@@ -250,7 +250,7 @@ impl Rows {
         }
     }
 
-    /// Charges what waits for the rest of a row or of a batch.
+    /// Charges unfinished rows and batches.
     fn hold(&mut self, session: &Session) -> Result<()> {
         let held = self.reader.held_bytes() + self.bytes + self.values.len() * size_of::<Value>();
         self.share.set(session.statements.memory(), held as u64)

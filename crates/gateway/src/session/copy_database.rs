@@ -48,6 +48,8 @@ impl Session {
         let (mut pages, mut piece) = (0, Vec::new());
         while export.next(&mut piece).await? {
             pages += (piece.len() / fulmar_pages::PAGE_SIZE) as u64;
+            // Beside the piece itself.
+            output.must_grow(2 * piece.len(), self.statements.memory())?;
             backend::copy_data(output, |out| out.extend_from_slice(&piece));
             piece.clear();
             self.metrics.sent(output.len());

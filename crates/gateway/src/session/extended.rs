@@ -20,10 +20,9 @@ use crate::system::Viewer;
 use crate::types::infer::Inference;
 use crate::types::{Column, Type, decode};
 
-/// What a token of a statement needs while the statement is prepared, here and in the engine: neither keeps its tokens for the
-/// other.
+/// Memory per token while a statement is prepared. The gateway and the engine each keep a list of tokens, one after the other.
 const TOKEN_BYTES: usize = 48;
-/// The same of a statement that is translated: the pieces of the new text, too.
+/// Memory per token while a statement is translated: its tokens, and the pieces of the new text.
 const TRANSLATED_TOKEN_BYTES: usize = 128;
 
 impl Session {
@@ -109,7 +108,7 @@ impl Session {
         let mut work = Share::default();
         if statement.sql.len() >= LONG_BYTES {
             let bytes = Lexer::new(&statement.sql).count() * TOKEN_BYTES;
-            // Without memory for it types are what they are without a guess.
+            // Without memory, columns keep the types that SQLite declares.
             if !work.covers(self.statements.memory(), bytes as u64) {
                 return;
             }

@@ -1,4 +1,4 @@
-//! What a session holds: one [`Account`] per session, one [`Share`] per owner.
+//! Memory and files that a session holds: one [`Account`] per session, one [`Share`] per owner.
 //!
 //! ```text
 //! Account of memory  <-- Share of a message that is being received
@@ -9,8 +9,8 @@
 //! Account of files   <-- Share of a Spill: the part of a result in a temporary file
 //! ```
 //!
-//! A share returns its bytes when its owner is dropped. An account of memory charges its tenant ([`crate::memory`]) for
-//! what exceeds 16 KiB, in steps of 64 KiB, so that ordinary statements touch no counter of other sessions.
+//! A share returns its bytes when its owner is dropped. The first 16 KiB of a session are free. Beyond them its account
+//! charges the tenant ([`crate::memory`]) in steps of 64 KiB, so that ordinary statements touch no shared counter.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,7 +24,7 @@ use crate::memory::{Budget, Class, Shortage};
 
 /// The most memory of one session, whatever its tenant's limit.
 const MEMORY_BYTES: u64 = 4 * super::MESSAGE_BYTES as u64;
-/// What a session holds without a charge.
+/// A session holds this much without a charge.
 pub(crate) const FREE_BYTES: u64 = 16 << 10;
 /// An account charges its tenant for a multiple of this.
 const STEP_BYTES: u64 = 64 << 10;
@@ -36,12 +36,12 @@ pub(crate) const MAX_WAIT: Duration = Duration::from_secs(5);
 /// What a session holds of one kind.
 pub(crate) struct Account {
     held: AtomicU64,
-    /// What of it is charged to the tenant.
+    /// The part of it that is charged to the tenant.
     charged: AtomicU64,
     bound: u64,
     /// Whose memory it is; `None` for files.
     tenant: Option<Arc<Budget>>,
-    /// What exceeds the bound, and the remedy.
+    /// The error at the bound, and its hint.
     cause: &'static str,
     remedy: &'static str,
 }
@@ -71,7 +71,7 @@ impl Account {
         })
     }
 
-    /// An account whose tenant has memory enough.
+    /// An account of a tenant with plenty of memory.
     #[cfg(test)]
     pub(crate) fn unlimited() -> Arc<Account> {
         Account::of_memory(Budget::of_tenant(&Budget::of_node(1 << 40)))
@@ -142,7 +142,7 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    /// Changes what it holds. If that is too much it holds nothing.
+    /// Changes the bytes it holds. If the charge is rejected it holds nothing.
     pub(crate) fn set(&mut self, account: &Arc<Account>, bytes: u64) -> Result<()> {
         if bytes > self.bytes {
             let grown = self.cover(account, bytes);
@@ -159,7 +159,7 @@ impl Share {
         Ok(())
     }
 
-    /// Holds at least this much. If that is too much it holds what it held.
+    /// Holds at least this much. If the charge is rejected it is unchanged.
     pub(crate) fn cover(&mut self, account: &Arc<Account>, bytes: u64) -> Result<()> {
         self.try_cover(account, bytes).map_err(|refusal| account.error(refusal))
     }

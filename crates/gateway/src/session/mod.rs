@@ -334,7 +334,11 @@ impl Session {
             }
         };
         input.drain(..used); // what is left is part of a message
-        if outcome.is_ok() && (self.received.bytes() > 0 || !input.is_empty()) {
+        if used > 0 && self.received.bytes() > 0 {
+            self.received.release();
+            receive::shrink(&mut input);
+        }
+        if outcome.is_ok() && !input.is_empty() {
             outcome = Box::pin(self.admit(&mut input)).await;
         }
         // What came while statements ran belongs behind what has not been used.

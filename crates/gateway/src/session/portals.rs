@@ -46,7 +46,7 @@ impl Portal {
         self.formats.as_ref().unwrap_or(&TEXT)
     }
 
-    /// Charges what `count` values of a message with so many bytes need, before they are decoded.
+    /// Charges `count` values that take `bytes` bytes of their message, before they are decoded.
     pub(crate) fn reserve_values(
         &mut self,
         count: usize,

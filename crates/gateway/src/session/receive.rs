@@ -1,5 +1,4 @@
-//! Messages that are longer than what one read brings: charged before they are buffered, discarded if the charge is
-//! rejected.
+//! Messages that do not arrive with one read: charged before they are buffered, discarded if the charge is rejected.
 //!
 //! ```text
 //! head of a message --> charge its size, wait up to 5 s --ok--> buffer the body, handle it, return the charge
@@ -28,18 +27,12 @@ pub(super) struct Rejected {
 }
 
 impl Session {
-    /// Charges the message that `input` begins with, and makes room for it. Returns the charge of the one before.
+    /// Charges the message that `input` begins with, and makes room for it.
     pub(super) async fn admit(&mut self, input: &mut Vec<u8>) -> Result<(), End> {
-        let Some((kind, bytes)) = frontend::head(input) else {
-            self.received.release();
-            shrink(input);
-            return Ok(());
-        };
+        let Some((kind, bytes)) = frontend::head(input) else { return Ok(()) };
         if self.received.bytes() >= bytes as u64 {
             return Ok(());
         }
-        self.received.release();
-        shrink(input);
         let memory = self.statements.memory().clone();
         let charged = {
             let handle = &self.link.handle;
@@ -68,8 +61,8 @@ impl Session {
         Ok(())
     }
 
-    /// Discards what has arrived of a rejected message; `used` bytes of `input` belong to others before it. The client gets
-    /// the error behind its last byte.
+    /// Discards the bytes of a rejected message in `input`, which start at `used`. The client gets the error once the whole message
+    /// has arrived.
     pub(super) async fn discard(&mut self, input: &[u8], used: &mut usize) -> Result<(), End> {
         let Some(mut rejected) = self.rejected.take() else { return Ok(()) };
         let discarded = rejected.left_bytes.min(input.len() - *used);
@@ -101,8 +94,8 @@ impl Session {
     }
 }
 
-/// Frees what a long message needed.
-fn shrink(input: &mut Vec<u8>) {
+/// Frees the capacity that a long message needed.
+pub(super) fn shrink(input: &mut Vec<u8>) {
     if input.capacity() > KEEP_BYTES && input.len() < KEEP_BYTES {
         let mut short = take_buffer();
         short.extend_from_slice(input);

@@ -68,7 +68,7 @@ impl From<Vec<u8>> for Output {
 }
 
 impl Output {
-    /// Forgets what has been sent, and returns the charge.
+    /// Clears the sent bytes, and returns the charge.
     pub(crate) fn clear(&mut self) {
         self.bytes.clear();
         if self.share.bytes() > 0 {
@@ -93,8 +93,9 @@ impl Output {
             return true;
         }
         let wanted = (self.bytes.len() + more).next_multiple_of(OUTPUT_STEP_BYTES) as u64;
-        let grown = self.share.covers(memory, wanted.max(2 * self.share.bytes()))
-            || self.share.covers(memory, wanted);
+        // Beyond that the rows move to a file.
+        let doubled = (2 * self.share.bytes()).min((MEMORY_BYTES + OUTPUT_STEP_BYTES) as u64);
+        let grown = self.share.covers(memory, wanted.max(doubled)) || self.share.covers(memory, wanted);
         if grown {
             self.bytes.reserve_exact(self.share.bytes() as usize - self.bytes.len());
         }
@@ -102,7 +103,7 @@ impl Output {
     }
 
     /// As [`Output::grow`], where the caller cannot do without.
-    fn must_grow(&mut self, more: usize, memory: &Arc<Account>) -> Result<()> {
+    pub(crate) fn must_grow(&mut self, more: usize, memory: &Arc<Account>) -> Result<()> {
         if self.grow(more, memory) {
             return Ok(());
         }
@@ -122,7 +123,7 @@ pub(crate) struct Spill {
 pub(crate) struct Spills<'a> {
     pub(crate) directory: &'a Path,
     pub(crate) account: &'a Arc<Account>,
-    /// What is charged for the part in memory.
+    /// Charged for the part in memory.
     pub(crate) memory: &'a Arc<Account>,
 }
 
@@ -188,7 +189,7 @@ impl<'a> Buffer<'a> {
         self.spill(end)
     }
 
-    /// Moves what stands between the mark and `end` into the file.
+    /// Moves the bytes between the mark and `end` into the file.
     fn spill(&mut self, end: usize) -> Result<()> {
         let spill = match &mut self.spill {
             Some(spill) => spill,
@@ -356,6 +357,7 @@ mod tests {
     use fulmar_engine::Value;
 
     use super::*;
+    use crate::memory::Budget;
 
     fn columns(kind: Option<Type>) -> Vec<Column> {
         vec![Column { name: "a".into(), kind, modifier: -1 }]
@@ -410,6 +412,34 @@ mod tests {
         all.extend_from_slice(&output[mark..]);
         let starts: Vec<u8> = all.chunks(11 + (5 << 20)).map(|row| row[11]).collect();
         assert_eq!(starts, b"abc");
+    }
+
+    #[test]
+    fn rows_move_to_the_file_when_memory_is_short() {
+        let (columns, formats) = (columns(Some(Type::Text)), Formats::All(Format::Text));
+        let tenant = Budget::of_tenant(&Budget::of_node(64 << 20));
+        let (directory, account) = (std::env::temp_dir(), Account::of_files());
+        let (memory, others) = (Account::of_memory(tenant.clone()), Account::of_memory(tenant.clone()));
+        let spills = Spills { directory: &directory, account: &account, memory: &memory };
+        // Of 32 MiB one is left.
+        let mut hoarded = Share::default();
+        hoarded.set(&others, 31 << 20).unwrap();
+        let mut output = Output::from(b"earlier".to_vec());
+        let mut writer = RowWriter::new(&mut output, layout(&columns, &formats, false), spills);
+        let row = |bytes: usize| [Value::Text("x".repeat(bytes))];
+        for _ in 0..20 {
+            writer.row(&ValueRow(&row(200 << 10))).unwrap();
+        }
+        assert!(tenant.used_bytes() <= 32 << 20);
+        let error = writer.row(&ValueRow(&row(1 << 20))).unwrap_err();
+        assert_eq!(error.state(), sqlstate::OUT_OF_MEMORY, "a row cannot be split");
+        let (rows, spilled) = writer.finish();
+        assert_eq!(rows, 20);
+        let (mark, spill) = spilled.unwrap();
+        let row_bytes = 11 + (200 << 10);
+        assert_eq!((mark, spill.bytes % row_bytes), (7, 0), "only whole rows are in the file");
+        output.clear();
+        assert_eq!(tenant.used_bytes(), 31 << 20);
     }
 
     #[test]

@@ -19,7 +19,7 @@ pub(super) struct Rest(pub(super) String);
 
 /// Whether there is no statement in a text.
 pub(super) fn is_blank(text: &str) -> bool {
-    text.trim_ascii().is_empty() || Lexer::new(text).all(|token| token.is_sign(';'))
+    text.trim_ascii_start().is_empty() || Lexer::new(text).all(|token| token.is_sign(';'))
 }
 
 impl Session {

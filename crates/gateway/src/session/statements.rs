@@ -108,9 +108,9 @@ impl Prepared {
     fn bytes(&self, text: usize) -> u64 {
         let columns =
             self.columns.iter().map(|column| size_of::<Column>() + column.name.len()).sum::<usize>();
-        // The engine describes them too.
+        // The engine describes them too, and may keep the row that the text names.
         let parameters = self.parameters.len() * (size_of::<Parameter>() + size_of::<ParameterInfo>());
-        (size_of::<Prepared>() + text + parameters + 2 * columns + self.description.len()) as u64
+        (size_of::<Prepared>() + 2 * text + parameters + 2 * columns + self.description.len()) as u64
     }
 
     /// Whether a column has no type before its first value.
@@ -395,7 +395,7 @@ mod tests {
             let plan = Plan::Command { command: Arc::new(Command::ShowAll), shown: "".into() };
             statements.hold(Prepared::new(plan, Oids::default(), Vec::new()), text)
         };
-        let prepared = hold(&statements, 200 << 20).unwrap();
+        let prepared = hold(&statements, 100 << 20).unwrap();
         for name in ["a", "b", "c"] {
             statements.check_free(name).unwrap();
             statements.insert(name, prepared.clone());
@@ -403,11 +403,11 @@ mod tests {
         statements.new_portal("p").unwrap().prepared = Some(prepared);
         let state = |held: Result<Arc<Prepared>>| held.err().map(|error| error.state());
         let refused = Some(sqlstate::PROGRAM_LIMIT);
-        assert_eq!(state(hold(&statements, 60 << 20)), refused);
+        assert_eq!(state(hold(&statements, 30 << 20)), refused);
         statements.close_statements();
-        assert_eq!(state(hold(&statements, 60 << 20)), refused, "the portal has it");
+        assert_eq!(state(hold(&statements, 30 << 20)), refused, "the portal has it");
         statements.close_portals();
-        assert_eq!(state(hold(&statements, 250 << 20)), None);
+        assert_eq!(state(hold(&statements, 125 << 20)), None);
     }
 
     #[test]

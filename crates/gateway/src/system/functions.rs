@@ -355,7 +355,7 @@ fn regclass_oid(value: ValueRef<'_>, asked: Asked<'_>) -> Result<Option<i64>> {
     if let Some(oid) = asked.outline()?.oid_of(&name) {
         return Ok(Some(oid));
     }
-    // A key without an index of its own.
+    // A key without an index.
     let schema = asked.group_of_name(&name)?;
     let named = |index: &&Index| index.name.eq_ignore_ascii_case(&name);
     Ok(schema.as_ref().and_then(|schema| schema.indexes.iter().find(named)).map(|index| index.oid))

@@ -59,7 +59,7 @@ pub(crate) struct Viewer {
     schema: Mutex<Read>,
 }
 
-/// What a statement has read of the tenant's schema.
+/// The parts of the tenant's schema that a statement has read.
 #[derive(Default)]
 struct Read {
     outline: Option<Arc<Outline>>,
@@ -131,12 +131,12 @@ type Rows = Vec<Vec<Value>>;
 /// A table with what fills it.
 type Filled = (SystemTable, fn(Asked<'_>) -> Result<Rows>);
 
-/// A table about the tenant's schema, the columns that say which relation a row belongs to, and what fills it with the rows of
-/// a group of relations.
+/// A table about the tenant's schema, the columns that determine a row's relation, and the function that produces the rows
+/// of a group of relations.
 type FilledByGroup = (SystemTable, &'static [(&'static str, By)], FillGroup);
 type FillGroup = fn(Asked<'_>, &Schema) -> Result<Rows>;
 
-/// What a column holds that says which relation a row belongs to.
+/// How a column determines the relation that a row belongs to.
 #[derive(Clone, Copy)]
 enum By {
     /// The name of the relation, or of one of its indexes.
@@ -145,7 +145,7 @@ enum By {
     Oid,
 }
 
-/// What fills a table.
+/// Produces the rows of a table.
 #[derive(Clone, Copy)]
 enum Fill {
     Whole(fn(Asked<'_>) -> Result<Rows>),
@@ -207,6 +207,16 @@ impl System for Viewer {
         };
         debug_assert!(rows.iter().all(|row| row.len() == known.columns.len()), "{}", known.name);
         Ok(Some(rows))
+    }
+
+    fn narrowing_columns(&self, table: usize) -> Vec<usize> {
+        let (Some(Fill::ByGroup(columns, _)), Some(known)) =
+            (TABLES.fills.get(table), TABLES.tables.get(table))
+        else {
+            return Vec::new();
+        };
+        let narrows = |name: &str| columns.iter().any(|(column, _)| *column == name);
+        (0..known.columns.len()).filter(|column| narrows(known.columns[*column].0)).collect()
     }
 
     fn parts_with(

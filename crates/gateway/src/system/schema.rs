@@ -1,8 +1,8 @@
 //! A tenant's schema, out of SQLite's.
 //!
-//! A schema may have thousands of tables with thousands of columns each. Of all of it only an [`Outline`] is in memory: names
+//! A schema may have thousands of tables with thousands of columns each. Only its [`Outline`] is in memory as a whole: names
 //! and numbers of tables, views, indexes and triggers, about as much as SQLite itself keeps. The rest is read in groups of
-//! tables, each a [`Schema`] of its own:
+//! tables, one [`Schema`] for each group:
 //!
 //! ```text
 //! Outline:  groups  [ a b c ][ d ][ v ][ e f ... ]     tables of 16 KiB of SQL together, or one; a view by itself
@@ -29,11 +29,11 @@ const OTHER_CONSTRAINT_OIDS: i64 = 0x6100_0000;
 /// Numbers of a table's CHECKs, and as many of its foreign keys. If it had more, two of its neighbour's would have the same.
 const CONSTRAINTS_PER_KIND: i64 = 2000;
 
-/// The texts of the tables of a group together, unless it is one table. A table has no more columns than its text has
-/// commas, so what a group fills is bounded.
+/// The SQL texts of a group's tables have at most this many bytes together, unless the group is one table. The text bounds the
+/// number of columns, and with it the rows of a group.
 const GROUP_BYTES: i64 = 16 << 10;
 
-/// What there is, without what it consists of.
+/// Names and numbers of all objects.
 #[derive(Default)]
 pub(super) struct Outline {
     /// Tables and views, by name.
@@ -90,7 +90,7 @@ impl Outline {
         Ok(outline)
     }
 
-    /// Adds a relation behind those whose names are before its own. `bytes` are the texts of the last group.
+    /// Adds a relation. Relations come in the order of their names. `bytes` is the size of the last group.
     fn add(&mut self, oid: i64, name: String, is_view: bool, length: i64, bytes: &mut i64) {
         let at = self.relations.len();
         let joins = self.relations.last().is_some_and(|last| !last.is_view && !is_view)
@@ -167,7 +167,7 @@ impl Outline {
         index.map(|index| index.name.as_str())
     }
 
-    /// What belongs to these relations.
+    /// Indexes and triggers of these relations.
     fn owned_by(&self, relations: Range<usize>) -> &[Owned] {
         let start = self.owned.partition_point(|owned| owned.relation < relations.start);
         let end = self.owned.partition_point(|owned| owned.relation < relations.end);
@@ -184,7 +184,7 @@ impl Outline {
     }
 }
 
-/// What the name of a key ends with that has no index of its own.
+/// Suffix of the names of keys without an index.
 const KEY_SUFFIX: &str = "_pkey";
 
 /// A group of relations, and all that belongs to them.

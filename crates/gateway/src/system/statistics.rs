@@ -182,9 +182,7 @@ fn session(handle: &Handle, tenant: &Tenant, user: Option<i64>, viewer: &Viewer)
     let who = &handle.who;
     let own = who.user == viewer.identity.user || tenant.owner == viewer.identity.user;
     let (query, query_ms) = match &now.statement {
-        Some((statement, since)) if own || viewer.identity.superuser => {
-            (statement.sql.to_string(), Some(*since))
-        }
+        Some((statement, since)) if own || viewer.identity.superuser => (statement.to_string(), Some(*since)),
         Some(_) => ("<insufficient privilege>".to_owned(), None),
         None => (String::new(), None),
     };

@@ -12,7 +12,7 @@ use crate::common::{Node, state};
 
 const MIB: usize = 1 << 20;
 
-/// A node whose sessions hold 64 MiB at most, those of a database 32 MiB.
+/// A node whose sessions may hold 64 MiB, and 32 MiB for each database.
 async fn small_node() -> Node {
     Node::start(|config| {
         config.insecure = true;
@@ -29,7 +29,7 @@ async fn metric(node: &Node, name: &str) -> u64 {
     line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
 }
 
-/// Waits until a metric is what it should be.
+/// Waits until a metric has a wanted value.
 async fn until(node: &Node, name: &str, wanted: impl Fn(u64) -> bool) {
     let reached = async {
         while !wanted(metric(node, name).await) {
@@ -119,10 +119,9 @@ async fn a_message_waits_for_memory() {
     stream.write_all(&[&b"Q"[..], &(30_u32 << 20).to_be_bytes()].concat()).await.unwrap();
     until(&node, USED, |used| used >= 30 << 20).await;
     let value = "x".repeat(4 * MIB);
-    let (answer, _) = tokio::join!(client.query_one("SELECT length($1)", &[&value]), async {
-        // The session of this one ends and returns what it holds.
-        drop(stream);
-    });
+    let answer = async { client.query_one("SELECT length($1)", &[&value]).await };
+    // The session of the half-sent message ends, and returns its charge.
+    let (answer, ()) = tokio::join!(answer, async { drop(stream) });
     assert_eq!(answer.unwrap().get::<_, i64>(0), 4 * MIB as i64);
     node.stop().await;
 }
@@ -157,10 +156,9 @@ async fn results_that_are_not_read_move_to_files() {
     let node = small_node().await;
     let writer = node.database("t1").await;
     writer.batch_execute("CREATE TABLE t (a TEXT)").await.unwrap();
-    writer
-        .execute("INSERT INTO t SELECT hex(zeroblob(500000)) FROM generate_series(1, 20)", &[])
-        .await
-        .unwrap();
+    let rows = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20) \
+                INSERT INTO t SELECT hex(zeroblob(500000)) FROM n";
+    writer.batch_execute(rows).await.unwrap();
     let mut clients = Vec::new();
     for _ in 0..12 {
         let mut stream = TcpStream::connect(node.gateway.local_addr()).await.unwrap();
@@ -177,7 +175,7 @@ async fn results_that_are_not_read_move_to_files() {
         assert!(metric(&node, USED).await <= 37 << 20);
         let mut received = 0;
         let mut buffer = vec![0; 1 << 20];
-        while received < 20 * MIB {
+        while received < 20_000_000 {
             let count = stream.read(&mut buffer).await.unwrap();
             assert!(count > 0, "the answer ends after {received} bytes");
             received += count;
@@ -204,7 +202,7 @@ async fn a_statement_has_a_longest_text_and_a_script_has_not() {
     };
     let statement = format!("SELECT '{}';\n", "x".repeat(100_000));
     assert_eq!(rows(client.simple_query(&statement.repeat(30)).await.unwrap()), 30);
-    // One that is too long ends the script; what came before it is taken back.
+    // A statement that is too long fails the script, whose other statements are rolled back.
     let script =
         format!("INSERT INTO t VALUES (1); SELECT '{}'; INSERT INTO t VALUES (2)", "x".repeat(2 * MIB));
     assert_eq!(state(client.batch_execute(&script).await), "54000");
