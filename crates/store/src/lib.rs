@@ -29,8 +29,8 @@ pub use disk_cache::{DiskCache, DiskCacheOptions, DiskCacheStatistics, MOST_COST
 pub use files::{Fault, FaultyFiles, LogFile, LogFiles, Operation, StdFiles};
 pub use log::{
     Ahead, CommitLog, FullCause, LogEnd, LogError, LogObject, LogOptions, LogPlace, LogStatistics, LogTail,
-    Lsn, MAX_RETRY_DELAY, OnDiscard, SharedLogCheck, SharedLogOptions, Urgency, say_when_this_thread_rests,
-    this_thread_rests,
+    Lsn, MAX_RETRY_DELAY, OnDiscard, OnFlushDue, RecoveryProgress, SharedLogCheck, SharedLogOptions, Urgency,
+    say_when_this_thread_rests, this_thread_rests,
 };
 pub use objects::{
     FateName, HotPagesName, Listed, MOST_TERMS, ManifestName, PIN_AGAIN, PageStore, Pinned, RawFrame,

@@ -53,7 +53,9 @@ use shared::SharedLog;
 
 pub use error::{FullCause, LogError};
 pub use local::{say_when_this_thread_rests, this_thread_rests};
-pub use shared::{Ahead, LogEnd, LogObject, LogPlace, LogTail, SharedLogCheck, SharedLogOptions};
+pub use shared::{
+    Ahead, LogEnd, LogObject, LogPlace, LogTail, RecoveryProgress, SharedLogCheck, SharedLogOptions,
+};
 pub use statistics::LogStatistics;
 
 /// A position in a node's log, in bytes: that of a record is the position of its end.
@@ -123,6 +125,9 @@ impl Default for LogOptions {
 /// Called when records are lost: with the durable position, which is kept, and the appended one, which is not.
 pub type OnDiscard = Box<dyn Fn(Lsn, Lsn) + Send + Sync>;
 
+/// Called when a flush has become due because of the log.
+pub type OnFlushDue = Box<dyn Fn() + Send + Sync>;
+
 /// A node's commit log of one place.
 pub struct CommitLog {
     progress: Arc<Progress>,
@@ -174,6 +179,11 @@ impl CommitLog {
         Arc::new(CommitLog { progress: Arc::new(Progress::new(0)), kept: Kept::ReadOnly })
     }
 
+    /// Whether it is kept in a store.
+    pub fn is_shared(&self) -> bool {
+        matches!(self.kept, Kept::Shared(_))
+    }
+
     /// Whether it takes nothing, ever.
     pub fn is_read_only(&self) -> bool {
         matches!(self.kept, Kept::ReadOnly)
@@ -200,6 +210,34 @@ impl CommitLog {
     /// if it takes the lock under which both happen.
     pub fn on_discard(&self, callback: OnDiscard) {
         self.progress.on_discard(callback);
+    }
+
+    /// Registers what is called by the log's writer each time that [`CommitLog::flush_before`] has become something. It must
+    /// not wait.
+    pub fn on_flush_due(&self, callback: OnFlushDue) {
+        self.progress.on_flush_due(callback);
+    }
+
+    /// Of a log in a store that takes more than half of its [bound](SharedLogOptions::backlog_objects): the position before
+    /// which records are to be flushed. A log on a disk has no such bound of its own.
+    pub fn flush_before(&self) -> Option<Lsn> {
+        match &self.kept {
+            Kept::Shared(log) => log.flush_before(),
+            Kept::Local(_) | Kept::ReadOnly => None,
+        }
+    }
+
+    /// Objects of a log in a store that a start would read.
+    pub fn backlog_objects(&self) -> u64 {
+        match &self.kept {
+            Kept::Shared(log) => log.backlog_objects(),
+            Kept::Local(_) | Kept::ReadOnly => 0,
+        }
+    }
+
+    /// Where the log began when it was opened: what it held then stands before.
+    pub fn began(&self) -> Lsn {
+        Lsn(self.progress.began())
     }
 
     /// Appends a record and answers the position of its end. Never waits. After an error nothing has been appended:

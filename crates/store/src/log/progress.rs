@@ -12,7 +12,7 @@ use std::task::{Context, Poll};
 use parking_lot::Mutex;
 
 use super::waiters::{Ticket, Waiters};
-use super::{LogError, LogStatistics, Lsn, OnDiscard};
+use super::{LogError, LogStatistics, Lsn, OnDiscard, OnFlushDue};
 
 /// What a log and its callers share, whatever keeps it.
 pub(super) struct Progress {
@@ -30,6 +30,9 @@ pub(super) struct Progress {
     /// Those who wait for room; woken with position 0.
     room: Waiters,
     on_discard: Mutex<Option<OnDiscard>>,
+    on_flush_due: Mutex<Option<OnFlushDue>>,
+    /// Where this incarnation of the log began.
+    began: u64,
     pub(super) statistics: LogStatistics,
 }
 
@@ -45,12 +48,29 @@ impl Progress {
             waiters: Waiters::default(),
             room: Waiters::default(),
             on_discard: Mutex::new(None),
+            on_flush_due: Mutex::new(None),
+            began: position,
             statistics: LogStatistics::default(),
         }
     }
 
     pub(super) fn on_discard(&self, callback: OnDiscard) {
         *self.on_discard.lock() = Some(callback);
+    }
+
+    pub(super) fn on_flush_due(&self, callback: OnFlushDue) {
+        *self.on_flush_due.lock() = Some(callback);
+    }
+
+    /// Tells the engine that a flush has become due.
+    pub(super) fn flush_due(&self) {
+        if let Some(callback) = &*self.on_flush_due.lock() {
+            callback();
+        }
+    }
+
+    pub(super) fn began(&self) -> u64 {
+        self.began
     }
 
     pub(super) fn durable(&self) -> u64 {

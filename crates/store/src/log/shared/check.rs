@@ -14,8 +14,8 @@
 use futures::stream::{self, StreamExt};
 
 use super::objects::Objects;
-use super::open::{Known, MOST_ROUNDS, READS, Seen, give, look, sort};
-use super::{LogError, Replay};
+use super::open::{CONCURRENT_READS, MOST_ROUNDS, Seen, Survey, give, look, sort};
+use super::{LogError, RecoveryProgress, Replay};
 
 /// What was found in a node's logs in a store.
 #[derive(Debug, Default)]
@@ -29,15 +29,15 @@ pub struct SharedLogCheck {
 /// Reads all objects, and gives the records that count to `replay`, if nothing is damaged.
 pub(super) async fn check(objects: &Objects, replay: &mut Replay<'_>) -> Result<SharedLogCheck, LogError> {
     for _ in 0..MOST_ROUNDS {
-        let (mut known, damage) = read_all(objects).await?;
-        let count = (known.len() + damage.len()) as u64;
+        let (mut survey, damage) = read_all(objects).await?;
+        let count = (survey.known.len() + damage.len()) as u64;
         if !damage.is_empty() {
             return Ok(SharedLogCheck { objects: count, damage });
         }
-        match look(objects, &mut known).await {
+        match look(objects, &mut survey, &RecoveryProgress::default()).await {
             Ok(Some(seen)) => {
-                let damage = missing_logs(objects, &known, &seen);
-                give(&sort(known, seen.needed, &seen.ends).0, replay)?;
+                let damage = missing_logs(objects, &survey, &seen);
+                give(&sort(survey, &seen.ends).0, replay)?;
                 return Ok(SharedLogCheck { objects: count, damage });
             }
             // Some have come or gone meanwhile.
@@ -52,22 +52,22 @@ pub(super) async fn check(objects: &Objects, replay: &mut Replay<'_>) -> Result<
 }
 
 /// All objects that can be read, and what is wrong with the others.
-async fn read_all(objects: &Objects) -> Result<(Known, Vec<LogError>), LogError> {
+async fn read_all(objects: &Objects) -> Result<(Survey, Vec<LogError>), LogError> {
     let reads = stream::iter(objects.list().await?).map(async |slot| (slot, objects.get(slot).await));
-    let (mut known, mut damage) = (Known::new(), Vec::new());
-    for (slot, read) in reads.buffered(READS).collect::<Vec<_>>().await {
+    let (mut survey, mut damage) = (Survey::default(), Vec::new());
+    for (slot, read) in reads.buffered(CONCURRENT_READS).collect::<Vec<_>>().await {
         match read {
             // One that has gone meanwhile is not needed; or it is, and the look at all of them says so.
-            Ok(object) => known.extend(object.map(|object| (slot, object))),
+            Ok(object) => survey.known.extend(object.map(|object| (slot, object))),
             Err(error @ LogError::Corrupt { .. }) => damage.push(error),
             Err(error) => return Err(error),
         }
     }
-    Ok((known, damage))
+    Ok((survey, damage))
 }
 
 /// Logs before the last one that have no end, or of which nothing is there.
-fn missing_logs(objects: &Objects, known: &Known, seen: &Seen) -> Vec<LogError> {
+fn missing_logs(objects: &Objects, survey: &Survey, seen: &Seen) -> Vec<LogError> {
     let open = seen.ends.iter().filter(|end| !end.closed && end.slot.incarnation < seen.last.incarnation);
     let mut missing: Vec<_> = open
         .map(|end| {
@@ -76,7 +76,7 @@ fn missing_logs(objects: &Objects, known: &Known, seen: &Seen) -> Vec<LogError> 
         })
         .collect();
     let mut before = 0;
-    for slot in known.keys() {
+    for slot in survey.known.keys() {
         if slot.incarnation > before + 1 {
             let problem = "it is missing: how a log has ended is never deleted".to_owned();
             missing.push(objects.corrupt_log(before + 1, problem));

@@ -34,6 +34,9 @@
 //!
 //! # Space, and zombies
 //!
+//! What is unflushed, which is what a start reads, is bounded in objects and bytes ([`state`]). The log tells the engine when a flush is
+//! due; while there is no commit that could state what a flush has covered, an object without records does ([`writer`]).
+//!
 //! Objects are deleted whose records are all covered: by manifests, or since they stand once more in later objects that are
 //! durable (what a partition that cannot be opened has in the log is carried forward). A slot that was deleted is free again, and a put that was on its way, a seal that somebody meant for a log that he had read long ago, or a writer that knows of nothing may
 //! take it. What such a *zombie* puts there must mean nothing, and must not make the zombie believe that it has won.
@@ -50,6 +53,24 @@
 //!    it; a claim, when it is the greatest name of all. If the slot had been used and deleted, what replaced it stands in
 //!    slots beyond, and is seen: names are listed in order, and an object that tells the greatest needed slot is
 //!    deleted only after one with a greater name is durable, so that a listing that runs at the same time meets that one.
+//!
+//! # Crash points
+//!
+//! A process may be killed anywhere. What the next start finds, in the order of an object's life:
+//!
+//! | killed | found | why nothing acknowledged is lost or doubled |
+//! | --- | --- | --- |
+//! | before a flush's manifest is durable | the records | the log was not told to truncate |
+//! | after the manifest, before [`CommitLog::truncate`](super::CommitLog::truncate) | the records | the engine passes over what the manifest covers, by its version |
+//! | after the truncation, before an object states it | the records | the same; a truncation by itself changes nothing in the store |
+//! | while such an object (a commit or a mark) is put | it stands in its slot or not | it stands: it is durable, so its statement is true whether it counts or not. It does not: as before |
+//! | after it, before or amid the deletions | covered objects below the needed slot, some of them | they are not read. A gap among them is no gap of the log, which begins at the needed slot |
+//! | after the seal of a clean stop, amid its deletions | the seal, and covered objects below it | the same; the seal has the greatest name and states the needed slot |
+//! | amid the deletions of what an earlier process left | seals, and the rest of it | each of those objects is read before it is deleted, and stays if it is a seal |
+//!
+//! A deletion that arrives late removes a slot below the needed one, in which nothing counts any more. A mark takes a slot, is
+//! read back when its put is uncertain, and fences its writer like any other object. A commit that arrives
+//! meanwhile is put beside it and acknowledged after it.
 //!
 //! # Reading beside the writer
 //!
@@ -73,9 +94,11 @@ mod writer;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use fulmar_pages::{PAGE_SIZE, Record};
 use futures::executor::block_on;
+use tokio::time::Instant;
 
 use super::progress::Progress;
 use super::{FullCause, LogError, Lsn, RESERVE_PART, Stop, Urgency, own_record};
@@ -100,6 +123,15 @@ impl Slot {
     fn next(self) -> Slot {
         Slot { sequence: self.sequence + 1, ..self }
     }
+
+    /// The slot before this one, whether it can have an object or not.
+    fn before(self) -> Option<Slot> {
+        match (self.incarnation.checked_sub(1), self.sequence.checked_sub(1)) {
+            (_, Some(sequence)) => Some(Slot { sequence, ..self }),
+            (Some(incarnation), None) => Some(Slot { incarnation, sequence: u64::MAX }),
+            (None, None) => None,
+        }
+    }
 }
 
 impl fmt::Display for Slot {
@@ -119,6 +151,12 @@ pub struct SharedLogOptions {
     pub capacity_bytes: u64,
     /// The most that may be held in memory because it is not durable yet.
     pub pending_bytes: usize,
+    /// Objects that are to be flushed, at most; from half of them on a flush is due.
+    pub backlog_objects: usize,
+    /// The same for their bytes.
+    pub backlog_bytes: u64,
+    /// Counts what the opening reads.
+    pub progress: Arc<RecoveryProgress>,
 }
 
 impl Default for SharedLogOptions {
@@ -128,7 +166,37 @@ impl Default for SharedLogOptions {
             in_flight: 4,
             capacity_bytes: 1 << 30,
             pending_bytes: 64 << 20,
+            backlog_objects: 4000,
+            backlog_bytes: 64 << 20,
+            progress: Arc::default(),
         }
+    }
+}
+
+/// How many objects the opening of a shared log has read, and how many it has to read.
+#[derive(Debug, Default)]
+pub struct RecoveryProgress {
+    read: AtomicU64,
+    expected: AtomicU64,
+}
+
+impl RecoveryProgress {
+    /// Objects that were read.
+    pub fn read(&self) -> u64 {
+        self.read.load(Relaxed)
+    }
+
+    /// Objects that are to be read, as far as is known; 0 until the first one was read.
+    pub fn expected(&self) -> u64 {
+        self.expected.load(Relaxed)
+    }
+
+    fn object_read(&self) {
+        self.read.fetch_add(1, Relaxed);
+    }
+
+    fn expect(&self, objects: u64) {
+        self.expected.store(objects, Relaxed);
     }
 }
 
@@ -148,8 +216,10 @@ impl SharedLog {
         replay: &mut Replay<'_>,
     ) -> Result<Self, LogError> {
         let objects = Objects::new(store, node);
-        let opened = open::open(&objects).await?;
+        let begun = Instant::now();
+        let opened = open::open(&objects, &options.progress).await?;
         opened.replay(replay)?;
+        opened.report(begun.elapsed());
         let (core, writer) = writer::begin(options, objects, opened);
         tokio::spawn(writer.run());
         Ok(SharedLog { core })
@@ -189,7 +259,18 @@ impl SharedLog {
 
     pub(super) fn truncate(&self, upto: Lsn) {
         let durable = self.core.progress.durable();
-        self.core.state.lock().truncate(upto.0.min(durable));
+        if self.core.state.lock().truncate(upto.0.min(durable)) {
+            // It may have nothing else to put.
+            self.core.work.notify_one();
+        }
+    }
+
+    pub(super) fn flush_before(&self) -> Option<Lsn> {
+        self.core.state.lock().flush_before(&self.core.options).map(Lsn)
+    }
+
+    pub(super) fn backlog_objects(&self) -> u64 {
+        self.core.state.lock().backlog_objects() as u64
     }
 
     pub(super) fn size_bytes(&self) -> u64 {

@@ -34,7 +34,7 @@ pub(super) struct Head {
     pub(super) slot: Slot,
     /// The position of its first record.
     pub(super) start: u64,
-    /// Manifests cover everything before this slot.
+    /// Manifests cover everything before this slot, which is never later than the object's own.
     pub(super) needed: Slot,
     /// All smaller sequences of its incarnation were durable when it was made.
     pub(super) durable: u64,
@@ -118,6 +118,11 @@ impl Object {
         };
         if head.slot != slot {
             return Err(damage(32, &format!("it is the object of {}", head.slot)));
+        }
+        // A start relies on it when it passes over what is not needed.
+        if head.needed > slot {
+            let problem = format!("it states that the log is needed from {} on, a later slot", head.needed);
+            return Err(damage(56, &problem));
         }
         let mut object = Object { head, is_seal: false, bytes };
         object.check()?;

@@ -1,10 +1,26 @@
 //! What the log's callers and its writer share.
+//!
+//! # The backlog
+//!
+//! The *backlog* is what a start would read: durable objects that no truncation has covered. It is bounded in objects and in
+//! bytes ([`SharedLogOptions::backlog_objects`]), because reading an object costs a request however small it is:
+//!
+//! ```text
+//!   0 ------- 1/4 ---------------- 1/2 ------------------------- 1 ----------->
+//!              ^                    | a flush is due: of what     | puts are spread out: a full object
+//!              '-- is left by it ---'   stands before the          |   or one every 100 ms
+//!                                       newest quarter
+//! ```
+//!
+//! Half of the bound is for what is appended while the flush runs. Spreading puts out keeps the number of objects bounded
+//! when flushes cannot keep up or fail: commits wait up to 100 ms longer and are refused only when the log is full.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use super::object::{self, HEAD_BYTES, LENGTH_BYTES};
 use super::{FullCause, LogError, Lsn, RESERVE_PART, SharedLogOptions, Slot, Stop, Urgency};
@@ -63,6 +79,8 @@ pub(super) struct State {
     live_bytes: u64,
     /// Those that were covered since: to be deleted when a durable object says so.
     pub(super) covered: VecDeque<Slot>,
+    /// When the first of these was covered.
+    pub(super) covered_since: Instant,
     /// The slot after the last durable one.
     pub(super) next: Slot,
 }
@@ -136,6 +154,7 @@ impl State {
             live_bytes: live.iter().map(|live| live.bytes).sum(),
             live,
             covered: VecDeque::new(),
+            covered_since: Instant::now(),
             next,
         }
     }
@@ -205,11 +224,47 @@ impl State {
         self.live.front().map_or(self.next, |live| live.slot)
     }
 
-    pub(super) fn truncate(&mut self, upto: u64) {
+    /// Answers whether objects were covered.
+    pub(super) fn truncate(&mut self, upto: u64) -> bool {
+        if self.covered.is_empty() {
+            self.covered_since = Instant::now();
+        }
+        let before = self.covered.len();
         while let Some(live) = self.live.pop_front_if(|live| live.end <= upto) {
             self.live_bytes -= live.bytes;
             self.covered.push_back(live.slot);
         }
+        self.covered.len() > before
+    }
+
+    /// Objects that a start would read.
+    pub(super) fn backlog_objects(&self) -> usize {
+        self.live.len()
+    }
+
+    /// Whether the backlog is as long as it may be.
+    pub(super) fn backlog_is_full(&self, options: &SharedLogOptions) -> bool {
+        self.live.len() >= options.backlog_objects
+    }
+
+    /// Whether the backlog takes more than half of its bound.
+    pub(super) fn flush_is_due(&self, options: &SharedLogOptions) -> bool {
+        self.live.len() > options.backlog_objects / 2 || self.live_bytes > options.backlog_bytes / 2
+    }
+
+    /// If a flush is due: the position before which records are to be flushed, so that a quarter of the bound is left.
+    pub(super) fn flush_before(&self, options: &SharedLogOptions) -> Option<u64> {
+        if !self.flush_is_due(options) {
+            return None;
+        }
+        let mut bytes = 0;
+        let newest = self.live.iter().rev().take(options.backlog_objects / 4).take_while(|live| {
+            bytes += live.bytes;
+            bytes <= options.backlog_bytes / 4
+        });
+        // The newest object alone may be longer than a quarter.
+        let end = self.live.back().map(|live| live.end);
+        newest.last().map(|live| live.start).or(end)
     }
 
     pub(super) fn size_bytes(&self) -> u64 {

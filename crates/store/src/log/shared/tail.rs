@@ -276,8 +276,7 @@ impl LogTail {
         }
         if needed > walk.next {
             walk.go_to(needed, None);
-            let before = needed.sequence.checked_sub(1).map(|sequence| Slot { sequence, ..needed });
-            walk.after = walk.after.max(before);
+            walk.after = walk.after.max(needed.before());
         }
     }
 

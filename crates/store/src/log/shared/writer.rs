@@ -20,14 +20,25 @@ use super::{LogError, Progress, SharedLogOptions, Slot, Stop};
 /// Between two rounds of tries of a put, each of which has its own waits.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Objects that are deleted at the same time.
-const DELETES: usize = 8;
+/// Objects that are deleted at the same time: while the log is written, and when it has ended.
+const CONCURRENT_DELETES: usize = 8;
+const CONCURRENT_LAST_DELETES: usize = 32;
+
+/// How long the end of a log may take to delete objects. The next start deletes what is left.
+const LAST_DELETES_TIME: Duration = Duration::from_secs(5);
+
+/// How long covered objects wait for a commit to state that they are. Then an object without records states it.
+const MARK_DELAY: Duration = Duration::from_millis(250);
+
+/// Time between two puts while the backlog is full, unless an object is full.
+const CROWDED_PACE: Duration = Duration::from_millis(100);
 
 /// The writer's own state: what is on its way.
 pub(super) struct Writer {
     core: Arc<Core>,
     objects: Objects,
     id: LogId,
+    claim: Slot,
     /// The slot of the next object.
     next: Slot,
     /// The position of the next object's first record.
@@ -38,8 +49,16 @@ pub(super) struct Writer {
     /// When the newest of them was begun.
     begun: Instant,
     /// Slots that may be deleted.
-    garbage: Vec<Slot>,
+    garbage: Vec<Garbage>,
     deletes: FuturesUnordered<BoxFuture<'static, ()>>,
+}
+
+/// A slot that may be deleted.
+#[derive(Clone, Copy)]
+struct Garbage {
+    slot: Slot,
+    /// Whether it may have a seal, which stays.
+    may_be_seal: bool,
 }
 
 /// An object on its way.
@@ -69,16 +88,19 @@ pub(super) fn begin(options: SharedLogOptions, objects: Objects, opened: Opened)
         state: State::new(position, opened.live(), next).into(),
         work: Notify::new(),
     });
+    let known = opened.garbage.into_iter().map(|slot| Garbage { slot, may_be_seal: false });
+    let unread = opened.unread.into_iter().map(|slot| Garbage { slot, may_be_seal: true });
     let writer = Writer {
         core: core.clone(),
         objects,
         id: opened.writer,
+        claim: opened.claim,
         next,
         position,
         puts: FuturesUnordered::new(),
         flight: VecDeque::new(),
         begun: Instant::now(),
-        garbage: opened.garbage,
+        garbage: known.chain(unread).collect(),
         deletes: FuturesUnordered::new(),
     };
     (core, writer)
@@ -129,12 +151,31 @@ impl Writer {
         if self.flight.len() >= self.core.options.in_flight.max(1) {
             return Next::Wait(None);
         }
-        let due = self.begun + self.pace();
-        let at_once = self.flight.is_empty() || state.pending.len() > 1 || state.stop == Stop::Drain;
+        if state.pending.is_empty() {
+            return self.next_mark(&state);
+        }
+        let is_full = state.backlog_is_full(&self.core.options);
+        let due = self.begun + if is_full { CROWDED_PACE } else { self.pace() };
+        let at_once =
+            state.pending.len() > 1 || state.stop == Stop::Drain || (self.flight.is_empty() && !is_full);
         if !at_once && Instant::now() < due {
-            return Next::Wait((!state.pending.is_empty()).then_some(due));
+            return Next::Wait(Some(due));
         }
         state.pending.pop_front().map_or(Next::Wait(None), Next::Put)
+    }
+
+    /// There is no record to put. If objects were covered a while ago, an object without records states so: until one does
+    /// they cannot be deleted, and a start would read them. It changes nothing else: it takes the next slot as every
+    /// object does, ends where it begins, and like every object that counts it stays until it is covered.
+    fn next_mark(&self, state: &State) -> Next {
+        if state.covered.is_empty() || !self.flight.is_empty() {
+            return Next::Wait(None);
+        }
+        let due = state.covered_since + MARK_DELAY;
+        if Instant::now() < due {
+            return Next::Wait(Some(due));
+        }
+        Next::Put(Batch { bytes: object::begin(), records: 0, end: state.appended })
     }
 
     /// The time between the beginnings of two puts, so that they are spread evenly.
@@ -187,13 +228,18 @@ impl Writer {
         progress.statistics.sync(flight.begun.elapsed());
         progress.statistics.batch(flight.records, flight.live.bytes);
         let mut state = self.core.state.lock();
+        let was_due = state.flush_is_due(&self.core.options);
         state.durable(flight.live);
+        let is_due = !was_due && state.flush_is_due(&self.core.options);
         while let Some(slot) = state.covered.pop_front_if(|slot| *slot < flight.needed) {
-            self.garbage.push(slot);
+            self.garbage.push(Garbage { slot, may_be_seal: false });
         }
         drop(state);
         progress.publish(flight.live.end);
         progress.wake_room();
+        if is_due {
+            progress.flush_due();
+        }
     }
 
     /// Somebody has closed the log before `slot`: what was to stand there and behind is lost.
@@ -219,28 +265,57 @@ impl Writer {
         let needed = self.core.state.lock().needed();
         let seal = seal(self.id, self.next, self.position, needed);
         match self.objects.put_once(self.next, seal).await {
-            Ok(true) => None,
+            Ok(true) => {
+                self.delete_covered(needed).await;
+                None
+            }
             Ok(false) => Some(LogError::Fenced { object: self.objects.name(self.next) }),
             Err(error) => Some(error),
         }
     }
 
+    /// Deletes what the seal states to be covered, so that the next start does not even list it. The seal is durable, has the
+    /// greatest name of its incarnation and states as much as any object: the same conditions as for every other deletion.
+    async fn delete_covered(&mut self, needed: Slot) {
+        let covered = std::mem::take(&mut self.core.state.lock().covered);
+        let covered = covered.into_iter().chain([self.claim]).filter(|slot| *slot < needed);
+        self.garbage.extend(covered.map(|slot| Garbage { slot, may_be_seal: false }));
+        let garbage = std::mem::take(&mut self.garbage);
+        let rest = delete(self.objects.clone(), garbage, CONCURRENT_LAST_DELETES);
+        let deletes = async { tokio::join!(self.deletes.next(), rest) };
+        if tokio::time::timeout(LAST_DELETES_TIME, deletes).await.is_err() {
+            tracing::warn!("covered log objects are left; the next start deletes them");
+        }
+    }
+
     /// Deletes garbage, a bunch at a time. What cannot be deleted the next start finds.
     fn collect(&mut self) {
-        if self.garbage.is_empty() || !self.deletes.is_empty() {
-            return;
+        if !self.garbage.is_empty() && self.deletes.is_empty() {
+            let garbage = std::mem::take(&mut self.garbage);
+            self.deletes.push(Box::pin(delete(self.objects.clone(), garbage, CONCURRENT_DELETES)));
         }
-        let (garbage, objects) = (std::mem::take(&mut self.garbage), self.objects.clone());
-        self.deletes.push(Box::pin(async move {
-            let objects = &objects;
-            let delete = async |slot| {
-                if let Err(failure) = objects.delete(slot).await {
-                    tracing::warn!(object = objects.name(slot), %failure, "an old log object stays for now");
-                }
-            };
-            stream::iter(garbage).for_each_concurrent(DELETES, delete).await;
-        }));
     }
+}
+
+/// Deletes objects, some at the same time.
+async fn delete(objects: Objects, garbage: Vec<Garbage>, concurrent: usize) {
+    let objects = &objects;
+    let delete = async |garbage: Garbage| {
+        let Garbage { slot, may_be_seal } = garbage;
+        let is_seal = match may_be_seal {
+            true => objects.get(slot).await.map(|object| object.is_some_and(|object| object.is_seal)),
+            false => Ok(false),
+        };
+        let deleted = match is_seal {
+            Ok(true) => Ok(()),
+            Ok(false) => objects.delete(slot).await.map_err(|failure| failure.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        if let Err(cause) = deleted {
+            tracing::warn!(object = objects.name(slot), %cause, "a covered log object could not be deleted");
+        }
+    };
+    stream::iter(garbage).for_each_concurrent(concurrent, delete).await;
 }
 
 async fn sleep_until(deadline: Option<Instant>) {
