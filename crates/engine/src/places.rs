@@ -43,6 +43,8 @@ const LOOK: Duration = Duration::from_millis(10);
 /// What is known of the partitions that do not commit to the node's own log.
 pub(crate) struct Places {
     node_id: u128,
+    /// Of the log in the store.
+    options: SharedLogOptions,
     elsewhere: watch::Sender<HashMap<PartitionId, Place>>,
     /// Why the log in the store is not to be used until the next start.
     refused: OnceLock<Error>,
@@ -70,9 +72,9 @@ pub enum NotChanged {
 pub(crate) type Replays = HashMap<PartitionId, Arc<Replay>>;
 
 impl Places {
-    pub(crate) fn new(node_id: u128, shared: &HashSet<PartitionId>) -> Self {
+    pub(crate) fn new(node_id: u128, shared: &HashSet<PartitionId>, options: SharedLogOptions) -> Self {
         let elsewhere = shared.iter().map(|id| (*id, Place::Shared)).collect();
-        Places { node_id, elsewhere: watch::Sender::new(elsewhere), refused: OnceLock::new() }
+        Places { node_id, options, elsewhere: watch::Sender::new(elsewhere), refused: OnceLock::new() }
     }
 
     /// Whether all partitions commit to the node's own log.
@@ -137,8 +139,7 @@ impl Places {
             }
             Ok(())
         };
-        let store = store.store().clone();
-        let options = SharedLogOptions::default();
+        let (options, store) = (self.options.clone(), store.store().clone());
         let log = CommitLog::open_shared(options, store, self.node_id, &mut replay).await?;
         Ok((log, replays.into_iter().map(|(id, replay)| (id, Arc::new(replay))).collect()))
     }
@@ -194,7 +195,7 @@ impl Engine {
             let open = async || {
                 // No partition commits to it yet, so it holds nothing that counts.
                 let (log, _) = engine.places.open_log(&node.store, &node.clock).await.map_err(log_error)?;
-                engine.discard_what_is_lost_by(&log);
+                engine.register_callbacks(&log);
                 Ok(log)
             };
             node.shared_log.get_or_try_init(open).await.map(drop)
@@ -204,8 +205,11 @@ impl Engine {
         })?
     }
 
-    /// When this log loses records its partitions shall lose the versions.
-    pub(crate) fn discard_what_is_lost_by(self: &Arc<Self>, log: &Arc<CommitLog>) {
+    /// Registers what a log calls: when it loses records its partitions lose the versions, and when its backlog is long the
+    /// flusher is woken.
+    pub(crate) fn register_callbacks(self: &Arc<Self>, log: &Arc<CommitLog>) {
+        let flusher = self.flusher.task.clone();
+        log.on_flush_due(Box::new(move || flusher.wake()));
         let (engine, of) = (Arc::downgrade(self), Arc::downgrade(log));
         log.on_discard(Box::new(move |durable, _appended| {
             let Some(engine) = engine.upgrade() else { return };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fulmar_pages::PartitionId;
-use fulmar_store::{LogFiles, LogOptions, Store};
+use fulmar_store::{LogFiles, LogOptions, SharedLogOptions, Store};
 use hashbrown::HashMap;
 
 use crate::beside::Owner;
@@ -43,6 +43,8 @@ pub struct Config {
     pub retention: RetentionSource,
     /// Sizes of the log.
     pub log: LogOptions,
+    /// Sizes of the log in the store.
+    pub shared_log: SharedLogOptions,
     /// How long a partition may be changed without a manifest that says so.
     pub manifest_interval: Duration,
     /// How long a partition that nobody uses stays open.
@@ -86,6 +88,12 @@ fn pending_bytes(memory_bytes: u64) -> usize {
     (memory_bytes / 16).clamp(LEAST, MOST) as usize
 }
 
+/// What may stand unflushed in the log in the store. A start holds it in memory.
+fn backlog_bytes(memory_bytes: u64) -> u64 {
+    const LEAST: u64 = 32 << 20;
+    (memory_bytes / 4).clamp(LEAST, SharedLogOptions::default().backlog_bytes)
+}
+
 impl Config {
     /// An engine on a directory.
     pub fn new(data: impl Into<PathBuf>, memory_bytes: u64) -> Self {
@@ -98,6 +106,10 @@ impl Config {
             eras: HashMap::new(),
             retention: history::a_day(),
             log: LogOptions { pending_bytes: pending_bytes(memory_bytes), ..LogOptions::default() },
+            shared_log: SharedLogOptions {
+                backlog_bytes: backlog_bytes(memory_bytes),
+                ..SharedLogOptions::default()
+            },
             manifest_interval: Duration::from_secs(60),
             idle_after: Duration::from_secs(20),
             statement_stack_bytes: DEFAULT_STACK_BYTES,

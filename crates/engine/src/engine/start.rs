@@ -60,7 +60,7 @@ impl Engine {
             let clock = Clock::new(config.time);
             let begun = Instant::now();
             let (live, shared) = (config.live, config.shared);
-            let places = Places::new(config.node_id, &shared);
+            let places = Places::new(config.node_id, &shared, config.shared_log);
             let is_local = move |id: &PartitionId| {
                 live.as_ref().is_none_or(|live| live.contains(id)) && !shared.contains(id)
             };
@@ -145,7 +145,7 @@ impl Engine {
                 hot: HotLists::new(node.store.clone()),
             });
             for log in node.logs() {
-                engine.discard_what_is_lost_by(log);
+                engine.register_callbacks(log);
             }
             disk::look(&engine.node);
             disk::spawn(&engine);

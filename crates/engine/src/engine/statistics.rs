@@ -33,6 +33,8 @@ pub struct EngineStatistics {
     pub shared_log_puts: u64,
     /// Bytes of the objects that are needed, now.
     pub shared_log_size_bytes: u64,
+    /// These objects, now.
+    pub shared_log_backlog_objects: u64,
     /// Smoothed time until one is known to be there, microseconds, now.
     pub shared_log_put_us: u64,
     /// Times that another process has closed that log.
@@ -140,6 +142,7 @@ impl Engine {
             statistics.shared_log_bytes = load(&counted.bytes);
             statistics.shared_log_puts = load(&counted.syncs);
             statistics.shared_log_size_bytes = log.size_bytes();
+            statistics.shared_log_backlog_objects = log.backlog_objects();
             statistics.shared_log_put_us = load(&counted.sync_nanos) / 1000;
             statistics.shared_log_failures = load(&counted.failures);
             statistics.shared_log_refuses = u64::from(!LogHealth::of(log).accepts());

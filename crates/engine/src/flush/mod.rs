@@ -14,6 +14,29 @@
 //! A flush holds up nobody: it reads a pinned snapshot, and the pages changed meanwhile belong to the next one. It
 //! contains only durable versions: it waits for the log first.
 //!
+//! # What a start would read
+//!
+//! A start reads what the logs hold unflushed. Of the log in the store that is bounded: 64 MiB or 4,000 objects, whichever
+//! comes first ([`fulmar_store`]'s `log/shared/state` says how). Two rules keep it so:
+//!
+//! 1. From half of the bound on, what holds the older records is flushed. The log wakes the flusher when that point is passed.
+//! 2. What an earlier process left in it is flushed as soon as the node has started, the oldest records first, and the log is
+//!    truncated after every [`UNOPENED_TOGETHER`] partitions. So a process that is killed every few seconds, before any
+//!    other flush is due, leaves its successor what it added itself and not what it found.
+//!
+//! Why no crash point loses a record: these rules only choose *when* a partition is flushed. The log is still truncated
+//! only before the first record that no durable manifest covers ([`first_uncovered`]), which is determined after the flush
+//! from two sets that a partition is always in while it has such a record:
+//!
+//! ```text
+//!   found by the start --> unopened --> opened, and dirty from its first record --> manifest is durable --> not dirty
+//!                          (in both for a moment: it leaves the first set after it has entered the second)
+//! ```
+//!
+//! A crash between the manifest and the truncation leaves records that the manifest covers; the next start finds them, opens
+//! the partition, applies none of them, and the log is truncated then. A crash between the truncation and the object that
+//! states it leaves them readable, which is the same case. A partition that cannot be opened stays in the first set.
+//!
 //! A flush writes what has changed and nothing else; that segments stay few is for [`crate::compact`]. Manifests of before are
 //! history ([`crate::history`]) until they have had their time; they and the segments that nothing names are deleted by the
 //! collector ([`crate::collect`]).
@@ -27,6 +50,7 @@ use fulmar_pages::PartitionId;
 use fulmar_store::{CommitLog, Lsn, failpoint};
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use futures::stream::{self, StreamExt};
 use tokio::sync::{MutexGuard, Notify};
 use tokio::time::Instant;
 
@@ -45,6 +69,10 @@ mod forward;
 const LOG_BYTES: u64 = 384 << 20;
 /// With how little memory ever.
 const LEAST_LOG_BYTES: u64 = 32 << 20;
+/// Partitions with records of an earlier process that are opened and flushed together, before the log is truncated.
+const UNOPENED_TOGETHER: usize = 64;
+/// Partitions of these that are opened at the same time.
+const CONCURRENT_OPENINGS: usize = 8;
 /// Beyond such a part of what all log files may take, everything that is dirty is flushed.
 const LOG_FILES_PART: u64 = 2;
 
@@ -112,9 +140,12 @@ async fn flush_due(engine: &Engine) -> Result<()> {
     let now = node.clock.monotonic_ms();
     let interval = engine.flusher.manifest_interval.as_millis() as u64;
     let idle = engine.flusher.idle_after_ms();
-    let log_bytes = engine.flusher.log_bytes;
-    let is_due = |log: &CommitLog, since| Pressure::of(log, log_bytes).is_on(since) || now > interval;
-    let (unopenable, opened) = open(engine, is_due).await;
+    let is_due = |log: &CommitLog, pressure: &Pressure, since| {
+        let is_due = pressure.is_on(since) || now > interval || is_left_behind(log, since);
+        is_due && !engine.flusher.task.is_stopping()
+    };
+    let (unopenable, opened) = flush_unopened(engine, is_due).await;
+    let pressures = Pressures::of(engine);
     let mut due = Vec::new();
     let filled = node.memory.must_flush(engine.open_partitions().iter().map(|p| p.changed_bytes()).sum());
     for partition in engine.open_partitions() {
@@ -132,7 +163,7 @@ async fn flush_due(engine: &Engine) -> Result<()> {
             continue;
         }
         let Some((since, dirty_ms)) = partition.oldest_dirty() else { continue };
-        let pressed = Pressure::of(&partition.log, log_bytes).is_on(since);
+        let pressed = pressures.on(&partition.log).is_on(since) || is_left_behind(&partition.log, since);
         if pressed || filled || now.saturating_sub(dirty_ms) > interval || unused {
             due.push(partition);
         }
@@ -152,22 +183,67 @@ async fn flush_due(engine: &Engine) -> Result<()> {
     opened.and(flushed).and(shorten(engine, &unopenable).await)
 }
 
-/// Opens partitions of which the log holds what no manifest covers. One that cannot be opened does not keep the others
-/// from it; those are answered, with the first error.
-async fn open(
+/// Opens and flushes partitions of which a log holds records since before the start, the oldest records first, and
+/// truncates the logs after every few. Answers those that cannot be opened, and the first error.
+async fn flush_unopened(
     engine: &Engine,
-    is_due: impl Fn(&CommitLog, Lsn) -> bool,
+    is_due: impl Fn(&CommitLog, &Pressure, Lsn) -> bool,
 ) -> (HashSet<PartitionId>, Result<()>) {
     let (mut unopenable, mut result) = (HashSet::new(), Ok(()));
-    for Unopened { id, log, replay } in engine.unopened() {
-        if is_due(&log, replay.since())
-            && let Err(error) = engine.partition(id).await
-        {
-            unopenable.insert(id);
-            result = result.and(Err(error));
+    loop {
+        let pressures = Pressures::of(engine);
+        let mut due = engine.unopened();
+        due.retain(|one| {
+            !unopenable.contains(&one.id) && is_due(&one.log, pressures.on(&one.log), one.replay.since())
+        });
+        due.sort_by_key(|one| one.replay.since());
+        due.truncate(UNOPENED_TOGETHER);
+        if due.is_empty() {
+            return (unopenable, result);
+        }
+        let opening =
+            due.into_iter().map(|Unopened { id, .. }| async move { (id, engine.partition(id).await) });
+        let mut opening = stream::iter(opening.collect::<Vec<_>>()).buffer_unordered(CONCURRENT_OPENINGS);
+        let mut opened = Vec::new();
+        while let Some((id, partition)) = opening.next().await {
+            match partition {
+                Ok(partition) => opened.push(partition),
+                // It does not keep the others from being flushed.
+                Err(error) => {
+                    unopenable.insert(id);
+                    result = result.and(Err(error));
+                }
+            }
+        }
+        opened.retain(|partition| !partition.is_settled());
+        let flushed = flush(engine, opened).await;
+        truncate(engine);
+        let has_failed = flushed.is_err();
+        result = result.and(flushed);
+        if has_failed {
+            return (unopenable, result);
         }
     }
-    (unopenable, result)
+}
+
+/// Whether a record that stands from there on in a log in the store was left by an earlier process. Such a log is read object
+/// by object: what stays in it makes every further start slower.
+fn is_left_behind(log: &CommitLog, since: Lsn) -> bool {
+    log.is_shared() && since < log.began()
+}
+
+/// How long the node's logs are.
+struct Pressures<'a>(Vec<(&'a Arc<CommitLog>, Pressure)>);
+
+impl<'a> Pressures<'a> {
+    fn of(engine: &'a Engine) -> Self {
+        let logs = engine.node().logs();
+        Pressures(logs.map(|log| (log, Pressure::of(log, engine.flusher.log_bytes))).collect())
+    }
+
+    fn on(&self, log: &Arc<CommitLog>) -> &Pressure {
+        self.0.iter().find(|(of, _)| Arc::ptr_eq(of, log)).map_or(&Pressure::No, |(_, pressure)| pressure)
+    }
 }
 
 /// Whether a log has become long.
@@ -184,6 +260,8 @@ impl Pressure {
         let oldest = log.oldest().0;
         if log.size_bytes() > log.capacity_bytes() / LOG_FILES_PART {
             Pressure::All
+        } else if let Some(position) = log.flush_before() {
+            Pressure::Before(position)
         } else if log.appended().0.saturating_sub(oldest) > most_bytes {
             Pressure::Before(Lsn(oldest + most_bytes / 2))
         } else {
@@ -203,7 +281,7 @@ impl Pressure {
 
 /// Flushes everything that has changed.
 pub(crate) async fn flush_all(engine: &Engine) -> Result<()> {
-    let (unopenable, opened) = open(engine, |_, _| true).await;
+    let (unopenable, opened) = flush_unopened(engine, |_, _, _| true).await;
     let dirty = engine.open_partitions().into_iter().filter(|p| !p.is_settled()).collect();
     let flushed = flush(engine, dirty).await;
     opened.and(flushed).and(shorten(engine, &unopenable).await)

@@ -8,7 +8,10 @@ use std::time::Duration;
 use crate::common::{Client, start_when_free, until, within};
 use fulmar_engine::{Config, Engine, Error, NotChanged, sqlstate};
 use fulmar_pages::{Durability, PartitionId};
-use fulmar_store::{Backend, FailureKind, FaultyStore, Span, Store, StoreFault, StoreOperation};
+use fulmar_store::{
+    Backend, FailureKind, FaultyStore, RecoveryProgress, SharedLogOptions, Span, Store, StoreFault,
+    StoreOperation,
+};
 
 const LOCAL: u64 = 1;
 const SHARED: u64 = 2;
@@ -40,6 +43,18 @@ impl Rig {
 
     async fn start(&self, shared: &[u64]) -> Arc<Engine> {
         start_when_free(|| self.config(&self.directory, shared)).await
+    }
+
+    /// Starts an engine whose log in the store is bounded to so many objects; answers also how many of them the start has read.
+    async fn start_bounded(&self, backlog_objects: usize) -> (Arc<Engine>, u64) {
+        let progress: Arc<RecoveryProgress> = Arc::default();
+        let config = || {
+            let config = self.config(&self.directory, &[SHARED, OTHER]);
+            let options =
+                SharedLogOptions { backlog_objects, progress: progress.clone(), ..config.shared_log.clone() };
+            Config { shared_log: options, ..config }
+        };
+        (start_when_free(config).await, progress.read())
     }
 
     /// All that is kept beside segments of the partition whose commits are in the store.
@@ -242,6 +257,113 @@ async fn records_of_who_cannot_be_opened_do_not_fill_the_log() {
     let engine = start(&rig).await;
     assert_eq!(write(&engine).await, [7; 2]);
     assert_eq!(client(&engine, OTHER).int("SELECT count(*) FROM t").await, 72);
+}
+
+/// Polls until something is so.
+async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
+    let polling = async {
+        while !is_so().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(120), polling).await.unwrap_or_else(|_| panic!("{what}"));
+}
+
+/// Inserts rows into one partition, each with an object of its own in the log; answers how many rows there are.
+async fn insert(engine: &Arc<Engine>, partition: u64, rows: u32) -> i64 {
+    let mut client = client(engine, partition);
+    client.run("CREATE TABLE IF NOT EXISTS t(id INTEGER PRIMARY KEY, v BLOB)").await.unwrap();
+    for _ in 0..rows {
+        client.run("INSERT INTO t(v) VALUES (randomblob(500))").await.unwrap();
+    }
+    let count = client.int("SELECT count(*) FROM t").await;
+    client.close().await;
+    count
+}
+
+/// Nothing is flushed because of its age. What a process finds it flushes, so that its successor finds only what was added.
+#[tokio::test(flavor = "multi_thread")]
+async fn kills_do_not_let_the_log_grow() {
+    const ROWS: u32 = 40;
+    let rig = rig();
+    for life in 1..=6 {
+        let (engine, read) = rig.start_bounded(4000).await;
+        // A claim, a mark and a seal are read too.
+        let most = if life == 1 { 0 } else { 2 * ROWS + 2 + 10 };
+        assert!(read <= u64::from(most), "life {life} has read {read} objects");
+        // One of the two is opened by a client first, the other by the flusher.
+        let mut early = client(&engine, SHARED);
+        if life > 1 {
+            assert_eq!(early.int("SELECT count(*) FROM t").await, i64::from((life - 1) * ROWS));
+        }
+        until("what was found is flushed", async || engine.statistics().shared_log_backlog_objects <= 2)
+            .await;
+        early.close().await;
+        for partition in [SHARED, OTHER] {
+            assert_eq!(insert(&engine, partition, ROWS).await, i64::from(life * ROWS));
+        }
+        drop(engine);
+    }
+}
+
+/// A single life, in which nothing is flushed because of its age.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_is_flushed_when_it_has_many_objects() {
+    const BOUND: u64 = 64;
+    let rig = rig();
+    let (engine, _) = rig.start_bounded(BOUND as usize).await;
+    let (began, in_flight) = (std::time::Instant::now(), SharedLogOptions::default().in_flight as u64);
+    for _ in 0..50 {
+        insert(&engine, SHARED, 10).await;
+        let objects = engine.statistics().shared_log_backlog_objects;
+        // Beyond the bound there is one in 100 ms, however slow a flush is.
+        let most = BOUND + in_flight + began.elapsed().as_millis() as u64 / 100;
+        assert!(objects <= most, "{objects} objects");
+    }
+    assert!(engine.statistics().shared_log_puts >= 500);
+    // Covered objects are gone when one that stays states that they are.
+    let left = async || rig.log_objects().await.len() as u64;
+    until("half of the bound is left", async || left().await <= BOUND / 2 + 2).await;
+    drop(engine);
+    let (engine, read) = rig.start_bounded(BOUND as usize).await;
+    assert!(read <= BOUND + in_flight, "{read} objects");
+    assert_eq!(insert(&engine, SHARED, 0).await, 500);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clean_stop_leaves_nothing_to_read() {
+    let rig = rig();
+    for start in 1..=3 {
+        let (engine, read) = rig.start_bounded(4000).await;
+        assert_eq!(read, u64::from(start > 1), "the last seal");
+        assert_eq!(engine.recovery().records, 0);
+        assert_eq!(insert(&engine, SHARED, 30).await, 30 * start);
+        engine.shutdown().await.unwrap();
+        assert_eq!(rig.log_objects().await.len() as i64, start, "a seal for each start");
+    }
+}
+
+/// One partition's manifest is gone. What others have in the log is flushed all the same, oldest first.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_found_is_flushed_around_a_partition_that_cannot_be_opened() {
+    let rig = rig();
+    let (engine, _) = rig.start_bounded(4000).await;
+    for _ in 0..2 {
+        insert(&engine, SHARED, 2).await;
+        engine.flush().await.unwrap();
+    }
+    insert(&engine, OTHER, 20).await;
+    insert(&engine, SHARED, 1).await;
+    drop(engine);
+    let (newest, bytes) = rig.lose_newest_manifest().await;
+    let (engine, _) = rig.start_bounded(4000).await;
+    until("the other one is flushed", async || engine.statistics().shared_log_backlog_objects <= 5).await;
+    assert_eq!(client(&engine, SHARED).state("SELECT 1 FROM t").await, sqlstate::DATA_CORRUPTED);
+    drop(engine);
+    rig.objects.put(&newest, bytes.into()).await.unwrap();
+    let (engine, read) = rig.start_bounded(4000).await;
+    assert!(read <= 10, "{read} objects");
+    assert_eq!([insert(&engine, SHARED, 0).await, insert(&engine, OTHER, 0).await], [5, 20]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
