@@ -160,6 +160,50 @@ async fn a_shared_tenant_keeps_what_was_acknowledged_through_kills() {
     assert_eq!(node.end(Signal::TERM), Some(0));
 }
 
+/// Each commit is an object of the log, or part of one. Killed again and again, a node leaves no more of them than it has
+/// added itself; stopped, it leaves none.
+#[tokio::test(flavor = "multi_thread")]
+async fn kills_do_not_let_the_log_in_the_store_grow() {
+    const COMMITS: i64 = 300;
+    let rig = rig().await;
+    let objects = || {
+        let incarnations = std::fs::read_dir(rig.s3.objects().join("node/logs")).into_iter().flatten();
+        let incarnations = incarnations.flat_map(|node| std::fs::read_dir(node.unwrap().path()).unwrap());
+        let objects = incarnations.flat_map(|one| std::fs::read_dir(one.unwrap().path()).unwrap());
+        objects.count() as i64
+    };
+    let node = rig.start();
+    let create = "CREATE DATABASE shared DURABILITY shared";
+    client(&node, "fulmar").await.batch_execute(create).await.unwrap();
+    let create = "CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)";
+    client(&node, "shared").await.batch_execute(create).await.unwrap();
+    assert_eq!(node.end(Signal::KILL), None);
+    for life in 1..=4 {
+        let node = rig.start();
+        // Without a client: a seal of each life before, the claim of this one, and the object that states what is needed.
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(120);
+        while objects() > life + 2 {
+            assert!(std::time::Instant::now() < deadline, "life {life}: {} objects are left", objects());
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        let shared = client(&node, "shared").await;
+        for _ in 0..COMMITS {
+            shared.execute("INSERT INTO t(v) VALUES (randomblob(300))", &[]).await.unwrap();
+        }
+        assert_eq!(number(&shared, "SELECT count(*) FROM t").await, life * COMMITS);
+        assert_eq!(node.end(Signal::KILL), None);
+        assert!(objects() <= COMMITS + life + 10, "life {life}: {} objects", objects());
+    }
+    let node = rig.start();
+    assert_eq!(number_of(&node, "shared", "SELECT count(*) FROM t").await, 4 * COMMITS);
+    assert_eq!(node.end(Signal::TERM), Some(0));
+    assert_eq!(objects(), 6, "a seal of each of six starts with a shared tenant");
+    let node = rig.start();
+    assert_eq!(metric(&node, "fulmar_shared_log_backlog_objects"), 0.0);
+    assert_eq!(number_of(&node, "shared", "SELECT count(*) FROM t").await, 4 * COMMITS);
+    assert_eq!(node.end(Signal::TERM), Some(0));
+}
+
 async fn number_of(node: &Node, tenant: &str, sql: &str) -> i64 {
     number(&client(node, tenant).await, sql).await
 }

@@ -1,5 +1,7 @@
 //! HTTP: `/metrics` for Prometheus, `/healthz` for whoever watches.
 //!
+//! The server listens before the node is ready ([`listen`]): until then every request gets 503 and how far the start has come.
+//!
 //! Health is told to everybody: load balancers have no tokens, and it says no more than whether commits are accepted. Its code is
 //! that of the node as a whole (of one that reads beside another: whether it can); that only databases which are `shared` cannot commit is in its text.
 //! Metrics have the names of tenants: they need a token ([`crate::tokens`]), and that of a tenant shows that tenant only.
@@ -10,7 +12,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::extract::{ConnectInfo, State};
@@ -35,30 +37,53 @@ const CONNECTIONS: usize = 100;
 /// How long a request's head may take, and silence before it.
 const HEAD: Duration = Duration::from_secs(30);
 
+/// Says how far a start has come, in a few words: `reading the shared log`.
+pub type StartProgress = Arc<dyn Fn() -> String + Send + Sync>;
+
 /// A running HTTP server.
 pub struct HttpServer {
     local_address: SocketAddr,
+    /// Set when the node is ready.
+    ready: Arc<OnceLock<Router>>,
     stop: DropGuard,
     task: JoinHandle<()>,
 }
 
 /// Serves the figures of a gateway and its engine. Port 0 takes a free one.
 pub async fn serve(address: SocketAddr, gateway: &Gateway) -> io::Result<HttpServer> {
-    begin(TcpListener::bind(address).await?, gateway)
+    let server = listen(address, Arc::new(|| "starting".to_owned())).await?;
+    server.ready(gateway);
+    Ok(server)
 }
 
-fn begin(listener: TcpListener, gateway: &Gateway) -> io::Result<HttpServer> {
+/// Listens while the node starts, and answers how far it has come until [`HttpServer::ready`]. Port 0 takes a free one.
+pub async fn listen(address: SocketAddr, progress: StartProgress) -> io::Result<HttpServer> {
+    let listener = TcpListener::bind(address).await?;
     let local_address = listener.local_addr()?;
-    let router = Router::new()
-        .route("/metrics", get(metrics))
-        .route("/healthz", get(health))
-        .with_state(gateway.metrics());
-    let closing = CancellationToken::new();
-    let task = tokio::spawn(accept(listener, router, closing.clone()));
-    Ok(HttpServer { local_address, stop: closing.drop_guard(), task })
+    let (ready, closing) = (Arc::new(OnceLock::new()), CancellationToken::new());
+    let routers =
+        Routers { starting: Router::new().fallback(starting).with_state(progress), ready: ready.clone() };
+    let task = tokio::spawn(accept(listener, routers, closing.clone()));
+    Ok(HttpServer { local_address, ready, stop: closing.drop_guard(), task })
+}
+
+/// What answers new connections.
+struct Routers {
+    starting: Router,
+    ready: Arc<OnceLock<Router>>,
 }
 
 impl HttpServer {
+    /// Serves the figures of a gateway and its engine from now on.
+    pub fn ready(&self, gateway: &Gateway) {
+        let router = Router::new()
+            .route("/metrics", get(metrics))
+            .route("/healthz", get(health))
+            .with_state(gateway.metrics());
+        // It is called once.
+        let _ = self.ready.set(router);
+    }
+
     /// Where it listens.
     pub fn local_addr(&self) -> SocketAddr {
         self.local_address
@@ -72,13 +97,14 @@ impl HttpServer {
 }
 
 /// Serves who comes; when the server is to stop, those who are there to the end of what they have asked.
-async fn accept(listener: TcpListener, router: Router, closing: CancellationToken) {
+async fn accept(listener: TcpListener, routers: Routers, closing: CancellationToken) {
     // Not ended by `closing`, as logins are: what has been asked is answered.
     let (crowd, never, connections) = (Crowd::new(CONNECTIONS), CancellationToken::new(), TaskTracker::new());
     while let Some(accepted) = closing.run_until_cancelled(listener.accept()).await {
         match accepted {
             Ok((stream, address)) => {
-                let router = router.clone().layer(Extension(ConnectInfo(address)));
+                let router = routers.ready.get().unwrap_or(&routers.starting).clone();
+                let router = router.layer(Extension(ConnectInfo(address)));
                 let (place, closing) = (crowd.enter(&never).await, closing.clone());
                 connections.spawn(async move { place.stay(converse(stream, router, HEAD, closing)).await });
             }
@@ -104,6 +130,11 @@ async fn converse(stream: TcpStream, router: Router, head: Duration, closing: Ca
         connection.as_mut().graceful_shutdown();
         let _ = connection.await; // its end is what counts
     }
+}
+
+/// The connection is closed, so that the next request is answered as the node is by then.
+async fn starting(State(progress): State<StartProgress>) -> impl IntoResponse {
+    (StatusCode::SERVICE_UNAVAILABLE, [(header::CONNECTION, "close")], format!("starting: {}\n", progress()))
 }
 
 async fn metrics(
@@ -165,6 +196,23 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
+
+    #[tokio::test]
+    async fn requests_during_a_start_get_503_and_its_progress() {
+        let progress: StartProgress = Arc::new(|| "read 7 of 9 objects".to_owned());
+        let server = listen(SocketAddr::from(([127, 0, 0, 1], 0)), progress).await.unwrap();
+        for path in ["/healthz", "/metrics", "/"] {
+            let mut client = TcpStream::connect(server.local_addr()).await.unwrap();
+            let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
+            client.write_all(request.as_bytes()).await.unwrap();
+            // To the end of the connection, which must not outlive the start.
+            let mut answer = String::new();
+            client.read_to_string(&mut answer).await.unwrap();
+            assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+            assert!(answer.ends_with("\r\n\r\nstarting: read 7 of 9 objects\n"), "{answer}");
+        }
+        server.shutdown().await.unwrap();
+    }
 
     #[tokio::test]
     async fn who_does_not_come_to_the_point_is_closed() {

@@ -271,6 +271,11 @@ fn engine_figures(out: &mut String, engine: &EngineStatistics) {
             engine.shared_log_size_bytes,
         ),
         (
+            "fulmar_shared_log_backlog_objects",
+            "Objects of the commit log in the store that a start would read.",
+            engine.shared_log_backlog_objects,
+        ),
+        (
             "fulmar_shared_log_put_microseconds",
             "Smoothed time until an object is known to be there.",
             engine.shared_log_put_us,

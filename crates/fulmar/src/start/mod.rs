@@ -5,9 +5,10 @@
 //!   data directory ─ made, locked          a second process is told who has it
 //!   catalog ─ metadata store               says which partitions exist
 //!   store ─ the one that it had before     or the start is refused
+//!   HTTP ─ listens                         answers 503 and the progress of the start
 //!   engine ─ recovers from its log         what a crash left half made is dropped
 //!   superuser ─ password file              only the first start without --insecure
-//!   gateway, HTTP ─ listen                 one line on stdout: "fulmar ready: ..."
+//!   gateway ─ listens                      one line on stdout: "fulmar ready: ..."
 //!   SIGINT, SIGTERM                        the same in reverse; exit code 0
 //! ```
 //!

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use fulmar_engine::{Config, Engine, Era, RetentionSource};
 use fulmar_gateway::events::{Before, Event, Journal, Kind};
-use fulmar_gateway::http::{self, HttpServer};
+use fulmar_gateway::http::{self, HttpServer, StartProgress};
 use fulmar_gateway::{Gateway, GatewayConfig, session_memory_bytes};
 use fulmar_meta::{Catalog, Embedded, Limit, Limits, MetadataStore, Publisher, Tenant};
 use fulmar_pages::Durability;
@@ -68,6 +68,7 @@ pub(super) struct Rooms {
     pub role: Role,
     /// Where large answers wait.
     pub temporary_directory: PathBuf,
+    pub http: HttpServer,
 }
 
 impl Node {
@@ -78,6 +79,8 @@ impl Node {
         memory: Bytes,
         tls: Option<Arc<Tls>>,
     ) -> anyhow::Result<Self> {
+        let mut config = Config::new(data.path(), memory.0);
+        let http = listen(arguments, progress(&config)).await?;
         // Read while the catalog is.
         let events = data.path().join(EVENTS_DIRECTORY);
         let journal = tokio::task::spawn_blocking(move || {
@@ -88,7 +91,6 @@ impl Node {
         let catalog = Catalog::open(metadata.clone()).await?;
         let journal = Arc::new(journal.await.context("reading the journal of events panicked")??);
         let store = store::open(data.path(), arguments.store.as_ref()).await?;
-        let mut config = Config::new(data.path(), memory.0);
         config.whole_process = true;
         config.max_statement_bytes = arguments.max_statement_size.0 as usize;
         config.live = Some(catalog.partitions().iter().map(|partition| partition.id).collect());
@@ -114,7 +116,7 @@ impl Node {
         let publisher = Publisher::start(metadata, engine.store(), store.id());
         let role = Role::Owner { store, publisher };
         let temporary_directory = data.path().join(TEMPORARY_DIRECTORY);
-        let rooms = Rooms { engine, catalog, journal, role, temporary_directory };
+        let rooms = Rooms { engine, catalog, journal, role, temporary_directory, http };
         Self::serve(arguments, rooms, memory, tls).await
     }
 
@@ -125,7 +127,7 @@ impl Node {
         memory: Bytes,
         tls: Option<Arc<Tls>>,
     ) -> anyhow::Result<Self> {
-        let Rooms { engine, catalog, journal, role, temporary_directory } = rooms;
+        let Rooms { engine, catalog, journal, role, temporary_directory, http } = rooms;
         let mut config = GatewayConfig::new(arguments.sql);
         config.tls = tls.as_ref().map(Tls::server);
         config.public_metrics = arguments.public_metrics;
@@ -136,9 +138,7 @@ impl Node {
         config.session_memory_bytes = session_memory_bytes(memory.0);
         let gateway = Gateway::start(config, engine.clone(), catalog)
             .with_context(|| format!("cannot listen on --sql {}", arguments.sql))?;
-        let http = http::serve(arguments.http, &gateway)
-            .await
-            .with_context(|| format!("cannot listen on --http {}", arguments.http))?;
+        http.ready(&gateway);
         let tls = tls.map(|tls| follow(tls, journal.clone())).transpose()?;
         tracing::info!(%memory, insecure = arguments.insecure, "the node takes connections");
         journal.record(started(&journal, &engine, arguments));
@@ -189,6 +189,21 @@ impl Node {
         tokio::task::spawn_blocking(move || journal.close()).await.context("the journal did not close")?;
         noted.context("the stop could not be noted in the store; nothing is lost, but the store cannot move")
     }
+}
+
+/// Listens on `--http` before the node is ready.
+pub(super) async fn listen(arguments: &StartArgs, progress: StartProgress) -> anyhow::Result<HttpServer> {
+    let listening = http::listen(arguments.http, progress).await;
+    listening.with_context(|| format!("cannot listen on --http {}", arguments.http))
+}
+
+/// How far a start has come. Reading the log in the store is what may take a while.
+fn progress(config: &Config) -> StartProgress {
+    let shared_log = config.shared_log.progress.clone();
+    Arc::new(move || match shared_log.expected() {
+        0 => "opening the store and the logs".to_owned(),
+        expected => format!("read {} of {expected} objects of the shared log", shared_log.read()),
+    })
 }
 
 /// From now on the signal does not end the process: only where there is something to read again.

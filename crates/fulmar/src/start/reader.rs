@@ -18,7 +18,7 @@ use fulmar_meta::{Catalog, Followed};
 use fulmar_pages::PartitionId;
 use fulmar_store::{FateName, PageStore, ReadOnlyStore, Store, StoreUrl};
 
-use super::node::{Node, Role, Rooms, retention};
+use super::node::{Node, Role, Rooms, listen, retention};
 use super::tls::Tls;
 use crate::cli::StartArgs;
 use crate::size::Bytes;
@@ -30,6 +30,7 @@ pub(super) async fn start(
     tls: Option<Arc<Tls>>,
 ) -> anyhow::Result<Node> {
     let Some(url) = &arguments.store else { bail!("--read-only needs --store") };
+    let http = listen(arguments, Arc::new(|| "reading the catalog in the store".to_owned())).await?;
     let store = open(url)?;
     let followed = Followed::open(PageStore::open(store.clone())).await?;
     let catalog = Catalog::read_only(followed.clone()).await?;
@@ -50,7 +51,8 @@ pub(super) async fn start(
     let temporary_directory = scratch.path().to_owned();
     let role = Role::Reader { following, scratch };
     let journal = Arc::new(Journal::in_memory());
-    Node::serve(arguments, Rooms { engine, catalog, journal, role, temporary_directory }, memory, tls).await
+    let rooms = Rooms { engine, catalog, journal, role, temporary_directory, http };
+    Node::serve(arguments, rooms, memory, tls).await
 }
 
 /// Opens the store of another process, to read it.
