@@ -4,6 +4,7 @@
 
 mod beyond;
 mod resident;
+mod restart;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -24,7 +25,7 @@ use crate::server::{Fulmar, S3Server, Server};
 #[derive(Args, Clone, Debug)]
 pub struct StoreArgs {
     /// Only these cases (cold-local-ms, cold-s3-ms, branch-ms, restore-ms, space, flush-stall, beyond-memory, resident,
-    /// shared-log); may be repeated
+    /// shared-log, restart-after-kills-ms, restart-after-stop-ms); may be repeated
     #[arg(long, value_name = "NAME")]
     pub case: Vec<String>,
     /// Measurements of each case
@@ -46,7 +47,7 @@ const fn row(name: &'static str, what: &'static str, unit: &'static str, must_be
 }
 
 #[rustfmt::skip]
-static CASES: [Case; 9] = [
+static CASES: [Case; 11] = [
     row("cold-local-ms", "first answer of a cold 100 MB tenant, local store", "ms", 20.0),
     row(COLD_S3, "first answer of a cold 100 MB tenant, S3 on loopback", "ms", 60.0),
     row("branch-ms", "a branch of a 1 GB tenant as it was, with its first answer", "ms", 1000.0),
@@ -62,9 +63,13 @@ static CASES: [Case; 9] = [
         must_be: Bound::AtLeast(0.5),
         ..row("shared-log", "durable YCSB, 32 connections, log in S3 on loopback over log on the disk", "ratio", 0.0)
     },
+    row(AFTER_KILLS, "start after kills under load every 15 s, shared tenant, S3 on loopback", "ms", 3000.0),
+    row(AFTER_STOP, "start after a clean stop under load, shared tenant, S3 on loopback", "ms", 1000.0),
 ];
 const COLD_S3: &str = "cold-s3-ms";
 const BEYOND: &str = "beyond-memory";
+const AFTER_KILLS: &str = "restart-after-kills-ms";
+const AFTER_STOP: &str = "restart-after-stop-ms";
 
 /// Rows of the cold tenant, a kilobyte each, and how many are written at once.
 pub(super) const ROWS: u32 = 100_000;
@@ -102,6 +107,8 @@ fn measure<'a>(
     async move {
         match case.name {
             BEYOND => beyond::measure(arguments, binary, case).await,
+            AFTER_KILLS => restart::measure(arguments, binary, case, restart::End::Kill).await,
+            AFTER_STOP => restart::measure(arguments, binary, case, restart::End::Stop).await,
             _ => rounds(arguments, binary, case).await.map(|rounds| CaseResult::value(case, rounds)),
         }
     }
