@@ -95,6 +95,16 @@ pub enum MetaError {
     /// It is somebody else's, and only read here.
     #[error("this node reads the catalog of another one, and cannot change it")]
     ReadOnly,
+    /// A file of the store is damaged, missing, or older than what was acknowledged.
+    #[error("{place} {cause}")]
+    Damaged {
+        /// The path of the file.
+        place: String,
+        /// Its state; reads on from the path.
+        cause: String,
+        /// The ways to continue.
+        remedy: String,
+    },
     /// A record, or the store's file, cannot be understood.
     #[error("metadata {place} cannot be read: {cause}")]
     Corrupt {
@@ -116,6 +126,7 @@ impl MetaError {
             MetaError::Missing { what: What::User, .. } => "create it with CREATE USER",
             MetaError::Missing { what: What::Token, .. } => "`fulmar token list` shows the tokens there are",
             MetaError::ReadOnly => "connect to the node that owns the store",
+            MetaError::Damaged { remedy, .. } => remedy,
             MetaError::InvalidName { .. } => "choose a name that keeps the rule",
             MetaError::UnknownLimit { known, .. } => known,
             MetaError::InvalidLimit { rule, .. } => rule,

@@ -50,9 +50,9 @@ fn foreign_and_newer_files_are_refused() {
 
     std::fs::remove_file(&path).unwrap();
     drop(Embedded::open(&path).unwrap());
-    write("PRAGMA user_version = 2");
+    write("PRAGMA user_version = 3");
     let newer = Embedded::open(&path).unwrap_err();
-    assert!(newer.to_string().contains("format version 2"), "{newer}");
+    assert!(newer.to_string().contains("format version 3"), "{newer}");
 
     let nowhere = open(&directory.path().join("missing")).unwrap_err();
     assert!(matches!(nowhere, MetaError::Unavailable { .. }), "{nowhere}");
@@ -107,7 +107,7 @@ async fn nobody_else_can_read_the_files() {
     let store = open(directory.path()).unwrap();
     store.transact(Transaction::new().put("k", "v")).await.unwrap();
     let files: Vec<_> = std::fs::read_dir(directory.path()).unwrap().map(Result::unwrap).collect();
-    assert_eq!(files.len(), 2, "the file and its write-ahead log");
+    assert_eq!(files.len(), 3, "the file, its write-ahead log and its head");
     for file in files {
         assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600, "{:?}", file.path());
     }

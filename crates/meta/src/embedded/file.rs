@@ -1,33 +1,68 @@
-//! The SQLite file: its schema, and the few statements that the thread runs on it.
+//! The SQLite file: its schema, the check at the start, and the few statements that the thread runs on it.
 //!
 //! ```sql
 //! CREATE TABLE entry (key BLOB PRIMARY KEY, value BLOB NOT NULL, modified INTEGER NOT NULL) WITHOUT ROWID;
-//! CREATE TABLE store (one INTEGER PRIMARY KEY CHECK (one = 1), revision INTEGER NOT NULL);
+//! CREATE TABLE head (one INTEGER PRIMARY KEY CHECK (one = 1), revision INTEGER NOT NULL, digest BLOB NOT NULL,
+//!                    previous_revision INTEGER, previous_digest BLOB);
 //! PRAGMA application_id = 0x46554c4d;  -- "FULM"
-//! PRAGMA user_version = 1;             -- format version
+//! PRAGMA user_version = 2;             -- format version
 //! ```
 //!
-//! Keys are blobs so that they compare by their bytes, as etcd's do. `store.revision` is written by every
-//! transaction that changes something: deleting the youngest entry must not make its revision come again.
+//! Keys are blobs so that they compare by their bytes, as etcd's do. `head` is written by every SQLite transaction that changes
+//! something; `previous_...` is the head before that transaction, NULL in a file that has had none. Digests are 16 bytes,
+//! little-endian ([`super::head`]). Format version 1 had a table `store` with the revision instead; it is converted when it is
+//! opened.
+//!
+//! SQLite is told not to checkpoint when a file is closed that was refused: the write-ahead log stays as it was found.
 
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Row};
 
+use super::head::{Digest, Head, HeadFile, HeadState};
 use crate::{Compare, Entry, MetaError, Operation, Revision};
 
 const APPLICATION_ID: i32 = 0x4655_4c4d;
-const FORMAT_VERSION: i32 = 1;
+const FORMAT_VERSION: i32 = 2;
+/// Without digests and without a head file.
+const FIRST_FORMAT_VERSION: i32 = 1;
 
-/// The open file. Its errors are SQLite's: the caller knows what they mean for a batch.
+/// As SQLite keeps them in its schema.
+const ENTRY_TABLE: &str =
+    "CREATE TABLE entry (key BLOB PRIMARY KEY, value BLOB NOT NULL, modified INTEGER NOT NULL) WITHOUT ROWID";
+const HEAD_TABLE: &str = "CREATE TABLE head (one INTEGER PRIMARY KEY CHECK (one = 1), revision INTEGER NOT NULL, \
+     digest BLOB NOT NULL, previous_revision INTEGER, previous_digest BLOB)";
+
+/// The open file. Errors of its statements are SQLite's: the caller knows their meaning for a batch.
 pub(super) struct File {
     connection: Connection,
     path: PathBuf,
+    head_file: HeadFile,
+    /// The head that was committed last.
+    head: Head,
+    /// The head after the operations of the running SQLite transaction.
+    next: Head,
+    /// All entries, read by the check at the start, until they are asked for or one changes.
+    loaded: Option<Vec<Entry>>,
+}
+
+/// The head row.
+struct Stored {
+    head: Head,
+    /// The head before the last transaction.
+    previous: Option<Head>,
 }
 
 impl File {
-    pub(super) fn open(path: &Path) -> Result<Self, MetaError> {
+    /// Opens the file, or creates it if neither it nor a head file exists, and checks it against the head file. `accept` is a
+    /// revision that is used even if the head file does not confirm it.
+    pub(super) fn open(path: &Path, accept: Option<Revision>) -> Result<Self, MetaError> {
+        let head_path = HeadFile::path_of(path);
+        let recorded = HeadFile::read(&head_path).map_err(|error| unusable(&head_path, &error))?;
+        let opening = Opening { path, head_path, recorded, accept };
+        opening.refuse_missing()?;
         make_private(path).map_err(|error| unusable(path, &error))?;
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
             | OpenFlags::SQLITE_OPEN_CREATE
@@ -35,51 +70,21 @@ impl File {
         // The VFS is named, because the engine registers one of its own in this process.
         let connection = Connection::open_with_flags_and_vfs(path, flags, c"unix")
             .map_err(|error| open_error(path, &error))?;
-        let file = Self { connection, path: path.to_owned() };
-        file.prepare_file().map_err(|error| open_error(path, &error))?;
-        file.check_format()?;
-        Ok(file)
-    }
-
-    fn prepare_file(&self) -> rusqlite::Result<()> {
-        self.connection.busy_timeout(std::time::Duration::ZERO)?;
-        self.connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
-        self.connection.pragma_update(None, "journal_mode", "WAL")?;
-        self.connection.pragma_update(None, "synchronous", "FULL")?;
-        if self.pragma("user_version")? == 0 && self.pragma("application_id")? == 0 && self.is_blank()? {
-            self.connection.execute_batch(&format!(
-                "BEGIN;
-                 CREATE TABLE entry (key BLOB PRIMARY KEY, value BLOB NOT NULL, modified INTEGER NOT NULL) WITHOUT ROWID;
-                 CREATE TABLE store (one INTEGER PRIMARY KEY CHECK (one = 1), revision INTEGER NOT NULL);
-                 INSERT INTO store VALUES (1, 0);
-                 PRAGMA application_id = {APPLICATION_ID};
-                 PRAGMA user_version = {FORMAT_VERSION};
-                 COMMIT;"
-            ))?;
-        }
-        Ok(())
-    }
-
-    fn is_blank(&self) -> rusqlite::Result<bool> {
-        self.connection.query_row("SELECT count(*) = 0 FROM sqlite_schema", [], |row| row.get(0))
-    }
-
-    fn pragma(&self, name: &str) -> rusqlite::Result<i32> {
-        self.connection.pragma_query_value(None, name, |row| row.get(0))
-    }
-
-    fn check_format(&self) -> Result<(), MetaError> {
-        let read = |name| self.pragma(name).map_err(|error| open_error(&self.path, &error));
-        let (application, version) = (read("application_id")?, read("user_version")?);
-        if application == APPLICATION_ID && version == FORMAT_VERSION {
-            return Ok(());
-        }
-        let cause = if application == APPLICATION_ID {
-            format!("it has format version {version}, and this Fulmar knows {FORMAT_VERSION}")
-        } else {
-            "it is an SQLite file, but not one of Fulmar's".to_owned()
+        let prepare = || -> rusqlite::Result<()> {
+            connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+            connection.busy_timeout(std::time::Duration::ZERO)?;
+            connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
+            connection.pragma_update(None, "journal_mode", "WAL")?;
+            connection.pragma_update(None, "synchronous", "FULL")
         };
-        Err(MetaError::Corrupt { place: self.path.display().to_string(), cause })
+        prepare().map_err(|error| open_error(path, &error))?;
+        let (stored, loaded) = opening.check(&connection)?;
+        let head_file = opening.reconcile(&stored)?;
+        connection
+            .set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false)
+            .map_err(|error| open_error(path, &error))?;
+        let head = stored.head;
+        Ok(Self { connection, path: path.to_owned(), head_file, head, next: head, loaded: Some(loaded) })
     }
 
     /// Makes something fail later.
@@ -88,20 +93,60 @@ impl File {
         self.connection.execute_batch(sql).unwrap();
     }
 
+    /// Makes writes of the head file fail.
+    #[cfg(test)]
+    pub(super) fn sabotage_head(&mut self) {
+        self.head_file.make_read_only();
+    }
+
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    pub(super) fn begin(&self) -> rusqlite::Result<()> {
+    pub(super) fn head_path(&self) -> &Path {
+        self.head_file.path()
+    }
+
+    pub(super) fn begin(&mut self) -> rusqlite::Result<()> {
+        self.next = self.head;
         self.run("BEGIN")
+    }
+
+    /// Puts the head into the SQLite transaction that changes something; before its commit.
+    pub(super) fn stamp(&self) -> rusqlite::Result<()> {
+        if self.next == self.head {
+            return Ok(());
+        }
+        let mut statement = self.connection.prepare_cached(
+            "UPDATE head SET revision = ?1, digest = ?2, previous_revision = ?3, previous_digest = ?4",
+        )?;
+        let (next, head) = (self.next, self.head);
+        statement
+            .execute((
+                as_integer(next.revision),
+                as_blob(next.digest),
+                as_integer(head.revision),
+                as_blob(head.digest),
+            ))
+            .map(drop)
     }
 
     pub(super) fn commit(&self) -> rusqlite::Result<()> {
         self.run("COMMIT")
     }
 
+    /// Records the committed head in the head file. Before this returns no caller is answered.
+    pub(super) fn acknowledge(&mut self) -> std::io::Result<()> {
+        if self.next != self.head {
+            self.head_file.write(self.next)?;
+            self.head = self.next;
+        }
+        Ok(())
+    }
+
     /// Rolls back, unless SQLite has done so by itself.
-    pub(super) fn rollback(&self) -> rusqlite::Result<()> {
+    pub(super) fn rollback(&mut self) -> rusqlite::Result<()> {
+        self.next = self.head;
         if self.connection.is_autocommit() { Ok(()) } else { self.run("ROLLBACK") }
     }
 
@@ -109,14 +154,14 @@ impl File {
         self.connection.prepare_cached(sql)?.execute([]).map(drop)
     }
 
-    pub(super) fn revision(&self) -> rusqlite::Result<Revision> {
-        let mut statement = self.connection.prepare_cached("SELECT revision FROM store")?;
-        statement.query_row([], |row| revision_at(row, 0))
+    /// The revision after the operations of the running SQLite transaction.
+    pub(super) fn revision(&self) -> Revision {
+        self.next.revision
     }
 
-    pub(super) fn set_revision(&self, revision: Revision) -> rusqlite::Result<()> {
-        let mut statement = self.connection.prepare_cached("UPDATE store SET revision = ?1")?;
-        statement.execute([as_integer(revision)]).map(drop)
+    /// Begins the next revision.
+    pub(super) fn next_revision(&mut self) {
+        self.next.revision.0 += 1;
     }
 
     pub(super) fn holds(&self, compare: &Compare) -> rusqlite::Result<bool> {
@@ -129,9 +174,17 @@ impl File {
         Ok(modified == expected)
     }
 
-    pub(super) fn apply(&self, operation: &Operation, revision: Revision) -> rusqlite::Result<()> {
+    /// Carries out an operation at the revision that was begun.
+    pub(super) fn apply(&mut self, operation: &Operation) -> rusqlite::Result<()> {
+        self.loaded = None;
+        let (Operation::Put(key, _) | Operation::Delete(key)) = operation;
+        if let Some(before) = self.get(key)? {
+            self.next.digest.remove(key.as_bytes(), &before.value, before.modified);
+        }
         match operation {
             Operation::Put(key, value) => {
+                let revision = self.next.revision;
+                self.next.digest.add(key.as_bytes(), value, revision);
                 let mut statement =
                     self.connection.prepare_cached("REPLACE INTO entry VALUES (?1, ?2, ?3)")?;
                 statement.execute((key.as_bytes(), value, as_integer(revision))).map(drop)
@@ -140,6 +193,14 @@ impl File {
                 let mut statement = self.connection.prepare_cached("DELETE FROM entry WHERE key = ?1")?;
                 statement.execute([key.as_bytes()]).map(drop)
             }
+        }
+    }
+
+    /// All entries.
+    pub(super) fn all(&mut self) -> rusqlite::Result<Vec<Entry>> {
+        match self.loaded.take() {
+            Some(loaded) => Ok(loaded),
+            None => self.scan(""),
         }
     }
 
@@ -159,6 +220,221 @@ impl File {
     }
 }
 
+/// What the opening of a file knows before it is trusted.
+struct Opening<'a> {
+    path: &'a Path,
+    head_path: PathBuf,
+    recorded: HeadState,
+    accept: Option<Revision>,
+}
+
+impl Opening<'_> {
+    /// Refuses a metadata file that has vanished, before SQLite sees it: with an empty file it would delete the write-ahead log.
+    fn refuse_missing(&self) -> Result<(), MetaError> {
+        let bytes = match std::fs::metadata(self.path) {
+            Ok(file) => Some(file.len()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+            Err(error) => return Err(unusable(self.path, &error)),
+        };
+        if bytes.is_some_and(|bytes| bytes > 0) || self.may_create() {
+            return Ok(());
+        }
+        Err(self.older(Revision(0), if bytes.is_none() { "is missing" } else { "is empty" }))
+    }
+
+    /// Whether an absent or empty file is the beginning of a new store.
+    fn may_create(&self) -> bool {
+        matches!(self.recorded, HeadState::Missing) || self.accept == Some(Revision(0))
+    }
+
+    /// Reads and checks all of the file. Creates the tables in an empty one, and converts one of the first format.
+    fn check(&self, connection: &Connection) -> Result<(Stored, Vec<Entry>), MetaError> {
+        let sqlite = |error| open_error(self.path, &error);
+        let pragma = |name: &str| {
+            connection.pragma_query_value(None, name, |row| row.get::<_, i32>(0)).map_err(sqlite)
+        };
+        let (application, version) = (pragma("application_id")?, pragma("user_version")?);
+        if (application, version) == (0, 0) && is_blank(connection).map_err(sqlite)? {
+            if !self.may_create() {
+                return Err(self.older(Revision(0), "has no tables"));
+            }
+            create(connection).map_err(sqlite)?;
+        } else if application != APPLICATION_ID {
+            return Err(self.corrupt("it is an SQLite file, but not one of Fulmar's"));
+        } else if version == FIRST_FORMAT_VERSION {
+            self.check_structure(connection, &[("entry", ENTRY_TABLE)])?;
+            self.convert(connection)?;
+        } else if version != FORMAT_VERSION {
+            return Err(self.corrupt(&format!(
+                "it has format version {version}, and this Fulmar knows {FORMAT_VERSION}"
+            )));
+        }
+        self.check_structure(connection, &[("entry", ENTRY_TABLE), ("head", HEAD_TABLE)])?;
+        let stored = connection.query_row("SELECT * FROM head", [], stored).map_err(sqlite)?;
+        let (entries, digest) = read_all(connection).map_err(sqlite)?;
+        if digest != stored.head.digest {
+            let problem =
+                format!("its contents do not match the checksum of revision {}", stored.head.revision.0);
+            return Err(self.corrupt(&problem));
+        }
+        Ok((stored, entries))
+    }
+
+    /// Has SQLite check its pages, and compares the definitions of tables.
+    fn check_structure(&self, connection: &Connection, tables: &[(&str, &str)]) -> Result<(), MetaError> {
+        let sqlite = |error| open_error(self.path, &error);
+        let found: String =
+            connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0)).map_err(sqlite)?;
+        if found != "ok" {
+            return Err(self.corrupt(&found));
+        }
+        for (name, sql) in tables {
+            let found: Option<String> = connection
+                .query_row("SELECT sql FROM sqlite_schema WHERE name = ?1", [name], |row| row.get(0))
+                .optional()
+                .map_err(sqlite)?;
+            if found.as_deref() != Some(*sql) {
+                return Err(self.corrupt(&format!("the definition of its table \"{name}\" has changed")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a file of the first format a head. Such a file has no head file: one with a head file is an old copy.
+    fn convert(&self, connection: &Connection) -> Result<(), MetaError> {
+        let sqlite = |error| open_error(self.path, &error);
+        let revision: Revision = connection
+            .query_row("SELECT revision FROM store", [], |row| revision_at(row, 0))
+            .map_err(sqlite)?;
+        if !matches!(self.recorded, HeadState::Missing) && self.accept != Some(revision) {
+            return Err(self.older(revision, "is a copy from before an upgrade"));
+        }
+        let (_, digest) = read_all(connection).map_err(sqlite)?;
+        let convert = || {
+            connection.execute_batch(&format!("BEGIN; DROP TABLE store; {HEAD_TABLE};"))?;
+            insert_head(connection, Head { revision, digest })?;
+            connection.execute_batch(&format!("PRAGMA user_version = {FORMAT_VERSION}; COMMIT;"))
+        };
+        convert().map_err(sqlite)?;
+        tracing::info!(file = %self.path.display(), revision = revision.0, "metadata file upgraded to format version 2");
+        Ok(())
+    }
+
+    /// Compares the file with the head file, and brings the head file up to date.
+    fn reconcile(&self, stored: &Stored) -> Result<HeadFile, MetaError> {
+        let Stored { head, previous } = stored;
+        let io = |error| unusable(&self.head_path, &error);
+        match &self.recorded {
+            HeadState::Present(recorded, count) if recorded == head => {
+                return HeadFile::open(&self.head_path, *count).map_err(io);
+            }
+            // A crash came between the commit and the head file.
+            HeadState::Present(recorded, count) if Some(*recorded) == *previous => {
+                let mut file = HeadFile::open(&self.head_path, *count).map_err(io)?;
+                file.write(*head).map_err(io)?;
+                return Ok(file);
+            }
+            // A crash came between the creation or conversion of the file and the head file.
+            HeadState::Missing if previous.is_none() => {}
+            _ if self.accept == Some(head.revision) => {
+                tracing::warn!(
+                    file = %self.path.display(),
+                    revision = head.revision.0,
+                    "catalog accepted as it is; later changes, if there were any, are lost"
+                );
+            }
+            HeadState::Present(recorded, _) if recorded.revision > head.revision => {
+                return Err(self.older(head.revision, "is damaged or an old copy"));
+            }
+            HeadState::Present(recorded, _) => {
+                let cause = format!("is damaged or an old copy: it is at revision {}", recorded.revision.0);
+                return Err(self.head_damaged(&cause, head.revision));
+            }
+            HeadState::Missing => return Err(self.head_damaged("is missing", head.revision)),
+            HeadState::Damaged(problem) => {
+                return Err(self.head_damaged(&format!("is damaged: {problem}"), head.revision));
+            }
+        }
+        HeadFile::create(&self.head_path, *head).map_err(io)
+    }
+
+    /// The metadata file lacks what was acknowledged.
+    fn older(&self, found: Revision, cause: &str) -> MetaError {
+        let path = self.path.display();
+        let expected = match &self.recorded {
+            HeadState::Present(recorded, _) => format!("expected revision {}, found ", recorded.revision.0),
+            _ => String::new(),
+        };
+        MetaError::Damaged {
+            place: path.to_string(),
+            cause: format!("{cause}: {expected}revision {}", found.0),
+            remedy: format!(
+                "restore {path} and {path}-wal as the node left them; to lose all later changes of tenants, users and \
+                 privileges, start once with --accept-catalog {}",
+                found.0
+            ),
+        }
+    }
+
+    fn head_damaged(&self, cause: &str, revision: Revision) -> MetaError {
+        let (path, revision) = (self.path.display(), revision.0);
+        MetaError::Damaged {
+            place: self.head_path.display().to_string(),
+            cause: format!("{cause}, and {path} is at revision {revision}"),
+            remedy: format!(
+                "restore it as the node left it; if {path} and {path}-wal are as the node left them, start once with \
+                 --accept-catalog {revision}"
+            ),
+        }
+    }
+
+    fn corrupt(&self, problem: &str) -> MetaError {
+        MetaError::Corrupt { place: self.path.display().to_string(), cause: problem.to_owned() }
+    }
+}
+
+fn is_blank(connection: &Connection) -> rusqlite::Result<bool> {
+    connection.query_row("SELECT count(*) = 0 FROM sqlite_schema", [], |row| row.get(0))
+}
+
+fn create(connection: &Connection) -> rusqlite::Result<()> {
+    connection.execute_batch(&format!("BEGIN; {ENTRY_TABLE}; {HEAD_TABLE};"))?;
+    insert_head(connection, Head::default())?;
+    connection.execute_batch(&format!(
+        "PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT_VERSION}; COMMIT;"
+    ))
+}
+
+fn insert_head(connection: &Connection, head: Head) -> rusqlite::Result<()> {
+    let values = (as_integer(head.revision), as_blob(head.digest));
+    connection.execute("INSERT INTO head VALUES (1, ?1, ?2, NULL, NULL)", values).map(drop)
+}
+
+fn stored(row: &Row<'_>) -> rusqlite::Result<Stored> {
+    let head = Head { revision: revision_at(row, 1)?, digest: Digest(u128::from_le_bytes(row.get(2)?)) };
+    let previous = match (row.get::<_, Option<i64>>(3)?, row.get::<_, Option<[u8; 16]>>(4)?) {
+        (Some(revision), Some(digest)) => Some(Head {
+            revision: Revision(revision.cast_unsigned()),
+            digest: Digest(u128::from_le_bytes(digest)),
+        }),
+        _ => None,
+    };
+    Ok(Stored { head, previous })
+}
+
+/// All entries, and their digest.
+fn read_all(connection: &Connection) -> rusqlite::Result<(Vec<Entry>, Digest)> {
+    let mut statement = connection.prepare("SELECT key, value, modified FROM entry ORDER BY key")?;
+    let mut digest = Digest::default();
+    let entries = statement.query_map([], |row| {
+        let entry = entry(row)?;
+        digest.add(entry.key.as_bytes(), &entry.value, entry.modified);
+        Ok(entry)
+    })?;
+    let entries = entries.collect::<rusqlite::Result<Vec<Entry>>>()?;
+    Ok((entries, digest))
+}
+
 fn entry(row: &Row<'_>) -> rusqlite::Result<Entry> {
     let key = String::from_utf8(row.get(0)?).map_err(|error| {
         rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Blob, Box::new(error))
@@ -172,6 +448,10 @@ fn revision_at(row: &Row<'_>, column: usize) -> rusqlite::Result<Revision> {
 
 fn as_integer(revision: Revision) -> i64 {
     revision.0.cast_signed()
+}
+
+fn as_blob(digest: Digest) -> [u8; 16] {
+    digest.0.to_le_bytes()
 }
 
 /// Makes the file, if it is not there, so that nobody else can read it: it holds password verifiers. SQLite

@@ -5,6 +5,7 @@
 //!                                    BEGIN
 //!                                      each in turn: compares, puts, deletes, reads
 //!                                    COMMIT                    one fdatasync for all of them
+//!                                    record the head           one fdatasync of meta.head
 //!                                    tell observers, answer callers
 //! ```
 //!
@@ -12,6 +13,31 @@
 //! to the write-ahead log and syncs it before COMMIT returns, so what is answered survives a power loss, at one
 //! sync a batch (a rollback journal needs three). `locking_mode=EXCLUSIVE` keeps other processes out, and needs
 //! no shared memory. The file can be read with the `sqlite3` shell while no node runs.
+//!
+//! **Damage and old copies are refused.** SQLite ends recovery of its write-ahead log at the first bad checksum, without an error,
+//! and its pages have no checksums. Therefore each batch is recorded twice before it is acknowledged: `meta.db` holds the head
+//! (revision and digest of all contents) and the head before the batch, and `meta.head` ([`head`]) holds the head. The start
+//! requires:
+//!
+//! 1. SQLite's own check of `meta.db` passes, and the definitions of its tables are the expected ones.
+//! 2. The contents of `meta.db` have the digest of its head.
+//! 3. `meta.head` holds the head of `meta.db`, or the head before its last batch.
+//!
+//! Otherwise the store is not opened, and no file is changed. Restoring the file that was damaged makes the next start succeed. A
+//! revision can be accepted explicitly ([`Embedded::open_accepting`]).
+//!
+//! Every crash point passes this check:
+//!
+//! | crash | `meta.db` after recovery | `meta.head` | start |
+//! | --- | --- | --- | --- |
+//! | before or during COMMIT | n | n | equal |
+//! | after COMMIT, before or during the write of `meta.head` | n + 1, previous n | n (a torn slot does not count) | continues with n + 1, which was not acknowledged; writes `meta.head` first |
+//! | after the write of `meta.head` | n + 1 | n + 1 | equal |
+//! | after `meta.db` was created or converted, before `meta.head` was created | no previous | missing | creates `meta.head` |
+//!
+//! A batch that was not acknowledged may survive a crash or not; an acknowledged one is in `meta.head`, so its loss is noticed. A
+//! `meta.db` without a previous head and without `meta.head` is accepted. This happens once: the next batch sets the previous head.
+//! Data directories of format version 1 (no digests, no `meta.head`) are converted when they are opened.
 //!
 //! Reads go through the same queue, so they see every transaction that was answered before them, and are
 //! answered after the commit of those that they saw.
@@ -22,6 +48,7 @@
 //! the file again. The batch itself is told that its outcome is not known.
 
 mod file;
+mod head;
 mod thread;
 
 use std::path::Path;
@@ -30,7 +57,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::{Entry, MetaError, MetadataStore, Observer, Outcome, Transaction};
+use crate::{Entry, MetaError, MetadataStore, Observer, Outcome, Revision, Transaction};
 use file::File;
 use thread::{Request, Worker};
 
@@ -48,12 +75,19 @@ pub struct Embedded {
 }
 
 impl Embedded {
-    /// Opens the file at `path`, or makes it. Blocks while it reads (milliseconds).
+    /// Opens the file at `path`, or creates it if neither it nor its head file exists. Blocks while it reads (milliseconds).
     ///
-    /// Errors: [`MetaError::Unavailable`] if the file cannot be opened or another process has it,
-    /// [`MetaError::Corrupt`] if it is no metadata file or was written by a newer Fulmar.
+    /// Errors: [`MetaError::Unavailable`] if the file cannot be opened or another process has it, [`MetaError::Damaged`] if it or
+    /// its head file is damaged, missing or an old copy, [`MetaError::Corrupt`] if its contents are damaged, if it is no metadata
+    /// file, or if a newer Fulmar wrote it.
     pub fn open(path: &Path) -> Result<Self, MetaError> {
-        Self::over(File::open(path)?)
+        Self::over(File::open(path, None)?)
+    }
+
+    /// Opens the file even if the head file does not confirm its revision, provided that it is `revision` (0: a missing or empty
+    /// file). Changes of later revisions are lost.
+    pub fn open_accepting(path: &Path, revision: Option<Revision>) -> Result<Self, MetaError> {
+        Self::over(File::open(path, revision)?)
     }
 
     fn over(file: File) -> Result<Self, MetaError> {
@@ -119,7 +153,7 @@ mod tests {
     use super::*;
 
     fn sabotaged(directory: &tempfile::TempDir, sql: &str) -> Embedded {
-        let file = File::open(&directory.path().join("meta.db")).unwrap();
+        let file = File::open(&directory.path().join("meta.db"), None).unwrap();
         file.sabotage(sql);
         Embedded::over(file).unwrap()
     }
@@ -164,5 +198,21 @@ mod tests {
         assert!(store.get("before").await.unwrap().is_some());
         assert_eq!(store.get("after").await.unwrap(), None);
         put(&store, "after", 1).await.unwrap();
+    }
+
+    /// A write of the head file that fails: the commit stands, but was not acknowledged.
+    #[tokio::test]
+    async fn a_failed_write_of_the_head_ends_the_store_until_it_is_opened_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut file = File::open(&directory.path().join("meta.db"), None).unwrap();
+        file.sabotage_head();
+        let store = Embedded::over(file).unwrap();
+        let unknown = put(&store, "unknown", 1).await.unwrap_err();
+        assert!(unknown.to_string().contains("outcome of this change is not known"), "{unknown}");
+        assert!(unknown.to_string().contains("meta.head"), "{unknown}");
+        assert!(store.get("unknown").await.unwrap_err().to_string().contains("failed before"));
+        drop(store);
+        let store = Embedded::open(&directory.path().join("meta.db")).unwrap();
+        assert!(store.get("unknown").await.unwrap().is_some());
     }
 }

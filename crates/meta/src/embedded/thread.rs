@@ -73,26 +73,25 @@ impl Worker {
         done: &mut Vec<Done>,
     ) -> Result<(), (MetaError, Vec<Request>)> {
         let mut requests = batch.into_iter();
-        let begun = self.file.begin().and_then(|()| self.file.revision());
-        let mut revision = match begun {
-            Ok(revision) => revision,
-            Err(error) => return Err((self.undo(&error), requests.collect())),
-        };
-        let before = revision;
+        if let Err(error) = self.file.begin() {
+            return Err((self.undo(&error), requests.collect()));
+        }
         while let Some(request) = requests.next() {
-            match request.execute(&self.file, &mut revision) {
+            match request.execute(&mut self.file) {
                 Ok(ended) => done.push(ended),
                 Err((error, request)) => {
                     return Err((self.undo(&error), std::iter::once(request).chain(requests).collect()));
                 }
             }
         }
-        if revision != before
-            && let Err(error) = self.file.set_revision(revision)
-        {
+        if let Err(error) = self.file.stamp() {
             return Err((self.undo(&error), Vec::new()));
         }
-        self.file.commit().map_err(|error| (self.commit_failed(&error), Vec::new()))
+        self.file.commit().map_err(|error| (self.commit_failed(&error), Vec::new()))?;
+        self.file.acknowledge().map_err(|error| {
+            let path = self.file.head_path().display().to_string();
+            (self.fail(format!("could not write {path}: {error}")), Vec::new())
+        })
     }
 
     /// An error before the commit: rolls back, and says that nothing happened.
@@ -169,7 +168,7 @@ impl Worker {
 
 impl Request {
     /// Runs inside the batch's SQLite transaction; gives itself back if SQLite fails.
-    fn execute(self, file: &File, revision: &mut Revision) -> Result<Done, (rusqlite::Error, Request)> {
+    fn execute(self, file: &mut File) -> Result<Done, (rusqlite::Error, Request)> {
         match self {
             Request::Get { key, answer } => match file.get(&key) {
                 Ok(entry) => Ok(Done::Get(entry, answer)),
@@ -179,11 +178,11 @@ impl Request {
                 Ok(entries) => Ok(Done::Scan(entries, answer)),
                 Err(error) => Err((error, Request::Scan { prefix, answer })),
             },
-            Request::Transact { transaction, answer } => match transact(file, &transaction, revision) {
+            Request::Transact { transaction, answer } => match transact(file, &transaction) {
                 Ok(outcome) => Ok(Done::Transact(outcome, transaction.operations, answer)),
                 Err(error) => Err((error, Request::Transact { transaction, answer })),
             },
-            Request::Follow { observer, answer } => match file.scan("") {
+            Request::Follow { observer, answer } => match file.all() {
                 Ok(entries) => Ok(Done::Follow(observer, entries, answer)),
                 Err(error) => Err((error, Request::Follow { observer, answer })),
             },
@@ -213,20 +212,20 @@ impl Done {
     }
 }
 
-/// Runs one transaction of ours inside the SQLite transaction of the batch.
-fn transact(file: &File, transaction: &Transaction, revision: &mut Revision) -> rusqlite::Result<Outcome> {
+/// Runs one transaction inside the SQLite transaction of the batch.
+fn transact(file: &mut File, transaction: &Transaction) -> rusqlite::Result<Outcome> {
     for compare in &transaction.compares {
         if !file.holds(compare)? {
-            return Ok(Outcome::Conflict(*revision));
+            return Ok(Outcome::Conflict(file.revision()));
         }
     }
     if !transaction.operations.is_empty() {
-        revision.0 += 1;
+        file.next_revision();
     }
     for operation in &transaction.operations {
-        file.apply(operation, *revision)?;
+        file.apply(operation)?;
     }
-    Ok(Outcome::Committed(*revision))
+    Ok(Outcome::Committed(file.revision()))
 }
 
 fn not_made(file: &File, error: &rusqlite::Error) -> MetaError {
