@@ -78,8 +78,8 @@ pub use cancel::{CancelReason, Canceller};
 pub use clock::{SystemTime, TimeSource};
 pub use disk::{Space, SpaceSource};
 pub use engine::{
-    Config, DEFAULT_STATEMENT_BYTES, Engine, EngineStatistics, MAX_STATEMENT_BYTES, MIN_STATEMENT_BYTES,
-    PartitionStatistics,
+    CatalogPartitions, Config, DEFAULT_STATEMENT_BYTES, Engine, EngineStatistics, MAX_STATEMENT_BYTES,
+    MIN_STATEMENT_BYTES, PartitionStatistics,
 };
 pub use error::{Error, Result, sqlstate};
 pub use export::Export;

@@ -22,7 +22,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use fulmar_pages::{Durability, PartitionId, Record};
-use fulmar_store::{CommitLog, LogError, PageStore, SharedLogOptions};
+use fulmar_store::{CommitLog, LogError, Lsn, PageStore, SharedLogOptions};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use hashbrown::HashMap;
@@ -30,6 +30,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::clock::Clock;
+use crate::engine::CatalogPartitions;
 use crate::partition::{Replay, log_error};
 use crate::{Engine, Error, Result, flush, sqlstate};
 
@@ -45,6 +46,8 @@ pub(crate) struct Places {
     node_id: u128,
     /// Of the log in the store.
     options: SharedLogOptions,
+    /// The partitions of which the log in the store may hold records.
+    known: Option<CatalogPartitions>,
     elsewhere: watch::Sender<HashMap<PartitionId, Place>>,
     /// Why the log in the store is not to be used until the next start.
     refused: OnceLock<Error>,
@@ -72,9 +75,14 @@ pub enum NotChanged {
 pub(crate) type Replays = HashMap<PartitionId, Arc<Replay>>;
 
 impl Places {
-    pub(crate) fn new(node_id: u128, shared: &HashSet<PartitionId>, options: SharedLogOptions) -> Self {
+    pub(crate) fn new(
+        node_id: u128,
+        shared: &HashSet<PartitionId>,
+        options: SharedLogOptions,
+        known: Option<CatalogPartitions>,
+    ) -> Self {
         let elsewhere = shared.iter().map(|id| (*id, Place::Shared)).collect();
-        Places { node_id, options, elsewhere: watch::Sender::new(elsewhere), refused: OnceLock::new() }
+        Places { node_id, options, known, elsewhere: watch::Sender::new(elsewhere), refused: OnceLock::new() }
     }
 
     /// Whether all partitions commit to the node's own log.
@@ -134,6 +142,7 @@ impl Places {
             let header = &record.header;
             clock.observe(header.timestamp);
             clock.observe_id(header.transaction);
+            refuse_unknown(self.known.as_ref(), header.partition, end)?;
             if self.of(header.partition) == Some(Place::Shared) {
                 replays.entry(header.partition).or_default().push(end, record);
             }
@@ -142,6 +151,21 @@ impl Places {
         let (options, store) = (self.options.clone(), store.store().clone());
         let log = CommitLog::open_shared(options, store, self.node_id, &mut replay).await?;
         Ok((log, replays.into_iter().map(|(id, replay)| (id, Arc::new(replay))).collect()))
+    }
+}
+
+/// Refuses a log that holds a record of a partition that the catalog does not know. Nothing of the log was changed so far.
+pub(crate) fn refuse_unknown(
+    known: Option<&CatalogPartitions>,
+    id: PartitionId,
+    position: Lsn,
+) -> std::result::Result<(), LogError> {
+    match known {
+        Some(known) if !known.has(id) => Err(LogError::Replay {
+            position,
+            cause: format!("it belongs to partition {id}, which the catalog neither has nor has dropped"),
+        }),
+        _ => Ok(()),
     }
 }
 

@@ -107,6 +107,10 @@ pub struct StartArgs {
     /// the same one for a data directory [default: a directory in it]
     #[arg(long, value_name = "URL")]
     pub store: Option<StoreUrl>,
+    /// Use the catalog in DIR at this revision although newer changes of tenants, users and privileges are lost. Only after a start
+    /// was refused with this remedy
+    #[arg(long, value_name = "REVISION", conflicts_with = "read_only")]
+    pub accept_catalog: Option<u64>,
     /// Where clients of the Postgres protocol connect
     #[arg(long, value_name = "ADDR:PORT")]
     pub sql: SocketAddr,

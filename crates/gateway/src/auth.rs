@@ -8,13 +8,12 @@
 //!                                         <--   SASLFinal: ServerSignature
 //! ```
 //!
-//! The computations are `pgwire`'s. A user that does not exist goes through the same exchange, with a salt that stays
-//! the same for its name and keys that no password has, so that nobody learns which names exist.
-
-use std::hash::{BuildHasher, RandomState};
+//! The computations are `pgwire`'s. A user that does not exist goes through the same exchange, with keys that no password has, so that
+//! clients cannot find out which names exist. Its salt is derived from the name and a secret in the catalog. It is therefore the same
+//! after a restart and on nodes that read the same catalog, like the salt of a user that exists.
 
 use fulmar_engine::{Error, sqlstate};
-use fulmar_meta::{ScramVerifier, User};
+use fulmar_meta::{SaltKey, ScramVerifier, User};
 use pgwire::api::auth::sasl::SCRAM_SHA_256_METHOD;
 use pgwire::api::auth::sasl::scram::{
     SCRAM_ITERATIONS, ScramSecret, ScramServerAuth, ScramServerAuthWaitingForClientFinal, gen_salted_password,
@@ -26,7 +25,7 @@ use crate::Result;
 
 /// What a server keeps of a password.
 pub fn scram_verifier(password: &str) -> ScramVerifier {
-    let salt = rand::random::<[u8; 16]>().to_vec();
+    let salt = rand::random::<[u8; SALT_BYTES]>().to_vec();
     let salted = gen_salted_password(password, &salt, SCRAM_ITERATIONS);
     match ScramSecret::verifier_from_salted_password(salt, salted, SCRAM_ITERATIONS) {
         ScramSecret::Verifier { salt, iterations, stored_key, server_key } => {
@@ -42,23 +41,21 @@ pub fn scram_verifier(password: &str) -> ScramVerifier {
     }
 }
 
-/// Makes up salts for users that do not exist.
-pub(crate) struct Decoy(RandomState);
+/// Keeps derived salts apart from other hashes.
+const DECOY_SALT: &[u8] = b"fulmar scram salt\0";
+const SALT_BYTES: usize = 16;
 
-impl Decoy {
-    /// Salts that nobody can foresee.
-    pub(crate) fn new() -> Decoy {
-        Decoy(RandomState::new())
-    }
-
-    fn secret(&self, user: &str) -> ScramSecret {
-        let salt = [self.0.hash_one((0, user)), self.0.hash_one((1, user))].map(u64::to_be_bytes).concat();
-        ScramSecret::Verifier {
-            salt,
-            iterations: SCRAM_ITERATIONS,
-            stored_key: rand::random::<[u8; 32]>().to_vec(),
-            server_key: rand::random::<[u8; 32]>().to_vec(),
-        }
+/// What a user that does not exist is authenticated against: always in vain.
+fn decoy(user: &str, key: &SaltKey) -> ScramSecret {
+    let key = key.0.iter().fold(String::new(), |digits, byte| format!("{digits}{byte:02x}"));
+    // One round of PBKDF2 is HMAC-SHA-256.
+    let mut salt = gen_salted_password(&key, &[DECOY_SALT, user.as_bytes()].concat(), 1);
+    salt.truncate(SALT_BYTES);
+    ScramSecret::Verifier {
+        salt,
+        iterations: SCRAM_ITERATIONS,
+        stored_key: rand::random::<[u8; 32]>().to_vec(),
+        server_key: rand::random::<[u8; 32]>().to_vec(),
     }
 }
 
@@ -88,7 +85,7 @@ impl Exchange {
     pub(crate) fn begin(
         name: &str,
         user: Option<&User>,
-        decoy: &Decoy,
+        salt_key: &SaltKey,
         output: &mut Vec<u8>,
     ) -> Result<Exchange> {
         let secret = match user.and_then(|user| user.verifier.as_ref()) {
@@ -98,7 +95,7 @@ impl Exchange {
                 stored_key: verifier.stored_key.clone(),
                 server_key: verifier.server_key.clone(),
             },
-            None => decoy.secret(name),
+            None => decoy(name, salt_key),
         };
         put(output, &Authentication::SASL(vec![SCRAM_SHA_256_METHOD.to_owned()]))?;
         Ok(Exchange { user: name.to_owned(), state: State::Begun(secret) })
@@ -171,7 +168,7 @@ mod tests {
     use super::*;
 
     fn exchange(verifier: Option<&ScramVerifier>) -> Exchange {
-        let mut exchange = Exchange::begin("anna", None, &Decoy::new(), &mut Vec::new()).unwrap();
+        let mut exchange = Exchange::begin("anna", None, &SaltKey(vec![7; 32]), &mut Vec::new()).unwrap();
         if let Some(verifier) = verifier.cloned() {
             exchange.state = State::Begun(ScramSecret::Verifier {
                 salt: verifier.salt,
@@ -211,14 +208,15 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_user_always_has_the_same_salt() {
-        let decoy = Decoy::new();
-        let salt = |name| match decoy.secret(name) {
+    fn the_salt_of_an_unknown_user_depends_on_its_name_and_the_key_only() {
+        let salt = |name, key| match decoy(name, &SaltKey(vec![key; 32])) {
             ScramSecret::Verifier { salt, .. } => salt,
             ScramSecret::SaltedPassword { .. } => panic!(),
         };
-        assert_eq!(salt("anna"), salt("anna"));
-        assert_ne!(salt("anna"), salt("bert"));
+        assert_eq!(salt("anna", 1).len(), scram_verifier("pencil").salt.len());
+        assert_eq!(salt("anna", 1), salt("anna", 1));
+        assert_ne!(salt("anna", 1), salt("bert", 1));
+        assert_ne!(salt("anna", 1), salt("anna", 2));
     }
 
     proptest! {

@@ -12,14 +12,13 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use fulmar_engine::Engine;
-use fulmar_meta::{Catalog, Tenant};
+use fulmar_meta::{Catalog, SaltKey, Tenant};
 use fulmar_pages::PartitionId;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio_util::sync::CancellationToken;
 
 use crate::activity;
 use crate::advisory::AdvisoryLocks;
-use crate::auth::Decoy;
 use crate::crew::Crew;
 use crate::crowd::Crowd;
 use crate::events::{self, Journal};
@@ -99,7 +98,8 @@ pub(crate) struct Shared {
     pub(crate) slow: SlowLog,
     /// Milliseconds since 1970.
     pub(crate) started_ms: u64,
-    pub(crate) decoy: Decoy,
+    /// Used while the catalog has none: it is that of an owner of an earlier version.
+    pub(crate) fallback_salt_key: Arc<SaltKey>,
     pub(crate) failures: Failures,
     /// Connections that are no sessions yet.
     pub(crate) logins: Arc<Crowd>,
@@ -233,7 +233,7 @@ impl Gateway {
             tenants: Tenants::default(),
             advisory: AdvisoryLocks::default(),
             started_ms: activity::now_ms(),
-            decoy: Decoy::new(),
+            fallback_salt_key: Arc::new(SaltKey::random()),
             failures: Failures::new(),
             closing: CancellationToken::new(),
         });

@@ -237,7 +237,8 @@ impl Greeting {
             return Ok(None);
         }
         let user = shared.catalog.user(name);
-        let mut exchange = Exchange::begin(name, user.as_deref(), &shared.decoy, &mut self.output)?;
+        let salt_key = shared.catalog.salt_key().unwrap_or_else(|| shared.fallback_salt_key.clone());
+        let mut exchange = Exchange::begin(name, user.as_deref(), &salt_key, &mut self.output)?;
         loop {
             self.send().await?;
             let body = self.read_password().await?;

@@ -32,8 +32,12 @@
 //! | `grant/ID/NAME` | `{"v":1,"read_only":true}` | user NAME may read the tenant whose partition is ID; without `read_only` also write |
 //! | `token/NAME` | `{"v":1,"hash":"...","partition":2,"created_unix_ms":1790000000000,"expires_unix_ms":1800000000000}` | the hash of a token for HTTP (hexadecimal digits); without `partition` it is for the whole node, without `expires_unix_ms` for ever |
 //! | `counter/partition` | `{"v":1,"next":66}` | no partition id at or above `next` was ever given out |
+//! | `dropped/ID` | `{"v":1}` | partition ID was dropped: logs and store may hold data of it |
+//! | `counter/dropped` | `{"v":1,"before":66}` | every partition below `before` that has no record was dropped, or its id was never used |
+//! | `secret/salt` | `{"v":1,"key":"..."}` | 32 random bytes: SCRAM salts for users that do not exist are derived from it |
 //!
-//! Other keys are left alone: they belong to rooms of later.
+//! Other keys are left alone: they belong to later versions. The keys below `counter/partition` were added later; a catalog without them
+//! gets them when it is opened. `counter/dropped` is then `next` of `counter/partition`.
 //!
 //! **A tenant is made and dropped in two steps**, because a tenant is a catalog record *and* a partition in the
 //! engine, and a crash may come between the two:
@@ -57,7 +61,7 @@ mod store;
 mod units;
 
 pub use catalog::{Access, Catalog, PartitionRecord, SYSTEM_PARTITION, SYSTEM_TENANT, SYSTEM_USER};
-pub use catalog::{ScramVerifier, SecretHash, Tenant, TenantState, Token, User};
+pub use catalog::{SaltKey, ScramVerifier, SecretHash, Tenant, TenantState, Token, User};
 pub use embedded::Embedded;
 pub use error::{MetaError, What};
 pub use limits::{Limit, Limits, LiveLimits, ShownLimit};

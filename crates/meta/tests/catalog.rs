@@ -8,7 +8,7 @@ use fulmar_meta::{
     Access, Catalog, Embedded, Limit, Limits, MetaError, MetadataStore, SYSTEM_PARTITION, SYSTEM_TENANT,
     SYSTEM_USER, ScramVerifier, SecretHash, Tenant, TenantState, Transaction, What,
 };
-use fulmar_pages::Durability;
+use fulmar_pages::{Durability, PartitionId};
 
 async fn open(directory: &Path) -> Arc<Catalog> {
     Catalog::open_with_clock(Arc::new(store(directory)), || 1_790_000_000_000).await.unwrap()
@@ -163,6 +163,70 @@ async fn partition_ids_are_never_reused() {
         assert!(seen.insert(given_up.partition));
         catalog.finish_drop(&given_up).await.unwrap();
     }
+}
+
+/// A copy of a catalog must not pass for a later one: it denies all partitions that were created since.
+#[tokio::test]
+async fn a_catalog_knows_what_exists_and_what_was_dropped_and_nothing_later() {
+    let directory = tempfile::tempdir().unwrap();
+    let knows = |catalog: &Catalog, id: u64| catalog.knows_partition(PartitionId(id));
+    let catalog = open(directory.path()).await;
+    assert!(knows(&catalog, SYSTEM_PARTITION.0));
+    let kept = create(&catalog, "kept").await.partition.0;
+    let dropped = create(&catalog, "dropped").await.partition.0;
+    drop_tenant(&catalog, "dropped").await;
+    let given_up = catalog.create_tenant("given up", SYSTEM_USER).await.unwrap();
+    catalog.finish_drop(&given_up).await.unwrap();
+    for known in [kept, dropped, given_up.partition.0] {
+        assert!(knows(&catalog, known), "{known}");
+    }
+    let later = given_up.partition.0 + 1;
+    assert!(!knows(&catalog, later), "it was reserved, but not given out");
+    let catalog = open_after(directory.path(), catalog).await;
+    assert!(knows(&catalog, dropped) && !knows(&catalog, later));
+
+    // All that was given out is accounted for; what is given out from now on is not.
+    catalog.settle_dropped(None).await.unwrap();
+    let settled = catalog.first_unsettled_partition();
+    assert!(knows(&catalog, later) && knows(&catalog, settled.0 - 1) && !knows(&catalog, settled.0));
+    let catalog = open_after(directory.path(), catalog).await;
+    assert_eq!(catalog.first_unsettled_partition(), settled);
+    let next = create(&catalog, "next").await.partition;
+    assert!(next >= settled && knows(&catalog, next.0) && !knows(&catalog, next.0 + 1));
+    drop_tenant(&catalog, "next").await;
+    let catalog = open_after(directory.path(), catalog).await;
+
+    // Ids that the log holds and that are given up are not given out.
+    let found = PartitionId(10_000);
+    catalog.settle_dropped(Some(found)).await.unwrap();
+    assert!(knows(&catalog, found.0) && create(&catalog, "last").await.partition > found);
+    drop(catalog);
+    let tombstones = store(directory.path()).scan("dropped/").await.unwrap();
+    assert_eq!(tombstones, [], "tombstones do not accumulate");
+}
+
+#[tokio::test]
+async fn many_tombstones_are_settled() {
+    let directory = tempfile::tempdir().unwrap();
+    let catalog = open(directory.path()).await;
+    for n in 0..300 {
+        let tenant = catalog.create_tenant(&format!("t{n}"), SYSTEM_USER).await.unwrap();
+        catalog.finish_drop(&tenant).await.unwrap();
+    }
+    catalog.settle_dropped(None).await.unwrap();
+    drop(catalog);
+    assert_eq!(store(directory.path()).scan("dropped/").await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn the_salt_key_is_made_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let catalog = open(directory.path()).await;
+    let key = catalog.salt_key().unwrap();
+    assert_eq!(key.0.len(), 32);
+    assert_eq!(open_after(directory.path(), catalog).await.salt_key().unwrap(), key);
+    let other = tempfile::tempdir().unwrap();
+    assert_ne!(open(other.path()).await.salt_key().unwrap(), key);
 }
 
 #[tokio::test(flavor = "multi_thread")]

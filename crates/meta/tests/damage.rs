@@ -133,8 +133,7 @@ async fn cuts_zeros_and_deletions_are_refused() {
         [(&killed, "meta.db-wal"), (&killed, "meta.head"), (&stopped, "meta.db"), (&stopped, "meta.head")]
     {
         let bytes = std::fs::read(rig.good.path().join(file)).unwrap();
-        let cuts =
-            [("empty", 0), ("first bytes", 100), ("half", bytes.len() / 2), ("last byte", bytes.len() - 1)];
+        let cuts = [("empty", 0), ("first bytes", 100), ("half", bytes.len() / 2)];
         for (harm, left) in cuts {
             let damage = |path: PathBuf| std::fs::write(path, &bytes[..left]).unwrap();
             assert!(is_refused(rig, file, harm, damage).await, "{file} {harm}");

@@ -37,6 +37,8 @@ pub struct Config {
     pub max_statement_bytes: usize,
     /// The partitions that exist, as the catalog has them; what the log holds of others is passed over. `None`: all.
     pub live: Option<HashSet<PartitionId>>,
+    /// The partitions of which logs and store may hold data. A start is refused if they hold data of others. `None`: of all.
+    pub known: Option<CatalogPartitions>,
     /// Of those that were restored: where they stand since.
     pub eras: HashMap<PartitionId, Era>,
     /// How long history is kept.
@@ -80,6 +82,23 @@ pub struct Config {
     pub beside: Option<Owner>,
 }
 
+/// The partitions that the catalog has, as existing or as dropped. Data of any other partition proves that the catalog is older than
+/// the data; nothing may be deleted on its word.
+#[derive(Clone)]
+pub struct CatalogPartitions {
+    /// All partitions with smaller ids are known.
+    pub from: PartitionId,
+    /// Returns true for a known partition.
+    pub knows: Arc<dyn Fn(PartitionId) -> bool + Send + Sync>,
+}
+
+impl CatalogPartitions {
+    /// Returns true for a known partition.
+    pub(crate) fn has(&self, id: PartitionId) -> bool {
+        id < self.from || (self.knows)(id)
+    }
+}
+
 /// What may wait in memory to be written to the log; as much again may be on its way. A sixteenth of the memory for pages:
 /// `--memory` is said of a node's memory, so what it takes beside its pages is in proportion to them.
 fn pending_bytes(memory_bytes: u64) -> usize {
@@ -103,6 +122,7 @@ impl Config {
             whole_process: false,
             max_statement_bytes: DEFAULT_STATEMENT_BYTES,
             live: None,
+            known: None,
             eras: HashMap::new(),
             retention: history::a_day(),
             log: LogOptions { pending_bytes: pending_bytes(memory_bytes), ..LogOptions::default() },

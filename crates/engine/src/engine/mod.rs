@@ -16,7 +16,9 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 
-pub use config::{Config, DEFAULT_STATEMENT_BYTES, MAX_STATEMENT_BYTES, MIN_STATEMENT_BYTES};
+pub use config::{
+    CatalogPartitions, Config, DEFAULT_STATEMENT_BYTES, MAX_STATEMENT_BYTES, MIN_STATEMENT_BYTES,
+};
 pub use statistics::{EngineStatistics, PartitionStatistics};
 
 use crate::beside::Beside;

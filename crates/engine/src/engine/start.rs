@@ -15,7 +15,7 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 use tokio::sync::{OnceCell, RwLock};
 
-use super::{Config, Engine, MAX_STATEMENT_BYTES, MIN_STATEMENT_BYTES};
+use super::{CatalogPartitions, Config, Engine, MAX_STATEMENT_BYTES, MIN_STATEMENT_BYTES};
 use crate::beside::{self, Beside};
 use crate::cache::{self, Cache};
 use crate::clock::Clock;
@@ -29,7 +29,7 @@ use crate::memory::MemoryBudget;
 use crate::node::{Buffers, Naming, Node, NodeStats};
 use crate::partition::{Replay, log_error, store_error};
 use crate::past::Past;
-use crate::places::Places;
+use crate::places::{Places, refuse_unknown};
 use crate::spill::SpillArea;
 use crate::tenure::Tenure;
 use crate::{Error, Result, sqlstate};
@@ -60,13 +60,18 @@ impl Engine {
             let clock = Clock::new(config.time);
             let begun = Instant::now();
             let (live, shared) = (config.live, config.shared);
-            let places = Places::new(config.node_id, &shared, config.shared_log);
+            let known = config.known;
+            let places = Places::new(config.node_id, &shared, config.shared_log, known.clone());
             let is_local = move |id: &PartitionId| {
                 live.as_ref().is_none_or(|live| live.contains(id)) && !shared.contains(id)
             };
             let (log, mut replays, clock) = match &config.beside {
                 Some(_) => (CommitLog::read_only(), HashMap::new(), clock),
-                None => recover(config.log, log_files(config.files, &config.data)?, is_local, clock).await?,
+                None => {
+                    let files = log_files(config.files, &config.data)?;
+                    let recovered = recover(config.log, files, is_local, known.clone(), clock);
+                    futures::try_join!(recovered, refuse_unknown_in(&store, known.as_ref()))?.0
+                }
             };
             // Whoever has the log has the directory.
             let cache = config.data.join("cache");
@@ -202,6 +207,7 @@ async fn recover(
     options: LogOptions,
     files: Arc<dyn LogFiles>,
     counts: impl Fn(&PartitionId) -> bool + Send + 'static,
+    known: Option<CatalogPartitions>,
     clock: Clock,
 ) -> Result<(Arc<CommitLog>, HashMap<PartitionId, Arc<Replay>>, Clock)> {
     let opened = tokio::task::spawn_blocking(move || {
@@ -210,6 +216,7 @@ async fn recover(
             let header = &record.header;
             clock.observe(header.timestamp);
             clock.observe_id(header.transaction);
+            refuse_unknown(known.as_ref(), header.partition, end)?;
             if counts(&header.partition) {
                 replays.entry(header.partition).or_default().push(end, record);
             }
@@ -221,6 +228,19 @@ async fn recover(
     match opened.await {
         Ok(result) => result.map_err(log_error),
         Err(e) => Err(Error::new(sqlstate::INTERNAL, format!("reading the log panicked: {e}"))),
+    }
+}
+
+/// Refuses a store that holds manifests of a partition that the catalog does not know.
+async fn refuse_unknown_in(store: &PageStore, known: Option<&CatalogPartitions>) -> Result<()> {
+    let Some(known) = known else { return Ok(()) };
+    let found = store.find_partition(known.from, &|id| !known.has(id)).await.map_err(store_error)?;
+    match found {
+        None => Ok(()),
+        Some(id) => Err(Error::new(
+            sqlstate::DATA_CORRUPTED,
+            format!("the store holds data of partition {id}, which the catalog neither has nor has dropped"),
+        )),
     }
 }
 

@@ -259,16 +259,6 @@ async fn records_of_who_cannot_be_opened_do_not_fill_the_log() {
     assert_eq!(client(&engine, OTHER).int("SELECT count(*) FROM t").await, 72);
 }
 
-/// Polls until something is so.
-async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
-    let polling = async {
-        while !is_so().await {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(120), polling).await.unwrap_or_else(|_| panic!("{what}"));
-}
-
 /// Inserts rows into one partition, each with an object of its own in the log; answers how many rows there are.
 async fn insert(engine: &Arc<Engine>, partition: u64, rows: u32) -> i64 {
     let mut client = client(engine, partition);

@@ -3,10 +3,11 @@
 //! ```text
 //!   flags ─ refuse what is unsafe          logs to stderr
 //!   data directory ─ made, locked          a second process is told who has it
-//!   catalog ─ metadata store               says which partitions exist
+//!   catalog ─ metadata store               checked against meta.head; has the partitions that exist
 //!   store ─ the one that it had before     or the start is refused
 //!   HTTP ─ listens                         answers 503 and the progress of the start
-//!   engine ─ recovers from its log         what a crash left half made is dropped
+//!   engine ─ recovers from its log         refused if log or store hold what the catalog does not know ([`census`]);
+//!                                          what a crash left half made is dropped
 //!   superuser ─ password file              only the first start without --insecure
 //!   gateway ─ listens                      one line on stdout: "fulmar ready: ..."
 //!   SIGINT, SIGTERM                        the same in reverse; exit code 0
@@ -18,6 +19,7 @@
 //! Whatever happens after the lock, a crash is no different from a clean end, except that the next start reads
 //! more of the log. A signal during the start ends it where it is.
 
+mod census;
 mod data;
 mod disk_cache;
 mod limits;

@@ -10,12 +10,13 @@ use fulmar_engine::{Config, Engine, Era, RetentionSource};
 use fulmar_gateway::events::{Before, Event, Journal, Kind};
 use fulmar_gateway::http::{self, HttpServer, StartProgress};
 use fulmar_gateway::{Gateway, GatewayConfig, session_memory_bytes};
-use fulmar_meta::{Catalog, Embedded, Limit, Limits, MetadataStore, Publisher, Tenant};
+use fulmar_meta::{Catalog, Embedded, Limit, Limits, MetadataStore, Publisher, Revision, Tenant};
 use fulmar_pages::Durability;
 use tempfile::TempDir;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 
+use super::census::{Census, with_remedy};
 use super::data::DataDirectory;
 use super::store::OwnStore;
 use super::tls::Tls;
@@ -87,13 +88,20 @@ impl Node {
             Journal::open(&events)
                 .with_context(|| format!("cannot open the journal of events in {}", events.display()))
         });
-        let metadata: Arc<dyn MetadataStore> = Arc::new(Embedded::open(&data.path().join(METADATA_FILE))?);
-        let catalog = Catalog::open(metadata.clone()).await?;
+        let metadata_path = data.path().join(METADATA_FILE);
+        let accepted = arguments.accept_catalog.map(Revision);
+        let embedded = Embedded::open_accepting(&metadata_path, accepted).map_err(with_remedy)?;
+        let census_accepts = accepted == Some(embedded.revision());
+        let embedded = Arc::new(embedded);
+        let metadata: Arc<dyn MetadataStore> = embedded.clone();
+        let catalog = Catalog::open(metadata.clone()).await.map_err(with_remedy)?;
+        let census = Census::new(catalog.clone(), census_accepts);
         let journal = Arc::new(journal.await.context("reading the journal of events panicked")??);
         let store = store::open(data.path(), arguments.store.as_ref()).await?;
         config.whole_process = true;
         config.max_statement_bytes = arguments.max_statement_size.0 as usize;
         config.live = Some(catalog.partitions().iter().map(|partition| partition.id).collect());
+        config.known = Some(census.known());
         config.eras = catalog
             .partitions()
             .iter()
@@ -108,7 +116,11 @@ impl Node {
         config.disk_reserve_bytes = arguments.disk_reserve.map(|reserve| reserve.0);
         config.statement_stack_bytes = arguments.statement_stack.0 as usize;
         config.disk_cache_bytes = disk_cache::bytes(arguments.disk_cache, arguments.store.as_ref())?;
-        let engine = Engine::start(config).await.context("cannot start the engine")?;
+        let engine = Engine::start(config).await.map_err(|error| {
+            let refusal = census.refusal(&metadata_path, embedded.revision());
+            refusal.unwrap_or_else(|| anyhow::Error::new(error).context("cannot start the engine"))
+        })?;
+        census.settle().await.map_err(with_remedy)?;
         forget_unfinished(&engine, &catalog).await?;
         if !arguments.insecure {
             superuser::ensure_password(&catalog, data.path()).await?;

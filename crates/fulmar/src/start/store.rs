@@ -168,7 +168,9 @@ fn wrong_owner(found: Option<&Bytes>, id: Option<u128>) -> Option<String> {
         (None, _) => "is missing".to_owned(),
         (Some(None), _) => "is damaged".to_owned(),
         (Some(Some(other)), Some(id)) if other != id => {
-            format!("is damaged, or of another data directory: it holds {other:032x}")
+            format!(
+                "is damaged, or of another data directory: it holds {other:032x}, and store.id of this data directory {id:032x}"
+            )
         }
         _ => return None,
     };
@@ -208,8 +210,8 @@ fn number_of(bytes: &Bytes) -> Option<u128> {
 async fn claim(store: &Reliable, id: u128) -> anyhow::Result<()> {
     let anothers = || {
         anyhow!(
-            "the store {store} belongs to another data directory; choose another prefix or directory, or start with \
-             the data directory that it belongs to"
+            "the store {store} belongs to another data directory, or store.id of this one is damaged or missing; choose \
+             another prefix or directory, start with the data directory that it belongs to, or restore store.id"
         )
     };
     // Asked first, so that nothing of another's is touched where puts are not conditional.

@@ -1,12 +1,12 @@
 //! A data directory that no node uses, and its store; or a store alone.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
 use fulmar_engine::{KnownPartitions, Verified};
-use fulmar_meta::{Catalog, Embedded, Followed};
+use fulmar_meta::{Catalog, Embedded, Followed, MetaError};
 use fulmar_pages::PartitionId;
 use fulmar_store::{PageStore, Store, StoreUrl};
 use indicatif::ProgressBar;
@@ -28,8 +28,12 @@ pub(super) async fn verify(data: &Path) -> anyhow::Result<Report> {
     let mut report = Report::default();
     let known = match catalog(data.path()).await? {
         Ok(known) => Some(known),
-        Err(problem) => {
-            let place = data.path().join(METADATA_FILE).display().to_string();
+        Err(error) => {
+            let place = match &error {
+                MetaError::Damaged { place, .. } => place.clone(),
+                _ => data.path().join(METADATA_FILE).display().to_string(),
+            };
+            let problem = format!("{error}; {}", error.remedy());
             report.damage.push(Damage { place, byte: None, problem, tenants: String::new() });
             None
         }
@@ -137,28 +141,39 @@ fn names(known: Option<&Known>, partitions: &[PartitionId]) -> String {
     partitions.iter().map(name).collect::<Vec<_>>().join(", ")
 }
 
-/// The partitions that the catalog knows, or what is wrong with it. It is read in a copy: opening it would write.
-async fn catalog(data: &Path) -> anyhow::Result<Result<Known, String>> {
+/// The partitions that the catalog knows, or its damage. A copy is read, because opening a catalog writes.
+async fn catalog(data: &Path) -> anyhow::Result<Result<Known, MetaError>> {
     let directory = tempfile::tempdir().context("cannot make a temporary directory; set TMPDIR")?;
-    for suffix in ["", "-wal"] {
-        let name = format!("{METADATA_FILE}{suffix}");
-        match std::fs::copy(data.join(&name), directory.path().join(&name)) {
-            Ok(_) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound && !suffix.is_empty() => {}
-            Err(error) => return Err(error).with_context(|| format!("cannot copy {name}")),
-        }
-    }
+    let metadata = data.join(METADATA_FILE);
     let copy = directory.path().join(METADATA_FILE);
-    if let Err(problem) = integrity(&copy) {
-        return Ok(Err(problem));
+    let suffixed = |path: &Path| PathBuf::from(format!("{}-wal", path.display()));
+    for (from, to) in [
+        (metadata.clone(), copy.clone()),
+        (suffixed(&metadata), suffixed(&copy)),
+        (metadata.with_extension("head"), copy.with_extension("head")),
+    ] {
+        match std::fs::copy(&from, &to) {
+            Ok(_) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound && from != metadata => {}
+            Err(error) => return Err(error).with_context(|| format!("cannot copy {}", from.display())),
+        }
     }
     let opened = match Embedded::open(&copy) {
         Ok(store) => Catalog::open(Arc::new(store)).await,
         Err(error) => Err(error),
     };
+    // Errors name the files that were copied.
+    let original =
+        |text: String| text.replace(&directory.path().display().to_string(), &data.display().to_string());
     Ok(match opened {
         Ok(catalog) => Ok(Known::of(&catalog)),
-        Err(error) => Err(error.to_string()),
+        Err(MetaError::Damaged { place, cause, remedy }) => Err(MetaError::Damaged {
+            place: original(place),
+            cause: original(cause),
+            remedy: original(remedy),
+        }),
+        Err(MetaError::Corrupt { place, cause }) => Err(MetaError::Corrupt { place: original(place), cause }),
+        Err(error) => Err(error),
     })
 }
 
@@ -169,19 +184,4 @@ async fn catalog_in(store: Arc<dyn Store>) -> Option<(u128, Known)> {
     let owner = followed.node();
     let catalog = Catalog::read_only(followed).await.ok()?;
     Some((owner, Known::of(&catalog)))
-}
-
-/// What SQLite says of the file.
-fn integrity(file: &Path) -> Result<(), String> {
-    let check = || {
-        let connection = rusqlite::Connection::open(file)?;
-        let mut statement = connection.prepare("PRAGMA integrity_check(5)")?;
-        let findings = statement.query_map([], |row| row.get::<_, String>(0))?;
-        findings.collect::<rusqlite::Result<Vec<String>>>()
-    };
-    match check() {
-        Ok(findings) if findings == ["ok"] => Ok(()),
-        Ok(findings) => Err(findings.join("; ")),
-        Err(error) => Err(error.to_string()),
-    }
 }

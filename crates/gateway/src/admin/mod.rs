@@ -293,7 +293,7 @@ pub(crate) fn answer(error: &MetaError) -> Error {
         MetaError::InUse { .. } => (sqlstate::OBJECT_IN_USE, message),
         MetaError::ReadOnly => (sqlstate::READ_ONLY_TRANSACTION, message),
         MetaError::Unavailable { .. } => (sqlstate::IO_ERROR, message),
-        MetaError::Corrupt { .. } => (sqlstate::DATA_CORRUPTED, message),
+        MetaError::Damaged { .. } | MetaError::Corrupt { .. } => (sqlstate::DATA_CORRUPTED, message),
     };
     Error::new(state, message).hint(error.remedy())
 }

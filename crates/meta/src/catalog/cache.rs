@@ -9,7 +9,7 @@ use parking_lot::{RwLock, RwLockReadGuard};
 
 use super::records::{self, Key};
 use super::types::Grant;
-use super::{PartitionRecord, Tenant, Token, User};
+use super::{PartitionRecord, SaltKey, Tenant, Token, User};
 use crate::{Change, Entry, LiveLimits, MetaError, Observer, Revision};
 
 /// Everything the catalog knows.
@@ -27,6 +27,11 @@ pub(super) struct State {
     pub(super) limits: BTreeMap<PartitionId, Arc<LiveLimits>>,
     /// No partition id at or above this one was ever given out; and the revision of that record.
     pub(super) next_partition: Option<(u64, Revision)>,
+    /// Every partition with a smaller id that does not exist was dropped, or its id was never used; and the revision of that record.
+    pub(super) dropped_before: Option<(u64, Revision)>,
+    /// Partitions with that id or a greater one that were dropped.
+    pub(super) dropped: BTreeSet<PartitionId>,
+    pub(super) salt_key: Option<Arc<SaltKey>>,
 }
 
 /// The state behind a lock that is held for moments only, never across a wait.
@@ -115,6 +120,12 @@ impl State {
                 self.tokens.insert(name.to_owned(), Arc::new(records::token(name, entry)?));
             }
             Some(Key::PartitionCounter) => self.next_partition = Some(records::counter(entry)?),
+            Some(Key::Dropped(id)) => {
+                records::check_dropped(entry)?;
+                self.dropped.insert(id);
+            }
+            Some(Key::DroppedCounter) => self.dropped_before = Some(records::dropped_counter(entry)?),
+            Some(Key::SaltKey) => self.salt_key = Some(Arc::new(records::salt_key(entry)?)),
         }
         Ok(())
     }
@@ -148,6 +159,11 @@ impl State {
                 }
             }
             Some(Key::PartitionCounter) => self.next_partition = None,
+            Some(Key::Dropped(id)) => {
+                self.dropped.remove(&id);
+            }
+            Some(Key::DroppedCounter) => self.dropped_before = None,
+            Some(Key::SaltKey) => self.salt_key = None,
         }
         Ok(())
     }

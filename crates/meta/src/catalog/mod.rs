@@ -25,7 +25,9 @@ use crate::{Limits, MetaError, MetadataStore, Outcome, Revision, Transaction};
 use cache::{Cache, State};
 use partitions::IdBlock;
 use records::Key;
-pub use types::{Access, PartitionRecord, ScramVerifier, SecretHash, Tenant, TenantState, Token, User};
+pub use types::{
+    Access, PartitionRecord, SaltKey, ScramVerifier, SecretHash, Tenant, TenantState, Token, User,
+};
 
 /// The tenant that administration connects to. It always exists.
 pub const SYSTEM_TENANT: &str = "fulmar";
@@ -61,6 +63,7 @@ impl Catalog {
     ) -> Result<Arc<Catalog>, MetaError> {
         let catalog = Self::follow(store, now_unix_ms).await?;
         catalog.create_system_tenant().await?;
+        catalog.add_missing_records().await?;
         catalog.keep_leaving_users().await?;
         Ok(Arc::new(catalog))
     }
@@ -78,7 +81,7 @@ impl Catalog {
 
     /// Makes the first records of a new store, in one transaction.
     async fn create_system_tenant(&self) -> Result<(), MetaError> {
-        let created_unix_ms = (self.now_unix_ms)();
+        let (created_unix_ms, salt_key) = ((self.now_unix_ms)(), SaltKey::random());
         self.change(|state| {
             if state.tenants.contains_key(SYSTEM_TENANT) {
                 return Ok((Transaction::new(), ()));
@@ -108,6 +111,8 @@ impl Catalog {
                     records::partition_value(&PartitionRecord::first(SYSTEM_PARTITION)),
                 ),
                 (Key::PartitionCounter, records::counter_value(SYSTEM_PARTITION.0 + 1)),
+                (Key::DroppedCounter, records::dropped_counter_value(SYSTEM_PARTITION.0 + 1)),
+                (Key::SaltKey, records::salt_key_value(&salt_key)),
             ];
             let transaction = records.into_iter().fold(Transaction::new(), |transaction, (key, value)| {
                 transaction.absent(key.to_string()).put(key.to_string(), value)

@@ -7,7 +7,7 @@ use fulmar_pages::{Durability, PartitionId};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::types::Grant;
-use super::{Access, PartitionRecord, ScramVerifier, SecretHash, Tenant, TenantState, Token, User};
+use super::{Access, PartitionRecord, SaltKey, ScramVerifier, SecretHash, Tenant, TenantState, Token, User};
 use crate::{Entry, Limit, Limits, MetaError, Revision};
 
 /// The format version of every value.
@@ -22,6 +22,9 @@ pub(super) enum Key<'a> {
     Grant(PartitionId, &'a str),
     Token(&'a str),
     PartitionCounter,
+    Dropped(PartitionId),
+    DroppedCounter,
+    SaltKey,
 }
 
 impl fmt::Display for Key<'_> {
@@ -33,6 +36,9 @@ impl fmt::Display for Key<'_> {
             Key::Grant(id, user) => write!(f, "grant/{:016x}/{user}", id.0),
             Key::Token(name) => write!(f, "token/{name}"),
             Key::PartitionCounter => f.write_str("counter/partition"),
+            Key::Dropped(id) => write!(f, "dropped/{:016x}", id.0),
+            Key::DroppedCounter => f.write_str("counter/dropped"),
+            Key::SaltKey => f.write_str("secret/salt"),
         }
     }
 }
@@ -54,6 +60,9 @@ impl<'a> Key<'a> {
                 Key::Grant(partition_id(id).ok_or_else(bad)?, user)
             }
             "counter" if rest == "partition" => Key::PartitionCounter,
+            "counter" if rest == "dropped" => Key::DroppedCounter,
+            "dropped" => Key::Dropped(partition_id(rest).ok_or_else(bad)?),
+            "secret" if rest == "salt" => Key::SaltKey,
             _ => return Ok(None),
         }))
     }
@@ -133,6 +142,19 @@ struct TokenValue {
 #[derive(Serialize, Deserialize)]
 struct CounterValue {
     next: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct DroppedValue {}
+
+#[derive(Serialize, Deserialize)]
+struct DroppedCounterValue {
+    before: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct SaltKeyValue {
+    key: HexBytes,
 }
 
 /// Bytes, written as hexadecimal digits.
@@ -285,6 +307,30 @@ pub(super) fn counter(entry: &Entry) -> Result<(u64, Revision), MetaError> {
     Ok((decode::<CounterValue>(entry)?.next, entry.modified))
 }
 
+pub(super) fn dropped_value() -> Vec<u8> {
+    encode(DroppedValue {})
+}
+
+pub(super) fn check_dropped(entry: &Entry) -> Result<(), MetaError> {
+    decode::<DroppedValue>(entry).map(drop)
+}
+
+pub(super) fn dropped_counter_value(before: u64) -> Vec<u8> {
+    encode(DroppedCounterValue { before })
+}
+
+pub(super) fn dropped_counter(entry: &Entry) -> Result<(u64, Revision), MetaError> {
+    Ok((decode::<DroppedCounterValue>(entry)?.before, entry.modified))
+}
+
+pub(super) fn salt_key_value(key: &SaltKey) -> Vec<u8> {
+    encode(SaltKeyValue { key: HexBytes(key.0.clone()) })
+}
+
+pub(super) fn salt_key(entry: &Entry) -> Result<SaltKey, MetaError> {
+    Ok(SaltKey(decode::<SaltKeyValue>(entry)?.key.0))
+}
+
 fn encode<T: Serialize>(record: T) -> Vec<u8> {
     // Plain structs of numbers, strings and booleans: there is nothing in them that JSON cannot hold.
     serde_json::to_vec(&Versioned { v: VERSION, record }).expect("catalog records are plain JSON")
@@ -320,6 +366,9 @@ mod tests {
             Key::Grant(PartitionId(0xab), "o/'hara"),
             Key::Token("a/b"),
             Key::PartitionCounter,
+            Key::Dropped(PartitionId(7)),
+            Key::DroppedCounter,
+            Key::SaltKey,
         ] {
             assert_eq!(Key::parse(&key.to_string()), Ok(Some(key)));
         }
@@ -334,6 +383,7 @@ mod tests {
             "partition/00000000000000AB",
             "grant/00000000000000ab",
             "partition/+000000000000001",
+            "dropped/1",
         ] {
             assert!(matches!(Key::parse(key), Err(MetaError::Corrupt { .. })), "{key}");
         }
@@ -424,6 +474,15 @@ mod tests {
             assert_eq!(String::from_utf8_lossy(&value), written);
             assert_eq!(super::token("scraper", &entry(Key::Token("scraper"), value)), Ok(token));
         }
+        let value = dropped_value();
+        assert_eq!(String::from_utf8_lossy(&value), r#"{"v":1}"#);
+        check_dropped(&entry(Key::Dropped(PartitionId(7)), value)).unwrap();
+        let value = dropped_counter_value(66);
+        assert_eq!(String::from_utf8_lossy(&value), r#"{"v":1,"before":66}"#);
+        assert_eq!(dropped_counter(&entry(Key::DroppedCounter, value)), Ok((66, Revision(7))));
+        let value = salt_key_value(&SaltKey(vec![1, 0xfe]));
+        assert_eq!(String::from_utf8_lossy(&value), r#"{"v":1,"key":"01fe"}"#);
+        assert_eq!(salt_key(&entry(Key::SaltKey, value)), Ok(SaltKey(vec![1, 0xfe])));
     }
 
     #[test]

@@ -106,7 +106,8 @@ impl Catalog {
     }
 
     /// Second step of dropping, or of giving up a creation, when the partition is gone: forgets the tenant, its
-    /// partition, all rights to it, and its tokens. The name is free again; the partition id is not.
+    /// partition, all rights to it, and its tokens, and notes that the partition was dropped. The name is free again; the partition id
+    /// is not.
     pub async fn finish_drop(&self, tenant: &Tenant) -> Result<(), MetaError> {
         self.cache.state().unfinished_tenant(tenant)?;
         // Neither rights nor tokens are made for a tenant that is not ready, so they only get fewer.
@@ -123,7 +124,8 @@ impl Catalog {
             let transaction = Transaction::new()
                 .unchanged(key.as_str(), current.revision)
                 .delete(key)
-                .delete(Key::Partition(current.partition).to_string());
+                .delete(Key::Partition(current.partition).to_string())
+                .put(Key::Dropped(current.partition).to_string(), records::dropped_value());
             Ok((transaction, ()))
         })
         .await?;

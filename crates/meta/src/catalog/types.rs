@@ -93,6 +93,23 @@ impl fmt::Debug for SecretHash {
     }
 }
 
+/// A secret from which salts for users that do not exist are derived.
+#[derive(Clone, PartialEq, Eq)]
+pub struct SaltKey(pub Vec<u8>);
+
+impl SaltKey {
+    /// A new secret.
+    pub fn random() -> Self {
+        SaltKey(rand::random::<[u8; 32]>().to_vec())
+    }
+}
+
+impl fmt::Debug for SaltKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SaltKey")
+    }
+}
+
 /// What a client of HTTP proves its right with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Token {

@@ -53,6 +53,7 @@ mod thread;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
 use tokio::sync::{mpsc, oneshot};
@@ -72,6 +73,7 @@ pub struct Embedded {
     /// Taken when the store is dropped, so that the thread sees the end of its queue.
     queue: Option<mpsc::Sender<Request>>,
     thread: Option<std::thread::JoinHandle<()>>,
+    revision: Arc<AtomicU64>,
 }
 
 impl Embedded {
@@ -90,16 +92,23 @@ impl Embedded {
         Self::over(File::open(path, revision)?)
     }
 
+    /// The last revision that was acknowledged.
+    pub fn revision(&self) -> Revision {
+        Revision(self.revision.load(Ordering::Acquire))
+    }
+
     fn over(file: File) -> Result<Self, MetaError> {
         let (queue, requests) = mpsc::channel(QUEUE_REQUESTS);
+        let revision = Arc::new(AtomicU64::new(file.revision().0));
+        let shown = revision.clone();
         let thread = std::thread::Builder::new()
             .name("fulmar-meta".to_owned())
-            .spawn(move || Worker::new(file, requests).run())
+            .spawn(move || Worker::new(file, requests, shown).run())
             .map_err(|error| MetaError::Unavailable {
                 cause: format!("could not start its thread: {error}"),
                 remedy: "raise the limit of threads (ulimit -u)",
             })?;
-        Ok(Self { queue: Some(queue), thread: Some(thread) })
+        Ok(Self { queue: Some(queue), thread: Some(thread), revision })
     }
 
     /// Queues a request and waits for its answer.

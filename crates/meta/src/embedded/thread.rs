@@ -1,5 +1,6 @@
 //! The thread that owns the file: takes requests in batches, commits each batch once, tells and answers.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use rusqlite::ErrorCode;
@@ -33,13 +34,15 @@ pub(super) struct Worker {
     file: File,
     requests: mpsc::Receiver<Request>,
     observers: Vec<Weak<dyn Observer>>,
+    /// The last revision that was acknowledged.
+    revision: Arc<AtomicU64>,
     /// Why nothing can be done any more, after a commit that may or may not have happened.
     failed: Option<MetaError>,
 }
 
 impl Worker {
-    pub(super) fn new(file: File, requests: mpsc::Receiver<Request>) -> Self {
-        Self { file, requests, observers: Vec::new(), failed: None }
+    pub(super) fn new(file: File, requests: mpsc::Receiver<Request>, revision: Arc<AtomicU64>) -> Self {
+        Self { file, requests, observers: Vec::new(), revision, failed: None }
     }
 
     /// Works until every sender of the queue is gone and the queue is empty.
@@ -91,7 +94,9 @@ impl Worker {
         self.file.acknowledge().map_err(|error| {
             let path = self.file.head_path().display().to_string();
             (self.fail(format!("could not write {path}: {error}")), Vec::new())
-        })
+        })?;
+        self.revision.store(self.file.revision().0, Ordering::Release);
+        Ok(())
     }
 
     /// An error before the commit: rolls back, and says that nothing happened.

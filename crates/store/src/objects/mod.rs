@@ -25,6 +25,7 @@ mod error;
 mod fates;
 mod frames;
 mod hot;
+mod partitions;
 mod segment_writer;
 mod terms;
 #[cfg(test)]

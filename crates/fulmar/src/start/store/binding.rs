@@ -96,6 +96,8 @@ impl FromStr for Binding {
     fn from_str(text: &str) -> anyhow::Result<Binding> {
         let mut lines = text.lines();
         let id = lines.next().and_then(|line| line.strip_prefix("id ")).context("there is no id")?;
+        // All digits: a file that was cut off must not pass for another id.
+        let id = Some(id).filter(|id| id.len() == 32).context("the id is cut off")?;
         let id = u128::from_str_radix(id, 16).context("the id is no number")?;
         let place = match lines.next().map(|line| line.strip_prefix("store ")) {
             None => None,

@@ -1,0 +1,199 @@
+//! Damage to each file of a data directory, against the real binary: after a kill and after a stop each file has bits flipped, a range
+//! zeroed, its end cut off, or is deleted. The node refuses to start or reports the damage, and names the file, or nothing is lost.
+//! Restoring the good file brings everything back. Old copies of the catalog are refused.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod catalog;
+mod files;
+mod salts;
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use common::Node;
+use rustix::process::Signal;
+use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
+
+/// A data directory that no node uses, and the data in it.
+struct Rig {
+    directory: tempfile::TempDir,
+    contents: Vec<String>,
+}
+
+impl Rig {
+    fn data(&self) -> PathBuf {
+        self.directory.path().canonicalize().unwrap().join("data")
+    }
+
+    /// A copy of the directory.
+    fn copy(&self) -> Rig {
+        let directory = tempfile::tempdir().unwrap();
+        let mut copy = Command::new("cp");
+        copy.args(["-a", "--sparse=always"]).arg(self.data()).arg(directory.path());
+        assert!(copy.status().unwrap().success());
+        Rig { directory, contents: self.contents.clone() }
+    }
+
+    /// Restores a file from another copy.
+    fn restore(&self, good: &Rig, file: &Path) {
+        std::fs::copy(good.data().join(file), self.data().join(file)).unwrap();
+    }
+
+    /// All files, as paths below the directory.
+    fn files(&self) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        let mut directories = vec![self.data()];
+        while let Some(directory) = directories.pop() {
+            for entry in std::fs::read_dir(directory).unwrap() {
+                let path = entry.unwrap().path();
+                match path.is_dir() {
+                    true => directories.push(path),
+                    false => found.push(path.strip_prefix(self.data()).unwrap().to_owned()),
+                }
+            }
+        }
+        found.sort();
+        found
+    }
+
+    /// Starts a node, or returns its refusal. Its log goes to a file beside the data.
+    fn start(&self, flags: &[&str]) -> Result<Node, String> {
+        let log = self.directory.path().join("stderr");
+        let mut command = Node::command(&self.data(), flags);
+        command.stderr(std::fs::File::create(&log).unwrap()).stdout(Stdio::piped());
+        let mut process = command.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(process.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        if line.is_empty() {
+            assert_eq!(process.wait().unwrap().code(), Some(1));
+            return Err(self.stderr());
+        }
+        let address = |name: &str| {
+            let (_, rest) = line.split_once(&format!("{name} ")).unwrap();
+            rest.split([',', '\n']).next().unwrap().to_owned()
+        };
+        Ok(Node { sql: address("sql"), http: address("http"), process })
+    }
+
+    /// The output of the last node on stderr.
+    fn stderr(&self) -> String {
+        std::fs::read_to_string(self.directory.path().join("stderr")).unwrap()
+    }
+
+    /// Starts a node and reads everything. An error is the text that a client or the operator sees.
+    async fn read(&self) -> Result<Vec<String>, String> {
+        let node = self.start(&[])?;
+        let contents = contents(&node, &self.password()).await;
+        assert_eq!(node.end(Signal::KILL), None);
+        contents.map_err(|error| error + &self.stderr())
+    }
+
+    fn password(&self) -> String {
+        // Of a start before: the file itself may be damaged.
+        match self.contents.first().and_then(|line| line.strip_prefix("superuser ")) {
+            Some(password) => password.to_owned(),
+            None => {
+                std::fs::read_to_string(self.data().join("superuser-password")).unwrap().trim().to_owned()
+            }
+        }
+    }
+}
+
+async fn log_in(node: &Node, user: &str, password: &str, database: &str) -> Result<Client, String> {
+    let url = format!("postgres://{user}:{password}@{}/{database}", node.sql);
+    let (client, connection) = tokio_postgres::connect(&url, NoTls).await.map_err(text)?;
+    tokio::spawn(connection);
+    Ok(client)
+}
+
+fn text(error: tokio_postgres::Error) -> String {
+    match error.as_db_error() {
+        Some(error) => {
+            let parts = [Some(error.message()), error.detail(), error.hint()];
+            parts.into_iter().flatten().collect::<Vec<_>>().join("; ")
+        }
+        None => error.to_string(),
+    }
+}
+
+const TENANTS: [&str; 3] = ["crm", "shop", "wiki"];
+
+/// The first column of an answer.
+async fn column(client: &Client, sql: &str) -> Result<Vec<String>, String> {
+    let messages = client.simple_query(sql).await.map_err(text)?;
+    let value = |message| match message {
+        SimpleQueryMessage::Row(row) => Some(row.get(0).unwrap_or_default().to_owned()),
+        _ => None,
+    };
+    Ok(messages.into_iter().filter_map(value).collect())
+}
+
+/// Tenants, users, rights and rows.
+async fn contents(node: &Node, password: &str) -> Result<Vec<String>, String> {
+    let mut lines = vec![format!("superuser {password}")];
+    let system = log_in(node, "fulmar", password, "fulmar").await?;
+    lines.extend(column(&system, "SELECT 'database ' || datname FROM pg_database ORDER BY 1").await?);
+    lines.extend(column(&system, "SELECT 'user ' || rolname FROM pg_roles ORDER BY 1").await?);
+    for tenant in TENANTS {
+        let client = log_in(node, "fulmar", password, tenant).await?;
+        for rows in column(&client, "SELECT count(*) || ' rows of ' || sum(length(x)) FROM t").await? {
+            lines.push(format!("{tenant}: {rows}"));
+        }
+    }
+    for (user, tenant) in [("ada", "shop"), ("ada", "crm"), ("bob", "crm"), ("bob", "shop"), ("eve", "shop")]
+    {
+        let may = match log_in(node, user, &format!("secret-of-{user}"), tenant).await {
+            Err(_) => "nothing",
+            Ok(client) => match client.execute("DELETE FROM t WHERE false", &[]).await {
+                Ok(_) => "write",
+                Err(_) => "read",
+            },
+        };
+        lines.push(format!("{user} may {may} in {tenant}"));
+    }
+    Ok(lines)
+}
+
+/// Creates tenants with rows in segments and in the log, users and privileges, and drops and revokes some.
+async fn rig(end: Signal) -> Rig {
+    let rig = Rig { directory: tempfile::tempdir().unwrap(), contents: Vec::new() };
+    let node = rig.start(&[]).unwrap();
+    let password = rig.password();
+    let system = log_in(&node, "fulmar", &password, "fulmar").await.unwrap();
+    let run =
+        async |sql: &str| system.batch_execute(sql).await.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+    for user in ["ada", "bob", "eve"] {
+        run(&format!("CREATE USER {user} PASSWORD 'secret-of-{user}'")).await;
+    }
+    for tenant in TENANTS {
+        run(&format!("CREATE DATABASE {tenant}")).await;
+        let client = log_in(&node, "fulmar", &password, tenant).await.unwrap();
+        client.batch_execute("CREATE TABLE t(x); INSERT INTO t VALUES (hex(zeroblob(9000)))").await.unwrap();
+        // A branch flushes its source.
+        run(&format!("CREATE DATABASE branch TEMPLATE {tenant}")).await;
+        run("DROP DATABASE branch").await;
+        client.batch_execute("INSERT INTO t VALUES ('in the log')").await.unwrap();
+    }
+    for sql in [
+        "GRANT CONNECT ON DATABASE shop TO ada, eve",
+        "GRANT CONNECT ON DATABASE crm TO ada",
+        "GRANT SELECT ON DATABASE crm TO bob",
+        "REVOKE CONNECT ON DATABASE crm FROM ada",
+        "REVOKE CONNECT ON DATABASE shop FROM eve",
+        "DROP USER eve",
+    ] {
+        run(sql).await;
+    }
+    let contents = contents(&node, &password).await.unwrap();
+    // A damaged last record of a log that was not sealed is indistinguishable from a torn write: the last commit must be dispensable.
+    let shop = log_in(&node, "fulmar", &password, "shop").await.unwrap();
+    for _ in 0..2 {
+        shop.batch_execute("CREATE TABLE IF NOT EXISTS last(x); INSERT INTO last VALUES (1)").await.unwrap();
+    }
+    drop((system, shop));
+    assert_eq!(node.end(end), (end == Signal::TERM).then_some(0));
+    Rig { contents, ..rig }
+}

@@ -1,0 +1,146 @@
+//! Which partitions have objects in the store: what a start compares with the catalog.
+//!
+//! Of a directory only the names of the partitions' directories are read. Elsewhere names are listed page by page; behind each page
+//! the listing goes on with the next partition, so it takes at most one request for each partition.
+
+use fulmar_pages::PartitionId;
+
+use super::{MANIFESTS, PageStore, StoreError, directory};
+use crate::store::{Failure, FailureKind, Store};
+
+impl PageStore {
+    /// A partition with this id or a greater one that has objects below `manifests/` and for which `wanted` returns true. Calls
+    /// `wanted` for those before it, in order.
+    pub async fn find_partition(
+        &self,
+        from: PartitionId,
+        wanted: &(dyn Fn(PartitionId) -> bool + Sync),
+    ) -> Result<Option<PartitionId>, StoreError> {
+        let found = match self.store.directory().map(|root| root.join(MANIFESTS)) {
+            Some(manifests) => {
+                let read = tokio::task::spawn_blocking(move || partition_directories(&manifests, from));
+                let read = read.await.unwrap_or_else(|panic| Err(std::io::Error::other(panic)));
+                let failed = |cause| {
+                    StoreError::failed(
+                        "list",
+                        MANIFESTS,
+                        &self.store,
+                        Failure::new(FailureKind::Other, cause),
+                    )
+                };
+                for id in read.map_err(failed)? {
+                    // Deleting the last object of a partition leaves its directory.
+                    if wanted(id) && !self.list(&directory(id)).await?.is_empty() {
+                        return Ok(Some(id));
+                    }
+                }
+                return Ok(None);
+            }
+            None => self.find_listed(from, wanted).await,
+        };
+        found.map_err(|failure| StoreError::failed("list", MANIFESTS, &self.store, failure))
+    }
+
+    async fn find_listed(
+        &self,
+        from: PartitionId,
+        wanted: &(dyn Fn(PartitionId) -> bool + Sync),
+    ) -> Result<Option<PartitionId>, Failure> {
+        let mut last = from.0.checked_sub(1).map(PartitionId);
+        loop {
+            let after = last.map(last_name);
+            let page = self.store.list(MANIFESTS, after.as_deref()).await?;
+            for id in page.names.iter().filter_map(|name| partition_of(name)) {
+                if last < Some(id) {
+                    last = Some(id);
+                    if wanted(id) {
+                        return Ok(Some(id));
+                    }
+                }
+            }
+            if !page.more {
+                return Ok(None);
+            }
+            if last.map(last_name) == after {
+                let cause = "a page of a listing promises more and leads no further";
+                return Err(Failure::new(FailureKind::Unavailable, cause));
+            }
+        }
+    }
+}
+
+/// A name that sorts behind those of all objects of a partition.
+fn last_name(id: PartitionId) -> String {
+    format!("{}/z", directory(id))
+}
+
+fn partition_of(object: &str) -> Option<PartitionId> {
+    parse(object.strip_prefix(MANIFESTS)?.strip_prefix('/')?.split('/').next()?)
+}
+
+fn parse(digits: &str) -> Option<PartitionId> {
+    let id = PartitionId(u64::from_str_radix(digits, 16).ok()?);
+    (id.to_string() == digits).then_some(id)
+}
+
+fn partition_directories(
+    manifests: &std::path::Path,
+    from: PartitionId,
+) -> std::io::Result<Vec<PartitionId>> {
+    let entries = match std::fs::read_dir(manifests) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let mut ids = Vec::new();
+    for entry in entries {
+        let name = entry?.file_name();
+        ids.extend(name.to_str().and_then(parse).filter(|id| *id >= from));
+    }
+    ids.sort_unstable();
+    Ok(ids)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use bytes::Bytes;
+    use parking_lot::Mutex;
+
+    use super::*;
+    use crate::store::Backend;
+
+    #[tokio::test]
+    async fn partitions_are_found_in_order_from_an_id_on() {
+        let directory = tempfile::tempdir().unwrap();
+        let backends =
+            [Backend::memory(), crate::StoreUrl::Directory(directory.path().to_owned()).open().unwrap()];
+        for backend in backends {
+            let store = PageStore::open(Arc::new(backend.clone()));
+            let asked = Mutex::new(Vec::new());
+            let find = async |from: u64, wanted: u64| {
+                asked.lock().clear();
+                let test = |id: PartitionId| {
+                    asked.lock().push(id.0);
+                    id.0 == wanted
+                };
+                store.find_partition(PartitionId(from), &test).await.unwrap().map(|id| id.0)
+            };
+            assert_eq!(find(0, 1).await, None);
+            for (id, object) in
+                [(1, "00000001/000000000000000a"), (3, "hot-00000001-00"), (3, "fate-x"), (18, "anchor-y")]
+            {
+                let name = format!("manifests/{}/{object}", PartitionId(id));
+                backend.put(&name, Bytes::from_static(b"x")).await.unwrap();
+            }
+            assert_eq!(find(0, 3).await, Some(3));
+            assert_eq!(*asked.lock(), [1, 3]);
+            assert_eq!(find(2, 1).await, None);
+            assert_eq!(*asked.lock(), [3, 18]);
+            assert_eq!(find(19, 19).await, None);
+            backend.delete(&format!("manifests/{}/anchor-y", PartitionId(18))).await.unwrap();
+            assert_eq!(find(4, 18).await, None);
+        }
+    }
+}
