@@ -120,6 +120,9 @@ impl Engine {
     /// The manifest of a partition with all that has been committed; `None` if that is nothing. While the guard is held
     /// nothing that it names is collected.
     async fn newest_manifest(&self, id: PartitionId) -> Result<(RwLockReadGuard<'_, ()>, Option<Manifest>)> {
+        // Fails if the partition's log was refused: nothing is known of its records then, and it may have unflushed commits.
+        self.places.settled(id).await;
+        self.log_of(id)?;
         // One that is not open, and of which the log has nothing, has all in its manifest.
         if self.may_be_dirty(id) {
             let partition = self.partition(id).await?;

@@ -29,6 +29,12 @@
 //!   listed after the last manifest was deleted: so it finds the branch, or the manifest.
 //! - Segments of earlier terms stay until their processes are gone: a flush may be about to name one.
 //!
+//! # A damaged log in the store
+//! A log that was refused at the start ([`crate::places`]) may name segments of large commits that no manifest names yet. The
+//! operator can restore its damaged object, and the next start then needs these segments. So no segment is deleted in a process
+//! that has refused the log. Manifests are deleted as usual: the records of a log continue from the newest one, which stays.
+//!
+//! # Damaged fates and manifests
 //! A fate that cannot be read keeps its manifest, and a warning says so. As long as there is a manifest that cannot be read no segment is
 //! deleted: what it names nobody knows. A warning says each time which it is, whose, and what to do.
 //!
@@ -136,6 +142,10 @@ impl Engine {
             self.delete_old_hot_pages(&listed).await?;
             self.anchor_those_at_rest(&listed, &is_begun).await?;
             self.delete_old_manifests(&listed, marks, &is_begun).await?;
+            if self.places.check().is_err() {
+                // Segments that only the refused log names are in none of the sets above.
+                return Ok(());
+            }
             segments.need(self.segments_in_use());
             self.need_named_segments(marks, &mut segments, &is_begun).await?;
             let now_ms = node.clock.monotonic_ms();

@@ -102,8 +102,8 @@ impl Places {
         ));
     }
 
-    /// The error of who needs the log in the store, if it is not to be used.
-    fn check(&self) -> Result<()> {
+    /// Returns the error of an operation that needs the log in the store, if that log was refused.
+    pub(crate) fn check(&self) -> Result<()> {
         self.refused.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 

@@ -186,6 +186,52 @@ async fn a_damaged_log_in_the_store_stops_only_who_commits_to_it() {
     assert_eq!(client(&engine, LOCAL).int("SELECT count(*) FROM t").await, 2);
 }
 
+/// The operator restores the damaged object later. Until then nothing may be deleted that only the log names, and nothing may be
+/// copied without what the log holds of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_log_in_the_store_costs_no_segment_and_no_commit() {
+    const ROWS: i64 = 3000;
+    let rig = rig();
+    let start = async || {
+        // Alone: the collector waits for nobody.
+        start_when_free(|| Config { alone: true, ..rig.config(&rig.directory, &[SHARED]) }).await
+    };
+    let engine = start().await;
+    let mut shop = client(&engine, SHARED);
+    shop.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)").await.unwrap();
+    engine.flush().await.unwrap();
+    // So many pages are stored as a segment, which the log's record names.
+    shop.run(&format!(
+        "INSERT INTO t(v) WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {ROWS})
+        SELECT randomblob(3900) FROM n"
+    ))
+    .await
+    .unwrap();
+    shop.close().await;
+    drop(engine);
+    let damaged = rig.log_objects().await.pop().unwrap();
+    let whole = rig.objects.get(&damaged, Span::Whole).await.unwrap().bytes;
+    rig.objects.delete(&damaged).await.unwrap();
+    rig.objects.put(&damaged, whole.slice(..whole.len() / 2)).await.unwrap();
+
+    let engine = start().await;
+    engine.collect().await.unwrap();
+    let branched = engine.create_partition(PartitionId(OTHER), Some((PartitionId(SHARED), None))).await;
+    assert_eq!(branched.unwrap_err().state(), sqlstate::DATA_CORRUPTED);
+    let exported = engine.export(PartitionId(SHARED), None).await.map(drop);
+    assert_eq!(exported.unwrap_err().state(), sqlstate::DATA_CORRUPTED);
+    engine.shutdown().await.unwrap();
+    drop(engine);
+
+    rig.objects.delete(&damaged).await.unwrap();
+    rig.objects.put(&damaged, whole).await.unwrap();
+    let engine = start().await;
+    assert_eq!(client(&engine, SHARED).int("SELECT count(*) FROM t WHERE length(v) = 3900").await, ROWS);
+    engine.flush().await.unwrap();
+    engine.collect().await.unwrap();
+    assert_eq!(client(&engine, SHARED).int("SELECT count(*) FROM t WHERE length(v) = 3900").await, ROWS);
+}
+
 /// What the log goes on from must be there: else its differences would be applied to other pages.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_manifest_that_is_gone_is_missed_by_the_log() {
