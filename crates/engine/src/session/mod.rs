@@ -468,10 +468,14 @@ impl Session {
 
 /// The error for an answer whose version was discarded, or will never be known.
 fn lost(error: LogError, log: &CommitLog) -> Error {
-    match error {
-        LogError::Discarded { .. } => discarded(log),
-        other => Error::new(sqlstate::IO_ERROR, format!("the answer is not known to be durable: {other}"))
-            .hint("ask for the outcome with pg_xact_status when the node is back"),
+    match (error, log.fenced()) {
+        (LogError::Discarded { .. }, _) => discarded(log),
+        (_, Some(fenced)) => log_error(fenced)
+            .detail("It is unknown whether the other process has taken over what this transaction wrote."),
+        (other, None) => {
+            Error::new(sqlstate::IO_ERROR, format!("the answer is not known to be durable: {other}"))
+                .hint("ask for the outcome with pg_xact_status when the node is back")
+        }
     }
 }
 

@@ -27,8 +27,8 @@
 //! Who takes over closes the log: a *seal* is put into the slot after the last contiguous object. If it loses that slot
 //! to a put that was on its way, it tries the next one. From then on the log's end is fixed for ever: its writer, should
 //! it live, finds the seal in a slot that it wanted for records, and is *fenced*: none of its later objects, though some
-//! may stand behind the seal, will ever be in a contiguous prefix, and it has acknowledged none of them. So it can
-//! say for certain that their commits did not happen.
+//! may stand behind the seal, will ever be in a contiguous prefix, and it has acknowledged none of them. It reports their
+//! commits as lost if rule 3 below makes that certain, and as unknown otherwise.
 //!
 //! A start seals all incarnations before its own: one may still live, or its puts may still be on their way.
 //!
@@ -40,7 +40,7 @@
 //! Objects are deleted whose records are all covered: by manifests, or since they stand once more in later objects that are
 //! durable (what a partition that cannot be opened has in the log is carried forward). A slot that was deleted is free again, and a put that was on its way, a seal that somebody meant for a log that he had read long ago, or a writer that knows of nothing may
 //! take it. What such a *zombie* puts there must mean nothing, and must not make the zombie believe that it has won.
-//! Three rules see to that:
+//! Four rules see to that:
 //!
 //! 1. **Every object says from which slot on the log is needed** (of this or of an earlier incarnation: slots are in one
 //!    order for a node). Nothing is deleted before an object that says so is durable. Reading begins at the greatest
@@ -49,7 +49,13 @@
 //! 2. **Seals are never deleted.** A fenced writer that retries a slot below the seal can only put again what was read
 //!    when the log was sealed: it is right to acknowledge it. At the seal itself it fails, for ever. (A seal takes some
 //!    hundred bytes, one for each start.)
-//! 3. **Nobody trusts a slot that he has won until he has listed the log anew.** A seal counts when a fresh reading ends at
+//! 3. **A lost slot proves a loss only if nothing was deleted there.** A writer that finds another object in a slot where its
+//!    own put got no answer cannot tell by that object alone which was first. Its own may have stood there, was read by a
+//!    successor, covered by manifests and deleted, and a late seal took the free slot. So the writer lists and reads the
+//!    objects with greater names. If no needed slot that they state lies beyond the lost one, no object that stated more was
+//!    ever durable (rule 1), hence nothing was deleted there: its own object never stood there, and the loss is certain.
+//!    Otherwise, or if the store does not answer, the outcome is unknown and clients are told so.
+//! 4. **Nobody trusts a slot that he has won until he has listed the log anew.** A seal counts when a fresh reading ends at
 //!    it; a claim, when it is the greatest name of all. If the slot had been used and deleted, what replaced it stands in
 //!    slots beyond, and is seen: names are listed in order, and an object that tells the greatest needed slot is
 //!    deleted only after one with a greater name is durable, so that a listing that runs at the same time meets that one.

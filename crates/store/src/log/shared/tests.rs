@@ -237,6 +237,52 @@ async fn a_seal_in_a_slot_of_before_seals_nothing() {
     assert!(matches!(log.wait_durable(lsn).await, Err(LogError::Discarded { .. })));
 }
 
+/// The put of a late seal arrives in a slot whose object the successor has read, covered and deleted, before the old writer
+/// learns that its own put had succeeded. It must not report that commit as lost.
+#[tokio::test(start_paused = true)]
+async fn a_lost_slot_that_was_deleted_before_proves_no_loss() {
+    let store = Backend::memory();
+    let faulty = FaultyStore::new(Arc::new(store.clone()));
+    let (old, _) = open(&faulty).await;
+    faulty.next(StoreOperation::Put, StoreFault::LoseAnswer);
+    faulty.always(StoreOperation::Put, Some(StoreFault::Fail(FailureKind::Unavailable)));
+    faulty.always(StoreOperation::Get, Some(StoreFault::Fail(FailureKind::Unavailable)));
+    let lsn = append(&old, 1);
+    while !names(&store).await.contains(&slot(1, 1)) {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    let (new, seen) = open(&store).await;
+    assert_eq!(seen, [1], "the put was stored, and counts");
+    let covered = append_durably(&new, 2).await;
+    new.truncate(covered);
+    append_durably(&new, 3).await;
+    while names(&store).await.contains(&slot(1, 1)) {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    let place = Slot { incarnation: 1, sequence: 1 };
+    let late = open::seal(fulmar_pages::LogId(9), place, 0, Slot { incarnation: 1, sequence: 0 });
+    store.put(&slot(1, 1), late).await.unwrap();
+    faulty.always(StoreOperation::Put, None);
+    faulty.always(StoreOperation::Get, None);
+    let outcome = old.wait_durable(lsn).await;
+    assert!(matches!(outcome, Err(LogError::Closed)), "the outcome must be unknown: {outcome:?}");
+    assert!(matches!(old.append(&commit(4, 1), Urgency::Prompt), Err(LogError::Fenced { .. })));
+    append_durably(&new, 5).await;
+    assert_eq!(open(&store).await.1, [3, 5]);
+}
+
+/// If the log cannot be listed, nothing is known about a lost slot.
+#[tokio::test(start_paused = true)]
+async fn a_lost_slot_proves_no_loss_while_the_store_does_not_answer() {
+    let store = Backend::memory();
+    let faulty = FaultyStore::new(Arc::new(store.clone()));
+    let (old, _) = open(&faulty).await;
+    let (_new, _) = open(&store).await;
+    faulty.always(StoreOperation::List, Some(StoreFault::Fail(FailureKind::Unavailable)));
+    let outcome = old.wait_durable(append(&old, 1)).await;
+    assert!(matches!(outcome, Err(LogError::Closed)), "the outcome must be unknown: {outcome:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn damaged_and_missing_objects_are_refused_by_name() {
     let store = Backend::memory();

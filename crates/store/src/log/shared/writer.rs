@@ -11,7 +11,7 @@ use futures::stream::{self, FuturesUnordered, StreamExt};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::object::{self, Head};
+use super::object::{self, Head, Object};
 use super::objects::Objects;
 use super::open::{Opened, seal};
 use super::state::{Batch, Core, Live, Phase, State};
@@ -32,6 +32,9 @@ const MARK_DELAY: Duration = Duration::from_millis(250);
 
 /// Time between two puts while the backlog is full, unless an object is full.
 const CROWDED_PACE: Duration = Duration::from_millis(100);
+
+/// Objects that are read at the same time when a slot was lost.
+const CONCURRENT_READS: usize = 8;
 
 /// The writer's own state: what is on its way.
 pub(super) struct Writer {
@@ -125,8 +128,8 @@ impl Writer {
             tokio::select! {
                 biased;
                 Some((slot, won)) = self.puts.next() => {
-                    if let Err(fenced) = self.settle(slot, won) {
-                        break Some(fenced);
+                    if let Err(lost) = self.settle(slot, won) {
+                        break Some(self.fence(lost).await);
                     }
                 }
                 Some(()) = self.deletes.next() => {}
@@ -208,15 +211,15 @@ impl Writer {
         }));
     }
 
-    /// It is known who has a slot: acknowledges as far as all before are known too. An error if the log is not ours any
-    /// more.
-    fn settle(&mut self, slot: Slot, won: bool) -> Result<(), LogError> {
+    /// The outcome of a put is known: acknowledges all objects up to the first whose outcome is not. If another process's
+    /// object stands in a slot, returns that slot: the log cannot be written any more.
+    fn settle(&mut self, slot: Slot, won: bool) -> Result<(), Slot> {
         if let Some(flight) = self.flight.iter_mut().find(|flight| flight.live.slot == slot) {
             flight.won = Some(won);
         }
         while let Some(flight) = self.flight.pop_front_if(|flight| flight.won.is_some()) {
             if flight.won == Some(false) {
-                return Err(self.fence(flight.live.slot));
+                return Err(flight.live.slot);
             }
             self.acknowledge(&flight);
         }
@@ -242,21 +245,28 @@ impl Writer {
         }
     }
 
-    /// Somebody has closed the log before `slot`: what was to stand there and behind is lost.
-    fn fence(&self, slot: Slot) -> LogError {
+    /// Another process's object stands in `slot`: closes the log. The records from `slot` on are reported as discarded only if
+    /// [that is certain](is_lost). Otherwise their waiters get [`LogError::Closed`]: the outcome is unknown.
+    async fn fence(&mut self, slot: Slot) -> LogError {
         let error = LogError::Fenced { object: self.objects.name(slot) };
         tracing::error!(%error, "the log in the store has been taken over");
         let progress = &self.core.progress;
         // Before anybody can see that it does not work.
         progress.statistics.failures.fetch_add(1, Relaxed);
-        let mut state = self.core.state.lock();
-        state.phase = Phase::Closed(Some(error.clone()));
-        state.pending.clear();
-        let (after, upto) = (progress.durable(), state.appended);
-        drop(state);
-        progress.announce_loss(after, upto);
-        progress.discard(after, upto);
-        progress.publish(upto);
+        // Nothing is appended from here on, so the range is final before the store is asked.
+        let (after, upto) = {
+            let mut state = self.core.state.lock();
+            state.phase = Phase::Closed(Some(error.clone()));
+            state.pending.clear();
+            (progress.durable(), state.appended)
+        };
+        if is_lost(&self.objects, slot).await {
+            progress.announce_loss(after, upto);
+            progress.discard(after, upto);
+            progress.publish(upto);
+        } else {
+            tracing::warn!("whether the last commits were taken over with the log is unknown");
+        }
         error
     }
 
@@ -316,6 +326,23 @@ async fn delete(objects: Objects, garbage: Vec<Garbage>, concurrent: usize) {
         }
     };
     stream::iter(garbage).for_each_concurrent(concurrent, delete).await;
+}
+
+/// Whether this writer's object has never stood in `slot`, where another one was found. Not certain if the slot may have been
+/// deleted in between (rule 3 of [`super`]): then a greater object states a needed slot beyond it, or did when it was listed.
+async fn is_lost(objects: &Objects, slot: Slot) -> bool {
+    let Ok(greater) = objects.list_after(Some(slot)).await else { return false };
+    // The newest object most likely states the greatest slot.
+    let reads = stream::iter(greater.into_iter().rev()).map(|other| objects.get(other));
+    // An object that has gone since it was listed was covered: a greater one states so.
+    let proves_nothing = |read: Result<Option<Object>, LogError>| !matches!(read, Ok(Some(object)) if object.head.needed <= slot);
+    let mut reads = reads.buffered(CONCURRENT_READS);
+    while let Some(read) = reads.next().await {
+        if proves_nothing(read) {
+            return false;
+        }
+    }
+    true
 }
 
 async fn sleep_until(deadline: Option<Instant>) {

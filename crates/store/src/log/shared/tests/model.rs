@@ -28,6 +28,8 @@ use super::{
 };
 
 const SEEDS: u64 = 1000;
+/// Seeds beyond these that found something once: a late seal in a slot that the log had deleted.
+const FOUND: [u64; 2] = [20447, 27179];
 /// To run one that failed.
 const SEED: &str = "SHARED_LOG_SEED";
 const LIVES: u32 = 4;
@@ -296,10 +298,10 @@ async fn run(seed: u64) -> (u64, u64, u64) {
 #[test]
 fn no_acknowledged_record_is_lost_doubled_or_revived() {
     let seeds = match std::env::var(SEED).ok().and_then(|seed| seed.parse().ok()) {
-        Some(seed) => seed..seed + 1,
-        None => 0..SEEDS,
+        Some(seed) => vec![seed],
+        None => (0..SEEDS).chain(FOUND).collect(),
     };
-    let all = seeds.end - seeds.start == SEEDS;
+    let all = seeds.len() > 1;
     let (mut acknowledged, mut fenced, mut read_beside) = (0, 0, 0);
     for seed in seeds {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
