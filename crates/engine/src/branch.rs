@@ -32,7 +32,7 @@
 use std::sync::Arc;
 
 use fulmar_pages::{Manifest, PartitionId, Version};
-use fulmar_store::{ManifestName, failpoint};
+use fulmar_store::{ManifestName, StoreError, failpoint};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use tokio::sync::RwLockReadGuard;
@@ -84,7 +84,7 @@ impl Engine {
                 outcomes_horizon: clock.newest_id(),
                 ..manifest
             };
-            self.node().store.put_manifest(&branch).await.map_err(store_error)?;
+            self.put_first_manifest(&branch).await?;
             failpoint::hit(failpoint::BRANCH_AFTER_MANIFEST);
             held.check(self.node()).await
         }
@@ -92,14 +92,37 @@ impl Engine {
     }
 
     /// Refuses the id of a partition that has a manifest: another process, which has owned the store before, has given it away.
-    async fn check_new(&self, id: PartitionId) -> Result<()> {
+    pub(crate) async fn check_new(&self, id: PartitionId) -> Result<()> {
         let listed = async { self.node().store.list_manifests(Some(id)).await.map_err(store_error) };
         let (listed, ()) = tokio::try_join!(listed, self.check_term())?;
         match listed.is_empty() {
             true => Ok(()),
-            false => Err(Error::new(sqlstate::OBJECT_IN_USE, format!("partition {id} is there already"))
-                .hint("Try again: another one is chosen then.")),
+            false => {
+                Err(Error::new(sqlstate::OBJECT_IN_USE, format!("partition {id} is there already"))
+                    .hint("Try again: another one is chosen then."))
+            }
         }
+    }
+
+    /// Stores the first manifest of a partition that is being created.
+    ///
+    /// The catalogs of two processes that both believe to own the store give out the same ids. So the id and the term are
+    /// checked just before the put, however long the creation took, and the term once more after it: a manifest of a process
+    /// that was taken over in between is deleted, because the owner would open its own partition of that id from it.
+    pub(crate) async fn put_first_manifest(&self, manifest: &Manifest) -> Result<()> {
+        self.check_new(manifest.partition).await?;
+        let store = &self.node().store;
+        match store.put_manifest(manifest).await {
+            Err(exists @ StoreError::Exists { .. }) => {
+                return Err(store_error(exists));
+            }
+            put => put.map_err(store_error)?,
+        }
+        let checked = self.check_term().await;
+        if self.is_taken_over() {
+            store.delete_manifest(ManifestName::of(manifest)).await.map_err(store_error)?;
+        }
+        checked
     }
 
     /// The manifest of a partition as it is now or was at a time; `None` if there is nothing in it. While the guard is

@@ -8,6 +8,9 @@
 //! dropped leaves nothing. What is in the pages is for SQLite to say: who imports runs `PRAGMA quick_check` before
 //! anybody else sees the partition.
 //!
+//! Whether the partition's id is new, and the store still this process's, is checked when the import begins and again just before
+//! its manifest is stored ([`Engine::put_first_manifest`]): the client may have taken hours in between.
+//!
 //! Page 1 is kept until the end and says then what is so: the number of pages, and that no write-ahead log is used.
 
 use std::sync::Arc;
@@ -45,9 +48,11 @@ pub struct Import {
 }
 
 impl Engine {
-    /// Begins to fill a partition that is new.
+    /// Begins to fill a partition that is new. Refuses the id of one that has a manifest.
     pub async fn import(self: &Arc<Self>, id: PartitionId) -> Result<Import> {
+        self.check_owner()?;
         self.node().disk.admit(true)?;
+        self.check_new(id).await?;
         let mut writer = self.node().store.segment_writer().await.map_err(store_error)?;
         let builder = SegmentBuilder::new(writer.buffer());
         let partial = Vec::with_capacity(PAGE_SIZE);
@@ -122,7 +127,7 @@ impl Import {
             outcomes: Vec::new(),
             outcomes_horizon: node.clock.newest_id(),
         };
-        node.store.put_manifest(&manifest).await.map_err(store_error)?;
+        self.engine.put_first_manifest(&manifest).await?;
         self.engine.maintenance.count_written(bytes);
         Ok(self.pages)
     }

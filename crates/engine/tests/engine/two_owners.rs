@@ -294,3 +294,31 @@ async fn a_collection_that_is_held_takes_nothing_from_the_next_owner() {
     assert_eq!(next.rows(SHOP).await, [1, 3, 4, 5, 6].into());
     drop((next, zombie));
 }
+
+/// The file of a database.
+async fn exported(process: &Process, id: PartitionId) -> Vec<u8> {
+    let mut export = process.engine.export(id, None).await.unwrap();
+    let mut file = Vec::new();
+    while export.next(&mut file).await.unwrap() {}
+    file
+}
+
+/// Both catalogs give out the same next id.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_import_does_not_become_a_database_of_the_next_owner() {
+    const NEW: PartitionId = PartitionId(57);
+    let world = World::new(Duration::ZERO);
+    let zombie = shop(&world).await;
+    let file = exported(&zombie, SHOP).await;
+    let mut import = zombie.engine.import(NEW).await.unwrap();
+    import.write(&file).await.unwrap();
+    let owner = world.start().await;
+    let error = import.finish().await.unwrap_err();
+    assert!(error.message().contains("another process has taken over"), "{error:?}");
+    assert!(zombie.engine.import(PartitionId(58)).await.is_err(), "it is known to be over");
+    assert_eq!(owner.pages().list_manifests(Some(NEW)).await.unwrap(), []);
+    let mut client = owner.client(NEW);
+    client.run("CREATE TABLE t(id INTEGER PRIMARY KEY)").await.unwrap();
+    assert_eq!(client.int("SELECT count(*) FROM t").await, 0);
+    client.close().await;
+}
