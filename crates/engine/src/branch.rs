@@ -98,6 +98,7 @@ impl Engine {
         match listed.is_empty() {
             true => Ok(()),
             false => {
+                self.foreign.lock().insert(id);
                 Err(Error::new(sqlstate::OBJECT_IN_USE, format!("partition {id} is there already"))
                     .hint("Try again: another one is chosen then."))
             }
@@ -114,6 +115,7 @@ impl Engine {
         let store = &self.node().store;
         match store.put_manifest(manifest).await {
             Err(exists @ StoreError::Exists { .. }) => {
+                self.foreign.lock().insert(manifest.partition);
                 return Err(store_error(exists));
             }
             put => put.map_err(store_error)?,
@@ -123,6 +125,14 @@ impl Engine {
             store.delete_manifest(ManifestName::of(manifest)).await.map_err(store_error)?;
         }
         checked
+    }
+
+    /// Deletes what a failed creation left. A partition that another process created under the same id is left alone, and so is
+    /// everything in a store that was taken over. The record in the catalog can go then: it must not make the next start drop
+    /// that partition.
+    pub async fn undo_creation(&self, id: PartitionId) -> Result<()> {
+        let is_foreign = self.foreign.lock().contains(&id) || self.is_taken_over();
+        if is_foreign { Ok(()) } else { self.drop_partition(id).await }
     }
 
     /// The manifest of a partition as it is now or was at a time; `None` if there is nothing in it. While the guard is

@@ -53,6 +53,8 @@ pub struct Engine {
     /// Partitions of which the catalog may say that they were restored, or not: they are not opened again, and what they may open from stays.
     pub(crate) undecided: Mutex<HashSet<PartitionId>>,
     pub(crate) retention: RetentionSource,
+    /// Partitions whose creation was refused since the start, because another process created one with the same id.
+    pub(crate) foreign: Mutex<HashSet<PartitionId>>,
     /// Partitions that were dropped since the start; their ids are never used again.
     dropped: Mutex<HashSet<PartitionId>>,
     pub(crate) places: Places,

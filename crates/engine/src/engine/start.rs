@@ -136,6 +136,7 @@ impl Engine {
                 eras: Mutex::new(config.eras),
                 undecided: Mutex::default(),
                 retention: config.retention,
+                foreign: Mutex::default(),
                 dropped: Mutex::default(),
                 tickets: AtomicU64::new(1),
                 seeds: AtomicU64::new(seed.wrapping_mul(0x2545_F491_4F6C_DD1D)),

@@ -320,5 +320,39 @@ async fn an_import_does_not_become_a_database_of_the_next_owner() {
     let mut client = owner.client(NEW);
     client.run("CREATE TABLE t(id INTEGER PRIMARY KEY)").await.unwrap();
     assert_eq!(client.int("SELECT count(*) FROM t").await, 0);
+    owner.engine.flush().await.unwrap();
+    zombie.engine.undo_creation(NEW).await.unwrap();
+    assert_eq!(owner.pages().list_manifests(Some(NEW)).await.unwrap().len(), 1);
     client.close().await;
+}
+
+/// Whatever is there under an id that a creation was refused for belongs to somebody else.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_creation_that_is_refused_deletes_nothing() {
+    const NEW: PartitionId = PartitionId(57);
+    let world = World::new(Duration::ZERO);
+    let process = shop(&world).await;
+    let error = process.engine.create_partition(SHOP, None).await.unwrap_err();
+    assert_eq!(error.state(), sqlstate::OBJECT_IN_USE);
+    process.engine.undo_creation(SHOP).await.unwrap();
+    assert_eq!(process.rows(SHOP).await, [1].into());
+    let error = process.engine.import(SHOP).await.map(drop).unwrap_err();
+    assert_eq!(error.state(), sqlstate::OBJECT_IN_USE);
+
+    // The other one was faster.
+    let file = exported(&process, SHOP).await;
+    let mut late = process.engine.import(NEW).await.unwrap();
+    late.write(&file).await.unwrap();
+    let mut import = process.engine.import(NEW).await.unwrap();
+    import.write(&file).await.unwrap();
+    import.finish().await.unwrap();
+    assert_eq!(late.finish().await.unwrap_err().state(), sqlstate::OBJECT_IN_USE);
+    process.engine.undo_creation(NEW).await.unwrap();
+    assert_eq!(process.rows(NEW).await, [1].into());
+
+    // What it has made itself goes.
+    let other = PartitionId(58);
+    process.engine.create_partition(other, Some((SHOP, None))).await.unwrap();
+    process.engine.undo_creation(other).await.unwrap();
+    assert_eq!(process.pages().list_manifests(Some(other)).await.unwrap(), []);
 }

@@ -201,7 +201,7 @@ pub(crate) async fn finish_create(tenant: &Tenant, shared: &Shared) -> Result<()
 
 /// Gives up a creation. What this cannot do the next start will.
 pub(crate) async fn undo(tenant: &Tenant, shared: &Shared) {
-    if let Err(error) = shared.engine.drop_partition(tenant.partition).await {
+    if let Err(error) = shared.engine.undo_creation(tenant.partition).await {
         tracing::warn!(tenant = tenant.name, %error, "a partition of a tenant that was not created is left until the next start");
         return;
     }
