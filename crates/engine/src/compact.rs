@@ -125,7 +125,7 @@ impl Engine {
         if partition.is_unsure() {
             self.check_term().await?;
         }
-        flush::settle_unsure(self, partition).await?;
+        flush::settle_unsure(self, partition).await??;
         if partition.is_closed() || !partition.replace_named(&work.sources, merged) {
             return Ok(false);
         }

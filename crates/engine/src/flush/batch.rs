@@ -1,7 +1,9 @@
 //! Flushing some partitions together: one segment for all of them, then a manifest for each.
 //!
-//! What is wrong with one partition (its log is silent, a page of it cannot be read) is that one's trouble: it stays dirty, and
-//! the others are flushed. When the store fails the flush ends, and is tried again by the next one.
+//! A failure that concerns one partition does not keep the others from being flushed: its log does not answer, a page of it
+//! cannot be read, or the store answers and refuses its manifest. That partition stays dirty. If the store itself does not
+//! answer, the flush ends, and the next one tries again. Results are nested accordingly: the outer error is the store's, the
+//! inner one a partition's.
 //!
 //! # A manifest that nobody answers for
 //! When a put fails nobody can tell whether the manifest is there, or will appear. So it is remembered
@@ -9,6 +11,7 @@
 //! is closed: then it is there.
 //! Whatever else stands in its place is not ours, and is left alone; the next manifest has a higher number.
 
+use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -31,7 +34,6 @@ const BATCH_PAGES: usize = 8192;
 const MANIFESTS_AT_ONCE: usize = 16;
 /// How long a flush waits for the logs to make durable what it writes. All others of the node wait with it.
 pub(super) const LOG_PATIENCE: Duration = Duration::from_secs(3);
-
 /// A partition of a batch.
 struct Flushing {
     partition: Arc<Partition>,
@@ -54,15 +56,21 @@ pub(crate) fn flush_settled(
     async move {
         let deadline = Instant::now() + LOG_PATIENCE;
         let unsure: Vec<_> = partitions.iter().filter(|partition| partition.is_unsure()).cloned().collect();
-        let settling = unsure.iter().map(|partition| settle_unsure(engine, partition));
+        let settling = unsure
+            .iter()
+            .map(|partition| async move { (partition.id, settle_unsure(engine, partition).await) });
         if !unsure.is_empty() {
             engine.check_term().await?;
         }
         let mut settling = stream::iter(settling.collect::<Vec<_>>()).buffer_unordered(MANIFESTS_AT_ONCE);
-        while let Some(settled) = settling.next().await {
-            settled?;
+        let (mut result, mut failed) = (Ok(()), HashSet::new());
+        while let Some((id, settled)) = settling.next().await {
+            if let Err(error) = settled? {
+                failed.insert(id);
+                result = result.and(Err(error));
+            }
         }
-        let mut result = Ok(());
+        partitions.retain(|partition| !failed.contains(&partition.id));
         let mut batch = Vec::new();
         let mut pages = 0;
         while let Some(partition) = partitions.pop() {
@@ -89,16 +97,20 @@ pub(crate) async fn name_anew(engine: &Engine, partition: Arc<Partition>) -> Res
 }
 
 /// Stores the manifest that an earlier flush may or may not have stored. For who keeps others from flushing.
-pub(crate) async fn settle_unsure(engine: &Engine, partition: &Partition) -> Result<()> {
-    if let Some((manifest, pages)) = partition.unsure_manifest().filter(|_| !partition.is_dropped()) {
-        check_fence(partition)?;
-        put(engine, partition, &manifest).await?;
+pub(crate) async fn settle_unsure(engine: &Engine, partition: &Partition) -> Result<Result<()>> {
+    let unsure = partition.unsure_manifest().filter(|_| !partition.is_dropped());
+    let Some((manifest, pages)) = unsure else { return Ok(Ok(())) };
+    if let Err(fenced) = check_fence(partition) {
+        return Ok(Err(fenced));
+    }
+    let stored = put(engine, partition, &manifest).await?;
+    if stored.is_ok() {
         partition.set_named(&manifest, &pages);
     }
-    Ok(())
+    Ok(stored)
 }
 
-/// The outer error is the store's, the inner one the first that only some partition has.
+/// The inner error is the first of any partition.
 async fn flush_batch(engine: &Engine, mut batch: Vec<Flushing>, deadline: Instant) -> Result<Result<()>> {
     let _unnamed = engine.node().naming.enter();
     for one in &mut batch {
@@ -115,21 +127,22 @@ async fn flush_batch(engine: &Engine, mut batch: Vec<Flushing>, deadline: Instan
         let (segment, failed) = (segment.clone(), &failed);
         async move {
             let segment = failed.get().map_or(segment, |error: &Error| Err(error.clone()));
-            let named = match (&outcome, segment) {
+            let named = match (outcome, segment) {
                 (Ok(()), Ok(segment)) => name_segment(engine, &partition, &flush, segment).await,
                 (Ok(()), Err(error)) => Err(error),
-                (Err(_), _) => Ok(()),
+                (Err(error), _) => Ok(Err(error)),
             };
-            if let Err(error) = &named {
+            let named = named.unwrap_or_else(|error| {
                 let _ = failed.set(error.clone());
-            }
-            let done = outcome.is_ok() && named.is_ok();
+                Err(error)
+            });
+            let done = named.is_ok();
             // What was not flushed stays due.
             partition.end_flush(flush, done);
             if done {
                 engine.maintenance.flushed(&partition);
             }
-            outcome
+            named
         }
     });
     let outcomes: Vec<Result<()>> = stream::iter(naming).buffer_unordered(MANIFESTS_AT_ONCE).collect().await;
@@ -210,9 +223,9 @@ async fn name_segment(
     partition: &Partition,
     flush: &Flush,
     segment: Option<SegmentId>,
-) -> Result<()> {
+) -> Result<Result<()>> {
     if partition.is_dropped() {
-        return Ok(());
+        return Ok(Ok(()));
     }
     let segment = segment.filter(|_| !flush.pages.is_empty());
     let mut named = partition.named_segments();
@@ -233,28 +246,37 @@ async fn name_segment(
     };
     let pages: Vec<u64> = named.iter().map(|named| named.pages).collect();
     partition.begin_to_name(&manifest, &pages);
-    put(engine, partition, &manifest).await?;
+    if let Err(error) = put(engine, partition, &manifest).await? {
+        return Ok(Err(error));
+    }
     failpoint::hit(failpoint::FLUSH_AFTER_MANIFEST);
     // Before it counts as named: if this fails the flush has failed, and the pages are written again.
     if let Some(segment) = segment {
         partition.learn_frames(flush, segment).await?;
     }
     partition.set_named(&manifest, &pages);
-    Ok(())
+    Ok(Ok(()))
 }
 
-/// Stores a manifest, or finds it stored.
-async fn put(engine: &Engine, partition: &Partition, manifest: &Manifest) -> Result<()> {
+/// Stores a manifest, or finds it stored. An object that has its name and is not it, or cannot be read, keeps the name: then the
+/// partition's next manifest gets the next number, and whatever the object is, a start opens from that one.
+async fn put(engine: &Engine, partition: &Partition, manifest: &Manifest) -> Result<Result<()>> {
     let store = &engine.node().store;
-    match store.put_manifest(manifest).await {
+    let stored = match store.put_manifest(manifest).await {
         Err(exists @ StoreError::Exists { .. }) => {
-            let other = store.read_manifest(ManifestName::of(manifest)).await.map_err(store_error)?;
-            if other != *manifest {
-                partition.number_is_taken(manifest);
-                return Err(store_error(exists));
+            match store.read_manifest(ManifestName::of(manifest)).await {
+                Ok(other) if other == *manifest => Ok(()),
+                Ok(_) | Err(StoreError::Damaged { .. } | StoreError::Misnamed { .. }) => {
+                    partition.number_is_taken(manifest);
+                    Err(exists)
+                }
+                Err(error) => Err(error),
             }
-            Ok(())
         }
-        put => put.map_err(store_error),
+        put => put,
+    };
+    match stored {
+        Err(error) if error.is_transient() => Err(store_error(error)),
+        stored => Ok(stored.map_err(store_error)),
     }
 }

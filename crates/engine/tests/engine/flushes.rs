@@ -222,3 +222,52 @@ async fn a_partition_that_cannot_be_opened_keeps_nobody_from_being_flushed() {
     node.engine.flush().await.unwrap_err();
     assert_eq!(node.engine.history(PartitionId(2)).await.unwrap().len(), points + 1);
 }
+
+/// Something else stands where a manifest is to be stored, and cannot be read: the next one gets another name.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_object_in_the_place_of_a_manifest_is_passed_over() {
+    let node = two_tables().await;
+    node.insert().await;
+    node.engine.flush().await.unwrap();
+    let newest = node.engine.history(PartitionId(1)).await.unwrap().pop().unwrap();
+    let name = format!("manifests/{}/{:08x}/{:016x}", PartitionId(1), 1, newest.version + 1);
+    node.store.put(&name, (&b"no manifest"[..]).into()).await.unwrap();
+    node.insert().await;
+    let error = node.engine.flush().await.unwrap_err();
+    assert!(error.message().contains(&name), "{error:?}");
+    assert_eq!(node.engine.history(PartitionId(2)).await.unwrap().len(), 2, "others are flushed");
+    node.insert().await;
+    node.engine.flush().await.unwrap();
+    assert_eq!(node.engine.history(PartitionId(2)).await.unwrap().len(), 3);
+    node.holds(3).await;
+}
+
+/// The store refuses the manifests of one partition, as long as its directory cannot be written.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_whose_manifest_is_refused_does_not_keep_others_from_being_flushed() {
+    let node = crate::common::Node::start().await;
+    let run = async |sql: &str| {
+        for partition in [1, 2] {
+            let mut client = node.client(partition);
+            client.run(sql).await.unwrap();
+            client.close().await;
+        }
+    };
+    run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)").await;
+    // Both are open now.
+    let place = node.directory.path().join("store/manifests").join(PartitionId(1).to_string());
+    std::fs::create_dir_all(place.parent().unwrap()).unwrap();
+    std::fs::write(&place, b"no directory").unwrap();
+    for rounds in 1..=3 {
+        run("INSERT INTO t(v) VALUES (randomblob(2000))").await;
+        node.engine.flush().await.unwrap_err();
+        let points = node.engine.history(PartitionId(2)).await.unwrap().len();
+        assert!(points >= rounds, "the other one is flushed");
+    }
+    std::fs::remove_file(&place).unwrap();
+    node.engine.flush().await.unwrap();
+    let node = node.restart().await;
+    for partition in [1, 2] {
+        assert_eq!(node.client(partition).int("SELECT count(*) FROM t").await, 3);
+    }
+}

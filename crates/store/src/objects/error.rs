@@ -101,6 +101,11 @@ impl StoreError {
         }
     }
 
+    /// Whether the store did not answer, and may do what was asked another time.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, StoreError::Failed { cause, .. } if cause.kind().is_transient())
+    }
+
     /// The object, if it is one that is not what was written, or not there.
     pub fn damaged_object(&self) -> Option<&str> {
         match self {
