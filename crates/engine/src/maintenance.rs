@@ -38,6 +38,12 @@ struct Queue {
     waiting: HashSet<PartitionId>,
 }
 
+/// A piece of work.
+enum Job {
+    Collect,
+    Compact(Arc<Partition>),
+}
+
 impl Maintenance {
     pub(crate) fn new() -> Self {
         Maintenance {
@@ -81,6 +87,16 @@ impl Maintenance {
         }
     }
 
+    /// What to do next. A collection that is due goes first: under constant writes the queue of compactions may never be
+    /// empty, and they add garbage. It cannot keep compactions waiting, since it is due again only after more was written or
+    /// ten minutes have passed.
+    fn next_job(&self, now_ms: u64, disk_is_low: bool) -> Option<Job> {
+        if self.collections.lock().take(now_ms, disk_is_low) {
+            return Some(Job::Collect);
+        }
+        self.next().map(Job::Compact)
+    }
+
     fn next(&self) -> Option<Arc<Partition>> {
         let mut queue = self.compactions.lock();
         let partition = queue.partitions.pop_front()?;
@@ -99,18 +115,24 @@ impl Maintenance {
     }
 }
 
-/// One look around.
+/// Collects when a collection is due and compacts what is queued, until there is neither.
 pub(crate) async fn round(engine: Arc<Engine>) {
     let (node, maintenance) = (engine.node(), &engine.maintenance);
     let mut working = maintenance.working.lock().await;
-    while let Some(partition) = maintenance.next().filter(|_| !maintenance.task.is_stopping()) {
-        if let Err(error) = engine.compact(&partition, &mut working.pace).await {
-            tracing::warn!(%error, partition = %partition.id, "a compaction failed; it is tried again after the next flush");
+    while !maintenance.task.is_stopping() {
+        match maintenance.next_job(node.clock.monotonic_ms(), node.disk.is_low()) {
+            Some(Job::Collect) => {
+                if let Err(error) = engine.delete_unneeded(&mut working.marks).await {
+                    tracing::warn!(%error, detail = error.get_detail(), "a collection failed; it is tried again");
+                }
+            }
+            Some(Job::Compact(partition)) => {
+                if let Err(error) = engine.compact(&partition, &mut working.pace).await {
+                    tracing::warn!(%error, partition = %partition.id, "a compaction failed; it is tried again after the next flush");
+                }
+            }
+            None => return,
         }
-    }
-    let due = maintenance.collections.lock().take(node.clock.monotonic_ms(), node.disk.is_low());
-    if due && let Err(error) = engine.delete_unneeded(&mut working.marks).await {
-        tracing::warn!(%error, detail = error.get_detail(), "a collection failed; it is tried again");
     }
 }
 
@@ -128,5 +150,31 @@ impl Engine {
     pub async fn collect(&self) -> Result<()> {
         let mut working = self.maintenance.working.lock().await;
         self.delete_unneeded(&mut working.marks).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Config;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_due_collection_does_not_wait_for_the_queue_of_compactions() {
+        let directory = tempfile::tempdir().unwrap();
+        let engine = Engine::start(Config::new(directory.path(), 64 << 20)).await.unwrap();
+        let partition = engine.partition(PartitionId(7)).await.unwrap();
+        let maintenance = Maintenance::new();
+        let enqueue = || {
+            let mut queue = maintenance.compactions.lock();
+            queue.waiting.insert(partition.id);
+            queue.partitions.push_back(partition.clone());
+        };
+        enqueue();
+        assert!(matches!(maintenance.next_job(0, false), Some(Job::Compact(_))), "no collection is due");
+        enqueue();
+        maintenance.count_written(1 << 30);
+        assert!(matches!(maintenance.next_job(0, false), Some(Job::Collect)), "a due collection goes first");
+        assert!(matches!(maintenance.next_job(0, false), Some(Job::Compact(_))), "it is due once");
+        assert!(maintenance.next_job(0, false).is_none());
     }
 }
