@@ -59,8 +59,8 @@ use crate::connection::Pool;
 use crate::heap::Heap;
 use crate::node::Node;
 use crate::sql::StatementCache;
-use crate::tenure::taken_over;
-use crate::{Error, sqlstate};
+use crate::tenure::{Tenure, taken_over};
+use crate::{Error, Result, sqlstate};
 
 /// Counters of one partition, kept for those who decide where it should live, and its floor. They outlive its closing.
 #[derive(Default, Debug)]
@@ -324,6 +324,18 @@ impl Partition {
             return Some(self.closed_error());
         }
         self.node.tenure.as_ref().filter(|tenure| tenure.is_over()).map(|_| taken_over())
+    }
+
+    /// Refuses to read it if another process is known to own it: the store, or the log that it commits to.
+    pub(crate) fn check_not_taken_over(&self) -> Result<()> {
+        if self.node.tenure.as_ref().is_some_and(Tenure::is_over) {
+            return Err(taken_over());
+        }
+        // The counter of failures comes first: it is read without a lock, and a log that was taken over has failed.
+        match self.log.statistics().failures.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            _ => self.log.fenced().map_or(Ok(()), |fenced| Err(log_error(fenced))),
+        }
     }
 
     /// Why nothing can be committed.

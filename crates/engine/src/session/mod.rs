@@ -335,8 +335,14 @@ impl Session {
     }
 
     /// The partition that the session's transaction sees, opened on first use. From a store that does not answer that takes
-    /// a minute to fail.
+    /// a minute to fail. Refused once another process is known to own it: what is read here would be outdated, without end.
     async fn partition(&mut self) -> Result<Arc<Partition>> {
+        let partition = self.find_partition().await?;
+        partition.check_not_taken_over()?;
+        Ok(partition)
+    }
+
+    async fn find_partition(&mut self) -> Result<Arc<Partition>> {
         if let Some(seen) = self.seen_partition().filter(|partition| !partition.is_closed()) {
             return Ok(seen.clone());
         }

@@ -205,6 +205,8 @@ async fn who_does_not_own_the_store_any_more_deletes_nothing() {
         assert_eq!(error.state(), sqlstate::IO_ERROR);
         assert!(error.message().contains("another process has taken over"), "{error:?}");
     }
+    let error = zombie.run("SELECT count(*) FROM t").await.unwrap_err();
+    assert!(error.message().contains("another process has taken over"), "reads would be outdated: {error:?}");
     assert_eq!(owner.pages().list_segments().await.unwrap().len(), before, "one that only a log names");
     assert_eq!(owner.rows(SHOP).await, [1, 2].into());
 }
