@@ -237,6 +237,7 @@ impl Engine {
                 outcomes_horizon,
                 ..target.clone()
             };
+            self.check_term_confirmed().await?;
             store.put_manifest(&manifest).await.map_err(store_error)?;
             failpoint::hit(failpoint::RESTORE_AFTER_MANIFEST);
             held.check(node).await?;

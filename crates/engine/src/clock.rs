@@ -7,20 +7,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub trait TimeSource: Send + Sync {
     /// Milliseconds since 1970 (UTC).
     fn unix_ms(&self) -> u64;
-    /// Milliseconds that never go back, from an arbitrary start.
+    /// Milliseconds that never go back, since about the start of the process. The time while the machine was suspended counts.
     fn monotonic_ms(&self) -> u64;
 }
 
 /// The machine's clocks.
 #[derive(Debug)]
 pub struct SystemTime {
-    start: std::time::Instant,
+    start_ms: u64,
 }
 
 impl Default for SystemTime {
     fn default() -> Self {
-        SystemTime { start: std::time::Instant::now() }
+        SystemTime { start_ms: boot_ms() }
     }
+}
+
+/// Milliseconds since the machine was booted. Unlike CLOCK_MONOTONIC ([`std::time::Instant`]) this clock goes on while the
+/// machine is suspended: other processes do not wait for it.
+fn boot_ms() -> u64 {
+    let time = clock_gettime(ClockId::Boottime);
+    time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000
 }
 
 impl TimeSource for SystemTime {
@@ -29,7 +36,7 @@ impl TimeSource for SystemTime {
     }
 
     fn monotonic_ms(&self) -> u64 {
-        self.start.elapsed().as_millis() as u64
+        boot_ms() - self.start_ms
     }
 }
 

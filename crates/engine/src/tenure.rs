@@ -8,7 +8,7 @@
 //! | --- | --- |
 //! | commits | of `shared` partitions its log is sealed ([`fulmar_store`]'s `log/shared`). Of `local` ones nobody takes over; who copies a data directory and starts both has two databases, of which one stays |
 //! | stores a manifest | it has nothing that is not durable in its log, and a number of its own term: below all that its successor commits or stores ([`Tenure::first_number`]). So where the successor has stored one already it is the past; else it is the same version in another place. What its successor has stored it does not go on from ([`Tenure::check_number`]) |
-//! | stores a segment, and names it later | it looks whether the store is still its own before it names one, and does so within minutes; its successor deletes no segment of earlier terms before an hour ([`Tenure::may_delete`]) |
+//! | stores a segment, and names it later | it puts a manifest only if the store has confirmed its term in the last five minutes ([`Engine::check_term_confirmed`]); its successor deletes no segment of earlier terms before an hour ([`Tenure::may_delete`]). If it is stopped between the two all the same, it finds that out after the put, and deletes a manifest that names a deleted segment ([`crate::flush`]) |
 //! | deletes | only what it has listed and then found to be still its own: [`Engine::check_term`]. That it knew all of; for why it is garbage for ever see [`crate::collect`] |
 //! | branches, restores | the same: they store manifests, and what those name was there behind that |
 //! | publishes its catalog | under a number of its own term, below all of its successor's (`meta/published`) |
@@ -22,7 +22,7 @@
 //! much of that is left. Where the store lies in the data directory, which is locked, no other process
 //! can have it, and it has no terms.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use fulmar_pages::SegmentId;
@@ -34,6 +34,9 @@ use crate::{Engine, Error, Result, sqlstate};
 
 /// How long something of an earlier term may still arrive.
 const ZOMBIES_LAST: Duration = Duration::from_secs(3600);
+/// How old the last confirmation of the term may be when a manifest is put. With the time that the put itself takes this must
+/// stay far below [`ZOMBIES_LAST`].
+const CONFIRMATION_LASTS: Duration = Duration::from_secs(300);
 
 /// The term in which a version was made, by its number; 0 where there are no terms.
 pub(crate) fn term_of(number: u64) -> u32 {
@@ -48,15 +51,18 @@ pub(crate) struct Tenure {
     alone_ms: u64,
     /// Another process has begun a later one.
     is_over: AtomicBool,
+    /// When the store was last asked for the term and confirmed it (monotonic milliseconds, before the request).
+    confirmed_ms: AtomicU64,
 }
 
 impl Tenure {
     /// Takes a store over.
     pub(crate) async fn begin(store: &PageStore, clock: &Clock) -> Result<Tenure> {
+        let asked_ms = clock.monotonic_ms();
         let term = store.begin_term().await.map_err(store_error)?;
         let wait = term.wait.unwrap_or(ZOMBIES_LAST).min(ZOMBIES_LAST);
         let alone_ms = clock.monotonic_ms() + wait.as_millis() as u64;
-        Ok(Tenure { term, alone_ms, is_over: AtomicBool::new(false) })
+        Ok(Tenure { term, alone_ms, is_over: AtomicBool::new(false), confirmed_ms: AtomicU64::new(asked_ms) })
     }
 
     /// The term.
@@ -97,13 +103,35 @@ impl Engine {
         let node = self.node();
         // Alone, or a reader.
         let Some(tenure) = &node.tenure else { return self.check_owner() };
+        let asked_ms = node.clock.monotonic_ms();
         if !tenure.is_over() && node.store.is_last_term(&tenure.term).await.map_err(store_error)? {
+            tenure.confirmed_ms.fetch_max(asked_ms, Ordering::Relaxed);
             return Ok(());
         }
         if !tenure.is_over.swap(true, Ordering::Relaxed) {
             tracing::error!("another process has taken over the store; this node commits nothing any more");
         }
         Err(taken_over())
+    }
+
+    /// The same just before a manifest is put: a confirmation of the last five minutes is enough. The process may have been
+    /// stopped since an earlier check, for longer than its successor waits before it deletes segments.
+    pub(crate) async fn check_term_confirmed(&self) -> Result<()> {
+        let node = self.node();
+        let is_recent = |tenure: &Tenure| {
+            let age_ms =
+                node.clock.monotonic_ms().saturating_sub(tenure.confirmed_ms.load(Ordering::Relaxed));
+            !tenure.is_over() && age_ms <= CONFIRMATION_LASTS.as_millis() as u64
+        };
+        if node.tenure.as_ref().is_some_and(is_recent) {
+            return Ok(());
+        }
+        self.check_term().await
+    }
+
+    /// Whether another process is known to own the store.
+    pub(crate) fn is_taken_over(&self) -> bool {
+        self.node().tenure.as_ref().is_some_and(Tenure::is_over)
     }
 
     /// Nothing of this process is under way in the store any more.

@@ -106,6 +106,7 @@ pub(crate) async fn settle_unsure(engine: &Engine, partition: &Partition) -> Res
     let stored = put(engine, partition, &manifest).await?;
     if stored.is_ok() {
         partition.set_named(&manifest, &pages);
+        delete_if_taken_over(engine, &[manifest]).await?;
     }
     Ok(stored)
 }
@@ -145,12 +146,44 @@ async fn flush_batch(engine: &Engine, mut batch: Vec<Flushing>, deadline: Instan
             named
         }
     });
-    let outcomes: Vec<Result<()>> = stream::iter(naming).buffer_unordered(MANIFESTS_AT_ONCE).collect().await;
+    let outcomes: Vec<Result<Option<Manifest>>> =
+        stream::iter(naming).buffer_unordered(MANIFESTS_AT_ONCE).collect().await;
     engine.flusher.count();
-    match failed.into_inner() {
-        Some(error) => Err(error),
-        None => Ok(outcomes.into_iter().find(Result::is_err).unwrap_or(Ok(()))),
+    let (mut stored, mut result) = (Vec::new(), Ok(()));
+    for outcome in outcomes {
+        match outcome {
+            Ok(manifest) => stored.extend(manifest),
+            Err(error) => result = result.and(Err(error)),
+        }
     }
+    delete_if_taken_over(engine, &stored).await?;
+    failed.into_inner().map_or(Ok(result), Err)
+}
+
+/// Checks once more, after manifests were stored, that the store was still this process's. If it was not, a manifest that names
+/// a segment which the new owner has deleted is deleted: as the newest one it would keep its partition from being opened.
+///
+/// Only such a manifest: from one whose segments are all there the new owner may have opened the partition already, and the
+/// records of its log then continue from that version.
+async fn delete_if_taken_over(engine: &Engine, stored: &[Manifest]) -> Result<()> {
+    if stored.is_empty() {
+        return Ok(());
+    }
+    // If the store does not answer nothing is known, and nothing is deleted. What was stored stays stored.
+    let checked = engine.check_term().await;
+    if !engine.is_taken_over() {
+        return Ok(());
+    }
+    let store = &engine.node().store;
+    let segments: HashSet<SegmentId> =
+        store.list_segments().await.map_err(store_error)?.into_iter().collect();
+    let cannot_be_read =
+        |manifest: &&Manifest| manifest.segments.iter().any(|part| !segments.contains(&part.id));
+    for manifest in stored.iter().filter(cannot_be_read) {
+        tracing::warn!(partition = %manifest.partition, "deleting a manifest that was stored after the store was taken over");
+        store.delete_manifest(ManifestName::of(manifest)).await.map_err(store_error)?;
+    }
+    checked
 }
 
 /// Somebody else may commit to the partition by now, and go on with its manifests.
@@ -217,15 +250,15 @@ async fn push_pages(
     Ok(Ok(()))
 }
 
-/// Makes the manifest that names the segment. Those before it are history.
+/// Makes the manifest that names the segment, and answers it. Those before it are history.
 async fn name_segment(
     engine: &Engine,
     partition: &Partition,
     flush: &Flush,
     segment: Option<SegmentId>,
-) -> Result<Result<()>> {
+) -> Result<Result<Option<Manifest>>> {
     if partition.is_dropped() {
-        return Ok(Ok(()));
+        return Ok(Ok(None));
     }
     let segment = segment.filter(|_| !flush.pages.is_empty());
     let mut named = partition.named_segments();
@@ -255,12 +288,13 @@ async fn name_segment(
         partition.learn_frames(flush, segment).await?;
     }
     partition.set_named(&manifest, &pages);
-    Ok(Ok(()))
+    Ok(Ok(Some(manifest)))
 }
 
 /// Stores a manifest, or finds it stored. An object that has its name and is not it, or cannot be read, keeps the name: then the
 /// partition's next manifest gets the next number, and whatever the object is, a start opens from that one.
 async fn put(engine: &Engine, partition: &Partition, manifest: &Manifest) -> Result<Result<()>> {
+    engine.check_term_confirmed().await?;
     let store = &engine.node().store;
     let stored = match store.put_manifest(manifest).await {
         Err(exists @ StoreError::Exists { .. }) => {
@@ -278,5 +312,87 @@ async fn put(engine: &Engine, partition: &Partition, manifest: &Manifest) -> Res
     match stored {
         Err(error) if error.is_transient() => Err(store_error(error)),
         stored => Ok(stored.map_err(store_error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use fulmar_pages::PartitionId;
+    use fulmar_store::{Backend, PageStore};
+
+    use super::*;
+    use crate::{Config, TimeSource};
+
+    const ID: PartitionId = PartitionId(7);
+
+    /// A clock that the test advances.
+    #[derive(Default)]
+    struct Manual(AtomicU64);
+
+    impl TimeSource for Manual {
+        fn unix_ms(&self) -> u64 {
+            1_790_000_000_000 + self.monotonic_ms()
+        }
+
+        fn monotonic_ms(&self) -> u64 {
+            self.0.load(Ordering::Relaxed)
+        }
+    }
+
+    /// A process on a store, and its open partition.
+    async fn owner(store: &Backend, time: &Arc<Manual>) -> (tempfile::TempDir, Arc<Engine>, Arc<Partition>) {
+        let directory = tempfile::tempdir().unwrap();
+        let (store, time) = (Some(Arc::new(store.clone()) as Arc<dyn fulmar_store::Store>), time.clone());
+        let config = Config { store, time, ..Config::new(directory.path(), 64 << 20) };
+        let engine = Engine::start(config).await.unwrap();
+        let partition = engine.partition(ID).await.unwrap();
+        (directory, engine, partition)
+    }
+
+    fn manifest(partition: &Partition, segments: &[SegmentId]) -> Manifest {
+        Manifest {
+            partition: ID,
+            version: Version { lineage: partition.lineage, epoch: 1, number: partition.take_number() },
+            page_count: 1,
+            timestamp: 1,
+            segments: segments.iter().map(|id| SegmentRef { id: *id, partition: ID }).collect(),
+            outcomes: Vec::new(),
+            outcomes_horizon: 0,
+        }
+    }
+
+    /// Its last check was before it was stopped.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_process_that_was_stopped_asks_again_before_it_stores_a_manifest() {
+        let (store, time) = (Backend::memory(), Arc::new(Manual::default()));
+        let (_first, zombie, partition) = owner(&store, &time).await;
+        zombie.check_term().await.unwrap();
+        let _second = owner(&store, &time).await;
+        time.0.fetch_add(3_600_000, Ordering::Relaxed);
+        let manifest = manifest(&partition, &[]);
+        let error = put(&zombie, &partition, &manifest).await.unwrap_err();
+        assert!(error.message().contains("another process has taken over"), "{error:?}");
+        assert_eq!(zombie.node().store.list_manifests(None).await.unwrap(), []);
+    }
+
+    /// It was stopped between its check and the put.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_manifest_of_a_deleted_segment_goes_when_the_store_was_taken_over() {
+        let (store, time) = (Backend::memory(), Arc::new(Manual::default()));
+        let (_first, zombie, partition) = owner(&store, &time).await;
+        let pages = zombie.node().store.clone();
+        let segment = pages.put_segment((&b"a segment"[..]).into()).await.unwrap();
+        let (readable, broken) =
+            (manifest(&partition, &[segment]), manifest(&partition, &[segment, SegmentId(9)]));
+        for manifest in [&readable, &broken] {
+            put(&zombie, &partition, manifest).await.unwrap().unwrap();
+        }
+        delete_if_taken_over(&zombie, &[readable.clone(), broken.clone()]).await.unwrap();
+        assert_eq!(pages.list_manifests(None).await.unwrap().len(), 2, "it owns the store");
+        let _term = PageStore::open(Arc::new(store.clone())).begin_term().await.unwrap();
+        delete_if_taken_over(&zombie, &[readable.clone(), broken]).await.unwrap_err();
+        assert_eq!(pages.list_manifests(None).await.unwrap(), [ManifestName::of(&readable)]);
     }
 }
