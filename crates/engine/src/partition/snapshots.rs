@@ -114,9 +114,9 @@ impl Snapshots {
         self.pinned.front().map_or(durable, |pin| pin.number.min(durable))
     }
 
-    /// Whether a version above `number` is pinned.
-    pub(crate) fn pinned_above(&self, number: u64) -> bool {
-        self.pinned.back().is_some_and(|pin| pin.number > number)
+    /// Whether all pins were taken on versions above `number`, or there is none.
+    pub(crate) fn all_above(&self, number: u64) -> bool {
+        self.pinned.front().is_none_or(|pin| pin.number > number)
     }
 
     /// The newest version that has been held for `age_ms` at least since it was seen to be old: older than the newest

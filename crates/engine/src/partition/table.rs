@@ -16,7 +16,8 @@
 //! A version's bytes may leave sooner: a version may be *absent*, its bytes lie in a segment of the store ([`Frame`]) and
 //! are read when they are touched. A version whose frame is known may be evicted; what makes that safe for readers is
 //! [`super::residence`]'s. A version that has no frame yet stays in memory, until a flush has written it; the one of page 1
-//! stays always. An *end* has neither bytes nor frame: the page was cut off, and does not exist until a newer version.
+//! stays always. An *end* has neither bytes nor frame: the page was cut off, and does not exist until a newer version. It is
+//! freed when the page is written, or when no version from it on covers the page.
 
 use std::ptr;
 use std::sync::Arc;
@@ -231,8 +232,9 @@ impl PageTable {
         }
     }
 
-    /// Frees all versions of a page that was cut off the partition's end by version `number`, unless it has come back
-    /// since. Readers at or above `number` do not look for it. Callers hold the commit lock.
+    /// Frees all versions of a page that was cut off the partition's end by version `number`, unless it has been written
+    /// since. The current version must not cover the page: then no reader at or above `number` looks for it. Callers hold the
+    /// commit lock.
     pub(crate) fn remove(&self, page: PageNo, number: u64, tally: &mut Tally) {
         if self.newest_number(page) > number {
             return;

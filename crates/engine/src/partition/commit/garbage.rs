@@ -15,7 +15,10 @@ impl Partition {
         let durable = self.log.durable();
         // In this order: whoever pins from here on begins at a version that is durable up to there, or above; whoever
         // has pinned an older one is counted.
-        let oldest = self.snapshots.lock().oldest_from(durable);
+        let (oldest, current) = {
+            let mut snapshots = self.snapshots.lock();
+            (snapshots.oldest_from(durable), snapshots.current())
+        };
         while let Some(first) = commits.recent.front() {
             if first.snapshot.number > oldest || first.snapshot.lsn > durable {
                 break;
@@ -24,7 +27,12 @@ impl Partition {
                 self.pages.prune(*page, first.snapshot.number, tally);
             }
             for page in first.snapshot.page_count + 1..=first.page_count_before {
-                self.pages.remove(page, first.snapshot.number, tally);
+                // Where the partition has grown again, readers without a lock may be at the head of the chain: its end stays
+                // there, until the page is written or cut off once more.
+                match page <= current.page_count {
+                    true => self.pages.prune(page, first.snapshot.number, tally),
+                    false => self.pages.remove(page, first.snapshot.number, tally),
+                }
             }
             commits.settled = first.snapshot;
             commits.replaced_bytes -= first.replaced_bytes;
@@ -37,8 +45,11 @@ impl Partition {
         let mut tally = Tally::default();
         let mut commits = self.commits.lock();
         self.collect_garbage(&mut commits, &mut tally);
-        let pinned_above = self.snapshots.lock().pinned_above(commits.settled.number);
-        if !commits.graveyard.is_empty() && !pinned_above {
+        // A reader may have loaded a discarded version as the head of its chain whatever version it has pinned: it begins there
+        // and walks to its own. Pins that were taken since the discard are on the version that it has fallen back to, or on
+        // versions above all that were discarded; so where all pins are above those, none is from before it.
+        let discarded = self.doomed.read().last().map_or(0, |(_, upto)| *upto);
+        if !commits.graveyard.is_empty() && self.snapshots.lock().all_above(discarded) {
             commits.graveyard.drain(..).for_each(|version| self.pages.free(*version, &mut tally));
         }
         self.pages.account().settle(tally);
@@ -70,5 +81,76 @@ impl Partition {
         self.doomed.write().push((last_good.number, commits.last_number));
         self.any_doomed.store(true, Ordering::Release);
         self.snapshots.lock().fall_back(last_good);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use fulmar_pages::PartitionId;
+
+    use super::*;
+    use crate::{Config, Engine};
+
+    const ID: PartitionId = PartitionId(7);
+
+    async fn start(directory: &tempfile::TempDir) -> Arc<Engine> {
+        Engine::start(Config::new(directory.path(), 64 << 20)).await.unwrap()
+    }
+
+    /// A reader at the newest settled version may be on its way from the head of a chain that was discarded.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn discarded_versions_stay_while_an_older_version_is_pinned() {
+        let directory = tempfile::tempdir().unwrap();
+        let engine = start(&directory).await;
+        let mut session = engine.session(ID);
+        session.run("CREATE TABLE t(x); INSERT INTO t VALUES (1)").await;
+        let partition = engine.partition(ID).await.unwrap();
+        partition.sweep();
+        let snapshot = partition.pin();
+        assert_eq!(partition.commits.lock().settled.number, snapshot.number);
+        session.run("UPDATE t SET x = 2").await;
+        partition.discard(snapshot.lsn);
+        assert!(!partition.commits.lock().graveyard.is_empty());
+        partition.sweep();
+        assert!(!partition.commits.lock().graveyard.is_empty(), "a reader may hold a discarded version");
+        partition.unpin(snapshot);
+        partition.sweep();
+        assert!(partition.commits.lock().graveyard.is_empty(), "no reader is left");
+    }
+
+    /// Pages that were cut off and have come back without being written: readers look for them.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn the_end_of_a_page_that_the_partition_covers_again_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let engine = start(&directory).await;
+        let mut session = engine.session(ID);
+        session.run("CREATE TABLE t(x); INSERT INTO t VALUES (randomblob(400000)); DELETE FROM t").await;
+        let partition = engine.partition(ID).await.unwrap();
+        let before = partition.current();
+        let held = partition.pin();
+        session.run("VACUUM").await;
+        let cut = partition.current();
+        assert!(cut.page_count < before.page_count);
+        // Freed by the transaction that has allocated them: SQLite writes few of them.
+        session.run("BEGIN; INSERT INTO t VALUES (randomblob(400000)); DELETE FROM t; COMMIT").await;
+        let grown = partition.current();
+        assert!(grown.page_count > cut.page_count);
+        partition.unpin(held);
+        partition.sweep();
+        assert_eq!(partition.commits.lock().settled.number, grown.number);
+        let is_end = |page: &u32| partition.pages.newest_number(*page) == cut.number;
+        let covered = cut.page_count + 1..=grown.page_count.min(before.page_count);
+        assert!(covered.clone().any(|page| is_end(&page)), "an end that readers may hold was freed");
+        let missing = covered.filter(|page| partition.pages.newest_number(*page) == 0).count();
+        assert_eq!(missing, 0);
+        // Beyond the end of the partition nothing is left.
+        session.run("VACUUM").await;
+        partition.sweep();
+        let last = partition.current();
+        assert!(
+            (last.page_count + 1..=grown.page_count).all(|page| partition.pages.newest_number(page) == 0)
+        );
     }
 }
