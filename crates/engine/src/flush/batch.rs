@@ -32,8 +32,33 @@ use crate::{Engine, Error, Result, sqlstate};
 const BATCH_PAGES: usize = 8192;
 /// Manifests that are written at the same time.
 const MANIFESTS_AT_ONCE: usize = 16;
-/// How long a flush waits for the logs to make durable what it writes. All others of the node wait with it.
+/// How long a flush waits for the logs to make durable what a batch writes. All others of the node wait with it.
 pub(super) const LOG_PATIENCE: Duration = Duration::from_secs(3);
+/// How long a flush waits for that in all its batches together.
+const TOTAL_LOG_PATIENCE: Duration = Duration::from_secs(12);
+
+/// How long a flush may still wait for the logs. Only waiting counts: the batches before, whose pages take time to be written,
+/// leave later ones their full time.
+struct LogPatience {
+    left: Duration,
+}
+
+impl LogPatience {
+    fn new() -> Self {
+        LogPatience { left: TOTAL_LOG_PATIENCE }
+    }
+
+    /// Until when a batch may wait that begins to wait now. What is durable already needs no patience.
+    fn deadline(&self) -> Instant {
+        Instant::now() + LOG_PATIENCE.min(self.left)
+    }
+
+    /// A batch has waited since then.
+    fn spend(&mut self, begun: Instant) {
+        self.left = self.left.saturating_sub(begun.elapsed());
+    }
+}
+
 /// A partition of a batch.
 struct Flushing {
     partition: Arc<Partition>,
@@ -54,7 +79,7 @@ pub(crate) fn flush_settled(
     mut partitions: Vec<Arc<Partition>>,
 ) -> BoxFuture<'_, Result<()>> {
     async move {
-        let deadline = Instant::now() + LOG_PATIENCE;
+        let mut patience = LogPatience::new();
         let unsure: Vec<_> = partitions.iter().filter(|partition| partition.is_unsure()).cloned().collect();
         let settling = unsure
             .iter()
@@ -79,7 +104,7 @@ pub(crate) fn flush_settled(
                 batch.push(Flushing { partition, flush, outcome: Ok(()) });
             }
             if !batch.is_empty() && (pages >= BATCH_PAGES || partitions.is_empty()) {
-                result = result.and(flush_batch(engine, std::mem::take(&mut batch), deadline).await?);
+                result = result.and(flush_batch(engine, std::mem::take(&mut batch), &mut patience).await?);
                 pages = 0;
             }
         }
@@ -92,8 +117,8 @@ pub(crate) fn flush_settled(
 /// from flushing, and has called [`settle_unsure`].
 pub(crate) async fn name_anew(engine: &Engine, partition: Arc<Partition>) -> Result<()> {
     let flush = partition.begin_any_flush();
-    let deadline = Instant::now() + LOG_PATIENCE;
-    flush_batch(engine, vec![Flushing { partition, flush, outcome: Ok(()) }], deadline).await?
+    let batch = vec![Flushing { partition, flush, outcome: Ok(()) }];
+    flush_batch(engine, batch, &mut LogPatience::new()).await?
 }
 
 /// Stores the manifest that an earlier flush may or may not have stored. For who keeps others from flushing.
@@ -112,11 +137,17 @@ pub(crate) async fn settle_unsure(engine: &Engine, partition: &Partition) -> Res
 }
 
 /// The inner error is the first of any partition.
-async fn flush_batch(engine: &Engine, mut batch: Vec<Flushing>, deadline: Instant) -> Result<Result<()>> {
+async fn flush_batch(
+    engine: &Engine,
+    mut batch: Vec<Flushing>,
+    patience: &mut LogPatience,
+) -> Result<Result<()>> {
     let _unnamed = engine.node().naming.enter();
+    let (begun, deadline) = (Instant::now(), patience.deadline());
     for one in &mut batch {
         one.outcome = wait_durable(one, deadline).await;
     }
+    patience.spend(begun);
     let segment = match write_segment(engine, &mut batch).await {
         // Behind the segment: until it is named only minutes go by.
         Ok(segment) => engine.check_term().await.map(|()| segment),
@@ -317,10 +348,12 @@ async fn put(engine: &Engine, partition: &Partition, manifest: &Manifest) -> Res
 
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
     use std::sync::atomic::{AtomicU64, Ordering};
 
     use fulmar_pages::PartitionId;
     use fulmar_store::{Backend, PageStore};
+    use tokio::time::advance;
 
     use super::*;
     use crate::{Config, TimeSource};
@@ -394,5 +427,21 @@ mod tests {
         let _term = PageStore::open(Arc::new(store.clone())).begin_term().await.unwrap();
         delete_if_taken_over(&zombie, &[readable.clone(), broken]).await.unwrap_err();
         assert_eq!(pages.list_manifests(None).await.unwrap(), [ManifestName::of(&readable)]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_waiting_for_the_log_uses_up_patience() {
+        let mut patience = LogPatience::new();
+        for _ in 0..4 {
+            // Earlier batches are written meanwhile.
+            advance(Duration::from_secs(60)).await;
+            let begun = Instant::now();
+            assert_eq!(patience.deadline() - begun, LOG_PATIENCE, "each batch gets its full time");
+            timeout_at(patience.deadline(), pending::<()>()).await.unwrap_err();
+            patience.spend(begun);
+        }
+        assert!(patience.deadline() <= Instant::now(), "all batches together have a bound");
+        let durable = timeout_at(patience.deadline(), std::future::ready(()));
+        assert!(durable.await.is_ok(), "what is durable needs no patience");
     }
 }
