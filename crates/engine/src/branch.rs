@@ -32,13 +32,13 @@
 use std::sync::Arc;
 
 use fulmar_pages::{Manifest, PartitionId, Version};
-use fulmar_store::{ManifestName, StoreError, failpoint};
+use fulmar_store::{CommitLog, ManifestName, StoreError, failpoint};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use tokio::sync::RwLockReadGuard;
 
 use crate::flush;
-use crate::partition::{Partition, store_error};
+use crate::partition::{Partition, opening, store_error};
 use crate::pins::Held;
 use crate::{Engine, Error, Result, sqlstate};
 
@@ -181,6 +181,7 @@ impl Engine {
         self.check_owner()?;
         let _past = self.node().past.read().await;
         let target = self.manifest_at(id, at_unix_ms).await?;
+        self.check_opens(&target).await?;
         let partition = self.partition(id).await?;
         // Most of what has changed: nobody waits for that.
         flush::flush(self, vec![partition.clone()]).await?;
@@ -203,6 +204,18 @@ impl Engine {
         self.undecided.lock().remove(&id);
         drop(flushing);
         Ok(())
+    }
+
+    /// Opens a version as a restored partition would open from it, and drops it. What a restore decides cannot be undone if the
+    /// partition does not open then, since a restore opens it first.
+    fn check_opens<'a>(&'a self, target: &'a Manifest) -> BoxFuture<'a, Result<()>> {
+        async move {
+            let (id, node) = (target.partition, self.node().clone());
+            let era = Era { lineage: target.version.lineage, epoch: target.version.epoch };
+            let (log, stats) = (CommitLog::read_only(), Arc::default());
+            opening(id, Partition::open(node, log, stats, id, era, Some(target), None)).await.map(drop)
+        }
+        .boxed()
     }
 
     /// Flushes a partition that is closed, and stores the manifest from which it may open next.

@@ -266,3 +266,31 @@ async fn nothing_is_collected_that_a_branch_needs() {
     let _ = collecting.await;
     assert_eq!(node.rows(SHOP).await, 5);
 }
+
+/// A restore that could not be opened could not be undone: the next restore opens the database first.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_version_that_does_not_open_is_not_restored_to() {
+    let (node, times) = five_minutes(Duration::from_millis(DAY)).await;
+    node.engine.compact_all().await.unwrap();
+    // What was read so far is not known any more.
+    let mut node = node.crash().await;
+    let pages = node.engine.store();
+    let mut manifests = Vec::new();
+    for name in pages.list_manifests(Some(SHOP)).await.unwrap() {
+        manifests.push(pages.read_manifest(name).await.unwrap());
+    }
+    let target = manifests.iter().rfind(|manifest| manifest.timestamp >> 16 <= times[0]).unwrap();
+    let newest = manifests.last().unwrap();
+    let gone: Vec<_> = target.segments.iter().filter(|segment| !newest.segments.contains(segment)).collect();
+    assert!(!gone.is_empty(), "the newest version is made of others");
+    for segment in gone {
+        pages.delete_segment(segment.id).await.unwrap();
+    }
+    let error = node.restore(times[0]).await.unwrap_err();
+    assert_eq!(error.state(), "58030", "{error:?}");
+    assert!(node.eras.is_empty(), "nothing was decided");
+    assert_eq!(node.rows(SHOP).await, 5);
+    let now = node.clock.unix_ms();
+    node.restore(now).await.unwrap();
+    assert_eq!(node.rows(SHOP).await, 5);
+}
