@@ -1,7 +1,9 @@
 //! Clocks that come in from outside, and what is derived from them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use rustix::time::{ClockId, clock_gettime};
 
 /// Where time comes from: the system's clock, or a test's.
 pub trait TimeSource: Send + Sync {
@@ -46,16 +48,21 @@ const EPOCH_MS: u64 = 1_704_067_200_000;
 /// Low bits of a transaction id that count within a millisecond.
 const ID_COUNTER_BITS: u32 = 21;
 
+/// How far hybrid timestamps may be ahead of the system's clock before that is reported.
+pub(crate) const MOST_LEAD_MS: u64 = 60_000;
+
 /// Hybrid timestamps and transaction ids of one node.
 pub(crate) struct Clock {
     source: Arc<dyn TimeSource>,
     hybrid: AtomicU64,
+    /// Hybrid timestamps are more than [`MOST_LEAD_MS`] ahead.
+    is_ahead: AtomicBool,
     id: AtomicU64,
 }
 
 impl Clock {
     pub(crate) fn new(source: Arc<dyn TimeSource>) -> Self {
-        Clock { source, hybrid: AtomicU64::new(0), id: AtomicU64::new(0) }
+        Clock { source, hybrid: AtomicU64::new(0), is_ahead: AtomicBool::new(false), id: AtomicU64::new(0) }
     }
 
     pub(crate) fn unix_ms(&self) -> u64 {
@@ -68,7 +75,28 @@ impl Clock {
 
     /// A hybrid timestamp above all earlier ones: milliseconds since 1970 in the upper 48 bits, a counter below.
     pub(crate) fn tick(&self) -> u64 {
-        self.above(&self.hybrid, self.unix_ms() << 16)
+        let now_ms = self.unix_ms();
+        let timestamp = self.above(&self.hybrid, now_ms << 16);
+        self.report_lead((timestamp >> 16).saturating_sub(now_ms));
+        timestamp
+    }
+
+    /// Logs that hybrid timestamps are far ahead of the system's clock, and that they are no longer. Restore points of the time
+    /// in between do not tell when their versions were current ([`crate::history`]).
+    fn report_lead(&self, lead_ms: u64) {
+        let is_ahead = lead_ms > MOST_LEAD_MS;
+        if self.is_ahead.load(Ordering::Relaxed) == is_ahead
+            || self.is_ahead.swap(is_ahead, Ordering::Relaxed) == is_ahead
+        {
+            return;
+        }
+        match is_ahead {
+            true => tracing::warn!(
+                lead_ms,
+                "the system clock was set back; restore points have wrong times until it has caught up"
+            ),
+            false => tracing::info!("the system clock has caught up with the times of restore points"),
+        }
     }
 
     /// Sees to it that later timestamps lie above one that was read from a log.
@@ -125,5 +153,28 @@ mod tests {
         assert!(b > a && a >> ID_COUNTER_BITS == 98);
         clock.observe(b << 32);
         assert!(clock.tick() > b << 32);
+    }
+
+    #[test]
+    fn a_lead_over_the_system_clock_is_noticed_until_it_has_caught_up() {
+        struct Set(AtomicU64);
+        impl TimeSource for Set {
+            fn unix_ms(&self) -> u64 {
+                self.0.load(Ordering::Relaxed)
+            }
+            fn monotonic_ms(&self) -> u64 {
+                0
+            }
+        }
+        let source = Arc::new(Set(AtomicU64::new(EPOCH_MS)));
+        let clock = Clock::new(source.clone());
+        let is_ahead_at = |ms: u64| {
+            source.0.store(EPOCH_MS + ms, Ordering::Relaxed);
+            clock.tick();
+            clock.is_ahead.load(Ordering::Relaxed)
+        };
+        let leads =
+            [3 * MOST_LEAD_MS, 2 * MOST_LEAD_MS + 1, 0, MOST_LEAD_MS, 3 * MOST_LEAD_MS].map(is_ahead_at);
+        assert_eq!(leads, [false, false, true, true, false]);
     }
 }

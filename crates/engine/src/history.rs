@@ -17,6 +17,14 @@
 //! Time is the hybrid timestamp at which the manifest's version was the current one: all that was committed before is in
 //! it, and nothing that came after. To restore to a moment is to take the last manifest at or before it.
 //!
+//! # A system clock that was set back
+//! Hybrid timestamps never go back. If the system clock was wrong for a moment, say two hours ahead, all versions of the next two
+//! hours have times within the same millisecond or little more, in the future. Which of them was current at a time in between is
+//! unknown, so two rules hold:
+//! - A version whose time is in the future is never thinned: by their times all of them would be of one minute.
+//! - A time is refused if the next later version's time is more than a minute in the future: the version before it may be far
+//!   older than the one that is asked for. Both are named. (Up to a minute hybrid time may be ahead by itself.)
+//!
 //! # Manifests that are damaged
 //! One that cannot be read tells nothing of its time but that it lies between those of its neighbours: names sort as times do. History is
 //! shown without it, with a warning in the log; whoever asks for a time at which it may have been the newest is refused, and told which it is
@@ -32,6 +40,7 @@ use fulmar_store::{ManifestName, PageStore, StoreError};
 use futures::stream::{self, StreamExt};
 
 use crate::calendar::{DAY_MS, HOUR_MS, MINUTE_MS, timestamp};
+use crate::clock::MOST_LEAD_MS;
 use crate::partition::{store_error, store_error_of};
 use crate::{Engine, Error, Result, sqlstate};
 
@@ -104,7 +113,7 @@ impl Engine {
                 .detail(format!("It is {} now.", timestamp(now_ms))));
         }
         let names = self.manifests(id).await?;
-        at(id, &around(&self.node().store, &names, at_unix_ms).await?, at_unix_ms)
+        at(id, &around(&self.node().store, &names, at_unix_ms).await?, at_unix_ms, now_ms)
     }
 }
 
@@ -157,7 +166,7 @@ async fn readable(
 }
 
 /// Of a partition's manifests, the oldest first, the one that was the newest at a time.
-fn at(id: PartitionId, manifests: &[Readable], at_unix_ms: u64) -> Result<Arc<Manifest>> {
+fn at(id: PartitionId, manifests: &[Readable], at_unix_ms: u64, now_ms: u64) -> Result<Arc<Manifest>> {
     let is_later =
         |manifest: &Readable| manifest.as_ref().is_ok_and(|manifest| time_ms(manifest) > at_unix_ms);
     let begun = manifests.iter().position(is_later).unwrap_or(manifests.len());
@@ -166,6 +175,10 @@ fn at(id: PartitionId, manifests: &[Readable], at_unix_ms: u64) -> Result<Arc<Ma
     let newest = before.iter().rev().find_map(readable);
     if let Some(newest) = newest.as_ref().filter(|newest| time_ms(newest) == at_unix_ms) {
         return Ok(newest.clone());
+    }
+    let next = after.first().and_then(readable);
+    if let Some(next) = next.filter(|next| time_ms(next) > now_ms.saturating_add(MOST_LEAD_MS)) {
+        return Err(clock_was_set_back(at_unix_ms, newest.as_deref(), &next));
     }
     match (before.last(), newest) {
         (Some(Err(damaged)), newest) => {
@@ -193,6 +206,26 @@ fn damaged_point(
     store_error_of(id, damaged).hint(format!(
         "It is the restore point for that time, as far as one can know. Restore it from a copy of the store{others}."
     ))
+}
+
+/// The version of that time is unknown: the times of later ones are in the future.
+fn clock_was_set_back(at_unix_ms: u64, before: Option<&Manifest>, next: &Manifest) -> Error {
+    let message = format!(
+        "cannot determine what the database was at {}: the system clock was set back",
+        timestamp(at_unix_ms)
+    );
+    let next_ms = timestamp(time_ms(next));
+    let error = Error::new(sqlstate::INVALID_PARAMETER_VALUE, message);
+    match before.map(|before| timestamp(time_ms(before))) {
+        Some(before_ms) => error
+            .detail(format!(
+                "The restore point after that of {before_ms} has the time {next_ms}, which is in the future."
+            ))
+            .hint(format!("Choose exactly {before_ms}, or wait until {next_ms}.")),
+        None => error
+            .detail(format!("The first restore point has the time {next_ms}, which is in the future."))
+            .hint(format!("Wait until {next_ms}.")),
+    }
 }
 
 fn no_such_point(at_unix_ms: u64, first_ms: Option<u64>) -> Error {
@@ -256,9 +289,11 @@ pub(crate) fn over(points: &[Point], now_ms: u64, retention: Duration, sparsely:
     let (mut next, mut kept): (Option<When>, Option<When>) = (None, None);
     let mut over = Vec::new();
     for point in points.iter().rev() {
-        // Not for what was true when the retention begins.
+        // Not for what was true when the retention begins, nor for times in the future, which are all wrong.
         let will_another_do = |when: When| {
-            when.time_ms > begun_ms && kept.is_some_and(|kept| is_near(when, kept, now_ms, sparsely))
+            when.time_ms > begun_ms
+                && when.time_ms <= now_ms
+                && kept.is_some_and(|kept| is_near(when, kept, now_ms, sparsely))
         };
         // Whatever came directly behind it, it had come to its end when the next one that is readable began.
         let has_expired = next.is_some_and(|next| next.time_ms <= begun_ms);
@@ -316,7 +351,7 @@ mod tests {
         };
         let history =
             [Ok(manifest(100, 7)), damaged(), Ok(manifest(300, 7)), Ok(manifest(400, 7)), damaged()];
-        let found = |at_ms| at(PartitionId(7), &history, at_ms).map(|manifest| time_ms(&manifest));
+        let found = |at_ms| at(PartitionId(7), &history, at_ms, NOW_MS).map(|manifest| time_ms(&manifest));
         for (at_ms, expected) in [(100, 100), (300, 300), (399, 300), (400, 400)] {
             assert_eq!(found(at_ms), Ok(expected), "{at_ms}");
         }
@@ -327,7 +362,7 @@ mod tests {
         }
         assert_eq!(found(99).unwrap_err().state(), sqlstate::INVALID_PARAMETER_VALUE);
         // There is nothing else.
-        let error = at(PartitionId(7), &[damaged()], 5).unwrap_err();
+        let error = at(PartitionId(7), &[damaged()], 5, NOW_MS).unwrap_err();
         assert!(error.get_hint().unwrap().ends_with("from a copy of the store."), "{error:?}");
     }
 
@@ -374,6 +409,36 @@ mod tests {
         };
         assert_eq!(over(NOW_MS), [100, 9], "others of the same minute");
         assert_eq!(over(NOW_MS + DAY_MS), [100, 10, 9]);
+    }
+
+    /// The clock was two hours ahead for one commit, and was set back then.
+    #[test]
+    fn a_clock_that_was_set_back_makes_no_silent_choice_and_loses_no_version() {
+        let jump_ms = NOW_MS + 2 * HOUR_MS;
+        let history: Vec<Readable> = [NOW_MS - MINUTE_MS, jump_ms, jump_ms + 1, jump_ms + 2]
+            .map(|time_ms| Ok(manifest(time_ms, 7)))
+            .into();
+        let found =
+            |at_ms, now_ms| at(PartitionId(7), &history, at_ms, now_ms).map(|manifest| time_ms(&manifest));
+        let error = found(NOW_MS, NOW_MS + HOUR_MS).unwrap_err();
+        assert_eq!(error.state(), sqlstate::INVALID_PARAMETER_VALUE);
+        for neighbour in [NOW_MS - MINUTE_MS, jump_ms] {
+            assert!(error.get_detail().unwrap().contains(&timestamp(neighbour)), "{error:?}");
+        }
+        assert_eq!(
+            found(NOW_MS - MINUTE_MS, NOW_MS + HOUR_MS),
+            Ok(NOW_MS - MINUTE_MS),
+            "exactly that of a version"
+        );
+        assert_eq!(
+            found(jump_ms - 1, jump_ms - MOST_LEAD_MS),
+            Ok(NOW_MS - MINUTE_MS),
+            "as far ahead as may be"
+        );
+
+        let times: Vec<u64> = history.iter().map(|manifest| time_ms(manifest.as_ref().unwrap())).collect();
+        assert_eq!(kept(&times, NOW_MS + HOUR_MS, DAY_MS, true), times, "none is thinned before its time");
+        assert_eq!(kept(&times, jump_ms + HOUR_MS, DAY_MS, false), [times[0], times[3]]);
     }
 
     /// Nobody knows when it began; but it has ended when the next one has begun, or before.
@@ -453,7 +518,7 @@ mod tests {
             let all = read(&pages, &names, |manifest| manifest).await.unwrap();
             for at_ms in 95..190 {
                 let some = around(&pages, &names, at_ms).await.unwrap();
-                let [some, all] = [&some, &all].map(|manifests| at(partition, manifests, at_ms));
+                let [some, all] = [&some, &all].map(|manifests| at(partition, manifests, at_ms, NOW_MS));
                 assert_eq!(some, all, "{damaged:?} damaged, at {at_ms}");
             }
         }
