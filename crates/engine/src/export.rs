@@ -9,18 +9,21 @@
 //! ```
 //!
 //! So an export pins no snapshot. It takes as long as its reader wants, holds back nothing in memory but the index
-//! (some 24 bytes a page), brings no page into the cache, and nobody waits for it.
+//! (32 bytes a page, which count as the node's memory), brings no page into the cache, and nobody waits for it.
 
 use std::sync::Arc;
 
 use fulmar_pages::{PAGE_SIZE, PageNo, PartitionId, SegmentId};
 use fulmar_store::Reading;
 
+use crate::memory::Hold;
 use crate::node::Node;
 use crate::partition::{read_frames, store_error};
 use crate::store::{Frame, Segments};
 use crate::{Engine, Error, Result, sqlstate};
 
+/// Memory for each page of the index.
+const INDEX_ENTRY_BYTES: u64 = size_of::<(PageNo, Frame)>() as u64;
 /// Pages that are read at once.
 const RUN_PAGES: usize = 64;
 
@@ -34,6 +37,8 @@ pub struct Export {
     /// The page that comes next, and its frame's place if it has one.
     next: PageNo,
     at: usize,
+    /// Memory for the frames.
+    _memory: Hold,
     /// Tells the collector what is being read.
     _held: Arc<Vec<SegmentId>>,
 }
@@ -50,6 +55,9 @@ impl Engine {
                 .hint("Export it at the node that owns the store, or as it was (fulmar.as_of)."));
         }
         let (past, manifest) = self.manifest_of(id, at_unix_ms).await?;
+        let page_count = manifest.as_ref().map_or(0, |manifest| manifest.page_count);
+        // Before the index is read. A client that reads slowly holds it for as long as it likes.
+        let memory = self.node().room(u64::from(page_count) * INDEX_ENTRY_BYTES).await?.hold();
         let segments = Segments::default();
         let mut frames = Vec::new();
         if let Some(manifest) = &manifest {
@@ -60,9 +68,8 @@ impl Engine {
         let held = Arc::new(segments.all());
         self.node().exported.lock().push(Arc::downgrade(&held));
         drop(past);
-        let page_count = manifest.map_or(0, |manifest| manifest.page_count);
         let node = self.node().clone();
-        Ok(Export { node, segments, frames, page_count, next: 1, at: 0, _held: held })
+        Ok(Export { node, segments, frames, page_count, next: 1, at: 0, _memory: memory, _held: held })
     }
 }
 
@@ -119,11 +126,34 @@ impl Export {
 mod tests {
     use super::*;
     use crate::Config;
+    use crate::memory::Reservation;
 
     async fn run(engine: &Arc<Engine>, id: PartitionId, sql: &str) {
         let mut session = engine.session(id);
         session.run(sql).await;
         session.close().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_export_that_does_not_fit_into_memory_is_refused() {
+        const ID: PartitionId = PartitionId(7);
+        let directory = tempfile::tempdir().unwrap();
+        let engine = Engine::start(Config::new(directory.path(), 64 << 20)).await.unwrap();
+        run(&engine, ID, "CREATE TABLE t(x); INSERT INTO t VALUES (zeroblob(100000))").await;
+        let memory = &engine.node().memory;
+        let all = Reservation::unasked(memory.clone(), memory.limit_bytes()).hold();
+        let refused = engine.export(ID, None).await.map(drop).unwrap_err();
+        assert_eq!(refused.state(), sqlstate::OUT_OF_MEMORY);
+        drop(all);
+
+        engine.flush().await.unwrap();
+        let used_bytes = memory.used_bytes();
+        let export = engine.export(ID, None).await.unwrap();
+        let index_bytes = export.bytes() / PAGE_SIZE as u64 * INDEX_ENTRY_BYTES;
+        assert!(index_bytes > 0);
+        assert_eq!(memory.used_bytes(), used_bytes + index_bytes, "the index counts");
+        drop(export);
+        assert_eq!(memory.used_bytes(), used_bytes);
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -245,6 +245,24 @@ impl Reservation {
     pub(crate) fn keep(mut self) {
         self.bytes = 0;
     }
+
+    /// Keeps them for an unknown time.
+    pub(crate) fn hold(mut self) -> Hold {
+        Hold { memory: self.memory.clone(), bytes: std::mem::take(&mut self.bytes) }
+    }
+}
+
+/// Bytes that are taken from a budget for an unknown time. Unlike a [`Reservation`] it does not make others wait for them.
+pub(crate) struct Hold {
+    memory: Arc<MemoryBudget>,
+    bytes: u64,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.memory.release(self.bytes);
+        self.memory.freed.notify_waiters();
+    }
 }
 
 impl Drop for Reservation {
