@@ -223,6 +223,14 @@ fn balance(node: &Node) {
     page_memory::give_back(over);
 }
 
+/// Closes connections that wait for a transaction, of partitions whose statements hold much memory.
+fn close_idle_connections(node: &Node) {
+    let open: Vec<Arc<Partition>> = node.cache.partitions.lock().iter().filter_map(Weak::upgrade).collect();
+    for partition in open.iter().filter(|partition| partition.heap().is_crowded()) {
+        partition.pool.clear();
+    }
+}
+
 /// Starts the sweeper, which keeps some room free. It ends when the node is gone.
 pub(crate) fn spawn(node: &Arc<Node>) {
     let (memory, weak) = (node.memory.clone(), Arc::downgrade(node));
@@ -232,6 +240,9 @@ pub(crate) fn spawn(node: &Arc<Node>) {
             if balanced.is_none_or(|balanced: Instant| balanced.elapsed() >= BALANCE) {
                 balanced = Some(Instant::now());
                 balance(&node);
+                if node.heap.is_crowded() {
+                    close_idle_connections(&node);
+                }
             }
             let excess = memory.excess_bytes();
             if excess > 0 && node.cache.evict(excess.min(STRIDE_BYTES)) != Some(0) {

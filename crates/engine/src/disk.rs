@@ -180,12 +180,14 @@ fn next_state(before: u8, available: u64, reserve: u64) -> u8 {
     }
 }
 
-/// Looks at the node's disk, and tells the disk cache what there is.
+/// Polls the node's disk, and adapts the limits of temporary files and of the disk cache to its free space.
 pub(crate) fn look(node: &Node) {
-    if node.disk.look()
-        && let Some(cache) = node.store.disk_cache()
-    {
-        cache.make_room(node.disk.available_bytes(), node.disk.reserve_bytes());
+    if node.disk.look() {
+        let (available_bytes, reserve_bytes) = (node.disk.available_bytes(), node.disk.reserve_bytes());
+        node.temporary.follow_disk(available_bytes, reserve_bytes);
+        if let Some(cache) = node.store.disk_cache() {
+            cache.make_room(available_bytes, reserve_bytes);
+        }
     }
 }
 

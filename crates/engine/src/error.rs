@@ -64,10 +64,10 @@ pub mod sqlstate {
 }
 
 /// An error for a client.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Error(Box<Fields>);
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Fields {
     state: &'static str,
     message: String,
@@ -107,6 +107,11 @@ impl Error {
     /// was in, and another time the statement may succeed.
     pub(crate) fn is_of_resources(&self) -> bool {
         self.0.state.starts_with("53") || self.0.state == sqlstate::STATEMENT_TOO_COMPLEX
+    }
+
+    /// Whether the text of the statement is wrong, or too complex (classes 42, 0A and 54): it will fail again.
+    pub(crate) fn is_of_the_sql(&self) -> bool {
+        ["42", "0A", "54"].iter().any(|class| self.0.state.starts_with(class))
     }
 
     /// The same error where the client cannot see the SQL text: in a procedure.

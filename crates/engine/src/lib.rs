@@ -65,6 +65,7 @@ mod sql;
 mod statement;
 mod store;
 mod system;
+mod temporary;
 mod tenure;
 mod transaction;
 mod value;
@@ -96,5 +97,6 @@ pub use statement::{
     StatementKind, TransactionStatus,
 };
 pub use system::{Database, Parts, System, SystemFunction, SystemTable};
+pub use temporary::{TemporaryCharge, TemporarySpace};
 pub use value::{Value, ValueRef};
 pub use verify::{Damage, KnownPartitions, Verified, verify_directory, verify_store};

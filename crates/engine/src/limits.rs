@@ -12,12 +12,27 @@ pub struct TransactionLimits {
     pub held_bytes: u64,
     /// How large the database may grow, in bytes. One that is larger already may stay so.
     pub database_bytes: u64,
+    /// Bytes in temporary files of all sessions of the tenant together.
+    pub temporary_bytes: u64,
+    /// Bytes of a value or row. A part of the memory for statements is the upper bound.
+    pub value_bytes: u64,
+    /// Bytes of a pattern of LIKE or GLOB.
+    pub pattern_bytes: u64,
+    /// Parameters of a statement.
+    pub parameters: u64,
 }
 
 impl Default for TransactionLimits {
     /// None.
     fn default() -> Self {
-        TransactionLimits { held_bytes: u64::MAX, database_bytes: u64::MAX }
+        TransactionLimits {
+            held_bytes: u64::MAX,
+            database_bytes: u64::MAX,
+            temporary_bytes: u64::MAX,
+            value_bytes: u64::MAX,
+            pattern_bytes: u64::MAX,
+            parameters: u64::MAX,
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use crate::disk::Disk;
 use crate::heap::Heap;
 use crate::memory::MemoryBudget;
 use crate::spill::SpillArea;
+use crate::temporary::NodeSpace;
 use crate::tenure::Tenure;
 
 /// Shared by all partitions of a node.
@@ -27,6 +28,8 @@ pub(crate) struct Node {
     pub shared_log: OnceCell<Arc<CommitLog>>,
     pub store: Arc<PageStore>,
     pub spill: Arc<SpillArea>,
+    /// Temporary files of all tenants.
+    pub temporary: Arc<NodeSpace>,
     pub memory: Arc<MemoryBudget>,
     /// Its budget is of all that the process takes.
     pub whole_process: bool,

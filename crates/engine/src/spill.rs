@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::runtime::Handle;
 
+use crate::temporary::{Quota, TemporaryCharge};
 use crate::{Error, sqlstate};
 
 /// Where spilled bytes go and how many there are.
@@ -62,8 +63,73 @@ impl SpillArea {
     }
 }
 
+/// The temporary files of a connection: where they are, and who is charged for them.
+#[derive(Clone, Debug)]
+pub(crate) struct TemporaryFiles {
+    pub(crate) area: Arc<SpillArea>,
+    pub(crate) quota: Arc<Quota>,
+}
+
+impl TemporaryFiles {
+    pub(crate) fn create(&self) -> io::Result<TemporaryFile> {
+        let charge = TemporaryCharge::new(&self.quota);
+        Ok(TemporaryFile { open: Some((self.area.file()?, charge)), area: self.area.clone() })
+    }
+}
+
+/// A file without a name whose bytes are charged before they are written.
+#[derive(Debug)]
+pub(crate) struct TemporaryFile {
+    /// `None` only while it is dropped.
+    open: Option<(File, TemporaryCharge)>,
+    area: Arc<SpillArea>,
+}
+
+impl TemporaryFile {
+    fn parts(&mut self) -> io::Result<&mut (File, TemporaryCharge)> {
+        self.open.as_mut().ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    pub(crate) fn write_all_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let (file, charge) = self.parts()?;
+        charge.grow_to(offset + bytes.len() as u64).map_err(refused)?;
+        file.write_all_at(bytes, offset)
+    }
+
+    pub(crate) fn file(&self) -> io::Result<&File> {
+        self.open.as_ref().map(|(file, _)| file).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    fn truncate(&mut self, length: u64) -> io::Result<()> {
+        let (file, charge) = self.parts()?;
+        file.set_len(length)?;
+        charge.shrink_to(length);
+        Ok(())
+    }
+}
+
+impl Drop for TemporaryFile {
+    fn drop(&mut self) {
+        // The file is closed first: its space is free when the charge is.
+        self.area.close(self.open.take());
+    }
+}
+
+/// An I/O error that carries why the engine refused to write.
+pub(crate) fn refused(error: Error) -> io::Error {
+    io::Error::other(error)
+}
+
+/// The engine's own error in an I/O error, if it is one.
+pub(crate) fn refusal(cause: &io::Error) -> Option<&Error> {
+    cause.get_ref().and_then(|inner| inner.downcast_ref())
+}
+
 /// The error of a transaction whose temporary file could not be written or read.
 pub(crate) fn error(cause: &io::Error) -> Error {
+    if let Some(refusal) = refusal(cause) {
+        return refusal.clone();
+    }
     let state = match cause.raw_os_error() {
         Some(libc::ENOSPC | libc::EDQUOT) => sqlstate::DISK_FULL,
         _ => sqlstate::IO_ERROR,
@@ -112,15 +178,15 @@ fn give_buffer(mut buffer: Vec<u8>) {
 /// A file's worth of bytes.
 #[derive(Debug)]
 pub(crate) struct SpillBuffer {
-    area: Arc<SpillArea>,
+    files: TemporaryFiles,
     memory: Vec<u8>,
-    file: Option<File>,
+    file: Option<TemporaryFile>,
     length: u64,
 }
 
 impl SpillBuffer {
-    pub(crate) fn new(area: Arc<SpillArea>) -> Self {
-        SpillBuffer { area, memory: Vec::new(), file: None, length: 0 }
+    pub(crate) fn new(files: TemporaryFiles) -> Self {
+        SpillBuffer { files, memory: Vec::new(), file: None, length: 0 }
     }
 
     pub(crate) fn len(&self) -> u64 {
@@ -129,19 +195,36 @@ impl SpillBuffer {
 
     /// Whether it lives in a file once it has so many bytes.
     pub(crate) fn needs_file(&self, length: u64) -> bool {
-        self.file.is_some() || length > self.area.threshold_bytes as u64
+        self.file.is_some() || length > self.files.area.threshold_bytes as u64
+    }
+
+    /// The memory that it takes with `length` bytes, unless it lives in a file.
+    pub(crate) fn memory_bytes(&self, length: u64) -> u64 {
+        match self.file {
+            Some(_) => 0,
+            None if length == 0 => 0,
+            None => length.next_power_of_two().max(LEAST_POOLED_BYTES as u64),
+        }
+    }
+
+    /// Moves what is in memory to a file.
+    pub(crate) fn move_to_file(&mut self) -> io::Result<()> {
+        if self.file.is_none() {
+            let mut file = self.files.create()?;
+            file.write_all_at(&self.memory, 0)?;
+            self.file = Some(file);
+            give_buffer(std::mem::take(&mut self.memory));
+        }
+        Ok(())
     }
 
     /// Writes at `offset`; a gap before it reads as zeros.
     pub(crate) fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let end = offset + bytes.len() as u64;
-        if self.file.is_none() && self.needs_file(end) {
-            let file = self.area.file()?;
-            file.write_all_at(&self.memory, 0)?;
-            self.file = Some(file);
-            give_buffer(std::mem::take(&mut self.memory));
+        if self.needs_file(end) {
+            self.move_to_file()?;
         }
-        match &self.file {
+        match &mut self.file {
             Some(file) => file.write_all_at(bytes, offset)?,
             None => self.write_in_memory(offset as usize, bytes),
         }
@@ -167,6 +250,7 @@ impl SpillBuffer {
         let (there, beyond) = bytes.split_at_mut(available);
         match &self.file {
             Some(file) => {
+                let file = file.file()?;
                 let mut done = 0;
                 while done < there.len() {
                     match file.read_at(&mut there[done..], offset + done as u64)? {
@@ -193,10 +277,10 @@ impl SpillBuffer {
             return Ok(());
         }
         if length == 0 {
-            self.file.take().into_iter().for_each(|file| self.area.close(file));
+            self.file = None;
             give_buffer(std::mem::take(&mut self.memory));
-        } else if let Some(file) = &self.file {
-            file.set_len(length)?;
+        } else if let Some(file) = &mut self.file {
+            file.truncate(length)?;
         } else {
             self.memory.truncate(length as usize);
         }
@@ -205,22 +289,52 @@ impl SpillBuffer {
     }
 }
 
-impl Drop for SpillBuffer {
-    fn drop(&mut self) {
-        self.file.take().into_iter().for_each(|file| self.area.close(file));
-    }
-}
-
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+    use crate::temporary::{NodeSpace, TenantSpace};
+
+    /// Temporary files of a tenant that may use `limit_bytes` for them.
+    pub(crate) fn files(directory: &Path, threshold_bytes: usize, limit_bytes: u64) -> TemporaryFiles {
+        let space = TenantSpace::new(&NodeSpace::new());
+        TemporaryFiles {
+            area: SpillArea::new(directory, threshold_bytes),
+            quota: Quota::new(space, limit_bytes),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_buffer_in_a_file_is_charged_and_refused_beyond_the_limit() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = files(directory.path(), 16, 100);
+        let used = || files.quota.used_bytes();
+        let mut buffer = SpillBuffer::new(files.clone());
+        buffer.write_at(0, &[1; 16]).unwrap();
+        assert_eq!((used(), buffer.memory_bytes(16)), (0, LEAST_POOLED_BYTES as u64));
+        buffer.write_at(16, &[2; 84]).unwrap();
+        assert_eq!((used(), buffer.memory_bytes(100)), (100, 0));
+        let refused = buffer.write_at(100, &[3]).unwrap_err();
+        assert_eq!(error(&refused).state(), sqlstate::CONFIGURATION_LIMIT);
+        // What was written can be changed and read.
+        buffer.write_at(50, &[4; 50]).unwrap();
+        let mut read = [0; 100];
+        assert_eq!(buffer.read_at(0, &mut read).unwrap(), 100);
+        assert_eq!((read[0], read[20], read[99]), (1, 2, 4));
+        buffer.truncate(40).unwrap();
+        assert_eq!(used(), 40);
+        drop(buffer);
+        // The file is closed on another thread.
+        while used() > 0 {
+            tokio::task::yield_now().await;
+        }
+    }
 
     #[tokio::test]
     async fn behaves_the_same_in_memory_and_in_a_file() {
         let directory = tempfile::tempdir().unwrap();
         for threshold in [1 << 20, 16] {
-            let area = SpillArea::new(directory.path(), threshold);
-            let mut buffer = SpillBuffer::new(area.clone());
+            let files = files(directory.path(), threshold, u64::MAX);
+            let mut buffer = SpillBuffer::new(files.clone());
             buffer.write_at(0, b"HELLO, HELLO").unwrap();
             buffer.truncate(0).unwrap();
             buffer.write_at(0, b"hello").unwrap();
@@ -236,7 +350,7 @@ mod tests {
             assert_eq!(&read, b"hell\0\0x\0");
             buffer.truncate(0).unwrap();
             assert_eq!(buffer.len(), 0);
-            assert_eq!(area.files(), u64::from(threshold == 16));
+            assert_eq!(files.area.files(), u64::from(threshold == 16));
         }
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
     }

@@ -24,7 +24,8 @@ use fulmar_pages::{PAGE_SIZE, Page, PageNo, PartitionId};
 use tokio::task::JoinHandle;
 
 use crate::draft::{Draft, Piece};
-use crate::spill::SpillArea;
+use crate::spill::{TemporaryFile, TemporaryFiles, refused};
+use crate::temporary::TemporaryCharge;
 
 /// New pages that gather before they are handed over.
 const GATHERED: usize = 64;
@@ -32,6 +33,12 @@ const GATHERED: usize = 64;
 const MOST_WANTED_AGAIN: usize = 64;
 /// Drafted pages that may come again before it is looked at how many they are.
 const FEW_REPLACED: u32 = 64;
+/// What a page is charged for in the draft: a page that does not shrink, the head of its frame and its entry in the index.
+const DRAFTED_BYTES: u64 = PAGE_SIZE as u64 + 64;
+/// Memory that the buffers between the threads take: pages that gather, pages that are compressed, pieces that are written.
+pub(crate) const BUFFERS_BYTES: u64 = 2 * GATHERED as u64 * PAGE_SIZE as u64 + (1 << 20);
+/// Memory that is kept for each page.
+pub(crate) const PLACE_BYTES: u64 = size_of::<FrameLocation>() as u64;
 
 /// Where a page is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,8 +56,17 @@ struct Work {
     locations: Vec<FrameLocation>,
 }
 
+/// A draft that has become a segment, in a file that is not synced. It is charged until this is dropped.
+pub(crate) struct SpilledSegment {
+    pub file: Arc<File>,
+    pub bytes: u64,
+    _charge: TemporaryCharge,
+}
+
 pub(crate) struct SpilledPages {
-    area: Arc<SpillArea>,
+    files: TemporaryFiles,
+    /// For the draft.
+    charge: TemporaryCharge,
     /// Pages that are to be handed over next.
     gathered: Vec<Page>,
     /// Pages handed over before them.
@@ -64,17 +80,18 @@ pub(crate) struct SpilledPages {
     /// Pages in the draft that have been changed since.
     replaced: u32,
     wanted_again: usize,
-    plain: Option<File>,
+    plain: Option<TemporaryFile>,
     plain_pages: u32,
 }
 
 impl SpilledPages {
-    pub(crate) fn new(area: &Arc<SpillArea>) -> io::Result<Self> {
-        let draft = Draft::new(area.file()?);
+    pub(crate) fn new(files: &TemporaryFiles) -> io::Result<Self> {
+        let draft = Draft::new(files.area.file()?);
         let pages = Vec::with_capacity(GATHERED);
         let work = Work { draft, pages, locations: Vec::new() };
         Ok(SpilledPages {
-            area: area.clone(),
+            files: files.clone(),
+            charge: TemporaryCharge::new(&files.quota),
             gathered: Vec::with_capacity(GATHERED),
             handed_over: 0,
             work: Some(Box::new(work)),
@@ -92,7 +109,7 @@ impl SpilledPages {
     pub(crate) fn push(&mut self, page: &Page) -> io::Result<Place> {
         match self.replaced > FEW_REPLACED + self.handed_over / 8 {
             true => self.push_plain(page),
-            false => Ok(Place::Draft(self.push_draft(page))),
+            false => Ok(Place::Draft(self.push_draft(page)?)),
         }
     }
 
@@ -118,7 +135,7 @@ impl SpilledPages {
 
     pub(crate) async fn read(&mut self, place: Place, page: &mut Page) -> io::Result<()> {
         match place {
-            Place::Plain(index) => self.plain()?.read_exact_at(page, plain_offset(index)),
+            Place::Plain(index) => self.plain()?.file()?.read_exact_at(page, plain_offset(index)),
             Place::Draft(index) => {
                 if let Some(gathered) = self.gathered_mut(index) {
                     *page = *gathered;
@@ -150,7 +167,7 @@ impl SpilledPages {
         let mut work = self.work.take().ok_or_else(given_up)?;
         std::mem::swap(&mut work.pages, &mut self.gathered);
         self.handed_over += work.pages.len() as u32;
-        self.job = Some(self.area.runtime().spawn_blocking(move || {
+        self.job = Some(self.files.area.runtime().spawn_blocking(move || {
             work.run();
             work
         }));
@@ -172,15 +189,15 @@ impl SpilledPages {
         if self.is_full() {
             self.hand_over().await?;
         }
-        Ok(self.push_draft(page))
+        self.push_draft(page)
     }
 
-    /// The draft becomes a segment: `frames` tells the places in it of the partition's pages. Answers the file and its bytes.
+    /// The draft becomes a segment: `frames` are the places in it of the partition's pages.
     pub(crate) async fn finish(
         mut self,
         partition: PartitionId,
         frames: Vec<(PageNo, u32)>,
-    ) -> io::Result<(Arc<File>, u64)> {
+    ) -> io::Result<SpilledSegment> {
         self.hand_over().await?;
         self.rest().await?;
         let draft = self.work.take().ok_or_else(given_up)?.draft;
@@ -188,8 +205,10 @@ impl SpilledPages {
         let entry = |(no, index)| Some((partition, no, *locations.get(index as usize)?));
         let entries: Option<Vec<Entry>> = frames.into_iter().map(entry).collect();
         let entries = entries.ok_or_else(given_up)?;
-        let finished = self.area.runtime().spawn_blocking(move || draft.finish(entries)).await;
-        finished.map_err(io::Error::other)?
+        let finished = self.files.area.runtime().spawn_blocking(move || draft.finish(entries)).await;
+        let (file, bytes) = finished.map_err(io::Error::other)??;
+        let unused = TemporaryCharge::new(&self.files.quota);
+        Ok(SpilledSegment { file, bytes, _charge: std::mem::replace(&mut self.charge, unused) })
     }
 
     /// Waits until the other threads have nothing to do.
@@ -209,7 +228,7 @@ impl SpilledPages {
         if self.pieces().is_some_and(|pieces| !pieces.is_empty()) {
             self.written().await?;
             let mut pieces = self.pieces().map(std::mem::take).unwrap_or_default();
-            self.writing = Some(self.area.runtime().spawn_blocking(move || {
+            self.writing = Some(self.files.area.runtime().spawn_blocking(move || {
                 pieces.iter_mut().try_for_each(Piece::write)?;
                 Ok(pieces)
             }));
@@ -235,9 +254,10 @@ impl SpilledPages {
         self.work.as_mut().map(|work| work.draft.full())
     }
 
-    fn push_draft(&mut self, page: &Page) -> u32 {
+    fn push_draft(&mut self, page: &Page) -> io::Result<u32> {
+        self.charge.grow_by(DRAFTED_BYTES).map_err(refused)?;
         self.gathered.push(*page);
-        self.handed_over + self.gathered.len() as u32 - 1
+        Ok(self.handed_over + self.gathered.len() as u32 - 1)
     }
 
     fn push_plain(&mut self, page: &Page) -> io::Result<Place> {
@@ -247,10 +267,10 @@ impl SpilledPages {
         Ok(Place::Plain(index))
     }
 
-    fn plain(&mut self) -> io::Result<&File> {
+    fn plain(&mut self) -> io::Result<&mut TemporaryFile> {
         match &mut self.plain {
             Some(file) => Ok(file),
-            none => Ok(none.insert(self.area.file()?)),
+            none => Ok(none.insert(self.files.create()?)),
         }
     }
 
@@ -262,7 +282,9 @@ impl SpilledPages {
 
 impl Drop for SpilledPages {
     fn drop(&mut self) {
-        self.area.close((self.work.take(), self.plain.take()));
+        // The file is closed before the charge is released.
+        let charge = std::mem::replace(&mut self.charge, TemporaryCharge::new(&self.files.quota));
+        self.files.area.close((self.work.take(), charge));
     }
 }
 
@@ -284,6 +306,7 @@ fn given_up() -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spill::tests::files;
 
     /// Pages that do not shrink.
     fn noise() -> impl Iterator<Item = Page> {
@@ -297,8 +320,8 @@ mod tests {
     }
 
     /// Pages whose draft is on a disk that is full.
-    fn on_a_full_disk(area: &Arc<SpillArea>) -> SpilledPages {
-        let mut pages = SpilledPages::new(area).unwrap();
+    fn on_a_full_disk(files: &TemporaryFiles) -> SpilledPages {
+        let mut pages = SpilledPages::new(files).unwrap();
         let full = Draft::new(File::options().write(true).open("/dev/full").unwrap());
         pages.work.as_mut().unwrap().draft = full;
         pages
@@ -307,7 +330,7 @@ mod tests {
     #[tokio::test]
     async fn a_failure_of_the_other_thread_is_met_by_whoever_comes_next() {
         let directory = tempfile::tempdir().unwrap();
-        let area = SpillArea::new(directory.path(), 0);
+        let area = files(directory.path(), 0, u64::MAX);
         let mut pages = on_a_full_disk(&area);
         let mut failed = None;
         for page in noise().take(10 * GATHERED) {
@@ -325,13 +348,13 @@ mod tests {
     #[tokio::test]
     async fn a_failure_that_nobody_has_met_is_met_at_the_end() {
         let directory = tempfile::tempdir().unwrap();
-        let area = SpillArea::new(directory.path(), 0);
+        let area = files(directory.path(), 0, u64::MAX);
         let mut pages = on_a_full_disk(&area);
         // One piece, which is written when those are done that gather now.
         for page in noise().take(GATHERED + 1) {
             pages.draft(&page).await.unwrap();
         }
-        let failed = pages.finish(PartitionId(1), Vec::new()).await.unwrap_err();
+        let failed = pages.finish(PartitionId(1), Vec::new()).await.err().unwrap();
         assert_eq!(failed.raw_os_error(), Some(libc::ENOSPC));
     }
 
@@ -340,7 +363,7 @@ mod tests {
     async fn pieces_come_where_they_belong() {
         const PAGES: u32 = 20 * GATHERED as u32;
         let directory = tempfile::tempdir().unwrap();
-        let area = SpillArea::new(directory.path(), 0);
+        let area = files(directory.path(), 0, u64::MAX);
         let mut pages = SpilledPages::new(&area).unwrap();
         let mut read = [0; PAGE_SIZE];
         let all: Vec<Page> = noise().take(PAGES as usize).collect();
@@ -354,9 +377,39 @@ mod tests {
             }
         }
         let frames = (0..PAGES).map(|no| (no + 1, no)).collect();
-        let (file, bytes) = pages.finish(PartitionId(1), frames).await.unwrap();
-        let mut segment = vec![0; bytes as usize];
-        file.read_exact_at(&mut segment, 0).unwrap();
+        let finished = pages.finish(PartitionId(1), frames).await.unwrap();
+        let mut segment = vec![0; finished.bytes as usize];
+        finished.file.read_exact_at(&mut segment, 0).unwrap();
         assert_eq!(fulmar_pages::segment::verify(&segment).unwrap().pages(), PAGES as usize);
+    }
+
+    #[tokio::test]
+    async fn pages_are_charged_before_they_are_written_and_until_the_segment_is_gone() {
+        const LIMIT: u64 = 300 * DRAFTED_BYTES;
+        let directory = tempfile::tempdir().unwrap();
+        let files = files(directory.path(), 0, LIMIT);
+        let used = || files.quota.used_bytes();
+        let mut pages = SpilledPages::new(&files).unwrap();
+        let all: Vec<Page> = noise().take(300).collect();
+        for page in &all[..290] {
+            pages.draft(page).await.unwrap();
+        }
+        // A drafted page that changes again takes a second place.
+        pages.replace(Place::Draft(0), &all[1]).unwrap();
+        assert_eq!(used(), 290 * DRAFTED_BYTES + PAGE_SIZE as u64);
+        let refused = loop {
+            match pages.draft(&all[299]).await {
+                Ok(_) => {}
+                Err(refused) => break refused,
+            }
+        };
+        assert_eq!(crate::spill::error(&refused).state(), "53400");
+        assert!(used() <= LIMIT);
+        let finished = pages.finish(PartitionId(1), vec![(2, 1)]).await.unwrap();
+        assert!(used() >= finished.bytes);
+        drop(finished);
+        while used() > 0 {
+            tokio::task::yield_now().await;
+        }
     }
 }

@@ -88,6 +88,27 @@ pub struct Known<'a> {
 }
 
 impl Statement {
+    /// Whether another one has the same text and description.
+    pub(crate) fn is_same(&self, other: &Statement) -> bool {
+        self.sql == other.sql
+            && (self.kind, self.read_only) == (other.kind, other.read_only)
+            && self.columns == other.columns
+            && self.parameters == other.parameters
+            && (self.plan.system, self.plan.declares) == (other.plan.system, other.plan.declares)
+    }
+
+    /// Memory that it takes.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        let text = |text: &Option<String>| text.as_ref().map_or(0, String::capacity);
+        let column = |column: &ColumnInfo| column.name.capacity() + text(&column.declared_type);
+        let columns = self.columns.capacity() * size_of::<ColumnInfo>()
+            + self.columns.iter().map(column).sum::<usize>();
+        let parameters = self.parameters.capacity() * size_of::<ParameterInfo>()
+            + self.parameters.iter().map(|parameter| text(&parameter.declared_type)).sum::<usize>();
+        let call = self.plan.call.as_ref().map_or(0, |call| call.name.capacity() + text(&call.arguments));
+        (size_of::<Statement>() + self.sql.len() + columns + parameters + call) as u64
+    }
+
     /// Whether it names system tables or functions.
     pub fn uses_system(&self) -> bool {
         self.plan.system
@@ -121,7 +142,7 @@ pub enum Scope {
 }
 
 /// How a statement ended.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Completion {
     /// PostgreSQL's command tag: `SELECT 3`, `INSERT 0 1`, `CREATE TABLE`.
     pub tag: CommandTag,
@@ -130,7 +151,7 @@ pub struct Completion {
 }
 
 /// A command tag, formatted late so that nothing is allocated for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CommandTag {
     /// `SELECT n`
     Select(u64),

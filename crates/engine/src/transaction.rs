@@ -1,39 +1,64 @@
 //! What one open transaction has read and changed, as the VFS sees it: pages.
 
-use std::fs::File;
 use std::io;
-use std::sync::Arc;
 
 use fulmar_pages::{PAGE_SIZE, Page, PageNo, PartitionId};
 use hashbrown::HashMap;
 
-use crate::Error;
 use crate::limits::TransactionLimits;
 use crate::page_memory::PageBytes;
 use crate::partition::Snapshot;
-use crate::spill::SpillArea;
-use crate::spilled_pages::{Place, SpilledPages};
+use crate::spill::{TemporaryFiles, refused};
+use crate::spilled_pages::{BUFFERS_BYTES, PLACE_BYTES, Place, SpilledPages, SpilledSegment};
+use crate::{Error, heap, spill};
 
 /// A set of pages that mostly grows: a list that is sorted and deduplicated whenever it has doubled, so that it never
-/// holds much more than one entry for each page of the partition.
+/// holds much more than one entry for each page of the partition. Its memory is charged to the connection; a set that may not grow
+/// stands for all pages, which costs conflicts.
 #[derive(Default, Debug)]
 pub(crate) struct PageSet {
     pages: Vec<PageNo>,
     compact_at: usize,
     everything: bool,
+    charged_bytes: u64,
 }
 
+/// Entries of a [`PageSet`]: pages of 4 GiB.
+const MAX_PAGES: usize = 1 << 20;
+/// Entries for which nothing is charged.
+const FEW_PAGES: usize = 256;
+
 impl PageSet {
-    pub(crate) fn insert(&mut self, page: PageNo) {
+    /// Adds a page. `charge` charges bytes of memory, and returns false if the connection may hold no more.
+    pub(crate) fn insert(&mut self, page: PageNo, charge: impl Fn(u64) -> bool) {
         if self.everything || self.pages.last() == Some(&page) {
             return;
         }
         if self.pages.len() >= self.compact_at {
             self.pages.sort_unstable();
             self.pages.dedup();
-            self.compact_at = (2 * self.pages.len()).max(256);
+            self.compact_at = (2 * self.pages.len()).max(FEW_PAGES);
+            // A list that grows has room for twice its entries.
+            let bytes = (2 * self.compact_at * size_of::<PageNo>()) as u64;
+            let lacking = bytes.saturating_sub(self.charged_bytes);
+            if self.compact_at > MAX_PAGES || (self.compact_at > FEW_PAGES && lacking > 0 && !charge(lacking))
+            {
+                self.everything = true;
+                self.pages = Vec::new();
+                return;
+            }
+            if self.compact_at > FEW_PAGES {
+                self.charged_bytes += lacking;
+            }
         }
         self.pages.push(page);
+    }
+
+    /// Adds a page that a commit writes without a change, of which there are few (see `partition/large`): it is not charged.
+    pub(crate) fn insert_unchanged(&mut self, page: PageNo) {
+        if !self.everything {
+            self.pages.push(page);
+        }
     }
 
     /// All pages there are.
@@ -60,11 +85,14 @@ impl PageSet {
         self.pages.len()
     }
 
-    pub(crate) fn clear(&mut self) {
+    /// Forgets all pages. Returns the bytes of memory that are to be released.
+    #[must_use]
+    pub(crate) fn clear(&mut self) -> u64 {
         self.pages.clear();
         self.pages.shrink_to(1024);
         self.compact_at = 0;
         self.everything = false;
+        std::mem::take(&mut self.charged_bytes)
     }
 }
 
@@ -75,16 +103,23 @@ enum Changed {
 
 /// The pages that a transaction has changed, private to it until it commits. Beyond the spill area's threshold they
 /// go to files ([`crate::spilled_pages`]), all but page 1.
+///
+/// Its memory is charged to the connection. Pages for which the connection may hold no more memory go to files at once.
 pub(crate) struct Overlay {
-    area: Arc<SpillArea>,
+    files: TemporaryFiles,
     pages: HashMap<PageNo, Changed>,
     in_memory: usize,
     spilled: Option<SpilledPages>,
+    /// Memory that is charged to the connection.
+    charged_bytes: u64,
 }
 
+/// Memory that a changed page takes beside its bytes: an entry of a table that is half full.
+const ENTRY_BYTES: u64 = 2 * size_of::<(PageNo, Changed)>() as u64 + PLACE_BYTES;
+
 impl Overlay {
-    pub(crate) fn new(area: Arc<SpillArea>) -> Self {
-        Overlay { area, pages: HashMap::new(), in_memory: 0, spilled: None }
+    pub(crate) fn new(files: TemporaryFiles) -> Self {
+        Overlay { files, pages: HashMap::new(), in_memory: 0, spilled: None, charged_bytes: 0 }
     }
 
     pub(crate) fn contains(&self, page: PageNo) -> bool {
@@ -95,22 +130,37 @@ impl Overlay {
         self.pages.len()
     }
 
-    /// Keeps a changed page. If [`Overlay::is_full`] then, it is to be relieved before the next one.
-    pub(crate) fn write(&mut self, page: PageNo, bytes: &Page) -> io::Result<()> {
+    /// Keeps a changed page. If [`Overlay::is_full`] then, it is to be relieved before the next one. `charge` charges bytes
+    /// of memory to the connection, and returns false if it may hold no more.
+    pub(crate) fn write(
+        &mut self,
+        page: PageNo,
+        bytes: &Page,
+        charge: impl Fn(u64) -> bool,
+    ) -> io::Result<()> {
         match self.pages.get_mut(&page) {
             Some(Changed::Memory(old)) => **old = *bytes,
             Some(Changed::Spilled(place)) => {
                 let Some(spilled) = &mut self.spilled else { return Err(io::ErrorKind::NotFound.into()) };
                 *place = spilled.replace(*place, bytes)?;
             }
-            None if page == 1 || self.in_memory * PAGE_SIZE < self.area.threshold_bytes() => {
+            None if (page == 1 || self.in_memory * PAGE_SIZE < self.files.area.threshold_bytes())
+                && charge(PAGE_SIZE as u64 + ENTRY_BYTES) =>
+            {
+                self.charged_bytes += PAGE_SIZE as u64 + ENTRY_BYTES;
                 self.pages.insert(page, Changed::Memory(PageBytes::copy_of(bytes)));
                 self.in_memory += 1;
             }
+            None if page == 1 => return Err(refused(heap::exhausted())),
             None => {
+                let buffers_bytes = if self.spilled.is_none() { BUFFERS_BYTES } else { 0 };
+                if !charge(ENTRY_BYTES + buffers_bytes) {
+                    return Err(refused(heap::exhausted()));
+                }
+                self.charged_bytes += ENTRY_BYTES + buffers_bytes;
                 let spilled = match &mut self.spilled {
                     Some(spilled) => spilled,
-                    none => none.insert(SpilledPages::new(&self.area)?),
+                    none => none.insert(SpilledPages::new(&self.files)?),
                 };
                 self.pages.insert(page, Changed::Spilled(spilled.push(bytes)?));
             }
@@ -159,7 +209,15 @@ impl Overlay {
         self.in_memory = self.pages.values().filter(|changed| matches!(changed, Changed::Memory(_))).count();
     }
 
-    /// Brings the changed pages that have been spilled back into memory: they are few enough.
+    /// Charges the memory that the spilled pages will take in memory. Returns false if the connection may not hold as much.
+    pub(crate) fn charge_spilled(&mut self, charge: impl Fn(u64) -> bool) -> bool {
+        let bytes = ((self.pages.len() - self.in_memory) * PAGE_SIZE) as u64;
+        let charged = charge(bytes);
+        self.charged_bytes += if charged { bytes } else { 0 };
+        charged
+    }
+
+    /// Brings the changed pages that have been spilled back into memory: they are few enough, and their memory is charged.
     pub(crate) async fn bring_back(&mut self) -> io::Result<()> {
         let Some(spilled) = &mut self.spilled else { return Ok(()) };
         for changed in self.pages.values_mut() {
@@ -186,27 +244,26 @@ impl Overlay {
         Ok(pages)
     }
 
-    /// Makes a segment of the changed pages up to `page_count`, but for page 1. Answers the file that holds it, not synced,
-    /// and its bytes. The overlay is empty then.
+    /// Makes a segment of the changed pages up to `page_count`, but for page 1. The overlay is empty then.
     pub(crate) async fn make_segment(
         &mut self,
         partition: PartitionId,
         page_count: u32,
-    ) -> io::Result<(Arc<File>, u64)> {
+    ) -> io::Result<SpilledSegment> {
         let mut pages: Vec<(PageNo, Changed)> = self.pages.drain().collect();
         pages.retain(|(no, _)| *no != 1 && *no <= page_count);
         pages.sort_unstable_by_key(|(no, _)| *no);
         self.in_memory = 0;
         let mut new = match self.spilled.take() {
             Some(spilled) => spilled,
-            None => SpilledPages::new(&self.area)?,
+            None => SpilledPages::new(&self.files)?,
         };
         let in_draft = |(_, changed): &&_| matches!(changed, Changed::Spilled(Place::Draft(_)));
         let live = pages.iter().filter(in_draft).count();
         // Where most of the draft means nothing, all is written anew.
         let mut old = None;
         if live * 2 < new.drafted() {
-            old = Some(std::mem::replace(&mut new, SpilledPages::new(&self.area)?));
+            old = Some(std::mem::replace(&mut new, SpilledPages::new(&self.files)?));
         }
         let mut frames = Vec::with_capacity(pages.len());
         let mut page = Box::new([0; PAGE_SIZE]);
@@ -224,11 +281,14 @@ impl Overlay {
         new.finish(partition, frames).await
     }
 
-    pub(crate) fn clear(&mut self) {
+    /// Forgets all pages. Returns the bytes of memory that are to be released.
+    #[must_use]
+    pub(crate) fn clear(&mut self) -> u64 {
         self.pages.clear();
         self.pages.shrink_to(64);
         self.in_memory = 0;
         self.spilled = None;
+        std::mem::take(&mut self.charged_bytes)
     }
 }
 
@@ -292,13 +352,13 @@ pub(crate) struct Transaction {
 }
 
 impl Transaction {
-    pub(crate) fn new(area: Arc<SpillArea>) -> Self {
+    pub(crate) fn new(files: TemporaryFiles) -> Self {
         Transaction {
             snapshot: None,
             current: true,
             track_reads: true,
             reads: PageSet::default(),
-            overlay: Overlay::new(area),
+            overlay: Overlay::new(files),
             page_count: 0,
             counter: 0,
             lone: false,
@@ -327,12 +387,26 @@ impl Transaction {
         self.keeps_within(self.limits.check_size(from, pages))
     }
 
+    /// Whether it was refused more. Until the statement has been rolled back it may exceed its limits.
+    pub(crate) fn set_beyond_limits(&mut self, beyond: bool) {
+        self.beyond_limits = beyond;
+        self.overlay.files.quota.set_overdraft(beyond);
+    }
+
+    /// Notes that its temporary file could not be written.
+    pub(crate) fn spill_failed(&mut self, cause: &io::Error) {
+        match spill::refusal(cause) {
+            Some(refusal) => drop(self.keeps_within(Err(refusal.clone()))),
+            None => self.failure = Some(spill::error(cause)),
+        }
+    }
+
     /// Whether a check of what it may take went well; notes it as its failure if not.
     pub(crate) fn keeps_within(&mut self, checked: Result<(), Error>) -> bool {
         match checked {
             Err(error) if !self.beyond_limits => {
                 self.failure = Some(error);
-                self.beyond_limits = true;
+                self.set_beyond_limits(true);
                 false
             }
             _ => true,
@@ -348,11 +422,11 @@ mod tests {
     const PAGES: u32 = 400;
 
     fn overlay(directory: &std::path::Path) -> Overlay {
-        Overlay::new(SpillArea::new(directory, 3 * PAGE_SIZE))
+        Overlay::new(crate::spill::tests::files(directory, 3 * PAGE_SIZE, u64::MAX))
     }
 
     async fn write(overlay: &mut Overlay, no: u32, fill: u32) {
-        overlay.write(no, &[fill as u8; PAGE_SIZE]).unwrap();
+        overlay.write(no, &[fill as u8; PAGE_SIZE], |_| true).unwrap();
         if overlay.is_full() {
             overlay.relieve().await.unwrap();
         }
@@ -370,9 +444,9 @@ mod tests {
     /// The pages of the overlay's segment, each with what it is filled with, and how many bytes it has.
     async fn segment(overlay: &mut Overlay, page_count: u32) -> (Vec<(u32, u32)>, u64) {
         use std::os::unix::fs::FileExt;
-        let (file, bytes) = overlay.make_segment(PartitionId(9), page_count).await.unwrap();
-        let mut segment = vec![0; bytes as usize];
-        file.read_exact_at(&mut segment, 0).unwrap();
+        let made = overlay.make_segment(PartitionId(9), page_count).await.unwrap();
+        let mut segment = vec![0; made.bytes as usize];
+        made.file.read_exact_at(&mut segment, 0).unwrap();
         let index = fulmar_pages::segment::verify(&segment).unwrap();
         let mut page = [0; PAGE_SIZE];
         let pages = index.frames(PartitionId(9)).map(|(no, location)| {
@@ -381,7 +455,7 @@ mod tests {
                 .unwrap();
             (no, page[77].into())
         });
-        (pages.collect(), bytes)
+        (pages.collect(), made.bytes)
     }
 
     #[tokio::test]
@@ -448,14 +522,55 @@ mod tests {
         check(&mut overlay, |no| no + 19).await;
     }
 
+    #[tokio::test]
+    async fn an_overlay_without_memory_spills_at_once_and_releases_what_it_charged() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut overlay = Overlay::new(crate::spill::tests::files(directory.path(), 1 << 20, u64::MAX));
+        let in_memory = PAGE_SIZE as u64 + ENTRY_BYTES;
+        let [pages_left, places_left] = [2, 8].map(std::cell::Cell::new);
+        let charge = |bytes| {
+            let left = if bytes == in_memory { &pages_left } else { &places_left };
+            left.get() > 0 && left.replace(left.get() - 1) > 0
+        };
+        for no in 2..12 {
+            overlay.write(no, &[no as u8; PAGE_SIZE], charge).unwrap();
+        }
+        assert!(overlay.in_memory(3).is_some() && overlay.in_memory(4).is_none());
+        let error = overlay.write(12, &[1; PAGE_SIZE], charge).unwrap_err();
+        assert_eq!(crate::spill::error(&error).state(), "53200");
+        // A page that is there can be changed.
+        overlay.write(11, &[1; PAGE_SIZE], charge).unwrap();
+        assert!(!overlay.charge_spilled(|bytes| bytes < 8 * PAGE_SIZE as u64));
+        assert!(overlay.charge_spilled(|bytes| bytes == 8 * PAGE_SIZE as u64));
+        assert_eq!(overlay.clear(), 10 * in_memory + BUFFERS_BYTES);
+        assert_eq!(overlay.clear(), 0);
+    }
+
     #[test]
     fn a_page_set_stays_small() {
         let mut set = PageSet::default();
         for round in 0..10_000u32 {
-            set.insert(round % 10);
+            set.insert(round % 10, |_| panic!("a small set is not charged"));
         }
         assert!(set.pages.len() <= 512);
         let distinct: std::collections::BTreeSet<_> = set.iter().collect();
-        assert_eq!(distinct.len(), 10);
+        assert_eq!((distinct.len(), set.clear()), (10, 0));
+    }
+
+    #[test]
+    fn a_page_set_without_memory_stands_for_all_pages() {
+        let mut set = PageSet::default();
+        let charged = std::cell::Cell::new(0);
+        let charge = |bytes| charged.replace(charged.get() + bytes) + bytes <= 100_000;
+        for page in 2..5000 {
+            set.insert(page, charge);
+        }
+        assert!(!set.everything && set.pages.capacity() * 4 <= charged.get() as usize);
+        assert_eq!(set.find_changed(|page| page == 4999), Some(4999));
+        for page in 5000..100_000 {
+            set.insert(page, charge);
+        }
+        assert!(set.everything && set.pages.capacity() == 0 && set.find_changed(|_| false).is_some());
+        assert!((1..=100_000).contains(&set.clear()) && set.find_changed(|_| true).is_none());
     }
 }

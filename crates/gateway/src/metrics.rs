@@ -292,6 +292,18 @@ fn engine_figures(out: &mut String, engine: &EngineStatistics) {
             engine.memory_unwritten_bytes,
         ),
         ("fulmar_memory_limit_bytes", "The budget for pages in memory.", engine.memory_limit_bytes),
+        ("fulmar_statement_memory_bytes", "Memory charged to statements.", engine.statement_bytes),
+        (
+            "fulmar_statement_memory_limit_bytes",
+            "The limit of the memory charged to statements.",
+            engine.statement_limit_bytes,
+        ),
+        ("fulmar_temporary_bytes", "Bytes charged for temporary files.", engine.temporary_bytes),
+        (
+            "fulmar_temporary_limit_bytes",
+            "The limit of the bytes charged for temporary files.",
+            engine.temporary_limit_bytes,
+        ),
         (
             "fulmar_disk_available_bytes",
             "What the file system of the data directory still has.",

@@ -31,6 +31,14 @@ pub enum Limit {
     Retention,
     /// What others leave it of the memory for pages.
     CacheFloor,
+    /// Temporary files of its sessions.
+    TempFileLimit,
+    /// The size of a value or row.
+    MaxValueSize,
+    /// The length of a pattern of LIKE or GLOB.
+    MaxPatternLength,
+    /// Parameters of a statement.
+    MaxParameters,
 }
 
 /// What there is to say of a limit.
@@ -54,6 +62,10 @@ const YEAR_MS: u64 = 366 * DAY_MS;
 const DAY_MS: u64 = 86_400_000;
 /// The most that a partition's pages of 4 KiB can be numbered for.
 const MOST_KILOBYTES: u64 = 4 * u32::MAX as u64;
+/// SQLite's own limits, as the engine compiles and opens it.
+const MOST_VALUE_KILOBYTES: u64 = 256 << 10;
+const MOST_PATTERN_BYTES: u64 = 50_000;
+const MOST_PARAMETERS: u64 = 32_766;
 
 /// In the order of [`Limit`].
 static LIMITS: [Definition; Limit::ALL.len()] = [
@@ -129,11 +141,47 @@ static LIMITS: [Definition; Limit::ALL.len()] = [
         default: None,
         about: "Memory for its pages that other tenants do not take from it.",
     },
+    Definition {
+        limit: Limit::TempFileLimit,
+        name: "temp_file_limit",
+        unit: Unit::Kilobytes,
+        least: LEAST_KILOBYTES,
+        most: MOST_KILOBYTES,
+        default: None,
+        about: "Temporary files of all its sessions together: sorts, large transactions, results.",
+    },
+    Definition {
+        limit: Limit::MaxValueSize,
+        name: "max_value_size",
+        unit: Unit::Kilobytes,
+        least: LEAST_KILOBYTES,
+        most: MOST_VALUE_KILOBYTES,
+        default: None,
+        about: "The size of a value or row. Never more than an eighth of the node's memory for statements.",
+    },
+    Definition {
+        limit: Limit::MaxPatternLength,
+        name: "max_pattern_length",
+        unit: Unit::Count,
+        least: 1,
+        most: MOST_PATTERN_BYTES,
+        default: Some(250),
+        about: "Bytes of a pattern of LIKE or GLOB.",
+    },
+    Definition {
+        limit: Limit::MaxParameters,
+        name: "max_parameters",
+        unit: Unit::Count,
+        least: 1,
+        most: MOST_PARAMETERS,
+        default: Some(MOST_PARAMETERS),
+        about: "Parameters of a statement.",
+    },
 ];
 
 impl Limit {
     /// All of them.
-    pub const ALL: [Limit; 8] = [
+    pub const ALL: [Limit; 12] = [
         Limit::MaxConnections,
         Limit::StatementTimeout,
         Limit::IdleInTransactionTimeout,
@@ -142,6 +190,10 @@ impl Limit {
         Limit::CpuShare,
         Limit::Retention,
         Limit::CacheFloor,
+        Limit::TempFileLimit,
+        Limit::MaxValueSize,
+        Limit::MaxPatternLength,
+        Limit::MaxParameters,
     ];
 
     fn definition(self) -> &'static Definition {

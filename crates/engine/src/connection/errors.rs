@@ -33,6 +33,15 @@ pub(super) fn stack_exhausted() -> Error {
         .hint("Nest fewer subqueries, views, expressions or generated columns.")
 }
 
+/// The error for a value, a row or a text that is longer than SQLite's limit.
+pub(crate) fn too_large(message: String, largest_value_bytes: u64) -> Error {
+    let hint = format!(
+        "A value or row may have up to {} kB; see max_value_size in docs/sql.md.",
+        largest_value_bytes / 1024
+    );
+    Error::new(sqlstate::PROGRAM_LIMIT, message).hint(hint)
+}
+
 fn unique(message: &str) -> String {
     match message.strip_prefix("UNIQUE constraint failed: ") {
         Some(columns) => format!("duplicate key value violates unique constraint on {columns}"),
@@ -46,9 +55,7 @@ fn by_primary_code(code: c_int, message: String) -> Error {
         ffi::SQLITE_CONSTRAINT => Error::new(sqlstate::INTEGRITY_VIOLATION, message),
         ffi::SQLITE_MISMATCH => Error::new(sqlstate::DATATYPE_MISMATCH, message),
         ffi::SQLITE_RANGE => Error::new(sqlstate::PROTOCOL_VIOLATION, message),
-        ffi::SQLITE_TOOBIG => {
-            Error::new(sqlstate::PROGRAM_LIMIT, message).hint("a value or row may have up to 256 MiB")
-        }
+        ffi::SQLITE_TOOBIG => Error::new(sqlstate::PROGRAM_LIMIT, message),
         ffi::SQLITE_NOMEM => heap::exhausted(),
         ffi::SQLITE_FULL => {
             Error::new(sqlstate::DISK_FULL, "a temporary file could not grow: the disk is full")

@@ -14,14 +14,17 @@
 //! Stock SQLite does so with two connections on a file; our pool shows it to sessions that never touched the table.
 //! The remedy is to open a cursor on each such table first, in the transaction of the check: the scan itself reads the
 //! list, and one of an older snapshot would be no better than what it replaced.
+//!
+//! A check makes a row of every error that it meets, also of a cancel, an expired snapshot or a page that could not be read. The
+//! statement fails with that error instead (`Link::failed`).
 
 use libsqlite3_sys as ffi;
 
 use super::statements::Handle;
 use super::{Connection, Run, Step};
-use crate::Result;
 use crate::statement::{Row, RowSink};
 use crate::value::ValueRef;
+use crate::{Result, heap};
 
 /// Text of the engine's own, kept prepared under its id.
 const BEGIN: (u64, &str) = (u64::MAX - 3, "BEGIN");
@@ -59,8 +62,16 @@ impl Connection {
             return step;
         }
         let step = match self.refresh_text_tables() {
-            Step::Done(_) => self.run_here(run, sink),
+            Step::Done(_) => {
+                self.link.held.was_refused();
+                self.run_here(run, sink)
+            }
             other => other,
+        };
+        // A table's own check reports a lack of memory as damage.
+        let step = match step {
+            Step::Done(_) if self.link.held.was_refused() => Step::Failed(heap::exhausted()),
+            step => step,
         };
         // SQLite may have rolled back by itself, after an I/O error.
         if alone && !self.is_autocommit() {

@@ -12,14 +12,14 @@ mod integrity;
 mod statements;
 mod system;
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
 
 use libsqlite3_sys as ffi;
 use parking_lot::Mutex;
 
-pub(crate) use errors::sqlite_error;
+pub(crate) use errors::{sqlite_error, too_large};
 pub(crate) use statements::{BEGIN, COMMIT, Columns, Prepared, ROLLBACK, Run, Step};
 
 use crate::engine::MAX_STATEMENT_BYTES;
@@ -28,7 +28,7 @@ use crate::partition::Partition;
 use crate::procedure::Known;
 use crate::variables::Variables;
 use crate::vfs::{self, Link};
-use crate::{Error, Result, heap, sqlstate};
+use crate::{Error, Result, TransactionLimits, heap, sqlstate};
 
 /// Steps of SQLite's virtual machine between two looks at the clock and at the cancel flag.
 const STEPS_PER_CHECKPOINT: c_int = 2000;
@@ -41,6 +41,8 @@ pub(crate) struct Connection {
     pub(crate) procedures: Known,
     /// The session has left something in this connection that others must not see (temporary tables, settings).
     pub(crate) tainted: bool,
+    /// Those of SQLite's limits that depend on the tenant, as they are set.
+    limits: [c_int; TENANT_LIMITS],
 }
 
 // SAFETY: connections are opened NOMUTEX and used by one session at a time; see `fiber` for suspended ones.
@@ -48,22 +50,32 @@ unsafe impl Send for Connection {}
 
 /// Settings of every connection. Why each: our own journal buffers never need to be durable, so synchronous is off;
 /// TRUNCATE keeps the journal in a spillable buffer (MEMORY never spills); any mmap size makes SQLite read through
-/// xFetch, without a copy; the cache holds only pages that are written, and spills to the overlay.
-const SETTINGS: &CStr = c"PRAGMA page_size=4096; PRAGMA mmap_size=1073741824; PRAGMA cache_size=-2048; \
+/// xFetch, without a copy.
+const SETTINGS: &CStr = c"PRAGMA page_size=4096; PRAGMA mmap_size=1073741824; \
     PRAGMA synchronous=OFF; PRAGMA journal_mode=TRUNCATE; PRAGMA temp_store=FILE; PRAGMA foreign_keys=ON; \
     PRAGMA recursive_triggers=OFF";
 
 /// Limits that keep the stack of a fiber within bounds, and lengths within reason.
-const LIMITS: [(c_int, c_int); 7] = [
-    (ffi::SQLITE_LIMIT_LENGTH, 256 << 20),
+const LIMITS: [(c_int, c_int); 5] = [
     // Of the schema's texts too. Statements keep to the node's limit before they come here.
     (ffi::SQLITE_LIMIT_SQL_LENGTH, MAX_STATEMENT_BYTES as c_int),
     (ffi::SQLITE_LIMIT_EXPR_DEPTH, 200),
     (ffi::SQLITE_LIMIT_COMPOUND_SELECT, 50),
-    (ffi::SQLITE_LIMIT_LIKE_PATTERN_LENGTH, 500),
     (ffi::SQLITE_LIMIT_TRIGGER_DEPTH, 50),
     (ffi::SQLITE_LIMIT_WORKER_THREADS, 0),
 ];
+
+/// Limits that depend on the tenant, each with its upper bound: see [`TransactionLimits`].
+const TENANT_LIMITS: usize = 3;
+const LARGEST_VALUE_BYTES: u64 = 256 << 20;
+const LONGEST_PATTERN_BYTES: u64 = 50_000;
+const MOST_PARAMETERS: u64 = 32_766;
+
+/// SQLite's cache holds only pages that are written, and spills to the overlay: on a small node sooner, so that a transaction that
+/// writes is a small one to the heap.
+const CACHE_BYTES: std::ops::RangeInclusive<u64> = 512 << 10..=2 << 20;
+/// The part of the tenant's memory for statements that the cache of one connection may take.
+const CACHE_PART: u64 = 64;
 
 /// Changed pages that SQLite's cache keeps between transactions. They would be read anew all the same if another
 /// connection wrote meanwhile.
@@ -79,6 +91,7 @@ impl Connection {
             statements: statements::Cache::default(),
             procedures: Known::default(),
             tainted: false,
+            limits: [0; TENANT_LIMITS],
         });
         connection.run(Connection::open_here)?.await?;
         Ok(connection)
@@ -132,10 +145,15 @@ impl Connection {
             for (limit, value) in LIMITS {
                 ffi::sqlite3_limit(self.db, limit, value);
             }
+            self.set_limits(TransactionLimits::default());
             let link: *const Link = &*self.link;
             ffi::sqlite3_progress_handler(self.db, STEPS_PER_CHECKPOINT, Some(progress), link as *mut c_void);
         }
         self.execute_here(SETTINGS)?;
+        let cache_bytes = self.link.partition.heap().limit_bytes() / CACHE_PART;
+        let cache_kib = cache_bytes.clamp(*CACHE_BYTES.start(), *CACHE_BYTES.end()) >> 10;
+        let cache = CString::new(format!("PRAGMA cache_size=-{cache_kib}")).unwrap_or_default();
+        self.execute_here(&cache)?;
         functions::register(self.db, &self.link)?;
         authorize::install(self.db, &self.link);
         Ok(())
@@ -147,6 +165,34 @@ impl Connection {
         let code =
             unsafe { ffi::sqlite3_exec(self.db, sql.as_ptr(), None, ptr::null_mut(), ptr::null_mut()) };
         if code == ffi::SQLITE_OK { Ok(()) } else { Err(self.error(code)) }
+    }
+
+    /// Sets what the next transactions may take.
+    pub(crate) fn set_limits(&mut self, limits: TransactionLimits) {
+        self.link.transaction.borrow_mut().limits = limits;
+        self.link.files.quota.set_limit(limits.temporary_bytes);
+        let heap = self.link.partition.heap();
+        let wanted = [
+            (
+                ffi::SQLITE_LIMIT_LENGTH,
+                limits.value_bytes.min(LARGEST_VALUE_BYTES.min(heap.largest_value_bytes())),
+            ),
+            (ffi::SQLITE_LIMIT_LIKE_PATTERN_LENGTH, limits.pattern_bytes.min(LONGEST_PATTERN_BYTES)),
+            (ffi::SQLITE_LIMIT_VARIABLE_NUMBER, limits.parameters.min(MOST_PARAMETERS)),
+        ];
+        for (current, (limit, value)) in self.limits.iter_mut().zip(wanted) {
+            let value = value as c_int; // within its upper bound
+            if *current != value {
+                *current = value;
+                // SAFETY: a valid handle that this connection alone uses.
+                unsafe { ffi::sqlite3_limit(self.db, limit, value) };
+            }
+        }
+    }
+
+    /// Bytes that a value or row may have.
+    pub(crate) fn largest_value_bytes(&self) -> u64 {
+        self.limits[0] as u64
     }
 
     /// Makes the system tables available to the next statement; on the fiber.
@@ -221,15 +267,8 @@ impl Connection {
 
     /// The error of the last call, which answered `code`. What the VFS noted goes before SQLite's view of it.
     pub(crate) fn error(&self, code: c_int) -> Error {
-        if let Some(failure) = self.link.transaction.borrow_mut().failure.take() {
+        if let Some(failure) = self.link.failure() {
             return failure;
-        }
-        if self.link.has_expired() {
-            return crate::session::snapshot_too_old();
-        }
-        let cancel = self.link.cancel.borrow();
-        if cancel.is_set() {
-            return cancel.error();
         }
         if self.link.take_stack_exhausted() {
             return errors::stack_exhausted();
@@ -239,7 +278,10 @@ impl Connection {
             let text = CStr::from_ptr(ffi::sqlite3_errmsg(self.db)).to_string_lossy().into_owned();
             (text, ffi::sqlite3_error_offset(self.db))
         };
-        sqlite_error(code, message, offset)
+        match code & 0xff {
+            ffi::SQLITE_TOOBIG => too_large(message, self.largest_value_bytes()),
+            _ => sqlite_error(code, message, offset),
+        }
     }
 
     /// Gives back memory that the next transaction most likely has no use for.
@@ -258,6 +300,7 @@ impl Connection {
             // SAFETY: a valid handle, used by nobody else now.
             unsafe { ffi::sqlite3_db_release_memory(self.db) };
         }
+        self.link.held.settle(self.link.partition.heap());
     }
 
     /// What SQLite's page cache holds: copies of the pages that were written.
@@ -294,7 +337,9 @@ unsafe extern "C" fn progress(link: *mut c_void) -> c_int {
     // SAFETY: the link outlives the handle. A panic cannot happen before the catch in `checkpoint`'s callees.
     let link = unsafe { &*link.cast::<Link>() };
     let ends = || !link.controls.get() && link.checkpoint();
-    c_int::from(std::panic::catch_unwind(std::panic::AssertUnwindSafe(ends)).unwrap_or(true))
+    let ends = std::panic::catch_unwind(std::panic::AssertUnwindSafe(ends)).unwrap_or(true);
+    link.failed.set(link.failed.get() || ends);
+    c_int::from(ends)
 }
 
 /// Connections of a partition that wait for a session.
@@ -316,8 +361,11 @@ impl Pool {
     }
 
     pub(crate) fn give(&self, connection: Box<Connection>) {
+        let keeps = !connection.tainted
+            && !connection.link.held.is_much()
+            && !connection.link.partition.heap().is_crowded();
         let mut kept = self.0.lock();
-        if kept.len() < KEPT_CONNECTIONS && !connection.tainted && !connection.link.held.is_much() {
+        if keeps && kept.len() < KEPT_CONNECTIONS {
             kept.push(connection);
         } else {
             drop(kept);

@@ -6,18 +6,19 @@ use std::ptr;
 use hashbrown::HashMap;
 use libsqlite3_sys as ffi;
 
-use super::Connection;
+use super::{Connection, too_large};
 use crate::fiber::offload::OFFLOAD_BYTES;
 use crate::session::statement_too_long;
 use crate::statement::{Nowhere, Row, RowSink};
 use crate::value::{Value, ValueRef};
-use crate::{Error, Result, sqlstate};
+use crate::{Error, Result, heap, sqlstate};
 
-/// Statements that one connection keeps.
+/// Statements that one connection keeps, and their memory.
 const KEPT: usize = 64;
+const KEPT_BYTES: usize = 1 << 20;
 
 /// A statement that takes more memory (an INSERT of many rows, say) is kept within a transaction, not beyond.
-const BULKY_BYTES: c_int = 48 << 10;
+const BULKY_BYTES: usize = 48 << 10;
 
 /// A statement of SQLite's, and how its parameters are numbered.
 pub(super) struct Handle {
@@ -25,15 +26,17 @@ pub(super) struct Handle {
     /// For each of SQLite's parameters, the client's number (from 1). SQLite numbers `$2, $1` by appearance.
     numbers: Box<[u16]>,
     used: u64,
+    /// Memory that it took when it was put into the cache.
+    bytes: usize,
 }
 
 impl Handle {
     pub(super) fn without_parameters(raw: *mut ffi::sqlite3_stmt) -> Self {
-        Handle { raw, numbers: Box::default(), used: 0 }
+        Handle { raw, numbers: Box::default(), used: 0, bytes: 0 }
     }
 
     /// Memory that SQLite takes for the statement.
-    fn bytes(&self) -> c_int {
+    fn memory_bytes(&self) -> c_int {
         if self.raw.is_null() {
             return 0;
         }
@@ -53,6 +56,8 @@ impl Drop for Handle {
 #[derive(Default)]
 pub(super) struct Cache {
     handles: HashMap<u64, Handle>,
+    /// Memory of the handles.
+    bytes: usize,
     clock: u64,
     bulky: bool,
     /// Ids of texts that have no [`crate::Statement`].
@@ -63,22 +68,34 @@ pub(super) struct Cache {
 impl Cache {
     pub(super) fn clear(&mut self) {
         self.handles.clear();
+        self.bytes = 0;
     }
 
-    fn insert(&mut self, id: u64, handle: Handle) {
-        if self.handles.len() >= KEPT
-            && let Some(oldest) = self.handles.iter().min_by_key(|(_, handle)| handle.used).map(|(id, _)| *id)
-        {
-            self.handles.remove(&oldest);
+    /// Adds a statement. Those that were used longest ago make room for it.
+    fn insert(&mut self, id: u64, mut handle: Handle) {
+        handle.bytes = handle.memory_bytes() as usize;
+        self.remove(id);
+        while self.handles.len() >= KEPT || self.bytes + handle.bytes > KEPT_BYTES {
+            let oldest = self.handles.iter().min_by_key(|(_, handle)| handle.used).map(|(id, _)| *id);
+            let Some(oldest) = oldest else { break };
+            self.remove(oldest);
         }
-        self.bulky |= handle.bytes() > BULKY_BYTES;
+        self.bulky |= handle.bytes > BULKY_BYTES;
+        self.bytes += handle.bytes;
         self.handles.insert(id, handle);
+    }
+
+    fn remove(&mut self, id: u64) {
+        if let Some(handle) = self.handles.remove(&id) {
+            self.bytes -= handle.bytes;
+        }
     }
 
     /// Forgets statements that take much memory.
     pub(super) fn trim(&mut self) {
         if std::mem::take(&mut self.bulky) {
-            self.handles.retain(|_, handle| handle.bytes() <= BULKY_BYTES);
+            self.handles.retain(|_, handle| handle.bytes <= BULKY_BYTES);
+            self.bytes = self.handles.values().map(|handle| handle.bytes).sum();
         }
     }
 }
@@ -133,7 +150,7 @@ impl Connection {
     /// Prepares the first statement of `sql` and describes it; on the fiber. The handle is kept under `id`.
     pub(crate) fn describe_here(&mut self, id: u64, sql: &str) -> Result<Prepared> {
         let (raw, length) = self.prepare_raw(sql)?;
-        let handle = Handle { raw, numbers: parameter_numbers(raw)?, used: 0 };
+        let handle = Handle { raw, numbers: parameter_numbers(raw)?, used: 0, bytes: 0 };
         if raw.is_null() {
             let columns = Vec::new();
             return Ok(Prepared { length, empty: true, read_only: true, explain: 0, parameters: 0, columns });
@@ -155,7 +172,7 @@ impl Connection {
     }
 
     /// Names and declared types of the columns of tables; on the fiber.
-    pub(crate) fn columns_here(&mut self, tables: &[String]) -> Vec<Columns> {
+    pub(crate) fn columns_here(&mut self, tables: &[String]) -> Result<Vec<Columns>> {
         let mut columns: Vec<Columns> = Vec::new();
         let mut bytes = 0;
         for (number, table) in tables.iter().enumerate() {
@@ -166,14 +183,19 @@ impl Connection {
                 continue;
             }
             let sql = format!("SELECT * FROM \"{}\" LIMIT 0", table.replace('"', "\"\""));
-            // Names of common table expressions are no tables; they tell nothing.
-            let Ok((raw, _)) = self.prepare_raw(&sql) else { continue };
+            let raw = match self.prepare_raw(&sql) {
+                Ok((raw, _)) => raw,
+                // The description is kept, so it must not depend on a cancel or a lack of memory.
+                Err(error) if !error.is_of_the_sql() => return Err(error),
+                // A name of a common table expression is no table.
+                Err(_) => continue,
+            };
             let handle = Handle::without_parameters(raw);
             let Ok(of_table) = declared_columns(handle.raw) else { continue };
             bytes += of_table.iter().map(|(name, _)| name.len()).sum::<usize>();
             columns.push(of_table);
         }
-        columns
+        Ok(columns)
     }
 
     pub(super) fn prepare_raw(&mut self, sql: &str) -> Result<(*mut ffi::sqlite3_stmt, usize)> {
@@ -203,6 +225,7 @@ impl Connection {
 
     /// Runs a statement to its end; on the fiber. The caller has put the transaction's context into the link.
     pub(crate) fn run_here(&mut self, run: &Run<'_>, sink: &mut dyn RowSink) -> Step {
+        self.link.failed.set(false);
         let raw = match self.handle(run) {
             Ok(raw) => raw,
             Err(error) => return self.failed(error),
@@ -211,7 +234,8 @@ impl Connection {
         if run.parameters.iter().any(|value| value.bytes() > OFFLOAD_BYTES) {
             self.link.offload();
         }
-        let step = match bind(raw, &self.statements.handles[&run.id].numbers, run.parameters) {
+        let numbers = &self.statements.handles[&run.id].numbers;
+        let step = match bind(raw, numbers, run.parameters, self.largest_value_bytes()) {
             Ok(()) => self.step_to_end(raw, run, sink),
             Err(error) => Step::Failed(error),
         };
@@ -231,7 +255,7 @@ impl Connection {
             return Ok(handle.raw);
         }
         let (raw, _) = self.prepare_raw(run.sql)?;
-        let handle = Handle { raw, numbers: parameter_numbers(raw)?, used };
+        let handle = Handle { raw, numbers: parameter_numbers(raw)?, used, bytes: 0 };
         self.statements.insert(run.id, handle);
         Ok(raw)
     }
@@ -239,7 +263,7 @@ impl Connection {
     /// Runs an EXPLAIN; on the fiber. What is run finds out by itself whether others have changed the schema; what is
     /// explained is not run, so it is prepared anew, by a connection that has looked.
     pub(crate) fn explain_here(&mut self, run: &Run<'_>, sink: &mut dyn RowSink) -> Step {
-        self.statements.handles.remove(&run.id);
+        self.statements.remove(run.id);
         match self.execute_here(c"SELECT 1 FROM sqlite_schema LIMIT 1") {
             Ok(()) => self.run_here(run, sink),
             Err(error) => self.failed(error),
@@ -251,6 +275,12 @@ impl Connection {
         loop {
             // SAFETY: a valid, bound statement.
             match unsafe { ffi::sqlite3_step(raw) } {
+                // A row that reports a failure of ours as one of the data, or an end that passes over it.
+                ffi::SQLITE_ROW | ffi::SQLITE_DONE if self.link.failed.get() && !self.has_committed() => {
+                    let error = self.failure_here();
+                    self.take_back(raw);
+                    return self.failed(error);
+                }
                 ffi::SQLITE_ROW => {
                     let row = StatementRow::of(raw);
                     // SQLite prepares anew when the schema changes; the client was told of other columns.
@@ -266,15 +296,26 @@ impl Connection {
                 }
                 ffi::SQLITE_DONE => return Step::Done(rows),
                 // It looks at the clock once more when all is done, and takes a cancel then for a failure.
-                _ if self.is_autocommit() && self.link.transaction.borrow().committed.is_some() => {
-                    return Step::Done(rows);
-                }
+                _ if self.has_committed() => return Step::Done(rows),
                 code => {
                     // SAFETY: as above; the message must be taken before the reset.
                     let error = self.error(code);
                     return self.failed(error);
                 }
             }
+        }
+    }
+
+    /// Whether the statement was a transaction of its own, and has been committed.
+    fn has_committed(&self) -> bool {
+        self.is_autocommit() && self.link.transaction.borrow().committed.is_some()
+    }
+
+    /// Why a callback has failed that SQLite did not report.
+    fn failure_here(&self) -> Error {
+        match self.link.failure() {
+            Some(failure) => failure,
+            None => Error::new(sqlstate::IO_ERROR, "could not read the database"),
         }
     }
 
@@ -397,7 +438,12 @@ fn parameter_numbers(raw: *mut ffi::sqlite3_stmt) -> Result<Box<[u16]>> {
     Ok(numbers.into())
 }
 
-fn bind(raw: *mut ffi::sqlite3_stmt, numbers: &[u16], parameters: &[Value]) -> Result<()> {
+fn bind(
+    raw: *mut ffi::sqlite3_stmt,
+    numbers: &[u16],
+    parameters: &[Value],
+    largest_value_bytes: u64,
+) -> Result<()> {
     for (index, number) in (1..).zip(numbers) {
         let Some(value) = parameters.get(*number as usize - 1) else {
             return Err(Error::new(
@@ -423,8 +469,16 @@ fn bind(raw: *mut ffi::sqlite3_stmt, numbers: &[u16], parameters: &[Value]) -> R
             }
         };
         if code != ffi::SQLITE_OK {
-            let message = format!("parameter ${number} cannot be bound (SQLite code {code})");
-            return Err(Error::new(sqlstate::PROGRAM_LIMIT, message).hint("values may have up to 256 MiB"));
+            return Err(match code {
+                ffi::SQLITE_NOMEM => heap::exhausted(),
+                ffi::SQLITE_TOOBIG => {
+                    too_large(format!("parameter ${number} is too large"), largest_value_bytes)
+                }
+                code => {
+                    let message = format!("parameter ${number} cannot be bound (SQLite code {code})");
+                    Error::new(sqlstate::INTERNAL, message)
+                }
+            });
         }
     }
     Ok(())

@@ -4,6 +4,7 @@ use fulmar_pages::PartitionId;
 
 use super::*;
 use crate::cancel::CancelFlag;
+use crate::statement::{Row, RowSink};
 use crate::{CancelReason, Config, Engine};
 
 /// SQLite looks at the clock once in some thousand steps, of a kept statement over all its runs: at last also behind the only
@@ -26,5 +27,126 @@ async fn a_cancel_takes_no_control_statement_for_a_failure() {
         controlled.unwrap().await;
     }
     drop(connection);
+    engine.shutdown().await.unwrap();
+}
+
+/// The rows of one column.
+#[derive(Default)]
+struct Texts(Vec<String>);
+
+impl RowSink for Texts {
+    fn row(&mut self, row: &dyn Row) -> Result<()> {
+        self.0.push(format!("{:?}", row.get(0).to_owned()));
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.0.clear();
+    }
+}
+
+async fn engine_with_data(data: &std::path::Path) -> Arc<Engine> {
+    let engine = Engine::start(Config::new(data, 64 << 20)).await.unwrap();
+    let mut session = engine.session(PartitionId(1));
+    session
+        .run(
+            "CREATE TABLE t(id INTEGER PRIMARY KEY, v, parent REFERENCES t); CREATE INDEX i ON t(v);
+             WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 500)
+             INSERT INTO t SELECT i, hex(randomblob(700)), i FROM n;
+             CREATE VIRTUAL TABLE f USING fts5(x);
+             INSERT INTO f SELECT v || ' ' || id FROM t",
+        )
+        .await;
+    session.close().await;
+    engine
+}
+
+/// What a check answers: its rows, or the error.
+async fn check(connection: &mut Connection, number: u64, sql: &str) -> (Vec<String>, Option<Error>) {
+    let mut texts = Texts::default();
+    let step = connection.run(|connection| {
+        connection.link.begin_statement();
+        let run = Run { id: 100 + number, sql, columns: None, parameters: &[] };
+        match sql.contains("_check") {
+            true => connection.check_integrity_here(&run, &mut texts),
+            false => connection.run_here(&run, &mut texts),
+        }
+    });
+    let step = step.unwrap().await;
+    match step {
+        Step::Done(_) => (texts.0, None),
+        Step::Failed(error) => (texts.0, Some(error)),
+        Step::Conflict => panic!("{sql} conflicted"),
+    }
+}
+
+/// A check makes a row of each page that it cannot read, and goes on.
+#[tokio::test]
+async fn a_check_that_is_cancelled_reports_no_damage() {
+    let data = tempfile::tempdir().unwrap();
+    let engine = engine_with_data(data.path()).await;
+    let partition = engine.partition(PartitionId(1)).await.unwrap();
+    for (reason, state) in [
+        (CancelReason::Timeout, sqlstate::QUERY_CANCELED),
+        (CancelReason::User, sqlstate::QUERY_CANCELED),
+        (CancelReason::Shutdown, sqlstate::ADMIN_SHUTDOWN),
+    ] {
+        let checks = [
+            "PRAGMA integrity_check",
+            "PRAGMA integrity_check(t)",
+            "PRAGMA quick_check",
+            "SELECT * FROM pragma_integrity_check",
+            "SELECT count(*) FROM pragma_quick_check",
+            "PRAGMA foreign_key_check",
+            "INSERT INTO f(f) VALUES ('integrity-check')",
+        ];
+        for (number, sql) in (0..).zip(checks) {
+            let mut connection = Connection::open(partition.clone()).await.unwrap();
+            let sound = check(&mut connection, number, sql).await;
+            assert!(sound.1.is_none(), "{sql}: {sound:?}");
+            let flag = Arc::new(CancelFlag::default());
+            flag.set(reason);
+            *connection.link.cancel.borrow_mut() = flag;
+            let (rows, error) = check(&mut connection, number, sql).await;
+            let error = error.unwrap_or_else(|| panic!("{sql} was not cancelled: {rows:?}"));
+            assert_eq!(error.state(), state, "{sql}: {error}");
+        }
+    }
+    drop(partition);
+    engine.shutdown().await.unwrap();
+}
+
+/// Nor does one that gets too little memory, whatever it was about to do with it.
+#[tokio::test]
+async fn a_check_without_memory_reports_no_damage() {
+    const STEP: u64 = 64 << 10;
+    let data = tempfile::tempdir().unwrap();
+    let engine = engine_with_data(data.path()).await;
+    let partition = engine.partition(PartitionId(1)).await.unwrap();
+    let heap = partition.heap();
+    let (mut refused, mut sound) = (0, 0);
+    for left in 0..24 {
+        let mut connection = Connection::open(partition.clone()).await.unwrap();
+        let mut others = Vec::new();
+        while heap.used_bytes() + STEP <= heap.limit_bytes() - left * STEP {
+            let held = crate::heap::Held::default();
+            assert!(held.take(STEP, heap));
+            others.push(held);
+        }
+        match check(&mut connection, 0, "PRAGMA integrity_check").await {
+            (_, Some(error)) => {
+                assert_eq!(error.state(), sqlstate::OUT_OF_MEMORY, "{error}");
+                refused += 1;
+            }
+            (rows, None) => {
+                assert_eq!(rows, ["Text(\"ok\")"]);
+                sound += 1;
+            }
+        }
+        drop(connection);
+        others.iter().for_each(|held| held.give_all(heap));
+    }
+    assert!(refused > 0 && sound > 0, "{refused} {sound}");
+    drop(partition);
     engine.shutdown().await.unwrap();
 }

@@ -30,7 +30,9 @@ use crate::node::{Buffers, Naming, Node, NodeStats};
 use crate::partition::{Replay, log_error, store_error};
 use crate::past::Past;
 use crate::places::{Places, refuse_unknown};
+use crate::procedure::Machines;
 use crate::spill::SpillArea;
+use crate::temporary::NodeSpace;
 use crate::tenure::Tenure;
 use crate::{Error, Result, sqlstate};
 
@@ -96,18 +98,21 @@ impl Engine {
                 }
             }
             let recovery = Recovery::of(&replays, begun.elapsed());
+            let heap = Heap::of_node(config.memory_bytes);
             let node = Arc::new(Node {
                 log,
                 shared_log: OnceCell::new_with(shared_log),
                 cache: Cache::new(store.disk_cache().is_some()),
                 store: Arc::new(store),
                 spill: SpillArea::new(&temporary, SPILL_BYTES),
+                temporary: NodeSpace::new(),
                 memory: MemoryBudget::new(config.memory_bytes),
                 whole_process: config.whole_process,
                 max_statement_bytes: config
                     .max_statement_bytes
                     .clamp(MIN_STATEMENT_BYTES, MAX_STATEMENT_BYTES),
-                heap: Heap::of_node(config.memory_bytes),
+                machines: Arc::new(Machines::new(&heap)),
+                heap,
                 disk: Disk::new(
                     config.space.unwrap_or_else(|| disk::space_of(config.data)),
                     config.disk_reserve_bytes,
@@ -115,7 +120,6 @@ impl Engine {
                 clock,
                 time_slice: config.time_slice,
                 buffers: Buffers::default(),
-                machines: Arc::default(),
                 stats: NodeStats::default(),
                 naming: Naming::default(),
                 past: RwLock::default(),

@@ -77,6 +77,14 @@ pub struct EngineStatistics {
     pub flushes: u64,
     /// Temporary files made by large transactions and sorts.
     pub temporary_files: u64,
+    /// Bytes charged for temporary files, those of results included, now.
+    pub temporary_bytes: u64,
+    /// The limit for them, now.
+    pub temporary_limit_bytes: u64,
+    /// Bytes of memory that statements are charged for, now.
+    pub statement_bytes: u64,
+    /// The limit for them.
+    pub statement_limit_bytes: u64,
 }
 
 /// What is counted of one partition.
@@ -135,6 +143,10 @@ impl Engine {
             disk_cache: self.node.store.disk_cache().map(DiskCache::statistics),
             flushes: self.flusher.flushes(),
             temporary_files: self.node.spill.files(),
+            temporary_bytes: self.node.temporary.used_bytes(),
+            temporary_limit_bytes: self.node.temporary.limit_bytes(),
+            statement_bytes: self.node.heap.used_bytes(),
+            statement_limit_bytes: self.node.heap.limit_bytes(),
             ..EngineStatistics::default()
         };
         if let Some(log) = self.node.shared_log.get() {

@@ -69,21 +69,22 @@ impl Large {
 
 impl Partition {
     /// What a transaction that has spilled does before it commits: its changed pages, but for page 1, become a segment, and
-    /// the overlay is emptied; or they are few, and come back into memory.
+    /// the overlay is emptied; or they are few, and come back into memory if the connection may hold them (`charge`).
     pub(crate) async fn write_if_large(
         &self,
         overlay: &mut Overlay,
         page_count: u32,
+        charge: impl Fn(u64) -> bool,
     ) -> Result<Option<Large>> {
-        if overlay.len() <= LARGE_PAGES {
+        if overlay.len() <= LARGE_PAGES && overlay.charge_spilled(charge) {
             overlay.bring_back().await.map_err(|cause| spill::error(&cause))?;
             return Ok(None);
         }
         self.node.disk.admit(true)?;
-        let (file, bytes) =
-            overlay.make_segment(self.id, page_count).await.map_err(|cause| spill::error(&cause))?;
+        let made = overlay.make_segment(self.id, page_count).await.map_err(|cause| spill::error(&cause))?;
         let unnamed = self.node.naming.enter();
-        let segment = self.store_segment(file, bytes).await?;
+        let segment = self.store_segment(made.file.clone(), made.bytes).await?;
+        drop(made);
         failpoint::hit(failpoint::COMMIT_AFTER_SEGMENT);
         let index =
             self.node.store.segment_index(segment).await.map_err(|error| store_error_of(self.id, error))?;

@@ -58,7 +58,9 @@ pub(crate) use version::PageVersion;
 use crate::connection::Pool;
 use crate::heap::Heap;
 use crate::node::Node;
+use crate::spill::TemporaryFiles;
 use crate::sql::StatementCache;
+use crate::temporary::{NodeSpace, Quota, TenantSpace};
 use crate::tenure::{Tenure, taken_over};
 use crate::{Error, Result, sqlstate};
 
@@ -86,7 +88,16 @@ pub(crate) struct PartitionStats {
     /// What others leave it of the memory for pages.
     pub cache_floor_bytes: AtomicU64,
     /// What SQLite holds for it, of whatever time its sessions look at.
-    heap: OnceLock<Heap>,
+    heap: OnceLock<Arc<Heap>>,
+    /// Its temporary files.
+    temporary: OnceLock<Arc<TenantSpace>>,
+}
+
+impl PartitionStats {
+    /// What the temporary files of its sessions are charged to.
+    pub(crate) fn temporary_space(&self, node: &Arc<NodeSpace>) -> Arc<TenantSpace> {
+        self.temporary.get_or_init(|| TenantSpace::new(node)).clone()
+    }
 }
 
 /// How long snapshots are held, and how much of what was replaced since.
@@ -197,9 +208,15 @@ impl Partition {
         }
     }
 
-    /// What SQLite may hold for it.
-    pub(crate) fn heap(&self) -> &Heap {
-        self.stats.heap.get_or_init(|| Heap::of_partition(&self.node.heap))
+    /// What its connections may hold.
+    pub(crate) fn heap(&self) -> &Arc<Heap> {
+        self.stats.heap.get_or_init(|| Arc::new(Heap::of_partition(&self.node.heap)))
+    }
+
+    /// The temporary files of a new connection.
+    pub(crate) fn temporary_files(&self) -> TemporaryFiles {
+        let space = self.stats.temporary_space(&self.node.temporary);
+        TemporaryFiles { area: self.node.spill.clone(), quota: Quota::new(space, u64::MAX) }
     }
 
     /// Bytes of its pages that are in memory.

@@ -16,6 +16,7 @@ use crate::{Error, Value, sqlstate};
 /// Sends the rows; answers how many.
 pub(super) fn send_rows(
     lua: &Lua,
+    memory_bytes: usize,
     answer: mlua::Value,
     returns: &[(String, String)],
     sink: &mut dyn RowSink,
@@ -29,12 +30,12 @@ pub(super) fn send_rows(
         }
     }
     let mut sent = Ok(Ok(0));
-    let trusted = Trusted::new(lua)?;
+    let trusted = Trusted::new(lua, memory_bytes)?;
     // SAFETY: the table is what the function is called with. Lua's memory is not limited, so what is called of it raises nothing,
     // and no panic gets into it.
     unsafe {
         lua.exec_raw::<()>(answer, |state| {
-            sent = catch_unwind(AssertUnwindSafe(|| send_all(state, returns, sink)));
+            sent = catch_unwind(AssertUnwindSafe(|| send_all(state, memory_bytes, returns, sink)));
             ffi::lua_settop(state, 0);
         })?;
     }
@@ -46,6 +47,7 @@ pub(super) fn send_rows(
 /// The stack holds the table, and nothing else. Lua's memory is not limited.
 unsafe fn send_all(
     state: *mut ffi::lua_State,
+    memory_bytes: usize,
     returns: &[(String, String)],
     sink: &mut dyn RowSink,
 ) -> mlua::Result<u64> {
@@ -62,7 +64,7 @@ unsafe fn send_all(
             first != ffi::LUA_TTABLE
         };
         if is_one_row {
-            send_row(state, TABLE, returns, sink)?;
+            send_row(state, TABLE, memory_bytes, returns, sink)?;
             return Ok(1);
         }
         for index in 1..=count as c_int {
@@ -71,7 +73,7 @@ unsafe fn send_all(
                 let message = format!("row {index} of a procedure's answer is not a table");
                 return Err(mlua::Error::external(Error::new(sqlstate::DATATYPE_MISMATCH, message)));
             }
-            send_row(state, TABLE + 1, returns, sink)?;
+            send_row(state, TABLE + 1, memory_bytes, returns, sink)?;
             ffi::lua_pop(state, 1);
         }
         Ok(count as u64)
@@ -97,13 +99,14 @@ unsafe fn has_fields(state: *mut ffi::lua_State, table: c_int) -> bool {
 unsafe fn send_row(
     state: *mut ffi::lua_State,
     row: c_int,
+    memory_bytes: usize,
     returns: &[(String, String)],
     sink: &mut dyn RowSink,
 ) -> mlua::Result<()> {
     if crate::vfs::checkpoint_here() {
         return Err(ended());
     }
-    let mut room = Room::new();
+    let mut room = Room::new(memory_bytes);
     let mut values = Vec::with_capacity(returns.len());
     for (index, (name, _)) in returns.iter().enumerate() {
         // SAFETY: the caller's promise; what is pushed is popped.

@@ -22,6 +22,9 @@ const FIND: (u64, &str) =
 /// Length of a procedure's source, and of the lists of its parameters and columns.
 const LONGEST_BYTES: usize = 256 << 10;
 
+/// Parameters, and columns of the answer. A table has no more columns either.
+const MOST_COLUMNS: usize = 2000;
+
 /// A procedure as CREATE PROCEDURE says it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Definition {
@@ -161,6 +164,15 @@ impl Loaded {
         }
     }
 
+    /// Memory that it takes.
+    pub(super) fn memory_bytes(&self) -> u64 {
+        let texts = self.texts.iter().map(|text| text.len()).sum::<usize>();
+        // Each name and type is a block of its own.
+        const COLUMN_BYTES: usize = size_of::<(String, String)>() + 64;
+        let columns = (self.parameters.len() + self.returns.len()) * COLUMN_BYTES;
+        (2 * texts + self.chunk.len() + columns) as u64
+    }
+
     /// How many parameters it has.
     pub(super) fn parameter_count(&self) -> usize {
         self.parameters.len()
@@ -179,14 +191,14 @@ pub(crate) struct Known(HashMap<Box<str>, Arc<Loaded>>);
 
 impl Known {
     const MOST: usize = 16;
-    /// A longer one is made anew for each call.
-    const LONGEST_BYTES: usize = 16 << 10;
+    /// A larger one is made anew for each call.
+    const LARGEST_BYTES: u64 = 64 << 10;
 
     fn keep(&mut self, name: &str, loaded: &Arc<Loaded>) {
         if self.0.len() >= Known::MOST {
             self.0.clear();
         }
-        if loaded.texts.iter().map(|text| text.len()).sum::<usize>() <= Known::LONGEST_BYTES {
+        if loaded.memory_bytes() <= Known::LARGEST_BYTES {
             self.0.insert(name.into(), loaded.clone());
         }
     }
@@ -208,6 +220,11 @@ impl RowSink for Found<'_> {
             _ => Ok(&[][..]),
         };
         let texts = [text(0)?, text(1)?, text(2)?];
+        if texts[..2].iter().any(|lines| memchr::memchr_iter(b'\n', lines).count() >= MOST_COLUMNS) {
+            let message =
+                format!("procedure \"{}\" has more than {MOST_COLUMNS} parameters or columns", self.name);
+            return Err(Error::new(sqlstate::PROGRAM_LIMIT, message));
+        }
         self.known.take_if(|known| known.texts.each_ref().map(|text| &**text) != texts);
         self.loaded = Some(self.known.clone().unwrap_or_else(|| Arc::new(Loaded::new(texts))));
         Ok(())

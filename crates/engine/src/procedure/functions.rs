@@ -21,8 +21,10 @@ use std::rc::Rc;
 use mlua::{Function, Lua, Table, ffi};
 
 use super::host::Host;
-use super::limits::MEMORY_BYTES;
+use super::limits::Limits;
 use super::values::{Room, from_stack, text_at};
+use super::vm::ended;
+use crate::heap::Lease;
 use crate::{Error, Result, Value, sqlstate};
 
 /// The upvalues: whom to ask, and who raises what went wrong.
@@ -66,7 +68,7 @@ unsafe extern "C-unwind" fn query(state: *mut ffi::lua_State) -> c_int {
     unsafe {
         answer(state, |host, lua, sql, parameters| {
             host.query(lua, sql, parameters)?;
-            let _trusted = Trusted::new(lua)?;
+            let _trusted = Trusted::new(lua, host.memory_bytes())?;
             host.rows().push(state)
         })
     }
@@ -96,8 +98,12 @@ unsafe fn answer(
     let answered = unsafe {
         let lent = &*ffi::lua_tolightuserdata(state, ffi::lua_upvalueindex(LENT)).cast::<Lent>();
         let asked = catch_unwind(AssertUnwindSafe(|| {
-            let (sql, parameters) = arguments(state).map_err(mlua::Error::external)?;
-            lent.with(|host, lua| ask(host, lua, sql, &parameters))
+            let mut room = Room::new(lent.limits.memory_bytes());
+            let (sql, parameters) = arguments(state, &mut room).map_err(mlua::Error::external)?;
+            lent.with(|host, lua| {
+                let _held = Lease::new(room.taken()).map_err(mlua::Error::external)?;
+                ask(host, lua, sql, &parameters)
+            })
         }));
         match asked {
             Ok(Ok(())) => true,
@@ -122,8 +128,7 @@ unsafe fn answer(
 ///
 /// # Safety
 /// The stack holds the arguments, and nobody touches them while the text is used.
-unsafe fn arguments<'s>(state: *mut ffi::lua_State) -> Result<(&'s str, Vec<Value>)> {
-    let mut room = Room::new();
+unsafe fn arguments<'s>(state: *mut ffi::lua_State, room: &mut Room) -> Result<(&'s str, Vec<Value>)> {
     // SAFETY: the caller's promise; indexes up to the top are arguments.
     unsafe {
         let sql = match ffi::lua_type(state, 1) {
@@ -132,14 +137,14 @@ unsafe fn arguments<'s>(state: *mut ffi::lua_State) -> Result<(&'s str, Vec<Valu
                 .hint("db.query(\"SELECT ... WHERE id = $1\", id)")),
         }?;
         let parameters = (2..=ffi::lua_gettop(state))
-            .map(|index| from_stack(state, index, &mut room, || format!("argument ${}", index - 1)));
+            .map(|index| from_stack(state, index, room, || format!("argument ${}", index - 1)));
         Ok((sql, parameters.collect::<Result<_>>()?))
     }
 }
 
 /// The host of the call that a machine runs, while it runs; the functions of `db` outlive calls.
-#[derive(Default)]
 pub(super) struct Lent {
+    limits: Rc<Limits>,
     host: Cell<Option<(NonNull<c_void>, NonNull<Lua>)>>,
     /// What a function is about to raise.
     failure: RefCell<Option<mlua::Error>>,
@@ -147,6 +152,10 @@ pub(super) struct Lent {
 }
 
 impl Lent {
+    pub(super) fn new(limits: Rc<Limits>) -> Self {
+        Lent { limits, host: Cell::default(), failure: RefCell::default(), panic: Cell::default() }
+    }
+
     /// Lends `host` to the functions of `lua`'s `db` for the time of `call`.
     pub(super) fn lend<R>(&self, host: &mut Host<'_>, lua: &Lua, call: impl FnOnce() -> R) -> R {
         struct Back<'a>(&'a Lent);
@@ -170,7 +179,11 @@ impl Lent {
         };
         // SAFETY: both were lent by a call that still runs, which does not touch the host meanwhile; whoever uses it has
         // taken it, so there is one at a time. Who panics does not put it back.
-        let answer = unsafe { ask(lent.0.cast::<Host<'_>>().as_mut(), lent.1.as_ref()) };
+        let answer = unsafe {
+            let (host, lua) = (lent.0.cast::<Host<'_>>().as_mut(), lent.1.as_ref());
+            // A statement may wait: what Lua holds meanwhile is charged before.
+            if self.limits.charge(lua) { ask(host, lua) } else { Err(ended()) }
+        };
         self.host.set(Some(lent));
         answer
     }
@@ -188,18 +201,22 @@ impl Lent {
 
 /// While it lives, Lua's memory is not limited: with a limit each string and field that we make is made in a protected
 /// call, which costs more than the query, and a call of ours into Lua may raise an error. What we make is counted by who makes it.
-pub(super) struct Trusted<'l>(&'l Lua);
+pub(super) struct Trusted<'l> {
+    lua: &'l Lua,
+    memory_bytes: usize,
+}
 
 impl<'l> Trusted<'l> {
-    pub(super) fn new(lua: &'l Lua) -> mlua::Result<Self> {
+    /// `memory_bytes` is the limit afterwards.
+    pub(super) fn new(lua: &'l Lua, memory_bytes: usize) -> mlua::Result<Self> {
         lua.set_memory_limit(0)?;
-        Ok(Trusted(lua))
+        Ok(Trusted { lua, memory_bytes })
     }
 }
 
 impl Drop for Trusted<'_> {
     fn drop(&mut self) {
         // It cannot fail: the machine's memory is ours, and was limited before.
-        let _ = self.0.set_memory_limit(MEMORY_BYTES);
+        let _ = self.lua.set_memory_limit(self.memory_bytes);
     }
 }

@@ -35,10 +35,15 @@ impl<'c> Host<'c> {
         &raw const self.connection.link.suspender
     }
 
+    /// Memory that a call may use.
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.connection.link.partition.node.machines.memory_bytes()
+    }
+
     /// Runs a statement; its rows are in [`Host::rows`] then.
     pub(super) fn query(&mut self, lua: &Lua, sql: &str, parameters: &[Value]) -> mlua::Result<()> {
         let mut rows = std::mem::take(&mut self.rows);
-        rows.begin(lua.used_memory());
+        rows.begin(lua.used_memory(), self.memory_bytes());
         let ran = self.run(sql, parameters, &mut rows);
         let named = ran.map(|id| self.connection.column_names_here(id, |name| rows.name(name)));
         self.rows = rows;

@@ -6,8 +6,8 @@ use mlua::Lua;
 
 use crate::{Error, Result, heap, sqlstate};
 
-/// Memory that a call may use, bytes.
-pub(super) const MEMORY_BYTES: usize = 64 << 20;
+/// Memory that a call may use at most, bytes. On a small node it is a part of what a tenant may hold.
+pub(super) const MAX_MEMORY_BYTES: usize = 64 << 20;
 /// A machine that holds more after a call is not kept.
 pub(super) const KEPT_BYTES: usize = 2 << 20;
 /// Turns of loops and calls of functions that a call may make.
@@ -19,6 +19,8 @@ const LARGE_BYTES: usize = 4 << 20;
 
 /// What a call has used, and whether it was told to end. Lua may catch the error that tells it.
 pub(super) struct Limits {
+    /// Memory that a call may use.
+    memory_bytes: usize,
     steps: Cell<u64>,
     ended: Cell<bool>,
     /// A step may take long: there is a look at each.
@@ -30,14 +32,19 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(memory_bytes: usize) -> Self {
         Limits {
+            memory_bytes,
             steps: Cell::new(0),
             ended: Cell::new(false),
             watched: Cell::new(false),
             held: Cell::new(0),
             crowded: Cell::new(false),
         }
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.memory_bytes
     }
 
     pub(super) fn begin(&self) {
@@ -57,12 +64,21 @@ impl Limits {
         let taken = self.steps.get() + 1;
         self.steps.set(taken);
         if self.watched.get() || taken.is_multiple_of(STEPS_PER_CHECKPOINT) {
-            let bytes = lua.used_memory();
-            self.watched.set(self.watched.get() || bytes > LARGE_BYTES);
-            self.crowded.set(!self.hold(bytes) && bytes > KEPT_BYTES);
-            self.ended.set(self.ended.get() || self.crowded.get() || crate::vfs::checkpoint_here());
+            self.charge(lua);
+            self.ended.set(self.ended.get() || crate::vfs::checkpoint_here());
         }
         taken > MOST_STEPS || self.ended.get()
+    }
+
+    /// Charges what Lua holds now. Returns false if the call must end, since its tenant or the node holds too much.
+    pub(super) fn charge(&self, lua: &Lua) -> bool {
+        let bytes = lua.used_memory();
+        self.watched.set(self.watched.get() || bytes > LARGE_BYTES);
+        if !self.hold(bytes) && bytes > KEPT_BYTES {
+            self.crowded.set(true);
+            self.ended.set(true);
+        }
+        !self.crowded.get()
     }
 
     /// The call has ended. Answers the limit that ended it, if one did.

@@ -26,7 +26,7 @@
 //!
 //! # What a procedure can do
 //! Compute, and use `db`. It has no files, clock, randomness, coroutines or globals of its own; SQL's `now()` and
-//! `random()` are the transaction's. It may use 64 MiB and [`limits::MOST_STEPS`]; `statement_timeout` and a
+//! `random()` are the transaction's. It may use 64 MiB (less on a small node) and [`limits::MOST_STEPS`]; `statement_timeout` and a
 //! cancel end it like any statement. An error of SQL's can be caught with `pcall` (the statement that failed has changed
 //! nothing); an abort, a conflict or a cancel cannot: `db` answers nothing else from then on.
 
@@ -50,6 +50,7 @@ use host::Host;
 use values::Room;
 
 use crate::connection::{BEGIN, COMMIT, Connection, ROLLBACK, Run, Step};
+use crate::heap::Lease;
 use crate::statement::{Row, RowSink};
 use crate::value::ValueRef;
 use crate::{Error, Result, Value, sqlstate};
@@ -127,7 +128,8 @@ fn prepare(
         Ok(None) => return Err(definition::unknown(&call.name)),
         Err(step) => return Ok(Err(step)),
     };
-    let mut arguments = OneRow(None);
+    let memory_bytes = connection.link.partition.node.machines.memory_bytes();
+    let mut arguments = OneRow { row: None, memory_bytes };
     if let Some(sql) = &call.arguments {
         let run = Run { id: call.arguments_id, sql, columns: None, parameters };
         match connection.run_here(&run, &mut arguments) {
@@ -135,7 +137,7 @@ fn prepare(
             other => return Ok(Err(other)),
         }
     }
-    let arguments = arguments.0.unwrap_or_default();
+    let arguments = arguments.row.unwrap_or_default();
     definition::check_count(&call.name, loaded.parameter_count(), arguments.len())?;
     Ok(Ok((loaded, arguments)))
 }
@@ -148,6 +150,10 @@ fn execute(
     sink: &mut dyn RowSink,
 ) -> Step {
     let machines = connection.link.partition.node.machines.clone();
+    let _held = match Lease::new(loaded.memory_bytes() + arguments.iter().map(value_bytes).sum::<u64>()) {
+        Ok(lease) => lease,
+        Err(error) => return Step::Failed(error),
+    };
     let outcome = machines.take().map(|mut machine| {
         let mut host = Host::new(connection);
         let outcome = machine.run(&call.name, loaded, &arguments, &mut host, sink);
@@ -158,15 +164,27 @@ fn execute(
     outcome.unwrap_or_else(Step::Failed)
 }
 
+fn value_bytes(value: &Value) -> u64 {
+    let bytes = match value {
+        Value::Text(text) => text.capacity(),
+        Value::Blob(blob) => blob.capacity(),
+        _ => 0,
+    };
+    (size_of::<Value>() + bytes) as u64
+}
+
 /// Keeps the one row that the arguments are.
-struct OneRow(Option<Vec<Value>>);
+struct OneRow {
+    row: Option<Vec<Value>>,
+    memory_bytes: usize,
+}
 
 impl RowSink for OneRow {
     fn row(&mut self, row: &dyn Row) -> Result<()> {
-        if self.0.is_some() {
+        if self.row.is_some() {
             return Err(Error::new(sqlstate::SYNTAX_ERROR, "the arguments of a CALL are one row"));
         }
-        let mut room = Room::new();
+        let mut room = Room::new(self.memory_bytes);
         let values = (0..row.len()).map(|column| {
             let value = row.get(column);
             room.take(match value {
@@ -175,11 +193,11 @@ impl RowSink for OneRow {
             })?;
             Ok(value.to_owned())
         });
-        self.0 = Some(values.collect::<Result<_>>()?);
+        self.row = Some(values.collect::<Result<_>>()?);
         Ok(())
     }
 
     fn reset(&mut self) {
-        self.0 = None;
+        self.row = None;
     }
 }

@@ -6,9 +6,9 @@ use std::ffi::c_int;
 
 use mlua::ffi;
 
-use super::limits::MEMORY_BYTES;
 use super::values::{number_of, too_much};
 use crate::Result;
+use crate::heap::Lease;
 use crate::statement::{Row, RowSink};
 use crate::value::ValueRef;
 
@@ -16,6 +16,8 @@ use crate::value::ValueRef;
 const FIELD_BYTES: usize = 64;
 /// Slots of Lua's stack beside the columns' names: the list, a row, a name and a value.
 const SLOTS: usize = 8;
+/// The tag of a value, and its length or number.
+const HEAD_BYTES: usize = 1 + size_of::<f64>();
 /// A buffer that is kept for the next query.
 const KEPT_BYTES: usize = 64 << 10;
 
@@ -29,6 +31,10 @@ pub(super) struct Rows {
     columns: usize,
     /// What the tables may take.
     room: usize,
+    /// What a call may use.
+    memory_bytes: usize,
+    /// For `bytes`.
+    lease: Lease,
 }
 
 const NULL: u8 = 0;
@@ -38,14 +44,32 @@ const BLOB: u8 = 3;
 
 impl Rows {
     /// Forgets the rows of the query before; Lua holds `used` bytes now.
-    pub(super) fn begin(&mut self, used: usize) {
+    pub(super) fn begin(&mut self, used: usize, memory_bytes: usize) {
         self.reset();
-        self.room = MEMORY_BYTES.saturating_sub(used);
+        self.memory_bytes = memory_bytes;
+        self.room = memory_bytes.saturating_sub(used);
+    }
+
+    fn take_room(&mut self, bytes: usize) -> Result<()> {
+        self.room = self.room.checked_sub(bytes).ok_or_else(|| too_much(self.memory_bytes))?;
+        Ok(())
+    }
+
+    /// Makes room for bytes of a value, which are charged first.
+    fn reserve(&mut self, bytes: usize) -> Result<()> {
+        let needed = self.bytes.len() + bytes;
+        if needed > self.bytes.capacity() {
+            let capacity = needed.next_power_of_two();
+            self.lease.set(capacity as u64)?;
+            self.bytes.reserve_exact(capacity - self.bytes.len());
+        }
+        Ok(())
     }
 
     fn note(&mut self, value: ValueRef<'_>) -> Result<()> {
         let mut sized = |tag, bytes: &[u8]| -> Result<()> {
-            self.room = self.room.checked_sub(bytes.len()).ok_or_else(too_much)?;
+            self.take_room(bytes.len())?;
+            self.reserve(HEAD_BYTES + bytes.len())?;
             self.bytes.push(tag);
             // Values have at most 256 MiB.
             self.bytes.extend_from_slice(&(bytes.len() as u32).to_ne_bytes());
@@ -57,6 +81,7 @@ impl Rows {
             ValueRef::Blob(blob) => return sized(BLOB, blob),
             _ => {}
         }
+        self.reserve(HEAD_BYTES)?;
         match number_of(value)? {
             None => self.bytes.push(NULL),
             Some(number) => {
@@ -89,6 +114,7 @@ impl Rows {
         }
         if self.bytes.capacity() > KEPT_BYTES {
             self.bytes = Vec::new();
+            self.lease = Lease::default();
         }
         Ok(())
     }
@@ -158,7 +184,7 @@ unsafe fn push_value(state: *mut ffi::lua_State, tag: u8, rest: &mut &[u8]) {
 impl RowSink for Rows {
     fn row(&mut self, row: &dyn Row) -> Result<()> {
         let taken = (row.len() + 1) * FIELD_BYTES;
-        self.room = self.room.checked_sub(taken).ok_or_else(too_much)?;
+        self.take_room(taken)?;
         self.count += 1;
         (0..row.len()).try_for_each(|column| self.note(row.get(column)))
     }

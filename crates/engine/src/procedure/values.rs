@@ -12,7 +12,6 @@ use std::ffi::{CStr, c_int};
 
 use mlua::{Lua, ffi};
 
-use super::limits::MEMORY_BYTES;
 use crate::value::ValueRef;
 use crate::{Error, Result, Value, sqlstate};
 
@@ -20,21 +19,31 @@ use crate::{Error, Result, Value, sqlstate};
 const EXACT: i64 = 1 << 53;
 
 /// What values may still take, bytes: they are ours, outside of the memory that Lua counts.
-pub(super) struct Room(usize);
+pub(super) struct Room {
+    left: usize,
+    /// What a call may use.
+    memory_bytes: usize,
+}
 
 impl Room {
-    pub(super) fn new() -> Self {
-        Room(MEMORY_BYTES)
+    pub(super) fn new(memory_bytes: usize) -> Self {
+        Room { left: memory_bytes, memory_bytes }
     }
 
     pub(super) fn take(&mut self, bytes: usize) -> Result<()> {
-        self.0 = self.0.checked_sub(bytes + size_of::<Value>()).ok_or_else(too_much)?;
+        let left = self.left.checked_sub(bytes + size_of::<Value>());
+        self.left = left.ok_or_else(|| too_much(self.memory_bytes))?;
         Ok(())
+    }
+
+    /// What has been taken.
+    pub(super) fn taken(&self) -> u64 {
+        (self.memory_bytes - self.left) as u64
     }
 }
 
-pub(super) fn too_much() -> Error {
-    let message = format!("the values take more than the {} MiB of a procedure", MEMORY_BYTES >> 20);
+pub(super) fn too_much(memory_bytes: usize) -> Error {
+    let message = format!("the values take more than the {} MiB of a procedure", memory_bytes >> 20);
     Error::new(sqlstate::OUT_OF_MEMORY, message).hint("let SQL do the work on many rows")
 }
 

@@ -17,9 +17,10 @@ use super::answer::send_rows;
 use super::definition::Loaded;
 use super::functions::{Lent, Trusted, database};
 use super::host::Host;
-use super::limits::{KEPT_BYTES, Limits, MEMORY_BYTES};
+use super::limits::{KEPT_BYTES, Limits, MAX_MEMORY_BYTES};
 use super::values::to_lua;
 use crate::fiber::stack::FiberStack;
+use crate::heap::Heap;
 use crate::statement::RowSink;
 use crate::{Error, Result, Value, sqlstate};
 
@@ -68,23 +69,42 @@ const GLOBALS: [&str; 26] = [
 const PRELUDE: &str = include_str!("prelude.lua");
 
 /// The machines of a node.
-#[derive(Default)]
 pub(crate) struct Machines {
     kept: Mutex<Vec<Machine>>,
+    /// Memory that a call may use.
+    memory_bytes: usize,
+    /// Memory of all machines that are kept.
+    kept_bytes: usize,
 }
 
+/// Machines that are kept may take this part of the memory for statements of the node.
+const KEPT_PART: u64 = 16;
+
 impl Machines {
+    /// Of a node whose connections may hold what `heap` says.
+    pub(crate) fn new(heap: &Heap) -> Machines {
+        let call_bytes = heap.partition_limit_bytes() / 4;
+        Machines {
+            kept: Mutex::default(),
+            memory_bytes: call_bytes.min(MAX_MEMORY_BYTES as u64) as usize,
+            kept_bytes: (heap.limit_bytes() / KEPT_PART) as usize,
+        }
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.memory_bytes
+    }
+
     pub(super) fn take(&self) -> Result<Machine> {
         let kept = self.kept.lock().pop();
-        kept.map_or_else(Machine::new, Ok)
+        kept.map_or_else(|| Machine::new(self.memory_bytes), Ok)
     }
 
     pub(super) fn give(&self, machine: Machine) {
-        if machine.lua.used_memory() > KEPT_BYTES {
-            return;
-        }
+        let bytes = machine.lua.used_memory();
         let mut kept = self.kept.lock();
-        if kept.len() < KEPT {
+        let kept_bytes = kept.iter().map(|machine| machine.lua.used_memory()).sum::<usize>();
+        if kept.len() < KEPT && bytes <= KEPT_BYTES && kept_bytes + bytes <= self.kept_bytes {
             kept.push(machine);
         }
     }
@@ -92,10 +112,15 @@ impl Machines {
 
 /// Compiles a chunk; tells what is wrong with it.
 pub(crate) fn check(name: &str, chunk: &str) -> Result<()> {
-    let mut machine = Machine::new()?;
+    let mut machine = Machine::new(MAX_CHECK_BYTES)?;
     let Machine { lua, stack, .. } = &mut machine;
-    on_stack(stack, || load(lua, name, chunk)).map(drop).map_err(|cause| failure(name, &cause))
+    on_stack(stack, || load(lua, name, chunk))
+        .map(drop)
+        .map_err(|cause| failure(name, MAX_CHECK_BYTES, &cause))
 }
+
+/// Memory to compile a chunk with, which has 1 MiB at most, when it is created. No call is suspended meanwhile.
+const MAX_CHECK_BYTES: usize = MAX_MEMORY_BYTES;
 
 /// One of them.
 pub(super) struct Machine {
@@ -114,13 +139,13 @@ pub(super) struct Machine {
 unsafe impl Send for Machine {}
 
 impl Machine {
-    fn new() -> Result<Machine> {
+    fn new(memory_bytes: usize) -> Result<Machine> {
         let stack = FiberStack::new().map_err(|cause| {
             Error::new(sqlstate::OUT_OF_MEMORY, format!("no stack for a procedure: {cause}"))
                 .hint("too many procedures run at once; run fewer, or raise vm.max_map_count")
         })?;
-        let limits = Rc::new(Limits::new());
-        let lent = Rc::new(Lent::default());
+        let limits = Rc::new(Limits::new(memory_bytes));
+        let lent = Rc::new(Lent::new(limits.clone()));
         let (lua, db) = sandbox(&limits)
             .and_then(|lua| database(&lua, &lent).map(|db| (lua, db)))
             .map_err(|cause| Error::new(sqlstate::INTERNAL, format!("Lua cannot be started: {cause}")))?;
@@ -137,6 +162,7 @@ impl Machine {
         sink: &mut dyn RowSink,
     ) -> Result<u64> {
         let Machine { chunks, db, lent, lua, stack, limits } = self;
+        let memory_bytes = limits.memory_bytes();
         limits.begin();
         let suspender = host.suspender();
         // SAFETY: the link lives in the connection, which outlives the call.
@@ -157,11 +183,15 @@ impl Machine {
                     function
                 }
             };
-            let answer = lent.lend(host, lua, || function.call(given(lua, db, arguments)?))?;
-            if loaded.returns().is_empty() { Ok(0) } else { send_rows(lua, answer, loaded.returns(), sink) }
+            let answer = lent.lend(host, lua, || function.call(given(lua, memory_bytes, db, arguments)?))?;
+            if loaded.returns().is_empty() {
+                Ok(0)
+            } else {
+                send_rows(lua, memory_bytes, answer, loaded.returns(), sink)
+            }
         });
         limits.end(name)?;
-        called.map_err(|cause| failure(name, &cause))
+        called.map_err(|cause| failure(name, memory_bytes, &cause))
     }
 }
 
@@ -169,7 +199,7 @@ fn sandbox(limits: &Rc<Limits>) -> mlua::Result<Lua> {
     let libraries =
         StdLib::BIT | StdLib::BUFFER | StdLib::MATH | StdLib::STRING | StdLib::TABLE | StdLib::UTF8;
     let lua = Lua::new_with(libraries, LuaOptions::new())?;
-    lua.set_memory_limit(MEMORY_BYTES)?;
+    lua.set_memory_limit(limits.memory_bytes())?;
     let globals = lua.globals();
     for pair in globals.pairs::<mlua::Value, mlua::Value>() {
         let name = pair?.0;
@@ -210,8 +240,8 @@ fn load(lua: &Lua, name: &str, chunk: &str) -> mlua::Result<Function> {
 }
 
 /// What a chunk is called with: `db`, then the arguments.
-fn given(lua: &Lua, db: &Table, arguments: &[Value]) -> mlua::Result<MultiValue> {
-    let _trusted = Trusted::new(lua)?;
+fn given(lua: &Lua, memory_bytes: usize, db: &Table, arguments: &[Value]) -> mlua::Result<MultiValue> {
+    let _trusted = Trusted::new(lua, memory_bytes)?;
     let mut given = MultiValue::with_capacity(arguments.len() + 1);
     given.push_back(mlua::Value::Table(db.clone()));
     for argument in arguments {
@@ -221,11 +251,11 @@ fn given(lua: &Lua, db: &Table, arguments: &[Value]) -> mlua::Result<MultiValue>
 }
 
 /// An error of Lua's for the client. One of ours that Lua handed on is what it was.
-fn failure(name: &str, cause: &mlua::Error) -> Error {
+fn failure(name: &str, memory_bytes: usize, cause: &mlua::Error) -> Error {
     const EXTERNAL_ROUTINE: &str = "38000";
     match cause {
         mlua::Error::CallbackError { cause, traceback } => {
-            let failed = failure(name, cause);
+            let failed = failure(name, memory_bytes, cause);
             let line = traceback.lines().map(str::trim).find(|line| line.starts_with(&format!("{name}:")));
             match line {
                 Some(line) if failed.get_detail().is_none() => failed.detail(format!("in procedure {line}")),
@@ -237,7 +267,7 @@ fn failure(name: &str, cause: &mlua::Error) -> Error {
             None => Error::new(EXTERNAL_ROUTINE, ours.to_string()),
         },
         mlua::Error::MemoryError(_) => {
-            let message = format!("procedure \"{name}\" uses more than {} MiB", MEMORY_BYTES >> 20);
+            let message = format!("procedure \"{name}\" uses more than {} MiB", memory_bytes >> 20);
             Error::new(sqlstate::OUT_OF_MEMORY, message).hint("let SQL do the work on many rows")
         }
         mlua::Error::SyntaxError { message, .. } => Error::new(sqlstate::SYNTAX_ERROR, message.clone()),

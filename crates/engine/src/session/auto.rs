@@ -73,7 +73,7 @@ impl Session {
             }
         }
         match end {
-            End::Done(tag) => Ok(Completion { tag, notices: Vec::new() }),
+            End::Done(completion) => Ok(completion),
             End::Failed(error) => Err(error),
             End::Conflict if statement.read_only => Err(super::snapshot_too_old()),
             End::Conflict => {

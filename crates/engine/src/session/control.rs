@@ -166,6 +166,7 @@ impl Session {
             (transaction.seen, transaction.committed.filter(|_| committed).map(|c| c.snapshot))
         };
         let id = connection.link.variables.borrow().transaction_id;
+        connection.link.held.give(open.charged_bytes(), partition.heap());
         self.give_back(connection);
         // Turn and row locks go to the next before this one waits for the disk.
         drop(open);

@@ -2,10 +2,11 @@
 //! sent. After a conflict the transaction is run again from it; if every answer hashes the same, the client need not
 //! know.
 //!
-//! The hash covers rows in order with the type and bytes of each value, the command tag, and errors with their
-//! SQLSTATE and text. A statement that was cancelled is not kept: it has changed nothing, and whether a cancel comes in
+//! The hash covers everything that the client was sent: rows in order with the type and bytes of each value, the command tag,
+//! notices, and errors with all their fields. A statement that was cancelled is not kept: it has changed nothing, and whether a cancel comes in
 //! time is not the data's doing. Nor is one for which memory, disk or a limit was too small.
 
+use std::hash::Hash;
 use std::sync::Arc;
 
 use xxhash_rust::xxh3::Xxh3;
@@ -14,10 +15,13 @@ use crate::connection::{BEGIN, Connection, ROLLBACK, Run, Step};
 use crate::procedure::call_here;
 use crate::statement::{CommandTag, Row, RowSink, StatementKind};
 use crate::value::ValueRef;
-use crate::{Error, Result, Statement, Value};
+use crate::{Completion, Error, Result, Statement, Value};
 
-/// Bytes of statements and parameters that a transaction may keep for a replay; beyond, it takes its turn and holds it.
-pub(super) const LARGEST_BYTES: usize = 1 << 20;
+/// Bytes of statements and parameters that a transaction may keep for a replay. Beyond, it takes its turn and holds it; likewise
+/// if its connection may hold no more memory.
+const MAX_BYTES: u64 = 4 << 20;
+/// Entries in which the same statement is searched, so that a text that is run again and again is kept and counted once.
+const RECENT_ENTRIES: usize = 16;
 
 /// One statement of an open transaction.
 pub(super) struct Entry {
@@ -27,37 +31,67 @@ pub(super) struct Entry {
     pub answer: u64,
 }
 
-/// What an open transaction has run so far.
+/// What an open transaction has run so far. Its memory is charged to the transaction's connection.
 #[derive(Default)]
 pub(super) struct Journal {
     entries: Vec<Entry>,
-    bytes: usize,
+    bytes: u64,
+    charged_bytes: u64,
     /// It grew beyond its bound and was dropped: the transaction cannot be replayed.
     pub overflowed: bool,
 }
 
 impl Journal {
+    /// Makes room for one more statement. `charge` charges bytes of memory to the connection. Returns false if there is none:
+    /// then the statement cannot be added.
+    pub(super) fn reserve(
+        &mut self,
+        statement: &Arc<Statement>,
+        parameters: &[Value],
+        charge: impl Fn(u64) -> bool,
+    ) -> bool {
+        let bytes = self.bytes + self.added_bytes(statement, parameters);
+        let lacking = bytes.saturating_sub(self.charged_bytes);
+        let fits = bytes <= MAX_BYTES && (lacking == 0 || charge(lacking));
+        self.charged_bytes += if fits { lacking } else { 0 };
+        fits
+    }
+
+    /// Adds a statement. If no room was reserved for it, the journal overflows.
     pub(super) fn push(&mut self, statement: &Arc<Statement>, parameters: &[Value], answer: u64) {
         if self.overflowed {
             return;
         }
-        self.bytes += 64 + parameters.iter().map(value_bytes).sum::<usize>();
-        if self.bytes > LARGEST_BYTES {
+        self.bytes += self.added_bytes(statement, parameters);
+        if self.bytes > self.charged_bytes {
             self.overflowed = true;
             self.entries = Vec::new();
             return;
         }
-        self.entries.push(Entry { statement: statement.clone(), parameters: parameters.into(), answer });
+        let statement = self.known(statement).unwrap_or(statement).clone();
+        self.entries.push(Entry { statement, parameters: parameters.into(), answer });
     }
 
-    /// Whether one more statement with these parameters would go beyond the bound.
-    pub(super) fn would_overflow(&self, parameters: &[Value]) -> bool {
-        !self.overflowed
-            && self.bytes + 64 + parameters.iter().map(value_bytes).sum::<usize>() > LARGEST_BYTES
+    /// Memory that one more statement takes.
+    fn added_bytes(&self, statement: &Arc<Statement>, parameters: &[Value]) -> u64 {
+        // The list has room for twice its entries after it has grown.
+        let entry = 2 * size_of::<Entry>() + parameters.iter().map(value_bytes).sum::<usize>();
+        entry as u64 + if self.known(statement).is_some() { 0 } else { statement.memory_bytes() }
+    }
+
+    /// The same statement, if it was run recently. A text of many statements makes a new one of each.
+    fn known(&self, statement: &Arc<Statement>) -> Option<&Arc<Statement>> {
+        let recent = self.entries.iter().rev().take(RECENT_ENTRIES).map(|entry| &entry.statement);
+        recent.into_iter().find(|known| Arc::ptr_eq(known, statement) || known.is_same(statement))
     }
 
     pub(super) fn entries(&self) -> &[Entry] {
         &self.entries
+    }
+
+    /// Memory that is charged to the connection.
+    pub(super) fn charged_bytes(&self) -> u64 {
+        self.charged_bytes
     }
 }
 
@@ -72,7 +106,7 @@ fn value_bytes(value: &Value) -> usize {
 
 /// How a statement of an open transaction ended.
 pub(super) enum End {
-    Done(CommandTag),
+    Done(Completion),
     Conflict,
     Failed(Error),
 }
@@ -91,10 +125,15 @@ impl<'a> HashingSink<'a> {
 
     /// The hash of rows and end.
     pub(super) fn answer(mut self, end: &End) -> u64 {
+        // All fields are hashed, those too that are added later.
         match end {
-            End::Done(tag) => self.hash.update(format!("T{tag}").as_bytes()),
+            End::Done(completion) => {
+                self.hash.update(b"T");
+                completion.hash(&mut self.hash);
+            }
             End::Failed(error) => {
-                self.hash.update(format!("E{}{}", error.state(), error.message()).as_bytes())
+                self.hash.update(b"E");
+                error.hash(&mut self.hash);
             }
             End::Conflict => {}
         }
@@ -182,7 +221,9 @@ pub(super) fn run_statement(
         connection.recover_temporary_here();
     }
     match step {
-        Step::Done(rows) => End::Done(tag(connection, statement.kind, rows)),
+        Step::Done(rows) => {
+            End::Done(Completion { tag: tag(connection, statement.kind, rows), notices: Vec::new() })
+        }
         Step::Conflict => End::Conflict,
         Step::Failed(error) => End::Failed(error),
     }
@@ -249,4 +290,98 @@ pub(super) fn replay(connection: &mut Connection, entries: &[Entry]) -> Result<R
         }
     }
     Ok(Replayed::Same)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sql::Plan;
+    use crate::sqlstate;
+
+    fn statement(sql: &str) -> Arc<Statement> {
+        Arc::new(Statement {
+            id: 1,
+            sql: sql.into(),
+            kind: StatementKind::Insert,
+            read_only: false,
+            parameters: Vec::new(),
+            columns: Vec::new(),
+            plan: Plan::default(),
+        })
+    }
+
+    fn hash(end: End) -> u64 {
+        HashingSink::new(None).answer(&end)
+    }
+
+    #[test]
+    fn the_hash_covers_all_fields_of_an_error() {
+        let error = || Error::new(sqlstate::SYNTAX_ERROR, "message").detail("detail").hint("hint");
+        let base = hash(End::Failed(error()));
+        assert_eq!(hash(End::Failed(error())), base);
+        for other in [
+            Error::new(sqlstate::INTERNAL, "message").detail("detail").hint("hint"),
+            Error::new(sqlstate::SYNTAX_ERROR, "other").detail("detail").hint("hint"),
+            error().detail("other"),
+            error().hint("other"),
+            error().position(1),
+            Error::new(sqlstate::SYNTAX_ERROR, "message").hint("hint"),
+            Error::new(sqlstate::SYNTAX_ERROR, "message").detail("detail"),
+        ] {
+            assert_ne!(hash(End::Failed(other.clone())), base, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn the_hash_covers_the_tag_and_notices() {
+        let done = |tag, notices: &[(&'static str, &str)]| {
+            let notices = notices.iter().map(|(state, text)| (*state, (*text).to_owned())).collect();
+            hash(End::Done(Completion { tag, notices }))
+        };
+        let base = done(CommandTag::Insert(1), &[("01000", "notice")]);
+        assert_eq!(done(CommandTag::Insert(1), &[("01000", "notice")]), base);
+        assert_ne!(done(CommandTag::Insert(2), &[("01000", "notice")]), base);
+        assert_ne!(done(CommandTag::Update(1), &[("01000", "notice")]), base);
+        assert_ne!(done(CommandTag::Insert(1), &[("01001", "notice")]), base);
+        assert_ne!(done(CommandTag::Insert(1), &[("01000", "other")]), base);
+        assert_ne!(done(CommandTag::Insert(1), &[]), base);
+    }
+
+    #[test]
+    fn the_journal_counts_texts_once_where_they_are_run_again() {
+        let mut journal = Journal::default();
+        let (long, short) = (statement(&"x".repeat(100_000)), statement("y"));
+        for _ in 0..1000 {
+            for statement in [&long, &short] {
+                assert!(journal.reserve(statement, &[], |_| true));
+                journal.push(statement, &[], 0);
+            }
+        }
+        assert!(!journal.overflowed && journal.charged_bytes() < 400_000, "{}", journal.charged_bytes());
+        // Another one with the same text is the same.
+        let before = journal.charged_bytes();
+        assert!(journal.reserve(&statement(&"x".repeat(100_000)), &[], |_| true));
+        assert!(journal.charged_bytes() - before < 1000);
+        let mut texts = 0;
+        let text = |number: i32| statement(&format!("{number}{}", "x".repeat(100_000)));
+        while journal.reserve(&text(texts), &[], |_| true) {
+            journal.push(&text(texts), &[], 0);
+            texts += 1;
+        }
+        assert!((30..=41).contains(&texts), "{texts} texts of 100 kB in 4 MiB");
+        journal.push(&statement(&"x".repeat(100_000)), &[], 0);
+        assert!(journal.overflowed && journal.entries().is_empty() && journal.charged_bytes() <= MAX_BYTES);
+    }
+
+    #[test]
+    fn the_journal_counts_parameters_and_overflows_without_memory() {
+        let statement = statement("z");
+        let mut journal = Journal::default();
+        let parameters = [Value::Text("p".repeat(1000)), Value::Integer(1)];
+        assert!(journal.reserve(&statement, &parameters, |bytes| bytes > 1000));
+        journal.push(&statement, &parameters, 0);
+        assert!(!journal.reserve(&statement, &parameters, |_| false));
+        journal.push(&statement, &parameters, 0);
+        assert!(journal.overflowed);
+    }
 }

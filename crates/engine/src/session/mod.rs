@@ -44,7 +44,7 @@ use crate::partition::{Partition, log_error, past_is_read_only};
 use crate::variables::Variables;
 use crate::{
     Canceller, CommandTag, Completion, Engine, Error, Known, Result, RowSink, Scope, Statement,
-    StatementKind, System, TransactionLimits, TransactionStatus, Value, sqlstate,
+    StatementKind, System, TemporarySpace, TransactionLimits, TransactionStatus, Value, sqlstate,
 };
 
 /// Attempts of one transaction before it gives up; each one after the first is made in a turn, so more than a few mean
@@ -274,9 +274,14 @@ impl Session {
     /// What its transactions may take, the open one included, from its next statement on.
     pub fn set_limits(&mut self, limits: TransactionLimits) {
         self.limits = limits;
-        if let Some(connection) = self.open.as_ref().and_then(|open| open.connection.as_ref()) {
-            connection.link.transaction.borrow_mut().limits = limits;
+        if let Some(connection) = self.open.as_mut().and_then(|open| open.connection.as_mut()) {
+            connection.set_limits(limits);
         }
+    }
+
+    /// Charges temporary files outside of the engine to the session's tenant.
+    pub fn temporary_space(&self) -> TemporarySpace {
+        TemporarySpace::new(self.engine.clone(), self.id)
     }
 
     /// Between two statements that came together, each of which may be too short to do so: lets others on this thread work.
@@ -397,8 +402,8 @@ impl Session {
         transaction.track_reads = true;
         transaction.lone = false;
         transaction.current = true;
-        transaction.limits = self.limits;
         drop(transaction);
+        connection.set_limits(self.limits);
         Ok(connection)
     }
 

@@ -26,7 +26,8 @@ use crate::{Completion, Engine, Error, Result, RowSink, Statement, StatementKind
 /// Read sets larger than this are not looked through before every statement.
 const ADVANCE_AT_MOST: usize = 2000;
 
-/// Rows updated by key that a transaction remembers; one that is not remembered may cost a 40001, no more.
+/// Rows updated by key that a transaction remembers; one that is not remembered may cost a 40001, no more. Also rows that it locks
+/// one by one; beyond, it takes its turn.
 const MOST_ROWS: usize = 10_000;
 
 /// An open transaction.
@@ -59,7 +60,12 @@ pub(super) struct Rows {
     pub(super) updated: HashSet<RowName>,
     /// Locked (or queued for).
     locked: Vec<RowName>,
+    /// Memory that is charged to the connection for both.
+    charged_bytes: u64,
 }
+
+/// Memory that a row takes that is updated by key, or locked: its entry here and, of a lock, that of the partition.
+const ROW_BYTES: u64 = 128;
 
 impl Rows {
     pub(super) fn is_held_by_other(&self, row: RowName) -> bool {
@@ -96,6 +102,7 @@ impl Open {
                 owner: engine.ticket(),
                 updated: HashSet::new(),
                 locked: Vec::new(),
+                charged_bytes: 0,
             },
         }
     }
@@ -124,6 +131,28 @@ impl Open {
 
     pub(super) fn has_failed(&self) -> bool {
         self.failed
+    }
+
+    /// Charges the memory of one more row to the connection. Returns false if it is one too many.
+    fn admit_row(&mut self) -> bool {
+        let rows = &mut self.rows;
+        let few = rows.updated.len() < MOST_ROWS && rows.locked.len() < MOST_ROWS;
+        let Some(connection) = self.connection.as_ref().filter(|_| few) else { return false };
+        let admitted = connection.link.held.take(ROW_BYTES, connection.link.partition.heap());
+        rows.charged_bytes += if admitted { ROW_BYTES } else { 0 };
+        admitted
+    }
+
+    /// Memory that is charged to the connection for the journal and rows.
+    pub(super) fn charged_bytes(&self) -> u64 {
+        self.journal.charged_bytes() + self.rows.charged_bytes
+    }
+
+    /// Makes room in the journal for a statement that is about to run, in the memory of the connection.
+    fn reserve_in_journal(&mut self, statement: &Arc<Statement>, parameters: &[Value]) -> bool {
+        let Some(connection) = &self.connection else { return true };
+        let link = &connection.link;
+        self.journal.reserve(statement, parameters, |bytes| link.held.take(bytes, link.partition.heap()))
     }
 
     /// The partition that it sees, once it has looked.
@@ -187,7 +216,7 @@ impl Session {
         if open.lost || retired {
             self.replay_in(open).await?;
         }
-        if open.journal.would_overflow(parameters) {
+        if !open.journal.overflowed && !open.reserve_in_journal(statement, parameters) {
             self.settle_in_turn(open).await?;
         }
         self.apply_row_rules(open, statement, parameters).await?;
@@ -206,7 +235,7 @@ impl Session {
             self.wait_for_what_was_seen(open).await?;
         }
         match end {
-            End::Done(tag) => Ok(Completion { tag, notices: Vec::new() }),
+            End::Done(completion) => Ok(completion),
             End::Failed(error) => Err(error),
             End::Conflict => Err(serialization_failure("a page changed at every attempt")),
         }
@@ -321,17 +350,18 @@ impl Session {
         let name = statement.plan.row.as_ref().and_then(|row| row.name(parameters));
         let fresh = match (statement.kind, name) {
             (StatementKind::Query, Some(row))
-                if statement.plan.for_update || open.rows.updated.contains(&row) =>
+                if (statement.plan.for_update || open.rows.updated.contains(&row))
+                    && (open.rows.locked.contains(&row) || open.admit_row()) =>
             {
                 self.lock_row(open, &partition, row).await?
             }
-            // Rows that it does not name one by one: the whole partition is locked, by its turn.
-            (StatementKind::Query, None) if statement.plan.for_update => {
+            // Rows that it does not name one by one, or too many of them: the whole partition is locked, by its turn.
+            (StatementKind::Query, _) if statement.plan.for_update => {
                 self.exclude_others(open, &partition, false).await?;
                 true
             }
             (StatementKind::Update | StatementKind::Delete, Some(row)) => {
-                if open.rows.updated.len() < MOST_ROWS {
+                if !open.rows.updated.contains(&row) && open.admit_row() {
                     open.rows.updated.insert(row);
                 }
                 let held = partition.rows.held_by_other(row, open.rows.owner);

@@ -35,7 +35,7 @@ pub(super) async fn prepare<'a>(
     // A procedure may be replaced without a change of the schema.
     let lasts = !known.once && !statement.plan.temporary && statement.plan.call.is_none();
     if !writing && rest.is_empty() && lasts && session.own.is_none() {
-        partition.statements.put(sql, schema, &statement);
+        partition.statements.put(sql, schema, &statement, partition.heap());
     }
     Ok((statement, rest))
 }
@@ -145,7 +145,7 @@ async fn ask_sqlite(
             false => describe(connection)?,
         };
         let needed = !shape.parameters.is_empty();
-        let tables = if needed { connection.columns_here(&shape.tables) } else { Vec::new() };
+        let tables = if needed { connection.columns_here(&shape.tables)? } else { Vec::new() };
         Ok((prepared, tables))
     })
     .await

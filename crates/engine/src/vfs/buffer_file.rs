@@ -1,11 +1,12 @@
 //! Temporary files (journals, sorters, temporary tables): spillable buffers.
 
 use std::ffi::{c_int, c_void};
+use std::io;
 
 use libsqlite3_sys as ffi;
 
-use super::{Link, guarded};
-use crate::spill::SpillBuffer;
+use super::{Link, guarded, guarded_for};
+use crate::spill::{SpillBuffer, refusal};
 
 #[repr(C)]
 struct BufferFile {
@@ -16,6 +17,8 @@ struct BufferFile {
 /// A buffer, and the connection that it counts for.
 struct TemporaryFile {
     buffer: SpillBuffer,
+    /// Memory of the buffer that is charged to the connection.
+    held_bytes: u64,
     link: *const Link,
 }
 
@@ -46,8 +49,8 @@ static METHODS: ffi::sqlite3_io_methods = ffi::sqlite3_io_methods {
 /// # Safety
 /// `file` has room for [`SIZE`] bytes; `link` outlives the connection's handle.
 pub(super) unsafe fn open(file: *mut ffi::sqlite3_file, link: &Link) {
-    let buffer = SpillBuffer::new(link.partition.node.spill.clone());
-    let temporary = Box::into_raw(Box::new(TemporaryFile { buffer, link }));
+    let buffer = SpillBuffer::new(link.files.clone());
+    let temporary = Box::into_raw(Box::new(TemporaryFile { buffer, held_bytes: 0, link }));
     let opened = BufferFile { base: ffi::sqlite3_file { pMethods: &METHODS }, file: temporary };
     // SAFETY: the caller's promise.
     unsafe { file.cast::<BufferFile>().write(opened) };
@@ -73,7 +76,40 @@ impl TemporaryFile {
         match self.buffer.read_at(offset, out) {
             Ok(there) if there == out.len() => ffi::SQLITE_OK,
             Ok(_) => ffi::SQLITE_IOERR_SHORT_READ,
-            Err(e) => code(&e, ffi::SQLITE_IOERR_READ),
+            Err(e) => self.failed(&e, ffi::SQLITE_IOERR_READ),
+        }
+    }
+
+    /// Notes why a file could not be used, and returns SQLite's code for it.
+    fn failed(&self, error: &io::Error, otherwise: c_int) -> c_int {
+        match error.raw_os_error() {
+            Some(libc::ENOSPC | libc::EDQUOT) => return ffi::SQLITE_FULL,
+            _ if refusal(error).is_some() => self.link().transaction.borrow_mut().spill_failed(error),
+            _ => {}
+        }
+        otherwise
+    }
+
+    /// Charges the memory that the buffer takes with `length` bytes to the connection. If the connection may hold no more
+    /// memory, the bytes move to a file.
+    fn hold(&mut self, length: u64) -> io::Result<()> {
+        let bytes = if self.buffer.needs_file(length) { 0 } else { self.buffer.memory_bytes(length) };
+        let more = bytes.saturating_sub(self.held_bytes);
+        if more == 0 {
+            return Ok(());
+        }
+        if self.link().held.take(more, self.link().partition.heap()) {
+            self.held_bytes = bytes;
+            return Ok(());
+        }
+        self.buffer.move_to_file()
+    }
+
+    /// Releases the memory of a buffer that has moved to a file, or is empty.
+    fn release(&mut self) {
+        if self.held_bytes > 0 && self.buffer.memory_bytes(self.buffer.len()) == 0 {
+            let bytes = std::mem::take(&mut self.held_bytes);
+            self.link().held.give(bytes, self.link().partition.heap());
         }
     }
 
@@ -86,11 +122,13 @@ impl TemporaryFile {
         if growth > 0 && !self.link().grow_buffer(growth, self.buffer.needs_file(end)) {
             return ffi::SQLITE_IOERR_WRITE;
         }
-        match self.buffer.write_at(offset, data) {
+        let written = self.hold(end).and_then(|()| self.buffer.write_at(offset, data));
+        self.release();
+        match written {
             Ok(()) => ffi::SQLITE_OK,
             Err(e) => {
                 self.link().shrink_buffer(growth);
-                code(&e, ffi::SQLITE_IOERR_WRITE)
+                self.failed(&e, ffi::SQLITE_IOERR_WRITE)
             }
         }
     }
@@ -100,6 +138,7 @@ impl TemporaryFile {
         match self.buffer.truncate(length) {
             Ok(()) => {
                 self.link().shrink_buffer(before - self.buffer.len());
+                self.release();
                 ffi::SQLITE_OK
             }
             Err(_) => ffi::SQLITE_IOERR_TRUNCATE,
@@ -110,14 +149,7 @@ impl TemporaryFile {
 impl Drop for TemporaryFile {
     fn drop(&mut self) {
         self.link().shrink_buffer(self.buffer.len());
-    }
-}
-
-/// SQLite's code for an error of the temporary file's disk.
-fn code(error: &std::io::Error, otherwise: c_int) -> c_int {
-    match error.raw_os_error() {
-        Some(libc::ENOSPC | libc::EDQUOT) => ffi::SQLITE_FULL,
-        _ => otherwise,
+        self.link().held.give(self.held_bytes, self.link().partition.heap());
     }
 }
 
@@ -135,12 +167,11 @@ unsafe extern "C" fn read(
     length: c_int,
     offset: i64,
 ) -> c_int {
-    guarded(|| {
-        // SAFETY: SQLite's buffer of `length` bytes.
-        let out = unsafe { std::slice::from_raw_parts_mut(out.cast::<u8>(), length as usize) };
-        // SAFETY: an open file of ours.
-        unsafe { temporary(file) }.read(offset as u64, out)
-    })
+    // SAFETY: SQLite's buffer of `length` bytes.
+    let out = unsafe { std::slice::from_raw_parts_mut(out.cast::<u8>(), length as usize) };
+    // SAFETY: an open file of ours, whose link outlives it.
+    let (file, link) = unsafe { (temporary(file), &*temporary(file).link) };
+    guarded_for(link, || file.read(offset as u64, out))
 }
 
 unsafe extern "C" fn write(
@@ -149,19 +180,17 @@ unsafe extern "C" fn write(
     length: c_int,
     offset: i64,
 ) -> c_int {
-    guarded(|| {
-        // SAFETY: SQLite's buffer of `length` bytes.
-        let data = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), length as usize) };
-        // SAFETY: an open file of ours.
-        unsafe { temporary(file) }.write(offset as u64, data)
-    })
+    // SAFETY: SQLite's buffer of `length` bytes.
+    let data = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), length as usize) };
+    // SAFETY: an open file of ours, whose link outlives it.
+    let (file, link) = unsafe { (temporary(file), &*temporary(file).link) };
+    guarded_for(link, || file.write(offset as u64, data))
 }
 
 unsafe extern "C" fn truncate(file: *mut ffi::sqlite3_file, length: i64) -> c_int {
-    guarded(|| {
-        // SAFETY: an open file of ours.
-        unsafe { temporary(file) }.truncate(length as u64)
-    })
+    // SAFETY: an open file of ours, whose link outlives it.
+    let (file, link) = unsafe { (temporary(file), &*temporary(file).link) };
+    guarded_for(link, || file.truncate(length as u64))
 }
 
 unsafe extern "C" fn file_size(file: *mut ffi::sqlite3_file, out: *mut i64) -> c_int {

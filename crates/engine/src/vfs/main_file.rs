@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use fulmar_pages::{PAGE_SIZE, Page, PageNo};
 use libsqlite3_sys as ffi;
 
-use super::{Link, guarded};
+use super::{Link, guarded, guarded_for};
 
 #[repr(C)]
 struct MainFile {
@@ -64,10 +64,10 @@ unsafe extern "C" fn read(
     length: c_int,
     offset: i64,
 ) -> c_int {
-    guarded(|| {
-        // SAFETY: SQLite's buffer of `length` bytes, and an open file of ours.
-        let (out, link) =
-            unsafe { (std::slice::from_raw_parts_mut(out.cast::<u8>(), length as usize), link(file)) };
+    // SAFETY: SQLite's buffer of `length` bytes, and an open file of ours.
+    let (out, link) =
+        unsafe { (std::slice::from_raw_parts_mut(out.cast::<u8>(), length as usize), link(file)) };
+    guarded_for(link, || {
         let code = link.read(offset as u64, out);
         link.step_aside_if_offloaded();
         code
@@ -80,10 +80,10 @@ unsafe extern "C" fn write(
     length: c_int,
     offset: i64,
 ) -> c_int {
-    guarded(|| {
-        // SAFETY: SQLite's buffer of `length` bytes, and an open file of ours.
-        let (data, link) =
-            unsafe { (std::slice::from_raw_parts(data.cast::<u8>(), length as usize), link(file)) };
+    // SAFETY: SQLite's buffer of `length` bytes, and an open file of ours.
+    let (data, link) =
+        unsafe { (std::slice::from_raw_parts(data.cast::<u8>(), length as usize), link(file)) };
+    guarded_for(link, || {
         let Ok(page) = <&Page>::try_from(data) else { return ffi::SQLITE_IOERR_WRITE };
         link.write(page_at(offset as u64), page)
     })
@@ -117,14 +117,12 @@ unsafe extern "C" fn file_size(file: *mut ffi::sqlite3_file, out: *mut i64) -> c
 }
 
 unsafe extern "C" fn lock(file: *mut ffi::sqlite3_file, level: c_int) -> c_int {
-    guarded(|| {
-        // SAFETY: an open file of ours.
-        let link = unsafe { link(file) };
-        match level {
-            ffi::SQLITE_LOCK_SHARED => link.begin(),
-            ffi::SQLITE_LOCK_RESERVED => link.reserve(),
-            _ => ffi::SQLITE_OK,
-        }
+    // SAFETY: an open file of ours.
+    let link = unsafe { link(file) };
+    guarded_for(link, || match level {
+        ffi::SQLITE_LOCK_SHARED => link.begin(),
+        ffi::SQLITE_LOCK_RESERVED => link.reserve(),
+        _ => ffi::SQLITE_OK,
     })
 }
 
@@ -143,11 +141,12 @@ unsafe extern "C" fn file_control(
     operation: c_int,
     argument: *mut c_void,
 ) -> c_int {
-    guarded(|| match operation {
+    // SAFETY: an open file of ours.
+    let link = unsafe { link(file) };
+    guarded_for(link, || match operation {
         // A super-journal means that several files commit together, which ours cannot.
         ffi::SQLITE_FCNTL_SYNC if !argument.is_null() => ffi::SQLITE_IOERR,
-        // SAFETY: an open file of ours.
-        ffi::SQLITE_FCNTL_SYNC => unsafe { link(file) }.sync(),
+        ffi::SQLITE_FCNTL_SYNC => link.sync(),
         _ => ffi::SQLITE_NOTFOUND,
     })
 }
@@ -158,9 +157,9 @@ unsafe extern "C" fn fetch(
     _length: c_int,
     out: *mut *mut c_void,
 ) -> c_int {
-    guarded(|| {
-        // SAFETY: an open file of ours.
-        let link = unsafe { link(file) };
+    // SAFETY: an open file of ours.
+    let link = unsafe { link(file) };
+    guarded_for(link, || {
         let found = link.fetch(page_at(offset as u64));
         link.step_aside_if_offloaded();
         match found {

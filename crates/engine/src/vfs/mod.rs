@@ -44,6 +44,7 @@ use crate::fiber::overflow::{self, Running};
 use crate::fiber::{self, Suspender};
 use crate::heap::Held;
 use crate::partition::{Ahead, Partition, Reader};
+use crate::spill::TemporaryFiles;
 use crate::transaction::{Conflict, Transaction};
 use crate::variables::Variables;
 
@@ -60,8 +61,10 @@ pub(crate) struct Link {
     /// Inside of the partition's residence while the fiber runs.
     pub reader: Reader,
     pub ahead: Ahead,
-    /// Of SQLite's own memory.
+    /// Of SQLite's own memory, and what else the connection holds.
     pub held: Held,
+    /// Where its temporary files are, and the tenant that is charged for them.
+    pub files: TemporaryFiles,
     pub transaction: RefCell<Transaction>,
     pub variables: RefCell<Variables>,
     pub cancel: RefCell<Arc<CancelFlag>>,
@@ -84,6 +87,9 @@ pub(crate) struct Link {
     pub tenant: RefCell<Arc<str>>,
     /// The text that is being prepared or run, for the same report.
     text: Cell<(*const u8, usize)>,
+    /// A callback has failed since the statement began, or has ended it. Some of SQLite's checks make a row of that and go on
+    /// (`PRAGMA integrity_check`); the statement fails all the same.
+    pub failed: Cell<bool>,
     opened: Cell<bool>,
     /// Pages that SQLite has read and written, those of temporary files in a file among them.
     pages: Cell<u32>,
@@ -100,7 +106,8 @@ pub(crate) struct Interrupted;
 
 impl Link {
     pub(crate) fn new(partition: Arc<Partition>) -> Box<Link> {
-        let transaction = RefCell::new(Transaction::new(partition.node.spill.clone()));
+        let files = partition.temporary_files();
+        let transaction = RefCell::new(Transaction::new(files.clone()));
         let reader = Reader::new(partition.residence.clone());
         Box::new(Link {
             suspender: Suspender::new().with_time_slice(partition.node.time_slice),
@@ -108,6 +115,7 @@ impl Link {
             reader,
             ahead: Ahead::default(),
             held: Held::default(),
+            files,
             transaction,
             variables: RefCell::default(),
             cancel: RefCell::default(),
@@ -119,6 +127,7 @@ impl Link {
             stack_exhausted: Cell::new(false),
             tenant: RefCell::new(Arc::from("")),
             text: Cell::new((std::ptr::null(), 0)),
+            failed: Cell::new(false),
             opened: Cell::new(false),
             pages: Cell::new(0),
         })
@@ -228,6 +237,18 @@ impl Link {
         self.transaction.borrow().conflict == Some(Conflict::Expired)
     }
 
+    /// Why the statement failed, if it was not SQLite that found out.
+    pub(crate) fn failure(&self) -> Option<crate::Error> {
+        if let Some(failure) = self.transaction.borrow_mut().failure.take() {
+            return Some(failure);
+        }
+        if self.has_expired() {
+            return Some(crate::session::snapshot_too_old());
+        }
+        let cancel = self.cancel.borrow();
+        cancel.is_set().then(|| cancel.error())
+    }
+
     /// A temporary file is about to grow, `on_disk` if it is none in memory; answers whether it may.
     fn grow_buffer(&self, bytes: u64, on_disk: bool) -> bool {
         let buffered_bytes = self.buffered_bytes.get();
@@ -247,7 +268,7 @@ impl Link {
 
     /// A statement begins. What the last one was refused has been taken back by now.
     pub(crate) fn begin_statement(&self) {
-        self.transaction.borrow_mut().beyond_limits = false;
+        self.transaction.borrow_mut().set_beyond_limits(false);
     }
 }
 
@@ -339,6 +360,15 @@ fn guarded(body: impl FnOnce() -> c_int) -> c_int {
         tracing::error!("a panic in a callback of SQLite was caught; the statement fails");
         ffi::SQLITE_IOERR
     })
+}
+
+/// The same for a file of a connection, whose link notes failures.
+fn guarded_for(link: &Link, body: impl FnOnce() -> c_int) -> c_int {
+    let code = guarded(body);
+    if !matches!(code, ffi::SQLITE_OK | ffi::SQLITE_IOERR_SHORT_READ | ffi::SQLITE_NOTFOUND) {
+        link.failed.set(true);
+    }
+    code
 }
 
 const TEMPORARY: c_int = ffi::SQLITE_OPEN_MAIN_JOURNAL

@@ -118,8 +118,10 @@ impl Link {
             transaction.seen = Some(snapshot);
             self.partition.unpin(snapshot);
         }
-        transaction.overlay.clear();
-        transaction.reads.clear();
+        let bytes = transaction.overlay.clear() + transaction.reads.clear();
+        if bytes > 0 {
+            self.held.give(bytes, self.partition.heap());
+        }
     }
 
     /// The bytes of the page at the snapshot, brought in from the store if need be. `None`: the page does not exist.
@@ -180,7 +182,7 @@ impl Link {
             let mut transaction = self.transaction.borrow_mut();
             let Some(snapshot) = transaction.snapshot else { return self.read_unlocked(within, out) };
             if transaction.track_reads {
-                transaction.reads.insert(page);
+                transaction.reads.insert(page, |bytes| self.held.take(bytes, self.partition.heap()));
             }
             if transaction.overlay.contains(page) {
                 return self.read_own(&mut transaction, page, within, out);
@@ -250,7 +252,7 @@ impl Link {
                 return Ok(std::ptr::null());
             }
             if transaction.track_reads {
-                transaction.reads.insert(page);
+                transaction.reads.insert(page, |bytes| self.held.take(bytes, self.partition.heap()));
             }
             snapshot
         };
@@ -277,7 +279,8 @@ impl Link {
         if !may {
             return ffi::SQLITE_IOERR_WRITE;
         }
-        let mut written = transaction.overlay.write(page, data);
+        let charge = |bytes| self.held.take(bytes, self.partition.heap());
+        let mut written = transaction.overlay.write(page, data, charge);
         if written.is_ok() && transaction.overlay.is_full() {
             if !transaction.keeps_within(self.partition.node.disk.admit(false)) {
                 return ffi::SQLITE_IOERR_WRITE;
@@ -293,7 +296,7 @@ impl Link {
                 ffi::SQLITE_OK
             }
             Err(e) => {
-                transaction.failure = Some(spill::error(&e));
+                transaction.spill_failed(&e);
                 ffi::SQLITE_IOERR_WRITE
             }
         }
@@ -320,7 +323,9 @@ impl Link {
         let page_count = page_one::page_count(&page_one);
         let mut large = None;
         if transaction.overlay.has_spilled() {
-            match self.wait(self.partition.write_if_large(&mut transaction.overlay, page_count)) {
+            let charge = |bytes| self.held.take(bytes, self.partition.heap());
+            let writing = self.partition.write_if_large(&mut transaction.overlay, page_count, charge);
+            match self.wait(writing) {
                 Ok(Ok(written)) => large = written,
                 Ok(Err(error)) => {
                     transaction.failure = Some(error);

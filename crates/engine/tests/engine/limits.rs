@@ -1,7 +1,7 @@
 //! What a transaction may take: what goes beyond is refused and taken back, and all else goes on.
 
 use crate::common::{Client, Node};
-use fulmar_engine::{MAX_STATEMENT_BYTES, TransactionLimits, Value, sqlstate};
+use fulmar_engine::{Config, Engine, MAX_STATEMENT_BYTES, TransactionLimits, Value, sqlstate};
 
 const TABLE: &str = "CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)";
 
@@ -139,9 +139,9 @@ async fn a_replay_that_holds_too_much_says_so() {
     a.close().await;
 }
 
-/// Values that SQLite holds all at once, of a hundred megabytes each.
+/// Values that SQLite holds all at once, of 20 MB each.
 fn values(count: u32) -> String {
-    let values: Vec<_> = (0..count).map(|more| format!("hex(zeroblob({}))", 50_000_000 + more)).collect();
+    let values: Vec<_> = (0..count).map(|more| format!("hex(zeroblob({}))", 10_000_000 + more)).collect();
     format!("SELECT length(max({}))", values.join(", "))
 }
 
@@ -169,7 +169,7 @@ async fn values_that_take_too_much_memory_are_refused() {
     let node = Node::with(|config| config.max_statement_bytes = MAX_STATEMENT_BYTES).await;
     let (mut a, mut other) = (node.client(1), node.client(2));
     a.run(TABLE).await.unwrap();
-    assert_eq!(a.int(&values(1)).await, 100_000_000);
+    assert_eq!(a.int(&values(1)).await, 20_000_000);
     for round in 0..2 {
         let error = a.run(&values(30)).await.unwrap_err();
         assert_eq!(error.state(), sqlstate::OUT_OF_MEMORY, "{error}");
@@ -178,9 +178,9 @@ async fn values_that_take_too_much_memory_are_refused() {
         let error = a.run(&list).await.unwrap_err();
         assert_eq!(error.state(), sqlstate::OUT_OF_MEMORY, "{error}");
         // Nothing of it is left, so there is room for what has its place.
-        assert_eq!(a.int(&values(1)).await, 100_000_000);
+        assert_eq!(a.int(&values(1)).await, 20_000_000);
         a.run(&format!("INSERT INTO t VALUES ({round}, zeroblob(1000))")).await.unwrap();
-        assert_eq!(other.int(&values(1)).await, 100_000_000);
+        assert_eq!(other.int(&values(1)).await, 20_000_000);
     }
     // In the middle of a transaction it fails, as with any error, and a savepoint brings it back.
     a.run("BEGIN").await.unwrap();
@@ -195,4 +195,117 @@ async fn values_that_take_too_much_memory_are_refused() {
     assert!(is_intact(&mut a).await);
     a.close().await;
     other.close().await;
+}
+
+/// A node with the smallest useful budget: statements of all tenants may hold 96 MiB.
+async fn small_node() -> Node {
+    let directory = tempfile::tempdir().unwrap();
+    let engine = Engine::start(Config::new(directory.path(), 256 << 20)).await.unwrap();
+    Node { engine, directory }
+}
+
+#[tokio::test]
+async fn a_value_is_limited_to_a_part_of_the_memory_and_by_a_setting() {
+    let node = small_node().await;
+    let mut a = node.client(1);
+    assert_eq!(a.int("SELECT length(hex(zeroblob(6000000)))").await, 12_000_000);
+    let error = a.run("SELECT length(hex(zeroblob(7000000)))").await.unwrap_err();
+    assert_eq!(error.state(), sqlstate::PROGRAM_LIMIT);
+    assert!(error.get_hint().unwrap().contains("up to 12288 kB"), "{error}");
+    assert_eq!(a.state("SELECT randomblob(14000000)").await, sqlstate::PROGRAM_LIMIT);
+    let large = Value::Blob(vec![0; 13 << 20]);
+    let error = a.with("SELECT length($1)", &[large]).await.unwrap_err();
+    assert_eq!((error.state(), error.message()), (sqlstate::PROGRAM_LIMIT, "parameter $1 is too large"));
+
+    a.session.set_limits(TransactionLimits { value_bytes: 1 << 20, ..TransactionLimits::default() });
+    assert_eq!(a.state("SELECT zeroblob(2000000)").await, sqlstate::PROGRAM_LIMIT);
+    a.run("BEGIN; SELECT zeroblob(1000000)").await.unwrap();
+    a.session.set_limits(TransactionLimits::default());
+    a.run("SELECT zeroblob(2000000); COMMIT").await.unwrap();
+    a.session.set_limits(TransactionLimits {
+        pattern_bytes: 5,
+        parameters: 1,
+        ..TransactionLimits::default()
+    });
+    assert_eq!(a.int("SELECT 'abc' LIKE '%abc%'").await, 1);
+    assert_eq!(a.state("SELECT 'abc' LIKE '%aabbc%'").await, sqlstate::PROGRAM_LIMIT);
+    assert_eq!(a.state("SELECT $1, $2").await, sqlstate::PROGRAM_LIMIT);
+    a.close().await;
+}
+
+/// Transactions that are open at the same time hold their changed pages, what they have read, and their connection, from its
+/// first byte.
+#[tokio::test]
+async fn open_transactions_hold_no_more_memory_than_statements_may() {
+    let node = small_node().await;
+    let mut a = node.client(1);
+    a.run(TABLE).await.unwrap();
+    let limit = node.engine.statistics().statement_limit_bytes;
+    assert_eq!(limit, 96 << 20);
+    let mut open = Vec::new();
+    let refused = loop {
+        let mut client = node.client(1);
+        client.run("BEGIN").await.unwrap();
+        let inserted = client.run("INSERT INTO t(v) VALUES (zeroblob(600000))").await;
+        assert!(node.engine.statistics().statement_bytes <= limit);
+        if let Err(error) = inserted {
+            break error;
+        }
+        open.push(client);
+        assert!(open.len() < 500, "nothing is refused");
+    };
+    assert_eq!(refused.state(), sqlstate::OUT_OF_MEMORY, "{refused}");
+    // Half of the node's memory is for other tenants.
+    let mut other = node.client(2);
+    other.run(TABLE).await.unwrap();
+    other.run("BEGIN; INSERT INTO t(v) VALUES (zeroblob(600000)); COMMIT").await.unwrap();
+    for client in open {
+        client.close().await;
+    }
+    a.run("INSERT INTO t(v) VALUES (zeroblob(600000))").await.unwrap();
+    assert_eq!(a.int("SELECT count(*) FROM t").await, 1);
+    assert!(is_intact(&mut a).await);
+}
+
+/// The texts count, too, so that a transaction of long statements keeps none of them, and has its turn instead.
+#[tokio::test]
+async fn a_transaction_of_long_statements_keeps_few_of_them() {
+    let node = small_node().await;
+    let (mut a, mut b) = (node.client(1), node.client(1));
+    a.run(TABLE).await.unwrap();
+    a.run("BEGIN").await.unwrap();
+    let before = node.engine.statistics().statement_bytes;
+    for number in 0..40 {
+        let text = "x".repeat(400_000);
+        a.run(&format!("INSERT INTO t VALUES ({number}, length('{text}'))")).await.unwrap();
+        let held = node.engine.statistics().statement_bytes.saturating_sub(before);
+        assert!(held < 8 << 20, "{held} bytes after {number} statements");
+    }
+    let mut commit = Box::pin(b.run("INSERT INTO t VALUES (100, 'b')"));
+    assert!(futures::poll!(&mut commit).is_pending(), "it waits for the turn");
+    a.run("COMMIT").await.unwrap();
+    commit.await.unwrap();
+    assert_eq!(a.int("SELECT count(*) FROM t").await, 41);
+    a.close().await;
+}
+
+/// The memory of statements is released at the end of each, whatever it was.
+#[tokio::test]
+async fn nothing_stays_charged() {
+    let node = small_node().await;
+    let mut a = node.client(1);
+    a.run(TABLE).await.unwrap();
+    for round in 0..30 {
+        a.run(&format!("INSERT INTO t {}", rows(2000))).await.unwrap();
+        a.run("BEGIN; UPDATE t SET v = randomblob(3000); SELECT count(*) FROM t; ROLLBACK").await.unwrap();
+        a.run("SELECT id FROM t ORDER BY hex(v) DESC LIMIT 1").await.unwrap();
+        a.run("DELETE FROM t").await.unwrap();
+        assert_eq!(a.state(&values(10)).await, sqlstate::PROGRAM_LIMIT);
+        let statistics = node.engine.statistics();
+        assert!(statistics.statement_bytes < 8 << 20, "{} in round {round}", statistics.statement_bytes);
+    }
+    a.close().await;
+    while node.engine.statistics().temporary_bytes > 0 {
+        tokio::task::yield_now().await;
+    }
 }

@@ -198,7 +198,7 @@ async fn who_does_not_own_the_store_any_more_deletes_nothing() {
     let world = World::new(Duration::ZERO);
     let zombie = shop(&world).await;
     let owner = world.start().await;
-    owner.run("INSERT INTO t VALUES (2, randomblob(30000000))").await.unwrap();
+    owner.run("INSERT INTO t VALUES (2, randomblob(11000000))").await.unwrap();
     let before = owner.pages().list_segments().await.unwrap().len();
     for refused in [zombie.engine.collect().await, zombie.engine.drop_partition(SHOP).await] {
         let error = refused.unwrap_err();

@@ -146,7 +146,7 @@ impl Session {
         layout: Layout<'_>,
         output: &mut Output,
     ) -> Result<Ran, Fault> {
-        let spills = self.statements.spills(&self.shared.config.temporary_directory);
+        let spills = self.statements.spills(&self.shared.config.temporary_directory, &self.temporary);
         let mut writer = RowWriter::new(output, layout, spills);
         for row in &rows {
             if let Err(error) = writer.row(&ValueRow(row)) {

@@ -52,7 +52,10 @@ impl Session {
         let columns = columns(&plan);
         let names: Vec<String> = columns.iter().map(|column| column.name.clone()).collect();
         format.check_columns(&names)?;
-        let lines = Buffer::new(output, self.statements.spills(&self.shared.config.temporary_directory));
+        let lines = Buffer::new(
+            output,
+            self.statements.spills(&self.shared.config.temporary_directory, &self.temporary),
+        );
         let mut lines = Lines { lines, writer: Writer::new(format, &columns), rows: 0, begun: false };
         match self.link.execute(statement, &[], Scope::Implicit, &mut lines).await {
             Ok(_) => {

@@ -94,12 +94,54 @@ impl Session {
         let limits = &self.identity.limits;
         self.settings.set_bounds(limits, self.identity.access);
         let bytes = |limit| limits.get(limit).map_or(u64::MAX, |kilobytes| kilobytes * 1024);
+        let temporary_bytes = temporary_bytes(limits);
+        self.temporary.set_limit(temporary_bytes);
         self.link.engine.set_limits(TransactionLimits {
             held_bytes: bytes(Limit::TransactionMemory),
             database_bytes: bytes(Limit::MaxSize),
+            temporary_bytes,
+            value_bytes: bytes(Limit::MaxValueSize),
+            pattern_bytes: limits.get(Limit::MaxPatternLength).unwrap_or(u64::MAX),
+            parameters: limits.get(Limit::MaxParameters).unwrap_or(u64::MAX),
         });
         let floor = limits.get(Limit::CacheFloor).map_or(0, |kilobytes| kilobytes * 1024);
         self.link.engine.set_cache_floor(floor);
         self.apply_settings();
+    }
+}
+
+/// Temporary files that the sessions of a tenant may have without a `temp_file_limit`, in proportion to its `max_size`. A VACUUM of
+/// a full database needs three times as much.
+const TEMPORARY_PER_SIZE: u64 = 4;
+const MIN_TEMPORARY_KILOBYTES: u64 = 64 << 10;
+
+/// Bytes that the temporary files of a tenant's sessions may have; the engine lowers that to the tenant's share of the disk.
+fn temporary_bytes(limits: &LiveLimits) -> u64 {
+    let of_size = || {
+        let kilobytes = limits.get(Limit::MaxSize)?.saturating_mul(TEMPORARY_PER_SIZE);
+        Some(kilobytes.max(MIN_TEMPORARY_KILOBYTES))
+    };
+    let kilobytes = limits.get(Limit::TempFileLimit).or_else(of_size);
+    kilobytes.map_or(u64::MAX, |kilobytes| kilobytes * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use fulmar_meta::Limits;
+
+    use super::*;
+
+    #[test]
+    fn temporary_files_follow_the_size_of_the_database() {
+        let of = |size, limit| {
+            let mut limits = Limits::default();
+            limits.set(Limit::MaxSize, size);
+            limits.set(Limit::TempFileLimit, limit);
+            temporary_bytes(&LiveLimits::new(&limits))
+        };
+        assert_eq!(of(None, None), u64::MAX);
+        assert_eq!(of(Some(64 << 10), None), 256 << 20);
+        assert_eq!(of(Some(1 << 10), None), 64 << 20);
+        assert_eq!(of(Some(64 << 10), Some(1 << 10)), 1 << 20);
     }
 }

@@ -44,7 +44,9 @@ use std::sync::Arc;
 use std::task::ready;
 use std::time::Instant;
 
-use fulmar_engine::{CommandTag, Completion, Error, Scope, TransactionStatus, Value, sqlstate};
+use fulmar_engine::{
+    CommandTag, Completion, Error, Scope, TemporarySpace, TransactionStatus, Value, sqlstate,
+};
 use fulmar_meta::{Access, LiveLimits, SYSTEM_PARTITION, Tenant, User};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc::OwnedPermit;
@@ -177,6 +179,8 @@ pub(crate) struct Session {
     rights_seen: u64,
     settings: Settings,
     statements: Statements,
+    /// Charges results in temporary files to the tenant.
+    temporary: TemporarySpace,
     /// After an error: nothing is done until Sync.
     skipping: bool,
     copy: Option<Box<CopyIn>>,
@@ -206,6 +210,7 @@ impl Session {
     ) -> Session {
         let stats = shared.tenants.of(identity.tenant.partition);
         let memory = shared.memory.of(identity.tenant.partition);
+        let temporary = link.engine.temporary_space();
         let mut session = Session {
             link,
             output: Output::default(),
@@ -219,6 +224,7 @@ impl Session {
             rights_seen: 0,
             settings,
             statements: Statements::new(Account::of_memory(memory)),
+            temporary,
             skipping: false,
             copy: None,
         };
@@ -452,7 +458,7 @@ impl Session {
                 if let Some(viewer) = &viewer {
                     self.link.engine.set_system(viewer.clone());
                 }
-                let spills = self.statements.spills(&self.shared.config.temporary_directory);
+                let spills = self.statements.spills(&self.shared.config.temporary_directory, &self.temporary);
                 let mut writer = RowWriter::new(output, layout, spills);
                 let outcome = self.link.execute(statement, values, scope, &mut writer).await;
                 match outcome {

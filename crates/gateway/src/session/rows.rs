@@ -19,7 +19,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use fulmar_engine::{Error, Row, RowSink, STALE_PLAN, ValueRef, sqlstate};
+use fulmar_engine::{Error, Row, RowSink, STALE_PLAN, TemporaryCharge, TemporarySpace, ValueRef, sqlstate};
 use smallvec::SmallVec;
 
 use super::held::{Account, Share};
@@ -116,6 +116,8 @@ pub(crate) struct Spill {
     file: File,
     bytes: u64,
     share: Share,
+    /// After the file: it is closed before its bytes are released.
+    charge: TemporaryCharge,
 }
 
 /// Where a session's answers go that do not fit in memory, and what it has there.
@@ -125,18 +127,21 @@ pub(crate) struct Spills<'a> {
     pub(crate) account: &'a Arc<Account>,
     /// Charged for the part in memory.
     pub(crate) memory: &'a Arc<Account>,
+    /// The tenant that is charged.
+    pub(crate) space: &'a TemporarySpace,
 }
 
 impl Spill {
-    fn create(directory: &Path) -> Result<Spill> {
-        let file = tempfile::tempfile_in(directory).map_err(spill_error)?;
-        Ok(Spill { file, bytes: 0, share: Share::default() })
+    fn create(spills: Spills<'_>) -> Result<Spill> {
+        let file = tempfile::tempfile_in(spills.directory).map_err(spill_error)?;
+        Ok(Spill { file, bytes: 0, share: Share::default(), charge: spills.space.charge() })
     }
 
     /// Appends. This is a copy into the page cache: the engine calls from inside a statement and cannot wait.
     fn append(&mut self, bytes: &[u8], account: &Arc<Account>) -> Result<()> {
         self.bytes += bytes.len() as u64;
         self.share.set(account, self.bytes)?;
+        self.charge.grow_to(self.bytes)?;
         self.file.write_all(bytes).map_err(spill_error)
     }
 
@@ -193,7 +198,7 @@ impl<'a> Buffer<'a> {
     fn spill(&mut self, end: usize) -> Result<()> {
         let spill = match &mut self.spill {
             Some(spill) => spill,
-            empty => empty.insert(Spill::create(self.spills.directory)?),
+            empty => empty.insert(Spill::create(self.spills)?),
         };
         spill.append(&self.bytes[self.mark..end], self.spills.account)?;
         self.bytes.drain(self.mark..end);
@@ -354,10 +359,44 @@ impl Row for ValueRow<'_> {
 
 #[cfg(test)]
 mod tests {
-    use fulmar_engine::Value;
+    use fulmar_engine::{Config, Engine, Value};
+    use fulmar_pages::PartitionId;
 
     use super::*;
     use crate::memory::Budget;
+
+    /// What a session spills to.
+    struct Room {
+        directory: tempfile::TempDir,
+        account: Arc<Account>,
+        memory: Arc<Account>,
+        space: TemporarySpace,
+        _engine: Arc<Engine>,
+    }
+
+    impl Room {
+        async fn new() -> Room {
+            let directory = tempfile::tempdir().unwrap();
+            let engine = Engine::start(Config::new(directory.path(), 64 << 20)).await.unwrap();
+            let space = engine.session(PartitionId(1)).temporary_space();
+            Room {
+                directory,
+                account: Account::of_files(),
+                memory: Account::unlimited(),
+                space,
+                _engine: engine,
+            }
+        }
+
+        fn spills(&self) -> Spills<'_> {
+            Spills {
+                directory: self.directory.path(),
+                account: &self.account,
+                memory: &self.memory,
+                space: &self.space,
+            }
+        }
+    }
 
     fn columns(kind: Option<Type>) -> Vec<Column> {
         vec![Column { name: "a".into(), kind, modifier: -1 }]
@@ -367,12 +406,12 @@ mod tests {
         Layout { columns, formats, describe }
     }
 
-    #[test]
-    fn the_first_row_names_the_type_and_reset_forgets_it() {
+    #[tokio::test]
+    async fn the_first_row_names_the_type_and_reset_forgets_it() {
         let (columns, formats) = (columns(None), Formats::All(Format::Text));
         let mut output = Output::from(b"earlier".to_vec());
-        let (directory, account, memory) = (std::env::temp_dir(), Account::of_files(), Account::unlimited());
-        let spills = Spills { directory: &directory, account: &account, memory: &memory };
+        let room = Room::new().await;
+        let spills = room.spills();
         let mut writer = RowWriter::new(&mut output, layout(&columns, &formats, true), spills);
         writer.row(&ValueRow(&[Value::Integer(1)])).unwrap();
         writer.reset();
@@ -384,22 +423,22 @@ mod tests {
         assert_eq!(*output, expected);
     }
 
-    #[test]
-    fn an_empty_answer_is_described_too() {
+    #[tokio::test]
+    async fn an_empty_answer_is_described_too() {
         let (columns, formats) = (columns(Some(Type::Int8)), Formats::All(Format::Text));
         let mut output = Output::default();
-        let (directory, account, memory) = (std::env::temp_dir(), Account::of_files(), Account::unlimited());
-        let spills = Spills { directory: &directory, account: &account, memory: &memory };
+        let room = Room::new().await;
+        let spills = room.spills();
         RowWriter::new(&mut output, layout(&columns, &formats, true), spills).finish();
         assert_eq!(output[0], b'T');
     }
 
-    #[test]
-    fn a_large_answer_spills_in_order() {
+    #[tokio::test]
+    async fn a_large_answer_spills_in_order() {
         let (columns, formats) = (columns(Some(Type::Text)), Formats::All(Format::Text));
         let mut output = Output::from(b"earlier".to_vec());
-        let (directory, account, memory) = (std::env::temp_dir(), Account::of_files(), Account::unlimited());
-        let spills = Spills { directory: &directory, account: &account, memory: &memory };
+        let room = Room::new().await;
+        let spills = room.spills();
         let mut writer = RowWriter::new(&mut output, layout(&columns, &formats, false), spills);
         for letter in ["a", "b", "c"] {
             writer.row(&ValueRow(&[Value::Text(letter.repeat(5 << 20))])).unwrap();
@@ -414,13 +453,13 @@ mod tests {
         assert_eq!(starts, b"abc");
     }
 
-    #[test]
-    fn rows_move_to_the_file_when_memory_is_short() {
+    #[tokio::test]
+    async fn rows_move_to_the_file_when_memory_is_short() {
         let (columns, formats) = (columns(Some(Type::Text)), Formats::All(Format::Text));
         let tenant = Budget::of_tenant(&Budget::of_node(64 << 20));
-        let (directory, account) = (std::env::temp_dir(), Account::of_files());
+        let room = Room::new().await;
         let (memory, others) = (Account::of_memory(tenant.clone()), Account::of_memory(tenant.clone()));
-        let spills = Spills { directory: &directory, account: &account, memory: &memory };
+        let spills = Spills { memory: &memory, ..room.spills() };
         // Of 32 MiB one is left.
         let mut hoarded = Share::default();
         hoarded.set(&others, 31 << 20).unwrap();
@@ -442,14 +481,35 @@ mod tests {
         assert_eq!(tenant.used_bytes(), 31 << 20);
     }
 
-    #[test]
-    fn a_row_of_another_width_is_refused() {
+    #[tokio::test]
+    async fn a_row_of_another_width_is_refused() {
         let (columns, formats) = (columns(None), Formats::All(Format::Text));
         let mut output = Output::default();
-        let (directory, account, memory) = (std::env::temp_dir(), Account::of_files(), Account::unlimited());
-        let spills = Spills { directory: &directory, account: &account, memory: &memory };
+        let room = Room::new().await;
+        let spills = room.spills();
         let mut writer = RowWriter::new(&mut output, layout(&columns, &formats, false), spills);
         let failure = writer.row(&ValueRow(&[Value::Null, Value::Null])).unwrap_err();
         assert_eq!(failure.message(), STALE_PLAN);
+    }
+
+    #[tokio::test]
+    async fn results_are_charged_to_the_tenant_before_they_are_written() {
+        let (columns, formats) = (columns(Some(Type::Text)), Formats::All(Format::Text));
+        let room = Room::new().await;
+        room.space.set_limit(25 << 20);
+        let row = [Value::Text("x".repeat(5 << 20))];
+        let write = |output: &mut Output, rows: usize| {
+            let mut writer = RowWriter::new(output, layout(&columns, &formats, false), room.spills());
+            let written = (0..rows).try_for_each(|_| writer.row(&ValueRow(&row)));
+            written.map(|()| writer.finish().1)
+        };
+        let (mut one, mut other) = (Output::default(), Output::default());
+        let spilled = write(&mut one, 4).unwrap();
+        assert!(spilled.is_some());
+        let error = write(&mut other, 4).err().unwrap();
+        assert_eq!(error.state(), sqlstate::CONFIGURATION_LIMIT);
+        assert_eq!(error.message(), "temporary file size exceeds temp_file_limit (25600kB)");
+        drop(spilled);
+        assert!(write(&mut other, 4).unwrap().is_some());
     }
 }

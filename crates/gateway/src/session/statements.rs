@@ -12,7 +12,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use fulmar_engine::{ColumnInfo, Error, ParameterInfo, Statement, StatementKind, sqlstate};
+use fulmar_engine::{ColumnInfo, Error, ParameterInfo, Statement, StatementKind, TemporarySpace, sqlstate};
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
@@ -220,9 +220,9 @@ impl Statements {
         &self.memory
     }
 
-    /// How an answer spills into `directory`.
-    pub(crate) fn spills<'a>(&'a self, directory: &'a Path) -> Spills<'a> {
-        Spills { directory, account: &self.files, memory: &self.memory }
+    /// How an answer spills into `directory`, charged to the tenant by `space`.
+    pub(crate) fn spills<'a>(&'a self, directory: &'a Path, space: &'a TemporarySpace) -> Spills<'a> {
+        Spills { directory, account: &self.files, memory: &self.memory, space }
     }
 
     /// Counts what a statement with a text of so many bytes holds, for as long as it is known by a name, a portal or here.

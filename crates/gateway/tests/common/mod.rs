@@ -65,7 +65,8 @@ impl Node {
         let directory = tempfile::tempdir().unwrap();
         let store = Embedded::open(&directory.path().join("meta.db")).unwrap();
         let catalog = Catalog::open(Arc::new(store)).await.unwrap();
-        let mut engine = Config::new(directory.path(), 256 << 20);
+        // Enough for values of 100 MB.
+        let mut engine = Config::new(directory.path(), 4 << 30);
         change_engine(&mut engine);
         let engine = Engine::start(engine).await.unwrap();
         let mut config = GatewayConfig::new(SocketAddr::from(([127, 0, 0, 1], 0)));

@@ -347,3 +347,59 @@ async fn databases_that_grow_too_large() {
     drop((admin, anna));
     node.stop().await;
 }
+
+/// Rows whose result does not fit in memory.
+const LARGE_RESULT: &str = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 40)
+    SELECT hex(zeroblob(500000)) FROM n";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn temporary_files_are_limited_for_all_sessions_together() {
+    let (node, admin) = node_with_a_shop().await;
+    let (mut anna, other) = (
+        log_in(&node, "shop", "anna", "a").await.unwrap(),
+        log_in(&node, "shop", "anna", "a").await.unwrap(),
+    );
+    other.batch_execute("CREATE TABLE t (a BLOB)").await.unwrap();
+    other.batch_execute(ROWS).await.unwrap();
+    limit(&admin, "SET temp_file_limit = '60MB'").await;
+    // A portal whose rows are not fetched keeps its result, 40 MB.
+    let transaction = anna.transaction().await.unwrap();
+    let portal = transaction.bind(LARGE_RESULT, &[]).await.unwrap();
+    assert_eq!(transaction.query_portal(&portal, 1).await.unwrap().len(), 1);
+    let (refused, message, hint) = said(other.query(LARGE_RESULT, &[]).await);
+    assert_eq!(
+        (refused.as_str(), message.as_str()),
+        ("53400", "temporary file size exceeds temp_file_limit (61440kB)")
+    );
+    assert!(hint.contains("temp_file_limit"), "{hint}");
+    // What fits in memory, and other databases, are not affected.
+    assert_eq!(count(&other).await, 1000);
+    other.batch_execute("INSERT INTO t VALUES ('after')").await.unwrap();
+    assert_eq!(admin.query(LARGE_RESULT, &[]).await.unwrap().len(), 40);
+    transaction.rollback().await.unwrap();
+    assert_eq!(other.query(LARGE_RESULT, &[]).await.unwrap().len(), 40);
+    drop((admin, anna, other));
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn values_patterns_and_parameters_are_limited() {
+    let (node, admin) = node_with_a_shop().await;
+    let anna = log_in(&node, "shop", "anna", "a").await.unwrap();
+    limit(&admin, "SET max_value_size = '1MB'").await;
+    limit(&admin, "SET max_pattern_length = 10").await;
+    limit(&admin, "SET max_parameters = 2").await;
+    anna.batch_execute("SELECT zeroblob(1000000), 'a' LIKE '%aaaaaaaa'").await.unwrap();
+    let (refused, _, hint) = said(anna.batch_execute("SELECT hex(zeroblob(600000))").await);
+    assert!(refused == "54000" && hint.contains("up to 1024 kB"), "{refused} {hint}");
+    assert_eq!(state(anna.batch_execute("SELECT 'a' LIKE '%aaaaaaaaaa'").await), "54000");
+    assert_eq!(state(anna.prepare("SELECT $1, $2, $3").await), "54000");
+    anna.prepare("SELECT $1, $2").await.unwrap();
+    for name in ["max_value_size", "max_pattern_length", "max_parameters"] {
+        limit(&admin, &format!("RESET {name}")).await;
+    }
+    anna.batch_execute("SELECT hex(zeroblob(600000)), 'a' LIKE '%aaaaaaaaaa'").await.unwrap();
+    anna.prepare("SELECT $1, $2, $3").await.unwrap();
+    drop((admin, anna));
+    node.stop().await;
+}

@@ -8,6 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use libsqlite3_sys as ffi;
 
+use crate::heap::Lease;
 use crate::partition::TransactionStatus;
 use crate::vfs::Link;
 use crate::{Error, Result, sqlstate};
@@ -29,9 +30,6 @@ const FUNCTIONS: [(&CStr, c_int, Function); 12] = [
     (c"clock_timestamp", 0, now),
     (c"pg_array_json", 1, array_json),
 ];
-
-/// Largest answer of `randomblob`, bytes.
-const LARGEST_RANDOM: i64 = 64 << 20;
 
 pub(super) fn register(db: *mut ffi::sqlite3, link: &Link) -> Result<()> {
     let texts =
@@ -104,20 +102,18 @@ unsafe extern "C" fn randomblob(
     unsafe {
         answer(context, |link| {
             let length = ffi::sqlite3_value_int64(*arguments).max(1);
-            if length > LARGEST_RANDOM {
+            let db = ffi::sqlite3_context_db_handle(context);
+            if length > ffi::sqlite3_limit(db, ffi::SQLITE_LIMIT_LENGTH, -1).into() {
                 ffi::sqlite3_result_error_toobig(context);
                 return;
             }
             let mut variables = link.variables.borrow_mut();
-            let words = (length as usize).div_ceil(8);
-            let mut blob: Vec<u8> = (0..words).flat_map(|_| variables.next_random().to_le_bytes()).collect();
-            blob.truncate(length as usize);
-            ffi::sqlite3_result_blob64(
-                context,
-                blob.as_ptr().cast(),
-                blob.len() as u64,
-                ffi::SQLITE_TRANSIENT(),
-            );
+            texts::give(context, length as usize, 0, |blob| {
+                for piece in blob.chunks_mut(8) {
+                    piece.copy_from_slice(&variables.next_random().to_le_bytes()[..piece.len()]);
+                }
+                blob.len()
+            });
         });
     }
 }
@@ -261,6 +257,10 @@ unsafe extern "C" fn array_json(
                 let message = format!("an array has at most {} MiB", LONGEST_ARRAY_BYTES >> 20);
                 return fail(context, link, Error::new(sqlstate::PROGRAM_LIMIT, message));
             }
+            // The text as UTF-8, its elements and the JSON.
+            let Ok(_held) = Lease::new(4 * length as u64) else {
+                return ffi::sqlite3_result_error_nomem(context);
+            };
             let text = bytes.map(String::from_utf8_lossy);
             let json = crate::array::json(text.as_deref());
             let (start, length) = (json.as_ptr().cast(), json.len() as u64);

@@ -8,7 +8,7 @@
 //! The one exception: sets of very many characters, and the trimming of a long text by many, are refused. SQLite tries them in the
 //! order of the set, which makes a difference in broken UTF-8 only, and is not worth a faster way.
 //!
-//! What is left is `LIKE` and `GLOB`, of a pattern of at most 500 bytes. Functions in their place would lose their indexes.
+//! What is left is `LIKE` and `GLOB`, of a pattern of limited length (`max_pattern_length`). Functions in their place would lose their indexes.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
@@ -174,7 +174,12 @@ unsafe fn give_text(context: Context, text: &[u8]) {
 ///
 /// # Safety
 /// `context` is that of a running function.
-unsafe fn give(context: Context, most: usize, encoding: c_int, fill: impl FnOnce(&mut [u8]) -> usize) {
+pub(super) unsafe fn give(
+    context: Context,
+    most: usize,
+    encoding: c_int,
+    fill: impl FnOnce(&mut [u8]) -> usize,
+) {
     // SAFETY: the memory is initialised before it is a slice, and given to SQLite, which frees it.
     unsafe {
         let start = ffi::sqlite3_malloc64(most as u64 + 1).cast::<u8>();

@@ -90,7 +90,6 @@ mod tests {
 
     use fulmar_pages::PartitionId;
 
-    use super::*;
     use crate::{Config, Engine};
 
     const ID: PartitionId = PartitionId(7);

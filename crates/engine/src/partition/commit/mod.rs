@@ -279,7 +279,7 @@ impl Partition {
             let base = unsafe { self.resident(no, snapshot) };
             if base.is_some_and(|base| *base == *data) {
                 // Nothing to write, but it must stay so: the page may have been taken from the free list unread.
-                transaction.reads.insert(no);
+                transaction.reads.insert_unchanged(no);
                 continue;
             }
             record.push_page(no, base, &data);

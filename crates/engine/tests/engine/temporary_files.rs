@@ -1,0 +1,114 @@
+//! Temporary files are limited for a tenant and for the node.
+
+use std::sync::{Arc, OnceLock, Weak};
+
+use crate::common::{Client, Node};
+use fulmar_engine::{Config, Engine, Space, TransactionLimits, Value, sqlstate};
+
+const MIB: u64 = 1 << 20;
+
+/// A node whose disk has so much free space above the reserve.
+async fn node_with_space(free_bytes: u64) -> Node {
+    let directory = tempfile::tempdir().unwrap();
+    let mut config = Config::new(directory.path(), 1 << 30);
+    config.disk_reserve_bytes = Some(10 * MIB);
+    config.space =
+        Some(Arc::new(move || Ok(Space { available_bytes: free_bytes + 10 * MIB, total_bytes: u64::MAX })));
+    let engine = Engine::start(config).await.unwrap();
+    Node { engine, directory }
+}
+
+fn limited(megabytes: u64) -> TransactionLimits {
+    TransactionLimits { temporary_bytes: megabytes * MIB, ..TransactionLimits::default() }
+}
+
+async fn fill(client: &mut Client, rows: u32) {
+    client.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)").await.unwrap();
+    client
+        .run(&format!(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {rows}) \
+             INSERT INTO t SELECT i, randomblob(3000) FROM n"
+        ))
+        .await
+        .unwrap();
+}
+
+async fn is_intact(client: &mut Client) -> bool {
+    client.value("PRAGMA integrity_check").await == Value::Text("ok".into())
+}
+
+/// What needs 20 MiB or more of temporary files: changed pages and their journal, a sort, a temporary table, a copy of the database.
+const LARGE: [&str; 4] = [
+    "UPDATE t SET v = randomblob(3000)",
+    "SELECT id FROM t ORDER BY hex(v)",
+    "CREATE TEMPORARY TABLE copy AS SELECT * FROM t",
+    "VACUUM",
+];
+
+#[tokio::test]
+async fn a_tenant_keeps_to_its_temp_file_limit() {
+    let node = node_with_space(10_000 * MIB).await;
+    let (mut a, mut other) = (node.client(1), node.client(1));
+    fill(&mut a, 5000).await;
+    a.session.set_limits(limited(8));
+    for large in LARGE {
+        let error = a.run(large).await.unwrap_err();
+        assert_eq!(error.state(), sqlstate::CONFIGURATION_LIMIT, "{large}: {error}");
+        assert_eq!(error.message(), "temporary file size exceeds temp_file_limit (8192kB)", "{large}");
+        assert!(error.get_hint().unwrap().contains("SET temp_file_limit"), "{error}");
+        // It was rolled back, and smaller ones run.
+        assert_eq!(a.int("SELECT count(*) FROM t").await, 5000);
+        a.run("UPDATE t SET v = randomblob(3000) WHERE id < 100").await.unwrap();
+    }
+    // A transaction fails, and goes on from its savepoint.
+    a.run("BEGIN; INSERT INTO t VALUES (-1, 'kept'); SAVEPOINT s").await.unwrap();
+    assert_eq!(a.state(LARGE[0]).await, sqlstate::CONFIGURATION_LIMIT);
+    a.run("ROLLBACK TO s; INSERT INTO t VALUES (-2, 'kept'); COMMIT").await.unwrap();
+    assert_eq!(a.int("SELECT count(*) FROM t WHERE v = 'kept'").await, 2);
+    assert!(is_intact(&mut a).await);
+    // All sessions of the tenant share it.
+    a.session.set_limits(limited(60));
+    a.run("BEGIN; UPDATE t SET v = randomblob(3000)").await.unwrap();
+    other.session.set_limits(limited(30));
+    let error = other.run(LARGE[1]).await.unwrap_err();
+    assert_eq!(error.message(), "temporary file size exceeds temp_file_limit (30720kB)");
+    a.run("ROLLBACK").await.unwrap();
+    while node.engine.statistics().temporary_bytes > 0 {
+        tokio::task::yield_now().await;
+    }
+    other.run(LARGE[1]).await.unwrap();
+    a.close().await;
+    other.close().await;
+}
+
+#[tokio::test]
+async fn temporary_files_leave_the_disk_to_the_commits_of_others() {
+    let node = node_with_space(64 * MIB).await;
+    let mut clients: Vec<Client> = (1..=3).map(|id| node.client(id)).collect();
+    for client in &mut clients {
+        fill(client, 3000).await;
+    }
+    assert_eq!(node.engine.statistics().temporary_limit_bytes, 32 * MIB);
+    // A tenant has half of that, whatever its own limit is.
+    let error =
+        clients[0].run("CREATE TEMPORARY TABLE copies AS SELECT t.* FROM t, t AS u").await.unwrap_err();
+    assert_eq!(error.state(), sqlstate::CONFIGURATION_LIMIT);
+    let share = "temporary file size exceeds the database's share of the disk (";
+    assert!(error.message().starts_with(share), "{error}");
+    // Two tenants take their halves, or nearly; the third one has none, and commits.
+    let copy = "CREATE TEMPORARY TABLE copy AS SELECT * FROM t";
+    for client in &mut clients[..2] {
+        client.run(copy).await.unwrap();
+        client.run("CREATE TEMPORARY TABLE more(v)").await.unwrap();
+        while client.run("INSERT INTO more SELECT v FROM t LIMIT 300").await.is_ok() {}
+        let used = node.engine.statistics().temporary_bytes;
+        // What was charged between two looks at the disk may be counted twice, once.
+        assert!(used <= 48 * MIB, "{used}");
+    }
+    assert_eq!(clients[2].state(copy).await, sqlstate::CONFIGURATION_LIMIT);
+    clients[2].run("UPDATE t SET v = randomblob(3000) WHERE id < 500").await.unwrap();
+    assert!(is_intact(&mut clients[2]).await);
+    for client in clients {
+        client.close().await;
+    }
+}
