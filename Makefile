@@ -5,7 +5,7 @@
 #   make clients  of these the tests with real drivers: Python, Go, Java, Node.js
 #   make tools    of what the tests need what no package has: an S3 server
 #   make check    the two-minute loop of a contributor: format, lints, unit tests
-#   make fuzz     two minutes for each reader of outside input; MINUTES=60 TARGET=wire for one of them
+#   make fuzz     two minutes for each reader of outside input, and for SQL; MINUTES=60 TARGET=wire for one of them
 #   make sqllogictest SCRIPTS=directory   scripts of sqllogictest through the wire, beside stock SQLite
 #   make fmt      format the code
 #   make clean    remove what was built
@@ -51,12 +51,14 @@ sqllogictest:
 	@scripts/need cc:build-essential
 	SCRIPTS="$(abspath $(SCRIPTS))" cargo test --package fulmar-gateway --test sqllogictest -- --ignored --nocapture
 
-# Counts which code an input reaches: scripts/instrument. One target after the other, each for so many minutes.
+# Counts which code an input reaches: scripts/instrument. One target after the other, each for so many minutes. SQL (fuzz_sql) is run by the
+# real binary, which is not instrumented.
 fuzz:
 	@scripts/need cc:build-essential
-	RUSTC_WORKSPACE_WRAPPER="$(CURDIR)/scripts/instrument" FUZZ_MINUTES=$(MINUTES) cargo test --no-fail-fast \
-	    --package fulmar-pages --package fulmar-store --package fulmar-engine --package fulmar-gateway \
+	[ "$(TARGET)" = sql ] || RUSTC_WORKSPACE_WRAPPER="$(CURDIR)/scripts/instrument" FUZZ_MINUTES=$(MINUTES) cargo test \
+	    --no-fail-fast --package fulmar-pages --package fulmar-store --package fulmar-engine --package fulmar-gateway \
 	    --lib --test fuzz -- --test-threads 1 --nocapture fuzz_$(TARGET)
+	FUZZ_MINUTES=$(MINUTES) cargo test --package fulmar --test attacks -- --nocapture fuzz_$(TARGET)
 
 check:
 	cargo fmt --all --check

@@ -246,6 +246,11 @@ pub struct Target {
 }
 
 impl Target {
+    /// Host and port for SQL.
+    pub fn address(&self) -> &str {
+        &self.sql
+    }
+
     /// A session in the tenant that attacks.
     pub async fn log_in(&self, user: &str) -> Result<tokio_postgres::Client, tokio_postgres::Error> {
         client::log_in(&self.sql, TENANT, user).await

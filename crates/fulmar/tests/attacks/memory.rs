@@ -35,7 +35,7 @@ async fn memory_is_bounded() {
         ("60 MB of IN (...)", format!("SELECT count(*) FROM t WHERE b IN ({list}1)")),
         ("60 MB of VALUES", format!("SELECT count(*) FROM (VALUES {}(1))", "(1),".repeat(15 * MB))),
         ("60 MB of one literal", format!("SELECT length('{}')", "x".repeat(60 * MB))),
-        ("60 MB of statements", "SELECT 1;".repeat(6 * MB)),
+        ("60 MB of statements", format!("SELECT length('{}');", "x".repeat(60_000)).repeat(1000)),
         ("60 MB of comments", format!("SELECT 1 {}", "/*x*/ ".repeat(10 * MB))),
     ] {
         let expected = if name.contains("(...)") { REFUSED } else { BOUNDED };
@@ -103,19 +103,31 @@ async fn memory_is_bounded() {
     arena
         .attack("columns of 600 tables of 1,900 columns", BOUNDED, async |target| many_columns(target).await)
         .await;
+    arena
+        .attack("COPY of values of 120 MB in 2 sessions", BOUNDED, async |target| {
+            all(target, 2, async |raw: &mut Raw| {
+                raw.send(&client::query(
+                    "COPY (SELECT hex(zeroblob(60000000)) FROM thousand LIMIT 2) TO STDOUT",
+                ))
+                .await?;
+                Ok(raw.read_until(b'C', 1).await)
+            })
+            .await
+        })
+        .await;
     for (name, sql) in [
         (
             "group_concat of 1 GB",
             "SELECT length(group_concat(b)) FROM (SELECT zeroblob(1000000) AS b FROM thousand)",
         ),
-        ("hex of 200 MB", "SELECT length(hex(hex(zeroblob(60000000))))"),
+        ("hex of 240 MB", "SELECT length(hex(hex(zeroblob(60000000))))"),
         ("printf of 200 MB", "SELECT length(printf('%200000000d', 1))"),
         (
             "json_group_array of 1 GB",
             "SELECT length(json_group_array(b)) FROM (SELECT hex(zeroblob(500000)) AS b FROM thousand)",
         ),
         (
-            "100 values of 200 MB in a row",
+            "4 values of 100 MB in a row",
             "SELECT length(a || b || c || d) FROM (SELECT hex(zeroblob(50000000)) AS a, hex(zeroblob(50000000)) AS b, hex(zeroblob(50000000)) AS c, hex(zeroblob(50000000)) AS d)",
         ),
     ] {
@@ -153,12 +165,12 @@ async fn all(
 async fn many_columns(target: &Target) -> Answer {
     let columns: Vec<String> = (0..1900).map(|n| format!("c{n}")).collect();
     let columns = columns.join(",");
-    let tables: Vec<String> = (0..600).map(|n| format!("CREATE TABLE wide{n}({columns})")).collect();
-    let made = target.run(OWNER, &tables.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    let tables: String = (0..600).map(|n| format!("CREATE TABLE wide{n}({columns});")).collect();
+    let made = target.run(OWNER, &["BEGIN", &tables, "COMMIT"]).await;
     if made != Answer::Done {
         return made;
     }
-    let count = "SELECT count(*) FROM information_schema.columns";
-    let counts = join_all((0..3).map(async |_| target.run(READER, &[count]).await)).await;
+    let count = ["SET statement_timeout = 5000", "SELECT count(*) FROM information_schema.columns"];
+    let counts = join_all((0..3).map(async |_| target.run(READER, &count).await)).await;
     counts.into_iter().find(|answer| *answer != Answer::Done).unwrap_or(Answer::Done)
 }

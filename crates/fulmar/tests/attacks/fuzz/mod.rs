@@ -105,7 +105,10 @@ impl Run {
                 Answer::Error(state, message) if FAULTS.contains(&state.as_str()) => {
                     wrong.push(format!("{state} {message}"));
                 }
-                Answer::Nothing => wrong.push("a statement has no answer".to_owned()),
+                Answer::Nothing => {
+                    wrong.push("a statement has no answer".to_owned());
+                    break;
+                }
                 Answer::Closed(_) => self.sessions = None,
                 _ => {}
             }
@@ -141,6 +144,9 @@ impl Run {
             if answer != Answer::Done {
                 break;
             }
+        }
+        if answer == Answer::Nothing {
+            return answer;
         }
         match crate::client::answer(sessions[user].batch_execute("ROLLBACK")).await {
             Answer::Done => answer,
