@@ -24,7 +24,9 @@ const TEMPORARY_BYTES: u64 = 300 << 20;
 const REQUESTS_AFTERWARDS: u64 = 5;
 
 /// Starts a node whose statements have the smallest stack that can be set.
-pub fn with_smallest_stack(_command: &mut Command) {}
+pub fn with_smallest_stack(command: &mut Command) {
+    command.args(["--statement-stack", "4MiB"]);
+}
 
 /// One node at a time: what is measured is the attack, not the test next to it.
 static MACHINE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
@@ -104,7 +106,7 @@ impl Arena {
     fn run_node(&self) -> Node {
         let (data, tmpdir, log) = (self.path("data"), self.path("tmp"), self.path("log"));
         std::fs::create_dir_all(&tmpdir).unwrap();
-        let mut command = Node::command(&data, &["--memory", "256MiB"]);
+        let mut command = Node::command(&data, &["--memory", "256MiB", "--disk-reserve", "0"]);
         let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
         command.env("TMPDIR", tmpdir).stderr(log);
         (self.configure)(&mut command);

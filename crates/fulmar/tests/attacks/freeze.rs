@@ -133,33 +133,34 @@ async fn process_id(session: &tokio_postgres::Client) -> i64 {
     session.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0)
 }
 
-/// Waits until a statement of a session is seen to run.
-async fn is_running(observer: &tokio_postgres::Client, process: i64) -> Result<(), tokio_postgres::Error> {
-    let sql = "SELECT 1 FROM pg_stat_activity WHERE pid = $1 AND state = 'active'";
-    while observer.query_opt(sql, &[&process]).await?.is_none() {
+/// Waits until a session is seen to run a statement other than its first.
+async fn is_running(observer: &tokio_postgres::Client, process: i64) {
+    let sql = format!(
+        "SELECT 1 FROM pg_stat_activity WHERE pid = {process} AND state = 'active' AND query LIKE 'WITH%'"
+    );
+    while observer.query_opt(&sql, &[]).await.unwrap().is_none() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    Ok(())
 }
 
 async fn cancelled(target: &Target, sql: &str) -> Answer {
     let (session, observer) = (target.log_in(READER).await.unwrap(), target.log_in(OWNER).await.unwrap());
     let (token, process) = (session.cancel_token(), process_id(&session).await);
-    let (answer, _) = tokio::join!(client::answer(session.batch_execute(sql)), async {
-        is_running(&observer, process).await?;
-        token.cancel_query(NoTls).await
-    });
-    answer
+    let cancel = async {
+        is_running(&observer, process).await;
+        token.cancel_query(NoTls).await.unwrap();
+    };
+    tokio::join!(client::answer(session.batch_execute(sql)), cancel).0
 }
 
 async fn terminated(target: &Target, sql: &str) -> Answer {
     let (session, other) = (target.log_in(READER).await.unwrap(), target.log_in(READER).await.unwrap());
     let process = process_id(&session).await;
-    let (answer, _) = tokio::join!(client::answer(session.batch_execute(sql)), async {
-        is_running(&other, process).await?;
-        other.query_one("SELECT pg_terminate_backend($1)", &[&process]).await.map(drop)
-    });
-    answer
+    let terminate = async {
+        is_running(&other, process).await;
+        other.batch_execute(&format!("SELECT pg_terminate_backend({process})")).await.unwrap();
+    };
+    tokio::join!(client::answer(session.batch_execute(sql)), terminate).0
 }
 
 fn json_patch(keys: usize) -> String {

@@ -4,9 +4,9 @@
 
 use crate::arena::{Arena, OWNER, READER, with_smallest_stack};
 
-/// The statement needs more than any stack that a node can have.
-const TOO_DEEP: &[&str] = &["54001", "54000"];
-/// It may fit, and it may be beyond another limit (FTS has its own, which are syntax errors).
+/// The statement needs more than the smallest stack.
+const TOO_DEEP: &[&str] = &["54001"];
+/// It may fit, and it may be beyond another limit (FTS reports its own as syntax errors).
 const DEEP: &[&str] = &["00000", "54001", "54000", "42601"];
 
 const SCHEMA: &[&str] = &[
@@ -24,8 +24,8 @@ async fn deep_statements_are_refused() {
     for (name, expected, sql) in [
         ("250 generated columns, each of the one before", DEEP, generated_columns("g250", 250)),
         ("400 generated columns, each of the one before", DEEP, generated_columns("g400", 400)),
-        ("1,900 generated columns, each of the one before", DEEP, generated_columns("g1900", 1900)),
-        ("300 views, each adding 150 times", TOO_DEEP, view_chain("added", 300, &sum("a", 150))),
+        ("1,900 generated columns, each of the one before", TOO_DEEP, generated_columns("g1900", 1900)),
+        ("300 views, each adding 150 times", DEEP, view_chain("added", 300, &sum("a", 150))),
         ("1,000 views of views", DEEP, view_chain("nothing", 1000, "a")),
         ("a chain of triggers", DEEP, trigger_chain(300)),
         (
@@ -45,14 +45,10 @@ async fn deep_statements_are_refused() {
         ("a sum of 40 in 40 subqueries", DEEP, nested_sums(40, 40)),
         ("a sum of 150 in 300 subqueries", TOO_DEEP, nested_sums(300, 150)),
         ("joins in parentheses, 1,000 deep", DEEP, nested_joins(1000)),
-        ("joins in parentheses, 100,000 deep", TOO_DEEP, nested_joins(100_000)),
+        ("joins in parentheses, 100,000 deep", DEEP, nested_joins(100_000)),
         ("json_set, a path of 900", DEEP, json("json_set", 900, ",1")),
         ("jsonb_insert, a path of 999", DEEP, json("jsonb_insert", 999, ",1")),
-        (
-            "json_array_insert, a path of 999",
-            &["00000", "54001", "54000", "42883"],
-            json("json_array_insert", 999, ",1"),
-        ),
+        ("json_array_insert, a path of 999", DEEP, json("json_array_insert", 999, ",1")),
         ("json_extract, a path of 999", DEEP, json("json_extract", 999, "")),
         ("jsonb_remove, a path of 999", DEEP, json("jsonb_remove", 999, "")),
         ("jsonb_replace, a path of 999", DEEP, json("jsonb_replace", 999, ",1")),
@@ -70,15 +66,15 @@ async fn deep_statements_are_refused() {
         ("FTS5: 100,000 NOT", DEEP, match_operators("words5", "NOT", 100_000)),
         (
             "CASE, 40,000 deep",
-            TOO_DEEP,
+            DEEP,
             format!("SELECT {} FROM t", nested("CASE WHEN a THEN ", "a", " END", 40_000)),
         ),
         (
             "calls in each other, 100,000 deep",
-            TOO_DEEP,
+            DEEP,
             format!("SELECT {} FROM t", nested("abs(", "a", ")", 100_000)),
         ),
-        ("NOT, 100,000 times", TOO_DEEP, format!("SELECT {} a FROM t", "NOT ".repeat(100_000))),
+        ("NOT, 100,000 times", DEEP, format!("SELECT {} a FROM t", "NOT ".repeat(100_000))),
         ("scalar subqueries, 3,000 deep", DEEP, format!("SELECT {}", nested("(SELECT ", "1", ")", 3000))),
         (
             "EXISTS, 3,000 deep",
