@@ -9,6 +9,8 @@ use crate::arena::{Arena, READER, TENANT, Target};
 use crate::client::{self, Answer};
 
 const CONNECTIONS: usize = 300;
+/// The node delays answers to wrong passwords.
+const LOGINS: usize = 40;
 const CANCEL_REQUESTS: usize = 1000;
 
 const ENDLESS: &str = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n";
@@ -31,7 +33,7 @@ async fn floods_do_not_stop_the_neighbour() {
     drop(silent);
     arena
         .attack("logins with a wrong password", &["28P01"], async |target| {
-            let logins = join_all((0..CONNECTIONS).map(async |_| {
+            let logins = join_all((0..LOGINS).map(async |_| {
                 client::config(target.address(), TENANT, READER).password("wrong").connect(NoTls).await
             }));
             logins
@@ -44,7 +46,7 @@ async fn floods_do_not_stop_the_neighbour() {
         .await;
     arena
         .attack("logins of users that do not exist", &["28P01", "28000"], async |target| {
-            let logins = join_all((0..CONNECTIONS).map(async |n| {
+            let logins = join_all((0..LOGINS).map(async |n| {
                 client::config(target.address(), TENANT, &format!("unknown{n}")).connect(NoTls).await
             }));
             logins
