@@ -229,8 +229,8 @@ impl Engine {
         })?
     }
 
-    /// Registers what a log calls: when it loses records its partitions lose the versions, and when its backlog is long the
-    /// flusher is woken.
+    /// Registers the callbacks of a log: lost records discard the versions of its partitions, and a long backlog wakes the
+    /// flusher.
     pub(crate) fn register_callbacks(self: &Arc<Self>, log: &Arc<CommitLog>) {
         let flusher = self.flusher.task.clone();
         log.on_flush_due(Box::new(move || flusher.wake()));

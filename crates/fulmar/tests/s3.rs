@@ -160,10 +160,10 @@ async fn a_shared_tenant_keeps_what_was_acknowledged_through_kills() {
     assert_eq!(node.end(Signal::TERM), Some(0));
 }
 
-/// Each commit is an object of the log, or part of one. Killed again and again, a node leaves no more of them than it has
-/// added itself; stopped, it leaves none.
+/// Each commit is one log object or part of one. A killed node leaves only the objects that it added; a stopped node leaves
+/// none but seals.
 #[tokio::test(flavor = "multi_thread")]
-async fn kills_do_not_let_the_log_in_the_store_grow() {
+async fn the_log_in_the_store_does_not_grow_over_kills() {
     const COMMITS: i64 = 300;
     let rig = rig().await;
     let objects = || {
@@ -180,7 +180,7 @@ async fn kills_do_not_let_the_log_in_the_store_grow() {
     assert_eq!(node.end(Signal::KILL), None);
     for life in 1..=4 {
         let node = rig.start();
-        // Without a client: a seal of each life before, the claim of this one, and the object that states what is needed.
+        // Recovered records are flushed without any client. Left: a seal of each earlier start, a claim, and a mark.
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(120);
         while objects() > life + 2 {
             assert!(std::time::Instant::now() < deadline, "life {life}: {} objects are left", objects());

@@ -1,6 +1,6 @@
 //! HTTP: `/metrics` for Prometheus, `/healthz` for whoever watches.
 //!
-//! The server listens before the node is ready ([`listen`]): until then every request gets 503 and how far the start has come.
+//! The server listens before the node is ready ([`listen`]). Until then every request gets 503 and the progress of the start.
 //!
 //! Health is told to everybody: load balancers have no tokens, and it says no more than whether commits are accepted. Its code is
 //! that of the node as a whole (of one that reads beside another: whether it can); that only databases which are `shared` cannot commit is in its text.
@@ -37,7 +37,7 @@ const CONNECTIONS: usize = 100;
 /// How long a request's head may take, and silence before it.
 const HEAD: Duration = Duration::from_secs(30);
 
-/// Says how far a start has come, in a few words: `reading the shared log`.
+/// Returns the progress of a start in a few words, such as `reading the shared log`.
 pub type StartProgress = Arc<dyn Fn() -> String + Send + Sync>;
 
 /// A running HTTP server.
@@ -56,7 +56,7 @@ pub async fn serve(address: SocketAddr, gateway: &Gateway) -> io::Result<HttpSer
     Ok(server)
 }
 
-/// Listens while the node starts, and answers how far it has come until [`HttpServer::ready`]. Port 0 takes a free one.
+/// Listens while the node starts. Until [`HttpServer::ready`] every request gets 503 and the progress. Port 0 takes a free one.
 pub async fn listen(address: SocketAddr, progress: StartProgress) -> io::Result<HttpServer> {
     let listener = TcpListener::bind(address).await?;
     let local_address = listener.local_addr()?;
@@ -67,7 +67,7 @@ pub async fn listen(address: SocketAddr, progress: StartProgress) -> io::Result<
     Ok(HttpServer { local_address, ready, stop: closing.drop_guard(), task })
 }
 
-/// What answers new connections.
+/// The router for new connections, before and after the node is ready.
 struct Routers {
     starting: Router,
     ready: Arc<OnceLock<Router>>,
@@ -132,7 +132,7 @@ async fn converse(stream: TcpStream, router: Router, head: Duration, closing: Ca
     }
 }
 
-/// The connection is closed, so that the next request is answered as the node is by then.
+/// Closes the connection, so that the next request is answered by the router of that time.
 async fn starting(State(progress): State<StartProgress>) -> impl IntoResponse {
     (StatusCode::SERVICE_UNAVAILABLE, [(header::CONNECTION, "close")], format!("starting: {}\n", progress()))
 }

@@ -107,7 +107,7 @@ fn pending_bytes(memory_bytes: u64) -> usize {
     (memory_bytes / 16).clamp(LEAST, MOST) as usize
 }
 
-/// What may stand unflushed in the log in the store. A start holds it in memory.
+/// Bytes that may be unflushed in the shared log. A start holds all of them in memory.
 fn backlog_bytes(memory_bytes: u64) -> u64 {
     const LEAST: u64 = 32 << 20;
     (memory_bytes / 4).clamp(LEAST, SharedLogOptions::default().backlog_bytes)

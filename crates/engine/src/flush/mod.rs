@@ -14,15 +14,16 @@
 //! A flush holds up nobody: it reads a pinned snapshot, and the pages changed meanwhile belong to the next one. It
 //! contains only durable versions: it waits for the log first.
 //!
-//! # What a start would read
+//! # The backlog of the shared log
 //!
-//! A start reads what the logs hold unflushed. Of the log in the store that is bounded: 64 MiB or 4,000 objects, whichever
-//! comes first ([`fulmar_store`]'s `log/shared/state` says how). Two rules keep it so:
+//! A start reads all unflushed records. In the shared log they are bounded to 64 MiB or 4,000 objects, whichever comes first
+//! ([`fulmar_store`]'s `log/shared/state`). Two rules keep the bound:
 //!
-//! 1. From half of the bound on, what holds the older records is flushed. The log wakes the flusher when that point is passed.
-//! 2. What an earlier process left in it is flushed as soon as the node has started, the oldest records first, and the log is
-//!    truncated after every [`UNOPENED_TOGETHER`] partitions. So a process that is killed every few seconds, before any
-//!    other flush is due, leaves its successor what it added itself and not what it found.
+//! 1. Once the backlog exceeds half of the bound, the partitions with the older records are flushed. The log wakes the
+//!    flusher when the backlog crosses that point.
+//! 2. Records of an earlier process are flushed as soon as the node has started, the oldest first. The log is truncated after
+//!    every [`UNOPENED_TOGETHER`] partitions. A process that is killed every few seconds, before any other flush is due,
+//!    therefore leaves the records that it added and none that it found.
 //!
 //! Why no crash point loses a record: these rules only choose *when* a partition is flushed. The log is still truncated
 //! only before the first record that no durable manifest covers ([`first_uncovered`]), which is determined after the flush
@@ -33,9 +34,9 @@
 //!                          (in both for a moment: it leaves the first set after it has entered the second)
 //! ```
 //!
-//! A crash between the manifest and the truncation leaves records that the manifest covers; the next start finds them, opens
-//! the partition, applies none of them, and the log is truncated then. A crash between the truncation and the object that
-//! states it leaves them readable, which is the same case. A partition that cannot be opened stays in the first set.
+//! A crash between the manifest and the truncation leaves records that the manifest covers. The next start finds them, opens
+//! the partition, applies none of them, and truncates the log then. A crash between the truncation and the object that
+//! states it leaves the records readable, which is the same case. A partition that cannot be opened stays in the first set.
 //!
 //! A flush writes what has changed and nothing else; that segments stay few is for [`crate::compact`]. Manifests of before are
 //! history ([`crate::history`]) until they have had their time; they and the segments that nothing names are deleted by the
@@ -183,8 +184,8 @@ async fn flush_due(engine: &Engine) -> Result<()> {
     opened.and(flushed).and(shorten(engine, &unopenable).await)
 }
 
-/// Opens and flushes partitions of which a log holds records since before the start, the oldest records first, and
-/// truncates the logs after every few. Answers those that cannot be opened, and the first error.
+/// Opens and flushes the due partitions that have unapplied records in a log, the oldest records first, and truncates the
+/// logs after every [`UNOPENED_TOGETHER`] partitions. Returns the partitions that cannot be opened, and the first error.
 async fn flush_unopened(
     engine: &Engine,
     is_due: impl Fn(&CommitLog, &Pressure, Lsn) -> bool,
@@ -208,7 +209,7 @@ async fn flush_unopened(
         while let Some((id, partition)) = opening.next().await {
             match partition {
                 Ok(partition) => opened.push(partition),
-                // It does not keep the others from being flushed.
+                // The others are flushed all the same.
                 Err(error) => {
                     unopenable.insert(id);
                     result = result.and(Err(error));
@@ -226,13 +227,13 @@ async fn flush_unopened(
     }
 }
 
-/// Whether a record that stands from there on in a log in the store was left by an earlier process. Such a log is read object
-/// by object: what stays in it makes every further start slower.
+/// Returns true if a record at this position was left in the shared log by an earlier process. Every object that stays in
+/// the shared log slows down each further start.
 fn is_left_behind(log: &CommitLog, since: Lsn) -> bool {
     log.is_shared() && since < log.began()
 }
 
-/// How long the node's logs are.
+/// The pressure of each of the node's logs.
 struct Pressures<'a>(Vec<(&'a Arc<CommitLog>, Pressure)>);
 
 impl<'a> Pressures<'a> {

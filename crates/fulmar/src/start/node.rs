@@ -209,7 +209,7 @@ pub(super) async fn listen(arguments: &StartArgs, progress: StartProgress) -> an
     listening.with_context(|| format!("cannot listen on --http {}", arguments.http))
 }
 
-/// How far a start has come. Reading the log in the store is what may take a while.
+/// The progress of a start. Its only part that can take seconds is reading the shared log.
 fn progress(config: &Config) -> StartProgress {
     let shared_log = config.shared_log.progress.clone();
     Arc::new(move || match shared_log.expected() {

@@ -212,14 +212,14 @@ impl CommitLog {
         self.progress.on_discard(callback);
     }
 
-    /// Registers what is called by the log's writer each time that [`CommitLog::flush_before`] has become something. It must
-    /// not wait.
+    /// Registers a callback for the moment when the backlog exceeds half of its bound. It is called by the log's writer and
+    /// must not wait.
     pub fn on_flush_due(&self, callback: OnFlushDue) {
         self.progress.on_flush_due(callback);
     }
 
-    /// Of a log in a store that takes more than half of its [bound](SharedLogOptions::backlog_objects): the position before
-    /// which records are to be flushed. A log on a disk has no such bound of its own.
+    /// The position before which records are to be flushed, if the backlog of a shared log exceeds half of its
+    /// [bound](SharedLogOptions::backlog_objects). A local log has no such bound.
     pub fn flush_before(&self) -> Option<Lsn> {
         match &self.kept {
             Kept::Shared(log) => log.flush_before(),
@@ -227,7 +227,7 @@ impl CommitLog {
         }
     }
 
-    /// Objects of a log in a store that a start would read.
+    /// Objects of a shared log that a start would read.
     pub fn backlog_objects(&self) -> u64 {
         match &self.kept {
             Kept::Shared(log) => log.backlog_objects(),
@@ -235,7 +235,7 @@ impl CommitLog {
         }
     }
 
-    /// Where the log began when it was opened: what it held then stands before.
+    /// Where the log began when it was opened. Records of earlier processes stand before this position.
     pub fn began(&self) -> Lsn {
         Lsn(self.progress.began())
     }

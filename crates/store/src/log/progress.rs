@@ -62,7 +62,7 @@ impl Progress {
         *self.on_flush_due.lock() = Some(callback);
     }
 
-    /// Tells the engine that a flush has become due.
+    /// Notifies the engine that a flush has become due.
     pub(super) fn flush_due(&self) {
         if let Some(callback) = &*self.on_flush_due.lock() {
             callback();

@@ -34,8 +34,8 @@
 //!
 //! # Space, and zombies
 //!
-//! What is unflushed, which is what a start reads, is bounded in objects and bytes ([`state`]). The log tells the engine when a flush is
-//! due; while there is no commit that could state what a flush has covered, an object without records does ([`writer`]).
+//! The unflushed objects, which a start reads, are bounded in number and bytes ([`state`]). The log notifies the engine when
+//! a flush is due. A *mark*, an object without records, states what a flush has covered when no commit does so ([`writer`]).
 //!
 //! Objects are deleted whose records are all covered: by manifests, or since they stand once more in later objects that are
 //! durable (what a partition that cannot be opened has in the log is carried forward). A slot that was deleted is free again, and a put that was on its way, a seal that somebody meant for a log that he had read long ago, or a writer that knows of nothing may
@@ -62,21 +62,21 @@
 //!
 //! # Crash points
 //!
-//! A process may be killed anywhere. What the next start finds, in the order of an object's life:
+//! A process may be killed at any point. In the order of an object's life:
 //!
-//! | killed | found | why nothing acknowledged is lost or doubled |
+//! | killed | the next start finds | why nothing acknowledged is lost or doubled |
 //! | --- | --- | --- |
-//! | before a flush's manifest is durable | the records | the log was not told to truncate |
+//! | before a flush's manifest is durable | the records | the log was not truncated |
 //! | after the manifest, before [`CommitLog::truncate`](super::CommitLog::truncate) | the records | the engine passes over what the manifest covers, by its version |
 //! | after the truncation, before an object states it | the records | the same; a truncation by itself changes nothing in the store |
 //! | while such an object (a commit or a mark) is put | it stands in its slot or not | it stands: it is durable, so its statement is true whether it counts or not. It does not: as before |
 //! | after it, before or amid the deletions | covered objects below the needed slot, some of them | they are not read. A gap among them is no gap of the log, which begins at the needed slot |
 //! | after the seal of a clean stop, amid its deletions | the seal, and covered objects below it | the same; the seal has the greatest name and states the needed slot |
-//! | amid the deletions of what an earlier process left | seals, and the rest of it | each of those objects is read before it is deleted, and stays if it is a seal |
+//! | amid the deletions of objects that an earlier process left | seals, and the rest of the objects | each of these objects is read before it is deleted, and stays if it is a seal |
 //!
 //! A deletion that arrives late removes a slot below the needed one, in which nothing counts any more. A mark takes a slot, is
 //! read back when its put is uncertain, and fences its writer like any other object. A commit that arrives
-//! meanwhile is put beside it and acknowledged after it.
+//! meanwhile is put concurrently and acknowledged after it.
 //!
 //! # Reading beside the writer
 //!
@@ -161,7 +161,7 @@ pub struct SharedLogOptions {
     pub backlog_objects: usize,
     /// The same for their bytes.
     pub backlog_bytes: u64,
-    /// Counts what the opening reads.
+    /// Counts the objects that the opening reads.
     pub progress: Arc<RecoveryProgress>,
 }
 

@@ -119,7 +119,7 @@ impl Object {
         if head.slot != slot {
             return Err(damage(32, &format!("it is the object of {}", head.slot)));
         }
-        // A start relies on it when it passes over what is not needed.
+        // A start relies on this rule when it skips objects below the needed slot.
         if head.needed > slot {
             let problem = format!("it states that the log is needed from {} on, a later slot", head.needed);
             return Err(damage(56, &problem));

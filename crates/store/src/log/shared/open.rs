@@ -32,8 +32,8 @@
 //! new log begins at cannot be too low: the claim of each incarnation begins at or after every position that counted
 //! before it, and the object with the greatest name, which is always read, does not begin before its incarnation's claim.
 //!
-//! The objects below `n` are deleted in the background ([`super::writer`]), each after a look whether it is a seal: seals
-//! are never deleted. An incarnation below `n` that has a single object left has its seal left.
+//! The objects below `n` are deleted in the background ([`super::writer`]). Each is read first, because seals are never
+//! deleted. If an incarnation below `n` has a single object left, that is its seal.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -71,7 +71,7 @@ pub(super) struct Opened {
     pub(super) unread: Vec<Slot>,
 }
 
-/// What a start has learned of the node's objects so far.
+/// The objects of a node, as far as a start has read them.
 #[derive(Default)]
 pub(super) struct Survey {
     /// Objects that were read.
@@ -145,7 +145,7 @@ enum Read {
     Gone,
 }
 
-/// Reads what is listed, needed and not known yet, the newest object first.
+/// Reads the listed objects that are needed and not known yet, the newest first.
 async fn read(
     objects: &Objects,
     listed: &BTreeSet<Slot>,
@@ -159,7 +159,7 @@ async fn read(
     let (before, mut news) = (progress.read(), false);
     let mut next = unknown.iter().copied().peekable();
     let mut reads = FuturesUnordered::new();
-    // The newest one alone: it tells which of the others are needed.
+    // The newest one alone: it states which of the others are needed.
     let mut concurrent = 1;
     let mut report = Instant::now() + REPORT_INTERVAL;
     loop {
@@ -326,7 +326,7 @@ impl Opened {
         give(&self.counting, replay)
     }
 
-    /// Logs what was read.
+    /// Logs the number of objects read.
     pub(super) fn report(&self, took: Duration) {
         let bytes: u64 = self.counting.iter().map(Object::bytes).sum();
         let (objects, milliseconds) = (self.counting.len(), took.as_millis() as u64);

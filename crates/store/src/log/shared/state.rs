@@ -2,17 +2,17 @@
 //!
 //! # The backlog
 //!
-//! The *backlog* is what a start would read: durable objects that no truncation has covered. It is bounded in objects and in
+//! The *backlog* are the durable objects that no truncation has covered: a start would read them. It is bounded in objects and in
 //! bytes ([`SharedLogOptions::backlog_objects`]), because reading an object costs a request however small it is:
 //!
 //! ```text
 //!   0 ------- 1/4 ---------------- 1/2 ------------------------- 1 ----------->
-//!              ^                    | a flush is due: of what     | puts are spread out: a full object
-//!              '-- is left by it ---'   stands before the          |   or one every 100 ms
-//!                                       newest quarter
+//!              ^                    | a flush is due: of records  | puts are spread out: one when an
+//!              '-- is left by it ---'   before the newest          |   object is full, or every 100 ms
+//!                                       quarter of the bound
 //! ```
 //!
-//! Half of the bound is for what is appended while the flush runs. Spreading puts out keeps the number of objects bounded
+//! The other half of the bound is for objects that are appended while the flush runs. Spreading puts out keeps the number of objects bounded
 //! when flushes cannot keep up or fail: commits wait up to 100 ms longer and are refused only when the log is full.
 
 use std::collections::VecDeque;

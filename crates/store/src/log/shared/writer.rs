@@ -24,7 +24,7 @@ const RETRY_DELAY: Duration = Duration::from_secs(1);
 const CONCURRENT_DELETES: usize = 8;
 const CONCURRENT_LAST_DELETES: usize = 32;
 
-/// How long the end of a log may take to delete objects. The next start deletes what is left.
+/// How long the end of a log may take to delete objects. The next start deletes the rest.
 const LAST_DELETES_TIME: Duration = Duration::from_secs(5);
 
 /// How long covered objects wait for a commit to state that they are. Then an object without records states it.
@@ -167,9 +167,9 @@ impl Writer {
         state.pending.pop_front().map_or(Next::Wait(None), Next::Put)
     }
 
-    /// There is no record to put. If objects were covered a while ago, an object without records states so: until one does
-    /// they cannot be deleted, and a start would read them. It changes nothing else: it takes the next slot as every
-    /// object does, ends where it begins, and like every object that counts it stays until it is covered.
+    /// There is no record to put. If objects were covered [`MARK_DELAY`] ago, a mark states so: until an object does, they
+    /// cannot be deleted, and a start would read them. A mark has no records, takes the next slot, ends at the position at
+    /// which it begins, and stays until it is covered, like any other object.
     fn next_mark(&self, state: &State) -> Next {
         if state.covered.is_empty() || !self.flight.is_empty() {
             return Next::Wait(None);
@@ -284,8 +284,8 @@ impl Writer {
         }
     }
 
-    /// Deletes what the seal states to be covered, so that the next start does not even list it. The seal is durable, has the
-    /// greatest name of its incarnation and states as much as any object: the same conditions as for every other deletion.
+    /// Deletes the objects that the seal states to be covered, so that the next start does not even list them. The seal is
+    /// durable, has the greatest name of its incarnation and states as much as any object: the conditions of every deletion.
     async fn delete_covered(&mut self, needed: Slot) {
         let covered = std::mem::take(&mut self.core.state.lock().covered);
         let covered = covered.into_iter().chain([self.claim]).filter(|slot| *slot < needed);

@@ -1,8 +1,8 @@
 //! `restart-after-kills-ms` and `restart-after-stop-ms`: how long a node takes from exec to its first answer when its
 //! tenant's commits are made durable in an S3 server on loopback.
 //!
-//! Each round the node runs under load for 15 s, is killed (or told to end) under that load, and is started again. So the
-//! n-th round has n kills behind it: what a life does not flush is there for the next start to read.
+//! Each round the node runs under load for 15 s, is killed (or stopped by a signal) under that load, and is started again on
+//! the same data. The n-th round therefore measures a start after n kills.
 
 use std::path::Path;
 use std::time::Duration;

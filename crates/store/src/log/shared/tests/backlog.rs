@@ -1,4 +1,4 @@
-//! The backlog, which is what a start reads: it is bounded, covered objects do not count, and a clean stop leaves nothing.
+//! The backlog, which a start reads: it is bounded, covered objects do not count, and a clean stop leaves nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,11 +39,10 @@ async fn covered_objects_are_deleted_without_further_commits() {
     log.truncate(log.durable());
     assert_eq!(log.oldest(), log.durable());
     sleep(Duration::from_secs(1)).await;
-    // The claim is covered too.
     assert_eq!(
         names(&store).await,
         [slot(1, 0), slot(1, 6)],
-        "the first claim, which nobody looks for, and the mark"
+        "the claim, which is not in the backlog, and the mark"
     );
     // Nothing is stated twice.
     log.truncate(log.durable());
@@ -76,7 +75,7 @@ async fn a_clean_stop_leaves_seals_and_a_start_reads_one() {
     }
 }
 
-/// A process was killed before it had deleted what it had flushed.
+/// Processes were killed before they had deleted the objects that they had flushed.
 #[tokio::test(start_paused = true)]
 async fn a_start_reads_no_covered_objects_and_deletes_them() {
     let store = Backend::memory();
@@ -118,8 +117,8 @@ async fn a_flush_is_due_from_half_of_the_bound_and_leaves_a_quarter() {
     let store = Backend::memory();
     let options = SharedLogOptions { backlog_objects: 40, ..SharedLogOptions::default() };
     let (log, _) = open_with(options, store.share(), Limits::default()).await.unwrap();
-    let (told, due) = std::sync::mpsc::channel();
-    log.on_flush_due(Box::new(move || told.send(()).unwrap()));
+    let (notify, due) = std::sync::mpsc::channel();
+    log.on_flush_due(Box::new(move || notify.send(()).unwrap()));
     let mut ends = Vec::new();
     for transaction in 1..=20 {
         assert_eq!(log.flush_before(), None);
@@ -181,11 +180,11 @@ const SEEDS: u64 = 300;
 const SEED: &str = "SHARED_LOG_BACKLOG_SEED";
 const LIVES: u64 = 12;
 const BOUND: usize = 16;
-/// A start may find this many objects. The bound, what is put beyond it while a slow flush runs, and the claim, the mark and
-/// the seal of each of a few lives that were too short to flush. Without a bound it would find hundreds.
+/// Objects that a start may read: the bound, the objects put beyond it while a slow flush runs, and the claim, the mark and
+/// the seal of each of a few lives that were too short to flush. Without a bound a start would read hundreds.
 const MOST_READ: u64 = 3 * BOUND as u64;
 
-/// What is known of records by transaction: up to where manifests cover the log, and what was acknowledged.
+/// Transactions that were acknowledged, and those that manifests cover.
 #[derive(Default)]
 struct Model {
     acknowledged: BTreeSet<u64>,
@@ -196,8 +195,8 @@ struct Model {
     most_read: u64,
 }
 
-/// A life: commits at random intervals, a flusher that is woken by the log or finds records of an earlier life, and an end that
-/// comes when it likes.
+/// A life: commits at random intervals, and a flusher that is woken by the log or finds records of an earlier life. It ends at
+/// a random point.
 async fn live(store: &Wild, model: &Arc<Mutex<Model>>, random: &mut StdRng) -> Result<(), LogError> {
     let options = SharedLogOptions {
         // One that is full is put whatever the bound is.
@@ -216,7 +215,7 @@ async fn live(store: &Wild, model: &Arc<Mutex<Model>>, random: &mut StdRng) -> R
             model.acknowledged.difference(&ids).filter(|id| !model.covered.contains(id)).collect();
         assert!(lost.is_empty(), "{lost:?} were acknowledged, and no manifest covers them");
         model.most_read = model.most_read.max(read);
-        // What was on its way at the end of the last life may count or not; now it is known.
+        // Records that were in flight at the end of the last life count or not; from now on that is decided.
         model.acknowledged.extend(&ids);
     }
     let places = Arc::new(Mutex::new(seen.iter().map(|(id, lsn)| (*lsn, *id)).collect::<BTreeMap<_, _>>()));
@@ -251,14 +250,14 @@ async fn live(store: &Wild, model: &Arc<Mutex<Model>>, random: &mut StdRng) -> R
     if random.random_bool(0.2) {
         let _ = close(&log).await;
     }
-    // Nobody answers after a kill.
+    // No client is answered after a kill.
     clients.abort_all();
     while clients.join_next().await.is_some() {}
     drop(log);
     Ok(())
 }
 
-/// Flushes what is due, as the engine does: manifests first, then the truncation. It is aborted anywhere.
+/// Flushes when it is due, as the engine does: manifests first, then the truncation. It is aborted at any point.
 async fn flush(
     log: Arc<CommitLog>,
     model: Arc<Mutex<Model>>,
@@ -273,7 +272,7 @@ async fn flush(
             let _ = tokio::time::timeout(Duration::from_millis(500), wake.notified()).await;
             continue;
         };
-        // What is flushed is durable.
+        // Only durable records are flushed.
         let upto = log.durable();
         assert!(before <= upto, "{before} {upto}");
         sleep(Duration::from_millis(random.random_range(0..300))).await;
@@ -282,7 +281,7 @@ async fn flush(
             model.covered.extend(places.lock().range(..=upto).map(|(_, transaction)| *transaction));
             model.flushes += 1;
         }
-        // Where a process is killed most often.
+        // The life may end between the two.
         tokio::task::yield_now().await;
         log.truncate(upto);
     }
@@ -296,7 +295,7 @@ async fn run(seed: u64) -> (u64, u64, u64) {
             Ok(()) | Err(LogError::Store { .. } | LogError::Contended { .. }) => {}
             Err(error) => panic!("{SEED}={seed}: {error}"),
         }
-        // What was on its way arrives, or the next life begins before.
+        // Late puts arrive before the next life begins, or after it.
         sleep(Duration::from_millis(random.random_range(0..4000))).await;
     }
     let model = model.lock();
@@ -319,7 +318,7 @@ fn starts_read_a_bounded_number_of_objects_and_every_acknowledged_commit() {
         flushes += outcome.1;
         most_read = most_read.max(outcome.2);
     }
-    // The seeds do reach what this is about.
+    // The seeds reach the bound.
     let reached = commits > 30_000 && flushes > 3000 && most_read > BOUND as u64;
     assert!(!all || reached, "{commits} commits, {flushes} flushes, at most {most_read} objects read");
 }
