@@ -224,13 +224,16 @@ impl State {
         self.live.front().map_or(self.next, |live| live.slot)
     }
 
-    /// Answers whether objects were covered.
+    /// Covers the objects before a position. Returns whether there were any. A mark of this incarnation at the log's end is not
+    /// covered: that would only take another mark to state. Claims and marks of earlier incarnations are.
     pub(super) fn truncate(&mut self, upto: u64) -> bool {
         if self.covered.is_empty() {
             self.covered_since = Instant::now();
         }
-        let before = self.covered.len();
-        while let Some(live) = self.live.pop_front_if(|live| live.end <= upto) {
+        let (before, incarnation) = (self.covered.len(), self.next.incarnation);
+        let end = self.live.back().map_or(0, |live| live.end);
+        let is_last_mark = |live: &Live| live.start == end && live.slot.incarnation == incarnation;
+        while let Some(live) = self.live.pop_front_if(|live| live.end <= upto && !is_last_mark(live)) {
             self.live_bytes -= live.bytes;
             self.covered.push_back(live.slot);
         }

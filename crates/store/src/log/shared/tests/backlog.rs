@@ -57,6 +57,31 @@ async fn covered_objects_are_deleted_without_further_commits() {
     assert_eq!(read, 2, "the mark, and the seal that the start has put");
 }
 
+/// Processes that are killed before they commit anything leave a claim and a seal each.
+#[tokio::test(start_paused = true)]
+async fn idle_processes_do_not_let_the_backlog_grow() {
+    let store = Backend::memory();
+    let (log, _) = open(&store).await;
+    append_durably(&log, 1).await;
+    drop(log);
+    for _ in 0..20 {
+        // It is killed at once.
+        drop(open(&store).await);
+    }
+    let (log, seen, read) = read_by_start(&store).await;
+    assert_eq!(seen, [1]);
+    assert!(read > 40, "{read}");
+    log.truncate(log.durable());
+    sleep(Duration::from_secs(1)).await;
+    drop(log);
+    for _ in 0..3 {
+        let (log, seen, read) = read_by_start(&store).await;
+        assert!(seen.is_empty() && read <= 3, "{read} objects");
+        log.truncate(log.durable());
+        sleep(Duration::from_secs(1)).await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_clean_stop_leaves_seals_and_a_start_reads_one() {
     let store = Backend::memory();
