@@ -11,6 +11,7 @@
 //! - The node's limit is a quarter of `--memory`, at least 32 MiB. A tenant may use half of it.
 //! - A session that has charged at most 128 KiB may exceed its tenant's limit by an eighth, and the node's by a quarter. So
 //!   small messages pass while large ones fill the limits.
+//! - Rows that could be in a temporary file instead may use a quarter of the limits only.
 //! - A charge that can never succeed is rejected with 54000, any other with 53200. A message waits up to 5 s for memory
 //!   before it is rejected ([`crate::session`]).
 //!
@@ -35,12 +36,15 @@ pub fn session_memory_bytes(memory_bytes: u64) -> u64 {
     (memory_bytes / MEMORY_SHARE).max(MIN_NODE_BYTES)
 }
 
-/// Whether a charge may use the reserve beyond the limits.
+/// How much of the limits a charge may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
-    /// Of a session that holds little.
+    /// Of a session that holds little: the limits and the reserve beyond them.
     Small,
+    /// The limits.
     Large,
+    /// Of memory that the session can do without: a quarter of the limits.
+    Optional,
 }
 
 /// Why a charge was rejected.
@@ -169,6 +173,7 @@ impl Budget {
         let limit_bytes = match class {
             Class::Small => self.limit_bytes + self.reserve_bytes,
             Class::Large => self.limit_bytes,
+            Class::Optional => self.limit_bytes / 4,
         };
         let taken = self.used_bytes.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |used| {
             used.checked_add(bytes).filter(|sum| *sum <= limit_bytes)
@@ -329,6 +334,9 @@ mod tests {
         tenant.charge(32 * MIB, 0, Class::Large).unwrap();
         tenant.charge(4 * MIB, 0, Class::Small).unwrap();
         assert!(tenant.charge(1, 0, Class::Small).is_err());
+        let other = memory.of(PartitionId(2));
+        assert!(other.charge(1, 0, Class::Optional).is_err(), "a quarter of the node's limit is in use");
+        other.charge(MIB, 0, Class::Large).unwrap();
     }
 
     #[test]

@@ -8,7 +8,7 @@
 
 use fulmar_engine::{CommandTag, Error, Row, RowSink, Scope, sqlstate};
 
-use super::rows::{Buffer, Output};
+use super::rows::{Buffer, Output, encoded_bytes};
 use super::statements::{Plan, columns};
 use super::{Fault, Ran, Session};
 use crate::Result;
@@ -17,6 +17,7 @@ use crate::copy::write::Writer;
 use crate::dialect::copy::select;
 use crate::dialect::token::Table;
 use crate::protocol::backend;
+use crate::types::Type;
 
 impl Session {
     /// The query for all rows of a table.
@@ -105,7 +106,8 @@ impl RowSink for Lines<'_> {
         let head = backend::begin_copy_data(self.lines.bytes) - start;
         for index in 0..row.len() {
             let value = row.get(index);
-            start = self.lines.make_room_for(value, start)?;
+            // Every character may be escaped.
+            start = self.lines.make_room_for(2 * encoded_bytes(value, Type::Text), start)?;
             self.writer.value(index, value, self.lines.bytes)?;
         }
         self.writer.end_line(self.lines.bytes);

@@ -86,7 +86,7 @@ impl Account {
     }
 
     /// Only one task of a session works at a time, so load and store need not be one step.
-    fn take(&self, bytes: u64) -> Result<(), Refusal> {
+    fn take(&self, bytes: u64, optional: bool) -> Result<(), Refusal> {
         let held = self.held.load(Ordering::Relaxed).saturating_add(bytes);
         if held > self.bound {
             return Err(Refusal::Session);
@@ -95,7 +95,11 @@ impl Account {
         let lacking = held.saturating_sub(charged + FREE_BYTES);
         if let Some(tenant) = self.tenant.as_ref().filter(|_| lacking > 0) {
             let step = lacking.next_multiple_of(STEP_BYTES);
-            let class = if charged + step <= SMALL_BYTES { Class::Small } else { Class::Large };
+            let class = match charged + step {
+                0..=SMALL_BYTES => Class::Small,
+                _ if optional => Class::Optional,
+                _ => Class::Large,
+            };
             tenant.charge(step, charged, class).map_err(Refusal::Memory)?;
             self.charged.store(charged + step, Ordering::Relaxed);
         }
@@ -161,18 +165,18 @@ impl Share {
 
     /// Holds at least this much. If the charge is rejected it is unchanged.
     pub(crate) fn cover(&mut self, account: &Arc<Account>, bytes: u64) -> Result<()> {
-        self.try_cover(account, bytes).map_err(|refusal| account.error(refusal))
+        self.try_cover(account, bytes, false).map_err(|refusal| account.error(refusal))
     }
 
-    /// As [`Share::cover`], where the caller has another way.
+    /// As [`Share::cover`], for memory that the caller can do without.
     pub(crate) fn covers(&mut self, account: &Arc<Account>, bytes: u64) -> bool {
-        self.try_cover(account, bytes).is_ok()
+        self.try_cover(account, bytes, true).is_ok()
     }
 
-    fn try_cover(&mut self, account: &Arc<Account>, bytes: u64) -> Result<(), Refusal> {
+    fn try_cover(&mut self, account: &Arc<Account>, bytes: u64, optional: bool) -> Result<(), Refusal> {
         let lacking = bytes.saturating_sub(self.bytes);
         if lacking > 0 {
-            account.take(lacking)?;
+            account.take(lacking, optional)?;
             self.account.get_or_insert_with(|| account.clone());
             self.bytes = bytes;
         }
@@ -186,10 +190,10 @@ impl Share {
         bytes: u64,
         patience: Duration,
     ) -> Result<()> {
-        let refusal = match (self.try_cover(account, bytes), &account.tenant) {
+        let refusal = match (self.try_cover(account, bytes, false), &account.tenant) {
             (Ok(()), _) => return Ok(()),
             (Err(Refusal::Memory(shortage)), Some(tenant)) if shortage.is_temporary() => {
-                let attempt = || match self.try_cover(account, bytes) {
+                let attempt = || match self.try_cover(account, bytes, false) {
                     Err(Refusal::Memory(shortage)) => Err(shortage),
                     Err(Refusal::Session) => Ok(Err(Refusal::Session)),
                     Ok(()) => Ok(Ok(())),

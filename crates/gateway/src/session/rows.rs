@@ -107,7 +107,9 @@ impl Output {
         if self.grow(more, memory) {
             return Ok(());
         }
-        self.share.cover(memory, (self.bytes.len() + more) as u64)
+        self.share.cover(memory, (self.bytes.len() + more) as u64)?;
+        self.bytes.reserve_exact(more);
+        Ok(())
     }
 }
 
@@ -218,17 +220,12 @@ impl<'a> Buffer<'a> {
         Ok(self.mark.min(row))
     }
 
-    /// Makes room for a value of the row that starts at `row`, if it may need any. Returns where the row starts now.
-    pub(crate) fn make_room_for(&mut self, value: ValueRef<'_>, row: usize) -> Result<usize> {
-        let length = match value {
-            ValueRef::Text(bytes) | ValueRef::Blob(bytes) => bytes.len(),
-            _ => 0,
-        };
-        if length <= LARGE_VALUE_BYTES && self.bytes.has_room(LARGE_VALUE_BYTES) {
+    /// Makes room for a value of the row that starts at `row`, which takes about `bytes`. Returns where the row starts now.
+    pub(crate) fn make_room_for(&mut self, bytes: usize, row: usize) -> Result<usize> {
+        if bytes <= LARGE_VALUE_BYTES && self.bytes.has_room(LARGE_VALUE_BYTES) {
             return Ok(row);
         }
-        // As hexadecimal digits, or with every character escaped, it is twice as long.
-        self.make_room(2 * length + LARGE_VALUE_BYTES, row)
+        self.make_room(bytes + LARGE_VALUE_BYTES, row)
     }
 
     /// Forgets what has been written.
@@ -240,6 +237,16 @@ impl<'a> Buffer<'a> {
     /// What did not fit in memory, and where among the bytes it belongs.
     pub(crate) fn finish(self) -> Option<(usize, Spill)> {
         self.spill.map(|spill| (self.mark, spill))
+    }
+}
+
+/// How long a value of text or bytes is when it is encoded.
+pub(crate) fn encoded_bytes(value: ValueRef<'_>, kind: Type) -> usize {
+    match value {
+        ValueRef::Text(bytes) if kind != Type::Bytea => bytes.len(),
+        // Two digits for each byte.
+        ValueRef::Text(bytes) | ValueRef::Blob(bytes) => 2 * bytes.len(),
+        _ => 0,
     }
 }
 
@@ -303,7 +310,7 @@ impl RowSink for RowWriter<'_> {
         for (index, kind) in self.types.iter().enumerate() {
             let format = self.layout.formats.get(index).unwrap_or(Format::Text);
             let value = row.get(index);
-            start = self.output.make_room_for(value, start)?;
+            start = self.output.make_room_for(encoded_bytes(value, *kind), start)?;
             encode::put_value(self.output.bytes, value, *kind, format)?;
         }
         backend::end_row(self.output.bytes, start + head);
