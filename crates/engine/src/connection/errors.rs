@@ -102,14 +102,15 @@ fn general(message: String) -> Error {
         {
             sqlstate::INSUFFICIENT_PRIVILEGE
         }
-        m if m.contains("too many")
-            || m.contains("too deep")
+        m if m.contains("too deep")
             || m.contains("too complex")
             || m.contains("Recursion limit")
-            || m.contains("Expression tree is too large") =>
+            || m.contains("stack overflow")
+            || m.to_ascii_lowercase().contains("expression tree is too large") =>
         {
-            sqlstate::PROGRAM_LIMIT
+            sqlstate::STATEMENT_TOO_COMPLEX
         }
+        m if m.contains("too many") => sqlstate::PROGRAM_LIMIT,
         _ => sqlstate::SYNTAX_ERROR,
     };
     let error = Error::new(state, message);
