@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn charges_are_limited_for_the_session_s_tenant_and_released() {
+    fn charges_are_limited_for_a_tenant_and_released() {
         let node = node(400 * MIB);
         let tenant = TenantSpace::new(&node);
         let quota = Quota::new(tenant.clone(), 50 * MIB);

@@ -81,8 +81,8 @@ impl Journal {
 
     /// The same statement, if it was run recently. A text of many statements makes a new one of each.
     fn known(&self, statement: &Arc<Statement>) -> Option<&Arc<Statement>> {
-        let recent = self.entries.iter().rev().take(RECENT_ENTRIES).map(|entry| &entry.statement);
-        recent.into_iter().find(|known| Arc::ptr_eq(known, statement) || known.is_same(statement))
+        let mut recent = self.entries.iter().rev().take(RECENT_ENTRIES).map(|entry| &entry.statement);
+        recent.find(|known| Arc::ptr_eq(known, statement) || known.is_same(statement))
     }
 
     pub(super) fn entries(&self) -> &[Entry] {

@@ -7,14 +7,20 @@ use fulmar_engine::{Config, Engine, Space, TransactionLimits, Value, sqlstate};
 
 const MIB: u64 = 1 << 20;
 
-/// A node whose disk has so much free space above the reserve.
+/// A node whose disk has so much free space above the reserve, which temporary files reduce.
 async fn node_with_space(free_bytes: u64) -> Node {
     let directory = tempfile::tempdir().unwrap();
     let mut config = Config::new(directory.path(), 1 << 30);
     config.disk_reserve_bytes = Some(10 * MIB);
-    config.space =
-        Some(Arc::new(move || Ok(Space { available_bytes: free_bytes + 10 * MIB, total_bytes: u64::MAX })));
+    let started: Arc<OnceLock<Weak<Engine>>> = Arc::default();
+    let engine = started.clone();
+    config.space = Some(Arc::new(move || {
+        let engine = engine.get().and_then(Weak::upgrade);
+        let used_bytes = engine.map_or(0, |engine| engine.statistics().temporary_bytes);
+        Ok(Space { available_bytes: free_bytes + 10 * MIB - used_bytes, total_bytes: u64::MAX })
+    }));
     let engine = Engine::start(config).await.unwrap();
+    started.set(Arc::downgrade(&engine)).unwrap();
     Node { engine, directory }
 }
 
