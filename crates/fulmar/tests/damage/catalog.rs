@@ -20,7 +20,7 @@ fn copy_catalog(from: &Rig, to: &Rig, files: &[&str]) {
 /// The revision that a refusal offers to accept.
 fn offered(refusal: &str) -> String {
     let (_, revision) = refusal.split_once("--accept-catalog ").unwrap_or_else(|| panic!("{refusal}"));
-    revision.trim().to_owned()
+    revision.split_whitespace().next().unwrap_or_default().to_owned()
 }
 
 async fn run(rig: &Rig, sql: &str) {
@@ -57,7 +57,7 @@ async fn old_copies_of_the_catalog_are_refused() {
         let refusal = trial.read().await.unwrap_err();
         assert!(refusal.contains(reported), "{files:?}: {refusal}");
         let again = trial.read().await.unwrap_err();
-        assert_eq!(again, refusal, "a refused start changes nothing");
+        assert_eq!(again.lines().last(), refusal.lines().last(), "the next start is refused, too");
         copy_catalog(&new, &trial, &FILES);
         assert_eq!(trial.read().await.as_ref(), Ok(&new.contents), "{files:?}");
     }
