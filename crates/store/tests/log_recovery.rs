@@ -149,6 +149,33 @@ fn a_missing_file_is_refused() {
 }
 
 #[test]
+fn a_log_without_the_file_that_was_begun_last_is_refused() {
+    for last in [1, 100] {
+        let files = FaultyFiles::new();
+        let (log, _) = open(files.clone());
+        committed(&log, last);
+        let files = files.process_kill();
+        let begun = |name: &&String| files.contents(name).is_some_and(|bytes| bytes.starts_with(b"FULMCLOG"));
+        let newest = log_names(&files).iter().rfind(begun).unwrap().clone();
+        let whole = files.contents(&newest).unwrap();
+        for left in [None, Some(0), Some(47), Some(100), Some(whole.len() - 1)] {
+            match left {
+                None => files.remove(&newest).unwrap(),
+                Some(left) => files.put(&newest, whole[..left].to_vec()),
+            }
+            assert_eq!(corrupt_at(open_with(options(), files.clone())).0, newest, "{left:?}");
+            files.put(&newest, whole.clone());
+        }
+        files.damage("newest", 30, 1);
+        assert_eq!(corrupt_at(open_with(options(), files.clone())).0, "newest");
+        // What names the file is itself no loss.
+        files.remove("newest").unwrap();
+        assert_eq!(open(files.clone()).1.len() as u64, last);
+        assert!(files.contents("newest").is_some());
+    }
+}
+
+#[test]
 fn a_log_whose_end_is_missing_is_refused_when_a_later_one_says_where_it_was() {
     let files = FaultyFiles::new();
     let (log, _) = open(files.clone());
@@ -287,7 +314,7 @@ fn spare_files_of_an_earlier_process_are_used() {
     let (log, _) = open(files.clone());
     until("it is ready", || files.contents("0000000000000005.log").is_some());
     assert!(files.contents("0000000000000003.log").is_none());
-    assert_eq!(files.count(Operation::Create), 1);
+    assert_eq!(files.count(Operation::Create), 2, "a log file, and the one that names it");
     for transaction in 1..=100 {
         append_durably(&log, transaction, 500);
     }

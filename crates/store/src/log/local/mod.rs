@@ -52,6 +52,8 @@
 //! written when all before its start is durable, so it vouches like a frame; it lies in one sector, which a disk writes
 //! whole or not at all, so a damaged one is never the trace of a crash.
 //!
+//! A log that lacks the file that was begun last, or has it shorter than it was made, is refused, too ([`newest`]).
+//!
 //! Then a new log begins, with a *cut* as its first record: "log X ends at p". From then on what stands behind p in X
 //! is never looked at, whatever another crash or a reused file makes of it. Before the cut is written, the part of X
 //! that no frame vouches for is written again and synced: it may have been read from the page cache only, and a
@@ -74,6 +76,7 @@
 mod batching;
 mod frame;
 mod haste;
+mod newest;
 mod recover;
 mod slice;
 mod state;

@@ -12,6 +12,7 @@ use fulmar_pages::record::{self, CutPoint};
 use fulmar_pages::{LogId, Record, RecordKind};
 
 use super::frame::{FRAME_HEAD_BYTES, Frame, Frames, HEADER_BYTES, Header, HeaderState, MAX_BODY_BYTES};
+use super::newest::{NEWEST, NEWEST_BYTES, Newest};
 use super::state::LiveFile;
 use super::supply::{Spare, is_spare, log_name, log_sequence, spare_sequence};
 use super::{LogError, Lsn};
@@ -194,7 +195,48 @@ impl Reader<'_> {
                 None => found.rubbish.push(name.clone()),
             }
         }
+        if names.iter().any(|name| name == NEWEST) {
+            self.check_newest(&found.files)?;
+        }
         Ok(Found { next_sequence: last_sequence + 1, ..found })
+    }
+
+    /// Refuses a log that lacks the file that was begun last, or some of it.
+    fn check_newest(&self, files: &[OldFile]) -> Result<(), LogError> {
+        let damaged = |name: &str, problem: String| LogError::Corrupt {
+            file: self.files.describe(name),
+            offset: 0,
+            problem,
+        };
+        let read = || -> io::Result<Option<[u8; NEWEST_BYTES]>> {
+            let file = self.files.open(NEWEST)?;
+            let mut bytes = [0; NEWEST_BYTES];
+            let is_whole = file.length_bytes()? >= NEWEST_BYTES as u64;
+            is_whole.then(|| file.read_at(0, &mut bytes)).transpose()?;
+            Ok(is_whole.then_some(bytes))
+        };
+        let Some(bytes) = read().map_err(|cause| self.io("read", NEWEST, cause))? else {
+            return Err(damaged(NEWEST, "it is cut off".to_owned()));
+        };
+        let newest = Newest::decode(&bytes).map_err(|problem| damaged(NEWEST, problem))?;
+        let Some(newest) = newest else { return Ok(()) };
+        let name = log_name(newest.sequence);
+        let begun = files
+            .iter()
+            .find(|file| file.name == name && file.header.is_some_and(|header| header.log == newest.log));
+        match begun {
+            Some(file) if file.bytes >= newest.bytes => Ok(()),
+            Some(file) => {
+                let problem = format!("the file is cut off: it has {} bytes of {}", file.bytes, newest.bytes);
+                Err(damaged(&name, problem))
+            }
+            None => {
+                let witness = self.files.describe(NEWEST);
+                let problem =
+                    format!("the file is missing or empty, though {witness} says that it was begun");
+                Err(damaged(&name, problem))
+            }
+        }
     }
 
     fn open(&self, sequence: u64, name: &str) -> Result<OldFile, LogError> {

@@ -11,6 +11,7 @@ use parking_lot::{Condvar, Mutex};
 use super::batching::is_seldom;
 use super::frame::{Frames, HEADER_BYTES};
 use super::haste::Haste;
+use super::newest::NewestFile;
 use super::{
     FRAME_HEAD_BYTES, FullCause, LogError, LogOptions, Lsn, MAX_BODY_BYTES, Progress, Stop, Urgency,
 };
@@ -26,6 +27,8 @@ pub(super) const MIN_FILE_BYTES: u64 = 4096;
 pub(super) struct Core {
     pub(super) options: LogOptions,
     pub(super) files: Arc<dyn LogFiles>,
+    /// Names the file that was begun last.
+    pub(super) newest: NewestFile,
     pub(super) state: Mutex<State>,
     /// Signalled when there may be work for the supplier, together with `state`.
     pub(super) supply: Condvar,
@@ -126,11 +129,17 @@ pub(super) struct State {
 }
 
 impl Core {
-    pub(super) fn new(options: LogOptions, files: Arc<dyn LogFiles>, state: State) -> Self {
+    pub(super) fn new(
+        options: LogOptions,
+        files: Arc<dyn LogFiles>,
+        newest: NewestFile,
+        state: State,
+    ) -> Self {
         let appended = state.appended;
         Core {
             options,
             files,
+            newest,
             state: Mutex::new(state),
             supply: Condvar::new(),
             writer: OnceLock::new(),

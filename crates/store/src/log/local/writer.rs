@@ -10,6 +10,7 @@ use fulmar_pages::{LogId, RecordKind};
 use super::batching::{Batching, MAX_GATHERING};
 use super::frame::{Frames, HEADER_BYTES, Header};
 use super::haste::Haste;
+use super::newest::{NEWEST, Newest, NewestFile};
 use super::recover::Recovered;
 use super::slice;
 use super::state::{Batch, Core, FileRoom, LiveFile, ReadyFile, State};
@@ -74,8 +75,9 @@ pub(super) fn begin_first(
     // A crash in here leaves a file without header, or a log with only a cut: neither changes what is recovered.
     let file = files.create(&name, bytes).map_err(|cause| io("make the log file", &name, cause))?;
     files.sync_dir().map_err(|cause| io("sync the directory of", &name, cause))?;
+    let newest = NewestFile::open(&*files).map_err(|cause| io("open", NEWEST, cause))?;
     let state = State::new(cut.position, live, sequence + 1);
-    let core = Arc::new(Core::new(options, files.clone(), state));
+    let core = Arc::new(Core::new(options, files.clone(), newest, state));
     let ready = ReadyFile { sequence, name, file, bytes };
     let writer = begin(&core, ready, cut.position, cut).map_err(|(failure, _)| failure.into_error())?;
     // Only now: what looks like rubbish may be evidence as long as the new log does not stand.
@@ -90,13 +92,14 @@ pub(super) fn begin_first(
     Ok((core, writer, supplier))
 }
 
-/// Begins a new log in a fresh file at `start`: header and cut, synced. Only then the log takes records (again).
+/// Begins a new log in a fresh file at `start`: header and cut, synced, then the file is named as the newest. Only then the log takes
+/// records (again). An error comes with the file, unless it may be named.
 fn begin(
     core: &Arc<Core>,
     ready: ReadyFile,
     start: u64,
     cut: CutPoint,
-) -> Result<Writer, (Failure, LiveFile)> {
+) -> Result<Writer, (Failure, Option<LiveFile>)> {
     let log = LogId(rand::random());
     let frames = Frames::of(log);
     let room = FileRoom::of(&ready);
@@ -112,7 +115,11 @@ fn begin(
         .and_then(|()| ready.file.sync_data().map_err(|cause| ("sync", cause)));
     if let Err((operation, cause)) = written {
         let file = core.files.describe(&ready.name);
-        return Err((Failure { operation, file, cause }, LiveFile { failed: true, ..live }));
+        return Err((Failure { operation, file, cause }, Some(LiveFile { failed: true, ..live })));
+    }
+    let newest = Newest { log, sequence: ready.sequence, bytes: ready.bytes };
+    if let Err(cause) = core.newest.write(newest) {
+        return Err((Failure { operation: "write", file: core.files.describe(NEWEST), cause }, None));
     }
     let offset = bytes.len() as u64;
     let position = start + offset - HEADER_BYTES as u64;
@@ -269,7 +276,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Goes on in another file. Its header vouches for what stands before, so that is made durable first.
+    /// Continues in another file. Its header vouches for everything before it, so that is made durable first; then the header; then
+    /// the file is named as the newest.
     fn switch(&mut self, next: ReadyFile) -> Result<(), Failure> {
         self.sync()?;
         self.core.progress.publish(self.synced);
@@ -277,6 +285,13 @@ impl Writer {
         self.file = next.file;
         self.name = next.name;
         self.file.write_at(0, &header.encode()).map_err(|cause| self.failure("write", cause))?;
+        self.file.sync_data().map_err(|cause| self.failure("sync", cause))?;
+        let newest = Newest { log: self.log, sequence: next.sequence, bytes: next.bytes };
+        self.core.newest.write(newest).map_err(|cause| Failure {
+            operation: "write",
+            file: self.core.files.describe(NEWEST),
+            cause,
+        })?;
         self.offset = HEADER_BYTES as u64;
         Ok(())
     }
@@ -328,7 +343,7 @@ impl Writer {
                 }
                 Err((failure, file)) => {
                     tracing::warn!(cause = %failure.cause, file = failure.file, "no new log can begin yet");
-                    core.state.lock().retired.push_back(file);
+                    core.state.lock().retired.extend(file);
                     core.supply.notify_one();
                     delay = (delay * 2).min(MAX_RETRY_DELAY);
                 }

@@ -1,0 +1,115 @@
+//! Which log file was begun last, recorded in a second place: the file `newest` in the log's directory.
+//!
+//! The end of a log that was not sealed leaves no trace if its file is missing, or shorter than it was made: it looks as if the log had
+//! ended before. So the file that was begun last is named here before anything in it is acknowledged; a log that lacks it is refused.
+//!
+//! | offset | bytes | field |
+//! | --- | --- | --- |
+//! | 0 | 8 | `FULMCLNW` |
+//! | 8 | 4 | format version: 1 |
+//! | 12 | 16 | log id |
+//! | 28 | 8 | sequence number of the file |
+//! | 36 | 8 | length of the file in bytes |
+//! | 44 | 4 | checksum of bytes 0-43 |
+//!
+//! Like a log file's header it lies in one sector, which a disk writes whole or not at all. Zeros mean that nothing was begun yet. A
+//! directory without the file was written by an earlier version, or lost only this file.
+//!
+//! # Crashes
+//! The header of the new file is durable before it is named here, and no older file is removed before that. So whichever of the two
+//! files a crash leaves named is there.
+
+use std::io;
+
+use fulmar_pages::LogId;
+
+use crate::files::{LogFile, LogFiles};
+
+/// The name of the file.
+pub(super) const NEWEST: &str = "newest";
+
+const MAGIC: &[u8; 8] = b"FULMCLNW";
+const FORMAT_VERSION: u32 = 1;
+pub(super) const NEWEST_BYTES: usize = 48;
+const FILE_BYTES: u64 = 4096;
+
+/// The log file that was begun last.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Newest {
+    pub(super) log: LogId,
+    pub(super) sequence: u64,
+    pub(super) bytes: u64,
+}
+
+impl Newest {
+    fn encode(self) -> [u8; NEWEST_BYTES] {
+        let mut out = [0; NEWEST_BYTES];
+        out[..8].copy_from_slice(MAGIC);
+        out[8..12].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
+        out[12..28].copy_from_slice(&self.log.0.to_le_bytes());
+        out[28..36].copy_from_slice(&self.sequence.to_le_bytes());
+        out[36..44].copy_from_slice(&self.bytes.to_le_bytes());
+        let checksum = crc32fast::hash(&out[..44]);
+        out[44..].copy_from_slice(&checksum.to_le_bytes());
+        out
+    }
+
+    /// `None`: nothing was begun yet. An error says what is wrong.
+    pub(super) fn decode(bytes: &[u8; NEWEST_BYTES]) -> Result<Option<Newest>, String> {
+        if bytes.iter().all(|byte| *byte == 0) {
+            return Ok(None);
+        }
+        let array = |from: usize| <[u8; 8]>::try_from(&bytes[from..from + 8]).unwrap_or_default();
+        let number = |from: usize| u64::from_le_bytes(array(from));
+        if !bytes.starts_with(MAGIC) || crc32fast::hash(&bytes[..44]).to_le_bytes() != bytes[44..] {
+            return Err("it does not say which log file was begun last".to_owned());
+        }
+        let version = u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]);
+        if version != FORMAT_VERSION {
+            return Err(format!("format version {version} is not known here; a newer Fulmar wrote it"));
+        }
+        let log = LogId(u128::from(number(12)) | u128::from(number(20)) << 64);
+        Ok(Some(Newest { log, sequence: number(28), bytes: number(36) }))
+    }
+}
+
+/// The file that names it.
+pub(super) struct NewestFile(Box<dyn LogFile>);
+
+impl NewestFile {
+    /// Opens the file, or creates it.
+    pub(super) fn open(files: &dyn LogFiles) -> io::Result<Self> {
+        if files.list()?.iter().any(|name| name == NEWEST) {
+            return files.open(NEWEST).map(NewestFile);
+        }
+        let file = files.create(NEWEST, FILE_BYTES)?;
+        files.sync_dir()?;
+        Ok(NewestFile(file))
+    }
+
+    /// Names a file whose header is durable. Durable when this returns.
+    pub(super) fn write(&self, newest: Newest) -> io::Result<()> {
+        self.0.write_at(0, &newest.encode())?;
+        self.0.sync_data()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_format_is_the_golden_one_and_every_flipped_bit_is_noticed() {
+        let newest =
+            Newest { log: LogId(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10), sequence: 7, bytes: 4 << 20 };
+        let golden = include_bytes!("../../../tests/golden/log-newest-v1.bin");
+        assert_eq!(&newest.encode(), golden);
+        assert_eq!(Newest::decode(golden), Ok(Some(newest)));
+        assert_eq!(Newest::decode(&[0; NEWEST_BYTES]), Ok(None));
+        for bit in 0..8 * NEWEST_BYTES {
+            let mut bytes = *golden;
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert!(Newest::decode(&bytes).is_err(), "bit {bit}");
+        }
+    }
+}
