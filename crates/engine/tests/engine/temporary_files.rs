@@ -1,6 +1,6 @@
 //! Temporary files are limited for a tenant and for the node.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 
 use crate::common::{Client, Node};
 use fulmar_engine::{Config, Engine, Space, TransactionLimits, Value, sqlstate};
