@@ -206,8 +206,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Opens a version as a restored partition would open from it, and drops it. What a restore decides cannot be undone if the
-    /// partition does not open then, since a restore opens it first.
+    /// Opens a version as a restored partition would open from it, and drops it. A restore to a version that does
+    /// not open could not be undone: the next restore opens the partition first.
     fn check_opens<'a>(&'a self, target: &'a Manifest) -> BoxFuture<'a, Result<()>> {
         async move {
             let (id, node) = (target.partition, self.node().clone());

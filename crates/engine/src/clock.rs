@@ -25,7 +25,7 @@ impl Default for SystemTime {
     }
 }
 
-/// Milliseconds since the machine was booted. Unlike CLOCK_MONOTONIC ([`std::time::Instant`]) this clock goes on while the
+/// Milliseconds since the machine was booted. Unlike CLOCK_MONOTONIC ([`std::time::Instant`]) this clock advances while the
 /// machine is suspended: other processes do not wait for it.
 fn boot_ms() -> u64 {
     let time = clock_gettime(ClockId::Boottime);

@@ -87,7 +87,7 @@ impl Maintenance {
         }
     }
 
-    /// What to do next. A collection that is due goes first: under constant writes the queue of compactions may never be
+    /// The next piece of work. A collection that is due goes first: under constant writes the queue of compactions may never be
     /// empty, and they add garbage. It cannot keep compactions waiting, since it is due again only after more was written or
     /// ten minutes have passed.
     fn next_job(&self, now_ms: u64, disk_is_low: bool) -> Option<Job> {

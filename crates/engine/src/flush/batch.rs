@@ -37,8 +37,8 @@ pub(super) const LOG_PATIENCE: Duration = Duration::from_secs(3);
 /// How long a flush waits for that in all its batches together.
 const TOTAL_LOG_PATIENCE: Duration = Duration::from_secs(12);
 
-/// How long a flush may still wait for the logs. Only waiting counts: the batches before, whose pages take time to be written,
-/// leave later ones their full time.
+/// How long a flush may still wait for the logs. Only the wait counts: writing the pages of earlier batches
+/// does not shorten the wait of later ones.
 struct LogPatience {
     left: Duration,
 }
@@ -48,7 +48,7 @@ impl LogPatience {
         LogPatience { left: TOTAL_LOG_PATIENCE }
     }
 
-    /// Until when a batch may wait that begins to wait now. What is durable already needs no patience.
+    /// The deadline of a batch that begins to wait now. Commits that are durable already pass any deadline.
     fn deadline(&self) -> Instant {
         Instant::now() + LOG_PATIENCE.min(self.left)
     }
@@ -81,12 +81,12 @@ pub(crate) fn flush_settled(
     async move {
         let mut patience = LogPatience::new();
         let unsure: Vec<_> = partitions.iter().filter(|partition| partition.is_unsure()).cloned().collect();
-        let settling = unsure
-            .iter()
-            .map(|partition| async move { (partition.id, settle_unsure(engine, partition).await) });
         if !unsure.is_empty() {
             engine.check_term().await?;
         }
+        let settling = unsure
+            .iter()
+            .map(|partition| async move { (partition.id, settle_unsure(engine, partition).await) });
         let mut settling = stream::iter(settling.collect::<Vec<_>>()).buffer_unordered(MANIFESTS_AT_ONCE);
         let (mut result, mut failed) = (Ok(()), HashSet::new());
         while let Some((id, settled)) = settling.next().await {
@@ -200,7 +200,7 @@ async fn delete_if_taken_over(engine: &Engine, stored: &[Manifest]) -> Result<()
     if stored.is_empty() {
         return Ok(());
     }
-    // If the store does not answer nothing is known, and nothing is deleted. What was stored stays stored.
+    // Without an answer of the store nothing is deleted.
     let checked = engine.check_term().await;
     if !engine.is_taken_over() {
         return Ok(());
@@ -210,7 +210,8 @@ async fn delete_if_taken_over(engine: &Engine, stored: &[Manifest]) -> Result<()
         store.list_segments().await.map_err(store_error)?.into_iter().collect();
     let cannot_be_read =
         |manifest: &&Manifest| manifest.segments.iter().any(|part| !segments.contains(&part.id));
-    for manifest in stored.iter().filter(cannot_be_read) {
+    let unreadable: Vec<&Manifest> = stored.iter().filter(cannot_be_read).collect();
+    for manifest in unreadable {
         tracing::warn!(partition = %manifest.partition, "deleting a manifest that was stored after the store was taken over");
         store.delete_manifest(ManifestName::of(manifest)).await.map_err(store_error)?;
     }
@@ -442,6 +443,6 @@ mod tests {
         }
         assert!(patience.deadline() <= Instant::now(), "all batches together have a bound");
         let durable = timeout_at(patience.deadline(), std::future::ready(()));
-        assert!(durable.await.is_ok(), "what is durable needs no patience");
+        assert!(durable.await.is_ok(), "a durable commit passes any deadline");
     }
 }

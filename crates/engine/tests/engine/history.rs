@@ -272,7 +272,7 @@ async fn nothing_is_collected_that_a_branch_needs() {
 async fn a_version_that_does_not_open_is_not_restored_to() {
     let (node, times) = five_minutes(Duration::from_millis(DAY)).await;
     node.engine.compact_all().await.unwrap();
-    // What was read so far is not known any more.
+    // The caches are empty now.
     let mut node = node.crash().await;
     let pages = node.engine.store();
     let mut manifests = Vec::new();

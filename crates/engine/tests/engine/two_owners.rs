@@ -329,7 +329,7 @@ async fn an_import_does_not_become_a_database_of_the_next_owner() {
     client.close().await;
 }
 
-/// Whatever is there under an id that a creation was refused for belongs to somebody else.
+/// A partition whose id was refused to a creation belongs to another process.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_creation_that_is_refused_deletes_nothing() {
     const NEW: PartitionId = PartitionId(57);
@@ -353,7 +353,7 @@ async fn a_creation_that_is_refused_deletes_nothing() {
     process.engine.undo_creation(NEW).await.unwrap();
     assert_eq!(process.rows(NEW).await, [1].into());
 
-    // What it has made itself goes.
+    // Its own creation is deleted.
     let other = PartitionId(58);
     process.engine.create_partition(other, Some((SHOP, None))).await.unwrap();
     process.engine.undo_creation(other).await.unwrap();

@@ -119,7 +119,7 @@ mod tests {
         assert!(partition.commits.lock().graveyard.is_empty(), "no reader is left");
     }
 
-    /// Pages that were cut off and have come back without being written: readers look for them.
+    /// Pages that were cut off, and that the partition covers again without having written them, are read.
     #[tokio::test(flavor = "multi_thread")]
     async fn the_end_of_a_page_that_the_partition_covers_again_stays() {
         let directory = tempfile::tempdir().unwrap();

@@ -54,7 +54,7 @@
 //!    successor, covered by manifests and deleted, and a late seal took the free slot. So the writer lists and reads the
 //!    objects with greater names. If no needed slot that they state lies beyond the lost one, no object that stated more was
 //!    ever durable (rule 1), hence nothing was deleted there: its own object never stood there, and the loss is certain.
-//!    Otherwise, or if the store does not answer, the outcome is unknown and clients are told so.
+//!    Otherwise, or if the store does not answer, the outcome is unknown, and clients get an error that states this.
 //! 4. **Nobody trusts a slot that he has won until he has listed the log anew.** A seal counts when a fresh reading ends at
 //!    it; a claim, when it is the greatest name of all. If the slot had been used and deleted, what replaced it stands in
 //!    slots beyond, and is seen: names are listed in order, and an object that tells the greatest needed slot is
