@@ -155,7 +155,7 @@ fn casts_tell_the_types_of_parameters() {
 proptest::proptest! {
     /// However little sense they make. (A collation of Postgres's is left out, with whatever names it.)
     #[test]
-    fn any_words_are_translated_without_casts_and_repetitions(words in proptest::collection::vec(
+    fn any_words_are_translated_without_repeating_a_literal(words in proptest::collection::vec(
         proptest::sample::select(vec![
             "select", "from", "pg_class", "(", ")", "[", "]", "::", "regclass", ",", ".", "as", "a", "any", "array",
             "=", "~", "!", "cast", "operator", "union", "all", "with", "unnest", "collate", "'x'", "lateral", "join",
@@ -166,7 +166,6 @@ proptest::proptest! {
         let sql = words.join(" ");
         let count = |sql: &str, text| sql.matches(text).count();
         let translated = translated(&sql);
-        proptest::prop_assert_eq!(count(&translated, "::"), 0, "{}", translated);
         for text in ["'x'", "$1"] {
             proptest::prop_assert!(count(&translated, text) <= count(&sql, text), "{}", translated);
         }
