@@ -155,7 +155,7 @@ fn casts_tell_the_types_of_parameters() {
 proptest::proptest! {
     /// However little sense they make. (A collation of Postgres's is left out, with whatever names it.)
     #[test]
-    fn any_words_are_translated_without_repeating_a_literal(words in proptest::collection::vec(
+    fn any_words_are_translated_without_repeating_a_parameter(words in proptest::collection::vec(
         proptest::sample::select(vec![
             "select", "from", "pg_class", "(", ")", "[", "]", "::", "regclass", ",", ".", "as", "a", "any", "array",
             "=", "~", "!", "cast", "operator", "union", "all", "with", "unnest", "collate", "'x'", "lateral", "join",
@@ -164,10 +164,8 @@ proptest::proptest! {
         0..24,
     )) {
         let sql = words.join(" ");
-        let count = |sql: &str, text| sql.matches(text).count();
+        let parameters = |sql: &str| sql.matches("$1").count();
         let translated = translated(&sql);
-        for text in ["'x'", "$1"] {
-            proptest::prop_assert!(count(&translated, text) <= count(&sql, text), "{}", translated);
-        }
+        proptest::prop_assert!(parameters(&translated) <= parameters(&sql), "{}", translated);
     }
 }
