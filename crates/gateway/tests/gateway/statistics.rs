@@ -119,7 +119,7 @@ async fn conflicts_replays_and_turns_are_counted() {
     // The same of one that has become too large to be run again at its COMMIT: it is, before that, and meets nobody then.
     shop.batch_execute("BEGIN; SELECT n FROM t WHERE a = 1").await.unwrap();
     other.batch_execute("UPDATE t SET n = 2 WHERE a = 3").await.unwrap();
-    shop.execute("UPDATE t SET b = $1 WHERE a = 2", &[&"x".repeat(2 << 20)]).await.unwrap();
+    shop.execute("UPDATE t SET b = $1 WHERE a = 2", &[&"x".repeat(5 << 20)]).await.unwrap();
     shop.batch_execute("COMMIT").await.unwrap();
     let large = counts().await;
     assert_eq!(large[0], conflict[0], "{conflict:?} {large:?}");
