@@ -19,7 +19,7 @@ use crate::client::Answer;
 use grammar::{Function, Grammar};
 
 /// Programs of a run in `make test`.
-const PROGRAMS: u64 = 250;
+const PROGRAMS: u64 = 150;
 const FIXED_SEED: u64 = 7;
 const TIMEOUT: &str = "SET statement_timeout = 250";
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
