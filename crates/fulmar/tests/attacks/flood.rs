@@ -32,7 +32,7 @@ async fn floods_do_not_stop_the_neighbour() {
         .await;
     drop(silent);
     arena
-        .attack("logins with a wrong password", &["28P01"], async |target| {
+        .attack("logins with a wrong password", &["28P01", "53300"], async |target| {
             let logins = join_all((0..LOGINS).map(async |_| {
                 client::config(target.address(), TENANT, READER).password("wrong").connect(NoTls).await
             }));

@@ -23,7 +23,7 @@ async fn deep_statements_are_refused() {
     let mut arena = Arena::new("stack", SCHEMA).await.configured(with_smallest_stack);
     for (name, expected, sql) in [
         ("250 generated columns, each of the one before", DEEP, generated_columns("g250", 250)),
-        ("400 generated columns, each of the one before", DEEP, generated_columns("g400", 400)),
+        ("400 generated columns, each of the one before", TOO_DEEP, generated_columns("g400", 400)),
         ("1,900 generated columns, each of the one before", TOO_DEEP, generated_columns("g1900", 1900)),
         ("300 views, each adding 150 times", DEEP, view_chain("added", 300, &sum("a", 150))),
         ("1,000 views of views", DEEP, view_chain("nothing", 1000, "a")),
@@ -44,7 +44,7 @@ async fn deep_statements_are_refused() {
     for (name, expected, sql) in [
         ("a sum of 40 in 40 subqueries", DEEP, nested_sums(40, 40)),
         ("a sum of 150 in 300 subqueries", TOO_DEEP, nested_sums(300, 150)),
-        ("joins in parentheses, 1,000 deep", DEEP, nested_joins(1000)),
+        ("joins in parentheses, 1,000 deep", TOO_DEEP, nested_joins(1000)),
         ("joins in parentheses, 100,000 deep", DEEP, nested_joins(100_000)),
         ("json_set, a path of 900", DEEP, json("json_set", 900, ",1")),
         ("jsonb_insert, a path of 999", DEEP, json("jsonb_insert", 999, ",1")),
