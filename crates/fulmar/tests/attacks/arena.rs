@@ -9,16 +9,16 @@ use crate::common::Node;
 use crate::neighbour::{self, Neighbour};
 use crate::process::Monitor;
 
-/// The tenant whose users attack: `OWNER` may do everything in it, `READER` has the right SELECT only.
+/// The tenant that attacks. Its user `OWNER` has all rights in it, its user `READER` only SELECT.
 pub const TENANT: &str = "attacked";
 pub const OWNER: &str = "boss";
 pub const READER: &str = "ro";
 
-/// The requirement is 1 s on idle cores. Tests run beside others, and on slower machines.
+/// The requirement is 1 s on idle cores. Other programs may run during the tests, and machines may be slower.
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 /// Of a node with `--memory 256MiB`.
 const RESIDENT_BYTES: u64 = 512 << 20;
-/// The limit of the tenant, whose `max_size` is 64 MB, is four times as much: 256 MB.
+/// The tenant's limit is four times its `max_size` of 64 MB; the rest is the node's own.
 const TEMPORARY_BYTES: u64 = 300 << 20;
 /// Requests of each kind that the neighbour makes after an attack has been answered.
 const REQUESTS_AFTERWARDS: u64 = 5;

@@ -101,7 +101,7 @@ impl Raw {
         socket.set_nonblocking(true)?;
         let login = TcpStream::from_std(socket.try_clone()?)?;
         let session = config(sql, tenant, user).connect_raw(login, NoTls).await.map_err(io::Error::other)?;
-        // Its connection is not polled again, so nothing is sent: the session goes on with the other descriptor.
+        // The connection is not polled again, so it sends no Terminate. The session continues on the other descriptor.
         drop(session);
         Ok(Raw(TcpStream::from_std(socket)?))
     }

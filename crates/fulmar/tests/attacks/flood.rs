@@ -1,4 +1,4 @@
-//! Many small requests at once: connections, logins, cancel requests.
+//! Many small concurrent requests: connections, logins, cancel requests.
 
 use futures::future::join_all;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

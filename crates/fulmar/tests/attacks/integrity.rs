@@ -1,4 +1,4 @@
-//! A statement that is cut short answers that it was, and no finding of its own.
+//! An interrupted integrity check answers 57014 and reports no damage.
 
 use crate::arena::{Arena, OWNER};
 use crate::client::Answer;

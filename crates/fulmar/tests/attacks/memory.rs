@@ -136,7 +136,7 @@ async fn memory_is_bounded() {
     arena.judge();
 }
 
-/// Runs an attack in several raw sessions; the first answer that is not a success is that of all. A session whose node does not read
+/// Runs an attack in several raw sessions. Answers the first error, or success. A session whose node does not read
 /// is given up after [`SENT_WITHIN`], and all stay open until the last has ended.
 async fn all(
     target: &Target,

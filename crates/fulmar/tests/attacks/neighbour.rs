@@ -6,8 +6,8 @@
 //!  one task            GET /healthz
 //! ```
 //!
-//! Each task measures every request, including the one that is under way when [`Neighbour::longest`] is called: a node that answers nobody
-//! cannot hide it. Requests are paced, so that the neighbour does not compete with the attack for CPU time.
+//! Each task measures every request, including the one that is under way when [`Neighbour::longest`] is called: a node that answers no request
+//! is noticed. Requests are paced, so that the neighbour does not compete with the attack for CPU time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,7 +1,7 @@
 //! Programs of nested SQL at random against a real node with the smallest stack: it stays up, within its memory, and serves the neighbour.
 //!
 //! A program ([`grammar`]) is a few statements of one transaction, which is rolled back. It follows from the seed and its number alone.
-//! `make test` runs [`PROGRAMS`] programs of a fixed seed; `make fuzz MINUTES=60 TARGET=sql` goes on for that time with a seed of its own,
+//! `make test` runs [`PROGRAMS`] programs of a fixed seed; `make fuzz MINUTES=60 TARGET=sql` runs for that time with a random seed,
 //! or with `FUZZ_SEED`. A program that fails is written to `target/fuzz/sql/`. When the fault is mended it is kept in
 //! `crates/fulmar/tests/fuzz/sql/`, and every run begins with it.
 
@@ -125,7 +125,7 @@ impl Run {
         }
     }
 
-    /// Runs statements until one fails. The session goes on unless the node has ended it.
+    /// Runs statements until one fails. The session is reused unless the node has ended it.
     async fn transaction(&mut self, user: usize, begin: &str, statements: &[String]) -> Answer {
         if self.sessions.is_none() {
             let target = self.arena.target().await;
