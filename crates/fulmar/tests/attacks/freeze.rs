@@ -139,6 +139,21 @@ async fn is_running(observer: &tokio_postgres::Client, process: i64) {
     }
 }
 
+/// Runs a statement and what interrupts it. The statement may be answered before it is interrupted.
+async fn interrupted(
+    session: &tokio_postgres::Client,
+    sql: &str,
+    interrupt: impl Future<Output = ()>,
+) -> Answer {
+    let statement = client::answer(session.batch_execute(sql));
+    tokio::pin!(statement);
+    tokio::select! {
+        answer = &mut statement => return answer,
+        () = interrupt => {}
+    }
+    statement.await
+}
+
 async fn cancelled(target: &Target, sql: &str) -> Answer {
     let (session, observer) = (target.log_in(READER).await.unwrap(), target.log_in(OWNER).await.unwrap());
     let (token, process) = (session.cancel_token(), process_id(&session).await);
@@ -146,7 +161,7 @@ async fn cancelled(target: &Target, sql: &str) -> Answer {
         is_running(&observer, process).await;
         token.cancel_query(NoTls).await.unwrap();
     };
-    tokio::join!(client::answer(session.batch_execute(sql)), cancel).0
+    interrupted(&session, sql, cancel).await
 }
 
 async fn terminated(target: &Target, sql: &str) -> Answer {
@@ -156,7 +171,7 @@ async fn terminated(target: &Target, sql: &str) -> Answer {
         is_running(&other, process).await;
         other.batch_execute(&format!("SELECT pg_terminate_backend({process})")).await.unwrap();
     };
-    tokio::join!(client::answer(session.batch_execute(sql)), terminate).0
+    interrupted(&session, sql, terminate).await
 }
 
 fn json_patch(keys: usize) -> String {
