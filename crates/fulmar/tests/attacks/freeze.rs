@@ -48,6 +48,7 @@ fn statements() -> Vec<(&'static str, &'static [&'static str], String)> {
         ("LIKE of 490 characters in 20 MB", STOPPED, like("LIKE", '%', 490, 20_000_000)),
         ("GLOB of 490 characters in 20 MB", STOPPED, like("GLOB", '*', 490, 20_000_000)),
         ("LIKE of 240 characters in 20 MB", STOPPED, like("LIKE", '%', 240, 20_000_000)),
+        ("LIKE of 240 characters in 3 MB", BOUNDED, like("LIKE", '%', 240, 3_000_000)),
         (
             "json_valid of 60 MB",
             BOUNDED,
@@ -108,7 +109,7 @@ async fn uninterruptible_calls_cost_their_own_session_only() {
             .await;
         arena.end_node();
     }
-    let sql = json_patch(300_000);
+    let sql = json_patch(60_000);
     arena.attack("json_patch, cancelled", STOPPED, async |target| cancelled(target, &sql).await).await;
     arena.end_node();
     arena

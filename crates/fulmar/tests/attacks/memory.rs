@@ -36,27 +36,35 @@ async fn memory_is_bounded() {
         ("60 MB of VALUES", format!("SELECT count(*) FROM (VALUES {}(1))", "(1),".repeat(15 * MB))),
         ("60 MB of one literal", format!("SELECT length('{}')", "x".repeat(60 * MB))),
         ("60 MB of statements", format!("SELECT length('{}');", "x".repeat(60_000)).repeat(1000)),
+        (
+            "0.9 MB of = ANY (ARRAY[...])",
+            format!("SELECT count(*) FROM t WHERE b = any(ARRAY[{}1])", "1,".repeat(450_000)),
+        ),
+        ("0.9 MB of VALUES", format!("SELECT count(*) FROM (VALUES {}(1))", "(1),".repeat(225_000))),
         ("60 MB of comments", format!("SELECT 1 {}", "/*x*/ ".repeat(10 * MB))),
     ] {
         let expected = if name.contains("(...)") { REFUSED } else { BOUNDED };
         arena.statement(name, expected, READER, &sql).await;
     }
     drop(list);
-    let value = vec![b'x'; 60 * MB];
-    arena
-        .attack("4 Binds of 60 MB without Execute in 16 sessions", BOUNDED, async |target| {
-            let binds: Vec<_> = (0..4).map(|n| bind(&format!("p{n}"), &value)).collect();
-            all(target, 16, async |raw: &mut Raw| {
-                raw.send(&parse("SELECT $1")).await?;
-                for bind in &binds {
-                    raw.send(bind).await?;
-                }
-                raw.send(&FLUSH).await?;
-                Ok(raw.read_until(b'2', binds.len()).await)
+    for megabytes in [60, 7] {
+        let value = vec![b'x'; megabytes * MB];
+        let name = format!("4 Binds of {megabytes} MB without Execute in 16 sessions");
+        arena
+            .attack(&name, BOUNDED, async |target| {
+                let binds: Vec<_> = (0..4).map(|n| bind(&format!("p{n}"), &value)).collect();
+                all(target, 16, async |raw: &mut Raw| {
+                    raw.send(&parse("SELECT $1")).await?;
+                    for bind in &binds {
+                        raw.send(bind).await?;
+                    }
+                    raw.send(&FLUSH).await?;
+                    Ok(raw.read_until(b'2', binds.len()).await)
+                })
+                .await
             })
-            .await
-        })
-        .await;
+            .await;
+    }
     let half = &client::query(&"x".repeat(63 * MB))[..60 * MB];
     arena
         .attack(
