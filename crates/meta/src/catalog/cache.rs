@@ -125,7 +125,7 @@ impl State {
                 self.dropped.insert(id);
             }
             Some(Key::DroppedCounter) => self.dropped_before = Some(records::dropped_counter(entry)?),
-            Some(Key::SaltKey) => self.salt_key = Some(Arc::new(records::salt_key(entry)?)),
+            Some(Key::Salt) => self.salt_key = Some(Arc::new(records::salt_key(entry)?)),
         }
         Ok(())
     }
@@ -163,7 +163,7 @@ impl State {
                 self.dropped.remove(&id);
             }
             Some(Key::DroppedCounter) => self.dropped_before = None,
-            Some(Key::SaltKey) => self.salt_key = None,
+            Some(Key::Salt) => self.salt_key = None,
         }
         Ok(())
     }

@@ -112,7 +112,7 @@ impl Catalog {
                 ),
                 (Key::PartitionCounter, records::counter_value(SYSTEM_PARTITION.0 + 1)),
                 (Key::DroppedCounter, records::dropped_counter_value(SYSTEM_PARTITION.0 + 1)),
-                (Key::SaltKey, records::salt_key_value(&salt_key)),
+                (Key::Salt, records::salt_key_value(&salt_key)),
             ];
             let transaction = records.into_iter().fold(Transaction::new(), |transaction, (key, value)| {
                 transaction.absent(key.to_string()).put(key.to_string(), value)

@@ -97,7 +97,7 @@ impl Catalog {
                     .put(key, records::dropped_counter_value(next));
             }
             if state.salt_key.is_none() {
-                let key = Key::SaltKey.to_string();
+                let key = Key::Salt.to_string();
                 transaction = transaction.absent(key.as_str()).put(key, records::salt_key_value(&salt_key));
             }
             Ok((transaction, ()))

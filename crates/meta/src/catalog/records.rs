@@ -24,7 +24,7 @@ pub(super) enum Key<'a> {
     PartitionCounter,
     Dropped(PartitionId),
     DroppedCounter,
-    SaltKey,
+    Salt,
 }
 
 impl fmt::Display for Key<'_> {
@@ -38,7 +38,7 @@ impl fmt::Display for Key<'_> {
             Key::PartitionCounter => f.write_str("counter/partition"),
             Key::Dropped(id) => write!(f, "dropped/{:016x}", id.0),
             Key::DroppedCounter => f.write_str("counter/dropped"),
-            Key::SaltKey => f.write_str("secret/salt"),
+            Key::Salt => f.write_str("secret/salt"),
         }
     }
 }
@@ -62,7 +62,7 @@ impl<'a> Key<'a> {
             "counter" if rest == "partition" => Key::PartitionCounter,
             "counter" if rest == "dropped" => Key::DroppedCounter,
             "dropped" => Key::Dropped(partition_id(rest).ok_or_else(bad)?),
-            "secret" if rest == "salt" => Key::SaltKey,
+            "secret" if rest == "salt" => Key::Salt,
             _ => return Ok(None),
         }))
     }
@@ -368,7 +368,7 @@ mod tests {
             Key::PartitionCounter,
             Key::Dropped(PartitionId(7)),
             Key::DroppedCounter,
-            Key::SaltKey,
+            Key::Salt,
         ] {
             assert_eq!(Key::parse(&key.to_string()), Ok(Some(key)));
         }
@@ -482,7 +482,7 @@ mod tests {
         assert_eq!(dropped_counter(&entry(Key::DroppedCounter, value)), Ok((66, Revision(7))));
         let value = salt_key_value(&SaltKey(vec![1, 0xfe]));
         assert_eq!(String::from_utf8_lossy(&value), r#"{"v":1,"key":"01fe"}"#);
-        assert_eq!(salt_key(&entry(Key::SaltKey, value)), Ok(SaltKey(vec![1, 0xfe])));
+        assert_eq!(salt_key(&entry(Key::Salt, value)), Ok(SaltKey(vec![1, 0xfe])));
     }
 
     #[test]
