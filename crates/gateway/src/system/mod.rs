@@ -110,7 +110,7 @@ impl Asked<'_> {
                 groups.pop_front();
             }
         }
-        let schema = Arc::new(Schema::read(&*self.outline()?, group, self.database)?);
+        let schema = Arc::new(Schema::read(&self.outline()?, group, self.database)?);
         self.viewer.schema.lock().groups.push_back((group, schema.clone()));
         Ok(schema)
     }
@@ -202,7 +202,7 @@ impl System for Viewer {
         let asked = Asked { viewer: self, database };
         let rows = match fill {
             Fill::Whole(fill) if part == 0 => fill(asked)?,
-            Fill::ByGroup(_, fill) if part < asked.outline()?.groups() => fill(asked, &*asked.group(part)?)?,
+            Fill::ByGroup(_, fill) if part < asked.outline()?.groups() => fill(asked, &asked.group(part)?)?,
             _ => return Ok(None),
         };
         debug_assert!(rows.iter().all(|row| row.len() == known.columns.len()), "{}", known.name);
