@@ -110,7 +110,8 @@ impl Asked<'_> {
                 groups.pop_front();
             }
         }
-        let schema = Arc::new(Schema::read(&self.outline()?, group, self.database)?);
+        let outline = self.outline()?;
+        let schema = Arc::new(Schema::read(&outline, group, self.database)?);
         self.viewer.schema.lock().groups.push_back((group, schema.clone()));
         Ok(schema)
     }
@@ -202,7 +203,10 @@ impl System for Viewer {
         let asked = Asked { viewer: self, database };
         let rows = match fill {
             Fill::Whole(fill) if part == 0 => fill(asked)?,
-            Fill::ByGroup(_, fill) if part < asked.outline()?.groups() => fill(asked, &asked.group(part)?)?,
+            Fill::ByGroup(_, fill) if part < asked.outline()?.groups() => {
+                let schema = asked.group(part)?;
+                fill(asked, &schema)?
+            }
             _ => return Ok(None),
         };
         debug_assert!(rows.iter().all(|row| row.len() == known.columns.len()), "{}", known.name);
