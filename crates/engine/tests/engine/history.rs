@@ -271,6 +271,17 @@ async fn nothing_is_collected_that_a_branch_needs() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_version_that_does_not_open_is_not_restored_to() {
     let (node, times) = five_minutes(Duration::from_millis(DAY)).await;
+    // So much is overwritten that all segments become one.
+    node.run(
+        "CREATE TABLE u AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 200)
+        SELECT randomblob(3900) AS v FROM n",
+    )
+    .await;
+    for _ in 0..3 {
+        node.engine.flush().await.unwrap();
+        node.run("UPDATE u SET v = randomblob(3900)").await;
+    }
+    node.engine.flush().await.unwrap();
     node.engine.compact_all().await.unwrap();
     // The caches are empty now.
     let mut node = node.crash().await;
