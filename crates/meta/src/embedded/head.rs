@@ -250,15 +250,16 @@ mod tests {
 
     #[test]
     fn a_digest_depends_on_every_part_of_every_entry_and_not_on_their_order() {
-        let entries: [(&[u8], &[u8], u64); 3] = [(b"a", b"1", 1), (b"b", b"2", 2), (b"ab", b"", 3)];
-        let of = |entries: &[(&[u8], &[u8], u64)]| {
+        type Entry = (&'static [u8], &'static [u8], u64);
+        let entries: [Entry; 3] = [(b"a", b"1", 1), (b"b", b"2", 2), (b"ab", b"", 3)];
+        let of = |entries: &[Entry]| {
             let mut digest = Digest::default();
             entries.iter().for_each(|(key, value, revision)| digest.add(key, value, Revision(*revision)));
             digest
         };
         let all = of(&entries);
         assert_eq!(of(&[entries[2], entries[0], entries[1]]), all);
-        let others: [[(&[u8], &[u8], u64); 3]; 4] = [
+        let others: [[Entry; 3]; 4] = [
             [(b"A", b"1", 1), entries[1], entries[2]],
             [(b"a", b"3", 1), entries[1], entries[2]],
             [(b"a", b"1", 4), entries[1], entries[2]],
