@@ -9,13 +9,14 @@
 //! Each task measures every request, including the one that is under way when [`Neighbour::longest`] is called: a node that answers no request
 //! is noticed. Requests are paced, so that the neighbour does not compete with the attack for CPU time.
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinHandle;
 
 use crate::client;
@@ -29,6 +30,8 @@ const SESSIONS: usize = 3;
 /// Time between two requests of a task.
 const PACE: Duration = Duration::from_millis(10);
 const LOGIN_PACE: Duration = Duration::from_millis(30);
+/// Where the logins come from. The attacks come from 127.0.0.1.
+const ADDRESS: (Ipv4Addr, u16) = (Ipv4Addr::new(127, 0, 0, 2), 0);
 
 pub struct Neighbour {
     probes: Vec<Arc<Probe>>,
@@ -92,8 +95,9 @@ impl Neighbour {
             }));
         }
         let (probe, config) = (neighbour.probe("a login"), client::config(&node.sql, TENANT, TENANT));
+        let sql = node.sql.clone();
         neighbour.tasks.push(tokio::spawn(async move {
-            while probe.measure(visit(&config)).await.is_some() {
+            while probe.measure(visit(&config, &sql)).await.is_some() {
                 tokio::time::sleep(LOGIN_PACE).await;
             }
         }));
@@ -156,8 +160,15 @@ impl Drop for Neighbour {
     }
 }
 
-async fn visit(config: &tokio_postgres::Config) -> Result<(), tokio_postgres::Error> {
-    let (session, connection) = config.connect(tokio_postgres::NoTls).await?;
+/// Logs in from an address of its own: the node delays logins from an address with many failed ones.
+async fn visit(
+    config: &tokio_postgres::Config,
+    sql: &str,
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let socket = TcpSocket::new_v4()?;
+    socket.bind(SocketAddr::from(ADDRESS))?;
+    let stream = socket.connect(sql.parse()?).await?;
+    let (session, connection) = config.connect_raw(stream, tokio_postgres::NoTls).await?;
     let connection = tokio::spawn(connection);
     session.batch_execute("SELECT 1").await?;
     drop(session);
