@@ -102,6 +102,7 @@ fn general(message: String) -> Error {
         {
             sqlstate::INSUFFICIENT_PRIVILEGE
         }
+        m if m.contains("too many") || m.contains("pattern too complex") => sqlstate::PROGRAM_LIMIT,
         m if m.contains("too deep")
             || m.contains("too complex")
             || m.contains("Recursion limit")
@@ -110,7 +111,6 @@ fn general(message: String) -> Error {
         {
             sqlstate::STATEMENT_TOO_COMPLEX
         }
-        m if m.contains("too many") => sqlstate::PROGRAM_LIMIT,
         _ => sqlstate::SYNTAX_ERROR,
     };
     let error = Error::new(state, message);

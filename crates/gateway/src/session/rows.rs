@@ -477,7 +477,7 @@ mod tests {
             writer.row(&ValueRow(&row(200 << 10))).unwrap();
         }
         assert!(tenant.used_bytes() <= 32 << 20);
-        let error = writer.row(&ValueRow(&row(1 << 20))).unwrap_err();
+        let error = writer.row(&ValueRow(&row(2 << 20))).unwrap_err();
         assert_eq!(error.state(), sqlstate::OUT_OF_MEMORY, "a row cannot be split");
         let (rows, spilled) = writer.finish();
         assert_eq!(rows, 20);
