@@ -53,7 +53,7 @@ async fn what_is_too_much_is_refused() {
                 .to_owned(),
             "42601",
         ),
-        (doubling(30), "54000"),
+        (doubling(30), "54001"),
     ] {
         gets(&anna, &statement, expected, "anna", &mut wrong).await;
     }
