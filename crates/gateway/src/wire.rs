@@ -249,6 +249,11 @@ impl Wire {
         self.gone
     }
 
+    /// Whether [`Wire::abort`] has closed the connection.
+    pub(crate) fn is_aborted(&self) -> bool {
+        self.gone && matches!(self.stream, Stream::Detached)
+    }
+
     /// Sends a last message as far as the client takes it immediately, and closes the connection.
     pub(crate) fn abort(&mut self, cx: &mut Context<'_>, bytes: &[u8]) {
         self.gone = true;

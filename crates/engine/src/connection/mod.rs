@@ -108,6 +108,7 @@ impl Connection {
             Fiber::new(&raw const (*link).suspender, link.cast(), move || {
                 let result = body(self);
                 (*link).reader.step_aside();
+                (*link).cancel.borrow().may_finish();
                 result
             })
         };
@@ -270,7 +271,8 @@ impl Connection {
         if let Some(failure) = self.link.failure() {
             return failure;
         }
-        if self.link.take_stack_exhausted() {
+        let no_memory = code & 0xff == ffi::SQLITE_NOMEM || code == ffi::SQLITE_IOERR_NOMEM;
+        if self.link.take_stack_exhausted() && no_memory {
             return errors::stack_exhausted();
         }
         // SAFETY: a valid or null handle; the message is copied at once.

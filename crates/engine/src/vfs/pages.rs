@@ -334,6 +334,10 @@ impl Link {
                 Err(super::Interrupted) => return ffi::SQLITE_INTERRUPT,
             }
         }
+        // The client of a statement that was given up knows that it was cancelled.
+        if !self.cancel.borrow().may_finish() {
+            return ffi::SQLITE_INTERRUPT;
+        }
         self.reader.enter();
         match self.partition.commit(&mut transaction, page_one, large, self) {
             Ok(committed) => {

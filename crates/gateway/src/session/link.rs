@@ -51,12 +51,14 @@ pub(crate) struct Link {
 impl Link {
     /// Prepares the first statement of `sql`; answers the rest too.
     pub(crate) async fn prepare<'a>(&mut self, sql: &'a str) -> Result<(Arc<Statement>, &'a str)> {
+        self.check_client()?;
         let Link { engine, wire, handle, timeout, .. } = self;
         drive(pin!(engine.prepare(sql)), wire, handle, *timeout).await
     }
 
     /// Prepares a statement of which more is known than its text.
     pub(crate) async fn prepare_as(&mut self, sql: &str, known: Known<'_>) -> Result<Arc<Statement>> {
+        self.check_client()?;
         let Link { engine, wire, handle, timeout, .. } = self;
         drive(pin!(engine.prepare_as(sql, known)), wire, handle, *timeout)
             .await
@@ -71,6 +73,7 @@ impl Link {
         scope: Scope,
         sink: &mut dyn RowSink,
     ) -> Result<Completion> {
+        self.check_client()?;
         self.implicit |= scope == Scope::Implicit;
         let Link { engine, wire, handle, timeout, .. } = self;
         let mut noted = false;
@@ -136,6 +139,7 @@ impl Link {
 
     /// Ends the implicit transaction, if there is one: commits it, or rolls it back if it has failed.
     pub(crate) async fn finish(&mut self) -> Result<()> {
+        self.check_client()?;
         if !std::mem::take(&mut self.implicit) {
             return Ok(());
         }
@@ -176,6 +180,15 @@ impl Link {
     /// Whether the client has begun a transaction.
     pub(crate) fn status(&self) -> TransactionStatus {
         self.engine.status()
+    }
+
+    /// Fails if the client was told that its statement is cancelled and was disconnected: nothing that it sent behind that
+    /// statement is run, and the session ends.
+    fn check_client(&self) -> Result<()> {
+        match self.wire.is_aborted() {
+            true => Err(Error::new(sqlstate::ADMIN_SHUTDOWN, "the connection was closed")),
+            false => Ok(()),
+        }
     }
 
     /// What Postgres answers to nearly everything in a failed transaction.
@@ -296,12 +309,13 @@ impl Watch<'_> {
         }
         // Whoever cancels the statement wakes this task through the handle; the engine's waker is on the pool.
         self.handle.register(cx.waker());
-        let Some(error) = canceller.overdue() else { return };
-        if self.gone {
+        if self.gone || !canceller.is_overdue() {
             return;
         }
         let grace = self.overdue.get_or_insert_with(|| Box::pin(sleep(OVERDUE_GRACE)));
-        if grace.as_mut().poll(cx).is_ready() {
+        if grace.as_mut().poll(cx).is_ready()
+            && let Some(error) = canceller.give_up()
+        {
             self.gone = true;
             let error = error
                 .detail("The statement is in a call that cannot be interrupted; the connection is closed.");
