@@ -231,7 +231,8 @@ async fn segment_whose_manifest_is_not_stored_yet_is_not_collected() {
     // one name, and the first one wins. If that is the first process, its flush ends without an
     // error, or with the check of ownership that follows.
     if let Err(error) = flushing.await.unwrap() {
-        let expected = ["exists in the store with other contents", "another process has taken over the store"];
+        let expected =
+            ["exists in the store with other contents", "another process has taken over the store"];
         assert!(expected.iter().any(|message| error.message().contains(message)), "{error:?}");
     }
     owner.engine.collect().await.unwrap();

@@ -19,6 +19,7 @@ use tokio::net::tcp::OwnedReadHalf;
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 use tokio_postgres::Client;
+use tokio_postgres::error::SqlState;
 
 /// What a node in a test may take, all in all.
 const RESIDENT_BYTES: usize = 1536 << 20;
@@ -111,18 +112,24 @@ fn fuzz_lua() {
                 new.batch_execute("SET statement_timeout = '60ms'").await.unwrap();
                 client = Some(new);
             }
-            let client = client.as_ref().unwrap();
-            let answered = async {
-                if client.batch_execute(&source).await.is_ok() {
-                    let _ = client.batch_execute("CALL q(7, 'text', NULL)").await;
-                    let _ = client.query("CALL q($1, $2, $3)", &[&-1i64, &"x", &0.5f64]).await;
+            let session = client.as_ref().unwrap();
+            let calls = async {
+                if session.batch_execute(&source).await.is_err() {
+                    return false;
                 }
-                // The session goes on. On a busy machine a short statement may take long.
-                client
-                    .batch_execute("BEGIN; SET LOCAL statement_timeout = 0; SELECT count(*) FROM t; COMMIT")
-                    .await
+                let simple = session.batch_execute("CALL q(7, 'text', NULL)").await;
+                let extended = session.query("CALL q($1, $2, $3)", &[&-1i64, &"x", &0.5f64]).await;
+                let failed = [simple.err(), extended.err()];
+                failed.iter().flatten().any(|error| error.code() == Some(&SqlState::QUERY_CANCELED))
             };
-            within("a procedure ends", answered).await.unwrap();
+            let is_cancelled = within("a procedure ends", calls).await;
+            // The session continues. On a busy machine a short statement may take long.
+            let probe = "BEGIN; SET LOCAL statement_timeout = 0; SELECT count(*) FROM t; COMMIT";
+            if let Err(error) = within("a statement ends", session.batch_execute(probe)).await {
+                // A call that does not notice its cancel in time costs its session.
+                assert!(error.is_closed() && is_cancelled, "{error:?}");
+                client = None;
+            }
         });
     });
     drop(client);
