@@ -36,7 +36,8 @@ pub(super) fn stack_exhausted() -> Error {
 /// The error for a value, a row or a text that is longer than SQLite's limit.
 pub(crate) fn too_large(message: String, largest_value_bytes: u64) -> Error {
     let hint = format!(
-        "A value or row may have up to {} kB; see max_value_size in docs/sql.md.",
+        "A value or row may have up to {} kB: max_value_size of the database, and at most an eighth of the node's \
+         --memory.",
         largest_value_bytes / 1024
     );
     Error::new(sqlstate::PROGRAM_LIMIT, message).hint(hint)
@@ -90,6 +91,7 @@ fn general(message: String) -> Error {
             sqlstate::UNDEFINED_FUNCTION
         }
         m if m.starts_with("no such savepoint") => sqlstate::INVALID_SAVEPOINT,
+        m if m.starts_with("constraint ") && m.ends_with(" already exists") => sqlstate::DUPLICATE_OBJECT,
         m if m.starts_with("table ") && m.ends_with("already exists") => sqlstate::DUPLICATE_TABLE,
         m if m.contains("already exists") || m.starts_with("there is already") => sqlstate::DUPLICATE_TABLE,
         m if m.starts_with("duplicate column name") => sqlstate::DUPLICATE_COLUMN,
@@ -113,8 +115,12 @@ fn general(message: String) -> Error {
         }
         _ => sqlstate::SYNTAX_ERROR,
     };
+    let is_pattern = message.contains("pattern too complex");
     let error = Error::new(state, message);
     match state {
+        sqlstate::PROGRAM_LIMIT if is_pattern => {
+            error.hint("A superuser can raise the limit with ALTER DATABASE ... SET max_pattern_length.")
+        }
         sqlstate::SYNTAX_ERROR | sqlstate::UNDEFINED_FUNCTION => {
             error.hint("the SQL is SQLite's: see docs/sql.md")
         }

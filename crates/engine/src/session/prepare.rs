@@ -212,7 +212,9 @@ fn complete(statement: &mut Statement, prepared: Prepared, shape: &Shape, tables
             });
         }
     }
-    let columns = prepared.columns.into_iter();
+    // To check the rows that are there, SQLite runs a query of its own, and reports its columns.
+    let returns_rows = statement.kind != StatementKind::Utility("ALTER TABLE");
+    let columns = prepared.columns.into_iter().filter(|_| returns_rows);
     statement.columns = columns.map(|(name, declared_type)| ColumnInfo { name, declared_type }).collect();
 }
 

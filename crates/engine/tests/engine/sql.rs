@@ -202,6 +202,10 @@ async fn stock_features_work() {
     assert_eq!(a.state("SELECT x FROM").await, sqlstate::SYNTAX_ERROR);
     a.run("ALTER TABLE p ADD COLUMN extra TEXT DEFAULT 'e'; CREATE INDEX pi ON p(extra); ANALYZE; REINDEX; DROP TABLE c").await.unwrap();
     assert_eq!(b.value("SELECT extra FROM p").await, Value::Text("e".into()));
+    let constraint = "ALTER TABLE p ADD CONSTRAINT positive CHECK (id > 0)";
+    assert_eq!(a.session.prepare(constraint).await.unwrap().0.columns, [], "it returns no rows");
+    a.run(constraint).await.unwrap();
+    assert_eq!(a.state(constraint).await, sqlstate::DUPLICATE_OBJECT);
 }
 
 #[tokio::test]
