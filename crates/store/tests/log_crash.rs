@@ -9,7 +9,7 @@ mod common;
 use std::sync::mpsc;
 
 use common::*;
-use fulmar_store::{CommitLog, Fault, FaultyFiles, LogError, Lsn, Operation, failpoint};
+use fulmar_store::{CommitLog, Fault, FaultyFiles, LogError, LogFiles, Lsn, Operation, failpoint};
 use futures::channel::oneshot;
 use futures::future::{Either, select};
 use parking_lot::Mutex;
@@ -229,4 +229,44 @@ fn a_crash_while_a_log_is_begun_changes_nothing() {
             assert!(receiver.try_iter().all(|first| first == transactions(&seen)));
         }
     }
+}
+
+/// Each file in turn is the one that has only its first bytes when the process ends, or the power.
+#[test]
+fn a_crash_while_a_file_is_made_changes_nothing() {
+    let with_records = FaultyFiles::new();
+    let (log, _) = open(with_records.clone());
+    for transaction in 0..30 {
+        append(&log, transaction, 100).unwrap();
+    }
+    block_on(log.wait_durable(log.appended())).unwrap();
+    let with_records = with_records.process_kill();
+    let without_witness = with_records.process_kill();
+    without_witness.remove("newest").unwrap();
+    for (before, expected) in [(FaultyFiles::new(), 0), (with_records, 30), (without_witness, 30)] {
+        for (nth, left_bytes) in (1..=4).flat_map(|nth| [0, 1, 47, 48, 4095].map(|left| (nth, left))) {
+            let files = before.copy();
+            files.stop_in_create(nth, left_bytes);
+            // The last ones are made by a thread of the log, or not at all.
+            drop(open_with(options(), files.clone()));
+            for files in [files.process_kill(), files.power_cut(nth)] {
+                for _ in 0..2 {
+                    let opened = open_with(options(), files.clone());
+                    let (log, seen) = opened.unwrap_or_else(|error| panic!("{nth}, {left_bytes}: {error}"));
+                    assert_eq!(transactions(&seen), (0..expected).collect::<Vec<_>>());
+                    log.close().unwrap();
+                }
+                assert!(!files.list().unwrap().contains(&"newest-new".to_owned()));
+            }
+        }
+    }
+}
+
+#[test]
+fn what_an_earlier_start_left_of_a_file_is_removed() {
+    let files = FaultyFiles::new();
+    open(files.clone()).0.close().unwrap();
+    files.put("newest-new", vec![0; 7]);
+    open(files.clone()).0.close().unwrap();
+    assert_eq!(files.contents("newest-new"), None);
 }

@@ -25,6 +25,9 @@ pub(super) struct Disk {
     pub(super) held: BTreeSet<Operation>,
     /// Passages of a place until the power goes off.
     pub(super) stops: BTreeMap<&'static str, u64>,
+    /// Files to be made until the power goes off in the middle of one, and how many bytes that has
+    /// by then.
+    pub(super) creates: Option<(u64, u64)>,
     pub(super) begun: BTreeMap<Operation, u64>,
 }
 
@@ -131,6 +134,14 @@ impl Disk {
             *left > 0
         });
         fault.map_or(Ok(()), |fault| Err(fault.error()))
+    }
+
+    /// Counts a file that is made. Answers how many bytes it has when the power goes off in the
+    /// middle, if it does.
+    pub(super) fn stopped_in_create(&mut self) -> Option<u64> {
+        let (left, bytes) = self.creates.as_mut()?;
+        *left = left.saturating_sub(1);
+        (*left == 0).then_some(*bytes)
     }
 
     pub(super) fn change(&mut self, change: NameChange) {

@@ -107,6 +107,12 @@ impl FaultyFiles {
         self.shared.disk.lock().stops.insert(place, nth);
     }
 
+    /// Switches the power off in the middle of the `nth` [`LogFiles::create`] from now on (1 is the
+    /// next one): the file has its name and its first `left_bytes` bytes by then.
+    pub fn stop_in_create(&self, nth: u64, left_bytes: u64) {
+        self.shared.disk.lock().creates = Some((nth, left_bytes));
+    }
+
     /// How many operations of this kind have begun, failed ones included.
     pub fn count(&self, operation: Operation) -> u64 {
         self.shared.disk.lock().begun.get(&operation).copied().unwrap_or(0)
@@ -135,6 +141,18 @@ impl FaultyFiles {
     pub fn contents(&self, name: &str) -> Option<Vec<u8>> {
         let disk = self.shared.disk.lock();
         Some(disk.files[disk.names.get(name)?].now.clone())
+    }
+
+    /// Another disk with the same files, all safe.
+    pub fn copy(&self) -> FaultyFiles {
+        let disk = self.shared.disk.lock();
+        let synced = |contents: &Contents| Contents {
+            safe: contents.now.clone(),
+            dirty: BTreeSet::new(),
+            ..contents.clone()
+        };
+        let files = disk.files.iter().map(|(id, contents)| (*id, synced(contents))).collect();
+        Self::with(disk.names.clone(), files, disk.next_id)
     }
 
     /// Cuts the power: this disk fails from now on; the answer is the disk as it is found afterwards. The seed
@@ -201,9 +219,15 @@ impl LogFiles for FaultyFiles {
         outcome?;
         let id = disk.next_id;
         disk.next_id += 1;
-        let zeros = vec![0; bytes as usize];
+        let stopped = disk.stopped_in_create();
+        let zeros = vec![0; stopped.unwrap_or(bytes).min(bytes) as usize];
         disk.files.insert(id, Contents { now: zeros.clone(), safe: zeros, dirty: BTreeSet::new() });
         disk.change(NameChange::Put(name.to_owned(), id));
+        if stopped.is_some() {
+            disk.off = true;
+            self.shared.released.notify_all();
+            return Err(Fault::Io.error());
+        }
         Ok(self.file(id))
     }
 

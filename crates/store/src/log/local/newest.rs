@@ -16,6 +16,9 @@
 //! directory without the file was written by an earlier version, or lost only this file.
 //!
 //! # Crashes
+//! The file is made as `newest-new` and renamed when all of it is durable: under its own name it is
+//! complete from the first.
+//!
 //! The header of the new file is durable before it is named here, and no older file is removed before that. So whichever of the two
 //! files a crash leaves named is there.
 
@@ -27,6 +30,8 @@ use crate::files::{LogFile, LogFiles};
 
 /// The name of the file.
 pub(super) const NEWEST: &str = "newest";
+/// The name of the file until it is complete.
+pub(super) const NEWEST_NEW: &str = "newest-new";
 
 const MAGIC: &[u8; 8] = b"FULMCLNW";
 const FORMAT_VERSION: u32 = 1;
@@ -82,7 +87,8 @@ impl NewestFile {
         if files.list()?.iter().any(|name| name == NEWEST) {
             return files.open(NEWEST).map(NewestFile);
         }
-        let file = files.create(NEWEST, FILE_BYTES)?;
+        let file = files.create(NEWEST_NEW, FILE_BYTES)?;
+        files.rename(NEWEST_NEW, NEWEST)?;
         files.sync_dir()?;
         Ok(NewestFile(file))
     }

@@ -12,7 +12,7 @@ use fulmar_pages::record::{self, CutPoint};
 use fulmar_pages::{LogId, Record, RecordKind};
 
 use super::frame::{FRAME_HEAD_BYTES, Frame, Frames, HEADER_BYTES, Header, HeaderState, MAX_BODY_BYTES};
-use super::newest::{NEWEST, NEWEST_BYTES, Newest};
+use super::newest::{NEWEST, NEWEST_BYTES, NEWEST_NEW, Newest};
 use super::state::LiveFile;
 use super::supply::{Spare, is_spare, log_name, log_sequence, spare_sequence};
 use super::{LogError, Lsn};
@@ -197,6 +197,8 @@ impl Reader<'_> {
         }
         if names.iter().any(|name| name == NEWEST) {
             self.check_newest(&found.files)?;
+            // Without the other one it is made anew, under this name.
+            found.rubbish.extend(names.iter().filter(|name| *name == NEWEST_NEW).cloned());
         }
         Ok(Found { next_sequence: last_sequence + 1, ..found })
     }
