@@ -114,6 +114,11 @@ impl Error {
         ["42", "0A", "54"].iter().any(|class| self.0.state.starts_with(class))
     }
 
+    /// Whether a start was refused because of data of a partition that the catalog does not know.
+    pub fn is_of_unknown_partition(&self) -> bool {
+        self.0.message.contains(crate::places::UNKNOWN)
+    }
+
     /// The same error where the client cannot see the SQL text: in a procedure.
     pub fn without_position(mut self) -> Self {
         self.0.position = None;

@@ -154,6 +154,10 @@ impl Places {
     }
 }
 
+/// What is said of a partition that the catalog does not know, by which
+/// [`Error::is_of_unknown_partition`] tells the error of a start.
+pub(crate) const UNKNOWN: &str = "which the catalog neither has nor has dropped";
+
 /// Refuses a log that holds a record of a partition that the catalog does not know. Nothing of the log was changed so far.
 pub(crate) fn refuse_unknown(
     known: Option<&CatalogPartitions>,
@@ -161,10 +165,9 @@ pub(crate) fn refuse_unknown(
     position: Lsn,
 ) -> std::result::Result<(), LogError> {
     match known {
-        Some(known) if !known.has(id) => Err(LogError::Replay {
-            position,
-            cause: format!("it belongs to partition {id}, which the catalog neither has nor has dropped"),
-        }),
+        Some(known) if !known.admits(id) => {
+            Err(LogError::Replay { position, cause: format!("it belongs to partition {id}, {UNKNOWN}") })
+        }
         _ => Ok(()),
     }
 }

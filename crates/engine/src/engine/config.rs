@@ -90,12 +90,19 @@ pub struct CatalogPartitions {
     pub from: PartitionId,
     /// Returns true for a known partition.
     pub knows: Arc<dyn Fn(PartitionId) -> bool + Send + Sync>,
+    /// Called for each unknown partition that has data. Returns true if the start may continue.
+    pub accepts: Arc<dyn Fn(PartitionId) -> bool + Send + Sync>,
 }
 
 impl CatalogPartitions {
     /// Returns true for a known partition.
     pub(crate) fn has(&self, id: PartitionId) -> bool {
         id < self.from || (self.knows)(id)
+    }
+
+    /// Returns true for a partition that may have data: a known one, or one that is accepted.
+    pub(crate) fn admits(&self, id: PartitionId) -> bool {
+        self.has(id) || (self.accepts)(id)
     }
 }
 

@@ -29,7 +29,7 @@ use crate::memory::MemoryBudget;
 use crate::node::{Buffers, Naming, Node, NodeStats};
 use crate::partition::{Replay, log_error, store_error};
 use crate::past::Past;
-use crate::places::{Places, refuse_unknown};
+use crate::places::{Places, UNKNOWN, refuse_unknown};
 use crate::procedure::Machines;
 use crate::spill::SpillArea;
 use crate::temporary::NodeSpace;
@@ -239,12 +239,13 @@ async fn recover(
 /// Refuses a store that holds manifests of a partition that the catalog does not know.
 async fn refuse_unknown_in(store: &PageStore, known: Option<&CatalogPartitions>) -> Result<()> {
     let Some(known) = known else { return Ok(()) };
-    let found = store.find_partition(known.from, &|id| !known.has(id)).await.map_err(store_error)?;
+    let found = store.find_partition(known.from, &|id| !known.has(id), &|id| !known.admits(id)).await;
+    let found = found.map_err(store_error)?;
     match found {
         None => Ok(()),
         Some(id) => Err(Error::new(
             sqlstate::DATA_CORRUPTED,
-            format!("the store holds data of partition {id}, which the catalog neither has nor has dropped"),
+            format!("the store holds data of partition {id}, {UNKNOWN}"),
         )),
     }
 }

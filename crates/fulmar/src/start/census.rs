@@ -32,20 +32,28 @@ impl Census {
 
     /// What the engine asks.
     pub(super) fn known(self: &Arc<Self>) -> CatalogPartitions {
-        let census = self.clone();
+        let (catalog, census) = (self.catalog.clone(), self.clone());
         CatalogPartitions {
             from: self.catalog.first_unsettled_partition(),
-            knows: Arc::new(move |id| {
-                census.catalog.knows_partition(id) || {
-                    census.unknown.lock().insert(id);
-                    census.accepts_unknown
-                }
+            knows: Arc::new(move |id| catalog.knows_partition(id)),
+            accepts: Arc::new(move |id| {
+                census.unknown.lock().insert(id);
+                census.accepts_unknown
             }),
         }
     }
 
-    /// The reason why the engine has refused to start, if it is an unknown partition.
-    pub(super) fn refusal(&self, metadata: &Path, revision: Revision) -> Option<anyhow::Error> {
+    /// The reason why the engine has refused to start with `error`, if that is an unknown
+    /// partition.
+    pub(super) fn refusal(
+        &self,
+        error: &fulmar_engine::Error,
+        metadata: &Path,
+        revision: Revision,
+    ) -> Option<anyhow::Error> {
+        if self.accepts_unknown || !error.is_of_unknown_partition() {
+            return None;
+        }
         let id = self.unknown.lock().first().copied()?;
         let (path, head) = (metadata.display(), metadata.with_extension("head"));
         Some(anyhow!(
@@ -73,4 +81,69 @@ impl Census {
 /// An error with its remedy, for people.
 pub(super) fn with_remedy(error: MetaError) -> anyhow::Error {
     anyhow!("{error}; {}", error.remedy())
+}
+
+#[cfg(test)]
+mod tests {
+    use fulmar_engine::{Config, Engine};
+    use fulmar_meta::{Embedded, MetadataStore};
+
+    use super::*;
+
+    /// Starts an engine on data of a partition that the catalog does not know. Returns its error,
+    /// and the census's reason for that.
+    async fn start(data: &Path, accepts_unknown: bool) -> (Option<fulmar_engine::Error>, Option<String>) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("meta.db");
+        let metadata: Arc<dyn MetadataStore> = Arc::new(Embedded::open(&path).unwrap());
+        let census = Census::new(Catalog::open(metadata).await.unwrap(), accepts_unknown);
+        let started = async {
+            loop {
+                let mut config = Config::new(data, 64 << 20);
+                config.known = Some(census.known());
+                match Engine::start(config).await {
+                    // The log of the engine before is closed on another thread.
+                    Err(error) if error.message().contains("in use") => tokio::task::yield_now().await,
+                    started => return started,
+                }
+            }
+        };
+        let deadline = std::time::Duration::from_secs(120);
+        match tokio::time::timeout(deadline, started).await.expect("the directory is released") {
+            Ok(engine) => {
+                engine.shutdown().await.unwrap();
+                (None, None)
+            }
+            Err(error) => {
+                let refusal = census.refusal(&error, &path, Revision(7));
+                (Some(error), refusal.map(|refusal| refusal.to_string()))
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn only_unknown_partitions_are_reported_as_a_damaged_catalog() {
+        let directory = tempfile::tempdir().unwrap();
+        let data = directory.path();
+        // What the collector leaves of a partition is no data of it.
+        let partition = data.join("store/manifests").join(PartitionId(900).to_string());
+        std::fs::create_dir_all(&partition).unwrap();
+        assert_eq!(start(data, false).await, (None, None));
+        // The log cannot be opened: there is a directory where it has a file.
+        let blocked = data.join("log/newest");
+        std::fs::remove_file(&blocked).unwrap();
+        std::fs::create_dir(&blocked).unwrap();
+        for accepts_unknown in [false, true] {
+            let (error, refusal) = start(data, accepts_unknown).await;
+            assert!(error.is_some() && refusal.is_none(), "{error:?} {refusal:?}");
+        }
+        std::fs::write(partition.join("anchor-x"), "x").unwrap();
+        let (error, refusal) = start(data, true).await;
+        assert!(error.is_some() && refusal.is_none(), "{error:?} {refusal:?}");
+        std::fs::remove_dir(&blocked).unwrap();
+        let (error, refusal) = start(data, false).await;
+        assert!(error.unwrap().is_of_unknown_partition());
+        assert!(refusal.unwrap().contains("start once with --accept-catalog 7"));
+        assert_eq!(start(data, true).await, (None, None));
+    }
 }

@@ -117,7 +117,7 @@ impl Node {
         config.statement_stack_bytes = arguments.statement_stack.0 as usize;
         config.disk_cache_bytes = disk_cache::bytes(arguments.disk_cache, arguments.store.as_ref())?;
         let engine = Engine::start(config).await.map_err(|error| {
-            let refusal = census.refusal(&metadata_path, embedded.revision());
+            let refusal = census.refusal(&error, &metadata_path, embedded.revision());
             refusal.unwrap_or_else(|| anyhow::Error::new(error).context("cannot start the engine"))
         })?;
         census.settle().await.map_err(with_remedy)?;

@@ -9,11 +9,14 @@ use super::{MANIFESTS, PageStore, StoreError, directory};
 use crate::store::{Failure, FailureKind, Store};
 
 impl PageStore {
-    /// A partition with this id or a greater one that has objects below `manifests/` and for which `wanted` returns true. Calls
-    /// `wanted` for those before it, in order.
+    /// A partition with this id or a greater one that has objects below `manifests/` and for which
+    /// `candidate` and `wanted` return true. Calls them in the order of the ids, `wanted` only for
+    /// candidates that have objects. `candidate` is to be cheap: in a directory it is called before
+    /// the partition's objects are listed.
     pub async fn find_partition(
         &self,
         from: PartitionId,
+        candidate: &(dyn Fn(PartitionId) -> bool + Sync),
         wanted: &(dyn Fn(PartitionId) -> bool + Sync),
     ) -> Result<Option<PartitionId>, StoreError> {
         let found = match self.store.directory().map(|root| root.join(MANIFESTS)) {
@@ -30,13 +33,13 @@ impl PageStore {
                 };
                 for id in read.map_err(failed)? {
                     // Deleting the last object of a partition leaves its directory.
-                    if wanted(id) && !self.list(&directory(id)).await?.is_empty() {
+                    if candidate(id) && !self.list(&directory(id)).await?.is_empty() && wanted(id) {
                         return Ok(Some(id));
                     }
                 }
                 return Ok(None);
             }
-            None => self.find_listed(from, wanted).await,
+            None => self.find_listed(from, &|id| candidate(id) && wanted(id)).await,
         };
         found.map_err(|failure| StoreError::failed("list", MANIFESTS, &self.store, failure))
     }
@@ -113,6 +116,7 @@ mod tests {
 
     #[tokio::test]
     async fn partitions_are_found_in_order_from_an_id_on() {
+        const NO_CANDIDATE: u64 = 2;
         let directory = tempfile::tempdir().unwrap();
         let backends =
             [Backend::memory(), crate::StoreUrl::Directory(directory.path().to_owned()).open().unwrap()];
@@ -125,12 +129,17 @@ mod tests {
                     asked.lock().push(id.0);
                     id.0 == wanted
                 };
-                store.find_partition(PartitionId(from), &test).await.unwrap().map(|id| id.0)
+                let candidate = |id: PartitionId| id.0 != NO_CANDIDATE;
+                store.find_partition(PartitionId(from), &candidate, &test).await.unwrap().map(|id| id.0)
             };
             assert_eq!(find(0, 1).await, None);
-            for (id, object) in
-                [(1, "00000001/000000000000000a"), (3, "hot-00000001-00"), (3, "fate-x"), (18, "anchor-y")]
-            {
+            for (id, object) in [
+                (1, "00000001/000000000000000a"),
+                (2, "fate-x"),
+                (3, "hot-00000001-00"),
+                (3, "fate-x"),
+                (18, "anchor-y"),
+            ] {
                 let name = format!("manifests/{}/{object}", PartitionId(id));
                 backend.put(&name, Bytes::from_static(b"x")).await.unwrap();
             }
@@ -141,6 +150,7 @@ mod tests {
             assert_eq!(find(19, 19).await, None);
             backend.delete(&format!("manifests/{}/anchor-y", PartitionId(18))).await.unwrap();
             assert_eq!(find(4, 18).await, None);
+            assert!(asked.lock().is_empty(), "it has no objects any more");
         }
     }
 }
