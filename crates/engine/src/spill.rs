@@ -303,6 +303,17 @@ pub(crate) mod tests {
         }
     }
 
+    /// Waits until the files that were dropped are closed. Panics after two minutes.
+    pub(crate) async fn all_released(files: &TemporaryFiles) {
+        let closed = async {
+            while files.quota.used_bytes() > 0 {
+                tokio::task::yield_now().await;
+            }
+        };
+        let deadline = std::time::Duration::from_secs(120);
+        tokio::time::timeout(deadline, closed).await.expect("dropped files are closed");
+    }
+
     #[tokio::test]
     async fn a_buffer_in_a_file_is_charged_and_refused_beyond_the_limit() {
         let directory = tempfile::tempdir().unwrap();
@@ -324,9 +335,7 @@ pub(crate) mod tests {
         assert_eq!(used(), 40);
         drop(buffer);
         // The file is closed on another thread.
-        while used() > 0 {
-            tokio::task::yield_now().await;
-        }
+        all_released(&files).await;
     }
 
     #[tokio::test]

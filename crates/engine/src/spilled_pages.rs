@@ -306,7 +306,7 @@ fn given_up() -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spill::tests::files;
+    use crate::spill::tests::{all_released, files};
 
     /// Pages that do not shrink.
     fn noise() -> impl Iterator<Item = Page> {
@@ -408,8 +408,6 @@ mod tests {
         let finished = pages.finish(PartitionId(1), vec![(2, 1)]).await.unwrap();
         assert!(used() >= finished.bytes);
         drop(finished);
-        while used() > 0 {
-            tokio::task::yield_now().await;
-        }
+        all_released(&files).await;
     }
 }

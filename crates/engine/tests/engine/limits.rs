@@ -1,6 +1,6 @@
 //! What a transaction may take: what goes beyond is refused and taken back, and all else goes on.
 
-use crate::common::{Client, Node};
+use crate::common::{Client, Node, until};
 use fulmar_engine::{Config, Engine, MAX_STATEMENT_BYTES, TransactionLimits, Value, sqlstate};
 
 const TABLE: &str = "CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)";
@@ -305,7 +305,5 @@ async fn nothing_stays_charged() {
         assert!(statistics.statement_bytes < 8 << 20, "{} in round {round}", statistics.statement_bytes);
     }
     a.close().await;
-    while node.engine.statistics().temporary_bytes > 0 {
-        tokio::task::yield_now().await;
-    }
+    until("the temporary files are closed", async || node.engine.statistics().temporary_bytes == 0).await;
 }

@@ -79,9 +79,7 @@ async fn a_tenant_keeps_to_its_temp_file_limit() {
     let error = other.run(LARGE[1]).await.unwrap_err();
     assert_eq!(error.message(), "temporary file size exceeds temp_file_limit (30720kB)");
     a.run("ROLLBACK").await.unwrap();
-    while node.engine.statistics().temporary_bytes > 0 {
-        tokio::task::yield_now().await;
-    }
+    until("the temporary files are closed", async || node.engine.statistics().temporary_bytes == 0).await;
     other.run(LARGE[1]).await.unwrap();
     a.close().await;
     other.close().await;
