@@ -374,6 +374,11 @@ impl Connection {
 
     /// Runs a text of the engine's own (BEGIN, COMMIT ...), kept prepared under `id`; on the fiber.
     pub(crate) fn control_here(&mut self, id: u64, sql: &str) -> Step {
+        // A COMMIT writes, and keeps to the limits whatever was refused before. A ROLLBACK may need
+        // the overdraft.
+        if id == COMMIT.0 {
+            self.link.begin_statement();
+        }
         self.link.controls.set(true);
         let step = self.run_here(&Run { id, sql, columns: Some(0), parameters: &[] }, &mut Nowhere);
         self.link.controls.set(false);

@@ -95,6 +95,9 @@ impl<'c> Host<'c> {
         };
         let run = Run { id, sql, columns: None, parameters };
         self.connection.link.variables.borrow_mut().changed = true;
+        // The procedure may have caught the error of a statement that was refused: its overdraft
+        // ends here.
+        self.connection.link.begin_statement();
         match self.connection.run_here(&run, sink) {
             Step::Done(_) => Ok(id),
             Step::Conflict => Err(self.finish(Step::Conflict)),

@@ -307,3 +307,44 @@ async fn nothing_stays_charged() {
     a.close().await;
     until("the temporary files are closed", async || node.engine.statistics().temporary_bytes == 0).await;
 }
+
+/// What a procedure catches does not free it of its limits.
+#[tokio::test]
+async fn a_procedure_that_catches_a_refusal_keeps_to_its_limits() {
+    /// Sorts 10 MB in temporary files. It reads no table, so SQLite rolls nothing back when it
+    /// fails.
+    const SORT: &str = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5000) \
+        SELECT count(*) FROM (SELECT hex(zeroblob(1000)) || i AS v FROM n GROUP BY v)";
+    let node = Node::start().await;
+    let mut a = node.client(1);
+    a.run(TABLE).await.unwrap();
+    a.run(fulmar_engine::CREATE_PROCEDURES).await.unwrap();
+    let grow = format!("INSERT INTO t {}", rows(1000));
+    // The last one has its changes in SQLite's cache until the commit.
+    for (name, statements) in [
+        ("grows", format!("refuse() db.exec([[{grow}]])")),
+        ("grows_at_the_end", format!("db.exec([[{}]]) refuse()", grow.replace("1000", "500"))),
+    ] {
+        let source = format!(
+            "local function refuse() local ok, e = pcall(db.query, [[{SORT}]]) \
+             assert(not ok and string.find(tostring(e), 'transaction_memory'), tostring(e)) end {statements}"
+        );
+        let (parameters, returns) = (Vec::new(), Vec::new());
+        let definition = fulmar_engine::Definition { name: name.into(), parameters, returns, source };
+        let sql = "INSERT INTO fulmar_procedures VALUES ($1, $2, $3, $4)";
+        a.with(sql, &definition.values()).await.unwrap();
+    }
+    let limits = TransactionLimits { held_bytes: 4 << 20, ..sized(1) };
+    a.session.set_limits(limits);
+    for call in ["CALL grows()", "CALL grows_at_the_end()"] {
+        let error = a.run(call).await.unwrap_err();
+        assert_eq!(error.state(), sqlstate::DISK_FULL, "{call}: {error}");
+        assert!(error.message().contains("max_size of 1024kB"), "{call}: {error}");
+        assert_eq!(a.int("SELECT count(*) FROM t").await, 0);
+    }
+    // A savepoint is another way to go on.
+    a.run(&format!("BEGIN; INSERT INTO t {}; SAVEPOINT s", rows(500))).await.unwrap();
+    assert_eq!(a.state(SORT).await, sqlstate::CONFIGURATION_LIMIT);
+    assert_eq!(a.state("ROLLBACK TO s; COMMIT").await, sqlstate::DISK_FULL);
+    a.session.close().await;
+}
