@@ -138,8 +138,11 @@ pub(crate) fn error(cause: &io::Error) -> Error {
         .hint("free space on the disk of the data directory, or make the transaction smaller")
 }
 
-/// Bytes of the buffers that each thread keeps for reuse, and of a fresh one.
+/// Bytes of the buffers that each thread keeps for reuse, of the largest one of them, and of a
+/// fresh one. A buffer is charged with all of its capacity. The largest fits into what a connection
+/// has charged ahead.
 const POOLED_BYTES: usize = 2 << 20;
+const LARGEST_POOLED_BYTES: usize = 128 << 10;
 const LEAST_POOLED_BYTES: usize = 16 << 10;
 
 thread_local! {
@@ -153,7 +156,7 @@ struct Pool {
     bytes: usize,
 }
 
-/// An empty buffer with room, as much as there is in the pool.
+/// An empty buffer: the one that was used last, or a fresh one.
 fn take_buffer() -> Vec<u8> {
     let kept = POOL.with_borrow_mut(|pool| {
         let buffer = pool.buffers.pop()?;
@@ -168,7 +171,8 @@ fn give_buffer(mut buffer: Vec<u8>) {
     // `try_with`: a connection may be closed while its thread is being torn down.
     let _ = POOL.try_with(|pool| {
         let mut pool = pool.borrow_mut();
-        if buffer.capacity() >= LEAST_POOLED_BYTES && pool.bytes + buffer.capacity() <= POOLED_BYTES {
+        let is_useful = (LEAST_POOLED_BYTES..=LARGEST_POOLED_BYTES).contains(&buffer.capacity());
+        if is_useful && pool.bytes + buffer.capacity() <= POOLED_BYTES {
             pool.bytes += buffer.capacity();
             pool.buffers.push(buffer);
         }
@@ -203,7 +207,15 @@ impl SpillBuffer {
         match self.file {
             Some(_) => 0,
             None if length == 0 => 0,
-            None => length.next_power_of_two().max(LEAST_POOLED_BYTES as u64),
+            None => (self.memory.capacity() as u64).max(length.next_power_of_two()),
+        }
+    }
+
+    /// Takes the buffer that the next bytes in memory go to. After that
+    /// [`SpillBuffer::memory_bytes`] is exact.
+    pub(crate) fn take_memory(&mut self) {
+        if self.file.is_none() && self.memory.capacity() == 0 {
+            self.memory = take_buffer();
         }
     }
 
@@ -233,9 +245,9 @@ impl SpillBuffer {
     }
 
     fn write_in_memory(&mut self, offset: usize, bytes: &[u8]) {
-        if self.memory.capacity() == 0 {
-            self.memory = take_buffer();
-        }
+        self.take_memory();
+        let capacity = self.memory_bytes((offset + bytes.len()) as u64) as usize;
+        self.memory.reserve_exact(capacity.saturating_sub(self.memory.len()));
         if self.memory.len() < offset {
             self.memory.resize(offset, 0);
         }
@@ -321,7 +333,7 @@ pub(crate) mod tests {
         let used = || files.quota.used_bytes();
         let mut buffer = SpillBuffer::new(files.clone());
         buffer.write_at(0, &[1; 16]).unwrap();
-        assert_eq!((used(), buffer.memory_bytes(16)), (0, LEAST_POOLED_BYTES as u64));
+        assert_eq!((used(), buffer.memory_bytes(16)), (0, buffer.memory.capacity() as u64));
         buffer.write_at(16, &[2; 84]).unwrap();
         assert_eq!((used(), buffer.memory_bytes(100)), (100, 0));
         let refused = buffer.write_at(100, &[3]).unwrap_err();
@@ -336,6 +348,29 @@ pub(crate) mod tests {
         drop(buffer);
         // The file is closed on another thread.
         all_released(&files).await;
+    }
+
+    /// Whatever the buffers had that the thread keeps, and however the bytes come.
+    #[tokio::test]
+    async fn a_buffer_takes_no_more_memory_than_it_says() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = files(directory.path(), 4 << 20, u64::MAX);
+        for largest in [10_000, 100_000, 1_500_000, 3_000_000] {
+            for step in [1, 700, 20_000, largest] {
+                let mut buffer = SpillBuffer::new(files.clone());
+                let mut charged_bytes = 0;
+                for end in (step..=largest).step_by(step.max(largest / 50)) {
+                    buffer.take_memory();
+                    charged_bytes = buffer.memory_bytes(end as u64).max(charged_bytes);
+                    buffer.write_at(end as u64 - 1, &[1]).unwrap();
+                    assert!(buffer.memory.capacity() as u64 <= charged_bytes, "{end} of {largest}");
+                }
+                buffer.truncate(0).unwrap();
+            }
+        }
+        let mut buffer = SpillBuffer::new(files);
+        buffer.write_at(0, &[1]).unwrap();
+        assert!(buffer.memory_bytes(1) <= LARGEST_POOLED_BYTES as u64, "a small file takes a small buffer");
     }
 
     #[tokio::test]

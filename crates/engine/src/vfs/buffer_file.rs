@@ -93,7 +93,11 @@ impl TemporaryFile {
     /// Charges the memory that the buffer takes with `length` bytes to the connection. If the connection may hold no more
     /// memory, the bytes move to a file.
     fn hold(&mut self, length: u64) -> io::Result<()> {
-        let bytes = if self.buffer.needs_file(length) { 0 } else { self.buffer.memory_bytes(length) };
+        if self.buffer.needs_file(length) {
+            return Ok(());
+        }
+        self.buffer.take_memory();
+        let bytes = self.buffer.memory_bytes(length);
         let more = bytes.saturating_sub(self.held_bytes);
         if more == 0 {
             return Ok(());
