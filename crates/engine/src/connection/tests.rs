@@ -4,8 +4,9 @@ use fulmar_pages::PartitionId;
 
 use super::*;
 use crate::cancel::CancelFlag;
-use crate::statement::{Row, RowSink};
-use crate::{CancelReason, Config, Engine};
+use crate::heap::Held;
+use crate::statement::{Nowhere, Row, RowSink};
+use crate::{CancelReason, Config, Definition, Engine, Scope};
 
 /// SQLite looks at the clock once in some thousand steps, of a kept statement over all its runs: at last also behind the only
 /// step of a BEGIN, which has been done by then.
@@ -147,6 +148,47 @@ async fn a_check_without_memory_reports_no_damage() {
         others.iter().for_each(|held| held.give_all(heap));
     }
     assert!(refused > 0 && sound > 0, "{refused} {sound}");
+    drop(partition);
+    engine.shutdown().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_call_holds_no_memory_that_its_tenant_may_not_hold() {
+    const STEP: u64 = 64 << 10;
+    let data = tempfile::tempdir().unwrap();
+    let engine = engine_with_data(data.path()).await;
+    let partition = engine.partition(PartitionId(1)).await.unwrap();
+    let mut session = engine.session(PartitionId(1));
+    session.run(crate::CREATE_PROCEDURES).await;
+    let definition = Definition {
+        name: "fills".into(),
+        parameters: vec![("n".into(), "INTEGER".into())],
+        returns: Vec::new(),
+        source: "local t = {}; for i = 1, n do t[i] = { i } end".into(),
+    };
+    let sql = "INSERT INTO fulmar_procedures VALUES ($1, $2, $3, $4)";
+    let (insert, _) = session.prepare(sql).await.unwrap();
+    session.execute(&insert, &definition.values(), Scope::Auto, &mut Nowhere).await.unwrap();
+    let (call, _) = session.prepare("CALL fills($1)").await.unwrap();
+    let mut state_of = async |rows: i64| {
+        let called = session.execute(&call, &[crate::Value::Integer(rows)], Scope::Auto, &mut Nowhere).await;
+        called.map_or_else(|error| error.state(), |_| sqlstate::SUCCESSFUL_COMPLETION)
+    };
+    // About 1 MiB, and nearly nothing.
+    const MUCH: i64 = 8000;
+    assert_eq!(state_of(MUCH).await, sqlstate::SUCCESSFUL_COMPLETION);
+    let heap = partition.heap();
+    let mut others = Vec::new();
+    while heap.used_bytes() + 4 * STEP <= heap.limit_bytes() {
+        let held = Held::default();
+        assert!(held.take(STEP, heap));
+        others.push(held);
+    }
+    assert_eq!(state_of(1).await, sqlstate::SUCCESSFUL_COMPLETION);
+    assert_eq!(state_of(MUCH).await, sqlstate::OUT_OF_MEMORY);
+    others.iter().for_each(|held| held.give_all(heap));
+    assert_eq!(state_of(MUCH).await, sqlstate::SUCCESSFUL_COMPLETION);
+    session.close().await;
     drop(partition);
     engine.shutdown().await.unwrap();
 }

@@ -25,6 +25,9 @@ pub(super) struct Limits {
     ended: Cell<bool>,
     /// A step may take long: there is a look at each.
     watched: Cell<bool>,
+    /// Memory of the machine before its first call. Without that no call can run, so it need not be
+    /// charged.
+    empty_bytes: Cell<usize>,
     /// Charged to the connection, bytes.
     held: Cell<usize>,
     /// It was told to end since its tenant, or the node, holds too much.
@@ -38,6 +41,7 @@ impl Limits {
             steps: Cell::new(0),
             ended: Cell::new(false),
             watched: Cell::new(false),
+            empty_bytes: Cell::new(0),
             held: Cell::new(0),
             crowded: Cell::new(false),
         }
@@ -45,6 +49,11 @@ impl Limits {
 
     pub(super) fn memory_bytes(&self) -> usize {
         self.memory_bytes
+    }
+
+    /// Notes what the machine holds before its first call.
+    pub(super) fn set_empty(&self, lua: &Lua) {
+        self.empty_bytes.set(lua.used_memory());
     }
 
     pub(super) fn begin(&self) {
@@ -74,7 +83,7 @@ impl Limits {
     pub(super) fn charge(&self, lua: &Lua) -> bool {
         let bytes = lua.used_memory();
         self.watched.set(self.watched.get() || bytes > LARGE_BYTES);
-        if !self.hold(bytes) && bytes > KEPT_BYTES {
+        if !self.hold(bytes) && bytes > self.empty_bytes.get() {
             self.crowded.set(true);
             self.ended.set(true);
         }

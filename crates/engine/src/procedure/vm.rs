@@ -149,6 +149,7 @@ impl Machine {
         let (lua, db) = sandbox(&limits)
             .and_then(|lua| database(&lua, &lent).map(|db| (lua, db)))
             .map_err(|cause| Error::new(sqlstate::INTERNAL, format!("Lua cannot be started: {cause}")))?;
+        limits.set_empty(&lua);
         Ok(Machine { chunks: HashMap::new(), db, lent, lua, stack, limits })
     }
 
