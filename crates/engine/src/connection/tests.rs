@@ -153,6 +153,24 @@ async fn a_check_without_memory_reports_no_damage() {
 }
 
 #[tokio::test]
+async fn closing_a_pooled_connection_leaves_the_statement_of_its_last_session_cancellable() {
+    let data = tempfile::tempdir().unwrap();
+    let engine = engine_with_data(data.path()).await;
+    let partition = engine.partition(PartitionId(1)).await.unwrap();
+    let mut session = engine.session(PartitionId(1));
+    session.run("SELECT count(*) FROM t").await;
+    let canceller = session.canceller();
+    // Its next statement is offloaded, on another connection.
+    canceller.flag.note_offloaded();
+    assert!(partition.pool.len() > 0);
+    partition.pool.clear();
+    assert!(canceller.is_offloaded());
+    session.close().await;
+    drop(partition);
+    engine.shutdown().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_call_holds_no_memory_that_its_tenant_may_not_hold() {
     const STEP: u64 = 64 << 10;
     let data = tempfile::tempdir().unwrap();

@@ -410,6 +410,9 @@ impl Session {
     /// Gives a connection back after its transaction.
     fn give_back(&mut self, mut connection: Box<Connection>) {
         self.remember(&connection);
+        // Closing the connection clears the flag that it has. That of this session is for its next
+        // statement, which may run by then.
+        *connection.link.cancel.borrow_mut() = Arc::default();
         if !connection.is_autocommit() {
             // Its ROLLBACK failed, for lack of memory for example. Closing it rolls back; whoever got it from the pool would write into
             // the open transaction.
