@@ -22,15 +22,20 @@
 //!   that runs an expensive call delays only its own large statements.
 //! - Threads have a low scheduling priority ([`NICENESS`]): workers come first.
 //! - A job yields after each time slice that it can be interrupted in, as on a worker, and goes to the end of the queue.
+//! - A job that has not yielded for [`STUCK_AFTER`] is in a call that may not return for long. Its
+//!   thread is not counted among the [`MAX_PROGRESSING`] that the pool may have, so calls that do
+//!   not return delay no other tenant's jobs. Such a thread gets the lowest priority
+//!   ([`STUCK_NICENESS`]) and ends with its job: any number of them, up to [`MAX_THREADS`], leaves
+//!   the workers their CPU time.
 //!
 //! A job is a small executor task: its waker queues it again, and only its end wakes the task that awaits the fiber.
 
 use std::any::Any;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, LazyLock};
 use std::task::{Context, Wake, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::task::AtomicWaker;
 use parking_lot::{Condvar, Mutex};
@@ -42,12 +47,19 @@ use super::Resume;
 /// milliseconds on smaller input.
 pub(crate) const OFFLOAD_BYTES: usize = 64 << 10;
 
-/// Threads of the pool. Each can be held for long by one tenant.
-const MAX_THREADS: usize = 8;
+/// Threads of the pool that are not stuck.
+const MAX_PROGRESSING: usize = 8;
+/// All threads of the pool. Each can be held for long by one tenant.
+const MAX_THREADS: usize = 256;
+/// A job that runs for longer without yielding is stuck. A time slice takes 1 ms of CPU time.
+const STUCK_AFTER: Duration = Duration::from_millis(100);
 /// An idle thread ends after this time.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Added to the threads' nice value. A thread of the pool then gets about a tenth of the CPU time of a busy worker.
 const NICENESS: i32 = 10;
+/// The nice value of stuck threads. To the system's scheduler 256 of them weigh as much as 4
+/// workers; with [`NICENESS`] as much as 27.
+const STUCK_NICENESS: i32 = 19;
 
 /// A coroutine that can be continued.
 pub(super) trait Resumable {
@@ -198,6 +210,8 @@ struct Pool {
     queues: Mutex<Queues>,
     /// Signalled when a tenant has its turn.
     queued: Condvar,
+    /// Signalled when a tenant has its turn and there is no thread for it.
+    lacking: Condvar,
 }
 
 #[derive(Default)]
@@ -205,9 +219,36 @@ struct Queues {
     jobs: HashMap<u64, VecDeque<Arc<Job>>>,
     /// Tenants that have jobs queued and none running, in the order of their turns.
     turns: VecDeque<u64>,
-    running: HashSet<u64>,
+    /// Tenants that have a job running.
+    running: HashMap<u64, Run>,
     threads: usize,
-    idle: usize,
+    watch: Watch,
+}
+
+/// What the thread does that looks for stuck jobs ([`watch`]).
+#[derive(Default, PartialEq, Eq)]
+enum Watch {
+    #[default]
+    Absent,
+    /// It waits until there is no thread for a tenant's turn.
+    Idle,
+    /// It looks every [`STUCK_AFTER`].
+    Polls,
+}
+
+/// A job's stay on a thread, from one suspension to the next.
+struct Run {
+    since: Instant,
+    /// The thread, as the system calls it.
+    thread: libc::pid_t,
+    /// The thread has the priority of a stuck one. It ends after the run.
+    demoted: bool,
+}
+
+impl Run {
+    fn is_stuck(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.since) >= STUCK_AFTER
+    }
 }
 
 impl Queues {
@@ -215,28 +256,48 @@ impl Queues {
         let tenant = job.tenant;
         let jobs = self.jobs.entry(tenant).or_default();
         jobs.push_back(job);
-        if jobs.len() == 1 && !self.running.contains(&tenant) {
+        if jobs.len() == 1 && !self.running.contains_key(&tenant) {
             self.turns.push_back(tenant);
         }
     }
 
-    /// The next job; its tenant has no other one until [`Queues::finish`].
-    fn next(&mut self) -> Option<Arc<Job>> {
+    /// The next job, for this thread; its tenant has no other one until [`Queues::finish`].
+    fn next(&mut self, now: Instant, thread: libc::pid_t) -> Option<Arc<Job>> {
         let tenant = self.turns.pop_front()?;
         let jobs = self.jobs.get_mut(&tenant)?;
         let job = jobs.pop_front();
         if jobs.is_empty() {
             self.jobs.remove(&tenant);
         }
-        self.running.insert(tenant);
+        self.running.insert(tenant, Run { since: now, thread, demoted: false });
         job
     }
 
-    /// A tenant's job is no longer running.
-    fn finish(&mut self, tenant: u64) {
-        self.running.remove(&tenant);
+    /// A tenant's job is no longer running. Returns true if its thread was demoted.
+    fn finish(&mut self, tenant: u64) -> bool {
+        let run = self.running.remove(&tenant);
         if self.jobs.contains_key(&tenant) {
             self.turns.push_back(tenant);
+        }
+        run.is_some_and(|run| run.demoted)
+    }
+
+    /// Whether more tenants have their turn than threads are about to take a job.
+    fn lacks_threads(&self) -> bool {
+        self.turns.len() > self.threads.saturating_sub(self.running.len())
+    }
+
+    /// Whether another thread is to be started.
+    fn wants_thread(&self, now: Instant) -> bool {
+        let stuck = self.running.values().filter(|run| run.is_stuck(now)).count();
+        self.lacks_threads() && self.threads < MAX_THREADS && self.threads < MAX_PROGRESSING + stuck
+    }
+
+    /// Lowers the priority of the threads whose jobs are stuck.
+    fn demote_stuck(&mut self, now: Instant) {
+        for run in self.running.values_mut().filter(|run| !run.demoted && run.is_stuck(now)) {
+            lower_priority(run.thread, STUCK_NICENESS);
+            run.demoted = true;
         }
     }
 }
@@ -245,10 +306,7 @@ impl Pool {
     fn push(&self, job: Arc<Job>) {
         let mut queues = self.queues.lock();
         queues.push(job);
-        let wanted = queues.turns.len();
-        if queues.idle < wanted {
-            self.start_thread(&mut queues);
-        }
+        self.add_threads(&mut queues);
         drop(queues);
         self.queued.notify_one();
     }
@@ -259,32 +317,65 @@ impl Pool {
         queues.threads > 0 || self.start_thread(&mut queues)
     }
 
-    /// Starts a thread, unless there are enough. Returns false if the system refuses.
+    /// Starts threads for the tenants that have their turn, as far as the bounds allow; later if
+    /// jobs turn out to be stuck.
+    fn add_threads(&self, queues: &mut Queues) {
+        let now = Instant::now();
+        while queues.wants_thread(now) {
+            if queues.threads >= MAX_PROGRESSING {
+                queues.demote_stuck(now);
+            }
+            if !self.start_thread(queues) {
+                break;
+            }
+        }
+        if !queues.lacks_threads() {
+            return;
+        }
+        match queues.watch {
+            Watch::Absent if spawn("fulmar-offload-watch", watch) => queues.watch = Watch::Polls,
+            Watch::Idle => {
+                self.lacking.notify_one();
+            }
+            Watch::Absent | Watch::Polls => {}
+        }
+    }
+
+    /// Starts a thread. Returns false if the system refuses.
     fn start_thread(&self, queues: &mut Queues) -> bool {
-        if queues.threads == MAX_THREADS {
-            return true;
-        }
-        let started = std::thread::Builder::new().name("fulmar-offload".into()).spawn(serve);
-        if let Err(error) = &started {
-            tracing::warn!(%error, "could not start a thread of the offload pool");
-            return false;
-        }
-        queues.threads += 1;
-        true
+        let started = spawn("fulmar-offload", serve);
+        queues.threads += usize::from(started);
+        started
     }
 }
 
-/// What a thread of the pool does until it has been idle for [`IDLE_TIMEOUT`].
-fn serve() {
-    super::set_offload_thread();
-    // SAFETY: a plain call. On Linux the value is that of the calling thread.
-    if unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICENESS) } != 0 {
+fn spawn(name: &str, body: fn()) -> bool {
+    let started = std::thread::Builder::new().name(name.into()).spawn(body);
+    if let Err(error) = &started {
+        tracing::warn!(%error, "could not start a thread of the offload pool");
+    }
+    started.is_ok()
+}
+
+/// Sets the nice value of a thread of this process.
+fn lower_priority(thread: libc::pid_t, niceness: i32) {
+    // SAFETY: a plain call. On Linux the value is that of the thread alone.
+    if unsafe { libc::setpriority(libc::PRIO_PROCESS, thread as libc::id_t, niceness) } != 0 {
         tracing::warn!(error = %std::io::Error::last_os_error(), "could not lower the priority of a thread");
     }
+}
+
+/// What a thread of the pool does until it has been idle for [`IDLE_TIMEOUT`], or its job was
+/// stuck.
+fn serve() {
+    super::set_offload_thread();
+    // SAFETY: a plain call.
+    let thread = unsafe { libc::gettid() };
+    lower_priority(thread, NICENESS);
     let pool = &*POOL;
     let mut queues = pool.queues.lock();
     loop {
-        if let Some(job) = queues.next() {
+        if let Some(job) = queues.next(Instant::now(), thread) {
             drop(queues);
             let again = job.run();
             queues = pool.queues.lock();
@@ -292,15 +383,40 @@ fn serve() {
             if again {
                 queues.push(job);
             }
-            queues.finish(tenant);
+            let demoted = queues.finish(tenant);
+            // No thread can raise its priority again, so another one takes its place.
+            if demoted && (queues.threads > 1 || pool.start_thread(&mut queues)) {
+                queues.threads -= 1;
+                pool.add_threads(&mut queues);
+                pool.queued.notify_one();
+                return;
+            }
             continue;
         }
-        queues.idle += 1;
         let timed_out = pool.queued.wait_for(&mut queues, IDLE_TIMEOUT).timed_out();
-        queues.idle -= 1;
         // The last thread stays: a job may have been promised one.
         if timed_out && queues.turns.is_empty() && queues.threads > 1 {
             queues.threads -= 1;
+            return;
+        }
+    }
+}
+
+/// Starts threads when jobs turn out to be stuck while tenants wait for their turn. Ends when none
+/// has waited for [`IDLE_TIMEOUT`].
+fn watch() {
+    let pool = &*POOL;
+    let mut queues = pool.queues.lock();
+    loop {
+        queues.watch = Watch::Polls;
+        pool.add_threads(&mut queues);
+        if queues.lacks_threads() {
+            pool.lacking.wait_for(&mut queues, STUCK_AFTER);
+            continue;
+        }
+        queues.watch = Watch::Idle;
+        if pool.lacking.wait_for(&mut queues, IDLE_TIMEOUT).timed_out() && !queues.lacks_threads() {
+            queues.watch = Watch::Absent;
             return;
         }
     }
@@ -363,6 +479,50 @@ mod tests {
         first.finish();
         assert_eq!(runs.recv().unwrap(), "second of one");
         second.finish();
+    }
+
+    /// No wait of a test takes longer, unless it would never end.
+    const DEADLINE: Duration = Duration::from_secs(120);
+
+    #[test]
+    fn stuck_jobs_of_any_number_of_tenants_do_not_delay_others() {
+        const FIRST: u64 = 100;
+        let (started, runs) = mpsc::channel();
+        let tenants = FIRST..FIRST + 3 * MAX_PROGRESSING as u64 + 1;
+        let stuck: Vec<Started> = tenants.map(|tenant| Started::new(tenant, "stuck", &started)).collect();
+        for _ in &stuck {
+            runs.recv_timeout(DEADLINE).expect("each must get a thread while all before it are stuck");
+        }
+        let niceness = {
+            let queues = POOL.queues.lock();
+            // SAFETY: a plain call.
+            unsafe { libc::getpriority(libc::PRIO_PROCESS, queues.running[&FIRST].thread as libc::id_t) }
+        };
+        assert_eq!(niceness, STUCK_NICENESS, "a stuck thread has the lowest priority");
+        stuck.into_iter().for_each(Started::finish);
+        let next = Started::new(FIRST, "next", &started);
+        assert_eq!(runs.recv_timeout(DEADLINE), Ok("next"), "a thread must be left");
+        next.finish();
+    }
+
+    #[test]
+    fn threads_are_added_only_beside_stuck_ones() {
+        let began = Instant::now();
+        let queues = |threads: usize| Queues {
+            turns: VecDeque::from([7]),
+            running: (100..100 + threads as u64)
+                .map(|tenant| (tenant, Run { since: began, thread: 0, demoted: false }))
+                .collect(),
+            threads,
+            ..Queues::default()
+        };
+        let later = began + STUCK_AFTER;
+        assert!(queues(MAX_PROGRESSING - 1).wants_thread(began));
+        assert!(!queues(MAX_PROGRESSING).wants_thread(began), "all threads make progress");
+        assert!(queues(MAX_PROGRESSING).wants_thread(later), "all threads are stuck");
+        assert!(!queues(MAX_THREADS).wants_thread(later), "there are enough");
+        let idle = Queues { threads: 2 * MAX_PROGRESSING + 1, ..queues(2 * MAX_PROGRESSING) };
+        assert!(!idle.wants_thread(later), "a thread is about to take the job");
     }
 
     #[test]
