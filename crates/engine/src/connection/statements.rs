@@ -204,8 +204,8 @@ impl Connection {
             return Err(statement_too_long(limit_bytes));
         }
         let _noted = self.link.note_text(sql);
-        if sql.len() > OFFLOAD_BYTES {
-            self.link.offload();
+        if sql.len() > OFFLOAD_BYTES && !self.link.offload() {
+            return Err(self.link.cancel.borrow().error());
         }
         let mut raw = ptr::null_mut();
         let mut tail = ptr::null();
@@ -231,8 +231,8 @@ impl Connection {
             Err(error) => return self.failed(error),
         };
         let _noted = self.link.note_text(run.sql);
-        if run.parameters.iter().any(|value| value.bytes() > OFFLOAD_BYTES) {
-            self.link.offload();
+        if run.parameters.iter().any(|value| value.bytes() > OFFLOAD_BYTES) && !self.link.offload() {
+            return Step::Failed(self.link.cancel.borrow().error());
         }
         let numbers = &self.statements.handles[&run.id].numbers;
         let step = match bind(raw, numbers, run.parameters, self.largest_value_bytes()) {

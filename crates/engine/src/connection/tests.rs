@@ -1,12 +1,15 @@
-use std::sync::Arc;
+use std::pin::pin;
+use std::sync::{Arc, mpsc};
+use std::task::Poll;
 
 use fulmar_pages::PartitionId;
 
 use super::*;
 use crate::cancel::CancelFlag;
+use crate::fiber::Suspender;
 use crate::heap::Held;
 use crate::statement::{Nowhere, Row, RowSink};
-use crate::{CancelReason, Config, Definition, Engine, Scope};
+use crate::{CancelReason, Canceller, Config, Definition, Engine, Scope};
 
 /// SQLite looks at the clock once in some thousand steps, of a kept statement over all its runs: at last also behind the only
 /// step of a BEGIN, which has been done by then.
@@ -148,6 +151,66 @@ async fn a_check_without_memory_reports_no_damage() {
         others.iter().for_each(|held| held.give_all(heap));
     }
     assert!(refused > 0 && sound > 0, "{refused} {sound}");
+    drop(partition);
+    engine.shutdown().await.unwrap();
+}
+
+/// Occupies the thread that a tenant may have of the offload pool, until the sender is dropped.
+fn occupy_pool(tenant: PartitionId) -> mpsc::Sender<()> {
+    let (release, held) = mpsc::channel::<()>();
+    let (started, runs) = mpsc::channel();
+    std::thread::spawn(move || {
+        let suspender = Suspender::new();
+        let body = || {
+            suspender.offload(tenant.0);
+            started.send(()).unwrap();
+            let _ = held.recv(); // an error: the sender was dropped
+        };
+        // SAFETY: the suspender outlives the fiber.
+        let fiber = unsafe { Fiber::new(&raw const suspender, ptr::null(), body) };
+        futures::executor::block_on(fiber.unwrap());
+    });
+    runs.recv_timeout(std::time::Duration::from_secs(120)).unwrap();
+    release
+}
+
+/// Runs `body` until it ends, or waits for the offload pool, whose thread the tenant has occupied.
+/// Returns true in the second case. Then the fiber is dropped.
+async fn moves_to_pool(connection: &mut Connection, body: impl FnOnce(&mut Connection)) -> bool {
+    let flag = Arc::new(CancelFlag::default());
+    *connection.link.cancel.borrow_mut() = flag.clone();
+    let canceller = Canceller { flag, running: Arc::default() };
+    let mut fiber = pin!(connection.run(body).unwrap());
+    std::future::poll_fn(|cx| match fiber.as_mut().poll(cx) {
+        Poll::Ready(()) => Poll::Ready(false),
+        Poll::Pending if canceller.is_offloaded() => Poll::Ready(true),
+        Poll::Pending => Poll::Pending,
+    })
+    .await
+}
+
+/// A call that is meant for the offload pool is not made on the thread that drops the statement.
+#[tokio::test]
+async fn a_statement_that_is_dropped_before_it_is_offloaded_ends_there() {
+    let data = tempfile::tempdir().unwrap();
+    let engine = engine_with_data(data.path()).await;
+    let partition = engine.partition(PartitionId(1)).await.unwrap();
+    let _occupied = occupy_pool(PartitionId(1));
+    let large = "x".repeat(100_000);
+    for (sql, parameters) in [
+        ("SELECT length(hex(zeroblob(100000)))".to_owned(), Vec::new()),
+        (format!("SELECT '{large}'"), Vec::new()),
+        ("SELECT length($1)".to_owned(), vec![crate::Value::Text(large)]),
+    ] {
+        let mut connection = Connection::open(partition.clone()).await.unwrap();
+        let mut outcome = None;
+        let moved = moves_to_pool(&mut connection, |connection| {
+            let run = Run { id: 100, sql: &sql, columns: None, parameters: &parameters };
+            outcome = Some(connection.run_here(&run, &mut Nowhere));
+        });
+        assert!(moved.await, "{sql:.40}");
+        assert!(matches!(outcome, Some(Step::Failed(_))), "{sql:.40}");
+    }
     drop(partition);
     engine.shutdown().await.unwrap();
 }

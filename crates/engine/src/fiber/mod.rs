@@ -166,6 +166,11 @@ impl Suspender {
         self.offloaded.get()
     }
 
+    /// Whether the fiber was dropped, and runs only to unwind.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.context.get().is_null() && !self.yielder.get().is_null()
+    }
+
     /// Continues on the offload pool, as a statement of the partition `tenant`. Only if [`Suspender::can_offload`].
     pub(crate) fn offload(&self, tenant: u64) {
         self.suspend(Suspended::WantsOffload(tenant));

@@ -63,7 +63,10 @@ struct Remembered {
 }
 
 /// One client's session on one partition. Its futures are run to their end (cancel with a [`Canceller`]); one that is
-/// dropped midway rolls its transaction back.
+/// dropped midway rolls its transaction back. Dropping one whose statement is in a call that cannot
+/// be interrupted ([`Canceller::is_offloaded`]) blocks the thread until the call returns: such a
+/// future must not be dropped on a thread that serves others. Before that call, and at its next
+/// large allocation, the statement ends at once.
 pub struct Session {
     engine: Arc<Engine>,
     id: PartitionId,

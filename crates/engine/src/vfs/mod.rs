@@ -189,19 +189,23 @@ impl Link {
             self.stack_exhausted.set(true);
             return false;
         }
-        if bytes > OFFLOAD_BYTES {
-            self.offload();
+        match bytes > OFFLOAD_BYTES {
+            true => self.offload(),
+            false => true,
         }
-        true
     }
 
-    /// The statement handles so much data that a single call may take long: it continues on the offload pool.
-    pub(crate) fn offload(&self) {
+    /// The statement handles so much data that a single call may take long: it continues on the
+    /// offload pool. Returns false if it was dropped instead. Then it runs only to unwind, on a
+    /// thread that serves others, and the call must not be made.
+    #[must_use]
+    pub(crate) fn offload(&self) -> bool {
         if self.suspender.can_offload() {
             self.cancel.borrow().note_offloaded();
             self.reader.step_aside();
             self.suspender.offload(self.partition.id.0);
         }
+        !self.suspender.is_abandoned()
     }
 
     /// Off the workers a call may take long, and must not hold up the eviction of pages meanwhile. Called when SQLite has what it
