@@ -61,6 +61,9 @@ unsafe extern "C" fn authorize(
 ) -> c_int {
     // SAFETY: the link outlives the handle; SQLite's strings live during the call.
     let (link, first, second) = unsafe { (&*link.cast::<Link>(), text(first), text(second)) };
+    // SQLite asks while it compiles. A statement that it runs is compiled again when the schema has
+    // changed.
+    link.held.begin_compiling();
     let allowed = match action {
         // VACUUM attaches a nameless temporary database.
         ffi::SQLITE_ATTACH => link.trusted.get() && first.unwrap_or_default().is_empty(),

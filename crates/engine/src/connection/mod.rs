@@ -165,6 +165,7 @@ impl Connection {
         // SAFETY: a valid handle and a C string.
         let code =
             unsafe { ffi::sqlite3_exec(self.db, sql.as_ptr(), None, ptr::null_mut(), ptr::null_mut()) };
+        self.link.held.end_compiling();
         if code == ffi::SQLITE_OK { Ok(()) } else { Err(self.error(code)) }
     }
 

@@ -210,11 +210,13 @@ impl Connection {
         let mut raw = ptr::null_mut();
         let mut tail = ptr::null();
         let (start, length) = (sql.as_ptr().cast(), sql.len() as c_int);
+        self.link.held.begin_compiling();
         // SAFETY: the text is `length` bytes long; SQLite copies it.
         let code = unsafe {
             let flags = ffi::SQLITE_PREPARE_PERSISTENT;
             ffi::sqlite3_prepare_v3(self.db, start, length, flags, &mut raw, &mut tail)
         };
+        self.link.held.end_compiling();
         if code != ffi::SQLITE_OK {
             return Err(self.error(code));
         }
@@ -244,6 +246,7 @@ impl Connection {
             ffi::sqlite3_reset(raw);
             ffi::sqlite3_clear_bindings(raw);
         }
+        self.link.held.end_compiling();
         step
     }
 

@@ -189,6 +189,56 @@ async fn moves_to_pool(connection: &mut Connection, body: impl FnOnce(&mut Conne
     .await
 }
 
+/// A query that is short and stands for an expression of 2 to the power of `times` terms.
+fn doubled(times: usize) -> String {
+    let expressions: Vec<String> = (0..times)
+        .map(|n| match n {
+            0 => "x0(a) AS (SELECT v||v FROM t)".to_owned(),
+            n => format!("x{n}(a) AS (SELECT a||a FROM x{})", n - 1),
+        })
+        .collect();
+    format!("WITH {} SELECT count(a) FROM x{}", expressions.join(", "), times - 1)
+}
+
+#[tokio::test]
+async fn statements_that_take_much_memory_to_compile_leave_the_worker() {
+    let data = tempfile::tempdir().unwrap();
+    let engine = engine_with_data(data.path()).await;
+    let partition = engine.partition(PartitionId(1)).await.unwrap();
+    let _occupied = occupy_pool(PartitionId(1));
+    let run = |number, sql: String| {
+        move |connection: &mut Connection| {
+            let run = Run { id: number, sql: &sql, columns: None, parameters: &[] };
+            connection.run_here(&run, &mut Nowhere);
+        }
+    };
+    let mut connection = Connection::open(partition.clone()).await.unwrap();
+    let ordinary = [
+        "SELECT count(*) FROM t AS a JOIN t AS b USING (id)".to_owned(),
+        doubled(5),
+        // Two MiB of changed pages in SQLite's cache.
+        "UPDATE t SET v = v || 'more'".to_owned(),
+        "CREATE VIEW few AS SELECT v AS a FROM t".to_owned(),
+        "SELECT count(a) FROM few".to_owned(),
+    ];
+    for (number, sql) in (100..).zip(ordinary) {
+        let moved = moves_to_pool(&mut connection, run(number, sql.clone())).await;
+        assert!(!moved, "{sql}");
+    }
+    // A statement that is kept is compiled again when the schema has changed.
+    let mut session = engine.session(PartitionId(1));
+    session.run(&format!("DROP VIEW few; CREATE VIEW few AS {}", doubled(16).replace("count(a)", "a"))).await;
+    session.close().await;
+    let kept = run(104, "SELECT count(a) FROM few".to_owned());
+    assert!(moves_to_pool(&mut connection, kept).await, "compiled again");
+    drop(connection);
+
+    let mut connection = Connection::open(partition.clone()).await.unwrap();
+    assert!(moves_to_pool(&mut connection, run(200, doubled(16))).await, "compiled first");
+    drop((connection, partition));
+    engine.shutdown().await.unwrap();
+}
+
 /// A call that is meant for the offload pool is not made on the thread that drops the statement.
 #[tokio::test]
 async fn a_statement_that_is_dropped_before_it_is_offloaded_ends_there() {

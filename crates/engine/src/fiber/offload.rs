@@ -3,7 +3,8 @@
 //! A single call into SQLite can take minutes (`json_patch` of two large objects is quadratic), and while it runs nothing can
 //! be taken from its thread. On a worker it would freeze every session of that worker. What makes such calls slow is large
 //! input, so a fiber leaves its worker as soon as it handles a text, a parameter or an allocation of more than
-//! [`OFFLOAD_BYTES`] (`Link::offload`), and continues on a thread of this pool until it ends:
+//! [`OFFLOAD_BYTES`], or needs more than 1 MiB to compile a statement (`Link::offload`), and
+//! continues on a thread of this pool until it ends:
 //!
 //! ```text
 //!  worker                                     pool thread

@@ -43,6 +43,9 @@ const STEP_BYTES: u64 = 1 << 20;
 const KEPT_BYTES: u64 = 1 << 20;
 /// The same between two transactions.
 const KEPT_IDLE_BYTES: u64 = 256 << 10;
+/// A statement whose compilation has taken more memory continues on the offload pool
+/// ([`Held::begin_compiling`]).
+const COMPILED_BYTES: u64 = 1 << 20;
 /// A connection that holds more between two transactions is closed.
 const MAX_IDLE_BYTES: u64 = 16 << 20;
 
@@ -127,6 +130,10 @@ pub(crate) struct Held {
     bytes: Cell<u64>,
     charged_bytes: Cell<u64>,
     refused: Cell<bool>,
+    /// What was held when SQLite began to compile a statement, while it does.
+    compiles_from: Cell<Option<u64>>,
+    /// Compilation has taken more than [`COMPILED_BYTES`] since.
+    grew: Cell<bool>,
 }
 
 impl Held {
@@ -135,6 +142,8 @@ impl Held {
         let held = self.bytes.get() + bytes;
         let lacking = held.saturating_sub(self.charged_bytes.get());
         if lacking > 0 {
+            let compiled = self.compiles_from.get().map_or(0, |from| held.saturating_sub(from));
+            self.grew.set(self.grew.get() || compiled > COMPILED_BYTES);
             let small = held <= SMALL_BYTES;
             let step = lacking.next_multiple_of(if small { SMALL_STEP_BYTES } else { STEP_BYTES });
             if !heap.take(step, small) {
@@ -145,6 +154,26 @@ impl Held {
         }
         self.bytes.set(held);
         true
+    }
+
+    /// SQLite compiles a statement. That cannot be interrupted everywhere, and a short text may
+    /// stand for an expression of any size (each of a chain of common table expressions uses the
+    /// one before twice), which is built of small allocations. So the memory that it takes is
+    /// watched, where [`Held::take`] charges: ordinary statements take some KiB and cost nothing.
+    pub(crate) fn begin_compiling(&self) {
+        if self.compiles_from.get().is_none() {
+            self.compiles_from.set(Some(self.bytes.get()));
+        }
+    }
+
+    pub(crate) fn end_compiling(&self) {
+        self.compiles_from.set(None);
+        self.grew.set(false);
+    }
+
+    /// Whether compilation has taken much memory since this was asked last.
+    pub(crate) fn take_growth(&self) -> bool {
+        self.grew.get() && self.grew.take()
     }
 
     pub(crate) fn give(&self, bytes: u64, heap: &Heap) {
@@ -185,8 +214,8 @@ impl Held {
 }
 
 /// Called before each of SQLite's allocations. Returns false if the connection that runs on this thread has too little stack left
-/// for it ([`crate::fiber::stack`]). A large allocation moves the connection's fiber to the offload pool first, so this may return on
-/// another thread.
+/// for it ([`crate::fiber::stack`]), or its fiber was dropped. A large allocation moves the
+/// connection's fiber to the offload pool first, so this may return on another thread.
 #[inline(never)]
 pub(crate) fn admit(bytes: std::ffi::c_int) -> bool {
     // SAFETY: called by SQLite; the link is used by the fiber that runs.

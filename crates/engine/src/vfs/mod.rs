@@ -189,7 +189,7 @@ impl Link {
             self.stack_exhausted.set(true);
             return false;
         }
-        match bytes > OFFLOAD_BYTES {
+        match bytes > OFFLOAD_BYTES || self.held.take_growth() {
             true => self.offload(),
             false => true,
         }

@@ -36,6 +36,8 @@ pub struct Arena {
     family: &'static str,
     directory: tempfile::TempDir,
     configure: fn(&mut Command),
+    /// `--memory` of the nodes, and the most that one may take.
+    memory: (&'static str, u64),
     stage: Option<Stage>,
     report: String,
     failures: usize,
@@ -83,6 +85,7 @@ impl Arena {
             family,
             directory: tempfile::Builder::new().prefix("fulmar-attacks-").tempdir().unwrap(),
             configure: |_| (),
+            memory: ("256MiB", RESIDENT_BYTES),
             stage: None,
             report: String::new(),
             failures: 0,
@@ -99,6 +102,12 @@ impl Arena {
         self
     }
 
+    /// From now on nodes are started with another `--memory`, and may take `resident_bytes`.
+    pub fn set_memory(&mut self, memory: &'static str, resident_bytes: u64) {
+        self.memory = (memory, resident_bytes);
+        self.stage = None;
+    }
+
     fn path(&self, name: &str) -> PathBuf {
         self.directory.path().canonicalize().unwrap().join(name)
     }
@@ -106,7 +115,7 @@ impl Arena {
     fn run_node(&self) -> Node {
         let (data, tmpdir, log) = (self.path("data"), self.path("tmp"), self.path("log"));
         std::fs::create_dir_all(&tmpdir).unwrap();
-        let mut command = Node::command(&data, &["--memory", "256MiB", "--disk-reserve", "0"]);
+        let mut command = Node::command(&data, &["--memory", self.memory.0, "--disk-reserve", "0"]);
         let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
         command.env("TMPDIR", tmpdir).stderr(log);
         (self.configure)(&mut command);
@@ -214,8 +223,9 @@ impl Arena {
                 "the neighbour waited {waited:.1?} for {request}, longer than {LONGEST_WAIT:?}"
             ));
         }
-        if stage.monitor.peak_resident_bytes() > Some(RESIDENT_BYTES) {
-            complaints.push(format!("memory above {} MiB: {stage}", RESIDENT_BYTES >> 20));
+        let resident_bytes = self.memory.1;
+        if stage.monitor.peak_resident_bytes() > Some(resident_bytes) {
+            complaints.push(format!("memory above {} MiB: {stage}", resident_bytes >> 20));
         }
         if stage.monitor.peak_temporary_bytes() > TEMPORARY_BYTES {
             complaints.push(format!("temporary files above {} MiB: {stage}", TEMPORARY_BYTES >> 20));

@@ -115,6 +115,14 @@ async fn uninterruptible_calls_cost_their_own_session_only() {
     arena
         .attack("json_patch, terminated", &["57P01", "closed"], async |target| terminated(target, &sql).await)
         .await;
+    // A larger node lets it hold more, and so be prepared for longer.
+    arena.set_memory("4GiB", 1 << 30);
+    let statements = [TIMEOUT, &doubled(30)];
+    arena
+        .attack("an expression that doubles 30 times, with more memory", BOUNDED, async |target| {
+            in_time(target.run(READER, &statements)).await
+        })
+        .await;
     arena.judge();
 }
 
