@@ -196,14 +196,20 @@ impl Link {
     }
 
     /// The statement handles so much data that a single call may take long: it continues on the
-    /// offload pool. Returns false if it was dropped instead. Then it runs only to unwind, on a
-    /// thread that serves others, and the call must not be made.
+    /// offload pool. Returns false if the call must not be made: the statement was cancelled while
+    /// it waited for a thread, or it was dropped. A dropped one runs only to unwind, on a thread that
+    /// serves others.
     #[must_use]
     pub(crate) fn offload(&self) -> bool {
         if self.suspender.can_offload() {
             self.cancel.borrow().note_offloaded();
             self.reader.step_aside();
             self.suspender.offload(self.partition.id.0);
+            if self.cancel.borrow().is_set() && !self.controls.get() {
+                // SQLite survives some failed allocations. The statement fails all the same.
+                self.failed.set(true);
+                return false;
+            }
         }
         !self.suspender.is_abandoned()
     }

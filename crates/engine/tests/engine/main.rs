@@ -20,6 +20,7 @@ mod hot_pages;
 mod idle;
 mod limits;
 mod model;
+mod offload;
 mod owners_at_random;
 mod past;
 mod replay;
