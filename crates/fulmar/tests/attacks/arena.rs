@@ -5,7 +5,7 @@ use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use crate::client::{self, Answer, PASSWORD, Raw};
-use crate::common::Node;
+use crate::common::{Node, run, stdout};
 use crate::neighbour::{self, Neighbour};
 use crate::process::Monitor;
 
@@ -167,7 +167,8 @@ impl Arena {
 
     /// The node's address; starts one if none runs.
     pub async fn target(&mut self) -> Target {
-        Target { sql: self.stage().await.node.sql.clone() }
+        let node = &self.stage().await.node;
+        Target { sql: node.sql.clone(), http: node.http.clone() }
     }
 
     /// Runs an attack and judges it. It must be answered with one of the SQLSTATEs `expected`; `00000` is success.
@@ -255,12 +256,22 @@ impl Arena {
 /// The node under attack, as its clients see it.
 pub struct Target {
     sql: String,
+    http: String,
 }
 
 impl Target {
     /// Host and port for SQL.
     pub fn address(&self) -> &str {
         &self.sql
+    }
+
+    /// A metric of the node, which must run with `--public-metrics`.
+    pub fn metric(&self, name: &str) -> u64 {
+        let status = stdout(&run(&["status", "--json", "--http", &self.http]));
+        let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+        let found = status["metrics"].as_array().unwrap().iter().find(|metric| metric["name"] == name);
+        found.and_then(|metric| metric["value"].as_f64()).unwrap_or_else(|| panic!("{name} in {status}"))
+            as u64
     }
 
     /// A session in the tenant that attacks.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
-use tokio_postgres::{Client, Config, NoTls};
+use tokio_postgres::{CancelToken, Client, Config, NoTls};
 
 /// The password of every user in these tests.
 pub const PASSWORD: &str = "correct horse";
@@ -90,7 +90,12 @@ pub async fn log_in(sql: &str, tenant: &str, user: &str) -> Result<Client, tokio
 }
 
 /// A connection after its login, to be written to and read from byte by byte.
-pub struct Raw(TcpStream);
+pub struct Raw {
+    socket: TcpStream,
+    /// What came behind the last message that was read.
+    unread: Vec<u8>,
+    cancel: CancelToken,
+}
 
 /// Bytes that a client sends at most before it checks for an answer.
 const PIECE_BYTES: usize = 1 << 20;
@@ -101,22 +106,29 @@ impl Raw {
         socket.set_nonblocking(true)?;
         let login = TcpStream::from_std(socket.try_clone()?)?;
         let session = config(sql, tenant, user).connect_raw(login, NoTls).await.map_err(io::Error::other)?;
+        let cancel = session.0.cancel_token();
         // The connection is not polled again, so it sends no Terminate. The session continues on the other descriptor.
         drop(session);
-        Ok(Raw(TcpStream::from_std(socket)?))
+        Ok(Raw { socket: TcpStream::from_std(socket)?, unread: Vec::new(), cancel })
     }
 
     pub async fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.0.write_all(bytes).await
+        self.socket.write_all(bytes).await
+    }
+
+    /// Asks the node to cancel the running statement.
+    pub async fn cancel(&self) -> io::Result<()> {
+        let connection = TcpStream::connect(self.socket.peer_addr()?).await?;
+        self.cancel.cancel_query_raw(connection, NoTls).await.map_err(io::Error::other)
     }
 
     /// Reads messages until one of `wanted` or an error arrives. Answers the error's SQLSTATE.
     pub async fn read_until(&mut self, wanted: u8, count: usize) -> Answer {
+        let Raw { socket, unread, .. } = self;
         let reading = async {
             let mut seen = 0;
-            let mut unread: Vec<u8> = Vec::new();
             loop {
-                while let Some(length) = complete(&unread) {
+                while let Some(length) = complete(unread) {
                     let message: Vec<u8> = unread.drain(..length).collect();
                     if message[0] == b'E' {
                         return Ok(error(&message[5..]));
@@ -126,16 +138,16 @@ impl Raw {
                         return Ok(Answer::Done);
                     }
                 }
-                self.0.readable().await?;
+                socket.readable().await?;
                 let start = unread.len();
                 unread.resize(start + PIECE_BYTES, 0);
-                let read = match self.0.try_read(&mut unread[start..]) {
+                let read = socket.try_read(&mut unread[start..]);
+                unread.truncate(start + read.as_ref().map_or(0, |bytes| *bytes));
+                match read {
                     Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                    Ok(read) => read,
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
-                    Err(error) => return Err(error),
-                };
-                unread.truncate(start + read);
+                    Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
+                    _ => {}
+                }
             }
         };
         match timeout(PATIENCE, reading).await {

@@ -13,6 +13,7 @@
 //! | [`process`] | memory and temporary files of the node |
 //! | [`client`] | sessions and raw connections |
 //! | [`stack`], [`freeze`], [`memory`], [`disk`], [`integrity`], [`flood`] | the attacks, a table in each |
+//! | [`pipeline`] | what a client leaves behind that is cancelled or disconnects |
 //! | [`fuzz`] | programs at random, judged in the same way |
 //!
 //! The node holds if the process lives on, the attacker gets one of the expected SQLSTATEs, the neighbour's requests succeed within 5 s (the
@@ -35,5 +36,6 @@ mod fuzz;
 mod integrity;
 mod memory;
 mod neighbour;
+mod pipeline;
 mod process;
 mod stack;
