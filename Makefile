@@ -6,6 +6,7 @@
 #   make tools    of what the tests need what no package has: an S3 server
 #   make check    the two-minute loop of a contributor: format, lints, unit tests
 #   make fuzz     two minutes for each reader of outside input, and for SQL; MINUTES=60 TARGET=wire for one of them
+#   make soak     a hundred thousand simulated clusters under faults; SEEDS=1000000 for more
 #   make sqllogictest SCRIPTS=directory   scripts of sqllogictest through the wire, beside stock SQLite
 #   make fmt      format the code
 #   make clean    remove what was built
@@ -20,8 +21,9 @@ DRIVERS := $(VENV)/ready $(CLIENTS)/pgx $(CLIENTS)/pgjdbc/ready $(CLIENTS)/node-
 TOOLS := target/tools
 VERSITYGW := v1.8.0
 MINUTES ?= 2
+SEEDS ?= 100000
 
-.PHONY: help demo test tools drivers clients sqllogictest fuzz check fmt clean
+.PHONY: help demo test tools drivers clients sqllogictest fuzz soak check fmt clean
 
 help:
 	@sed -n 's/^#   /  /p' Makefile
@@ -59,6 +61,9 @@ fuzz:
 	    --no-fail-fast --package fulmar-pages --package fulmar-store --package fulmar-engine --package fulmar-gateway \
 	    --lib --test fuzz -- --test-threads 1 --nocapture fuzz_$(TARGET)
 	FUZZ_MINUTES=$(MINUTES) cargo test --package fulmar --test attacks -- --nocapture fuzz_$(TARGET)
+
+soak:
+	SIMULATION_SEEDS=$(SEEDS) cargo test --release --config profile.release.lto=false --package fulmar-cluster --test protocol no_commit -- --nocapture
 
 check:
 	cargo fmt --all --check

@@ -1,0 +1,101 @@
+//! Handing a partition over to another node, with the owner's consent.
+//!
+//! The owner has stopped accepting statements for the partition, and its `release` record, behind
+//! all of the partition's commits, is durable. Then one transaction changes the owner (rule 2). If
+//! that fails, or if its outcome is unknown, the owner takes the partition back, by a transaction
+//! too: an unknown one may still be applied, so a read would prove nothing (rule 4).
+
+use fulmar_pages::PartitionId;
+
+use crate::environment::Environment;
+use crate::metadata::{self, Change};
+use crate::{Error, NodeId, NodeRecord, NodeState, PartitionRecord, Position, Read, retry};
+
+/// How a handover ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The destination owns the partition.
+    HandedOver,
+    /// This node owns the partition again, under this record (of a new epoch).
+    Kept(Read<PartitionRecord>),
+}
+
+/// What the owner gives away.
+#[derive(Clone, Debug)]
+pub struct Release {
+    /// The partition.
+    pub partition: PartitionId,
+    /// Its record.
+    pub read: Read<PartitionRecord>,
+    /// The slot of the `release` record: the range ends behind it.
+    pub slot: Position,
+    /// Records before this position are in manifests.
+    pub kept_from: Position,
+}
+
+/// Hands a released partition over from `source`, this node, to `destination`. Fails if this
+/// incarnation has ended meanwhile.
+pub async fn hand_over<E: Environment>(
+    env: &E,
+    source: NodeId,
+    source_read: &Read<NodeRecord>,
+    destination: NodeId,
+    release: &Release,
+) -> Result<Outcome, Error> {
+    let Release { partition, read, slot, kept_from } = release;
+    let to = Position { slot: slot.slot + 1, ..*slot };
+    let destination_read = metadata::node(env, destination).await?;
+    if let Some(destination_read) = destination_read.filter(|read| read.record.state == NodeState::Alive) {
+        let from = Position { incarnation: destination_read.record.incarnation, slot: 0 };
+        let next = read.record.moved(*kept_from, to, destination, from, false);
+        let nodes = [(source, source_read), (destination, &destination_read)];
+        let changed = metadata::change_owner(env, *partition, read, &nodes, &next).await?;
+        if changed == Change::Applied {
+            return Ok(Outcome::HandedOver);
+        }
+        if changed == Change::Unknown && !env.rules().settle_by_writing {
+            let now = metadata::partition(env, *partition).await?;
+            return Ok(match now {
+                Some(now) if now.record.owner == source => Outcome::Kept(now),
+                _ => Outcome::HandedOver,
+            });
+        }
+    }
+    take_back(env, source, source_read, destination, release).await
+}
+
+async fn take_back<E: Environment>(
+    env: &E,
+    source: NodeId,
+    source_read: &Read<NodeRecord>,
+    destination: NodeId,
+    release: &Release,
+) -> Result<Outcome, Error> {
+    let Release { partition, slot, kept_from, .. } = release;
+    let to = Position { slot: slot.slot + 1, ..*slot };
+    let mut read = release.read.clone();
+    let fenced = Error::Fenced { node: source, incarnation: source_read.record.incarnation };
+    loop {
+        let next = read.record.moved(*kept_from, to, source, to, false);
+        metadata::change_owner(env, *partition, &read, &[(source, source_read)], &next).await?;
+        let Some(now) = metadata::partition(env, *partition).await? else { return Err(fenced) };
+        if now.record == next {
+            return Ok(Outcome::Kept(now));
+        }
+        if now.record.epoch != read.record.epoch {
+            let is_handed_over = now
+                .record
+                .ranges
+                .iter()
+                .any(|range| range.epoch == read.record.epoch + 1 && range.node == destination);
+            return if is_handed_over { Ok(Outcome::HandedOver) } else { Err(fenced) };
+        }
+        // Nothing was applied yet, unless this node's own: one that forgets ranges, come late.
+        read = now;
+        let node = metadata::node(env, source).await?;
+        if node.is_none_or(|node| node.revision != source_read.revision) {
+            return Err(fenced);
+        }
+        retry::pause(env).await;
+    }
+}

@@ -1,0 +1,101 @@
+//! Starting a node, and the lease under which it answers reads.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use fulmar_meta::{Outcome, Transaction};
+
+use crate::environment::Environment;
+use crate::records::node_key;
+use crate::{Error, Incarnation, LogId, NodeId, NodeRecord, NodeState, Read, metadata, retry, seal};
+
+/// How long an incarnation may answer reads after it was confirmed.
+pub const LEASE: Duration = Duration::from_secs(1);
+/// How often the lease is renewed.
+pub const RENEWAL_INTERVAL: Duration = Duration::from_millis(300);
+/// How long others wait for the lease of an ended incarnation: clocks may run apart by 5 %.
+pub const LEASE_WAIT: Duration = Duration::from_millis(1050);
+
+/// An incarnation that has begun.
+#[derive(Clone, Debug)]
+pub struct Begun {
+    /// Its number.
+    pub incarnation: Incarnation,
+    /// The record that says so, with the revision to compare.
+    pub read: Read<NodeRecord>,
+    /// It answers nothing before this time: the previous incarnation's lease may still run.
+    pub serve_from: Duration,
+}
+
+/// Begins the next incarnation of a node (rule 1).
+///
+/// A previous incarnation that is `alive` or `ended` is taken through `ended` and `sealed` first. A
+/// crash at any step leaves a record from which the next start, or a failover, continues. `run` is
+/// a random number of this process.
+pub async fn begin<E: Environment>(env: &E, node: NodeId, run: u64) -> Result<Begun, Error> {
+    let mut serve_from = Duration::ZERO;
+    loop {
+        let read = metadata::node(env, node).await?;
+        let Some(read) = read else {
+            let first = NodeRecord::new(1, NodeState::Alive, run);
+            metadata::change_node(env, node, None, &first).await?;
+            continue;
+        };
+        let NodeRecord { incarnation, state, .. } = read.record;
+        if state == NodeState::Alive && read.record.run == run {
+            return Ok(Begun { incarnation, read, serve_from });
+        }
+        let next = match state {
+            NodeState::Alive => read.record.with_state(NodeState::Ended),
+            _ if serve_from == Duration::ZERO => {
+                // The previous incarnation is observed to have ended.
+                serve_from = env.now() + if env.rules().wait_out_lease { LEASE_WAIT } else { Duration::ZERO };
+                continue;
+            }
+            NodeState::Ended if env.rules().seal_own_log => {
+                let seal::Sealed { end, kept_from } = seal::seal(env, LogId { node, incarnation }).await;
+                read.record.with_state(NodeState::Sealed { end, kept_from })
+            }
+            NodeState::Ended | NodeState::Sealed { .. } => {
+                NodeRecord::new(incarnation + 1, NodeState::Alive, run)
+            }
+        };
+        // Whatever the outcome: the record is read again.
+        metadata::change_node(env, node, Some(&read), &next).await?;
+    }
+}
+
+/// The lease of an incarnation.
+#[derive(Debug, Default)]
+pub struct Lease {
+    valid_until_us: AtomicU64,
+}
+
+impl Lease {
+    /// Whether the incarnation may answer reads at this time.
+    pub fn is_valid(&self, now: Duration) -> bool {
+        (now.as_micros() as u64) < self.valid_until_us.load(Ordering::Acquire)
+    }
+
+    /// Renews the lease until the incarnation is fenced; returns the error that says so (rule 5).
+    ///
+    /// A renewal compares the node's record and writes nothing, so a full metadata store does not
+    /// stop reads, and an ended incarnation cannot renew.
+    pub async fn keep<E: Environment>(&self, env: &E, node: NodeId, begun: &Begun) -> Error {
+        loop {
+            let sent = env.now();
+            let compared = Transaction::new().unchanged(node_key(node), begun.read.revision);
+            match env.metadata().transact(compared).await {
+                Ok(Outcome::Committed(_)) => {
+                    let until = (sent + LEASE).as_micros() as u64;
+                    self.valid_until_us.fetch_max(until, Ordering::AcqRel);
+                    env.sleep(RENEWAL_INTERVAL).await;
+                }
+                Ok(Outcome::Conflict(_)) => {
+                    return Error::Fenced { node, incarnation: begun.incarnation };
+                }
+                Err(_) => retry::pause(env).await,
+            }
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! A simulated gateway with its clients: sends transactions and reads to owners, follows them when
+//! partitions move, and keeps the history that the checker judges.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fulmar_cluster::environment::Environment;
+use fulmar_cluster::{NodeId, metadata};
+use fulmar_pages::PartitionId;
+use fulmar_simulation::{Network, Process};
+use parking_lot::Mutex;
+
+use crate::node::{Answer, Believed, Request};
+use crate::world::Env;
+
+/// What a client has done and seen.
+#[derive(Clone, Debug)]
+pub struct Operation {
+    pub partition: PartitionId,
+    pub begun: Duration,
+    /// `None`: no answer came.
+    pub ended: Option<Duration>,
+    pub kind: Kind,
+}
+
+#[derive(Clone, Debug)]
+pub enum Kind {
+    /// With `ended` set the client was told that it is committed.
+    Append(u64),
+    Read(Vec<u64>),
+}
+
+/// The history of all clients.
+pub type History = Arc<Mutex<Vec<Operation>>>;
+
+#[derive(Clone)]
+pub struct Gateway {
+    pub number: u32,
+    pub env: Env,
+    pub network: Network<Request, Answer>,
+    /// The process that runs each node now.
+    pub processes: Arc<Vec<(NodeId, Arc<Mutex<Process>>)>>,
+    pub history: History,
+    pub transactions: Arc<Mutex<u64>>,
+    /// Where this client believes partitions to be.
+    pub routes: Arc<Mutex<BTreeMap<PartitionId, Believed>>>,
+}
+
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(700);
+
+impl Gateway {
+    /// A client that appends and reads until `until`.
+    pub async fn client(self, partitions: Vec<PartitionId>, until: Duration) {
+        let simulation = self.env.world.simulation.clone();
+        while self.env.now() < until {
+            let partition = partitions[simulation.below(partitions.len() as u64) as usize];
+            if simulation.chance(2, 3) {
+                self.append(partition).await;
+            } else {
+                self.read(partition).await;
+            }
+            simulation.sleep(simulation.delay(Duration::ZERO, Duration::from_millis(60))).await;
+        }
+    }
+
+    fn begin(&self, partition: PartitionId, kind: Kind) -> usize {
+        let mut history = self.history.lock();
+        history.push(Operation { partition, begun: self.env.now(), ended: None, kind });
+        history.len() - 1
+    }
+
+    fn next_transaction(&self) -> u64 {
+        let mut transactions = self.transactions.lock();
+        *transactions += 1;
+        *transactions
+    }
+
+    /// Where the partition is believed to be; asks the metadata store if that is not known.
+    async fn route(&self, partition: PartitionId) -> Option<(Believed, Process)> {
+        let known = self.routes.lock().get(&partition).copied();
+        let believed = match known {
+            Some(believed) => believed,
+            None => {
+                let owner = metadata::partition(&self.env, partition).await.unwrap()?.record;
+                let node = metadata::node(&self.env, owner.owner).await.unwrap()?.record;
+                let believed =
+                    Believed { owner: owner.owner, incarnation: node.incarnation, epoch: owner.epoch };
+                self.routes.lock().insert(partition, believed);
+                believed
+            }
+        };
+        let (_, process) = self.processes.iter().find(|(node, _)| *node == believed.owner)?;
+        Some((believed, *process.lock()))
+    }
+
+    async fn forget(&self, partition: PartitionId) {
+        self.routes.lock().remove(&partition);
+        self.env.sleep(Duration::from_millis(20)).await;
+    }
+
+    async fn call(&self, to: Process, request: Request) -> Option<Answer> {
+        self.network.call(self.env.process, to, request, ANSWER_TIMEOUT).await
+    }
+
+    async fn append(&self, partition: PartitionId) {
+        let value = u64::from(self.number) << 32 | self.next_transaction();
+        let place = self.begin(partition, Kind::Append(value));
+        let mut transaction = (self.number, self.next_transaction());
+        loop {
+            let Some((believed, to)) = self.route(partition).await else { continue };
+            let request = Request::Append { partition, believed, transaction, value };
+            let answer = self.call(to, request).await;
+            self.env.world.simulation.note(|| {
+                format!(
+                    "client: append {value:x} to {partition} as {transaction:?} at {believed:?}: {answer:?}"
+                )
+            });
+            match answer {
+                Some(Answer::Done) => break,
+                // Not executed.
+                Some(_) => self.forget(partition).await,
+                None => {
+                    self.forget(partition).await;
+                    if self.env.world.rules.ask_outcome {
+                        match self.outcome(partition, transaction).await {
+                            true => break,
+                            false => transaction = (self.number, self.next_transaction()),
+                        }
+                    } else {
+                        transaction = (self.number, self.next_transaction());
+                    }
+                }
+            }
+        }
+        self.history.lock()[place].ended = Some(self.env.now());
+    }
+
+    /// Whether a transaction is committed whose answer was lost. Asks until an owner decides.
+    async fn outcome(&self, partition: PartitionId, transaction: (u32, u64)) -> bool {
+        loop {
+            let Some((_, to)) = self.route(partition).await else { continue };
+            let answer = self.call(to, Request::Outcome { partition, transaction }).await;
+            self.env
+                .world
+                .simulation
+                .note(|| format!("client: outcome of {transaction:?} on {partition}: {answer:?}"));
+            match answer {
+                Some(Answer::Committed) => return true,
+                Some(Answer::NotCommitted) => return false,
+                _ => self.forget(partition).await,
+            }
+        }
+    }
+
+    /// Reads a partition; tries until an owner answers.
+    pub async fn read(&self, partition: PartitionId) -> Vec<u64> {
+        let place = self.begin(partition, Kind::Read(Vec::new()));
+        loop {
+            let Some((_, to)) = self.route(partition).await else { continue };
+            match self.call(to, Request::Read { partition }).await {
+                Some(Answer::List(list)) => {
+                    let mut history = self.history.lock();
+                    history[place].ended = Some(self.env.now());
+                    history[place].kind = Kind::Read(list.clone());
+                    return list;
+                }
+                _ => self.forget(partition).await,
+            }
+        }
+    }
+}
