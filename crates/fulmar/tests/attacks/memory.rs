@@ -141,6 +141,8 @@ async fn memory_is_bounded() {
     ] {
         arena.statement(name, BOUNDED, READER, sql).await;
     }
+    let join = "SELECT current_schemas(true), array_to_string('{NULL' || replace(hex(zeroblob(200000)), '00', ',NULL') || '}', ',', hex(zeroblob(1000000)))";
+    arena.statement("array_to_string of 400 GB", REFUSED, READER, join).await;
     arena.judge();
 }
 

@@ -5,7 +5,7 @@ use fulmar_engine::{Error, Value, ValueRef, sqlstate};
 
 use crate::Result;
 
-/// Bytes of the separators of a joined array.
+/// Bytes of a joined array at most.
 const JOINED_BYTES: usize = 16 << 20;
 /// Elements of a series at most.
 const ELEMENTS: i64 = 100_000;
@@ -52,16 +52,22 @@ fn scalar(text: String) -> Value {
 pub(super) fn join(arguments: &[ValueRef<'_>]) -> Result<Value> {
     let Some(elements) = elements(arguments.first()) else { return Ok(Value::Null) };
     let separator = arguments.get(1).and_then(|value| text_of(*value)).unwrap_or_default();
-    if elements.len().saturating_mul(separator.len()) > JOINED_BYTES {
-        return Err(Error::new(
-            sqlstate::PROGRAM_LIMIT,
-            format!("the text has more than {} MiB", JOINED_BYTES >> 20),
-        ));
-    }
     let null = arguments.get(2).and_then(|value| text_of(*value));
-    let shown: Vec<String> =
-        elements.into_iter().filter_map(|element| element.or_else(|| null.clone())).collect();
-    Ok(Value::Text(shown.join(&separator)))
+    let shown = || elements.iter().filter_map(|element| element.as_deref().or(null.as_deref()));
+    // The separator and the text for NULL are repeated for each element, so the size is checked before anything is copied.
+    let bytes = shown().map(|text| text.len() + separator.len()).sum::<usize>();
+    if bytes > JOINED_BYTES {
+        let message = format!("result of array_to_string exceeds {} MiB", JOINED_BYTES >> 20);
+        return Err(Error::new(sqlstate::PROGRAM_LIMIT, message));
+    }
+    let mut joined = String::with_capacity(bytes);
+    for (place, text) in shown().enumerate() {
+        if place > 0 {
+            joined.push_str(&separator);
+        }
+        joined.push_str(text);
+    }
+    Ok(Value::Text(joined))
 }
 
 /// `string_to_array(text, separator)`.
@@ -132,6 +138,19 @@ mod tests {
             join(&[ValueRef::Text(b"{a,NULL,b}"), ValueRef::Text(b", ")]).unwrap(),
             Value::Text("a, b".into())
         );
+    }
+
+    #[test]
+    fn a_joined_array_is_bounded() {
+        let nulls = format!("{{NULL{}}}", ",NULL".repeat(999));
+        let join = |separator: &[u8], null: &[u8]| {
+            join(&[ValueRef::Text(nulls.as_bytes()), ValueRef::Text(separator), ValueRef::Text(null)])
+        };
+        assert_eq!(join(b",", b"x").unwrap(), Value::Text(format!("x{}", ",x".repeat(999))));
+        // 1,000 times 100 KB.
+        let long = vec![b'x'; 100_000];
+        assert_eq!(join(b",", &long).unwrap_err().state(), sqlstate::PROGRAM_LIMIT);
+        assert_eq!(join(&long, b"x").unwrap_err().state(), sqlstate::PROGRAM_LIMIT);
     }
 
     #[test]
