@@ -89,6 +89,19 @@ async fn memory_is_bounded() {
             .await
         })
         .await;
+    arena
+        .attack("2,000 Describes of 65,535 parameters in 4 sessions", BOUNDED, async |target| {
+            let types = [0, 0, 0, 25].repeat(65_535);
+            let parse = message(b'P', &[b"\0SELECT 1\0\xff\xff", &types]);
+            let describes = message(b'D', &[b"S\0"]).repeat(2000);
+            all(target, 4, async |raw: &mut Raw| {
+                raw.send(&parse).await?;
+                raw.send(&describes).await?;
+                Ok(raw.read_until(b't', 100).await)
+            })
+            .await
+        })
+        .await;
     for bytes in [2 * MB, 900_000] {
         let name = format!("600 statements of {bytes} bytes in a transaction");
         arena

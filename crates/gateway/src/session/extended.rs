@@ -27,22 +27,26 @@ const TRANSLATED_TOKEN_BYTES: usize = 128;
 
 impl Session {
     /// Handles a message of the extended protocol. `next` is what follows it in the receive buffer.
+    ///
+    /// Thousands of messages can arrive with one read, and nothing but Sync and Flush sends their answers. So each message may
+    /// end the time slice, and a large output is sent after each, as PostgreSQL sends a full buffer.
     pub(super) async fn extended(&mut self, message: Message<'_>, next: &[u8]) -> Result<(), Fault> {
+        self.link.give_way().await?;
         match message {
-            Message::Parse { name, sql, types } => Box::pin(self.parse(name, sql, types)).await,
-            Message::Bind(bind) => Ok(self.bind(&bind)?),
-            Message::Describe { target, name } => Ok(self.describe(target, name, next)?),
-            Message::Execute { portal, limit_rows } => self.execute(portal, limit_rows, next).await,
+            Message::Parse { name, sql, types } => Box::pin(self.parse(name, sql, types)).await?,
+            Message::Bind(bind) => self.bind(&bind)?,
+            Message::Describe { target, name } => self.describe(target, name, next)?,
+            Message::Execute { portal, limit_rows } => self.execute(portal, limit_rows, next).await?,
             Message::Close { target, name } => {
                 match target {
                     Target::Statement => drop(self.statements.close_statement(name)),
                     Target::Portal => self.statements.close_portal(name),
                 }
                 backend::close_complete(&mut self.output);
-                Ok(())
             }
-            _ => Ok(()),
+            _ => {}
         }
+        Ok(self.flush_if_large().await?)
     }
 
     /// After an error nothing is done until Sync.
@@ -66,7 +70,6 @@ impl Session {
 
     async fn parse(&mut self, name: &str, sql: &[u8], types: Oids<'_>) -> Result<(), Fault> {
         self.statements.check_free(name)?;
-        self.link.give_way().await?;
         let (plan, rest) = self.plan(decode::utf8(sql)?).await?;
         if !super::simple::is_blank(rest) {
             let message = "cannot insert multiple commands into a prepared statement";
@@ -239,6 +242,7 @@ impl Session {
     fn describe(&mut self, target: Target, name: &str, next: &[u8]) -> Result<()> {
         if target == Target::Statement {
             let prepared = self.statements.statement(name)?;
+            self.output.must_grow(prepared.description_bytes(), self.statements.memory())?;
             backend::parameter_description(
                 &mut self.output,
                 prepared.parameters.iter().map(|parameter| parameter.oid),
@@ -247,27 +251,29 @@ impl Session {
             return Ok(());
         }
         let mut portal = self.statements.take_portal(name)?;
+        let mut charged = Ok(());
         if let Some(prepared) = &portal.prepared {
             // Where the first row is to name types, and is about to come, the description waits for it.
             portal.describe = prepared.is_open() && frontend::execute_follows(next, name);
             if !portal.describe {
-                prepared.describe(&mut self.output, portal.formats());
+                charged = self.output.must_grow(prepared.description_bytes(), self.statements.memory());
+                if charged.is_ok() {
+                    prepared.describe(&mut self.output, portal.formats());
+                }
             }
         }
         self.statements.put_portal(name, portal);
-        Ok(())
+        charged
     }
 
     async fn execute(&mut self, name: &str, limit_rows: u32, next: &[u8]) -> Result<(), Fault> {
-        self.link.give_way().await?;
         let mut portal = self.statements.take_portal(name)?;
         let outcome = match portal.prepared.clone() {
             Some(prepared) => self.run_portal(&prepared, &mut portal, limit_rows, next).await,
             None => Ok(()),
         };
         self.statements.put_portal(name, portal);
-        outcome?;
-        Ok(self.flush_if_large().await?)
+        outcome
     }
 
     async fn run_portal(

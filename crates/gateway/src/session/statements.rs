@@ -113,6 +113,13 @@ impl Prepared {
         (size_of::<Prepared>() + 2 * text + parameters + 2 * columns + self.description.len()) as u64
     }
 
+    /// Bytes of the messages that describe its parameters and columns.
+    pub(crate) fn description_bytes(&self) -> usize {
+        /// Kind, length and number of parameters of a ParameterDescription.
+        const HEAD_BYTES: usize = 7;
+        HEAD_BYTES + self.parameters.len() * size_of::<u32>() + self.description.len()
+    }
+
     /// Whether a column has no type before its first value.
     pub(crate) fn is_open(&self) -> bool {
         is_open(&self.columns)

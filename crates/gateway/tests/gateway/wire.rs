@@ -118,6 +118,27 @@ async fn extended_messages_in_odd_orders() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn large_answers_of_a_pipeline_are_sent_before_its_end() {
+    const DESCRIBES: usize = 200;
+    const PARAMETERS: usize = 65_535;
+    let node = Node::insecure().await;
+    drop(node.database("t1").await);
+    let types = [0, 0, 0, 25].repeat(PARAMETERS);
+    let parse = message(b'P', &[b"\0SELECT 1\0\xff\xff", &types[..]].concat());
+    let describe = message(b'D', b"S\0");
+    let mut stream = TcpStream::connect(node.gateway.local_addr()).await.unwrap();
+    // Neither Sync nor Flush.
+    stream.write_all(&[startup("t1"), parse, describe.repeat(DESCRIBES)].concat()).await.unwrap();
+    let (mut received, mut piece) = (0, vec![0; 1 << 20]);
+    while received < DESCRIBES * PARAMETERS * 4 {
+        let count = within("descriptions before the Sync", stream.read(&mut piece)).await.unwrap();
+        assert!(count > 0, "the connection ends after {received} bytes");
+        received += count;
+    }
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn simple_queries() {
     let node = Node::insecure().await;
     node.database("t1").await.batch_execute("CREATE TABLE t (a INTEGER)").await.unwrap();
