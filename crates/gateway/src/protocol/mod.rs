@@ -40,6 +40,14 @@ impl Formats {
         }
     }
 
+    /// Memory of the list outside of this value.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        match self {
+            Formats::Each(formats) if formats.spilled() => formats.capacity() * size_of::<Format>(),
+            _ => 0,
+        }
+    }
+
     /// Whether the client's list fits `count` items.
     pub(crate) fn fits(&self, count: usize) -> bool {
         match self {

@@ -82,7 +82,7 @@ impl Session {
                 self.statements.hold(Prepared::new(command, types, columns), sql.len())?
             }
         };
-        self.statements.insert(name, prepared);
+        self.statements.insert(name, prepared)?;
         backend::parse_complete(&mut self.output);
         Ok(())
     }
@@ -225,6 +225,7 @@ impl Session {
         }
         let memory = self.statements.memory().clone();
         let portal = self.statements.new_portal(bind.portal)?;
+        portal.set_formats(bind.result_formats.clone());
         let bound = portal
             .reserve_values(given, bind.values.bytes(), &memory)
             .and_then(|()| bind_values(portal, bind, &prepared))
@@ -233,7 +234,6 @@ impl Session {
             self.statements.close_portal(bind.portal);
             return Err(error);
         }
-        portal.formats = Some(bind.result_formats.clone());
         portal.prepared = Some(prepared);
         backend::bind_complete(&mut self.output);
         Ok(())

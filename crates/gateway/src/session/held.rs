@@ -3,7 +3,8 @@
 //! ```text
 //! Account of memory  <-- Share of a message that is being received
 //!                    <-- Share of a Prepared: its text and descriptions (once, under however many names and portals)
-//!                    <-- Share of a Portal: its bound values
+//!                    <-- Share of a name of a Prepared
+//!                    <-- Share of a Portal: its name, formats and bound values
 //!                    <-- Share of an Output, of an Answer: rows that have not been sent
 //!                    <-- Share of a statement that is being translated and prepared
 //! Account of files   <-- Share of a Spill: the part of a result in a temporary file
@@ -217,10 +218,16 @@ impl Share {
 
     /// Holds nothing any more.
     pub(crate) fn release(&mut self) {
+        self.shrink(0);
+    }
+
+    /// Holds at most this much.
+    pub(crate) fn shrink(&mut self, bytes: u64) {
         if let Some(account) = &self.account
-            && self.bytes > 0
+            && self.bytes > bytes
         {
-            account.give(std::mem::take(&mut self.bytes));
+            account.give(self.bytes - bytes);
+            self.bytes = bytes;
         }
     }
 }

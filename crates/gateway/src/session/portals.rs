@@ -27,6 +27,8 @@ pub(crate) struct Portal {
     /// Its description was asked for and waits for the first row.
     pub(crate) describe: bool,
     pub(crate) progress: Progress,
+    /// Charged as long as the portal exists: its name and place among the portals, and formats of many columns.
+    pub(super) entry_bytes: usize,
     share: Share,
 }
 
@@ -46,6 +48,12 @@ impl Portal {
         self.formats.as_ref().unwrap_or(&TEXT)
     }
 
+    /// Sets the formats of its columns. The next [`Portal::reserve_values`] charges them.
+    pub(crate) fn set_formats(&mut self, formats: Formats) {
+        self.entry_bytes += formats.heap_bytes();
+        self.formats = Some(formats);
+    }
+
     /// Charges `count` values that take `bytes` bytes of their message, before they are decoded.
     pub(crate) fn reserve_values(
         &mut self,
@@ -53,7 +61,7 @@ impl Portal {
         bytes: usize,
         account: &Arc<Account>,
     ) -> Result<()> {
-        self.share.set(account, (count * size_of::<Value>() + bytes) as u64)
+        self.share.set(account, (self.entry_bytes + count * size_of::<Value>() + bytes) as u64)
     }
 
     /// Charges the values that have been bound.
@@ -64,14 +72,14 @@ impl Portal {
             Value::Blob(bytes) => bytes.capacity(),
             _ => 0,
         });
-        self.share.set(account, (lists + values.sum::<usize>()) as u64)
+        self.share.set(account, (self.entry_bytes + lists + values.sum::<usize>()) as u64)
     }
 
     /// It has been run: nobody wants its values any more.
     pub(crate) fn forget_values(&mut self) {
         self.values.clear();
         self.values.shrink_to(KEPT_VALUES);
-        self.share.release();
+        self.share.shrink(self.entry_bytes as u64);
     }
 
     /// Keeps the rest of its answer for the next time, unless the session holds too much by then.
@@ -85,8 +93,9 @@ impl Portal {
     /// Forgets everything but a little memory.
     pub(super) fn clear(&mut self) {
         self.prepared = None;
-        self.forget_values();
         self.formats = None;
+        self.entry_bytes = 0;
+        self.forget_values();
         self.describe = false;
         self.progress = Progress::Bound;
     }

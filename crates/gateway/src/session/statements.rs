@@ -34,6 +34,8 @@ pub(crate) const TEXT: Formats = Formats::All(Format::Text);
 const NAMES: usize = 10_000;
 /// Bytes of one of these names.
 const NAME_BYTES: usize = 1024;
+/// Names for which a map keeps room that it does not use.
+const KEPT_NAMES: usize = 64;
 /// Statements whose descriptions are kept beyond their names,
 const CACHED: usize = 16;
 /// if they are not larger than that: nobody can close them.
@@ -197,9 +199,12 @@ fn parameters(statement: &Statement, oids: Oids<'_>) -> Vec<Parameter> {
         .collect()
 }
 
+/// The prepared statements that have names, and the charge for each name.
+type Named = HashMap<Box<str>, (Arc<Prepared>, Share)>;
+
 /// A session's statements and portals.
 pub(crate) struct Statements {
-    named: HashMap<Box<str>, Arc<Prepared>>,
+    named: Named,
     unnamed: Option<Arc<Prepared>>,
     portals: HashMap<Box<str>, Portal>,
     unnamed_portal: Portal,
@@ -241,7 +246,10 @@ impl Statements {
 
     /// The statement of that name.
     pub(crate) fn statement(&self, name: &str) -> Result<&Arc<Prepared>> {
-        let found = if name.is_empty() { self.unnamed.as_ref() } else { self.named.get(name) };
+        let found = match name {
+            "" => self.unnamed.as_ref(),
+            name => self.named.get(name).map(|(prepared, _)| prepared),
+        };
         found.ok_or_else(|| {
             let message = match name {
                 "" => "unnamed prepared statement does not exist".to_owned(),
@@ -264,26 +272,34 @@ impl Statements {
         room(self.named.len(), name, "prepared statements")
     }
 
-    /// Names a statement.
-    pub(crate) fn insert(&mut self, name: &str, prepared: Arc<Prepared>) {
+    /// Names a statement, and charges the name.
+    pub(crate) fn insert(&mut self, name: &str, prepared: Arc<Prepared>) -> Result<()> {
         if name.is_empty() {
             self.unnamed = Some(prepared);
-        } else {
-            self.named.insert(name.into(), prepared);
+            return Ok(());
         }
+        let mut share = Share::default();
+        share.set(&self.memory, entry_bytes::<(Arc<Prepared>, Share)>(name) as u64)?;
+        self.named.insert(name.into(), (prepared, share));
+        Ok(())
     }
 
     /// Forgets a statement; it is no error if there is none.
     pub(crate) fn close_statement(&mut self, name: &str) -> bool {
         match name {
             "" => self.unnamed.take().is_some(),
-            name => self.named.remove(name).is_some(),
+            name => {
+                let known = self.named.remove(name).is_some();
+                shrink_room(&mut self.named);
+                known
+            }
         }
     }
 
     /// Forgets all statements.
     pub(crate) fn close_statements(&mut self) {
         self.named.clear();
+        shrink_room(&mut self.named);
         self.unnamed = None;
     }
 
@@ -331,7 +347,9 @@ impl Statements {
             return Err(Error::new(DUPLICATE_CURSOR, format!("portal \"{name}\" already exists")));
         }
         room(self.portals.len(), name, "portals")?;
-        Ok(self.portals.entry(name.into()).or_default())
+        let portal = self.portals.entry(name.into()).or_default();
+        portal.entry_bytes = entry_bytes::<Portal>(name);
+        Ok(portal)
     }
 
     /// Forgets a portal; it is no error if there is none.
@@ -340,6 +358,7 @@ impl Statements {
             self.unnamed_portal.clear();
         } else {
             self.portals.remove(name);
+            shrink_room(&mut self.portals);
         }
     }
 
@@ -348,7 +367,20 @@ impl Statements {
         self.unnamed_portal.clear();
         if !self.portals.is_empty() {
             self.portals.clear();
+            shrink_room(&mut self.portals);
         }
+    }
+}
+
+/// Memory of a name in a map of `V`s. A map has up to twice as much room as it needs.
+fn entry_bytes<V>(name: &str) -> usize {
+    name.len() + 2 * size_of::<(Box<str>, V)>()
+}
+
+/// Frees room that a map used for names that have been removed.
+fn shrink_room<V>(names: &mut HashMap<Box<str>, V>) {
+    if names.capacity() > KEPT_NAMES.max(4 * names.len()) {
+        names.shrink_to(2 * names.len());
     }
 }
 
@@ -394,6 +426,7 @@ impl Cache {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::Budget;
 
     #[test]
     fn a_statement_is_held_once_and_for_as_long_as_somebody_knows_it() {
@@ -405,7 +438,7 @@ mod tests {
         let prepared = hold(&statements, 100 << 20).unwrap();
         for name in ["a", "b", "c"] {
             statements.check_free(name).unwrap();
-            statements.insert(name, prepared.clone());
+            statements.insert(name, prepared.clone()).unwrap();
         }
         statements.new_portal("p").unwrap().prepared = Some(prepared);
         let state = |held: Result<Arc<Prepared>>| held.err().map(|error| error.state());
@@ -415,6 +448,60 @@ mod tests {
         assert_eq!(state(hold(&statements, 30 << 20)), refused, "the portal has it");
         statements.close_portals();
         assert_eq!(state(hold(&statements, 125 << 20)), None);
+    }
+
+    #[test]
+    fn names_of_statements_are_charged() {
+        const COUNT: usize = 2000;
+        let tenant = Budget::of_tenant(&Budget::of_node(64 << 20));
+        let mut statements = Statements::new(Account::of_memory(tenant.clone()));
+        let plan = Plan::Command { command: Arc::new(Command::ShowAll), shown: "".into() };
+        let prepared = statements.hold(Prepared::new(plan, Oids::default(), Vec::new()), 0).unwrap();
+        let name = |number: usize| format!("{number:0>NAME_BYTES$}");
+        for number in 0..COUNT {
+            statements.insert(&name(number), prepared.clone()).unwrap();
+        }
+        assert!(tenant.used_bytes() > (COUNT * NAME_BYTES) as u64, "{} bytes", tenant.used_bytes());
+        for number in 0..COUNT - 1 {
+            assert!(statements.close_statement(&name(number)));
+        }
+        assert_eq!(tenant.used_bytes(), 0);
+        assert!(statements.named.capacity() <= KEPT_NAMES, "room for {}", statements.named.capacity());
+        assert!(statements.statement(&name(COUNT - 1)).is_ok());
+    }
+
+    #[test]
+    fn names_and_formats_of_portals_are_charged() {
+        const COUNT: usize = 2000;
+        const COLUMNS: usize = 2000;
+        let tenant = Budget::of_tenant(&Budget::of_node(64 << 20));
+        let memory = Account::of_memory(tenant.clone());
+        let mut statements = Statements::new(memory.clone());
+        for number in 0..COUNT {
+            let portal = statements.new_portal(&format!("{number:0>NAME_BYTES$}")).unwrap();
+            portal.set_formats(Formats::Each(SmallVec::from_elem(Format::Binary, COLUMNS)));
+            portal.reserve_values(1, 10, &memory).unwrap();
+            portal.hold_values(&memory).unwrap();
+            portal.forget_values();
+        }
+        let least = COUNT * (NAME_BYTES + COLUMNS);
+        assert!(tenant.used_bytes() > least as u64, "{} bytes", tenant.used_bytes());
+        statements.close_portals();
+        assert_eq!(tenant.used_bytes(), 0);
+        assert_eq!(statements.portals.capacity(), 0);
+    }
+
+    #[test]
+    fn an_unnamed_portal_with_many_formats_is_charged() {
+        let tenant = Budget::of_tenant(&Budget::of_node(64 << 20));
+        let memory = Account::of_memory(tenant.clone());
+        let mut statements = Statements::new(memory.clone());
+        let portal = statements.new_portal("").unwrap();
+        portal.set_formats(Formats::Each(SmallVec::from_elem(Format::Text, 60_000)));
+        portal.reserve_values(0, 0, &memory).unwrap();
+        assert!(tenant.used_bytes() > 0);
+        statements.new_portal("").unwrap();
+        assert_eq!(tenant.used_bytes(), 0);
     }
 
     #[test]
