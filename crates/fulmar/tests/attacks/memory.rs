@@ -122,6 +122,12 @@ async fn memory_is_bounded() {
         })
         .await;
     arena
+        .attack("100 parameters with names of 4 MB", REFUSED, async |target| {
+            let set = "SELECT set_config('app.' || hex(zeroblob(2000000)) || a, 'x', false) FROM thousand LIMIT 100";
+            target.run(READER, &["BEGIN", set]).await
+        })
+        .await;
+    arena
         .attack("columns of 600 tables of 1,900 columns", BOUNDED, async |target| many_columns(target).await)
         .await;
     arena

@@ -177,6 +177,8 @@ impl Session {
         if name.eq_ignore_ascii_case(AS_OF) {
             self.look_back(value, output).await?;
         }
+        let bytes = self.settings.bytes_with(name, value);
+        self.settings_share.cover(self.statements.memory(), bytes as u64)?;
         if in_transaction {
             self.settings.set_in_transaction(name, value, local)?;
         } else {

@@ -6,6 +6,7 @@
 //!                    <-- Share of a name of a Prepared
 //!                    <-- Share of a Portal: its name, formats and bound values
 //!                    <-- Share of an Output, of an Answer: rows that have not been sent
+//!                    <-- Share of the session's parameters (SET)
 //!                    <-- Share of a statement that is being translated and prepared
 //! Account of files   <-- Share of a Spill: the part of a result in a temporary file
 //! ```

@@ -178,6 +178,8 @@ pub(crate) struct Session {
     /// The generation of the rights that it goes by.
     rights_seen: u64,
     settings: Settings,
+    /// Charged for the settings.
+    settings_share: Share,
     statements: Statements,
     /// Charges results in temporary files to the tenant.
     temporary: TemporarySpace,
@@ -223,6 +225,7 @@ impl Session {
             limits_seen: 0,
             rights_seen: 0,
             settings,
+            settings_share: Share::default(),
             statements: Statements::new(Account::of_memory(memory)),
             temporary,
             skipping: false,
@@ -520,6 +523,7 @@ impl Session {
 
     /// Settings that something hangs on.
     fn apply_settings(&mut self) {
+        self.settings_share.shrink(self.settings.bytes() as u64);
         self.link.timeout = self.settings.statement_timeout();
         self.link.idle_timeout = self.settings.idle_in_transaction_timeout();
         self.link.engine.set_default_read_only(self.settings.is_read_only());

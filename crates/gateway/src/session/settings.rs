@@ -18,6 +18,8 @@ use crate::dialect::admin::parse_moment;
 
 /// Parameters that an application may add.
 const CUSTOM: usize = 100;
+/// Bytes of a name. PostgreSQL cuts identifiers at 63 bytes, and such a name has two or more of them.
+const NAME_BYTES: usize = 128;
 /// Bytes of a value.
 const VALUE_BYTES: usize = 4096;
 
@@ -344,8 +346,37 @@ impl Settings {
         }
     }
 
+    /// Memory of the values, of the system catalog's copy of them, and of what the end of the transaction restores.
+    pub(crate) fn bytes(&self) -> usize {
+        let entry =
+            |(name, value): &(Box<str>, Box<str>)| name.len() + value.len() + size_of::<[Box<str>; 2]>();
+        let text = |value: &Option<Box<str>>| value.as_ref().map_or(0, |value| value.len());
+        let values = self.values.iter().map(entry).sum::<usize>();
+        let defaults = self.defaults.iter().map(entry).sum::<usize>();
+        let changed = self.changed.iter().map(|change| {
+            size_of::<Change>() + change.name.len() + text(&change.before) + text(&change.after)
+        });
+        2 * values + defaults + changed.sum::<usize>()
+    }
+
+    /// [`Settings::bytes`] after `name` has been set to `value`, at most.
+    pub(crate) fn bytes_with(&self, name: &str, value: Option<&str>) -> usize {
+        let longest = [value, self.get(name).ok(), self.default_of(name).as_deref()]
+            .map(|value| value.map_or(0, str::len))
+            .into_iter()
+            .fold(0, usize::max);
+        // Twice in the values, and twice in the transaction's changes.
+        let entry_bytes = size_of::<Change>() + name.len().min(NAME_BYTES) + longest.min(VALUE_BYTES);
+        self.bytes() + 4 * entry_bytes
+    }
+
     /// The name as it is stored, and the value as it is shown.
-    fn checked(&self, name: &str, value: Option<&str>) -> Result<(Box<str>, Option<Box<str>>)> {
+    pub(crate) fn checked(&self, name: &str, value: Option<&str>) -> Result<(Box<str>, Option<Box<str>>)> {
+        if name.len() > NAME_BYTES {
+            let message = "name of configuration parameter is too long";
+            return Err(Error::new(sqlstate::PROGRAM_LIMIT, message)
+                .detail(format!("It has {} bytes. The limit is {NAME_BYTES}.", name.len())));
+        }
         if value.is_some_and(|value| value.len() > VALUE_BYTES) {
             let message = format!("the value of \"{name}\" is longer than {VALUE_BYTES} bytes");
             return Err(Error::new(sqlstate::INVALID_PARAMETER_VALUE, message));
@@ -460,6 +491,32 @@ mod tests {
         settings.set("app.s1", Some("y")).unwrap();
         assert_eq!(settings.get("app.s1").unwrap(), "y");
         assert_eq!(settings.all().len(), PARAMETERS.len() + CUSTOM);
+    }
+
+    #[test]
+    fn names_are_not_long() {
+        let mut settings = Settings::default();
+        let longest = format!("app.{}", "x".repeat(NAME_BYTES - 4));
+        settings.set(&longest, Some("1")).unwrap();
+        for value in [Some("1"), None] {
+            let error = settings.set(&format!("{longest}x"), value).unwrap_err();
+            assert_eq!(error.state(), sqlstate::PROGRAM_LIMIT);
+            assert!(error.message().len() < NAME_BYTES, "the name must not be repeated");
+        }
+    }
+
+    #[test]
+    fn the_estimate_covers_a_change() {
+        let mut settings = Settings::default();
+        for (name, value) in
+            [("app.x", Some("long value")), ("app.x", Some("short")), ("app.y", Some("")), ("app.x", None)]
+        {
+            let estimate = settings.bytes_with(name, value);
+            settings.set_in_transaction(name, value, false).unwrap();
+            assert!(settings.bytes() <= estimate, "{name} {value:?}");
+        }
+        settings.end_transaction(false);
+        assert_eq!(settings.bytes(), 0);
     }
 
     #[test]

@@ -413,16 +413,15 @@ fn set_config(arguments: Arguments<'_, '_>, asked: Asked<'_>) -> Result<Value> {
     let (name, value) =
         (texts.next().flatten().unwrap_or_default(), texts.next().flatten().unwrap_or_default());
     let local = integer(arguments.get(2)) == Some(1);
-    let mut settings = asked.viewer.settings.clone();
-    settings.set(&name, Some(&value))?;
-    let shown = settings.get(&name)?.to_owned();
+    let (name, value) = asked.viewer.settings.checked(&name, Some(&value))?;
+    let value = String::from(value.unwrap_or_default());
     let mut changes = asked.viewer.changes.lock();
     if changes.len() == CHANGES {
         let message = format!("a statement sets {CHANGES} parameters at most");
         return Err(Error::new(sqlstate::PROGRAM_LIMIT, message));
     }
-    changes.push((name, value, local));
-    Ok(Value::Text(shown))
+    changes.push((name.into(), value.clone(), local));
+    Ok(Value::Text(value))
 }
 
 /// `pg_get_indexdef(index)`, or of one of its columns.

@@ -152,6 +152,26 @@ async fn bound_values_are_charged_until_they_are_run() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn parameters_of_a_session_are_bounded_and_charged() {
+    let node = small_node().await;
+    let client = node.database("t1").await;
+    for sql in [
+        "SELECT set_config('app.' || hex(zeroblob(1000)), 'x', false)".to_owned(),
+        format!("SET app.{} = 'x'", "n".repeat(2000)),
+    ] {
+        assert_eq!(state(client.batch_execute(&sql).await), "54000", "{sql}");
+    }
+    for number in 0..50 {
+        let value = "x".repeat(4000);
+        client.batch_execute(&format!("SET app.s{number} = '{value}'")).await.unwrap();
+    }
+    assert!(metric(&node, USED).await > 200_000);
+    client.batch_execute("RESET ALL").await.unwrap();
+    until(&node, USED, |used| used == 0).await;
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn results_that_are_not_read_move_to_files() {
     let node = small_node().await;
     let writer = node.database("t1").await;
