@@ -14,6 +14,8 @@
 //! - Rows that could be in a temporary file instead may use a quarter of the limits only.
 //! - A charge that can never succeed is rejected with 54000, any other with 53200. A message waits up to 5 s for memory
 //!   before it is rejected ([`crate::session`]).
+//! - While a session waits for memory of the node, sessions whose clients stopped in the middle of a message are ended, until
+//!   the memory suffices.
 //!
 //! [`crate::session::held`] has the session's part of it.
 
@@ -119,6 +121,10 @@ pub(crate) struct Budget {
     /// Sessions that wait for a release (of the node's budget).
     waiting: AtomicU64,
     released: Notify,
+    /// Sessions that wait since the node's limit is reached, not their tenant's (of the node's budget).
+    short_sessions: AtomicU64,
+    /// Notified when `short_sessions` grows.
+    shortage: Notify,
 }
 
 impl Budget {
@@ -131,6 +137,8 @@ impl Budget {
             rejected: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
             released: Notify::new(),
+            short_sessions: AtomicU64::new(0),
+            shortage: Notify::new(),
         })
     }
 
@@ -215,9 +223,27 @@ impl Budget {
             let mut released = std::pin::pin!(root.released.notified());
             released.as_mut().enable();
             match attempt() {
-                Err(shortage) if shortage.is_temporary() => released.await,
+                Err(shortage) if shortage.is_temporary() => {
+                    let of_node = matches!(shortage, Shortage::Node { .. });
+                    let _short = of_node.then(|| Short::new(root));
+                    released.await;
+                }
                 decided => return decided,
             }
+        }
+    }
+
+    /// Resolves once a session waits for memory of the node.
+    pub(crate) async fn node_shortage(&self) {
+        let root = self.root();
+        loop {
+            // Registered before the counter is read: a session that begins to wait in between is not missed.
+            let mut shortage = std::pin::pin!(root.shortage.notified());
+            shortage.as_mut().enable();
+            if root.short_sessions.load(Ordering::Acquire) > 0 {
+                return;
+            }
+            shortage.await;
         }
     }
 
@@ -232,6 +258,23 @@ struct Waiting<'a>(&'a Budget);
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         self.0.waiting.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Counts a session that waits for memory of the node, and announces it.
+struct Short<'a>(&'a Budget);
+
+impl Short<'_> {
+    fn new(root: &Budget) -> Short<'_> {
+        root.short_sessions.fetch_add(1, Ordering::AcqRel);
+        root.shortage.notify_waiters();
+        Short(root)
+    }
+}
+
+impl Drop for Short<'_> {
+    fn drop(&mut self) {
+        self.0.short_sessions.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -366,6 +409,25 @@ mod tests {
         assert_eq!(memory.node.waiting.load(Ordering::Relaxed), 0);
         let too_large = two.wait_for(|| two.charge(33 * MIB, 0, Class::Large)).now_or_never();
         assert!(matches!(too_large, Some(Err(Shortage::TooLarge { .. }))));
+    }
+
+    #[test]
+    fn only_a_wait_for_the_node_is_a_shortage_of_the_node() {
+        let memory = SessionMemory::new(64 * MIB);
+        let [one, two, three] = [1, 2, 3].map(|id| memory.of(PartitionId(id)));
+        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+        let mut shortage = Box::pin(one.node_shortage());
+        one.charge(32 * MIB, 0, Class::Large).unwrap();
+        let mut of_tenant = Box::pin(one.wait_for(|| one.charge(MIB, 0, Class::Large)));
+        assert!(of_tenant.poll_unpin(&mut cx).is_pending());
+        assert!(shortage.poll_unpin(&mut cx).is_pending(), "the node has memory");
+        two.charge(32 * MIB, 0, Class::Large).unwrap();
+        let mut of_node = Box::pin(three.wait_for(|| three.charge(MIB, 0, Class::Large)));
+        assert!(of_node.poll_unpin(&mut cx).is_pending());
+        assert!(shortage.poll_unpin(&mut cx).is_ready());
+        drop(of_node);
+        let mut later = Box::pin(two.node_shortage());
+        assert!(later.poll_unpin(&mut cx).is_pending(), "the session that waited has ended");
     }
 
     #[test]

@@ -71,6 +71,8 @@ pub(crate) enum Closed {
     Server,
     /// The client has been silent for too long.
     Idle,
+    /// The client has stopped sending within a message, and other sessions need its memory.
+    Stalled,
 }
 
 /// The bytes' way to the client.

@@ -121,6 +121,14 @@ impl Account {
         }
     }
 
+    /// Resolves once a session waits for memory of the node.
+    pub(crate) async fn node_shortage(&self) {
+        match &self.tenant {
+            Some(tenant) => tenant.node_shortage().await,
+            None => std::future::pending().await,
+        }
+    }
+
     fn error(&self, refusal: Refusal) -> Error {
         if let Some(tenant) = &self.tenant {
             tenant.count_rejection();

@@ -25,13 +25,16 @@ use fulmar_engine::{
     CancelReason, Completion, Error, Known, RowSink, Scope, Statement, TransactionStatus, Value, Verified,
     sqlstate,
 };
-use tokio::time::{Sleep, sleep, timeout};
+use tokio::time::{Sleep, sleep};
 
 use super::rows::Collector;
 use crate::protocol::backend::{self, Severity};
 use crate::registry::Handle;
 use crate::wire::{Closed, Wire};
 use crate::{Result, fair};
+
+/// Resolves when the client of a partly received message is to be disconnected.
+pub(crate) type Stall = Pin<Box<dyn Future<Output = ()>>>;
 
 /// The client's connection and the engine's session.
 pub(crate) struct Link {
@@ -147,8 +150,8 @@ impl Link {
         drive(pin!(engine.finish_implicit()), wire, handle, *timeout).await
     }
 
-    /// Waits for bytes of the client; inside a transaction for so long only.
-    pub(crate) async fn read(&mut self) -> Result<usize, Closed> {
+    /// Waits for bytes of the client: in a transaction at most for `idle_timeout`, and at most until `stall` resolves.
+    pub(crate) async fn read(&mut self, stall: Option<Stall>) -> Result<usize, Closed> {
         let status = self.status();
         let idle = self.implicit || status != TransactionStatus::Idle;
         if std::mem::replace(&mut self.noted, status != TransactionStatus::Idle) || self.noted {
@@ -156,14 +159,20 @@ impl Link {
         }
         let Link { engine, wire, handle, idle_timeout, .. } = self;
         let read = wire.read(handle);
-        match idle_timeout.filter(|_| idle) {
-            None => wait_for_client(pin!(read), engine).await,
-            // Boxed: sessions that need no clock have no room for one.
-            Some(limit) => {
-                let mut read = Box::pin(timeout(limit, read));
-                wait_for_client(read.as_mut(), engine).await.unwrap_or(Err(Closed::Idle))
-            }
+        let limit = idle_timeout.filter(|_| idle);
+        if limit.is_none() && stall.is_none() {
+            return wait_for_client(pin!(read), engine).await;
         }
+        // Boxed: sessions that need no clock have no room for one.
+        let mut read = Box::pin(async move {
+            tokio::select! {
+                biased;
+                count = read => count,
+                () = maybe(limit.map(sleep)) => Err(Closed::Idle),
+                () = maybe(stall) => Err(Closed::Stalled),
+            }
+        });
+        wait_for_client(read.as_mut(), engine).await
     }
 
     /// Sends `bytes`, waiting for the client to take them.
@@ -200,6 +209,14 @@ impl Link {
             sqlstate::IN_FAILED_TRANSACTION,
             "current transaction is aborted, commands ignored until end of transaction block",
         ))
+    }
+}
+
+/// A future that may be missing; it never resolves then.
+async fn maybe(future: Option<impl Future<Output = ()>>) {
+    match future {
+        Some(future) => future.await,
+        None => std::future::pending().await,
     }
 }
 

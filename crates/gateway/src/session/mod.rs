@@ -127,6 +127,7 @@ impl From<Closed> for End {
                 "terminating connection due to idle-in-transaction timeout",
             )
             .hint("End transactions that wait for something else, or raise idle_in_transaction_session_timeout.")),
+            Closed::Stalled => End::Fatal(receive::stalled()),
         }
     }
 }
@@ -167,6 +168,8 @@ pub(crate) struct Session {
     output: Output,
     /// Charged for the message that is being received, or handled.
     received: Share,
+    /// How fast it is received.
+    progress: receive::Progress,
     /// A message that is discarded as it arrives.
     rejected: Option<Box<receive::Rejected>>,
     shared: Arc<Shared>,
@@ -217,6 +220,7 @@ impl Session {
             link,
             output: Output::default(),
             received: Share::default(),
+            progress: receive::Progress::default(),
             rejected: None,
             shared,
             metrics,
@@ -237,6 +241,10 @@ impl Session {
 
     /// Ends: tells the client, and gives back what the session held.
     pub(crate) async fn end(mut self, end: End) {
+        // A message of which a part is missing is not handled any more. Other sessions need not wait for its memory until the
+        // client has taken the error.
+        self.link.wire.input = Vec::new();
+        self.received.release();
         if let Some(mut copy) = self.copy.take() {
             copy.give_up(&self).await;
         }
@@ -286,7 +294,8 @@ impl Session {
             if let Some(room) = self.elsewhere(post) {
                 return Leave::Moves(room);
             }
-            match self.link.read().await {
+            let stall = self.stall();
+            match self.link.read(stall).await {
                 Ok(count) => self.metrics.received(count),
                 Err(closed) => return Leave::Ends(closed.into()),
             }

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::SinkExt;
+use futures::future::select_all;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
-use crate::common::{Node, state};
+use crate::common::{Node, state, within};
 
 const MIB: usize = 1 << 20;
 
@@ -41,6 +42,17 @@ async fn until(node: &Node, name: &str, wanted: impl Fn(u64) -> bool) {
 }
 
 const USED: &str = "fulmar_session_memory_bytes";
+
+/// A connection of a session that has sent nothing but the head of a query of this many bytes.
+async fn half_sent(node: &Node, database: &str, bytes: usize) -> TcpStream {
+    let mut stream = TcpStream::connect(node.gateway.local_addr()).await.unwrap();
+    let version = 196_608_u32.to_be_bytes();
+    let body = [&version[..], b"user\0anna\0database\0", database.as_bytes(), b"\0\0"].concat();
+    stream.write_all(&(body.len() as u32 + 4).to_be_bytes()).await.unwrap();
+    stream.write_all(&body).await.unwrap();
+    stream.write_all(&[&b"Q"[..], &(bytes as u32).to_be_bytes()].concat()).await.unwrap();
+    stream
+}
 
 async fn works(client: &Client) {
     assert_eq!(client.query_one("SELECT 1", &[]).await.unwrap().get::<_, i64>(0), 1);
@@ -82,16 +94,7 @@ async fn a_half_sent_message_is_charged_and_small_ones_pass() {
     let node = small_node().await;
     let other = node.database("t2").await;
     let small = node.database("t1").await;
-    let mut half_sent = Vec::new();
-    for _ in 0..2 {
-        let mut stream = TcpStream::connect(node.gateway.local_addr()).await.unwrap();
-        let body = [&196_608_u32.to_be_bytes()[..], b"user\0anna\0database\0t1\0\0"].concat();
-        stream.write_all(&(body.len() as u32 + 4).to_be_bytes()).await.unwrap();
-        stream.write_all(&body).await.unwrap();
-        // Nothing but the head of a message of 15 MiB.
-        stream.write_all(&[&b"Q"[..], &(15_u32 << 20).to_be_bytes()].concat()).await.unwrap();
-        half_sent.push(stream);
-    }
+    let half_sent = [half_sent(&node, "t1", 15 * MIB).await, half_sent(&node, "t1", 15 * MIB).await];
     until(&node, USED, |used| used >= 30 << 20).await;
     // 4 MiB more do not fit into the database's 32 MiB.
     let refused = small.query("SELECT length($1)", &[&"x".repeat(4 * MIB)]).await;
@@ -112,17 +115,46 @@ async fn a_half_sent_message_is_charged_and_small_ones_pass() {
 async fn a_message_waits_for_memory() {
     let node = small_node().await;
     let client = node.database("t1").await;
-    let mut stream = TcpStream::connect(node.gateway.local_addr()).await.unwrap();
-    let body = [&196_608_u32.to_be_bytes()[..], b"user\0anna\0database\0t1\0\0"].concat();
-    stream.write_all(&(body.len() as u32 + 4).to_be_bytes()).await.unwrap();
-    stream.write_all(&body).await.unwrap();
-    stream.write_all(&[&b"Q"[..], &(30_u32 << 20).to_be_bytes()].concat()).await.unwrap();
+    let stream = half_sent(&node, "t1", 30 * MIB).await;
     until(&node, USED, |used| used >= 30 << 20).await;
     let value = "x".repeat(4 * MIB);
     let answer = async { client.query_one("SELECT length($1)", &[&value]).await };
     // The session of the half-sent message ends, and returns its charge.
     let (answer, ()) = tokio::join!(answer, async { drop(stream) });
     assert_eq!(answer.unwrap().get::<_, i64>(0), 4 * MIB as i64);
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_that_stall_do_not_keep_the_memory_of_the_node() {
+    let node = small_node().await;
+    let client = node.database("t3").await;
+    let mut stalled = Vec::new();
+    for database in ["t1", "t2"] {
+        drop(node.database(database).await);
+        stalled.push(half_sent(&node, database, 32 * MIB - 100_000).await);
+    }
+    until(&node, USED, |used| used >= 63 << 20).await;
+    let value = "x".repeat(4 * MIB);
+    let served = async {
+        // On a slow machine the wait of 5 s may be over before both sessions have been ended.
+        while let Err(error) = client.query_one("SELECT length($1)", &[&value]).await {
+            assert_eq!(error.code().map(|code| code.code()), Some("53200"));
+        }
+    };
+    within("memory of the node for a third database", served).await;
+    // The memory of one of them is enough.
+    let ends = stalled.into_iter().map(|mut stream| {
+        Box::pin(async move {
+            let mut answer = Vec::new();
+            stream.read_to_end(&mut answer).await.map(|_| answer)
+        })
+    });
+    let (ended, _, other) = within("a stalled session ends", select_all(ends)).await;
+    let (answer, state) = (ended.unwrap(), b"C08006\0");
+    assert!(answer.windows(state.len()).any(|bytes| bytes == state), "ended without an error");
+    drop(other);
+    until(&node, USED, |used| used == 0).await;
     node.stop().await;
 }
 
