@@ -95,8 +95,7 @@ fn sealing_time(rules: Rules) -> Option<Duration> {
         *result.lock() = Some(sealer.now() - begun);
     });
     simulation.run(Duration::from_secs(60), || sealed.lock().is_some());
-    let time = *sealed.lock();
-    time
+    *sealed.lock()
 }
 
 #[test]
