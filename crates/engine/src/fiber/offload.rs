@@ -46,7 +46,10 @@ use super::Resume;
 
 /// A statement that handles a larger text, parameter or allocation leaves its worker. Quadratic functions take some
 /// milliseconds on smaller input.
-pub(crate) const OFFLOAD_BYTES: usize = 64 << 10;
+///
+/// More than 64 KiB: SQLite keeps the statement journal, which every INSERT of several rows has, in
+/// pieces of 64 KiB and a header.
+pub(crate) const OFFLOAD_BYTES: usize = 72 << 10;
 
 /// Threads of the pool that are not stuck.
 const MAX_PROGRESSING: usize = 8;
