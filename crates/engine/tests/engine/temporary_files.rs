@@ -103,6 +103,8 @@ async fn temporary_files_leave_the_disk_to_the_commits_of_others() {
     assert_eq!(error.state(), sqlstate::CONFIGURATION_LIMIT);
     let share = "temporary file size exceeds the database's share of the disk (";
     assert!(error.message().starts_with(share), "{error}");
+    // The files of the statement that failed are closed by another thread.
+    until("its temporary files are closed", async || node.engine.statistics().temporary_bytes == 0).await;
     // Two tenants take their halves, or nearly; the third one has none, and commits.
     let copy = "CREATE TEMPORARY TABLE copy AS SELECT * FROM t";
     for client in &mut clients[..2] {
