@@ -322,7 +322,7 @@ async fn a_procedure_that_catches_a_refusal_keeps_to_its_limits() {
     let grow = format!("INSERT INTO t {}", rows(1000));
     // The last one has its changes in SQLite's cache until the commit.
     for (name, statements) in [
-        ("grows", format!("refuse() db.exec([[{grow}]])")),
+        ("grows", format!("refuse() db.exec([[{grow}]]) db.abort('not refused')")),
         ("grows_at_the_end", format!("db.exec([[{}]]) refuse()", grow.replace("1000", "500"))),
     ] {
         let source = format!(
