@@ -212,6 +212,8 @@ async fn statements_that_take_much_memory_to_compile_leave_the_worker() {
             connection.run_here(&run, &mut Nowhere);
         }
     };
+    // Its expression takes more memory than the tenant has before an allocation exceeds 64 KiB.
+    const TIMES: usize = 20;
     let mut connection = Connection::open(partition.clone()).await.unwrap();
     let ordinary = [
         "SELECT count(*) FROM t AS a JOIN t AS b USING (id)".to_owned(),
@@ -231,14 +233,16 @@ async fn statements_that_take_much_memory_to_compile_leave_the_worker() {
     }
     // A statement that is kept is compiled again when the schema has changed.
     let mut session = engine.session(PartitionId(1));
-    session.run(&format!("DROP VIEW few; CREATE VIEW few AS {}", doubled(16).replace("count(a)", "a"))).await;
+    session
+        .run(&format!("DROP VIEW few; CREATE VIEW few AS {}", doubled(TIMES).replace("count(a)", "a")))
+        .await;
     session.close().await;
     let kept = run(104, "SELECT count(a) FROM few".to_owned());
     assert!(moves_to_pool(&mut connection, kept).await, "compiled again");
     drop(connection);
 
     let mut connection = Connection::open(partition.clone()).await.unwrap();
-    assert!(moves_to_pool(&mut connection, run(200, doubled(16))).await, "compiled first");
+    assert!(moves_to_pool(&mut connection, run(200, doubled(TIMES))).await, "compiled first");
     drop((connection, partition));
     engine.shutdown().await.unwrap();
 }
