@@ -33,6 +33,13 @@ pub struct Release {
     pub kept_from: Position,
 }
 
+impl Release {
+    /// Where the range of the owner's epoch ends.
+    fn end(&self) -> Position {
+        Position { slot: self.slot.slot + 1, ..self.slot }
+    }
+}
+
 /// Hands a released partition over from `source`, this node, to `destination`. Fails if this
 /// incarnation has ended meanwhile.
 pub async fn hand_over<E: Environment>(
@@ -42,12 +49,11 @@ pub async fn hand_over<E: Environment>(
     destination: NodeId,
     release: &Release,
 ) -> Result<Outcome, Error> {
-    let Release { partition, read, slot, kept_from } = release;
-    let to = Position { slot: slot.slot + 1, ..*slot };
+    let Release { partition, read, kept_from, .. } = release;
     let destination_read = metadata::node(env, destination).await?;
     if let Some(destination_read) = destination_read.filter(|read| read.record.state == NodeState::Alive) {
         let from = Position { incarnation: destination_read.record.incarnation, slot: 0 };
-        let next = read.record.moved(*kept_from, to, destination, from, false);
+        let next = read.record.moved(*kept_from, release.end(), destination, from, false);
         let nodes = [(source, source_read), (destination, &destination_read)];
         let changed = metadata::change_owner(env, *partition, read, &nodes, &next).await?;
         if changed == Change::Applied {
@@ -61,41 +67,38 @@ pub async fn hand_over<E: Environment>(
             });
         }
     }
-    take_back(env, source, source_read, destination, release).await
+    take_back(env, source, source_read, release).await
 }
 
+/// Takes the partition back, unless the transaction of unknown outcome has been applied.
 async fn take_back<E: Environment>(
     env: &E,
     source: NodeId,
     source_read: &Read<NodeRecord>,
-    destination: NodeId,
     release: &Release,
 ) -> Result<Outcome, Error> {
-    let Release { partition, slot, kept_from, .. } = release;
-    let to = Position { slot: slot.slot + 1, ..*slot };
+    let Release { partition, kept_from, .. } = release;
+    let end = release.end();
     let mut read = release.read.clone();
     let fenced = Error::Fenced { node: source, incarnation: source_read.record.incarnation };
     loop {
-        let next = read.record.moved(*kept_from, to, source, to, false);
+        let next = read.record.moved(*kept_from, end, source, end, false);
         metadata::change_owner(env, *partition, &read, &[(source, source_read)], &next).await?;
         let Some(now) = metadata::partition(env, *partition).await? else { return Err(fenced) };
         if now.record == next {
             return Ok(Outcome::Kept(now));
         }
-        if now.record.epoch != read.record.epoch {
-            let is_handed_over = now
-                .record
-                .ranges
-                .iter()
-                .any(|range| range.epoch == read.record.epoch + 1 && range.node == destination);
-            return if is_handed_over { Ok(Outcome::HandedOver) } else { Err(fenced) };
-        }
-        // Nothing was applied yet, unless this node's own: one that forgets ranges, come late.
-        read = now;
         let node = metadata::node(env, source).await?;
         if node.is_none_or(|node| node.revision != source_read.revision) {
             return Err(fenced);
         }
+        if now.record.epoch != read.record.epoch {
+            // A partition leaves a living node only with its consent: by the handover.
+            return Ok(Outcome::HandedOver);
+        }
+        // Neither was applied. The record may have changed: this node drops closed ranges from it,
+        // and such a change may be applied late, too.
+        read = now;
         retry::pause(env).await;
     }
 }

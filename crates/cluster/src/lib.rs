@@ -1,6 +1,6 @@
-//! Ownership of partitions: who may write, and how that changes without losing a commit.
+//! Ownership of partitions: which node may write, and how that changes without losing a commit.
 //!
-//! Every partition has one owner, a node. The metadata store alone says who (`records`); logs and
+//! Every partition has one owner, a node. The metadata store alone says which ([`records`]); logs and
 //! manifests say what was written. This crate is the protocol that changes owners: a node starts
 //! ([`incarnation`]), is declared dead and replaced ([`failover`]), hands a partition over
 //! ([`handover`]), and reads what earlier owners have committed ([`recovery`]).

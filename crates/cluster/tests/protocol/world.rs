@@ -255,7 +255,8 @@ impl MetadataStore for Env {
     }
 
     async fn follow(&self, _: Arc<dyn Observer>) -> Result<(), MetaError> {
-        unimplemented!("the simulated nodes scan; what a watch delivers is a hint to them")
+        let cause = "the simulated metadata store has no watch: its nodes scan".to_owned();
+        Err(MetaError::Unavailable { cause, remedy: "scan" })
     }
 }
 

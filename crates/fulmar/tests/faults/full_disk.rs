@@ -214,13 +214,7 @@ async fn catalog_changes_on_a_full_disk_are_refused() {
     disk.fill();
     assert!(told.create(&system).await.is_some());
     assert_eq!(node.end(Signal::KILL), None);
-    match disk.start() {
-        Ok(node) => {
-            told.check(&node).await;
-            assert_eq!(node.end(Signal::KILL), None);
-        }
-        Err(refusal) => assert!(is_lack_of_space(&refusal), "{refusal}"),
-    }
+    start_on_full_disk(&disk, &told).await;
     disk.free();
     let node = disk.start().unwrap();
     told.check(&node).await;
@@ -231,6 +225,17 @@ async fn catalog_changes_on_a_full_disk_are_refused() {
     );
     assert_eq!(column(&client(&node, "later").await, "SELECT CAST(x AS TEXT) FROM t").await, ["1"]);
     assert_eq!(told.create(&client(&node, "fulmar").await).await, None);
+}
+
+/// A start on a full disk is refused with the reason, or everything is there.
+async fn start_on_full_disk(disk: &SmallDisk, told: &Told) {
+    match disk.start() {
+        Ok(node) => {
+            told.check(&node).await;
+            assert_eq!(node.end(Signal::KILL), None);
+        }
+        Err(refusal) => assert!(is_lack_of_space(&refusal), "{refusal}"),
+    }
 }
 
 fn is_lack_of_space(refusal: &str) -> bool {
@@ -272,13 +277,7 @@ async fn no_space_for_the_head_of_the_catalog_loses_nothing() {
     assert_eq!(node.end(Signal::KILL), None);
 
     disk.fill();
-    match disk.start() {
-        Ok(node) => {
-            told.check(&node).await;
-            assert_eq!(node.end(Signal::KILL), None);
-        }
-        Err(refusal) => assert!(is_lack_of_space(&refusal), "{refusal}"),
-    }
+    start_on_full_disk(&disk, &told).await;
     disk.free();
     for _ in 0..2 {
         let node = disk.start().unwrap();

@@ -197,7 +197,7 @@ impl Reader<'_> {
         }
         if names.iter().any(|name| name == NEWEST) {
             self.check_newest(&found.files)?;
-            // Without the other one it is made anew, under this name.
+            // Without the other one it is created again, under this name.
             found.rubbish.extend(names.iter().filter(|name| *name == NEWEST_NEW).cloned());
         }
         Ok(Found { next_sequence: last_sequence + 1, ..found })
