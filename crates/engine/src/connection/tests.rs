@@ -222,10 +222,6 @@ async fn statements_that_take_much_memory_to_compile_leave_the_worker() {
         "UPDATE t SET v = v || 'more'".to_owned(),
         "CREATE VIEW few AS SELECT v AS a FROM t".to_owned(),
         "SELECT count(a) FROM few".to_owned(),
-        // SQLite keeps a statement journal: in pieces that hold just over 64 KiB.
-        "BEGIN".to_owned(),
-        "UPDATE OR ABORT t SET id = id + 1000000".to_owned(),
-        "ROLLBACK".to_owned(),
     ];
     for (number, sql) in (100..).zip(ordinary) {
         let moved = moves_to_pool(&mut connection, run(number, sql.clone())).await;
@@ -243,6 +239,33 @@ async fn statements_that_take_much_memory_to_compile_leave_the_worker() {
 
     let mut connection = Connection::open(partition.clone()).await.unwrap();
     assert!(moves_to_pool(&mut connection, run(200, doubled(TIMES))).await, "compiled first");
+    drop((connection, partition));
+    engine.shutdown().await.unwrap();
+}
+
+/// SQLite keeps their statement journal in pieces of 64 KiB and a header.
+#[tokio::test]
+async fn inserts_of_several_rows_in_a_transaction_stay_on_their_worker() {
+    let data = tempfile::tempdir().unwrap();
+    let engine = engine_with_data(data.path()).await;
+    let partition = engine.partition(PartitionId(1)).await.unwrap();
+    let _occupied = occupy_pool(PartitionId(1));
+    let mut connection = Connection::open(partition.clone()).await.unwrap();
+    let mut ended = false;
+    let moved = moves_to_pool(&mut connection, |connection| {
+        let begun = connection.control_here(BEGIN.0, BEGIN.1);
+        assert!(matches!(begun, Step::Done(_)));
+        for number in 100..110 {
+            let rows = vec!["(hex(randomblob(400)))"; 100].join(", ");
+            let sql = format!("INSERT INTO t(v) VALUES {rows}");
+            let run = Run { id: number, sql: &sql, columns: Some(0), parameters: &[] };
+            assert!(matches!(connection.run_here(&run, &mut Nowhere), Step::Done(_)));
+        }
+        connection.control_here(ROLLBACK.0, ROLLBACK.1);
+        ended = true;
+    })
+    .await;
+    assert!(!moved && ended);
     drop((connection, partition));
     engine.shutdown().await.unwrap();
 }
