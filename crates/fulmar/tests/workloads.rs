@@ -40,27 +40,46 @@ async fn client(server: &Server) -> Client {
     Client::connect(&target(server)).await.unwrap()
 }
 
+/// Transactions that a run needs: enough for each kind of a workload to occur.
+const MIN_TRANSACTIONS: u64 = 500;
+
+/// Runs a workload on four connections, for as long as this machine needs for enough transactions.
 async fn go(server: &Server, workload: impl Workload) -> Report {
-    let options = RunOptions {
-        connections: 4,
-        warm_up: Duration::from_millis(100),
-        measure: Duration::from_secs(1),
-        tick: Duration::from_millis(100),
-        ..RunOptions::new(target(server))
-    };
-    let report = run(workload, options).await.unwrap();
-    assert_eq!((report.failed, report.lost_connections), (0, 0), "{report}");
-    report
+    let mut measure = Duration::from_secs(1);
+    loop {
+        let options = RunOptions {
+            connections: 4,
+            warm_up: Duration::from_millis(100),
+            measure,
+            tick: Duration::from_millis(100),
+            ..RunOptions::new(target(server))
+        };
+        let report = run(workload.clone(), options).await.unwrap();
+        assert_eq!((report.failed, report.lost_connections), (0, 0), "{report}");
+        if report.transactions >= MIN_TRANSACTIONS {
+            return report;
+        }
+        measure *= 2;
+        assert!(measure < Duration::from_secs(120), "too few transactions: {report}");
+    }
+}
+
+/// Whether `count` of `total` independent events agree with a probability, within five standard
+/// deviations and 2 % for how the data came out.
+fn agrees(count: u64, total: u64, probability: f64) -> bool {
+    let (count, total) = (count as f64, total as f64);
+    let deviation = (total * probability * (1.0 - probability)).sqrt();
+    (count - total * probability).abs() < 5.0 * deviation + 0.02 * total
 }
 
 async fn number(client: &mut Client, sql: &str) -> u64 {
     client.query(sql).await.unwrap()[0][0].as_ref().unwrap().parse().unwrap()
 }
 
-/// A share of a kind of transaction that committed.
-fn committed_share(report: &Report, kind: &str) -> f64 {
+/// How many transactions of a kind committed, and how many ended as they should.
+fn committed_of(report: &Report, kind: &str) -> (u64, u64) {
     let kind = report.kinds.iter().find(|report| report.kind == kind).unwrap();
-    kind.committed as f64 / (kind.committed + kind.rolled_back) as f64
+    (kind.committed, kind.committed + kind.rolled_back)
 }
 
 #[tokio::test]
@@ -106,14 +125,14 @@ async fn tatp_finds_what_was_loaded() {
     let of = |subscribers| Tatp { subscribers, ..Tatp::default() };
     for server in servers().await {
         let report = go(&server, of(2_000)).await;
-        assert_eq!(committed_share(&report, "get-subscriber-data"), 1.0);
-        assert_eq!(committed_share(&report, "update-location"), 1.0);
+        for kind in ["get-subscriber-data", "update-location"] {
+            let (committed, total) = committed_of(&report, kind);
+            assert_eq!(committed, total, "{kind}: {report}");
+        }
         // A destination: the facility is there (0.625) and active (0.85), and one of up to three times fits (0.27).
-        for (kind, expected, slack) in
-            [("get-access-data", 0.625, 0.06), ("get-new-destination", 0.145, 0.05)]
-        {
-            let share = committed_share(&report, kind);
-            assert!((share - expected).abs() < slack, "{kind}: {share} {report}");
+        for (kind, expected) in [("get-access-data", 0.625), ("get-new-destination", 0.145)] {
+            let (committed, total) = committed_of(&report, kind);
+            assert!(agrees(committed, total, expected), "{kind}: {committed} of {total} {report}");
         }
         let foreseen = ["23503", "23505"];
         assert!(report.errors.keys().all(|sqlstate| foreseen.contains(&sqlstate.as_str())), "{report}");
@@ -134,7 +153,9 @@ async fn tpcws_browsers_buy_what_they_put_into_their_carts() {
         let committed = |kind: usize| report.kinds[kind].committed as f64;
         // Four browsers may be on their way at either end of the window.
         assert!((committed(0) - committed(2)).abs() <= 8.0 && committed(2) > 0.0, "{report}");
-        assert!((committed(1) / committed(2) - 5.5).abs() < 2.0, "{report}");
+        // One to ten items each, 2.9 being the standard deviation; ten of a browser may be bought outside.
+        let items = 5.5 * committed(2);
+        assert!((committed(1) - items).abs() < 5.0 * 2.9 * committed(2).sqrt() + 80.0, "{report}");
         assert_eq!(report.rolled_back, 0, "{report}");
         assert!(
             report.errors.keys().all(|sqlstate| ["40001", "40P01"].contains(&sqlstate.as_str())),
@@ -183,8 +204,8 @@ async fn e_stores_ycsb_is_of_one_table_and_two_kinds() {
         let ycsb =
             Ycsb { records: 500, tables: 1, operations: 1, reads: 85.0, distribution, ..Ycsb::default() };
         let report = go(&server, ycsb).await;
-        let share = report.kinds[0].committed as f64 / report.transactions as f64;
-        assert!((share - 0.85).abs() < 0.05 && report.rolled_back == 0, "{report}");
+        assert!(agrees(report.kinds[0].committed, report.transactions, 0.85), "{report}");
+        assert_eq!(report.rolled_back, 0, "{report}");
         let mut client = client(&server).await;
         assert_eq!(number(&mut client, "SELECT count(*) FROM ycsb_primary").await, 500);
         client.query("SELECT count(*) FROM ycsb_secondary_1").await.unwrap_err();
@@ -211,7 +232,9 @@ async fn a_run_is_written_down_and_drawn() {
     let measures = [&measures[..], &["--server-process", &pid, "--prices", &prices]].concat();
     let report = stdout(&command(&[&arguments[..], &load, &measures].concat()));
     let report: Report = serde_json::from_str(&report).unwrap();
-    assert!(report.transactions > 500 && report.tenants == 5, "{report}");
+    // About 900 fall due. Those that a busy machine cannot start in time are cancelled.
+    let due = report.transactions + report.cancelled;
+    assert!(report.transactions > 0 && due > 500 && report.tenants == 5, "{report}");
     let server = report.server.as_ref().expect("a process was given");
     let per_hour = server.usage.cpu_s / report.seconds * 3.6;
     assert!(server.usage.cpu_s > 0.0 && (server.dollars_per_hour - per_hour).abs() < 1e-9, "{report}");
