@@ -223,7 +223,7 @@ fn a_file_whose_sync_failed_is_not_synced_again() {
     let files = FaultyFiles::new();
     let (log, _) = open(files.clone());
     append_durably(&log, 1, 100);
-    files.fail_nth(Operation::Sync, 1, Fault::Io);
+    files.fail_next_of("fulmar-log", Operation::Sync, Fault::Io);
     let lost = append(&log, 2, 100).unwrap();
     assert!(block_on(log.wait_durable(lost)).is_err());
     let after = append_durably(&log, 3, 100);
@@ -259,7 +259,7 @@ fn a_log_that_failed_can_be_truncated_and_its_files_go() {
         for i in 0..40 {
             append_durably(&log, round * 100 + i, 100);
         }
-        files.fail_nth(Operation::Sync, 1, Fault::Io);
+        files.fail_next_of("fulmar-log", Operation::Sync, Fault::Io);
         let lost = append(&log, 99, 100).unwrap();
         assert!(block_on(log.wait_durable(lost)).is_err());
         log.truncate(log.durable());
@@ -350,7 +350,7 @@ fn a_callback_that_panics_leaves_nobody_waiting() {
     let files = FaultyFiles::new();
     let (log, _) = open(files.clone());
     log.on_discard(Box::new(|_, _| panic!("on purpose")));
-    files.fail_nth(Operation::Sync, 1, Fault::Io);
+    files.fail_next_of("fulmar-log", Operation::Sync, Fault::Io);
     let lsn = append(&log, 1, 100).unwrap();
     let error = block_on(log.wait_durable(lsn)).unwrap_err();
     assert!(matches!(error, LogError::Closed), "{error}");

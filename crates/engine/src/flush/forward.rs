@@ -229,7 +229,7 @@ mod tests {
         let place = log.durable();
         let records: Vec<&Logged> = replay.records().collect();
         let soon = Instant::now() + Duration::from_secs(120);
-        files.fail_nth(Operation::Sync, 1, Fault::Io);
+        files.fail_next_of("fulmar-log", Operation::Sync, Fault::Io);
         records[0].copied(append(&log, &records[0].body, soon).await.unwrap());
         log.wait_durable(records[0].copy().unwrap()).await.unwrap_err();
         let works = async {

@@ -277,7 +277,7 @@ async fn a_large_commit_that_the_log_loses_takes_nothing_with_it() {
     a.run(&format!("INSERT INTO t(id, v) {rows}")).await.unwrap();
     engine.flush().await.unwrap();
     a.run("UPDATE t SET n = 1 WHERE id % 100 = 0").await.unwrap();
-    files.fail_nth(Operation::Sync, 1, Fault::Io);
+    files.fail_next_of("fulmar-log", Operation::Sync, Fault::Io);
     a.run("UPDATE t SET n = 2, v = randomblob(3500)").await.unwrap_err();
     assert_eq!(a.int("SELECT sum(n) FROM t").await, 50);
     engine.flush().await.unwrap();

@@ -17,8 +17,8 @@ pub(super) struct Disk {
     pub(super) files: BTreeMap<FileId, Contents>,
     pub(super) next_id: FileId,
     pub(super) off: bool,
-    /// Operations until one fails, and how.
-    pub(super) countdowns: Vec<(Operation, u64, Fault)>,
+    /// Operations until one fails.
+    pub(super) countdowns: Vec<Countdown>,
     /// Operations that fail for now.
     pub(super) switches: BTreeMap<Operation, Fault>,
     /// Operations that wait.
@@ -29,6 +29,23 @@ pub(super) struct Disk {
     /// by then.
     pub(super) creates: Option<(u64, u64)>,
     pub(super) begun: BTreeMap<Operation, u64>,
+}
+
+/// An operation that is to fail.
+pub(super) struct Countdown {
+    pub(super) operation: Operation,
+    /// The thread whose operations count, or None if all of them do.
+    pub(super) thread: Option<&'static str>,
+    pub(super) left: u64,
+    pub(super) fault: Fault,
+}
+
+impl Countdown {
+    /// Whether an operation of this thread counts.
+    fn counts(&self, operation: Operation) -> bool {
+        let is_of_thread = |thread| std::thread::current().name() == Some(thread);
+        self.operation == operation && self.thread.is_none_or(is_of_thread)
+    }
 }
 
 pub(super) type FileId = u64;
@@ -126,12 +143,12 @@ impl Disk {
             return Err(Fault::Io.error());
         }
         let mut fault = self.switches.get(&operation).copied();
-        self.countdowns.retain_mut(|(counted, left, then)| {
-            *left -= u64::from(*counted == operation);
-            if *left == 0 {
-                fault = Some(*then);
+        self.countdowns.retain_mut(|countdown| {
+            countdown.left -= u64::from(countdown.counts(operation));
+            if countdown.left == 0 {
+                fault = Some(countdown.fault);
             }
-            *left > 0
+            countdown.left > 0
         });
         fault.map_or(Ok(()), |fault| Err(fault.error()))
     }

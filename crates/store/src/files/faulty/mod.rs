@@ -17,7 +17,7 @@ use std::sync::Arc;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::{LogFile, LogFiles};
-use disk::{Contents, Disk, FileId, NameChange, Random, whole_sectors};
+use disk::{Contents, Countdown, Disk, FileId, NameChange, Random, whole_sectors};
 
 /// An operation that can be made to fail.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -79,7 +79,15 @@ impl FaultyFiles {
 
     /// Lets the `nth` operation of this kind from now on fail (1 is the next one).
     pub fn fail_nth(&self, operation: Operation, nth: u64, fault: Fault) {
-        self.shared.disk.lock().countdowns.push((operation, nth, fault));
+        let countdown = Countdown { operation, thread: None, left: nth, fault };
+        self.shared.disk.lock().countdowns.push(countdown);
+    }
+
+    /// Lets the next operation of this kind by the thread of this name fail. The threads of a log sync
+    /// at any time: the one that writes records, and the one that prepares files.
+    pub fn fail_next_of(&self, thread: &'static str, operation: Operation, fault: Fault) {
+        let countdown = Countdown { operation, thread: Some(thread), left: 1, fault };
+        self.shared.disk.lock().countdowns.push(countdown);
     }
 
     /// Lets all operations of this kind fail, until this is called with None.

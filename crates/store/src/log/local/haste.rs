@@ -122,7 +122,7 @@ mod tests {
         let files = FaultyFiles::new();
         let log = open(files.clone());
         let progress = log.progress();
-        files.fail_nth(Operation::Sync, 1, Fault::Io);
+        files.fail_next_of("fulmar-log", Operation::Sync, Fault::Io);
         let (lost, haste) = append(&log, Urgency::Prompt);
         assert_eq!(haste, Haste::Gathers);
         log.core.wake_writer();
