@@ -90,6 +90,7 @@ async fn what_was_read_once_is_read_from_the_disk() {
     assert_eq!(gets(&store), 3);
     // What is between is read with those at the ends, and what is at the ends is not.
     check_pages(&store, id, &at[..25], 1).await;
+    until_cached(&store, 26);
     let moved = store.statistics().into_iter().find(|one| one.operation == StoreOperation::Get).unwrap();
     check_pages(&store, id, &at[5..30], 6).await;
     let now = store.statistics().into_iter().find(|one| one.operation == StoreOperation::Get).unwrap();
