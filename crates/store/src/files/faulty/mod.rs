@@ -371,6 +371,20 @@ mod tests {
     }
 
     #[test]
+    fn faults_of_a_thread_spare_the_others() {
+        let files = FaultyFiles::new();
+        let file = files.create("a", 512).unwrap();
+        files.fail_next_of("other", Operation::Sync, Fault::Io);
+        file.sync_data().unwrap();
+        let other = std::thread::Builder::new().name("other".to_owned());
+        std::thread::scope(|scope| {
+            let failed = other.spawn_scoped(scope, || file.sync_data().is_err()).unwrap();
+            assert!(failed.join().unwrap(), "the fault hits the thread that was named");
+        });
+        file.sync_data().unwrap();
+    }
+
+    #[test]
     fn faults_hit_the_operation_that_was_named() {
         let files = FaultyFiles::new();
         files.fail_nth(Operation::Create, 2, Fault::NoSpace);
