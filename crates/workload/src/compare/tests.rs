@@ -83,12 +83,15 @@ async fn another_build_is_measured_like_this_one() {
     let wanted = ["ycsb-8", "restart-ms", "log-bytes-ratio"].map(cases::case);
     let results = measure(&bench_against(Peer::Before, 1), &wanted).await;
     let [ycsb, restart, log] = &results[..] else { panic!("{results:?}") };
-    for result in [ycsb, restart] {
+    let differs = |result: &CaseResult| {
         let Outcome::Ratio { fulmar, peer: Peer::Before, of_peer, .. } = &result.outcome else {
             panic!("{}", result.line())
         };
-        assert!(fulmar.min > 0.0 && of_peer.min > 0.0 && fulmar != of_peer, "{}", result.line());
-    }
+        assert!(fulmar.min > 0.0 && of_peer.min > 0.0, "{}", result.line());
+        fulmar != of_peer
+    };
+    // Counts of transactions may be equal by chance; a time to restart as well would be one measurement used twice.
+    assert!(differs(ycsb) | differs(restart), "{} {}", ycsb.line(), restart.line());
     assert!(log.is_failed(), "PostgreSQL has none of these measures: {}", log.line());
 }
 

@@ -240,6 +240,17 @@ impl State {
         self.covered.len() > before
     }
 
+    /// The log is about to be sealed. If only marks are left, the seal covers them: it states what they state, and neither
+    /// has records. Returns from which slot on the log is needed.
+    pub(super) fn cover_marks(&mut self) -> Slot {
+        let incarnation = self.next.incarnation;
+        if self.live.iter().all(|live| live.start == live.end && live.slot.incarnation == incarnation) {
+            self.live_bytes = 0;
+            self.covered.extend(self.live.drain(..).map(|live| live.slot));
+        }
+        self.needed()
+    }
+
     /// Objects that a start would read.
     pub(super) fn backlog_objects(&self) -> usize {
         self.live.len()

@@ -272,7 +272,7 @@ impl Writer {
 
     /// Ends the log, all of which is durable. Answers what went wrong.
     async fn seal(&mut self) -> Option<LogError> {
-        let needed = self.core.state.lock().needed();
+        let needed = self.core.state.lock().cover_marks();
         let seal = seal(self.id, self.next, self.position, needed);
         match self.objects.put_once(self.next, seal).await {
             Ok(true) => {

@@ -57,6 +57,27 @@ async fn covered_objects_are_deleted_without_further_commits() {
     assert_eq!(read, 2, "the mark, and the seal that the start has put");
 }
 
+/// The mark is put between the last flush and the end of the process.
+#[tokio::test(start_paused = true)]
+async fn clean_stop_deletes_the_mark() {
+    let store = Backend::memory();
+    let (log, _) = open(&store).await;
+    append_durably(&log, 1).await;
+    log.truncate(log.durable());
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(names(&store).await, [slot(1, 0), slot(1, 2)], "the claim and the mark");
+    close(&log).await.unwrap();
+    drop(log);
+    assert_eq!(names(&store).await, [slot(1, 3)], "the seal");
+    let (log, seen, read) = read_by_start(&store).await;
+    assert!(seen.is_empty());
+    assert_eq!(read, 1, "the seal");
+    append_durably(&log, 2).await;
+    drop(log);
+    let (_, seen, _) = read_by_start(&store).await;
+    assert_eq!(seen, [2]);
+}
+
 /// Processes that are killed before they commit anything leave a claim and a seal each.
 #[tokio::test(start_paused = true)]
 async fn idle_processes_do_not_let_the_backlog_grow() {
