@@ -1,26 +1,27 @@
-//! Named places at which a server can be made to die, to test what survives.
+//! Failpoints: named points at which a server can be killed, for crash tests.
 //!
 //! ```text
 //!   FULMAR_FAILPOINTS="log-after-write=exit:3,flush-after-manifest=exit:1"
 //! ```
 //!
-//! kills the process (SIGKILL: no destructor runs, nothing is flushed) at the third passage of the one place or the
-//! first of the other. Nothing reads the variable by itself: a server calls [`arm_from_environment`] when it starts.
-//! While nothing is armed, passing a place costs one relaxed load.
+//! This kills the process with SIGKILL (no destructor runs, nothing is flushed) the third time it
+//! reaches the first point, or the first time it reaches the second. The variable is read only by
+//! [`arm_from_environment`], which a server calls when it starts. While no failpoint is armed,
+//! passing one costs a relaxed atomic load.
 //!
-//! | place | where |
+//! | failpoint | state when it is reached |
 //! | --- | --- |
 //! | `log-mid-record` | half of a batch of records is written to the log |
-//! | `log-after-write` | a batch is written and not yet synced |
+//! | `log-after-write` | a batch is written but not yet synced |
 //! | `flush-after-segment` | a flush's segment is stored, its manifest is not |
-//! | `flush-after-manifest` | the manifest is stored too, the log not yet truncated |
+//! | `flush-after-manifest` | the manifest is stored too, the log is not yet truncated |
 //! | `commit-after-segment` | a large commit's segment is stored, its record is not in the log |
-//! | `flush-before-truncate` | just before the log is told to truncate |
+//! | `flush-before-truncate` | the log is about to be truncated |
 //! | `compact-after-segment` | a merged segment is stored, its manifest is not |
-//! | `compact-after-manifest` | the manifest is stored too, what was merged is history |
-//! | `branch-after-manifest` | a branch's manifest is stored, its tenant not yet ready |
-//! | `restore-after-manifest` | the manifest of a restore is stored, the catalog does not know |
-//! | `restore-after-catalog` | the catalog knows, nobody has been told |
+//! | `compact-after-manifest` | the manifest is stored too, the merged segments are history |
+//! | `branch-after-manifest` | a branch's manifest is stored, its tenant is not yet ready |
+//! | `restore-after-manifest` | a restore's manifest is stored, the catalog is not yet updated |
+//! | `restore-after-catalog` | the catalog is updated, no other component has been notified |
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -31,26 +32,26 @@ pub const VARIABLE: &str = "FULMAR_FAILPOINTS";
 
 /// Half of a batch of records is written to the log.
 pub const LOG_MID_RECORD: &str = "log-mid-record";
-/// A batch is written to the log and not yet synced.
+/// A batch is written to the log but not yet synced.
 pub const LOG_AFTER_WRITE: &str = "log-after-write";
 /// A flush's segment is stored, its manifest is not.
 pub const FLUSH_AFTER_SEGMENT: &str = "flush-after-segment";
-/// A flush's manifest is stored, the log not yet truncated.
+/// A flush's manifest is stored, the log is not yet truncated.
 pub const FLUSH_AFTER_MANIFEST: &str = "flush-after-manifest";
 /// A large commit's segment is stored, its record is not in the log.
 pub const COMMIT_AFTER_SEGMENT: &str = "commit-after-segment";
-/// Just before the log is told to truncate.
+/// The log is about to be truncated.
 pub const FLUSH_BEFORE_TRUNCATE: &str = "flush-before-truncate";
 
 /// A merged segment is stored, its manifest is not.
 pub const COMPACT_AFTER_SEGMENT: &str = "compact-after-segment";
-/// The manifest is stored too, what was merged is history.
+/// The manifest of a compaction is stored too, the merged segments are history.
 pub const COMPACT_AFTER_MANIFEST: &str = "compact-after-manifest";
-/// A branch's manifest is stored, its tenant not yet ready.
+/// A branch's manifest is stored, its tenant is not yet ready.
 pub const BRANCH_AFTER_MANIFEST: &str = "branch-after-manifest";
-/// The manifest of a restore is stored, the catalog does not know of it.
+/// The manifest of a restore is stored, the catalog is not yet updated.
 pub const RESTORE_AFTER_MANIFEST: &str = "restore-after-manifest";
-/// The catalog knows of a restore, nobody else has been told.
+/// The catalog is updated after a restore, no other component has been notified.
 pub const RESTORE_AFTER_CATALOG: &str = "restore-after-catalog";
 
 const NAMES: [&str; 11] = [
@@ -73,21 +74,22 @@ static POINTS: Mutex<Vec<Point>> = Mutex::new(Vec::new());
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Point {
     name: &'static str,
-    /// Passages until the process is killed.
+    /// Remaining passages until the process is killed.
     left: u64,
 }
 
-/// A specification that cannot be understood.
+/// An invalid failpoint specification.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "`{item}` is not a failpoint: {why}; write {VARIABLE}=NAME=exit:N[,...] with N >= 1 and a NAME of {NAMES:?}"
+    "`{item}` is not a valid failpoint: {reason}; expected {VARIABLE}=NAME=exit:N[,...] with N >= \
+     1 and NAME one of {NAMES:?}"
 )]
 pub struct FailpointError {
     item: String,
-    why: &'static str,
+    reason: &'static str,
 }
 
-/// Arms the places that the environment variable names; without it nothing.
+/// Arms the failpoints named by the environment variable, if it is set.
 pub fn arm_from_environment() -> Result<(), FailpointError> {
     match std::env::var(VARIABLE) {
         Ok(specification) => arm(&specification),
@@ -95,7 +97,7 @@ pub fn arm_from_environment() -> Result<(), FailpointError> {
     }
 }
 
-/// Arms the places of a specification, instead of those armed before.
+/// Arms the failpoints of a specification, replacing those armed before.
 pub fn arm(specification: &str) -> Result<(), FailpointError> {
     let points = parse(specification)?;
     let mut armed = POINTS.lock();
@@ -106,25 +108,27 @@ pub fn arm(specification: &str) -> Result<(), FailpointError> {
 
 fn parse(specification: &str) -> Result<Vec<Point>, FailpointError> {
     let items = specification.split(',').map(str::trim).filter(|item| !item.is_empty());
-    items.map(|item| parse_item(item).map_err(|why| FailpointError { item: item.to_owned(), why })).collect()
+    items
+        .map(|item| parse_item(item).map_err(|reason| FailpointError { item: item.to_owned(), reason }))
+        .collect()
 }
 
 fn parse_item(item: &str) -> Result<Point, &'static str> {
-    let (name, action) = item.split_once('=').ok_or("there is no `=`")?;
-    let name = *NAMES.iter().find(|known| **known == name).ok_or("there is no such place")?;
+    let (name, action) = item.split_once('=').ok_or("it has no `=`")?;
+    let name = *NAMES.iter().find(|known| **known == name).ok_or("unknown failpoint name")?;
     let count = action.strip_prefix("exit:").ok_or("the action is not `exit:N`")?;
     match count.parse() {
         Ok(left) if left >= 1 => Ok(Point { name, left }),
-        _ => Err("N is not a number from 1 on"),
+        _ => Err("N is not a positive integer"),
     }
 }
 
-/// Whether the process may be killed at this place, now or at a later passage.
+/// Returns true if this failpoint is armed, for this passage or a later one.
 pub fn is_armed(name: &str) -> bool {
     ARMED.load(Ordering::Relaxed) && POINTS.lock().iter().any(|point| point.name == name)
 }
 
-/// Passes a place: kills the process if it is armed and this is the passage to do so.
+/// Passes a failpoint. Kills the process if the failpoint is armed and its count is used up.
 pub fn hit(name: &str) {
     if ARMED.load(Ordering::Relaxed) && count_down(&mut POINTS.lock(), name) {
         kill();
@@ -139,9 +143,9 @@ fn count_down(points: &mut [Point], name: &str) -> bool {
 }
 
 fn kill() -> ! {
-    // SAFETY: getpid and kill take no pointer and touch no memory of ours.
+    // SAFETY: getpid and kill take no pointers and do not access this process's memory.
     unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
-    // The signal is on its way, at the latest when this thread next leaves the kernel.
+    // The signal is delivered at the latest when this thread next returns from the kernel.
     std::process::abort()
 }
 
@@ -150,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_specification_names_places_and_passages() {
+    fn parses_failpoint_names_and_counts() {
         let points = parse("log-after-write=exit:3, flush-after-manifest=exit:1,").unwrap();
         assert_eq!(points[0], Point { name: LOG_AFTER_WRITE, left: 3 });
         assert_eq!(points[1], Point { name: FLUSH_AFTER_MANIFEST, left: 1 });
@@ -161,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nth_passage_kills() {
+    fn kills_at_the_nth_passage() {
         let mut points = parse("log-after-write=exit:3").unwrap();
         assert!(!count_down(&mut points, LOG_AFTER_WRITE));
         assert!(!count_down(&mut points, LOG_MID_RECORD));

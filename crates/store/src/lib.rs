@@ -1,19 +1,22 @@
-//! Where commits and pages are kept.
+//! Durable storage: commit logs, segments and manifests in an object store, and a disk cache.
 //!
 //! ```text
-//!   engine --- append ---> CommitLog ------> LogFiles       the node's own disk: small, synced, in order
-//!          --- put ------> PageStore ------> Store          segments and manifests: big, immutable
+//!   engine --- append --> CommitLog --> LogFiles   local disk: small records, synced in order
+//!          --- put -----> PageStore --> Store      segments and manifests: large, immutable
 //! ```
 //!
-//! A commit goes to the log and is durable when the log says so ([`CommitLog::wait_durable`]). Later a flush writes
-//! the changed pages as a segment, names the segment in a manifest, and gives the log's space back
-//! ([`CommitLog::truncate`]): segment before manifest before truncation, each synced.
+//! A commit is appended to the log. It is durable once the log reports so
+//! ([`CommitLog::wait_durable`]). Later, a flush writes the changed pages as a segment, references
+//! the segment in a manifest, and releases the log's space ([`CommitLog::truncate`]). The order is
+//! segment, manifest, truncation; each step is synced before the next.
 //!
-//! Where the store is far, pieces of segments are kept on the node's own disk too ([`DiskCache`]).
+//! If the store is remote, parts of segments are also cached on the node's local disk
+//! ([`DiskCache`]).
 //!
-//! This crate knows nothing of SQLite, and of records only what the log itself writes. What it needs of a disk is the
-//! trait [`LogFiles`], of a place for objects the trait [`Store`], so that tests can cut the power, break the disk
-//! ([`FaultyFiles`]) and lose a store's answers ([`FaultyStore`]), and the server can be killed at named places
+//! This crate does not depend on SQLite, and interprets no log records except those that the log
+//! itself writes. Disks are accessed through the trait [`LogFiles`], object stores through the
+//! trait [`Store`]. Tests use this to inject power failures and disk errors ([`FaultyFiles`]), to
+//! lose a store's responses ([`FaultyStore`]), and to kill the server at named points
 //! ([`failpoint`]).
 
 mod disk_cache;

@@ -1,11 +1,12 @@
-//! Work that many want at once and one does for all.
+//! Single-flight execution: concurrent callers with the same key share one execution of the work.
 //!
-//! Whoever comes while it is under way waits for it, and shares what comes of it, **good or bad**. If failures were not
-//! shared, each who waits would begin anew when the one before has failed: behind a store that takes a minute to give no
-//! answer, the last of a hundred would wait for a hundred minutes.
+//! A caller that arrives while the work is running waits for it and receives the same result,
+//! **success or failure**. Failures are shared because otherwise each waiting caller would retry
+//! after the previous one failed: with a store that takes one minute to time out, the last of 100
+//! callers would wait for 100 minutes.
 //!
-//! What comes of it is not kept: who comes later begins anew. If the one that does it is dropped, another of those who wait
-//! does it from its beginning.
+//! Results are not cached: a call after completion runs the work again. If the running future is
+//! dropped, one of the waiting callers restarts the work from the beginning.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -16,7 +17,7 @@ use tokio::sync::OnceCell;
 
 type Flights<K, T> = Mutex<HashMap<K, Arc<OnceCell<T>>>>;
 
-/// What is under way, by what it is for.
+/// Running work by key.
 #[derive(Debug)]
 pub struct SingleFlight<K, T>(Flights<K, T>);
 
@@ -27,27 +28,27 @@ impl<K, T> Default for SingleFlight<K, T> {
 }
 
 impl<K: Eq + Hash + Copy, T: Clone> SingleFlight<K, T> {
-    /// Does the work, or waits for who does it already.
+    /// Runs the work, or waits for the execution that is already running for `key`.
     pub async fn run(&self, key: K, work: impl Future<Output = T>) -> T {
         let cell = self.0.lock().entry(key).or_default().clone();
-        let passenger = Passenger { flights: &self.0, key, cell };
-        passenger.cell.get_or_init(|| work).await.clone()
+        let caller = Caller { flights: &self.0, key, cell };
+        caller.cell.get_or_init(|| work).await.clone()
     }
 }
 
-/// One who waits. It takes the flight away when that is over, or nobody waits for it any more.
-struct Passenger<'a, K: Eq + Hash, T> {
+/// A waiting caller. Dropping it removes the flight if the work is done or no other caller waits.
+struct Caller<'a, K: Eq + Hash, T> {
     flights: &'a Flights<K, T>,
     key: K,
     cell: Arc<OnceCell<T>>,
 }
 
-impl<K: Eq + Hash, T> Drop for Passenger<'_, K, T> {
+impl<K: Eq + Hash, T> Drop for Caller<'_, K, T> {
     fn drop(&mut self) {
         let mut flights = self.flights.lock();
-        // The map has one, and this; nobody gets another without the lock.
-        let over = self.cell.initialized() || Arc::strong_count(&self.cell) == 2;
-        if over && flights.get(&self.key).is_some_and(|cell| Arc::ptr_eq(cell, &self.cell)) {
+        // One reference is in the map and one in `self`. New ones are created only under the lock.
+        let finished = self.cell.initialized() || Arc::strong_count(&self.cell) == 2;
+        if finished && flights.get(&self.key).is_some_and(|cell| Arc::ptr_eq(cell, &self.cell)) {
             flights.remove(&self.key);
         }
     }
@@ -64,7 +65,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn who_waits_shares_what_comes_of_it() {
+    async fn concurrent_callers_share_one_result() {
         let flights = SingleFlight::<u8, Result<(), u32>>::default();
         let done = Cell::new(0);
         let work = || async {
@@ -74,12 +75,12 @@ mod tests {
         };
         let all = join_all((0..5).map(|_| flights.run(1, work()))).await;
         assert_eq!(all, [Err(1); 5]);
-        assert_eq!(flights.run(1, work()).await, Err(2), "who comes later begins anew");
+        assert_eq!(flights.run(1, work()).await, Err(2), "a call after completion must run the work again");
         assert!(flights.0.lock().is_empty());
     }
 
     #[test]
-    fn who_gives_up_leaves_it_to_another() {
+    fn a_waiting_caller_takes_over_when_the_running_one_is_dropped() {
         let flights = SingleFlight::<u8, u32>::default();
         let mut first = Box::pin(flights.run(1, pending()));
         let mut second = Box::pin(flights.run(1, ready(2)));

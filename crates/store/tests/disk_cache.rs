@@ -1,4 +1,4 @@
-//! Segments behind a disk cache: what is read again, and what is not, from a store that counts.
+//! Reads of segments through a disk cache. The store counts requests.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -45,7 +45,7 @@ fn gets(store: &PageStore) -> u64 {
     of.map_or(0, |one| one.tries)
 }
 
-/// Waits until the cache has as many pieces.
+/// Waits until the cache has this number of entries.
 fn until_cached(store: &PageStore, entries: u64) {
     let begun = Instant::now();
     let cache = store.disk_cache().unwrap();
@@ -70,7 +70,7 @@ async fn check_pages(store: &PageStore, id: SegmentId, locations: &[FrameLocatio
 }
 
 #[tokio::test]
-async fn what_was_read_once_is_read_from_the_disk() {
+async fn repeated_reads_are_served_from_the_disk_cache() {
     let (objects, directory): (Arc<dyn Store>, _) =
         (Arc::new(Backend::memory()), tempfile::tempdir().unwrap());
     let store = open(&objects, &directory);
@@ -78,17 +78,17 @@ async fn what_was_read_once_is_read_from_the_disk() {
     let at = locations(&store, id).await;
     let mut read = ZERO_PAGE;
     store.read_page(id, at[9], &mut read).await.unwrap();
-    assert!(read == page(10) && gets(&store) == 2, "the index, and the page");
+    assert!(read == page(10) && gets(&store) == 2, "only the index and the page may be read");
     until_cached(&store, 2);
     store.read_page(id, at[9], &mut read).await.unwrap();
     assert!(read == page(10) && gets(&store) == 2);
-    // Page 10 is at hand, and of the others all are one read.
+    // Page 10 is cached. The range of the others is one read.
     check_pages(&store, id, &at[5..20], 6).await;
     assert_eq!(gets(&store), 3);
     until_cached(&store, 16);
     check_pages(&store, id, &at[5..20], 6).await;
     assert_eq!(gets(&store), 3);
-    // What is between is read with those at the ends, and what is at the ends is not.
+    // Cached frames at the ends of a range are not read again; those in between are.
     check_pages(&store, id, &at[..25], 1).await;
     until_cached(&store, 26);
     let moved = store.statistics().into_iter().find(|one| one.operation == StoreOperation::Get).unwrap();
@@ -97,7 +97,7 @@ async fn what_was_read_once_is_read_from_the_disk() {
     let expected: u64 = at[25..30].iter().map(|location| u64::from(location.length)).sum();
     assert_eq!((now.tries - moved.tries, now.bytes - moved.bytes), (1, expected));
     until_cached(&store, 31);
-    // Who reads everything leaves nothing.
+    // A full scan adds nothing to the cache.
     let mut all = Vec::new();
     store.read_pages(id, &at, Reading::Once, &mut all).await.unwrap();
     assert_eq!(gets(&store), now.tries + 1);
@@ -106,7 +106,7 @@ async fn what_was_read_once_is_read_from_the_disk() {
     assert_eq!(store.disk_cache().unwrap().statistics().entries, 31);
     drop(store);
 
-    // The next life asks the store for nothing that the last one has had, not even if it is gone.
+    // After a restart, cached data is available even if the store is not.
     let faulty = FaultyStore::new(objects.clone());
     faulty.always(StoreOperation::Get, Some(StoreFault::Fail(FailureKind::Refused)));
     let far: Arc<dyn Store> = Arc::new(faulty);
@@ -118,9 +118,9 @@ async fn what_was_read_once_is_read_from_the_disk() {
     assert!(store.read_page(id, at[30], &mut read).await.is_err());
 }
 
-/// Without a moment's delay, as far as the clock knows: a store that is as near as the disk.
+/// The paused clock measures no delay, so the store appears to be as fast as the disk.
 #[tokio::test(start_paused = true)]
-async fn what_the_disk_lacks_costs_what_the_store_takes() {
+async fn cost_of_uncached_pages_follows_the_latency_of_the_store() {
     let (objects, directory): (Arc<dyn Store>, _) =
         (Arc::new(Backend::memory()), tempfile::tempdir().unwrap());
     let store = open(&objects, &directory);
@@ -130,7 +130,7 @@ async fn what_the_disk_lacks_costs_what_the_store_takes() {
     let mut read = ZERO_PAGE;
     store.read_page(id, at[0], &mut read).await.unwrap();
     until_cached(&store, 2);
-    assert_eq!(costs(), [1, MOST_COST], "one short read says little");
+    assert_eq!(costs(), [1, MOST_COST], "a single short read must not lower the cost");
     for location in &at[1..99] {
         store.read_page(id, *location, &mut read).await.unwrap();
     }
@@ -138,9 +138,9 @@ async fn what_the_disk_lacks_costs_what_the_store_takes() {
     assert_eq!(costs(), [1, 1]);
 }
 
-/// What is in the store is what counts for who verifies it, and for nobody else.
+/// Verification reads the store, all other reads use the cache.
 #[tokio::test]
-async fn damage_of_the_store_is_found_behind_the_cache() {
+async fn verification_detects_damage_in_the_store_despite_the_cache() {
     let (objects, directory): (Arc<dyn Store>, _) =
         (Arc::new(Backend::memory()), tempfile::tempdir().unwrap());
     let store = open(&objects, &directory);
@@ -156,14 +156,14 @@ async fn damage_of_the_store_is_found_behind_the_cache() {
     let verified = store.verify_segment(id).await;
     assert!(matches!(verified, Err(StoreError::Damaged { .. })), "{verified:?}");
     check_pages(&store, id, &at, 1).await;
-    // A segment that was collected: nobody asks for its pages, and its index is not found where nobody has it.
+    // The deleted segment's index is not found any more.
     store.delete_segment(id).await.unwrap();
     assert!(matches!(store.verify_segment(id).await, Err(StoreError::Missing { .. })));
 }
 
-/// A segment's writer says which frames are kept, wherever they stand in it and whether or not they have been sent.
+/// The writer of a segment selects the frames to cache, whether or not they have been uploaded.
 #[tokio::test]
-async fn what_is_written_may_be_kept() {
+async fn written_frames_can_be_cached() {
     let (objects, directory): (Arc<dyn Store>, _) =
         (Arc::new(Backend::memory()), tempfile::tempdir().unwrap());
     let store = open(&objects, &directory);
@@ -190,9 +190,9 @@ async fn what_is_written_may_be_kept() {
     assert!(read == page(1) && gets(&store) == 1);
 }
 
-/// Every file of the cache damaged or cut somewhere: each page is right, and so it is again.
+/// Every file of the cache is damaged or truncated: all pages read correctly, also after a restart.
 #[tokio::test]
-async fn damage_of_the_cache_is_nobodys() {
+async fn damage_of_the_cache_does_not_affect_reads() {
     let (objects, directory): (Arc<dyn Store>, _) =
         (Arc::new(Backend::memory()), tempfile::tempdir().unwrap());
     let store = open(&objects, &directory);
@@ -201,7 +201,7 @@ async fn damage_of_the_cache_is_nobodys() {
     check_pages(&store, id, &at, 1).await;
     until_cached(&store, 101);
     for round in 0..20_usize {
-        // While it is open, and while it is not.
+        // Both while the cache is open and before it is opened.
         let files = std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().path());
         for path in files.collect::<Vec<_>>() {
             let file = std::fs::File::options().read(true).write(true).open(&path).unwrap();

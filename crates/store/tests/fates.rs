@@ -1,4 +1,4 @@
-//! Fates of manifests: whatever the interleaving of those who pin and those who condemn, nobody relies on what is deleted.
+//! Fates of manifests: under concurrent pins and deletions, a pinned manifest is never deleted.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -46,38 +46,38 @@ async fn is_there(store: &PageStore, number: u64) -> bool {
 }
 
 #[tokio::test]
-async fn what_is_pinned_stays_until_its_time_is_over() {
+async fn pinned_manifest_is_kept_until_the_pin_expires() {
     let (_, store) = store_with(&[1, 2]).await;
     assert_eq!(store.pin(name(1), HOUR_MS).await.unwrap(), Pinned::Yes);
     assert_eq!(store.pin(name(1), HOUR_MS).await.unwrap(), Pinned::Yes);
-    assert_eq!(fates(&store).await.len(), 1, "the pin that is there is enough");
+    assert_eq!(fates(&store).await.len(), 1, "an existing pin must be reused");
     let known = fates(&store).await;
     assert!(!store.condemn(name(1), &known, HOUR_MS + 1000).await.unwrap() && is_there(&store, 1).await);
-    // Whoever has seen less asks again.
+    // A caller with an outdated listing reads the fates again.
     assert!(!store.condemn(name(1), &[], HOUR_MS + 1000).await.unwrap());
     let later_ms = 4 * HOUR_MS;
     assert_eq!(store.pin(name(1), later_ms).await.unwrap(), Pinned::Yes);
-    assert_eq!(fates(&store).await.len(), 2, "the first one ends too soon");
+    assert_eq!(fates(&store).await.len(), 2, "a pin that expires too early must be renewed");
     assert!(!store.condemn(name(1), &known, 5 * HOUR_MS + 1).await.unwrap());
     assert!(store.condemn(name(1), &known, 9 * HOUR_MS).await.unwrap());
     assert!(!is_there(&store, 1).await && is_there(&store, 2).await);
     assert_eq!(fates(&store).await, []);
-    assert!(store.condemn(name(1), &[], HOUR_MS).await.unwrap(), "once more does no harm");
+    assert!(store.condemn(name(1), &[], HOUR_MS).await.unwrap(), "a repeated deletion must succeed");
 }
 
 #[tokio::test]
-async fn what_is_condemned_is_pinned_by_nobody() {
+async fn condemned_manifest_cannot_be_pinned() {
     let (objects, store) = store_with(&[1]).await;
     let faulty = FaultyStore::new(Arc::new(objects));
     let collector = PageStore::open(Arc::new(faulty.clone()));
-    // It dies before the manifest is deleted.
+    // The collector fails before the manifest is deleted.
     faulty.next(StoreOperation::Delete, StoreFault::Fail(fulmar_store::FailureKind::Refused));
     collector.condemn(name(1), &[], 0).await.unwrap_err();
     assert!(is_there(&store, 1).await);
     assert_eq!(store.pin(name(1), 0).await.unwrap(), Pinned::Gone);
-    assert!(store.condemn(name(1), &[], 0).await.unwrap(), "another one goes on");
-    assert_eq!(store.pin(name(1), 0).await.unwrap(), Pinned::Gone, "there is no manifest");
-    // The pin of what was gone is garbage, but not before its time is over.
+    assert!(store.condemn(name(1), &[], 0).await.unwrap(), "another collector must complete the deletion");
+    assert_eq!(store.pin(name(1), 0).await.unwrap(), Pinned::Gone, "a deleted manifest must not be pinned");
+    // The pin of a deleted manifest is garbage, but is kept until it expires.
     let left = fates(&store).await;
     assert_eq!(left.len(), 1);
     store.forget_fates(&left, 0).await.unwrap();
@@ -87,7 +87,7 @@ async fn what_is_condemned_is_pinned_by_nobody() {
 }
 
 #[tokio::test]
-async fn who_may_not_write_is_told_so() {
+async fn pin_reports_missing_write_permission() {
     let (objects, _) = store_with(&[1]).await;
     let reader = |may_add| PageStore::open(Arc::new(ReadOnlyStore::new(Arc::new(objects.clone()), may_add)));
     assert_eq!(reader(|_| false).pin(name(1), 0).await.unwrap(), Pinned::Refused);
@@ -95,7 +95,7 @@ async fn who_may_not_write_is_told_so() {
 }
 
 #[tokio::test]
-async fn a_damaged_fate_keeps_its_manifest() {
+async fn damaged_fate_prevents_deletion() {
     let (objects, store) = store_with(&[1]).await;
     let fate = "manifests/0000000000000007/fate-00000001-0000000000000001-00000000";
     objects.put(fate, Bytes::from_static(b"FULMFATE and more")).await.unwrap();
@@ -109,21 +109,21 @@ async fn a_damaged_fate_keeps_its_manifest() {
     assert!(is_there(&store, 1).await);
 }
 
-/// Many who pin and many who condemn, at the same time: what was pinned once is there, and all else is gone.
+/// Concurrent tasks pin and condemn: every pinned manifest exists, and all others are deleted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn nobody_relies_on_what_is_deleted() {
+async fn concurrent_pins_and_deletions_are_consistent() {
     const MANIFESTS: u64 = 300;
     let numbers: Vec<u64> = (1..=MANIFESTS).collect();
     let (_, store) = store_with(&numbers).await;
     let mut tasks = Vec::new();
-    for who in 0..6u64 {
+    for task_number in 0..6u64 {
         let store = store.clone();
         tasks.push(tokio::spawn(async move {
             let mut pinned = Vec::new();
             for step in 0..MANIFESTS {
-                // Each in an order of its own; all meet all.
-                let number = 1 + (step * [1, 7, 11, 13, 17, 299][who as usize]) % MANIFESTS;
-                if who % 2 == 0 {
+                // Each task uses a different order, so that every task meets every other one.
+                let number = 1 + (step * [1, 7, 11, 13, 17, 299][task_number as usize]) % MANIFESTS;
+                if task_number % 2 == 0 {
                     store.condemn(name(number), &[], 0).await.unwrap();
                 } else if store.pin(name(number), 0).await.unwrap() == Pinned::Yes {
                     pinned.push(number);

@@ -1,5 +1,6 @@
-//! Any bytes as objects of the store: a segment, a manifest and a list of hot pages are read or refused, and no more is
-//! read into memory than there is. (What lies behind the checksums is fuzzed in `fulmar-pages`.)
+//! Fuzz target: arbitrary bytes as objects of the store. Segments, manifests and lists of hot pages
+//! are decoded or refused, without reading more into memory than exists. (`fulmar-pages` fuzzes the
+//! decoders behind the checksums.)
 
 use std::sync::Arc;
 
@@ -30,7 +31,7 @@ fn seeds() -> [Vec<u8>; 3] {
     [built, manifest.encode(), list.encode()]
 }
 
-/// Puts the footer's checksum right: it says how much of a segment is to be read.
+/// Recomputes the checksum of the footer, which states how much of a segment to read.
 fn sign_footer(bytes: &mut [u8]) {
     if let Some(footer) = bytes.len().checked_sub(segment::FOOTER_BYTES) {
         let crc = crc32fast::hash(&bytes[footer..footer + 32]);

@@ -1,4 +1,4 @@
-//! What a log promises, wherever it is kept.
+//! Conformance tests for both implementations of the commit log.
 
 mod common;
 
@@ -13,16 +13,16 @@ use fulmar_store::{
 use futures::FutureExt;
 use parking_lot::Mutex;
 
-/// A place for a log, which can be opened again and again.
+/// Storage of a log that can be reopened repeatedly.
 enum Place {
-    /// Whoever opens it finds what a process has left that was killed: the threads of a log that was dropped may run for a while yet, and a
-    /// directory has a lock for that.
+    /// Each opening finds the files as a killed process leaves them: the threads of a dropped log
+    /// may still run for some time, which a lock on a real directory would prevent.
     Files(Mutex<FaultyFiles>),
     Store(Backend),
 }
 
 impl Place {
-    /// Answers the log, and what it replayed: transaction ids and positions.
+    /// Opens the log. Also returns the replayed transaction ids and positions.
     async fn open(&self) -> (Arc<CommitLog>, Vec<(u64, Lsn)>) {
         let mut seen = Vec::new();
         let mut replay = |lsn, record: &fulmar_pages::Record<'_>| {
@@ -66,14 +66,14 @@ async fn close(log: Arc<CommitLog>) -> Result<(), LogError> {
 }
 
 async fn conforms(place: Place) {
-    keeps_what_is_durable_in_order(&place).await;
-    takes_from_many_at_once(&place).await;
-    gives_space_back(&place).await;
-    keeps_a_reserve_for_what_makes_room(&place).await;
-    says_what_is_too_long(&place).await;
+    keeps_durable_records_in_order(&place).await;
+    accepts_concurrent_appends(&place).await;
+    releases_space(&place).await;
+    keeps_a_reserve_for_records_that_make_room(&place).await;
+    rejects_records_that_are_too_long(&place).await;
 }
 
-async fn keeps_what_is_durable_in_order(place: &Place) {
+async fn keeps_durable_records_in_order(place: &Place) {
     let (log, seen) = place.open().await;
     assert!(seen.is_empty());
     let mut appended = Vec::new();
@@ -84,11 +84,14 @@ async fn keeps_what_is_durable_in_order(place: &Place) {
         appended.push((transaction, lsn));
     }
     log.wait_durable(appended[20].1).await.unwrap();
-    assert!(appended[..=20].iter().all(|(_, lsn)| log.is_durable(*lsn)), "all before it are durable too");
+    assert!(
+        appended[..=20].iter().all(|(_, lsn)| log.is_durable(*lsn)),
+        "all records before a durable one must be durable"
+    );
     log.wait_durable(appended[49].1).await.unwrap();
     assert_eq!(log.durable(), appended[49].1);
     assert_eq!(log.statistics().records.load(Relaxed), 50);
-    // Dropped, as at a crash, and opened again.
+    // Dropped, as in a crash, and reopened.
     drop(log);
     let (log, seen) = place.open().await;
     assert_eq!(seen, appended);
@@ -97,10 +100,10 @@ async fn keeps_what_is_durable_in_order(place: &Place) {
     assert!(log.wait_durable(Lsn(last.0 + 1)).now_or_never().is_none());
     close(log.clone()).await.unwrap();
     close(log.clone()).await.unwrap();
-    assert!(log.is_durable(last), "a close makes durable what was appended");
+    assert!(log.is_durable(last), "a close must make appended records durable");
     assert!(matches!(log.append(&commit(52, 1), Urgency::Prompt), Err(LogError::Closed)));
     assert!(matches!(log.wait_room(1, Urgency::Prompt).await, Err(LogError::Closed)));
-    // A seal takes some bytes.
+    // The seal takes a few bytes.
     assert!(matches!(log.wait_durable(Lsn(last.0 + 1000)).await, Err(LogError::Closed)));
     let (log, seen) = place.open().await;
     assert_eq!(transactions(&seen), (1..=51).collect::<Vec<_>>());
@@ -108,7 +111,7 @@ async fn keeps_what_is_durable_in_order(place: &Place) {
     close(log).await.unwrap();
 }
 
-async fn takes_from_many_at_once(place: &Place) {
+async fn accepts_concurrent_appends(place: &Place) {
     let (log, before) = place.open().await;
     let clients = (0..8).map(|client| {
         let log = log.clone();
@@ -136,9 +139,9 @@ async fn takes_from_many_at_once(place: &Place) {
     close(log).await.unwrap();
 }
 
-async fn gives_space_back(place: &Place) {
+async fn releases_space(place: &Place) {
     let (log, _) = place.open().await;
-    // Several times what it may take.
+    // Several times the capacity.
     for transaction in 0..300 {
         let lsn = append(&log, transaction, 1000).await;
         log.wait_durable(lsn).await.unwrap();
@@ -151,7 +154,7 @@ async fn gives_space_back(place: &Place) {
     assert!(seen.len() < 50, "{}", seen.len());
 }
 
-async fn keeps_a_reserve_for_what_makes_room(place: &Place) {
+async fn keeps_a_reserve_for_records_that_make_room(place: &Place) {
     let (log, seen) = place.open().await;
     let mut transaction = seen.last().map_or(0, |(last, _)| *last);
     let refused = async |transaction: u64, urgency| {
@@ -179,18 +182,18 @@ async fn keeps_a_reserve_for_what_makes_room(place: &Place) {
         assert!(taken >= 6, "{taken} {urgency:?}");
         let commits = refused(transaction + 1, Urgency::Prompt).await;
         assert!(matches!(commits, Some(LogError::Full(_))) && log.full().is_some(), "{commits:?}");
-        // The heads of objects on their way are not foreseen.
+        // The heads of objects in flight are not included in the limit.
         assert!(log.size_bytes() <= (64 + 8 + 1) << 10, "{}", log.size_bytes());
     }
     let end = log.appended();
     log.wait_durable(end).await.unwrap();
     log.truncate(end);
-    let has_room = async {
+    let has_space = async {
         while refused(transaction + 1, Urgency::Prompt).await.is_some() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(120), has_room).await.expect("timed out: the log has room");
+    tokio::time::timeout(Duration::from_secs(120), has_space).await.expect("timed out: the log has space");
     assert_eq!(log.full(), None);
     close(log).await.unwrap();
     let (log, seen) = place.open().await;
@@ -199,7 +202,7 @@ async fn keeps_a_reserve_for_what_makes_room(place: &Place) {
     close(log).await.unwrap();
 }
 
-async fn says_what_is_too_long(place: &Place) {
+async fn rejects_records_that_are_too_long(place: &Place) {
     let (log, _) = place.open().await;
     let refused = log.append(&commit(1, 60 << 10), Urgency::Prompt);
     assert!(matches!(refused, Err(LogError::TooLong { .. })), "{refused:?}");
@@ -218,7 +221,7 @@ async fn objects_conform() {
 }
 
 #[tokio::test]
-async fn what_is_only_read_takes_nothing_and_waits_for_nothing() {
+async fn read_only_log_rejects_appends_and_never_waits() {
     let log = CommitLog::read_only();
     assert!(log.is_read_only() && log.is_durable(Lsn(0)));
     assert!(matches!(log.append(&commit(1, 1), Urgency::Prompt), Err(LogError::ReadOnly)));

@@ -1,8 +1,9 @@
-//! The log through crashes and disk errors, over many seeds.
+//! Model test of the local log with crashes and disk errors, for many seeds.
 //!
-//! A model keeps what was appended and what became of it. After each crash the recovered records must be a prefix of
-//! what was appended (discarded records left out), hold everything that was acknowledged and nothing that was answered
-//! as lost; and what one recovery has found every later one finds again, whatever the crash left behind it.
+//! The model records the appended records and their reported outcomes. After each crash, the
+//! recovered records must be a prefix of the appended ones, excluding discarded records. They must
+//! include every acknowledged record, and none that was reported as lost. Every later recovery must
+//! find the records that an earlier one has found, whatever the crash left after them.
 
 mod common;
 
@@ -17,7 +18,7 @@ use parking_lot::Mutex;
 const SEEDS: u64 = 400;
 const ROUNDS: u64 = 5;
 
-/// What became of a record, as far as its client was told.
+/// The outcome of a record as reported to its client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fate {
     Unknown,
@@ -35,7 +36,7 @@ struct Model {
     seed: u64,
     random: Random,
     entries: Vec<Entry>,
-    /// Up to where the log was told to truncate.
+    /// Position up to which the log was truncated.
     truncated: Lsn,
     next_transaction: u64,
 }
@@ -45,7 +46,7 @@ impl Model {
         Model { seed, random: Random::new(seed), entries: Vec::new(), truncated: Lsn(0), next_transaction: 1 }
     }
 
-    /// Compares what a recovery found, and goes on from there.
+    /// Checks the records that a recovery found, and continues with them.
     fn check_recovered(&mut self, seen: &[(u64, Lsn)], round: u64) {
         let seed = self.seed;
         let kept: Vec<_> = self.entries.iter().filter(|entry| entry.fate != Fate::Lost).collect();
@@ -53,7 +54,7 @@ impl Model {
             Some(first) => kept.iter().position(|entry| entry.transaction == first.0),
             None => Some(kept.iter().filter(|entry| entry.lsn <= self.truncated).count()),
         };
-        let first = first.unwrap_or_else(|| panic!("seed {seed} round {round}: {} is not known", seen[0].0));
+        let first = first.unwrap_or_else(|| panic!("seed {seed} round {round}: {} is unknown", seen[0].0));
         for entry in &kept[..first] {
             assert!(
                 entry.lsn <= self.truncated,
@@ -67,14 +68,14 @@ impl Model {
             let fate = entry.fate;
             assert_eq!(fate, Fate::Unknown, "seed {seed} round {round}: {} is missing", entry.transaction);
         }
-        // A record that was found is there for good: the next recoveries must find it.
+        // A recovered record is permanent: later recoveries must find it.
         self.entries = seen
             .iter()
             .map(|&(transaction, lsn)| Entry { transaction, lsn, fate: Fate::Acknowledged })
             .collect();
     }
 
-    /// Works with a log until it is enough, or the log has failed. Answers whether it has.
+    /// Works with a log for some steps, or until it fails. Returns true if it has failed.
     fn work(&mut self, log: &CommitLog) -> bool {
         let (failed, failure) = oneshot::channel();
         let failed = Mutex::new(Some(failed));
@@ -105,12 +106,18 @@ impl Model {
                     let at =
                         self.entries.len() - 1 - self.random.below(3.min(self.entries.len() as u64)) as usize;
                     let wait = log.wait_durable(self.entries[at].lsn);
-                    // The failure first: after one, what stands before a durable record may be lost all the same.
+                    // Checks the failure first: after one, records before a durable one may have
+                    // been lost.
                     match block_on(select(&mut failure, wait)) {
                         Either::Left(_) => return true,
                         Either::Right((Ok(()), _)) => self.acknowledge(at),
                         Either::Right((Err(LogError::Discarded { .. }), _)) => {
-                            assert_eq!(self.entries[at].fate, Fate::Lost, "seed {}: not of late", self.seed);
+                            assert_eq!(
+                                self.entries[at].fate,
+                                Fate::Lost,
+                                "seed {}: a discard without a failure",
+                                self.seed
+                            );
                         }
                         Either::Right((Err(error), _)) => panic!("seed {}: {error}", self.seed),
                     }
@@ -126,15 +133,16 @@ impl Model {
         failure.now_or_never().is_some()
     }
 
-    /// What is durable is durable with all that stands before it.
+    /// A durable record implies that all records before it are durable.
     fn acknowledge(&mut self, at: usize) {
         for entry in self.entries[..=at].iter_mut().filter(|entry| entry.fate == Fate::Unknown) {
             entry.fate = Fate::Acknowledged;
         }
     }
 
-    /// Asks what became of everything that is open. Only after a failure that the log can get over.
-    fn settle(&mut self, log: &CommitLog) {
+    /// Queries the outcome of all undecided records. Only after a failure from which the log
+    /// recovers.
+    fn resolve_outcomes(&mut self, log: &CommitLog) {
         for entry in self.entries.iter_mut().filter(|entry| entry.fate == Fate::Unknown) {
             entry.fate = match block_on(log.wait_durable(entry.lsn)) {
                 Ok(()) => Fate::Acknowledged,
@@ -155,7 +163,7 @@ impl Model {
 }
 
 #[test]
-fn what_was_acknowledged_survives_and_nothing_else_revives() {
+fn acknowledged_records_survive_and_lost_ones_are_not_resurrected() {
     for seed in 0..SEEDS {
         let mut model = Model::new(seed);
         let mut files = FaultyFiles::new();
@@ -178,7 +186,7 @@ fn what_was_acknowledged_survives_and_nothing_else_revives() {
 }
 
 #[test]
-fn what_was_answered_as_lost_stays_lost() {
+fn records_reported_as_lost_stay_lost() {
     let mut lost = 0;
     for seed in 0..SEEDS {
         let mut model = Model::new(seed);
@@ -190,20 +198,20 @@ fn what_was_answered_as_lost_stays_lost() {
                 let operation = if model.random.below(2) == 0 { Operation::Sync } else { Operation::Write };
                 files.fail_nth(operation, 1 + model.random.below(8), Fault::Io);
                 model.work(&log);
-                model.settle(&log);
+                model.resolve_outcomes(&log);
             }
             lost += model.entries.iter().filter(|entry| entry.fate == Fate::Lost).count();
             if model.work(&log) {
-                model.settle(&log);
+                model.resolve_outcomes(&log);
             }
             files = model.crash(&files);
         }
     }
-    assert!(lost > 1000, "only {lost} records were lost: the test has tested nothing");
+    assert!(lost > 1000, "only {lost} records were lost: the test is vacuous");
 }
 
 #[test]
-fn a_crash_while_a_log_is_begun_changes_nothing() {
+fn crash_while_a_log_is_started_loses_nothing() {
     for seed in 0..60 {
         for passages in 1..10 {
             let files = FaultyFiles::new();
@@ -213,7 +221,7 @@ fn a_crash_while_a_log_is_begun_changes_nothing() {
             }
             block_on(log.wait_durable(log.appended())).unwrap();
             let files = files.power_cut(seed);
-            // Each operation in turn is the one at which opening fails.
+            // The opening fails at each kind of operation in turn.
             for operation in
                 [Operation::Create, Operation::SyncDir, Operation::Write, Operation::Sync, Operation::Remove]
             {
@@ -231,9 +239,10 @@ fn a_crash_while_a_log_is_begun_changes_nothing() {
     }
 }
 
-/// Each file in turn is the one that has only its first bytes when the process ends, or the power.
+/// Each created file in turn has only its first bytes when the process is killed or the power is
+/// cut.
 #[test]
-fn a_crash_while_a_file_is_made_changes_nothing() {
+fn crash_while_a_file_is_created_loses_nothing() {
     let with_records = FaultyFiles::new();
     let (log, _) = open(with_records.clone());
     for transaction in 0..30 {
@@ -241,13 +250,13 @@ fn a_crash_while_a_file_is_made_changes_nothing() {
     }
     block_on(log.wait_durable(log.appended())).unwrap();
     let with_records = with_records.process_kill();
-    let without_witness = with_records.process_kill();
-    without_witness.remove("newest").unwrap();
-    for (before, expected) in [(FaultyFiles::new(), 0), (with_records, 30), (without_witness, 30)] {
+    let without_newest = with_records.process_kill();
+    without_newest.remove("newest").unwrap();
+    for (before, expected) in [(FaultyFiles::new(), 0), (with_records, 30), (without_newest, 30)] {
         for (nth, left_bytes) in (1..=4).flat_map(|nth| [0, 1, 47, 48, 4095].map(|left| (nth, left))) {
             let files = before.copy();
             files.stop_in_create(nth, left_bytes);
-            // The last ones are made by a thread of the log, or not at all.
+            // The last files are created by a thread of the log, or not at all.
             drop(open_with(options(), files.clone()));
             for files in [files.process_kill(), files.power_cut(nth)] {
                 for _ in 0..2 {
@@ -263,7 +272,7 @@ fn a_crash_while_a_file_is_made_changes_nothing() {
 }
 
 #[test]
-fn what_an_earlier_start_left_of_a_file_is_removed() {
+fn incomplete_file_of_an_earlier_start_is_removed() {
     let files = FaultyFiles::new();
     open(files.clone()).0.close().unwrap();
     files.put("newest-new", vec![0; 7]);

@@ -1,4 +1,4 @@
-//! The log on a disk that is slow, full or broken: what callers are told, and when.
+//! The log on a slow, full or broken disk: the results that callers get, and when.
 
 mod common;
 
@@ -9,18 +9,18 @@ use std::sync::{Arc, Barrier};
 use common::*;
 use fulmar_store::{CommitLog, Fault, FaultyFiles, FullCause, LogError, LogOptions, Lsn, Operation, Urgency};
 
-/// Where discards are reported.
+/// Receives the reported discards.
 fn discards(log: &CommitLog) -> mpsc::Receiver<(Lsn, Lsn)> {
     let (sender, receiver) = mpsc::channel();
     log.on_discard(Box::new(move |after, upto| {
-        // Nobody listens any more when the test has ended.
+        // The receiver is gone when the test has ended.
         let _ = sender.send((after, upto));
     }));
     receiver
 }
 
 #[test]
-fn a_durable_position_needs_no_wait_and_others_wait() {
+fn waiting_returns_immediately_only_for_durable_positions() {
     let files = FaultyFiles::new();
     let (log, _) = open(files.clone());
     let first = append_durably(&log, 1, 10);
@@ -35,7 +35,7 @@ fn a_durable_position_needs_no_wait_and_others_wait() {
 }
 
 #[test]
-fn what_gathers_during_a_sync_goes_with_the_next_one() {
+fn records_appended_during_a_sync_form_the_next_batch() {
     let files = FaultyFiles::new();
     let (log, _) = open(files.clone());
     let syncs = files.count(Operation::Sync);
@@ -53,7 +53,7 @@ fn what_gathers_during_a_sync_goes_with_the_next_one() {
 }
 
 #[test]
-fn too_much_pending_is_refused_until_there_is_room() {
+fn appends_are_rejected_while_too_much_is_pending() {
     let files = FaultyFiles::new();
     let options = LogOptions { pending_bytes: 2000, ..options() };
     let (log, _) = open_with(options, files.clone()).unwrap();
@@ -72,7 +72,7 @@ fn too_much_pending_is_refused_until_there_is_room() {
 }
 
 #[test]
-fn a_full_disk_refuses_commits_and_loses_none() {
+fn full_disk_rejects_commits_and_loses_none() {
     let files = FaultyFiles::new();
     let (log, _) = open(files.clone());
     append_durably(&log, 1, 100);
@@ -89,22 +89,22 @@ fn a_full_disk_refuses_commits_and_loses_none() {
     assert!(matches!(log.full(), Some(FullCause::Disk { .. })));
     assert_eq!(log.statistics().failures.load(Relaxed), 0);
     block_on(log.wait_durable(log.appended())).unwrap();
-    // Space comes back by truncation alone: old files are used again.
+    // Space becomes available by truncation alone, because files are reused.
     log.truncate(log.durable());
-    until("a file is used again", || append(&log, last + 1, 100).is_ok());
-    // And by the disk's having some again.
+    until("a file is reused", || append(&log, last + 1, 100).is_ok());
+    // Space also becomes available when the disk has some again.
     files.fail_while(Operation::Create, None);
     for transaction in last + 2..last + 200 {
         until("there is space", || append(&log, transaction, 100).is_ok());
     }
-    until("it is full no more", || log.full().is_none());
+    until("the log is not full any more", || log.full().is_none());
     log.close().unwrap();
     let (_, seen) = open(files.process_kill());
     assert_eq!(seen.last().unwrap().0, last + 199);
 }
 
 #[test]
-fn the_log_stays_within_its_bound() {
+fn log_stays_within_its_capacity() {
     let files = FaultyFiles::new();
     let options = LogOptions { capacity_bytes: 5 * 4096, ..options() };
     let (log, _) = open_with(options, files.clone()).unwrap();
@@ -120,15 +120,16 @@ fn the_log_stays_within_its_bound() {
     assert!(log.size_bytes() <= 5 * 4096);
     block_on(log.wait_durable(log.appended())).unwrap();
     log.truncate(log.durable());
-    until("there is room again", || append(&log, last + 1, 100).is_ok());
+    until("there is space again", || append(&log, last + 1, 100).is_ok());
     assert_eq!(log.full(), None);
     block_on(log.wait_durable(log.appended())).unwrap();
     assert_eq!(open(files.process_kill()).1.last().unwrap().0, last + 1);
 }
 
-/// What makes room may go beyond the bound; a start finds the rest of that reserve, which is still not for commits.
+/// Records that make room may exceed the capacity. After a restart the rest of the reserve is still
+/// available, and still not for commits.
 #[test]
-fn the_reserve_is_there_after_a_kill() {
+fn reserve_is_available_after_a_kill() {
     let files = FaultyFiles::new();
     let options = || LogOptions { capacity_bytes: 5 * 4096, ..options() };
     let (log, _) = open_with(options(), files.clone()).unwrap();
@@ -154,13 +155,13 @@ fn the_reserve_is_there_after_a_kill() {
     let end = makes_room(&log, last + 1).unwrap();
     block_on(log.wait_durable(end)).unwrap();
     log.truncate(log.durable());
-    until("there is room again", || append(&log, last + 2, 100).is_ok());
-    until("it is full no more", || log.full().is_none());
+    until("there is space again", || append(&log, last + 2, 100).is_ok());
+    until("the log is not full any more", || log.full().is_none());
 }
 
-/// A new log needs a file, though there may be none.
+/// A new log needs a file, although the capacity is used up.
 #[test]
-fn a_full_log_that_fails_begins_again() {
+fn full_log_restarts_after_a_failure() {
     let files = FaultyFiles::new();
     let options = LogOptions { capacity_bytes: 5 * 4096, ..options() };
     let (log, _) = open_with(options, files.clone()).unwrap();
@@ -172,9 +173,9 @@ fn a_full_log_that_fails_begins_again() {
     }
     files.fail_while(Operation::Sync, Some(Fault::Io));
     files.hold(Operation::Sync, false);
-    until("it has failed", || log.works().is_err());
+    until("the log has failed", || log.works().is_err());
     files.fail_while(Operation::Sync, None);
-    until("it works again", || log.works().is_ok());
+    until("the log works again", || log.works().is_ok());
     let end = block_on(async {
         loop {
             match log.append(&commit(last + 1, 100), Urgency::MakesRoom) {
@@ -187,9 +188,9 @@ fn a_full_log_that_fails_begins_again() {
     assert_eq!(transactions(&open(files.process_kill()).1), [1, last + 1]);
 }
 
-/// The whole story of one failure, for a write and for a sync.
+/// The complete sequence of a failure, for a write and for a sync.
 #[test]
-fn a_failure_discards_what_is_not_durable_and_tells_so_only_when_that_is_durable() {
+fn failure_discards_records_and_notifies_waiters_once_that_is_durable() {
     for operation in [Operation::Write, Operation::Sync] {
         let files = FaultyFiles::new();
         let (log, _) = open(files.clone());
@@ -198,7 +199,7 @@ fn a_failure_discards_what_is_not_durable_and_tells_so_only_when_that_is_durable
         files.fail_while(operation, Some(Fault::Io));
         let lost = append(&log, 2, 100).unwrap();
         assert_eq!(discards.recv().unwrap(), (kept, lost));
-        // The new log cannot begin yet, so nobody is told, and nothing is taken.
+        // The new log cannot start yet, so waiters are not notified, and appends are rejected.
         assert!(log.wait_durable(lost).now_or_never().is_none());
         let error = log.append(&commit(3, 100), Urgency::Prompt).unwrap_err();
         assert!(matches!(error, LogError::Failed { .. }), "{error}");
@@ -207,10 +208,13 @@ fn a_failure_discards_what_is_not_durable_and_tells_so_only_when_that_is_durable
         let error = block_on(log.wait_durable(lost)).unwrap_err();
         assert!(matches!(error, LogError::Discarded { after } if after == kept), "{error}");
         let next = append_durably(&log, 4, 100);
-        assert!(next > lost, "positions are not used twice");
+        assert!(next > lost, "positions must not be reused");
         assert!(!log.is_durable(lost) && log.is_durable(kept) && log.is_durable(next));
-        assert!(log.wait_durable(lost).now_or_never().unwrap().is_err(), "late questions are answered too");
-        assert!(discards.try_recv().is_err(), "once only");
+        assert!(
+            log.wait_durable(lost).now_or_never().unwrap().is_err(),
+            "a later wait must report the loss, too"
+        );
+        assert!(discards.try_recv().is_err(), "the callback must be called only once");
         assert_eq!(log.statistics().failures.load(Relaxed), 1);
         for files in [files.process_kill(), files.power_cut(1)] {
             assert_eq!(transactions(&open(files).1), [1, 4]);
@@ -219,7 +223,7 @@ fn a_failure_discards_what_is_not_durable_and_tells_so_only_when_that_is_durable
 }
 
 #[test]
-fn a_file_whose_sync_failed_is_not_synced_again() {
+fn file_whose_sync_failed_is_not_reused() {
     let files = FaultyFiles::new();
     let (log, _) = open(files.clone());
     append_durably(&log, 1, 100);
@@ -227,7 +231,7 @@ fn a_file_whose_sync_failed_is_not_synced_again() {
     let lost = append(&log, 2, 100).unwrap();
     assert!(block_on(log.wait_durable(lost)).is_err());
     let after = append_durably(&log, 3, 100);
-    // Were the failed file used again, its next sync would say yes to what is not on the disk.
+    // If the failed file were reused, its next sync would succeed for data that is not on the disk.
     let (log, seen) = open(files.power_cut(3));
     assert_eq!(transactions(&seen), [1, 3]);
     assert_eq!(seen[1].1, after);
@@ -235,7 +239,7 @@ fn a_file_whose_sync_failed_is_not_synced_again() {
 }
 
 #[test]
-fn what_only_the_page_cache_holds_is_written_again_before_anything_follows_it() {
+fn recovery_rewrites_data_that_may_be_only_in_the_page_cache() {
     let files = FaultyFiles::new();
     let (log, _) = open(files.clone());
     let discards = discards(&log);
@@ -243,7 +247,8 @@ fn what_only_the_page_cache_holds_is_written_again_before_anything_follows_it() 
     files.fail_while(Operation::Sync, Some(Fault::Io));
     append(&log, 2, 100).unwrap();
     discards.recv().unwrap();
-    // The process dies before anybody was told. The next one reads the record, whose pages the kernel takes for clean.
+    // The process dies before any waiter is notified. The next one reads the record, whose pages
+    // the kernel considers clean.
     let files = files.process_kill();
     let (log, seen) = open(files.clone());
     assert_eq!(transactions(&seen), [1, 2]);
@@ -252,7 +257,7 @@ fn what_only_the_page_cache_holds_is_written_again_before_anything_follows_it() 
 }
 
 #[test]
-fn a_log_that_failed_can_be_truncated_and_its_files_go() {
+fn failed_files_are_removed_after_truncation() {
     let files = FaultyFiles::new();
     let (log, _) = open(files.clone());
     for round in 0..20 {
@@ -267,23 +272,23 @@ fn a_log_that_failed_can_be_truncated_and_its_files_go() {
     append_durably(&log, 5000, 100);
     log.truncate(log.durable());
     until("the old files are gone", || log.size_bytes() <= 6 * 4096);
-    until("the files that failed are removed, not used again", || files.count(Operation::Remove) >= 20);
+    until("the failed files are removed instead of reused", || files.count(Operation::Remove) >= 20);
     let (_, seen) = open(files.process_kill());
     assert_eq!(transactions(&seen), [5000]);
 }
 
 #[test]
-fn closing_while_the_disk_is_broken_ends_with_an_error() {
+fn close_fails_while_the_disk_is_broken() {
     let files = FaultyFiles::new();
     let (log, _) = open(files.clone());
     let discards = discards(&log);
     append_durably(&log, 1, 100);
     files.fail_while(Operation::Sync, Some(Fault::Io));
-    let open_end = append(&log, 2, 100).unwrap();
+    let undecided = append(&log, 2, 100).unwrap();
     discards.recv().unwrap();
     assert!(log.close().is_err());
-    let error = block_on(log.wait_durable(open_end)).unwrap_err();
-    assert!(matches!(error, LogError::Closed), "nobody knows: {error}");
+    let error = block_on(log.wait_durable(undecided)).unwrap_err();
+    assert!(matches!(error, LogError::Closed), "the outcome must be unknown: {error}");
 }
 
 #[test]
@@ -299,7 +304,7 @@ fn dropping_a_log_does_not_wait_for_the_disk() {
 }
 
 #[test]
-fn a_waiter_that_gives_up_leaves_the_others_alone() {
+fn dropped_waiter_does_not_affect_others() {
     let files = FaultyFiles::new();
     let (log, _) = open(files.clone());
     files.hold(Operation::Sync, true);
@@ -314,7 +319,7 @@ fn a_waiter_that_gives_up_leaves_the_others_alone() {
 }
 
 #[test]
-fn many_threads_append_and_each_gets_what_it_was_promised() {
+fn concurrent_appends_keep_their_positions() {
     const THREADS: u64 = 8;
     const EACH: u64 = 300;
     let files = FaultyFiles::new();
@@ -346,10 +351,10 @@ fn many_threads_append_and_each_gets_what_it_was_promised() {
 }
 
 #[test]
-fn a_callback_that_panics_leaves_nobody_waiting() {
+fn panicking_callback_releases_waiters() {
     let files = FaultyFiles::new();
     let (log, _) = open(files.clone());
-    log.on_discard(Box::new(|_, _| panic!("on purpose")));
+    log.on_discard(Box::new(|_, _| panic!("intentional panic")));
     files.fail_next_of("fulmar-log", Operation::Sync, Fault::Io);
     let lsn = append(&log, 1, 100).unwrap();
     let error = block_on(log.wait_durable(lsn)).unwrap_err();
@@ -358,9 +363,10 @@ fn a_callback_that_panics_leaves_nobody_waiting() {
     assert!(log.close().is_err());
 }
 
-/// Whatever is refused while a log goes on to further files: it goes on, and the next start finds all of it.
+/// If an operation fails while the log switches to further files, the log continues, and the next
+/// start finds all records.
 #[test]
-fn a_file_that_cannot_be_made_ready_does_no_harm() {
+fn failed_preparation_of_a_file_is_retried() {
     for operation in
         [Operation::Create, Operation::Open, Operation::Rename, Operation::SyncDir, Operation::Remove]
     {
@@ -371,8 +377,8 @@ fn a_file_that_cannot_be_made_ready_does_no_harm() {
             for round in 0..3 {
                 for _ in 0..20 {
                     last += 1;
-                    // It is tried again soon.
-                    until("there is a file", || match append(&log, last, 500) {
+                    // The preparation is retried after a short delay.
+                    until("a file is ready", || match append(&log, last, 500) {
                         Ok(lsn) => block_on(log.wait_durable(lsn)).is_ok(),
                         Err(LogError::Full(_)) => false,
                         Err(other) => panic!("{operation:?} {nth}: {other}"),

@@ -1,4 +1,4 @@
-//! The log on the real file system.
+//! The log on a real file system.
 
 mod common;
 
@@ -6,7 +6,7 @@ use common::*;
 use fulmar_store::{LogFiles, LogOptions, StdFiles};
 
 #[test]
-fn the_log_lives_in_a_directory() {
+fn log_is_recovered_from_a_directory() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("log");
     let options = || LogOptions { file_bytes: 64 << 10, ..options() };
@@ -27,7 +27,7 @@ fn the_log_lives_in_a_directory() {
 }
 
 #[test]
-fn a_directory_has_one_user() {
+fn directory_is_locked() {
     let directory = tempfile::tempdir().unwrap();
     let first = StdFiles::open(directory.path()).unwrap();
     let error = StdFiles::open(directory.path()).unwrap_err();
@@ -37,7 +37,7 @@ fn a_directory_has_one_user() {
 }
 
 #[test]
-fn a_file_keeps_its_length_and_names_change() {
+fn files_keep_their_length_and_can_be_renamed() {
     let directory = tempfile::tempdir().unwrap();
     let files = StdFiles::open(directory.path()).unwrap();
     let file = files.create("a", 3_000_000).unwrap();
@@ -55,9 +55,9 @@ fn a_file_keeps_its_length_and_names_change() {
     assert!(files.describe("b").starts_with(directory.path().to_str().unwrap()));
 }
 
-/// What an earlier process made ahead, and did not come to use, is the next one's.
+/// The next process takes over a file that an earlier one has preallocated and not used.
 #[test]
-fn a_file_that_was_made_ahead_is_made_once() {
+fn preallocated_file_is_reused_after_a_restart() {
     use std::os::unix::fs::MetadataExt;
     let directory = tempfile::tempdir().unwrap();
     let options = || LogOptions { file_bytes: 64 << 10, ..options() };
@@ -75,9 +75,10 @@ fn a_file_that_was_made_ahead_is_made_once() {
     log.close().unwrap();
 }
 
-/// Pieces of all lengths, one behind the other, through several openings: what was written is there, with zeros behind.
+/// Consecutive writes of various lengths, with reopening in between: the data is read back,
+/// followed by zeros up to the end of the block.
 #[test]
-fn what_is_written_front_to_back_is_read_back() {
+fn sequential_writes_are_read_back() {
     const BYTES: usize = 4 << 20;
     let directory = tempfile::tempdir().unwrap();
     let files = StdFiles::open(directory.path()).unwrap();

@@ -1,4 +1,4 @@
-//! What opening a log makes of torn tails, damage, missing files and files that were used again.
+//! Recovery of the local log: torn tails, damage, missing files and reused files.
 
 mod common;
 
@@ -14,13 +14,13 @@ fn log_names(files: &FaultyFiles) -> Vec<String> {
     names
 }
 
-/// Commits 1 to `last`, each durable before the next. Answers their positions.
+/// Commits transactions 1 to `last`, each durable before the next. Returns their positions.
 fn committed(log: &CommitLog, last: u64) -> Vec<Lsn> {
     (1..=last).map(|transaction| append_durably(log, transaction, 100)).collect()
 }
 
-/// The file and the place in it where the record ends that ends at `lsn`, for logs that began at 0 and have files of
-/// 4096 bytes.
+/// Returns the file, and the offset in it, at which the record with position `lsn` ends. For logs
+/// that started at 0 and have files of 4096 bytes.
 fn place(files: &FaultyFiles, lsn: Lsn) -> (String, u64) {
     let mut place = None;
     for name in log_names(files) {
@@ -37,12 +37,12 @@ fn corrupt_at(outcome: Opened) -> (String, u64) {
     match outcome {
         Err(LogError::Corrupt { file, offset, .. }) => (file, offset),
         Err(error) => panic!("{error}"),
-        Ok((_, seen)) => panic!("it was opened, with {} records", seen.len()),
+        Ok((_, seen)) => panic!("the log was opened with {} records", seen.len()),
     }
 }
 
 #[test]
-fn an_empty_directory_is_an_empty_log() {
+fn empty_directory_is_an_empty_log() {
     let files = FaultyFiles::new();
     let (log, seen) = open(files.clone());
     assert!(seen.is_empty());
@@ -53,7 +53,7 @@ fn an_empty_directory_is_an_empty_log() {
 }
 
 #[test]
-fn records_come_back_with_their_positions_across_files_and_logs() {
+fn records_keep_their_positions_across_files_and_logs() {
     let mut files = FaultyFiles::new();
     let mut all = Vec::new();
     for round in 0..4 {
@@ -62,7 +62,7 @@ fn records_come_back_with_their_positions_across_files_and_logs() {
         for _ in 0..100 {
             let transaction = all.len() as u64;
             let lsn = append_durably(&log, transaction, 100 + transaction as usize);
-            assert!(all.last().is_none_or(|(_, last)| *last < lsn), "positions grow");
+            assert!(all.last().is_none_or(|(_, last)| *last < lsn), "positions must grow");
             all.push((transaction, lsn));
         }
         if round % 2 == 0 {
@@ -70,11 +70,11 @@ fn records_come_back_with_their_positions_across_files_and_logs() {
         }
         files = files.process_kill();
     }
-    assert!(log_names(&files).len() > 8, "it took many files");
+    assert!(log_names(&files).len() > 8, "the log must use many files");
 }
 
 #[test]
-fn a_torn_tail_is_cut_wherever_it_is_torn() {
+fn torn_tail_is_cut_off_at_any_byte() {
     let files = FaultyFiles::new();
     let (log, _) = open(files.clone());
     let lsns = committed(&log, 3);
@@ -87,7 +87,7 @@ fn a_torn_tail_is_cut_wherever_it_is_torn() {
         let (log, seen) = open(torn.clone());
         assert_eq!(transactions(&seen), [1, 2], "byte {at}");
         append_durably(&log, 9, 10);
-        // The tail becomes whole again, as sectors of an earlier cache might; it stays cut.
+        // The tail becomes whole again, as sectors from a disk cache might. It must remain cut off.
         let whole = torn.process_kill();
         whole.damage(&name, at, 0xff);
         assert_eq!(transactions(&open(whole).1), [1, 2, 9], "byte {at}");
@@ -95,7 +95,7 @@ fn a_torn_tail_is_cut_wherever_it_is_torn() {
 }
 
 #[test]
-fn damage_in_what_had_been_durable_is_refused_with_its_place() {
+fn damage_in_durable_data_is_refused_with_its_offset() {
     let files = FaultyFiles::new();
     let (log, _) = open(files.clone());
     let lsns = committed(&log, 60);
@@ -106,7 +106,7 @@ fn damage_in_what_had_been_durable_is_refused_with_its_place() {
         let (file, offset) = corrupt_at(open_with(options(), files.clone()));
         assert_eq!(file, name);
         let frame = lsns[1].0 - lsns[0].0;
-        assert_eq!(offset, end - frame, "the record's beginning");
+        assert_eq!(offset, end - frame, "the offset must be that of the record's start");
         files.damage(&name, end - 3, 0x01);
         files = files.process_kill();
     }
@@ -114,7 +114,7 @@ fn damage_in_what_had_been_durable_is_refused_with_its_place() {
 }
 
 #[test]
-fn a_seal_vouches_for_the_last_record_and_without_it_the_last_may_be_torn() {
+fn only_a_seal_proves_the_durability_of_the_last_record() {
     for sealed in [true, false] {
         let files = FaultyFiles::new();
         let (log, _) = open(files.clone());
@@ -133,7 +133,7 @@ fn a_seal_vouches_for_the_last_record_and_without_it_the_last_may_be_torn() {
 }
 
 #[test]
-fn a_missing_file_is_refused() {
+fn missing_file_is_refused() {
     let files = FaultyFiles::new();
     let (log, _) = open(files.clone());
     committed(&log, 100);
@@ -149,7 +149,7 @@ fn a_missing_file_is_refused() {
 }
 
 #[test]
-fn a_log_without_the_file_that_was_begun_last_is_refused() {
+fn log_without_its_newest_file_is_refused() {
     for last in [1, 100] {
         let files = FaultyFiles::new();
         let (log, _) = open(files.clone());
@@ -168,7 +168,7 @@ fn a_log_without_the_file_that_was_begun_last_is_refused() {
         }
         files.damage("newest", 30, 1);
         assert_eq!(corrupt_at(open_with(options(), files.clone())).0, "newest");
-        // What names the file is itself no loss.
+        // The loss of the file `newest` itself is tolerated.
         files.remove("newest").unwrap();
         assert_eq!(open(files.clone()).1.len() as u64, last);
         assert!(files.contents("newest").is_some());
@@ -176,7 +176,7 @@ fn a_log_without_the_file_that_was_begun_last_is_refused() {
 }
 
 #[test]
-fn a_log_whose_end_is_missing_is_refused_when_a_later_one_says_where_it_was() {
+fn log_whose_end_is_missing_is_refused_if_a_later_log_records_it() {
     let files = FaultyFiles::new();
     let (log, _) = open(files.clone());
     committed(&log, 100);
@@ -192,7 +192,7 @@ fn a_log_whose_end_is_missing_is_refused_when_a_later_one_says_where_it_was() {
 }
 
 #[test]
-fn a_file_of_an_unknown_format_version_is_refused() {
+fn file_of_an_unknown_format_version_is_refused() {
     let files = FaultyFiles::new();
     let (log, _) = open(files.clone());
     committed(&log, 1);
@@ -208,7 +208,7 @@ fn a_file_of_an_unknown_format_version_is_refused() {
 }
 
 #[test]
-fn an_error_of_the_reader_ends_the_opening() {
+fn replay_error_aborts_the_opening() {
     let files = FaultyFiles::new();
     let (log, _) = open(files.clone());
     committed(&log, 3);
@@ -220,20 +220,23 @@ fn an_error_of_the_reader_ends_the_opening() {
 }
 
 #[test]
-fn truncation_uses_files_again_and_what_was_in_them_does_not_come_back() {
+fn truncated_files_are_reused_and_their_old_records_ignored() {
     let mut files = FaultyFiles::new();
     let mut last = 0;
     for round in 0..5 {
         let (log, seen) = open(files.clone());
         assert_eq!(seen.last().map_or(0, |(transaction, _)| *transaction), last, "round {round}");
-        assert!(seen.windows(2).all(|pair| pair[1].0 == pair[0].0 + 1), "nothing is missing in between");
+        assert!(
+            seen.windows(2).all(|pair| pair[1].0 == pair[0].0 + 1),
+            "no transaction may be missing in between"
+        );
         for _ in 0..200 {
             last += 1;
             let lsn = append_durably(&log, last, 100);
             log.truncate(lsn);
         }
-        // Each start makes a first file, which is worth keeping here as it is as long as the others.
-        until("the old files are given back", || log.size_bytes() <= (5 + round) * 4096);
+        // Each start creates a first file, which is kept here because it is as long as the others.
+        until("the old files are released", || log.size_bytes() <= (5 + round) * 4096);
         assert!(log.oldest() <= log.durable());
         assert!(log.durable().0 - log.oldest().0 <= 2 * 4096);
         files = files.power_cut(round);
@@ -242,22 +245,22 @@ fn truncation_uses_files_again_and_what_was_in_them_does_not_come_back() {
 }
 
 #[test]
-fn truncation_never_takes_what_is_not_covered_or_not_durable() {
+fn truncation_keeps_uncovered_and_non_durable_records() {
     let files = FaultyFiles::new();
     let (log, _) = open(files.clone());
     let lsns = committed(&log, 200);
     log.truncate(lsns[99]);
-    until("some files are given back", || log.oldest() > Lsn(0));
+    until("some files are released", || log.oldest() > Lsn(0));
     log.truncate(Lsn(u64::MAX));
     let durable = log.durable();
     assert!(log.oldest() < durable);
     let files = files.process_kill();
     let (_, seen) = open(files);
-    assert_eq!(seen.last().unwrap().0, 200, "the active file stays");
+    assert_eq!(seen.last().unwrap().0, 200, "the active file must be kept");
 }
 
 #[test]
-fn truncation_waits_for_the_next_file_to_have_begun() {
+fn truncation_keeps_a_file_until_the_next_one_has_started() {
     let files = FaultyFiles::new();
     let (log, _) = open(files.clone());
     until("a file is ready", || log.size_bytes() >= 2 * 4096);
@@ -275,7 +278,7 @@ fn truncation_waits_for_the_next_file_to_have_begun() {
 }
 
 #[test]
-fn a_record_longer_than_a_file_gets_a_file_of_its_own() {
+fn record_longer_than_a_file_gets_a_longer_file() {
     let files = FaultyFiles::new();
     let (log, _) = open(files.clone());
     append_durably(&log, 1, 100);
@@ -289,32 +292,31 @@ fn a_record_longer_than_a_file_gets_a_file_of_its_own() {
 }
 
 #[test]
-fn what_is_no_spare_file_is_swept() {
+fn invalid_spare_files_are_removed() {
     let files = FaultyFiles::new();
     files.put("0000000000000001.spare", vec![7; 4096]);
     files.put("0000000000000002.log", vec![0; 4095]);
     files.put("0000000000000003.log", Vec::new());
-    files.put("of somebody.spare", vec![0; 4096]);
+    files.put("foreign.spare", vec![0; 4096]);
     let (log, seen) = open(files.clone());
     assert!(seen.is_empty());
-    for name in
-        ["0000000000000001.spare", "0000000000000002.log", "0000000000000003.log", "of somebody.spare"]
-    {
+    for name in ["0000000000000001.spare", "0000000000000002.log", "0000000000000003.log", "foreign.spare"] {
         assert!(files.contents(name).is_none(), "{name}");
     }
     append_durably(&log, 1, 10);
-    assert!(files.contents("0000000000000004.log").is_some(), "numbers are not used twice");
+    assert!(files.contents("0000000000000004.log").is_some(), "numbers must not be reused");
 }
 
-/// Made ahead and never begun, or used and no longer needed: a process that starts makes only its first file.
+/// Files that were preallocated and never started, or that are no longer needed, are reused: a
+/// start creates only its first file.
 #[test]
-fn spare_files_of_an_earlier_process_are_used() {
+fn spare_files_of_an_earlier_process_are_reused() {
     let files = FaultyFiles::new();
     files.put("0000000000000003.log", vec![0; 4096]);
     let (log, _) = open(files.clone());
-    until("it is ready", || files.contents("0000000000000005.log").is_some());
+    until("the next file is ready", || files.contents("0000000000000005.log").is_some());
     assert!(files.contents("0000000000000003.log").is_none());
-    assert_eq!(files.count(Operation::Create), 2, "a log file, and the one that names it");
+    assert_eq!(files.count(Operation::Create), 2, "only a log file and `newest` may be created");
     for transaction in 1..=100 {
         append_durably(&log, transaction, 500);
     }
@@ -338,13 +340,13 @@ fn spare_files_of_an_earlier_process_are_used() {
 }
 
 #[test]
-fn a_file_with_a_later_file_s_header_is_refused() {
+fn file_with_the_header_of_a_later_file_is_refused() {
     let files = FaultyFiles::new();
     let (log, _) = open(files.clone());
     append_durably(&log, 1, 10);
     drop(log);
     let files = files.process_kill();
     files.put("0000000000000000.log", files.contents("0000000000000001.log").unwrap());
-    let error = open_with(options(), files).err().expect("two files with the same header");
+    let error = open_with(options(), files).err().expect("two files with the same header must be refused");
     assert!(error.to_string().contains("0000000000000001.log"), "{error}");
 }

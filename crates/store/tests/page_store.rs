@@ -1,4 +1,4 @@
-//! What every object store must do for segments and manifests: in memory, and in a directory.
+//! Tests of segments and manifests on every kind of store: in memory, and in a directory.
 
 use std::sync::Arc;
 
@@ -69,9 +69,9 @@ async fn segments_are_stored_and_their_pages_read() {
     .await;
 }
 
-/// Large enough for several parts, and for an index that the first read does not hold whole.
+/// Large enough for several parts, and for an index that does not fit into the first read.
 #[tokio::test]
-async fn a_large_segment_is_stored_piece_by_piece() {
+async fn large_segment_is_stored_in_parts() {
     on_each(|store| async move {
         let mut writer = store.segment_writer().await.unwrap();
         let mut builder = SegmentBuilder::new(writer.buffer());
@@ -84,7 +84,7 @@ async fn a_large_segment_is_stored_piece_by_piece() {
         }
         assert!(
             store.list_segments().await.unwrap().is_empty(),
-            "it is there when it is finished, not before"
+            "a segment must not exist before it is finished"
         );
         builder.finish(writer.buffer());
         let id = writer.finish().await.unwrap();
@@ -101,7 +101,7 @@ async fn a_large_segment_is_stored_piece_by_piece() {
 }
 
 #[tokio::test]
-async fn a_file_becomes_a_segment_where_the_store_is_a_directory() {
+async fn file_is_adopted_as_a_segment_in_a_directory_store() {
     let directory = tempfile::tempdir().unwrap();
     let mut bytes = Vec::new();
     let mut builder = SegmentBuilder::new(&mut bytes);
@@ -114,7 +114,7 @@ async fn a_file_becomes_a_segment_where_the_store_is_a_directory() {
         file
     };
     let store = PageStore::open_directory(directory.path()).unwrap();
-    // The first one makes the directory of segments.
+    // The first adoption creates the directory of segments.
     for count in 1..=2 {
         let id = store.adopt_segment(&file()).unwrap().unwrap();
         assert_eq!(store.verify_segment(id).await.unwrap(), 1);
@@ -129,9 +129,9 @@ async fn a_file_becomes_a_segment_where_the_store_is_a_directory() {
     assert!(store.adopt_segment(&file()).is_err());
 }
 
-/// Whoever wants it while it is read is told what comes of that, and does not try for himself.
+/// Concurrent callers share the failure of one read and do not retry it.
 #[tokio::test]
-async fn an_index_that_cannot_be_read_is_tried_once_for_all() {
+async fn concurrent_index_reads_share_a_failure() {
     let faulty = FaultyStore::new(Arc::new(Backend::memory()));
     let store = PageStore::open(Arc::new(faulty.clone()));
     faulty.always(StoreOperation::Get, Some(StoreFault::Fail(FailureKind::Refused)));
@@ -148,7 +148,7 @@ async fn an_index_that_cannot_be_read_is_tried_once_for_all() {
 }
 
 #[tokio::test]
-async fn a_segment_that_is_given_up_is_not_there() {
+async fn aborted_segment_does_not_exist() {
     on_each(|store| async move {
         let mut writer = store.segment_writer().await.unwrap();
         SegmentBuilder::new(writer.buffer()).finish(writer.buffer());
@@ -158,14 +158,14 @@ async fn a_segment_that_is_given_up_is_not_there() {
     .await;
 }
 
-/// Wherever its maker stops, or the store: nothing of it stays in the store.
+/// At whatever step the writer or the store fails, no parts remain in the store.
 #[tokio::test]
-async fn what_was_sent_of_a_segment_that_is_given_up_is_removed() {
+async fn parts_of_an_aborted_segment_are_removed() {
     const REFUSED: StoreFault = StoreFault::Fail(FailureKind::Refused);
     const DONE: StoreFault = StoreFault::Delay(std::time::Duration::ZERO);
     let faulty = FaultyStore::new(Arc::new(Backend::memory()));
     let store = PageStore::open(Arc::new(faulty.clone()));
-    // Two parts and a rest: the upload is begun, three times something is sent, and it is completed.
+    // Five operations: the start of the upload, two full parts, the rest, and the completion.
     let write = async || {
         let mut writer = store.segment_writer().await?;
         writer.buffer().resize(17 << 20, 7);
@@ -179,7 +179,7 @@ async fn what_was_sent_of_a_segment_that_is_given_up_is_removed() {
         assert!(matches!(refused, StoreError::Failed { .. }), "{refused}");
         faulty.uploads_have_ended().await;
     }
-    // Nobody waits for it any more.
+    // The writer is cancelled.
     let mut writer = store.segment_writer().await.unwrap();
     writer.buffer().resize(17 << 20, 7);
     writer.flush().await.unwrap();
@@ -201,7 +201,7 @@ async fn what_was_sent_of_a_segment_that_is_given_up_is_removed() {
 }
 
 #[tokio::test]
-async fn the_latest_manifest_is_the_last_of_the_last_epoch() {
+async fn latest_manifest_is_the_last_of_the_last_epoch() {
     on_each(|store| async move {
         let partition = PartitionId(7);
         assert_eq!(store.latest_manifest(partition, u32::MAX, None).await.unwrap(), None);
@@ -225,14 +225,14 @@ async fn the_latest_manifest_is_the_last_of_the_last_epoch() {
             store.delete_manifest(name).await.unwrap();
             store.delete_manifest(name).await.unwrap();
         }
-        assert_eq!(latest().await, Some((9, 3)), "an epoch without manifests does not count");
+        assert_eq!(latest().await, Some((9, 3)), "an epoch without manifests must not count");
     })
     .await;
 }
 
-/// Lists of hot pages lie beside manifests, and neither is taken for the other.
+/// Lists of hot pages are stored next to manifests, and are not mistaken for each other.
 #[tokio::test]
-async fn the_latest_hot_pages_are_those_of_the_epoch() {
+async fn latest_hot_pages_are_those_of_the_epoch() {
     on_each(|store| async move {
         let partition = PartitionId(7);
         let list = |partition, epoch, timestamp| HotPages {
@@ -246,7 +246,7 @@ async fn the_latest_hot_pages_are_those_of_the_epoch() {
             let store = &store;
             async move { store.latest(partition, epoch, None).await.unwrap() }
         };
-        assert_eq!(latest(2).await, (None, None), "of a partition that has nothing else");
+        assert_eq!(latest(2).await, (None, None), "hot pages without a manifest must be ignored");
         for epoch in [1, 2] {
             store.put_manifest(&manifest(7, epoch, 3)).await.unwrap();
         }
@@ -256,7 +256,11 @@ async fn the_latest_hot_pages_are_those_of_the_epoch() {
         let name = HotPagesName { partition, epoch: 2, timestamp: 1 << 40 };
         assert_eq!(latest(2).await, (Some(manifest(7, 2, 3)), Some(name)));
         assert_eq!(store.read_hot_pages(name).await.unwrap(), list(7, 2, 1 << 40));
-        assert_eq!(latest(3).await, (Some(manifest(7, 2, 3)), None), "an epoch that has closed nothing yet");
+        assert_eq!(
+            latest(3).await,
+            (Some(manifest(7, 2, 3)), None),
+            "an epoch without a list must have no hot pages"
+        );
         let all = store.list_partitions(None).await.unwrap();
         assert!(all.manifests.len() == 2 && all.hot_pages.len() == 5 && all.hot_pages.is_sorted());
         assert_eq!(store.list_manifests(Some(partition)).await.unwrap(), all.manifests);
@@ -269,7 +273,7 @@ async fn the_latest_hot_pages_are_those_of_the_epoch() {
 }
 
 #[tokio::test]
-async fn a_manifest_is_written_once() {
+async fn manifest_is_immutable() {
     on_each(|store| async move {
         let first = manifest(7, 1, 5);
         store.put_manifest(&first).await.unwrap();
@@ -285,7 +289,7 @@ async fn a_manifest_is_written_once() {
 }
 
 #[tokio::test]
-async fn damage_is_told_with_the_object_and_the_place() {
+async fn damage_is_reported_with_object_and_offset() {
     let objects = Backend::memory();
     let store = PageStore::open(Arc::new(objects.clone()));
     let mut bytes = Vec::new();
@@ -320,15 +324,15 @@ async fn damage_is_told_with_the_object_and_the_place() {
     objects.put(&object, list.encode().into()).await.unwrap();
     let outcome = store.read_hot_pages(name).await;
     assert!(matches!(outcome, Err(StoreError::Misnamed { .. })), "{outcome:?}");
-    // A segment that was cut off: what lies beyond its end is damage too.
+    // A read beyond the end of a truncated segment reports damage, too.
     let cut = store.put_segment(Bytes::from_static(b"short")).await.unwrap();
     let outcome = store.read_page(cut, location, &mut read).await;
     assert!(matches!(outcome, Err(StoreError::Damaged { .. })), "{outcome:?}");
 }
 
-/// Many who want an index at once cause one read, and later ones none.
+/// Concurrent requests for an index cause one read, and later ones none.
 #[tokio::test]
-async fn an_index_is_read_once() {
+async fn index_is_read_once() {
     let store = PageStore::open(Arc::new(Backend::memory()));
     let mut bytes = Vec::new();
     let mut builder = SegmentBuilder::new(&mut bytes);

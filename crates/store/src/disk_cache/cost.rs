@@ -1,12 +1,14 @@
-//! What it costs to read a page back, by where it lies: the figure by which who keeps pages in memory tells them apart.
+//! Estimates the cost of reading a page again, depending on its location. The page cache uses it
+//! for eviction.
 //!
-//! A page that the cache has costs one. Any other costs as many times that as a read of one page from the store has taken
-//! longer lately than one from the cache, up to [`MOST_COST`]: beyond that a page that only the store has would stay in memory
-//! however long nobody wants it.
+//! A page in the disk cache costs 1. Any other page costs the ratio of the recent read latencies of
+//! the store and of the disk cache, up to [`MOST_COST`]. Without that limit, a page that is only in
+//! the store would stay in memory for a very long time without being used.
 //!
-//! Each of the two times is an exponentially weighted mean, of reads of one page that succeeded: what is read with others says
-//! more of their number. Two that end at once may lose one of their times, which a mean does not notice. One read counts as a
-//! second at most, so that a store which did not answer for a minute is no reason to hold on to its pages for an hour.
+//! Each latency is an exponentially weighted mean of successful reads of a single page; for larger
+//! reads the time depends mostly on the number of pages. Concurrent updates may lose a sample,
+//! which hardly changes the mean. A sample counts as at most 1 s, so that a store that did not
+//! respond for a minute does not raise the cost of its pages for an hour.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -15,68 +17,74 @@ use fulmar_pages::{FrameLocation, SegmentId};
 
 use super::{DiskCache, Key};
 
-/// The most that a page costs.
+/// Maximum cost of a page.
 pub const MOST_COST: u64 = 8;
 
-/// What is believed before anything has been read.
-const USUAL_CACHE: Duration = Duration::from_micros(100);
-const USUAL_STORE: Duration = Duration::from_millis(20);
-/// What a read counts as, at least and at most.
-const SHORTEST: Duration = Duration::from_micros(1);
-const LONGEST: Duration = Duration::from_secs(1);
-/// Of the mean the part that is the latest read's.
-const LATEST_PART: u64 = 8;
+/// Latencies that are assumed before anything has been read.
+const INITIAL_CACHE_LATENCY: Duration = Duration::from_micros(100);
+const INITIAL_STORE_LATENCY: Duration = Duration::from_millis(20);
+/// Minimum and maximum of a sample.
+const MIN_SAMPLE: Duration = Duration::from_micros(1);
+const MAX_SAMPLE: Duration = Duration::from_secs(1);
+/// The weight of a sample is 1 divided by this.
+const SMOOTHING_DIVISOR: u64 = 8;
 
-/// A smoothed time, in nanoseconds.
-struct MeanTime(AtomicU64);
+/// A smoothed latency, in nanoseconds.
+struct MeanLatency(AtomicU64);
 
-impl MeanTime {
-    fn new(usual: Duration) -> Self {
-        MeanTime(AtomicU64::new(usual.as_nanos() as u64))
+impl MeanLatency {
+    fn new(initial: Duration) -> Self {
+        MeanLatency(AtomicU64::new(initial.as_nanos() as u64))
     }
 
-    fn add(&self, took: Duration) {
-        let took_ns = took.clamp(SHORTEST, LONGEST).as_nanos() as u64;
+    fn add(&self, latency: Duration) {
+        let latency_ns = latency.clamp(MIN_SAMPLE, MAX_SAMPLE).as_nanos() as u64;
         let mean_ns = self.0.load(Ordering::Relaxed);
-        // Within the bounds of what is added: it is never zero.
-        self.0.store((mean_ns * (LATEST_PART - 1) + took_ns).div_ceil(LATEST_PART), Ordering::Relaxed);
+        // Never zero, because every sample is at least the minimum.
+        self.0.store(
+            (mean_ns * (SMOOTHING_DIVISOR - 1) + latency_ns).div_ceil(SMOOTHING_DIVISOR),
+            Ordering::Relaxed,
+        );
     }
 }
 
-/// How long reads of one page take.
+/// Latencies of single-page reads.
 pub(super) struct Costs {
-    cache: MeanTime,
-    store: MeanTime,
+    cache: MeanLatency,
+    store: MeanLatency,
 }
 
 impl Costs {
     pub(super) fn new() -> Self {
-        Costs { cache: MeanTime::new(USUAL_CACHE), store: MeanTime::new(USUAL_STORE) }
+        Costs {
+            cache: MeanLatency::new(INITIAL_CACHE_LATENCY),
+            store: MeanLatency::new(INITIAL_STORE_LATENCY),
+        }
     }
 
-    pub(super) fn read_from_cache(&self, took: Duration) {
-        self.cache.add(took);
+    pub(super) fn read_from_cache(&self, latency: Duration) {
+        self.cache.add(latency);
     }
 
-    /// How many times as long as the cache the store takes.
-    fn of_store(&self) -> u64 {
+    /// The ratio of the store's latency to the disk cache's.
+    fn store_cost(&self) -> u64 {
         let [cache_ns, store_ns] = [&self.cache, &self.store].map(|mean| mean.0.load(Ordering::Relaxed));
         (store_ns / cache_ns.max(1)).clamp(1, MOST_COST)
     }
 }
 
 impl DiskCache {
-    /// A page was read from the store.
-    pub(crate) fn read_from_store(&self, took: Duration) {
-        self.shared.costs.store.add(took);
+    /// Records the latency of reading a page from the store.
+    pub(crate) fn read_from_store(&self, latency: Duration) {
+        self.shared.costs.store.add(latency);
     }
 
-    /// What it costs to read the page at this place of a segment: 1 to [`MOST_COST`]. A look at the index, which does not
-    /// count as one who wants the page.
+    /// Returns the cost of reading the page at this location of a segment: 1 to [`MOST_COST`]. Only
+    /// looks up the index, and does not count as a use of the entry.
     pub fn cost(&self, id: SegmentId, location: FrameLocation) -> u64 {
         match self.shared.index.contains(Key::frame(id, location.offset).hash()) {
             true => 1,
-            false => self.shared.costs.of_store(),
+            false => self.shared.costs.store_cost(),
         }
     }
 }
@@ -88,30 +96,34 @@ mod tests {
     const MICROSECOND: Duration = Duration::from_micros(1);
 
     #[test]
-    fn costs_follow_what_reads_take_within_their_bounds() {
+    fn cost_follows_the_ratio_of_latencies_within_its_limits() {
         let costs = Costs::new();
-        assert_eq!(costs.of_store(), MOST_COST);
+        assert_eq!(costs.store_cost(), MOST_COST);
         let add = |cache: Duration, store: Duration| {
             (0..100).for_each(|_| costs.cache.add(cache));
             (0..100).for_each(|_| costs.store.add(store));
-            costs.of_store()
+            costs.store_cost()
         };
         assert_eq!(add(100 * MICROSECOND, 450 * MICROSECOND), 4);
         assert_eq!(add(200 * MICROSECOND, 450 * MICROSECOND), 2);
-        assert_eq!(add(10_000 * MICROSECOND, 450 * MICROSECOND), 1, "the store is the nearer one");
+        assert_eq!(
+            add(10_000 * MICROSECOND, 450 * MICROSECOND),
+            1,
+            "a store that is faster than the cache must cost 1"
+        );
         assert_eq!(add(Duration::ZERO, Duration::MAX), MOST_COST);
         assert_eq!(add(Duration::MAX, Duration::ZERO), 1);
     }
 
     #[test]
-    fn one_slow_read_is_forgotten() {
+    fn a_single_slow_read_is_forgotten() {
         let costs = Costs::new();
         let (short, long) = (200 * MICROSECOND, Duration::from_secs(60));
         (0..100).for_each(|_| costs.store.add(short));
-        assert_eq!(costs.of_store(), 2);
+        assert_eq!(costs.store_cost(), 2);
         costs.store.add(long);
-        assert_eq!(costs.of_store(), MOST_COST);
+        assert_eq!(costs.store_cost(), MOST_COST);
         (0..100).for_each(|_| costs.store.add(short));
-        assert_eq!(costs.of_store(), 2);
+        assert_eq!(costs.store_cost(), 2);
     }
 }

@@ -1,42 +1,44 @@
-//! The bytes of a cache file: a header, entries, and when it is full a directory of them.
+//! File format of the disk cache: a header, entries, and at the end of a full file a directory.
 //!
 //! ```text
-//!   file      = header (16 bytes), entry*, and if it was ended: directory, footer (32 bytes)
+//!   file      = header (16 bytes), entry*, and if finished: directory, footer (32 bytes)
 //!   header    = "FULMCACH", format version u32, zeros
-//!   entry     = crc u32, length u32, segment id u128, offset u64, `length` bytes, zeros up to a multiple of 8
+//!   entry     = crc u32, length u32, segment id u128, offset u64, `length` bytes,
+//!               zeros up to a multiple of 8
 //!   directory = (hash u64, position u32)*
-//!   footer    = where the directory begins u64, entries u32, crc of the directory u32, format version u32,
-//!               crc of these 20 bytes u32, "FULMCACE"
+//!   footer    = start of the directory u64, entries u32, crc of the directory u32,
+//!               format version u32, crc of these 20 bytes u32, "FULMCACE"
 //! ```
 //!
-//! An entry's checksum covers all that follows it but the zeros, so that an entry tells not only whether it is whole but also
-//! **whose** it is. Whatever a crash, a disk or a reader with an old position makes of a file: bytes are answered for a key
-//! only if they were once written for this key. The directory and the hashes in it are hints.
+//! An entry's checksum covers everything after it except the padding, including the **key**. It
+//! therefore proves that the entry is complete, and which key it belongs to. Whatever a crash, a
+//! disk or a reader with an outdated position makes of a file, a value is returned for a key only
+//! if it was once written for this key. The directory and its hashes are only hints.
 
 use std::ops::Range;
 
 use fulmar_pages::SegmentId;
 
-/// Bytes of a file's header.
+/// Length of a file's header.
 pub(super) const HEADER_BYTES: usize = 16;
-/// Bytes of an entry before what it holds.
+/// Length of an entry's head, before its value.
 pub(super) const HEAD_BYTES: usize = 32;
-/// Bytes of a file's footer.
+/// Length of a file's footer.
 pub(super) const FOOTER_BYTES: usize = 32;
-/// Bytes that the directory has for an entry.
+/// Length of a directory entry.
 pub(super) const DIRECTORY_BYTES: usize = 12;
-/// The most that an entry holds.
-pub(super) const MAX_HELD_BYTES: usize = 4 << 20;
-/// Positions of entries are multiples of it.
+/// Maximum length of an entry's value.
+pub(super) const MAX_VALUE_BYTES: usize = 4 << 20;
+/// Positions of entries are multiples of this.
 pub(super) const ALIGNMENT: usize = 8;
 
 const MAGIC: &[u8; 8] = b"FULMCACH";
 const FOOTER_MAGIC: &[u8; 8] = b"FULMCACE";
 const FORMAT_VERSION: u32 = 1;
-/// Of the footer what its checksum covers.
+/// Number of bytes of the footer that its checksum covers.
 const FOOTER_CHECKED: usize = 20;
 
-/// Names what is cached: bytes of a segment, which are never changed and whose id is never used again.
+/// Identifies cached data: a part of a segment, which is immutable and whose id is never reused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Key {
     segment: SegmentId,
@@ -44,7 +46,7 @@ pub(crate) struct Key {
 }
 
 impl Key {
-    /// The frame at this place of a segment.
+    /// The frame at this offset of a segment.
     pub(crate) fn frame(segment: SegmentId, offset: u64) -> Key {
         Key { segment, offset }
     }
@@ -54,8 +56,9 @@ impl Key {
         Key { segment, offset: u64::MAX }
     }
 
-    /// By which an entry is found. Two keys of one segment never have the same: ids are random, and the rest is one-to-one. That
-    /// of other segments is as good as unheard of, and found out by the entry itself.
+    /// Hash by which an entry is found. Two keys of one segment never collide, because the hash is
+    /// a one-to-one function of the offset. Collisions of keys of different segments are extremely
+    /// unlikely, because ids are random, and are detected from the entry itself.
     pub(super) fn hash(&self) -> u64 {
         let id = self.segment.0;
         let mixed = ((id >> 64) as u64 ^ id as u64).wrapping_add(self.offset);
@@ -71,33 +74,34 @@ pub(super) fn header() -> [u8; HEADER_BYTES] {
     header
 }
 
-/// Bytes of an entry that holds so many.
-pub(super) fn entry_bytes(held: usize) -> usize {
-    (HEAD_BYTES + held).next_multiple_of(ALIGNMENT)
+/// Length of an entry with a value of this length.
+pub(super) fn entry_bytes(value: usize) -> usize {
+    (HEAD_BYTES + value).next_multiple_of(ALIGNMENT)
 }
 
 /// Appends an entry.
-pub(super) fn push_entry(key: Key, held: &[u8], out: &mut Vec<u8>) {
+pub(super) fn push_entry(key: Key, value: &[u8], out: &mut Vec<u8>) {
     let at = out.len();
     out.extend_from_slice(&[0; 4]);
-    out.extend_from_slice(&(held.len() as u32).to_le_bytes());
+    out.extend_from_slice(&(value.len() as u32).to_le_bytes());
     out.extend_from_slice(&key.segment.0.to_le_bytes());
     out.extend_from_slice(&key.offset.to_le_bytes());
-    out.extend_from_slice(held);
+    out.extend_from_slice(value);
     let crc = crc32fast::hash(&out[at + 4..]);
     out[at..at + 4].copy_from_slice(&crc.to_le_bytes());
-    out.resize(at + entry_bytes(held.len()), 0);
+    out.resize(at + entry_bytes(value.len()), 0);
 }
 
-/// How many bytes the entry holds that begins so, if it can be one.
-pub(super) fn held_bytes(head: &[u8]) -> Option<usize> {
-    let held = u32_at(head, 4)? as usize;
-    (1..=MAX_HELD_BYTES).contains(&held).then_some(held)
+/// Length of the value of an entry with this head. Returns None if it is not a valid head.
+pub(super) fn value_bytes(head: &[u8]) -> Option<usize> {
+    let value = u32_at(head, 4)? as usize;
+    (1..=MAX_VALUE_BYTES).contains(&value).then_some(value)
 }
 
-/// Whose entry this is, and where in it is what it holds. `None` if it is damaged, or none. What stands behind it is not looked at.
+/// Returns the entry's key, and the range of its value. Returns None if it is damaged or not an
+/// entry. Ignores bytes after the entry.
 pub(super) fn check_entry(entry: &[u8]) -> Option<(Key, Range<usize>)> {
-    let end = HEAD_BYTES + held_bytes(entry)?;
+    let end = HEAD_BYTES + value_bytes(entry)?;
     let checked = entry.get(4..end)?;
     if u32_at(entry, 0)? != crc32fast::hash(checked) {
         return None;
@@ -106,10 +110,10 @@ pub(super) fn check_entry(entry: &[u8]) -> Option<(Key, Range<usize>)> {
     Some((Key { segment, offset: u64_at(entry, 24)? }, HEAD_BYTES..end))
 }
 
-/// Where a file's entries are, by the hashes of their keys.
+/// Positions of a file's entries by the hashes of their keys.
 pub(super) type Directory = Vec<(u64, u32)>;
 
-/// What ends a file whose entries end at `end`.
+/// Encodes the directory and footer of a file whose entries end at `end`.
 pub(super) fn encode_directory(directory: &Directory, end: u64) -> Vec<u8> {
     let mut out = Vec::with_capacity(directory.len() * DIRECTORY_BYTES + FOOTER_BYTES);
     for (hash, position) in directory {
@@ -128,7 +132,8 @@ pub(super) fn encode_directory(directory: &Directory, end: u64) -> Vec<u8> {
     out
 }
 
-/// What a footer tells of a file of so many bytes: where the directory lies, and its checksum. `None` if it is none of this version.
+/// Decodes the footer of a file of `file_bytes`: the range of the directory, and its checksum.
+/// Returns None if the footer is damaged or has another version.
 pub(super) fn decode_footer(footer: &[u8], file_bytes: u64) -> Option<(Range<u64>, u32)> {
     let is_whole = footer.len() == FOOTER_BYTES
         && footer.ends_with(FOOTER_MAGIC)
@@ -140,7 +145,7 @@ pub(super) fn decode_footer(footer: &[u8], file_bytes: u64) -> Option<(Range<u64
         .then_some((begin..end, u32_at(footer, 12)?))
 }
 
-/// The entries of a directory that begins at `begin`. `None` if it is damaged.
+/// Decodes a directory that starts at `begin`. Returns None if it is damaged.
 pub(super) fn decode_directory(bytes: &[u8], begin: u64, crc: u32) -> Option<Directory> {
     if crc32fast::hash(bytes) != crc {
         return None;
@@ -165,9 +170,9 @@ mod tests {
 
     const KEY: Key = Key { segment: SegmentId(0x0011_2233_4455_6677_8899_aabb_ccdd_eeff), offset: 16 };
 
-    /// What the first version wrote: later ones read it, or throw it away.
+    /// A file of the first version. Later versions read or discard it.
     #[test]
-    fn the_format_stays() {
+    fn format_matches_the_golden_file() {
         let mut file = header().to_vec();
         push_entry(KEY, b"some bytes", &mut file);
         let end = file.len() as u64;
@@ -176,25 +181,25 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_is_told_from_every_other() {
+    fn damaged_and_truncated_entries_are_detected() {
         let mut entry = Vec::new();
         push_entry(KEY, b"some bytes", &mut entry);
         assert_eq!(entry.len(), entry_bytes(10));
-        let (key, held) = check_entry(&entry).unwrap();
-        assert_eq!((key, &entry[held.clone()]), (KEY, &b"some bytes"[..]));
-        for bit in 0..held.end * 8 {
+        let (key, value) = check_entry(&entry).unwrap();
+        assert_eq!((key, &entry[value.clone()]), (KEY, &b"some bytes"[..]));
+        for bit in 0..value.end * 8 {
             entry[bit / 8] ^= 1 << (bit % 8);
             assert_eq!(check_entry(&entry), None, "bit {bit}");
             entry[bit / 8] ^= 1 << (bit % 8);
         }
-        for end in 0..held.end {
+        for end in 0..value.end {
             assert_eq!(check_entry(&entry[..end]), None, "{end} bytes");
         }
         assert_eq!(check_entry(&[0; 64]), None);
     }
 
     #[test]
-    fn a_damaged_directory_is_none() {
+    fn damaged_directory_is_rejected() {
         let entries = vec![(7, 16), (8, 1024)];
         let mut bytes = encode_directory(&entries, 2048);
         let file_bytes = 2048 + bytes.len() as u64;
@@ -211,7 +216,15 @@ mod tests {
         }
         let beyond = encode_directory(&vec![(7, 2048)], 2048);
         let (place, crc) = decode_footer(&beyond[12..], 2048 + 44).unwrap();
-        assert_eq!(decode_directory(&beyond[..12], place.start, crc), None, "it lies where no entry is");
-        assert_eq!(decode_footer(&beyond[12..], 2048 + 45), None, "of a file of another length");
+        assert_eq!(
+            decode_directory(&beyond[..12], place.start, crc),
+            None,
+            "a position after the last entry must be rejected"
+        );
+        assert_eq!(
+            decode_footer(&beyond[12..], 2048 + 45),
+            None,
+            "a footer of a file of another length must be rejected"
+        );
     }
 }

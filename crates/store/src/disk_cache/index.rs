@@ -1,7 +1,7 @@
-//! Where entries are, by the hashes of their keys: what the cache holds in memory.
+//! The in-memory index of the disk cache: maps key hashes to entries.
 //!
-//! An entry takes 16 bytes, and with the room that hash tables have between their entries some 20 to 40. Tables grow to
-//! twice their size in one go, while others wait for them; so there are many small ones.
+//! An entry takes 16 bytes, or 20 to 40 bytes including the free space of the hash tables. A table
+//! doubles in one step while other threads wait for it, so the index consists of many small tables.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -9,27 +9,28 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-/// What an entry takes at most, just after a table has grown.
-pub(super) const MOST_ENTRY_BYTES: u64 = 40;
+/// Maximum size of an entry, directly after a table has grown.
+pub(super) const MAX_ENTRY_BYTES: u64 = 40;
 
 const TABLES: usize = 64;
-/// The bits of a hash that say the table: neither those by which the table finds a place nor those by which it tells entries apart.
+/// Bits of the hash that select the table. They differ from the bits that the table uses to find a
+/// slot and to distinguish entries.
 const TABLE_SHIFT: u32 = 48;
-/// Positions are multiples of 8, so there is room for a mark.
-const HIT: u32 = 1;
+/// Set in the position of an entry that was used. Positions are multiples of 8, so the bit is free.
+const USED: u32 = 1;
 
-/// A file, and a position in it.
+/// Location of an entry: a file, and a position in it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Place {
     pub(super) file: u32,
     pub(super) at: u32,
 }
 
-/// Hashes are hashes already.
+/// A hasher that returns its input, because keys are already hashes.
 #[derive(Default)]
-struct AsItIs(u64);
+struct IdentityHasher(u64);
 
-impl Hasher for AsItIs {
+impl Hasher for IdentityHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -43,10 +44,10 @@ impl Hasher for AsItIs {
     }
 }
 
-/// The file, and the position with its mark.
-type Table = HashMap<u64, (u32, u32), BuildHasherDefault<AsItIs>>;
+/// Maps hashes to the file and the position with its used bit.
+type Table = HashMap<u64, (u32, u32), BuildHasherDefault<IdentityHasher>>;
 
-/// Places by hashes.
+/// Locations of entries by hash.
 pub(super) struct Index {
     tables: [Mutex<Table>; TABLES],
     entries: AtomicUsize,
@@ -69,22 +70,22 @@ impl Index {
         self.table(hash).lock().contains_key(&hash)
     }
 
-    /// Where an entry is. `mark` it as one that was wanted.
+    /// Finds an entry. If `mark` is true, marks it as used.
     pub(super) fn find(&self, hash: u64, mark: bool) -> Option<Place> {
         let mut table = self.table(hash).lock();
         let (file, at) = table.get_mut(&hash)?;
-        *at |= if mark { HIT } else { 0 };
-        Some(Place { file: *file, at: *at & !HIT })
+        *at |= if mark { USED } else { 0 };
+        Some(Place { file: *file, at: *at & !USED })
     }
 
-    /// An entry is there from now on, wherever it was before.
+    /// Inserts or moves an entry.
     pub(super) fn insert(&self, hash: u64, place: Place) {
         if self.table(hash).lock().insert(hash, (place.file, place.at)).is_none() {
             self.entries.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// An entry is there, unless a place is known for it.
+    /// Inserts an entry unless the hash is present.
     pub(super) fn insert_if_absent(&self, hash: u64, place: Place) {
         let mut table = self.table(hash).lock();
         if let std::collections::hash_map::Entry::Vacant(vacant) = table.entry(hash) {
@@ -93,21 +94,21 @@ impl Index {
         }
     }
 
-    /// Whether an entry is there, and was wanted since it is.
+    /// Returns true if the entry is at this location and was used since it was inserted there.
     pub(super) fn is_marked(&self, hash: u64, place: Place) -> bool {
-        self.table(hash).lock().get(&hash) == Some(&(place.file, place.at | HIT))
+        self.table(hash).lock().get(&hash) == Some(&(place.file, place.at | USED))
     }
 
-    /// Forgets an entry, if it is there.
+    /// Removes an entry if it is at this location.
     pub(super) fn remove(&self, hash: u64, place: Place) {
         let mut table = self.table(hash).lock();
-        if table.get(&hash).is_some_and(|(file, at)| (*file, at & !HIT) == (place.file, place.at)) {
+        if table.get(&hash).is_some_and(|(file, at)| (*file, at & !USED) == (place.file, place.at)) {
             table.remove(&hash);
             self.entries.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// Forgets all entries of a file whose directory cannot be read: looks at everything.
+    /// Removes all entries of a file whose directory cannot be read. Scans the whole index.
     pub(super) fn remove_file(&self, file: u32) {
         for table in &self.tables {
             let mut table = table.lock();
@@ -123,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_found_marked_and_forgotten() {
+    fn entries_are_found_marked_and_removed() {
         let index = Index::new();
         let place = |file, at| Place { file, at };
         for hash in 0..1000_u64 {
@@ -137,13 +138,13 @@ mod tests {
         index.insert_if_absent(hash, place(3, 8));
         assert_eq!(index.find(hash, false), Some(place(1, 56)));
         index.insert(hash, place(2, 16));
-        assert!(!index.is_marked(hash, place(2, 16)), "wanted at its old place");
+        assert!(!index.is_marked(hash, place(2, 16)), "a moved entry must not be marked");
         index.remove(hash, place(1, 56));
         assert_eq!((index.find(hash, false), index.entries()), (Some(place(2, 16)), 1000));
         index.remove_file(1);
         assert_eq!((index.entries(), index.contains(hash), index.contains(8 << 40)), (1, true, false));
         index.find(hash, true);
         index.remove(hash, place(2, 16));
-        assert_eq!(index.entries(), 0, "marked or not");
+        assert_eq!(index.entries(), 0, "a marked entry must be removed too");
     }
 }

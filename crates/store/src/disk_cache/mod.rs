@@ -1,43 +1,54 @@
-//! The second tier: pieces of segments that were read from a far store, or have just been written to it, on the node's own disk.
+//! A second cache tier on the local disk, for parts of segments that were read from a remote store
+//! or just written to it.
 //!
 //! ```text
-//!   page cache (engine) --miss--> PageStore --get--> DiskCache --miss--> Store (S3: some ten milliseconds, and a price)
+//!   page cache (engine) --miss--> PageStore --get--> DiskCache --miss--> Store (S3: tens of ms)
 //!                                           <--put--    |
-//!                                                       |  queue (bounded; what does not fit is dropped)
+//!                                                       |  queue (bounded, drops entries)
 //!                                                       v
 //!                        index: hash -> file, position  thread "fulmar-cache"
 //!                                                       |
-//!      DATA/cache/    00000003   00000004   00000005  <-'   each 1/64 of the bound, appended to, never changed
-//!                     the oldest: thrown away as a whole, what was wanted since it was written first copied to the newest
+//!      DATA/cache/    00000003   00000004   00000005  <-'   each 1/64 of the limit, append-only
+//!                     the oldest: evicted as a whole, after its recently used entries have been
+//!                     copied to the newest
 //! ```
 //!
-//! It holds frames as they lie in segments (compressed, with their checksums), and segments' indexes. Segments are never changed and
-//! their ids never used again, so an entry is never stale. That of a segment which was deleted is never asked for, and goes with
-//! its file.
+//! The cache stores frames in their on-disk format (compressed, with checksums) and the indexes of
+//! segments. Segments are immutable and their ids are never reused, so entries cannot be stale.
+//! Entries of a deleted segment are never requested again, and are evicted with their file.
 //!
-//! Files are written from front to back and thrown away as a whole, instead of places being used again one by one: the disk sees
-//! large writes only, nothing is fragmented, a restart has little to read, and no reader ever meets a place that has become
-//! another's.
+//! Files are written from front to back and evicted as a whole (FIFO with second chance) instead of
+//! reusing the space of single entries: the disk receives only large writes, there is no
+//! fragmentation, a restart has little to read, and the position of an entry is never reused for
+//! another one.
 //!
-//! # No wrong data
-//! Nothing here is ever synced, and nothing needs to be: an entry carries its key under its checksum ([`format`]), and what is
-//! read counts only if it is whole and for the key that is asked for. So whatever a file holds after a crash (a part of what was
-//! written, in any order, zeros, what another file had there) and whatever index leads to it, the worst is a read in vain. What
-//! is damaged, cut off or not readable is counted, said once in the log, forgotten and read from the store: no statement
-//! notices. A file that cannot be read is given up as a whole; a disk that does not answer holds up [`reader`]'s few reads for a
-//! bounded time, and everybody else not at all.
+//! # Wrong data is never returned
+//!
+//! Nothing is synced, and nothing needs to be: the checksum of an entry covers its key
+//! ([`format`]), and data is used only if it is complete and belongs to the requested key. Whatever
+//! a file contains after a crash (a part of the written data, in any order, zeros, or data of
+//! another file) and whatever index entry leads there, the worst case is a useless read. Damaged,
+//! truncated and unreadable entries are counted, logged once, removed from the index, and read from
+//! the store, so statements do not fail. If a read of a file fails, the whole file is abandoned. A
+//! disk that does not respond delays the few concurrent reads of [`reader`] for a bounded time, and
+//! nothing else.
 //!
 //! # Restart
-//! A file that is full ends with a directory, and the next start takes it over by that alone, the newest first, on the cache's own
-//! thread. The one that was being written at a crash has none: its entries are read one after the other up to the first that is
-//! not whole. File numbers grow, and a file is never opened to be written again: what a thread still reads from a file that has
-//! been thrown away is what was there.
 //!
-//! # Bounds
-//! Bytes on the disk, files included that are being written: a new file is begun only when there is room for it
-//! ([`writer`]). The index, an eighth of the node's memory at most: if it is full the oldest file goes. The queue, in bytes. And
-//! the disk's reserve: the node says what is left of its disk, and the cache gives back what is missing ([`DiskCache::make_room`])
-//! before writers would be refused.
+//! A full file ends with a directory. The next start takes over files by their directories, newest
+//! first, on the cache's own thread. The file that was being written at a crash has no directory;
+//! its entries are read in sequence up to the first incomplete one. File numbers grow, and an
+//! existing file is never written again, so a thread that still reads an evicted file reads its old
+//! contents.
+//!
+//! # Limits
+//!
+//! - Disk space, including the files that are being written: a new file is created only when there
+//!   is space for it ([`writer`]).
+//! - The index: at most 1/8 of the node's memory. If it is full, the oldest file is evicted.
+//! - The queue, in bytes.
+//! - The disk's reserve: the node reports its free disk space, and the cache releases space
+//!   ([`DiskCache::make_room`]) before writes of the node are rejected.
 
 mod cost;
 mod format;
@@ -65,72 +76,73 @@ use index::Index;
 pub use reader::Reading;
 pub(crate) use reader::Wanted;
 
-/// Files of a cache that is as large as it may be.
-const FILES: u64 = 64;
-const LEAST_FILE_BYTES: u64 = 1 << 20;
-const MOST_FILE_BYTES: u64 = 256 << 20;
-/// Files, however small: each is open.
-const MOST_FILES: usize = 4096;
-/// Of the entries that the index has room for the most that are in one file.
-const FILE_ENTRIES_PART: usize = 16;
-/// Of a file's bytes the most that one entry takes.
-const ENTRY_PART: u64 = 4;
-/// Of the memory what the index may take, and what may wait to be written.
-const INDEX_PART: u64 = 8;
-const QUEUE_PART: u64 = 32;
-const LEAST_QUEUE_BYTES: u64 = 1 << 20;
-const MOST_QUEUE_BYTES: u64 = 16 << 20;
+/// Number of files of a cache that has reached its size limit.
+const TARGET_FILES: u64 = 64;
+const MIN_FILE_BYTES: u64 = 1 << 20;
+const MAX_FILE_BYTES: u64 = 256 << 20;
+/// Maximum number of files, whatever their size: each one is open.
+const MAX_FILES: usize = 4096;
+/// A file contains at most the maximum number of index entries divided by this.
+const FILE_ENTRIES_DIVISOR: usize = 16;
+/// An entry takes at most the length of a file divided by this.
+const ENTRY_BYTES_DIVISOR: u64 = 4;
+/// The index and the queue may use at most the node's memory divided by these.
+const INDEX_MEMORY_DIVISOR: u64 = 8;
+const QUEUE_MEMORY_DIVISOR: u64 = 32;
+const MIN_QUEUE_BYTES: u64 = 1 << 20;
+const MAX_QUEUE_BYTES: u64 = 16 << 20;
 
-/// Bounds of a cache.
+/// Limits of a disk cache.
 #[derive(Clone, Copy, Debug)]
 pub struct DiskCacheOptions {
-    /// The most that it takes of the disk.
+    /// Maximum disk space.
     pub bytes: u64,
-    /// The memory of the node, of which index and queue take a part.
+    /// The node's memory, of which the index and the queue use a fraction.
     pub memory_bytes: u64,
 }
 
 impl DiskCacheOptions {
     fn file_bytes(&self) -> u64 {
-        (self.bytes / FILES).clamp(LEAST_FILE_BYTES, MOST_FILE_BYTES)
+        (self.bytes / TARGET_FILES).clamp(MIN_FILE_BYTES, MAX_FILE_BYTES)
     }
 
-    /// The most that an entry may hold.
-    fn held_bytes(&self) -> usize {
-        format::MAX_HELD_BYTES.min((self.file_bytes() / ENTRY_PART) as usize)
+    /// Maximum length of an entry's value.
+    fn max_value_bytes(&self) -> usize {
+        format::MAX_VALUE_BYTES.min((self.file_bytes() / ENTRY_BYTES_DIVISOR) as usize)
     }
 
     fn queue_bytes(&self) -> u64 {
-        (self.memory_bytes / QUEUE_PART).clamp(LEAST_QUEUE_BYTES, MOST_QUEUE_BYTES)
+        (self.memory_bytes / QUEUE_MEMORY_DIVISOR).clamp(MIN_QUEUE_BYTES, MAX_QUEUE_BYTES)
     }
 
     fn entries(&self) -> usize {
-        (self.memory_bytes / INDEX_PART / index::MOST_ENTRY_BYTES) as usize
+        (self.memory_bytes / INDEX_MEMORY_DIVISOR / index::MAX_ENTRY_BYTES) as usize
     }
 
     fn entries_of_file(&self) -> usize {
-        self.entries() / FILE_ENTRIES_PART
+        self.entries() / FILE_ENTRIES_DIVISOR
     }
 }
 
-/// What has been counted since the start, and what there is now.
+/// Counters since the start, and current values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskCacheStatistics {
-    /// Pieces that were found.
+    /// Entries that were found.
     pub hits: u64,
-    /// Pieces that were not.
+    /// Entries that were not found.
     pub misses: u64,
-    /// Bytes that were written.
+    /// Bytes written.
     pub written_bytes: u64,
-    /// Pieces that were not kept: the queue was full, or the disk refused, or has no room.
+    /// Entries that were not stored: the queue was full, a write failed, or there was no disk
+    /// space.
     pub dropped: u64,
-    /// Pieces that could not be read as they were written, and writes that failed.
+    /// Entries that could not be read or were damaged, and failed writes.
     pub failures: u64,
-    /// Bytes of its files, now.
+    /// Current size of all files.
     pub bytes: u64,
-    /// What they may take, now: less than was asked for if the disk has not as much.
+    /// Current size limit: less than configured if the disk does not have that much space.
     pub limit_bytes: u64,
-    /// Pieces that can be found, now.
+    /// Current number of entries.
     pub entries: u64,
 }
 
@@ -153,23 +165,23 @@ struct CacheFile {
     bytes: u64,
 }
 
-/// What the thread has to do.
+/// Work of the cache's thread.
 #[derive(Default)]
 struct Queue {
     pieces: VecDeque<(Key, Bytes)>,
     bytes: u64,
-    /// Files that readers have given up, and their lengths.
-    given_up: Vec<(u32, u64)>,
-    /// There is less room than there was.
-    crowded: bool,
+    /// Files that readers have abandoned, with their lengths.
+    abandoned: Vec<(u32, u64)>,
+    /// The size limit was lowered below the current size.
+    over_limit: bool,
     stop: Option<Stop>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stop {
-    /// What waits is written, and the file ended.
+    /// Write the queue, then finish the current file.
     Cleanly,
-    /// At once.
+    /// Immediately.
     Now,
 }
 
@@ -177,11 +189,12 @@ struct Shared {
     directory: PathBuf,
     options: DiskCacheOptions,
     index: Index,
-    /// By their numbers: the oldest first. Only the thread adds to it.
+    /// Files by number, oldest first. Only the cache's thread adds files.
     files: RwLock<BTreeMap<u32, CacheFile>>,
-    /// Bytes of all files in the directory, those included that are not taken over yet, or just being removed.
+    /// Size of all files in the directory, including those that are not yet taken over or are being
+    /// removed.
     used_bytes: AtomicU64,
-    /// What the disk has for the cache.
+    /// Disk space that is available to the cache.
     room_bytes: AtomicU64,
     queue: Mutex<Queue>,
     work: Condvar,
@@ -189,19 +202,21 @@ struct Shared {
     reads: Arc<Semaphore>,
     counters: Counters,
     costs: Costs,
-    told_of_reads: AtomicBool,
-    told_of_writes: AtomicBool,
+    read_failure_logged: AtomicBool,
+    write_failure_logged: AtomicBool,
 }
 
-/// A cache in a directory. Dropping it ends it as a crash would, but for what is being written at the moment.
+/// A disk cache in a directory. Dropping it has the effect of a crash, except that a running write
+/// is completed.
 pub struct DiskCache {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl DiskCache {
-    /// Opens a cache, and takes over in the background what an earlier one has left in the directory, which is made if it is not
-    /// there. No other process may use it. Blocks the thread for a look at the directory.
+    /// Opens a cache. Creates the directory if it does not exist, and takes over its files in the
+    /// background. The directory must not be used by another process. Blocks on listing the
+    /// directory.
     pub fn open(directory: &Path, options: DiskCacheOptions) -> io::Result<DiskCache> {
         std::fs::create_dir_all(directory)?;
         let found = takeover::find(directory)?;
@@ -214,11 +229,11 @@ impl DiskCache {
             room_bytes: AtomicU64::new(u64::MAX),
             queue: Mutex::default(),
             work: Condvar::new(),
-            reads: Arc::new(Semaphore::new(reader::READS_AT_ONCE)),
+            reads: Arc::new(Semaphore::new(reader::MAX_CONCURRENT_READS)),
             counters: Counters::default(),
             costs: Costs::new(),
-            told_of_reads: AtomicBool::new(false),
-            told_of_writes: AtomicBool::new(false),
+            read_failure_logged: AtomicBool::new(false),
+            write_failure_logged: AtomicBool::new(false),
         });
         let writer = writer::Writer::new(shared.clone(), found.last().map_or(0, |(number, _)| *number));
         let thread = std::thread::Builder::new().name("fulmar-cache".to_owned());
@@ -226,7 +241,8 @@ impl DiskCache {
         Ok(DiskCache { shared, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Removes what a cache has left in a directory, and the directory if that was all. Blocks the thread.
+    /// Removes a cache's files from a directory, and the directory if it is then empty. Blocks on
+    /// disk I/O.
     pub fn remove(directory: &Path) -> io::Result<()> {
         let found = match takeover::find(directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -236,26 +252,26 @@ impl DiskCache {
             std::fs::remove_file(file_path(directory, number))?;
         }
         match std::fs::remove_dir(directory) {
-            // Somebody keeps something else there.
+            // The directory contains other files.
             Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(()),
             removed => removed,
         }
     }
 
-    /// Keeps a piece of a segment, if there is time for it.
-    pub(crate) fn put(&self, key: Key, held: Bytes) {
+    /// Queues an entry to be stored, unless the queue is full.
+    pub(crate) fn put(&self, key: Key, value: Bytes) {
         let Shared { options, index, queue, counters, .. } = &*self.shared;
-        if held.is_empty() || held.len() > options.held_bytes() || index.contains(key.hash()) {
+        if value.is_empty() || value.len() > options.max_value_bytes() || index.contains(key.hash()) {
             return;
         }
         let mut queue = queue.lock();
-        let bytes = queue.bytes + held.len() as u64;
+        let bytes = queue.bytes + value.len() as u64;
         if bytes > options.queue_bytes() || queue.stop.is_some() {
             drop(queue);
             return add(&counters.dropped, 1);
         }
         queue.bytes = bytes;
-        queue.pieces.push_back((key, held));
+        queue.pieces.push_back((key, value));
         let was_empty = queue.pieces.len() == 1;
         drop(queue);
         if was_empty {
@@ -263,20 +279,21 @@ impl DiskCache {
         }
     }
 
-    /// The disk has so many bytes left, of which so many are to be kept free. The cache takes no more than leaves a quarter
-    /// of these beyond them, and gives back what is missing. To be called now and then.
+    /// Limits the cache to the available disk space, given the free space of the disk and the
+    /// reserve that must remain. The cache leaves the reserve and a quarter of it free, and
+    /// releases space if it exceeds that. Called periodically.
     pub fn make_room(&self, available_bytes: u64, reserve_bytes: u64) {
         let used_bytes = self.shared.used_bytes.load(Ordering::Relaxed);
-        let kept_bytes = reserve_bytes.saturating_add(reserve_bytes / 4);
-        let room_bytes = used_bytes.saturating_add(available_bytes).saturating_sub(kept_bytes);
+        let keep_free_bytes = reserve_bytes.saturating_add(reserve_bytes / 4);
+        let room_bytes = used_bytes.saturating_add(available_bytes).saturating_sub(keep_free_bytes);
         self.shared.room_bytes.store(room_bytes, Ordering::Relaxed);
         if used_bytes > room_bytes {
-            self.shared.queue.lock().crowded = true;
+            self.shared.queue.lock().over_limit = true;
             self.shared.work.notify_one();
         }
     }
 
-    /// What has been counted.
+    /// Returns the statistics.
     pub fn statistics(&self) -> DiskCacheStatistics {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let counters = &self.shared.counters;
@@ -292,7 +309,8 @@ impl DiskCache {
         }
     }
 
-    /// Writes what waits and ends the file that is being written, so that the next start finds all at once. Blocks the thread.
+    /// Writes the queue and finishes the current file, so that the next start finds its entries
+    /// immediately. Blocks the thread.
     pub fn close(&self) {
         self.stop(Stop::Cleanly);
     }
@@ -320,39 +338,43 @@ impl std::fmt::Debug for DiskCache {
 }
 
 impl Shared {
-    /// What files may take now.
+    /// The current size limit.
     fn limit_bytes(&self) -> u64 {
         self.options.bytes.min(self.room_bytes.load(Ordering::Relaxed))
     }
 
-    /// A file is of no use to readers: an entry of it was not read because of this.
-    fn give_up(&self, number: u32) {
-        let given_up = self.files.write().remove(&number);
-        if let Some(file) = given_up {
-            self.queue.lock().given_up.push((number, file.bytes));
+    /// Abandons a file after a failed read. The cache's thread removes it.
+    fn abandon_file(&self, number: u32) {
+        let abandoned = self.files.write().remove(&number);
+        if let Some(file) = abandoned {
+            self.queue.lock().abandoned.push((number, file.bytes));
             self.work.notify_one();
         }
     }
 
-    /// Something could not be read as it was written.
+    /// Counts an entry that could not be read or was damaged. Logs the first one.
     fn read_failed(&self, file: u32, cause: &dyn std::fmt::Display) {
         add(&self.counters.failures, 1);
-        if !self.told_of_reads.swap(true, Ordering::Relaxed) {
+        if !self.read_failure_logged.swap(true, Ordering::Relaxed) {
             let file = file_path(&self.directory, file);
-            tracing::warn!(file = %file.display(), %cause, "the disk cache cannot be read; what it lacks is read from the store");
+            tracing::warn!(
+                file = %file.display(),
+                %cause,
+                "could not read from the disk cache; reading from the store instead"
+            );
         }
     }
 
     fn write_failed(&self, cause: &io::Error) {
         add(&self.counters.failures, 1);
-        if !self.told_of_writes.swap(true, Ordering::Relaxed) {
+        if !self.write_failure_logged.swap(true, Ordering::Relaxed) {
             let directory = self.directory.display();
-            tracing::warn!(%directory, %cause, "the disk cache cannot be written; it goes on without what it lacks");
+            tracing::warn!(%directory, %cause, "could not write to the disk cache; data is not cached");
         }
     }
 }
 
-/// The names of files sort as their numbers do.
+/// Names of files sort like their numbers.
 fn file_path(directory: &Path, number: u32) -> PathBuf {
     directory.join(format!("{number:08x}"))
 }

@@ -1,9 +1,11 @@
-//! Reading from the cache, as local objects are read ([`crate::reads`]): what the system has in memory is copied at once, what
-//! the disk must be asked for comes without holding up the thread.
+//! Reads from the disk cache without blocking the thread ([`crate::reads`]): data in the kernel's
+//! page cache is copied immediately, other reads wait asynchronously.
 //!
-//! A disk may take its time, or never answer. So few reads wait for it at once, and none of them is waited for longer than
-//! [`PATIENCE`]: then the store is asked instead, or when as many wait already and the piece is not in memory either. A read that waits
-//! asks for a few pieces at once in its thread's ring, or else for one after the other, so that as many threads wait as reads do.
+//! A disk may be slow or never respond. Only a limited number of reads wait for it at a time, each
+//! for at most [`READ_TIMEOUT`]. After the timeout, or if the limit is reached and the entry is not
+//! in the page cache, the caller reads from the store. A read waits for several entries
+//! concurrently in its thread's ring; without a ring it reads one entry after the other, so that it
+//! blocks only one thread of the pool.
 
 use std::fs::File;
 use std::io;
@@ -21,31 +23,31 @@ use super::index::Place;
 use super::{DiskCache, Shared, add};
 use crate::reads::{self, Kept};
 
-/// Reads that may wait for the disk at the same time, each of some pieces.
-pub(super) const READS_AT_ONCE: usize = 64;
-/// Pieces that one of them asks the disk for at the same time, in a ring.
-const PIECES_AT_ONCE: usize = 4;
-/// The longest that a read is waited for.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Maximum number of concurrent reads that wait for the disk. Each may read several entries.
+pub(super) const MAX_CONCURRENT_READS: usize = 64;
+/// Number of entries that one read requests concurrently in a ring.
+const CONCURRENT_ENTRIES: usize = 4;
+/// Timeout of a read.
+const READ_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A piece of a segment that is wanted.
+/// A requested part of a segment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
     pub(crate) key: Key,
-    /// Its length, if that is known.
+    /// Its length, if known.
     pub(crate) bytes: Option<usize>,
 }
 
-/// What becomes of what is read.
+/// Whether the data is likely to be read again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reading {
-    /// It is likely to be read again: the disk cache keeps it.
+    /// Likely: the disk cache stores it.
     Again,
-    /// It is read in passing, by who reads everything: the disk cache is used and left as it is.
+    /// Unlikely, for example in a full scan: the disk cache is used but not changed.
     Once,
 }
 
-/// An entry that the index knows.
+/// A requested entry that is in the index.
 struct Entry {
     wanted: Wanted,
     place: Place,
@@ -53,7 +55,7 @@ struct Entry {
 }
 
 impl DiskCache {
-    /// The pieces that it has of those that are wanted, in their places.
+    /// Returns the entries that the cache contains, in the order of the requests.
     pub(crate) async fn get(&self, wanted: &[Wanted], reading: Reading) -> Vec<Option<Bytes>> {
         let mut found = vec![None; wanted.len()];
         let began = matches!(wanted, [Wanted { bytes: Some(_), .. }]).then(Instant::now);
@@ -71,16 +73,16 @@ impl DiskCache {
         found
     }
 
-    /// Reads entries, in their order on the disk. Answers nothing if that takes too long; if too much is waited for already, what is in
-    /// memory.
+    /// Reads entries in their order on disk. Returns nothing if the read times out. If too many
+    /// reads are waiting already, returns only the entries in the page cache.
     async fn read(&self, mut entries: Vec<(usize, Entry)>) -> Vec<(usize, Option<Bytes>)> {
         entries.sort_unstable_by_key(|(_, entry)| (entry.place.file, entry.place.at));
         let Some((_, first)) = entries.first() else { return Vec::new() };
         let file = first.place.file;
         let Ok(place) = self.shared.reads.clone().try_acquire_owned() else {
             let in_memory = |(at, entry): (usize, Entry)| {
-                let read = entry.copy()?;
-                Some((at, self.shared.judge(&entry, Ok(read))))
+                let read = entry.read_from_page_cache()?;
+                Some((at, self.shared.check_read(&entry, Ok(read))))
             };
             return entries.into_iter().filter_map(in_memory).collect();
         };
@@ -89,12 +91,12 @@ impl DiskCache {
             let place = place.clone();
             async move {
                 let read = entry.read(place).await;
-                (at, self.shared.judge(&entry, read))
+                (at, self.shared.check_read(&entry, read))
             }
         };
-        let at_once = if reads::wait_in_a_ring() { PIECES_AT_ONCE } else { 1 };
-        let read = stream::iter(entries).map(read).buffer_unordered(at_once).collect();
-        match tokio::time::timeout(PATIENCE, read).await {
+        let concurrency = if reads::wait_in_a_ring() { CONCURRENT_ENTRIES } else { 1 };
+        let read = stream::iter(entries).map(read).buffer_unordered(concurrency).collect();
+        match tokio::time::timeout(READ_TIMEOUT, read).await {
             Ok(read) => read,
             Err(late) => {
                 self.shared.read_failed(file, &late);
@@ -110,7 +112,7 @@ impl Shared {
         let place = self.index.find(hash, reading == Reading::Again)?;
         match self.files.read().get(&place.file) {
             Some(file) => Some(Entry { wanted, place, file: file.file.clone() }),
-            // It has been given up.
+            // The file was abandoned.
             None => {
                 self.index.remove(hash, place);
                 None
@@ -118,13 +120,13 @@ impl Shared {
         }
     }
 
-    /// What an entry holds, if it is whole and the one that is wanted.
-    fn judge(&self, entry: &Entry, read: io::Result<Vec<u8>>) -> Option<Bytes> {
+    /// Returns an entry's value if it is undamaged and belongs to the requested key.
+    fn check_read(&self, entry: &Entry, read: io::Result<Vec<u8>>) -> Option<Bytes> {
         let place = entry.place;
         let cause = match read {
             Ok(read) => match format::check_entry(&read) {
-                Some((key, held)) if key == entry.wanted.key => return Some(Bytes::from(read).slice(held)),
-                // Two keys have one hash: the other came later.
+                Some((key, value)) if key == entry.wanted.key => return Some(Bytes::from(read).slice(value)),
+                // Two keys have the same hash: the other one was inserted later.
                 Some(_) => return None,
                 None => format!("the entry at {} is damaged", place.at),
             },
@@ -132,7 +134,7 @@ impl Shared {
                 format!("the file ends before the entry at {}", place.at)
             }
             Err(error) => {
-                self.give_up(place.file);
+                self.abandon_file(place.file);
                 error.to_string()
             }
         };
@@ -143,13 +145,13 @@ impl Shared {
 }
 
 impl Entry {
-    /// The entry, if its length is known and the system has all of it in memory.
-    fn copy(&self) -> Option<Vec<u8>> {
+    /// Reads the entry if its length is known and all of it is in the page cache.
+    fn read_from_page_cache(&self) -> Option<Vec<u8>> {
         let mut read = vec![0; HEAD_BYTES + self.wanted.bytes?];
         reads::read_at_once(&self.file, &mut read, self.place.at.into()).then_some(read)
     }
 
-    /// The same, wherever it is.
+    /// Reads the entry, waiting for the disk if necessary.
     async fn read(&self, place: Arc<OwnedSemaphorePermit>) -> io::Result<Vec<u8>> {
         let kept = Kept::with_place(self.file.clone(), place);
         let at = self.place.at.into();
@@ -157,19 +159,19 @@ impl Entry {
             return reads::read_exact_at(kept, at, HEAD_BYTES + bytes).await;
         }
         let head = reads::read_exact_at(kept.clone(), at, HEAD_BYTES).await?;
-        match format::held_bytes(&head) {
-            Some(held) => reads::read_exact_at(kept, at, HEAD_BYTES + held).await,
+        match format::value_bytes(&head) {
+            Some(value) => reads::read_exact_at(kept, at, HEAD_BYTES + value).await,
             None => Ok(head),
         }
     }
 }
 
-/// Reads an entry whose length is not known; what is no entry is answered too. Blocks the thread.
+/// Reads an entry of unknown length. The result may not be a valid entry. Blocks the thread.
 pub(super) fn read_entry(file: &File, at: u64) -> io::Result<Vec<u8>> {
     let mut entry = vec![0; HEAD_BYTES];
     file.read_exact_at(&mut entry, at)?;
-    if let Some(held) = format::held_bytes(&entry) {
-        entry.resize(HEAD_BYTES + held, 0);
+    if let Some(value) = format::value_bytes(&entry) {
+        entry.resize(HEAD_BYTES + value, 0);
         file.read_exact_at(&mut entry[HEAD_BYTES..], at + HEAD_BYTES as u64)?;
     }
     Ok(entry)

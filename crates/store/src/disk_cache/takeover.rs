@@ -1,4 +1,4 @@
-//! What an earlier life has left: which files there are, and what is in them.
+//! Takes over the files that an earlier process has left in the cache's directory.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, Read};
@@ -6,11 +6,12 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use super::format::{self, Directory, FOOTER_BYTES, HEAD_BYTES, HEADER_BYTES};
-use super::{MOST_FILE_BYTES, file_path};
+use super::{MAX_FILE_BYTES, file_path};
 
-const WALK_BUFFER_BYTES: usize = 1 << 20;
+const SCAN_BUFFER_BYTES: usize = 1 << 20;
 
-/// The numbers and lengths of the files in a directory, the oldest first. What has another name is not ours.
+/// Lists the numbers and lengths of the cache's files in a directory, oldest first. Files with
+/// other names are ignored.
 pub(super) fn find(directory: &Path) -> io::Result<Vec<(u32, u64)>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(directory)? {
@@ -32,15 +33,16 @@ pub(super) struct TakenOver {
     pub(super) directory: Directory,
 }
 
-/// Opens a file and finds what is in it. `None` if it is of another version, or nothing in it is whole. One without a directory
-/// gets one behind its last whole entry, and what stood there is cut off: nobody reads it yet. A crash on the way leaves a file
-/// like the one that was found.
+/// Opens a file and finds its entries. Returns None if it has another version, or no complete
+/// entry. If the file has no directory, truncates it after its last complete entry, and appends a
+/// directory: no reader uses the file yet. A crash in between leaves a file that can be taken over
+/// in the same way.
 pub(super) fn take_over(path: &Path) -> io::Result<Option<TakenOver>> {
     let file = OpenOptions::new().read(true).write(true).open(path)?;
     let bytes = file.metadata()?.len();
     let mut header = [0; HEADER_BYTES];
-    // We make none that are longer.
-    if !(HEADER_BYTES as u64..=MOST_FILE_BYTES).contains(&bytes) {
+    // No version of the cache creates longer files.
+    if !(HEADER_BYTES as u64..=MAX_FILE_BYTES).contains(&bytes) {
         return Ok(None);
     }
     file.read_exact_at(&mut header, 0)?;
@@ -50,7 +52,7 @@ pub(super) fn take_over(path: &Path) -> io::Result<Option<TakenOver>> {
     if let Some(directory) = read_directory(&file, bytes)? {
         return Ok(Some(TakenOver { file, bytes, directory }));
     }
-    let (directory, end) = walk(&file)?;
+    let (directory, end) = scan_entries(&file)?;
     if directory.is_empty() {
         return Ok(None);
     }
@@ -60,7 +62,8 @@ pub(super) fn take_over(path: &Path) -> io::Result<Option<TakenOver>> {
     Ok(Some(TakenOver { file, bytes: end + tail.len() as u64, directory }))
 }
 
-/// The directory at the end of a file of so many bytes, if it was ended.
+/// Reads the directory at the end of a file of this length. Returns None if the file was not
+/// finished.
 pub(super) fn read_directory(file: &File, bytes: u64) -> io::Result<Option<Directory>> {
     let Some(at) = bytes.checked_sub(FOOTER_BYTES as u64) else { return Ok(None) };
     let mut footer = [0; FOOTER_BYTES];
@@ -71,14 +74,14 @@ pub(super) fn read_directory(file: &File, bytes: u64) -> io::Result<Option<Direc
     Ok(format::decode_directory(&directory, place.start, crc))
 }
 
-/// Reads entries one after the other, up to the first that is not whole. Answers them, and where they end.
-fn walk(file: &File) -> io::Result<(Directory, u64)> {
-    let mut reader = BufReader::with_capacity(WALK_BUFFER_BYTES, file);
-    // The file was opened a moment ago: it is read from its beginning.
+/// Reads entries in sequence up to the first one that is not complete. Returns them, and their end.
+fn scan_entries(file: &File) -> io::Result<(Directory, u64)> {
+    let mut reader = BufReader::with_capacity(SCAN_BUFFER_BYTES, file);
+    // The file was just opened, so it is read from its start.
     reader.read_exact(&mut [0; HEADER_BYTES])?;
     let (mut directory, mut end) = (Directory::new(), HEADER_BYTES);
     let mut entry = Vec::new();
-    while read_next(&mut reader, &mut entry)? {
+    while read_candidate(&mut reader, &mut entry)? {
         let Some((key, _)) = format::check_entry(&entry) else { break };
         directory.push((key.hash(), end as u32));
         end += entry.len();
@@ -86,18 +89,18 @@ fn walk(file: &File) -> io::Result<(Directory, u64)> {
     Ok((directory, end as u64))
 }
 
-/// Reads what may be an entry. Answers whether there is one.
-fn read_next(reader: &mut impl Read, entry: &mut Vec<u8>) -> io::Result<bool> {
+/// Reads the bytes of a possible entry. Returns false if there is none.
+fn read_candidate(reader: &mut impl Read, entry: &mut Vec<u8>) -> io::Result<bool> {
     entry.resize(HEAD_BYTES, 0);
     if !read_all(reader, entry)? {
         return Ok(false);
     }
-    let Some(held) = format::held_bytes(entry) else { return Ok(false) };
-    entry.resize(format::entry_bytes(held), 0);
+    let Some(value) = format::value_bytes(entry) else { return Ok(false) };
+    entry.resize(format::entry_bytes(value), 0);
     read_all(reader, &mut entry[HEAD_BYTES..])
 }
 
-/// Answers whether there were as many bytes.
+/// Fills the buffer. Returns false if the file ends before.
 fn read_all(reader: &mut impl Read, bytes: &mut [u8]) -> io::Result<bool> {
     match reader.read_exact(bytes) {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
@@ -128,7 +131,8 @@ mod tests {
         [file, ended]
     }
 
-    /// Puts checksums right that mutations do not survive: of the footer, of the directory, of entries one after the other.
+    /// Recomputes checksums that mutations do not survive: of the footer, the directory, and
+    /// consecutive entries.
     fn sign(file: &mut [u8]) {
         let put = |file: &mut [u8], at: usize, crc: u32| file[at..at + 4].copy_from_slice(&crc.to_le_bytes());
         if let Some(footer) = file.len().checked_sub(FOOTER_BYTES) {
@@ -141,16 +145,16 @@ mod tests {
             put(file, footer + 20, crc);
         }
         let mut at = HEADER_BYTES;
-        while let Some(held) = file.get(at..).and_then(format::held_bytes) {
-            let Some(checked) = file.get(at + 4..at + HEAD_BYTES + held) else { return };
+        while let Some(value) = file.get(at..).and_then(format::value_bytes) {
+            let Some(checked) = file.get(at + 4..at + HEAD_BYTES + value) else { return };
             let crc = crc32fast::hash(checked);
             put(file, at, crc);
-            at += format::entry_bytes(held);
+            at += format::entry_bytes(value);
         }
     }
 
-    /// Any bytes as a file that an earlier life has left: what is taken over ends as a file that was ended does, and is found so by
-    /// the next life.
+    /// Fuzz target: arbitrary bytes as a file that an earlier process has left. After a takeover
+    /// the file is finished, and a second takeover finds the same entries.
     #[test]
     fn fuzz_disk_cache() {
         let directory = tempfile::tempdir().unwrap();

@@ -12,7 +12,7 @@ fn key(number: u64) -> Key {
     Key::frame(SegmentId(u128::from(number / 100) << 64 | 0xabcd), 16 + number % 100 * 4000)
 }
 
-/// What stands for a frame: its first bytes say which, none are alike.
+/// Test data in place of a frame. It starts with its number, and every piece is different.
 fn piece(number: u64, bytes: usize) -> Bytes {
     let mut state = number.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut piece = Vec::with_capacity(bytes + 8);
@@ -31,7 +31,7 @@ fn open(directory: &TempDir, options: DiskCacheOptions) -> DiskCache {
     DiskCache::open(directory.path(), options).unwrap()
 }
 
-/// Waits for what the cache's thread does.
+/// Waits for an effect of the cache's thread.
 fn until(what: &str, done: impl Fn() -> bool) {
     let begun = Instant::now();
     while !done() {
@@ -41,7 +41,7 @@ fn until(what: &str, done: impl Fn() -> bool) {
 }
 
 fn until_entries(cache: &DiskCache, entries: u64) {
-    until("entries are found", || cache.statistics().entries == entries);
+    until("the expected number of entries", || cache.statistics().entries == entries);
 }
 
 async fn get(cache: &DiskCache, number: u64, bytes: usize, reading: Reading) -> Option<Bytes> {
@@ -49,10 +49,10 @@ async fn get(cache: &DiskCache, number: u64, bytes: usize, reading: Reading) -> 
     cache.get(&[wanted], reading).await.pop().flatten()
 }
 
-/// Puts pieces, each until there was time for it.
+/// Puts pieces, retrying while the queue is full.
 fn put_all(cache: &DiskCache, numbers: impl IntoIterator<Item = u64>, bytes: usize) {
     for number in numbers {
-        until("it is put", || {
+        until("space in the queue", || {
             let before = cache.statistics().dropped;
             cache.put(key(number), piece(number, bytes));
             cache.statistics().dropped == before
@@ -62,7 +62,7 @@ fn put_all(cache: &DiskCache, numbers: impl IntoIterator<Item = u64>, bytes: usi
 
 fn files(directory: &Path) -> Vec<(PathBuf, u64)> {
     let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
-    // One that is removed meanwhile takes no room.
+    // Ignores a file that is removed in the meantime.
     let mut files: Vec<_> =
         entries.filter_map(|path| Some((path.clone(), std::fs::metadata(path).ok()?.len()))).collect();
     files.sort_unstable();
@@ -73,24 +73,28 @@ fn bytes_of(directory: &Path) -> u64 {
     files(directory).iter().map(|(_, bytes)| bytes).sum()
 }
 
-/// A disk that does not answer any more keeps nobody from what the system has of it in memory.
+/// A disk that does not respond does not prevent reads from the kernel's page cache.
 #[tokio::test]
-async fn what_is_in_memory_is_found_while_the_disk_is_waited_for() {
+async fn entries_in_the_page_cache_are_read_while_the_disk_is_stuck() {
     let directory = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
     let cache = open(&directory, SMALL);
     put_all(&cache, [1], 3000);
     until_entries(&cache, 1);
-    let waiting = cache.shared.reads.acquire_many(reader::READS_AT_ONCE as u32).await.unwrap();
+    let waiting = cache.shared.reads.acquire_many(reader::MAX_CONCURRENT_READS as u32).await.unwrap();
     assert!(get(&cache, 1, 3000, Reading::Again).await.is_some_and(|found| found == piece(1, 3000)));
     let unknown = Wanted { key: key(1), bytes: None };
-    assert_eq!(cache.get(&[unknown], Reading::Again).await, [None], "that may be large");
+    assert_eq!(
+        cache.get(&[unknown], Reading::Again).await,
+        [None],
+        "an entry of unknown length must not be read"
+    );
     drop(waiting);
     assert!(cache.get(&[unknown], Reading::Again).await[0].is_some());
     assert_eq!(cache.statistics().failures, 0);
 }
 
 #[tokio::test]
-async fn what_is_put_is_found_by_this_life_and_the_next() {
+async fn entries_are_found_before_and_after_a_restart() {
     let directory = tempfile::tempdir().unwrap();
     let length = |number: u64| 1 + (number as usize * 37) % 4101;
     let check = async |cache: &DiskCache| {
@@ -109,7 +113,7 @@ async fn what_is_put_is_found_by_this_life_and_the_next() {
     let statistics = cache.statistics();
     assert_eq!((statistics.hits, statistics.misses, statistics.failures), (300, 1, 0));
     assert_eq!(statistics.bytes, bytes_of(directory.path()));
-    // As a crash does: the file has no directory.
+    // As after a crash: the file has no directory.
     drop(cache);
     let cache = open(&directory, SMALL);
     until_entries(&cache, 300);
@@ -121,7 +125,7 @@ async fn what_is_put_is_found_by_this_life_and_the_next() {
     cache.close();
     assert_eq!(cache.statistics().bytes, bytes_of(directory.path()));
     cache.put(key(301), piece(301, 10));
-    assert_eq!(files(directory.path()).len(), 2, "each life writes to files of its own");
+    assert_eq!(files(directory.path()).len(), 2, "each process must write to new files");
     let cache = open(&directory, SMALL);
     until_entries(&cache, 301);
     check(&cache).await;
@@ -135,21 +139,21 @@ async fn what_is_put_is_found_by_this_life_and_the_next() {
     let no_more = DiskCacheOptions { bytes: 1 << 20, ..SMALL };
     drop(cache);
     let cache = open(&directory, no_more);
-    until("files go where the bound is smaller", || cache.statistics().bytes == 0);
+    until("files are removed if the limit is lower", || cache.statistics().bytes == 0);
     assert_eq!((bytes_of(directory.path()), cache.statistics().entries), (0, 0));
 }
 
-/// Each byte of a file damaged, each length that a crash may leave: what is found is right, and what was whole before the place
-/// is found again.
+/// With each byte damaged, and each length that a crash may leave, the cache returns no wrong data,
+/// and finds every entry that is complete and before the damage.
 #[tokio::test]
-async fn no_damage_makes_wrong_data() {
+async fn damaged_files_never_return_wrong_data() {
     const PIECES: u64 = 6;
     const LAST: u64 = 77;
-    const HELD: usize = 30;
+    const VALUE_BYTES: usize = 30;
     for ended in [false, true] {
         let directory = tempfile::tempdir().unwrap();
         let cache = open(&directory, SMALL);
-        put_all(&cache, 0..PIECES, HELD);
+        put_all(&cache, 0..PIECES, VALUE_BYTES);
         until_entries(&cache, PIECES);
         if ended {
             cache.close();
@@ -175,13 +179,13 @@ async fn no_damage_makes_wrong_data() {
             }
             std::fs::write(&path, bytes).unwrap();
             let cache = open(&directory, SMALL);
-            // What is put is written when all has been looked at.
+            // New entries are written after the takeover is complete.
             put_all(&cache, [LAST], 10);
-            until("it is written", || cache.shared.index.contains(key(LAST).hash()));
-            let before = (at.saturating_sub(16) / format::entry_bytes(HELD)) as u64;
+            until("the entry is written", || cache.shared.index.contains(key(LAST).hash()));
+            let before = (at.saturating_sub(16) / format::entry_bytes(VALUE_BYTES)) as u64;
             for number in 0..PIECES {
-                match get(&cache, number, HELD, Reading::Again).await {
-                    Some(found) => assert!(found == piece(number, HELD), "{number}, damage at {at}"),
+                match get(&cache, number, VALUE_BYTES, Reading::Again).await {
+                    Some(found) => assert!(found == piece(number, VALUE_BYTES), "{number}, damage at {at}"),
                     None => assert!(at < 16 || number >= before, "{number}, damage at {at}"),
                 }
             }
@@ -190,7 +194,7 @@ async fn no_damage_makes_wrong_data() {
 }
 
 #[test]
-fn the_bound_holds_at_every_moment() {
+fn size_limit_holds_at_all_times() {
     let directory = tempfile::tempdir().unwrap();
     let options = DiskCacheOptions { bytes: 4 << 20, ..SMALL };
     let cache = open(&directory, options);
@@ -200,7 +204,7 @@ fn the_bound_holds_at_every_moment() {
     let mut number = 0;
     while cache.statistics().written_bytes < 16 << 20 {
         put_all(&cache, [number], length(number));
-        // Many are wanted again, so that much is saved.
+        // Many entries are used again, so that many are copied.
         let again = number.saturating_sub(random(number) % 1000);
         let found = runtime.block_on(get(&cache, again, length(again), Reading::Again));
         assert!(found.is_none_or(|found| found == piece(again, length(again))));
@@ -215,7 +219,7 @@ fn the_bound_holds_at_every_moment() {
 }
 
 #[tokio::test]
-async fn what_is_used_stays_while_others_pass_through() {
+async fn used_entries_survive_a_scan() {
     let directory = tempfile::tempdir().unwrap();
     let cache = open(&directory, SMALL);
     put_all(&cache, 0..200, 4000);
@@ -238,34 +242,34 @@ async fn what_is_used_stays_while_others_pass_through() {
 }
 
 #[tokio::test]
-async fn it_gives_back_what_the_disk_lacks() {
+async fn cache_releases_space_when_the_disk_runs_full() {
     let directory = tempfile::tempdir().unwrap();
     let cache = open(&directory, DiskCacheOptions { bytes: 64 << 20, ..SMALL });
     put_all(&cache, 0..3000, 4000);
     until_entries(&cache, 3000);
     let before = cache.statistics().bytes;
-    // Four MiB are to be kept free, and one more: so much is there.
+    // 4 MiB must remain free, plus 1 MiB: exactly the free space.
     cache.make_room(5 << 20, 4 << 20);
     assert_eq!(cache.statistics().limit_bytes, before);
     cache.make_room(3 << 20, 4 << 20);
-    until("it shrinks", || cache.statistics().bytes + (2 << 20) <= before);
+    until("the cache shrinks", || cache.statistics().bytes + (2 << 20) <= before);
     let shrunk = cache.statistics();
     assert!(shrunk.bytes + (4 << 20) > before && shrunk.bytes == bytes_of(directory.path()), "{shrunk:?}");
-    assert!(get(&cache, 2999, 4000, Reading::Again).await.is_some(), "the oldest went");
+    assert!(get(&cache, 2999, 4000, Reading::Again).await.is_some(), "the newest entry must survive");
     cache.make_room(0, 64 << 20);
-    until("it gives everything back", || cache.statistics().bytes == 0);
+    until("the cache is empty", || cache.statistics().bytes == 0);
     assert_eq!(bytes_of(directory.path()), 0);
     let dropped = cache.statistics().dropped;
     cache.put(key(1), piece(1, 4000));
-    until("there is no room for it", || cache.statistics().dropped > dropped);
+    until("the entry is dropped", || cache.statistics().dropped > dropped);
     cache.make_room(1 << 30, 4 << 20);
     put_all(&cache, 0..10, 4000);
     until_entries(&cache, 10);
 }
 
-/// Reading a directory fails as a broken disk does.
+/// Opens a directory in place of a file: reading it fails as on a broken disk.
 #[tokio::test]
-async fn a_file_that_cannot_be_read_is_given_up() {
+async fn unreadable_file_is_abandoned() {
     let directory = tempfile::tempdir().unwrap();
     let cache = open(&directory, SMALL);
     put_all(&cache, 0..10, 100);
@@ -275,30 +279,26 @@ async fn a_file_that_cannot_be_read_is_given_up() {
     for number in 0..10 {
         assert_eq!(get(&cache, number, 100, Reading::Again).await, None);
     }
-    until("it is removed", || bytes_of(directory.path()) == 0 && cache.statistics().bytes == 0);
+    until("the file is removed", || bytes_of(directory.path()) == 0 && cache.statistics().bytes == 0);
     let statistics = cache.statistics();
-    assert_eq!(
-        (statistics.entries, statistics.failures),
-        (0, 1),
-        "those after the first did not ask the disk"
-    );
+    assert_eq!((statistics.entries, statistics.failures), (0, 1), "only the first read must reach the disk");
     put_all(&cache, 0..10, 100);
     until_entries(&cache, 10);
     assert_eq!(get(&cache, 3, 100, Reading::Again).await, Some(piece(3, 100)));
 }
 
-/// No directory to make files in: nothing is kept until there is one again.
+/// The directory does not exist: nothing is stored until it does again.
 #[tokio::test]
-async fn a_disk_that_cannot_be_written_costs_nothing_else() {
+async fn write_errors_do_not_affect_reads() {
     let above = tempfile::tempdir().unwrap();
     let directory = above.path().join("cache");
     let cache = DiskCache::open(&directory, SMALL).unwrap();
     std::fs::remove_dir(&directory).unwrap();
     cache.put(key(1), piece(1, 100));
-    until("it fails", || cache.statistics().failures == 1);
+    until("the write fails", || cache.statistics().failures == 1);
     assert_eq!(get(&cache, 1, 100, Reading::Again).await, None);
     std::fs::create_dir(&directory).unwrap();
-    until("it is kept when the disk works again", || {
+    until("the entry is stored once the disk works again", || {
         cache.put(key(1), piece(1, 100));
         cache.statistics().entries == 1
     });
@@ -306,7 +306,7 @@ async fn a_disk_that_cannot_be_written_costs_nothing_else() {
 }
 
 #[tokio::test]
-async fn another_key_with_the_same_hash_is_not_found() {
+async fn hash_collision_is_a_miss() {
     let directory = tempfile::tempdir().unwrap();
     let cache = open(&directory, SMALL);
     put_all(&cache, [1], 100);
@@ -319,7 +319,7 @@ async fn another_key_with_the_same_hash_is_not_found() {
 }
 
 #[test]
-fn the_index_is_bounded() {
+fn index_size_is_bounded() {
     let directory = tempfile::tempdir().unwrap();
     let options = DiskCacheOptions { bytes: 64 << 20, memory_bytes: 320 << 10 };
     assert_eq!(options.entries(), 1024);
@@ -328,25 +328,25 @@ fn the_index_is_bounded() {
     cache.close();
     let entries = cache.statistics().entries;
     assert!((850..=1024).contains(&entries), "{entries}");
-    // What is large for a file is not kept.
-    assert!(options.held_bytes() == 256 << 10);
+    // A large entry for this file length is not stored.
+    assert!(options.max_value_bytes() == 256 << 10);
 }
 
 #[test]
-fn what_is_not_ours_stays() {
+fn foreign_files_are_kept() {
     let directory = tempfile::tempdir().unwrap();
     let write = |name: &str, bytes: &[u8]| std::fs::write(directory.path().join(name), bytes).unwrap();
     let mut newer = format::header();
     newer[8] = 2;
     write("00000003", &newer);
     write("00000004", b"");
-    write("notes", b"somebody's");
-    write("0000000A", b"no name of ours");
+    write("notes", b"foreign");
+    write("0000000A", b"foreign");
     let cache = open(&directory, SMALL);
-    until("files of another version go", || files(directory.path()).len() == 2);
+    until("files of other versions are removed", || files(directory.path()).len() == 2);
     put_all(&cache, [1], 10);
     until_entries(&cache, 1);
-    assert!(directory.path().join("00000005").exists(), "numbers grow");
+    assert!(directory.path().join("00000005").exists(), "file numbers must grow");
     drop(cache);
     DiskCache::remove(directory.path()).unwrap();
     assert_eq!(files(directory.path()).len(), 2);

@@ -1,11 +1,14 @@
-//! The thread "fulmar-cache": takes over what was left, writes what waits, throws away the oldest.
+//! The cache's thread "fulmar-cache": takes over old files, writes queued entries, evicts the
+//! oldest files.
 //!
-//! A file is begun when the one before is full. Then the oldest files go until two files' length is free: one for the new file,
-//! and the other so that what is saved from the oldest has room while that is still there. So the bound holds at every moment.
+//! When the current file is full, a new one is created, and the oldest files are evicted until the
+//! size of two files is free: one for the new file, and one for the entries that are copied from an
+//! evicted file while that still exists. The size limit therefore holds at all times.
 //!
-//! What was wanted since it was written, in a file that goes, is written once more to the new file, and has to be wanted again
-//! to be saved again; half of the new file at most, so that there is room for what is new. It costs a scan of a large tenant
-//! nothing to be thrown away, and what is used by others stays.
+//! Entries of an evicted file that were used since they were written are copied to the new file,
+//! and must be used again to be copied again. Copies take at most half of the new file, so that
+//! there is space for new entries. A scan of a large tenant therefore does not displace entries
+//! that others use.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -20,20 +23,20 @@ use super::format::{self, DIRECTORY_BYTES, Directory, FOOTER_BYTES, Key};
 use super::index::Place;
 use super::reader::read_entry;
 use super::takeover::{self, TakenOver};
-use super::{CacheFile, MOST_FILES, Shared, Stop, add, file_path};
+use super::{CacheFile, MAX_FILES, Shared, Stop, add, file_path};
 
-/// What is written at once, about.
+/// Approximate size of a write.
 const BATCH_BYTES: usize = 1 << 20;
-/// How long nothing is written after a failure.
-const PAUSE: Duration = Duration::from_secs(1);
+/// Time without writes after a failure.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// The thread's own state.
+/// State of the thread.
 pub(super) struct Writer {
     shared: Arc<Shared>,
     current: Option<Current>,
-    /// The number of the newest file.
+    /// Number of the newest file.
     newest: u32,
-    /// Entries of the current file that are not written yet.
+    /// Entries of the current file that are not yet written.
     buffer: Vec<u8>,
     paused_until: Option<Instant>,
 }
@@ -42,18 +45,18 @@ pub(super) struct Writer {
 struct Current {
     number: u32,
     file: Arc<File>,
-    /// Where the next entry goes; what is in the buffer is before it.
+    /// Position of the next entry. Includes the entries in the buffer.
     end: u64,
     directory: Directory,
-    /// Of the directory's entries those that are written, and in the index.
+    /// Number of directory entries that are written and in the index.
     written: usize,
 }
 
-/// What there is to do.
+/// Work to do.
 struct Work {
     pieces: Vec<(Key, Bytes)>,
-    given_up: Vec<(u32, u64)>,
-    crowded: bool,
+    abandoned: Vec<(u32, u64)>,
+    over_limit: bool,
     stop: Option<Stop>,
 }
 
@@ -62,16 +65,16 @@ impl Writer {
         Writer { shared, current: None, newest, buffer: Vec::new(), paused_until: None }
     }
 
-    /// Works until it is told to stop. `found` are the files that there were, the oldest first.
+    /// Runs until it is stopped. `found` contains the existing files, oldest first.
     pub(super) fn run(mut self, found: Vec<(u32, u64)>) {
         self.take_over(found);
         loop {
             let work = self.wait();
-            for (number, bytes) in work.given_up {
+            for (number, bytes) in work.abandoned {
                 self.forget(number);
                 self.remove(number, bytes);
             }
-            if work.crowded {
+            if work.over_limit {
                 self.shrink();
             }
             if work.stop == Some(Stop::Now) {
@@ -87,7 +90,11 @@ impl Writer {
 
     fn wait(&self) -> Work {
         let mut queue = self.shared.queue.lock();
-        while queue.pieces.is_empty() && queue.given_up.is_empty() && !queue.crowded && queue.stop.is_none() {
+        while queue.pieces.is_empty()
+            && queue.abandoned.is_empty()
+            && !queue.over_limit
+            && queue.stop.is_none()
+        {
             self.shared.work.wait(&mut queue);
         }
         let (mut pieces, mut bytes) = (Vec::new(), 0);
@@ -100,8 +107,8 @@ impl Writer {
         queue.bytes -= bytes as u64;
         Work {
             pieces,
-            given_up: std::mem::take(&mut queue.given_up),
-            crowded: std::mem::take(&mut queue.crowded),
+            abandoned: std::mem::take(&mut queue.abandoned),
+            over_limit: std::mem::take(&mut queue.over_limit),
             stop: queue.stop,
         }
     }
@@ -110,10 +117,10 @@ impl Writer {
         self.shared.queue.lock().stop.is_some()
     }
 
-    /// Takes over files, the newest first, as far as there is room.
+    /// Takes over existing files, newest first, as far as there is space.
     fn take_over(&mut self, found: Vec<(u32, u64)>) {
         let options = self.shared.options;
-        let room_bytes = options.bytes.saturating_sub(2 * options.file_bytes());
+        let target_bytes = options.bytes.saturating_sub(2 * options.file_bytes());
         let (mut taken_bytes, mut files) = (0, found.into_iter().rev());
         for (number, bytes) in files.by_ref() {
             if self.is_stopping() {
@@ -130,9 +137,9 @@ impl Writer {
             match taken {
                 None => self.remove(number, bytes),
                 Some(taken)
-                    if taken_bytes + taken.bytes <= room_bytes
+                    if taken_bytes + taken.bytes <= target_bytes
                         && entries(&taken) <= options.entries()
-                        && self.shared.files.read().len() < MOST_FILES =>
+                        && self.shared.files.read().len() < MAX_FILES =>
                 {
                     taken_bytes += taken.bytes;
                     self.shared.used_bytes.fetch_add(taken.bytes, Ordering::Relaxed);
@@ -154,41 +161,41 @@ impl Writer {
         let file = CacheFile { file: Arc::new(taken.file), bytes: taken.bytes };
         self.shared.files.write().insert(number, file);
         for (hash, at) in taken.directory {
-            // What is in a newer file counts.
+            // The entry in the newest file counts.
             self.shared.index.insert_if_absent(hash, Place { file: number, at });
         }
     }
 
     fn write(&mut self, pieces: Vec<(Key, Bytes)>) {
-        for (key, held) in pieces {
+        for (key, value) in pieces {
             if self.shared.index.contains(key.hash()) {
                 continue;
             }
-            if !self.has_room(held.len()) && !self.begin_file() {
+            if !self.has_space(value.len()) && !self.begin_file() {
                 add(&self.shared.counters.dropped, 1);
                 continue;
             }
             if let Some(current) = &mut self.current {
                 current.directory.push((key.hash(), current.end as u32));
-                current.end += format::entry_bytes(held.len()) as u64;
-                format::push_entry(key, &held, &mut self.buffer);
+                current.end += format::entry_bytes(value.len()) as u64;
+                format::push_entry(key, &value, &mut self.buffer);
             }
         }
         self.flush();
     }
 
-    /// Whether the current file has room for one more entry, and for what ends it.
-    fn has_room(&self, held: usize) -> bool {
+    /// Returns true if the current file has space for one more entry and the resulting directory.
+    fn has_space(&self, value: usize) -> bool {
         let options = &self.shared.options;
         self.current.as_ref().is_some_and(|current| {
             let entries = current.directory.len() + 1;
             let tail = entries * DIRECTORY_BYTES + FOOTER_BYTES;
             entries <= options.entries_of_file()
-                && current.end + (format::entry_bytes(held) + tail) as u64 <= options.file_bytes()
+                && current.end + (format::entry_bytes(value) + tail) as u64 <= options.file_bytes()
         })
     }
 
-    /// Writes what is in the buffer; from then on it can be found.
+    /// Writes the buffer, and adds its entries to the index.
     fn flush(&mut self) {
         let Some(current) = &mut self.current else { return self.buffer.clear() };
         if self.buffer.is_empty() {
@@ -200,11 +207,11 @@ impl Writer {
         if let Err(error) = written {
             let number = current.number;
             self.failed(&error);
-            return self.throw_away(number);
+            return self.evict_file(number);
         }
         add(&self.shared.counters.written_bytes, bytes);
         if !grow(&self.shared, current.number, bytes) {
-            // Given up by a reader: it will be removed in a moment.
+            // A reader has abandoned the file; it will be removed shortly.
             self.current = None;
             return;
         }
@@ -214,7 +221,8 @@ impl Writer {
         current.written = current.directory.len();
     }
 
-    /// Ends the current file and begins a new one, for which the oldest go. Answers whether there is one now.
+    /// Finishes the current file and creates a new one, evicting the oldest files. Returns true if
+    /// there is a current file now.
     fn begin_file(&mut self) -> bool {
         if self.paused_until.is_some_and(|until| Instant::now() < until) {
             return false;
@@ -223,8 +231,8 @@ impl Writer {
         self.end_file();
         let options = self.shared.options;
         let file_bytes = options.file_bytes();
-        let Some(room_bytes) = self.shared.limit_bytes().checked_sub(2 * file_bytes) else { return false };
-        let begun = self.newest.checked_add(1).ok_or_else(|| io::Error::other("file numbers are used up"));
+        let Some(target_bytes) = self.shared.limit_bytes().checked_sub(2 * file_bytes) else { return false };
+        let begun = self.newest.checked_add(1).ok_or_else(|| io::Error::other("file numbers are exhausted"));
         let begun = begun.and_then(|number| Ok((number, self.create(number)?)));
         let (number, file) = match begun {
             Ok(begun) => begun,
@@ -238,16 +246,16 @@ impl Writer {
         self.buffer.extend_from_slice(&format::header());
         let end = self.buffer.len() as u64;
         self.current = Some(Current { number, file, end, directory: Directory::new(), written: 0 });
-        let mut chances = Chances { bytes: file_bytes / 2, entries: options.entries_of_file() / 2 };
-        while (self.used_bytes() > room_bytes
+        let mut budget = CopyBudget { bytes: file_bytes / 2, entries: options.entries_of_file() / 2 };
+        while (self.used_bytes() > target_bytes
             || self.shared.index.entries() > options.entries() - options.entries_of_file()
-            || self.shared.files.read().len() > MOST_FILES)
-            && self.throw_away_oldest(&mut chances)
+            || self.shared.files.read().len() > MAX_FILES)
+            && self.evict_oldest(&mut budget)
         {}
-        // What could not be removed takes room too.
-        if self.current.is_some() && self.used_bytes() > room_bytes + file_bytes {
-            self.paused_until = Some(Instant::now() + PAUSE);
-            self.throw_away(number);
+        // Files that could not be removed use space, too.
+        if self.current.is_some() && self.used_bytes() > target_bytes + file_bytes {
+            self.paused_until = Some(Instant::now() + RETRY_DELAY);
+            self.evict_file(number);
         }
         self.current.is_some()
     }
@@ -258,20 +266,20 @@ impl Writer {
         options.open(file_path(&self.shared.directory, number)).map(Arc::new)
     }
 
-    /// Ends the current file with its directory.
+    /// Finishes the current file with its directory.
     fn end_file(&mut self) {
         self.flush();
         let Some(current) = self.current.take() else { return };
         if current.directory.is_empty() {
-            return self.throw_away(current.number);
+            return self.evict_file(current.number);
         }
         let tail = format::encode_directory(&current.directory, current.end);
         match current.file.write_all_at(&tail, current.end) {
-            // If it was given up there is nothing to be counted.
+            // If the file was abandoned, its bytes are not counted.
             Ok(()) => {
                 grow(&self.shared, current.number, tail.len() as u64);
             }
-            // It is good without; a start has to look at all of it.
+            // The file is usable without a directory; a start then reads all of it.
             Err(error) => self.failed(&error),
         }
     }
@@ -282,12 +290,12 @@ impl Writer {
 
     fn failed(&mut self, error: &io::Error) {
         self.shared.write_failed(error);
-        self.paused_until = Some(Instant::now() + PAUSE);
+        self.paused_until = Some(Instant::now() + RETRY_DELAY);
     }
 
-    /// The oldest file that is not being written to, what was wanted of it saved as far as there are chances for it. Answers
-    /// whether there was one.
-    fn throw_away_oldest(&mut self, chances: &mut Chances) -> bool {
+    /// Evicts the oldest file that is not being written. Copies its used entries within `budget`.
+    /// Returns false if there is no such file.
+    fn evict_oldest(&mut self, budget: &mut CopyBudget) -> bool {
         let current = self.current.as_ref().map(|current| current.number);
         let oldest = self
             .shared
@@ -300,10 +308,11 @@ impl Writer {
         let known = match takeover::read_directory(&file, bytes) {
             Ok(Some(directory)) => {
                 for (hash, at) in directory {
-                    self.save_or_forget(hash, Place { file: number, at }, &file, chances);
+                    self.copy_or_forget(hash, Place { file: number, at }, &file, budget);
                 }
                 self.flush();
-                // Else what was to be saved is still to be found where it was.
+                // If writing the copies failed, their index entries still refer to the evicted
+                // file.
                 self.current.is_some() == current.is_some()
             }
             _ => false,
@@ -317,21 +326,21 @@ impl Writer {
         true
     }
 
-    /// Copies an entry to the current file if it was wanted, or forgets it.
-    fn save_or_forget(&mut self, hash: u64, place: Place, file: &File, chances: &mut Chances) {
-        if self.shared.index.is_marked(hash, place) && self.save(hash, place, file, chances) {
+    /// Copies an entry to the current file if it was used; otherwise removes it from the index.
+    fn copy_or_forget(&mut self, hash: u64, place: Place, file: &File, budget: &mut CopyBudget) {
+        if self.shared.index.is_marked(hash, place) && self.copy_entry(hash, place, file, budget) {
             return;
         }
         self.shared.index.remove(hash, place);
     }
 
-    fn save(&mut self, hash: u64, place: Place, file: &File, chances: &mut Chances) -> bool {
-        if chances.bytes == 0 || chances.entries == 0 || self.is_stopping() {
+    fn copy_entry(&mut self, hash: u64, place: Place, file: &File, budget: &mut CopyBudget) -> bool {
+        if budget.bytes == 0 || budget.entries == 0 || self.is_stopping() {
             return false;
         }
         let Ok(entry) = read_entry(file, place.at.into()) else { return false };
-        let Some((key, held)) = format::check_entry(&entry) else { return false };
-        if key.hash() != hash || !self.has_room(held.len()) {
+        let Some((key, value)) = format::check_entry(&entry) else { return false };
+        if key.hash() != hash || !self.has_space(value.len()) {
             return false;
         }
         if self.buffer.len() >= BATCH_BYTES {
@@ -339,28 +348,28 @@ impl Writer {
         }
         let Some(current) = &mut self.current else { return false };
         current.directory.push((hash, current.end as u32));
-        let bytes = format::entry_bytes(held.len()) as u64;
+        let bytes = format::entry_bytes(value.len()) as u64;
         current.end += bytes;
-        format::push_entry(key, &entry[held], &mut self.buffer);
-        chances.bytes = chances.bytes.saturating_sub(bytes);
-        chances.entries -= 1;
+        format::push_entry(key, &entry[value], &mut self.buffer);
+        budget.bytes = budget.bytes.saturating_sub(bytes);
+        budget.entries -= 1;
         true
     }
 
-    /// The disk has less room than the cache takes: the oldest go, and nothing of them is saved.
+    /// Evicts the oldest files, without copying entries, until the size limit holds.
     fn shrink(&mut self) {
-        let mut none = Chances { bytes: 0, entries: 0 };
+        let mut none = CopyBudget { bytes: 0, entries: 0 };
         while self.used_bytes() > self.shared.limit_bytes() {
-            if !self.throw_away_oldest(&mut none) {
+            if !self.evict_oldest(&mut none) {
                 let Some(current) = &self.current else { return };
                 let number = current.number;
-                self.throw_away(number);
+                self.evict_file(number);
             }
         }
     }
 
-    /// A file is of no use any more. (If a reader has given it up meanwhile, that is what removes it.)
-    fn throw_away(&mut self, number: u32) {
+    /// Evicts a file. If a reader has abandoned it in the meantime, it is removed for that reason.
+    fn evict_file(&mut self, number: u32) {
         let file = self.shared.files.write().remove(&number);
         self.forget(number);
         if let Some(file) = file {
@@ -368,7 +377,7 @@ impl Writer {
         }
     }
 
-    /// Nothing is written to a file any more, or found in it.
+    /// Stops writing a file, and removes its entries from the index.
     fn forget(&mut self, number: u32) {
         if self.current.as_ref().is_some_and(|current| current.number == number) {
             self.current = None;
@@ -377,24 +386,25 @@ impl Writer {
         self.shared.index.remove_file(number);
     }
 
-    /// Removes a file of which so many bytes are counted. One that stays goes on to be counted, and is found by the next start.
+    /// Removes a file whose counted size is `bytes`. If that fails, the file remains counted, and
+    /// the next start finds it.
     fn remove(&self, number: u32, bytes: u64) {
         match std::fs::remove_file(file_path(&self.shared.directory, number)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => self.shared.write_failed(&error),
-            _gone => {
+            _removed => {
                 self.shared.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
             }
         }
     }
 }
 
-/// How much may be saved of files that go.
-struct Chances {
+/// How much may still be copied from evicted files.
+struct CopyBudget {
     bytes: u64,
     entries: usize,
 }
 
-/// A file has become longer. Answers whether it still counts.
+/// Counts the growth of a file. Returns false if the file was abandoned.
 fn grow(shared: &Shared, number: u32, bytes: u64) -> bool {
     let mut files = shared.files.write();
     let file = files.get_mut(&number);

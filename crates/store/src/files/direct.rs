@@ -1,48 +1,53 @@
-//! Writing a log file past the page cache.
+//! Direct writes: log files are written with O_DIRECT, bypassing the page cache.
 //!
-//! A log writes a few hundred bytes and syncs, thousands of times a second, and nobody reads it before the next start. Through the page
-//! cache each of these costs a copy, dirtying and finding a page, and write-back: a quarter of a small commit's processor time.
-//! Direct writes are of whole blocks from aligned memory, so the block in which the last write ended is kept, to be written
-//! again with what comes behind it.
+//! A log writes a few hundred bytes and syncs them, thousands of times per second, and the data is
+//! not read again before the next start. Through the page cache, each write would cost a copy,
+//! finding and dirtying a page, and write-back: a quarter of a small commit's CPU time.
 //!
-//! What stands behind the written bytes in their last block becomes zeros; see [`super::LogFile::write_at`]. Writing a block again
-//! does not endanger what was durable in it: those sectors are written with what they hold (and the page cache would
-//! write whole pages, too).
+//! Direct writes need whole blocks and aligned memory. The last, partially filled block is
+//! therefore kept in memory and written again together with the data that follows it.
+//!
+//! The bytes after the written data in their last block become zeros; see
+//! [`super::LogFile::write_at`]. Rewriting a block does not endanger its durable part, because
+//! those sectors are written with their current contents. (The page cache would rewrite whole pages
+//! as well.)
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// What disks and file systems that take direct writes at all are content with.
+/// Alignment that is sufficient for every disk and file system that supports direct I/O.
 const BLOCK_BYTES: usize = 4096;
-/// Blocks that are written at a time.
-const PIECE_BLOCKS: usize = 64;
+/// Maximum number of blocks per write.
+const MAX_WRITE_BLOCKS: usize = 64;
 
 #[derive(Clone)]
 #[repr(C, align(4096))]
 struct Block([u8; BLOCK_BYTES]);
 
-/// A file that is written in whole blocks, front to back.
+/// A file that is written in whole blocks, from front to back.
 pub(super) struct DirectWriter {
     file: File,
     blocks: Vec<Block>,
-    /// The number of the file's block that `blocks` begins with, if the last write ended within one.
-    held: Option<u64>,
+    /// Number of the file block that is stored at the start of `blocks`, if the last write ended
+    /// inside a block.
+    tail_block: Option<u64>,
 }
 
 impl DirectWriter {
-    /// Writes to a file that was opened with O_DIRECT, and whose length is a multiple of [`BLOCK_BYTES`].
+    /// Wraps a file that was opened with O_DIRECT. Its length must be a multiple of
+    /// [`BLOCK_BYTES`].
     pub(super) fn new(file: File) -> Self {
-        DirectWriter { file, blocks: Vec::new(), held: None }
+        DirectWriter { file, blocks: Vec::new(), tail_block: None }
     }
 
-    /// Whether a file of this length can be written so.
+    /// Returns true if a file of this length can be written with direct I/O.
     pub(super) fn takes(length_bytes: u64) -> bool {
         length_bytes.is_multiple_of(BLOCK_BYTES as u64)
     }
 
-    /// Writes all of `bytes` at `offset`. `read_at` reads what stands before `offset` in its block, if that was not written
-    /// last.
+    /// Writes all of `bytes` at `offset`. `read_at` reads the start of the first block from the
+    /// file if that block is not buffered.
     pub(super) fn write_at(
         &mut self,
         mut offset: u64,
@@ -51,19 +56,19 @@ impl DirectWriter {
     ) -> io::Result<()> {
         let lead = (offset % BLOCK_BYTES as u64) as usize;
         let first = offset - lead as u64;
-        // After an error nothing is known of what is held.
-        if self.held.take() != Some(first / BLOCK_BYTES as u64) && lead > 0 {
-            read_at(first, &mut self.room(BLOCK_BYTES)[..lead])?;
+        // After an error the buffered block is invalid, hence `take`.
+        if self.tail_block.take() != Some(first / BLOCK_BYTES as u64) && lead > 0 {
+            read_at(first, &mut self.buffer(BLOCK_BYTES)[..lead])?;
         }
         while !bytes.is_empty() {
             let lead = (offset % BLOCK_BYTES as u64) as usize;
-            let count = bytes.len().min(PIECE_BLOCKS * BLOCK_BYTES - lead);
+            let count = bytes.len().min(MAX_WRITE_BLOCKS * BLOCK_BYTES - lead);
             let end = lead + count;
-            let piece = self.room(end.next_multiple_of(BLOCK_BYTES));
+            let piece = self.buffer(end.next_multiple_of(BLOCK_BYTES));
             piece[lead..end].copy_from_slice(&bytes[..count]);
             piece[end..].fill(0);
             let (blocks, whole) = (piece.len() / BLOCK_BYTES, piece.len());
-            // SAFETY: `room` has just made so many blocks.
+            // SAFETY: `buffer` has just allocated this many blocks.
             let piece = unsafe { std::slice::from_raw_parts(self.blocks.as_ptr().cast::<u8>(), whole) };
             self.file.write_all_at(piece, offset - lead as u64)?;
             bytes = &bytes[count..];
@@ -71,18 +76,20 @@ impl DirectWriter {
             self.blocks.swap(0, blocks - 1);
         }
         if !offset.is_multiple_of(BLOCK_BYTES as u64) {
-            self.held = Some(offset / BLOCK_BYTES as u64);
+            self.tail_block = Some(offset / BLOCK_BYTES as u64);
         }
         Ok(())
     }
 
-    /// The first so many bytes of the blocks: a multiple of [`BLOCK_BYTES`].
-    fn room(&mut self, bytes: usize) -> &mut [u8] {
+    /// Returns the first `bytes` bytes of the block buffer, which must be a multiple of
+    /// [`BLOCK_BYTES`].
+    fn buffer(&mut self, bytes: usize) -> &mut [u8] {
         let blocks = bytes / BLOCK_BYTES;
         if self.blocks.len() < blocks {
             self.blocks.resize(blocks, Block([0; BLOCK_BYTES]));
         }
-        // SAFETY: a block is its bytes, without padding; there are at least so many blocks.
+        // SAFETY: a block consists of its bytes without padding, and there are at least `blocks`
+        // blocks.
         unsafe { std::slice::from_raw_parts_mut(self.blocks.as_mut_ptr().cast::<u8>(), bytes) }
     }
 }

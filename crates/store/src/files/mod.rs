@@ -1,12 +1,15 @@
-//! The files of a log, as the log sees them: a flat directory of files of fixed length.
+//! The file system interface of the log: a flat directory of files of fixed length.
 //!
-//! The trait is small so that a test can stand in for the disk and lose exactly what a disk may lose. What the log
-//! relies on, and a real file system gives:
+//! The trait is small, so that a test can replace the disk and lose exactly what a real disk may
+//! lose. The log relies on the following, which real file systems provide:
 //!
-//! - what was written is on the disk once `sync_data` has returned without an error, and names once `sync_dir` has;
-//! - before that any subset of the written sectors may be there, and changes of names happen in order;
-//! - after a failed `sync_data` nothing is known of what was written since the last good one, and a later good one
-//!   says nothing about it either (the kernel forgets that those pages were dirty).
+//! - Written data is on disk once `sync_data` has returned without an error. Changes of names are
+//!   on disk once `sync_dir` has.
+//! - Before that, a power failure may preserve any subset of the written sectors. Changes of names
+//!   take effect in order.
+//! - After a failed `sync_data`, the state of everything written since the last successful one is
+//!   unknown, and a later successful call does not change that: the kernel has marked those pages
+//!   clean.
 
 mod direct;
 mod faulty;
@@ -19,20 +22,21 @@ use crate::failpoint;
 pub use faulty::{Fault, FaultyFiles, Operation};
 pub use std_files::StdFiles;
 
-/// A directory of log files. Every call may block on the disk.
+/// A directory of log files. Every call may block on disk I/O.
 pub trait LogFiles: Send + Sync + 'static {
-    /// The names of all files.
+    /// Lists the names of all files.
     fn list(&self) -> io::Result<Vec<String>>;
 
-    /// Makes a file of `bytes` zeros that are really on the disk: writing them again changes no metadata, so that
-    /// `sync_data` need not wait for the file system's journal, and cannot run out of space. Replaces a file of that
-    /// name. After an error no file of that name is left, as far as possible.
+    /// Creates a file of `bytes` zeros, replacing a file of the same name. The zeros are physically
+    /// written, so that overwriting them changes no metadata: `sync_data` then does not wait for
+    /// the file system's journal, and a write cannot run out of space. After an error the file is
+    /// removed if possible.
     fn create(&self, name: &str, bytes: u64) -> io::Result<Box<dyn LogFile>>;
 
-    /// Opens a file to read and write.
+    /// Opens a file for reading and writing.
     fn open(&self, name: &str) -> io::Result<Box<dyn LogFile>>;
 
-    /// Renames a file; one that had the new name is gone.
+    /// Renames a file, replacing any file that has the new name.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
 
     /// Removes a file.
@@ -41,32 +45,32 @@ pub trait LogFiles: Send + Sync + 'static {
     /// Makes all changes of names durable.
     fn sync_dir(&self) -> io::Result<()>;
 
-    /// The file's name for messages to people: with its path.
+    /// Returns the file's name for error messages: with its path, if it has one.
     fn describe(&self, name: &str) -> String {
         name.to_owned()
     }
 
-    /// Whether [`LogFiles::pass`] may stop at this place.
+    /// Returns true if [`LogFiles::pass`] may stop the process at this failpoint.
     fn stops_at(&self, place: &'static str) -> bool {
         failpoint::is_armed(place)
     }
 
-    /// Called when the log passes a named place; see [`failpoint`].
+    /// Called when the log passes a failpoint; see [`failpoint`].
     fn pass(&self, place: &'static str) {
         failpoint::hit(place);
     }
 }
 
-/// One log file. Every call may block on the disk.
+/// One log file. Every call may block on disk I/O.
 pub trait LogFile: Send + Sync {
     /// Reads exactly `buffer.len()` bytes at `offset`.
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()>;
 
-    /// Writes all of `bytes` at `offset`. What stands behind them up to the next multiple of 4096 may become zeros: logs are
-    /// written front to back.
+    /// Writes all of `bytes` at `offset`. The bytes that follow, up to the next multiple of 4096,
+    /// may become zeros: logs are written front to back.
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
 
-    /// Makes what was written durable.
+    /// Makes all written data durable.
     fn sync_data(&self) -> io::Result<()>;
 
     /// The file's length in bytes.

@@ -11,35 +11,37 @@ use parking_lot::Mutex;
 use super::direct::DirectWriter;
 use super::{LogFile, LogFiles};
 
-/// Zeros are written in pieces of this size: so much of a file that is made ahead is before others at the disk.
+/// Size of one write when a file is filled with zeros. Bounds how long other disk I/O waits for the
+/// preallocation of a log file.
 const ZEROS_BYTES: usize = 256 << 10;
 
-/// Log files in a directory, which is locked while this lives, so that no other process has the same log.
+/// Log files in a directory. The directory is locked while this value exists, so that no other
+/// process can open the same log.
 #[derive(Debug)]
 pub struct StdFiles {
     path: PathBuf,
-    /// To sync the directory; holds the lock.
+    /// Used to sync the directory. Holds its lock.
     directory: File,
 }
 
 impl StdFiles {
-    /// Opens a directory and locks it; makes it (not its parent) if it is not there.
+    /// Opens and locks a directory. Creates it, but not its parent, if it does not exist.
     pub fn open(path: impl Into<PathBuf>) -> io::Result<Self> {
         let path = path.into();
         match fs::create_dir(&path) {
             Ok(()) => sync_parent(&path)?,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(about(&path, "cannot make the directory", error)),
+            Err(error) => return Err(about(&path, "could not create directory", error)),
         }
-        let directory =
-            File::open(&path).map_err(|error| about(&path, "cannot open the directory", error))?;
+        let directory = File::open(&path).map_err(|error| about(&path, "could not open directory", error))?;
         match directory.try_lock() {
             Ok(()) => Ok(StdFiles { path, directory }),
             Err(TryLockError::WouldBlock) => {
-                let message = format!("{} is in use by another process; stop that one first", path.display());
+                let message =
+                    format!("{} is in use by another process; stop that process first", path.display());
                 Err(io::Error::new(io::ErrorKind::ResourceBusy, message))
             }
-            Err(TryLockError::Error(error)) => Err(about(&path, "cannot lock the directory", error)),
+            Err(TryLockError::Error(error)) => Err(about(&path, "could not lock directory", error)),
         }
     }
 
@@ -68,7 +70,8 @@ impl LogFiles for StdFiles {
         let filled = StdFile::new(file, &path, bytes).and_then(|file| file.fill_with_zeros(bytes));
         let opened = filled.and_then(|()| self.open(name));
         if opened.is_err() {
-            // The first error counts. A start that finds what is left uses it, or removes it if it is short.
+            // Keep the first error. If the removal fails, the next start reuses the file, or
+            // removes it if it is too short.
             let _ = fs::remove_file(&path);
         }
         opened
@@ -98,10 +101,11 @@ impl LogFiles for StdFiles {
     }
 }
 
-/// Asks for the space in one piece, so that the file is contiguous and a full disk is told before anything is
-/// written. The zeros have to be written all the same: reserved space counts as unwritten, and turning it into
-/// written space is a change of metadata, which every sync would wait for. The file's length grows with the zeros: one whose
-/// making was interrupted is shorter.
+/// Reserves the space in one piece, so that the file is contiguous and a full disk is detected
+/// before anything is written. The zeros must be written nevertheless: reserved space is marked
+/// unwritten, and converting it to written space is a metadata change that every sync would wait
+/// for. The file's length grows with the zeros, so an interrupted preallocation leaves a shorter
+/// file.
 fn reserve(file: &File, bytes: u64) -> io::Result<()> {
     let length = libc::off_t::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
     // SAFETY: fallocate takes no pointer; the descriptor is open for as long as `file` is borrowed.
@@ -116,7 +120,7 @@ fn reserve(file: &File, bytes: u64) -> io::Result<()> {
 
 fn sync_parent(path: &Path) -> io::Result<()> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    File::open(parent)?.sync_all().map_err(|error| about(parent, "cannot sync the directory", error))
+    File::open(parent)?.sync_all().map_err(|error| about(parent, "could not sync directory", error))
 }
 
 fn about(path: &Path, what: &str, error: io::Error) -> io::Error {
@@ -125,12 +129,12 @@ fn about(path: &Path, what: &str, error: io::Error) -> io::Error {
 
 struct StdFile {
     file: File,
-    /// Writes past the page cache, where the file system can.
+    /// Writes that bypass the page cache, if the file system supports it.
     direct: Option<Mutex<DirectWriter>>,
 }
 
 impl StdFile {
-    /// Of a file that has so many bytes or will have.
+    /// Wraps a file whose length is, or will be, `bytes`.
     fn new(file: File, path: &Path, bytes: u64) -> io::Result<Self> {
         let direct = match DirectWriter::takes(bytes) {
             true => OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(path).ok(),
@@ -139,8 +143,9 @@ impl StdFile {
         Ok(StdFile { file, direct: direct.map(|file| Mutex::new(DirectWriter::new(file))) })
     }
 
-    /// Piece by piece past the page cache: written to that and synced at the end, all of them would be sent to the disk at once, and
-    /// whoever reads or syncs meanwhile would wait for the last.
+    /// Writes the zeros in pieces that bypass the page cache. If they were written to the page
+    /// cache and synced at the end, the kernel would send all of them to the disk in one burst, and
+    /// other reads and syncs would wait until the last one is written.
     fn fill_with_zeros(&self, bytes: u64) -> io::Result<()> {
         reserve(&self.file, bytes)?;
         let zeros = vec![0; ZEROS_BYTES.min(bytes as usize)];
@@ -163,7 +168,7 @@ impl LogFile for StdFile {
             Some(direct) => {
                 let before = |offset, buffer: &mut [u8]| self.file.read_exact_at(buffer, offset);
                 match direct.lock().write_at(offset, bytes, before) {
-                    // Some file systems let a file be opened so and do not write to it.
+                    // Some file systems accept O_DIRECT at open, but reject writes.
                     Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
                         self.file.write_all_at(bytes, offset)
                     }

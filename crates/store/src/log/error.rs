@@ -1,4 +1,4 @@
-//! What can go wrong with a log.
+//! Errors of a commit log.
 
 use std::io;
 use std::sync::Arc;
@@ -6,127 +6,135 @@ use std::sync::Arc;
 use super::Lsn;
 use crate::store::Failure;
 
-/// Why a log refuses, or what became of a record.
+/// Why a log rejects a record, or what has happened to one.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum LogError {
-    /// There is no space for the record. Nothing is broken: the log goes on trying to get space.
-    #[error("the log has no space for the commit: {0}")]
+    /// There is no space for the record. The log itself works and keeps trying to get space.
+    #[error("commit log is full: {0}")]
     Full(FullCause),
-    /// More is pending than the log holds in memory, or its next file is still being made. Wait
-    /// ([`super::CommitLog::wait_room`]) and try again.
-    #[error(
-        "the log is busy: more is waiting to be durable than may be held in memory; try again in a moment"
-    )]
+    /// Too many bytes are pending in memory, or the next file is still being prepared. Wait
+    /// ([`super::CommitLog::wait_room`]) and retry.
+    #[error("commit log is busy: too much data is waiting to become durable; retry the transaction")]
     Busy,
-    /// The record is longer than any log file may be.
+    /// The record is longer than a log file can be.
     #[error(
-        "a log record of {bytes} bytes is longer than the most that is possible, {most} bytes; write less in one transaction"
+        "log record of {bytes} bytes exceeds the maximum of {most} bytes; write less data in one \
+         transaction"
     )]
     TooLong {
         /// The record's length.
         bytes: u64,
-        /// The greatest length.
+        /// The maximum length.
         most: u64,
     },
-    /// A write or sync has failed. New records are refused until a new log has begun.
+    /// A write or sync has failed. New records are rejected until a new log has started.
     #[error(
-        "the log cannot be written: {cause}; new commits are refused until a new log has begun (check the disk)"
+        "could not write commit log: {cause}; commits are rejected until a new log has started \
+         (check the disk)"
     )]
     Failed {
         /// The failure.
         cause: Arc<str>,
     },
-    /// The store has not taken the log's objects for a while. What was appended is still being put.
+    /// The store has rejected the log's objects for some time. Appended records are still being
+    /// retried.
     #[error(
-        "the log in the store cannot be written: {cause}; new commits are refused until it can be (check the store)"
+        "could not write commit log to the object store: {cause}; commits are rejected until the \
+         store accepts writes (check the store)"
     )]
     Unreachable {
         /// The failure.
         cause: Arc<str>,
     },
-    /// Somebody else has closed this node's log in the store. It takes nothing any more.
+    /// Another process has closed this node's log in the store. The log accepts no more records.
     #[error(
-        "the log in the store was closed by another process, which goes on in this node's name: {object}; stop this node"
+        "commit log was taken over by another process with this node's identity: {object}; stop \
+         this node"
     )]
     Fenced {
-        /// The object that stands where the log's next one should be.
+        /// The object that occupies the slot of the log's next object.
         object: String,
     },
-    /// The record was lost by a failed write, for good: it will not come back at recovery.
-    #[error("the commit was lost: writing the log failed beyond position {after}; the commit did not happen")]
+    /// The record was permanently lost by a failed write: recovery will not restore it.
+    #[error(
+        "commit was lost: writing the log failed after position {after}; the transaction was \
+         rolled back"
+    )]
     Discarded {
-        /// Everything up to here was kept.
+        /// Records up to this position were kept.
         after: Lsn,
     },
-    /// The log was closed before the record was known to be durable; recovery will tell.
-    #[error("the log is closed")]
+    /// The log was closed before the record was known to be durable. Recovery decides.
+    #[error("commit log is closed")]
     Closed,
-    /// It is the log of what is only read.
-    #[error("nothing can be written to a version of the past")]
+    /// The log belongs to read-only data.
+    #[error("commit log is read-only")]
     ReadOnly,
-    /// What had been durable cannot be read any more.
+    /// A part of the log that had been durable cannot be read.
     #[error(
-        "the log is damaged: {file}, byte {offset}: {problem}; restore the file from a copy, or move the log's files away and lose what its last flushes do not hold"
+        "commit log is damaged: {file}, byte {offset}: {problem}; restore the file from a copy, \
+         or move the log's files away and lose the commits that were not yet flushed"
     )]
     Corrupt {
         /// The file, with its path.
         file: String,
-        /// Where in the file.
+        /// The offset in the file.
         offset: u64,
-        /// What is wrong there.
+        /// The inconsistency that was found.
         problem: String,
     },
     /// An operation on the log's files has failed.
-    #[error("cannot {operation} {file}: {cause}")]
+    #[error("could not {operation} {file}: {cause}")]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         operation: &'static str,
-        /// On which file, with its path.
+        /// The file, with its path.
         file: String,
-        /// Why it failed.
+        /// The error.
         cause: Arc<io::Error>,
     },
     /// An operation on the log's objects has failed.
-    #[error("cannot {operation} {object}: {cause}; {}", cause.kind().remedy())]
+    #[error("could not {operation} {object}: {cause}; {}", cause.kind().remedy())]
     Store {
-        /// What was tried.
+        /// The operation that failed.
         operation: &'static str,
-        /// On which object.
+        /// The object.
         object: String,
-        /// Why it failed.
+        /// The error.
         cause: Failure,
     },
-    /// Others kept opening the same log.
+    /// Other processes repeatedly opened the same log.
     #[error(
-        "the log {directory} cannot be opened: other processes open it too; start one node with this identity"
+        "could not open commit log {directory}: other processes keep opening it; start only one \
+         node with this identity"
     )]
     Contended {
-        /// Where its objects lie.
+        /// The directory of its objects.
         directory: String,
     },
-    /// Whoever reads the log at its opening could not use a record.
-    #[error("the log record that ends at position {position} cannot be replayed: {cause}")]
+    /// The caller's replay function returned an error.
+    #[error("could not replay the log record that ends at position {position}: {cause}")]
     Replay {
         /// The record's end.
         position: Lsn,
-        /// Why.
+        /// The error.
         cause: String,
     },
 }
 
-/// Why there is no space.
+/// Why a log has no space.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum FullCause {
-    /// The disk refuses to give more.
-    #[error("{cause}; see that the log's disk works and has free space")]
+    /// The disk provides no more space.
+    #[error("{cause}; check that the log's disk works and has free space")]
     Disk {
-        /// What the disk says.
+        /// The disk's error.
         cause: Arc<str>,
     },
-    /// The log has reached its own bound, since flushes are behind.
-    #[error("it has reached its bound of {capacity_bytes} bytes; wait for the flush that is under way")]
+    /// The log has reached its capacity, because flushes are behind.
+    #[error("its capacity of {capacity_bytes} bytes is used up; wait for the next flush")]
     Capacity {
-        /// The bound.
+        /// The capacity.
         capacity_bytes: u64,
     },
 }

@@ -1,32 +1,35 @@
-//! A node's commit logs: sequences of records, each made durable together for all partitions that commit to it.
+//! Commit logs with group commit: one sync makes the records of all partitions durable together.
 //!
 //! ```text
 //!                          append, wait_durable, truncate
 //!                                      |
-//!                                  CommitLog --- Progress     what is durable, what is lost, who waits to know
+//!                                  CommitLog --- Progress   durable and lost positions, waiters
 //!                                   |      |
-//!   local: files on the node's disk |      | shared: objects in a store that other nodes reach too
+//!   local: files on the node's disk |      | shared: objects in a store that other nodes can read
 //! ```
 //!
-//! There is one log for each place that commits are made durable. What a log promises is the same for all of them,
-//! and said here; how it is kept is said in [`local`] and [`shared`].
+//! A node has one log per durability target. Both kinds give the guarantees described here. Their
+//! implementations are described in [`local`] and [`shared`].
 //!
 //! # Positions
 //!
-//! A record's place is an [`Lsn`]: the byte position of its end in all that was ever logged in this place. Positions
-//! only grow, over crashes and failures too. Those of two places have nothing to do with each other.
+//! A record's position is its [`Lsn`]: the byte position of its end, counted over everything that
+//! was ever logged to this target. Positions only grow, also across crashes and failures. Positions
+//! of two targets are not comparable.
 //!
 //! # Appending
 //!
-//! [`CommitLog::append`] copies the record into memory under a short lock, and refuses it if there is no room; it waits
-//! for nothing, so that it can be called inside a partition's commit lock. What is refused has not become visible.
-//! Records become durable in their order: when one is, all before it are.
+//! [`CommitLog::append`] copies the record into memory under a short lock, and rejects it if there
+//! is no space. It never waits, so that it can be called under a partition's commit lock. A
+//! rejected record has not become visible. Records become durable in order: when one is durable,
+//! all records before it are.
 //!
 //! # Loss
 //!
-//! A record whose position was handed out becomes durable, or is lost for good, or (at a crash, or when the log is
-//! closed before it is known) recovery will tell. If records are lost the engine is told first
-//! ([`CommitLog::on_discard`]), and those who wait for them only when no crash can bring them back.
+//! A record whose position was assigned becomes durable or is permanently lost. If the process
+//! crashes, or the log is closed before the outcome is known, recovery decides which. When records
+//! are lost, the engine is notified first ([`CommitLog::on_discard`]). Waiters are notified only
+//! when no crash can bring the records back.
 
 mod error;
 mod local;
@@ -58,7 +61,7 @@ pub use shared::{
 };
 pub use statistics::LogStatistics;
 
-/// A position in a node's log, in bytes: that of a record is the position of its end.
+/// A position in a node's log, in bytes. A record's position is that of its end.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
 pub struct Lsn(pub u64);
 
@@ -68,47 +71,52 @@ impl std::fmt::Display for Lsn {
     }
 }
 
-/// How soon a record must be on its way to the disk.
+/// How soon a record must be written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Urgency {
-    /// As soon as the disk is free: somebody waits for it who has more to do. (Or when its thread [rests](this_thread_rests), if
-    /// that thread says so and the log is busy.)
+    /// As soon as the disk is idle: a session waits for it and will continue afterwards. If the
+    /// appending thread announces when it is idle ([`this_thread_rests`]) and the log is busy, the
+    /// record may wait until then.
     Prompt,
-    /// The same, unless whoever appends it does so seldom: the last time was so long ago. Then it may wait for company, at most a tenth of
-    /// that.
+    /// As `Prompt`, unless the appender commits infrequently. The duration is the time since its
+    /// last commit. If it is long enough, the record may wait for others to share its sync, for at
+    /// most a tenth of that time.
     Patient(Duration),
-    /// As soon as the disk is free, and a log that is full takes it all the same, within its [reserve](LogOptions::capacity_bytes): when it is
-    /// durable the log can be cut.
+    /// As soon as the disk is idle, and accepted even if the log is full, within its
+    /// [reserve](LogOptions::capacity_bytes): once the record is durable, the log can be truncated.
     MakesRoom,
 }
 
-/// The reserve of a log, as a part of its capacity.
-const RESERVE_PART: u64 = 8;
+/// The reserve of a log is its capacity divided by this.
+const RESERVE_DIVISOR: u64 = 8;
 
-/// Whether a log's writer shall end.
+/// Whether, and how, a log's writer must stop.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stop {
     No,
-    /// When everything is durable and sealed.
+    /// Once everything is durable and the log is sealed.
     Drain,
-    /// At once.
+    /// Immediately.
     Abandon,
 }
 
-/// How a log is set up.
+/// Configuration of a local log.
 #[derive(Clone, Debug)]
 pub struct LogOptions {
-    /// The length of a log file. The first file of a log is shorter, so that a node starts fast.
+    /// Length of a log file. The first file of a log is shorter, so that a node starts fast.
     pub file_bytes: u64,
-    /// The most that all files together may take; at least four files. An eighth more (a file, at least) is kept for what makes room.
+    /// Maximum size of all files together; at least four files. In addition, an eighth of it (at
+    /// least one file) is reserved for [`Urgency::MakesRoom`].
     pub capacity_bytes: u64,
-    /// The most that may wait in memory to be written (as much again may be on its way to the disk).
+    /// Maximum size of the records that wait in memory to be written. The same amount can be in
+    /// flight to the disk.
     pub pending_bytes: usize,
-    /// How long after a failure the disk is tried again; it doubles with each try, up to [`MAX_RETRY_DELAY`].
+    /// Delay before the disk is retried after a failure. Doubles with each attempt, up to
+    /// [`MAX_RETRY_DELAY`].
     pub retry_delay: Duration,
 }
 
-/// The longest time between two tries of a broken or full disk.
+/// Maximum delay between two attempts to use a broken or full disk.
 pub const MAX_RETRY_DELAY: Duration = Duration::from_secs(2);
 
 impl Default for LogOptions {
@@ -122,28 +130,30 @@ impl Default for LogOptions {
     }
 }
 
-/// Called when records are lost: with the durable position, which is kept, and the appended one, which is not.
+/// Called when records are lost. The arguments are the durable position, up to which records are
+/// kept, and the appended position, up to which they are lost.
 pub type OnDiscard = Box<dyn Fn(Lsn, Lsn) + Send + Sync>;
 
-/// Called when a flush has become due because of the log.
+/// Called when the log's backlog requires a flush.
 pub type OnFlushDue = Box<dyn Fn() + Send + Sync>;
 
-/// A node's commit log of one place.
+/// A node's commit log for one durability target.
 pub struct CommitLog {
     progress: Arc<Progress>,
-    kept: Kept,
+    backend: LogBackend,
 }
 
-/// How a log is kept.
-enum Kept {
+/// The implementation of a log.
+enum LogBackend {
     Local(LocalLog),
     Shared(SharedLog),
-    /// Not at all.
+    /// Empty, and rejects all records.
     ReadOnly,
 }
 
 impl CommitLog {
-    /// Reads the log in `files` as an opening would, and writes nothing. Blocks on the disk.
+    /// Reads the log in `files` as [`CommitLog::open`] would, but writes nothing. Blocks on disk
+    /// I/O.
     pub fn verify(
         files: &dyn LogFiles,
         replay: &mut dyn FnMut(Lsn, &Record<'_>) -> Result<(), LogError>,
@@ -151,19 +161,21 @@ impl CommitLog {
         LocalLog::verify(files, replay)
     }
 
-    /// Opens the log in `files`: gives every record that counts to `replay`, in order, with the position that its
-    /// append had; then begins a new log. The log's own records (cut, seal) are not replayed. Blocks on the disk.
+    /// Opens the log in `files`. Passes every valid record to `replay`, in order and with the
+    /// position of its append, then starts a new log. The log's own records (cut, seal) are not
+    /// replayed. Blocks on disk I/O.
     pub fn open(
         options: LogOptions,
         files: Arc<dyn LogFiles>,
         replay: &mut dyn FnMut(Lsn, &Record<'_>) -> Result<(), LogError>,
     ) -> Result<Arc<CommitLog>, LogError> {
         let log = LocalLog::open(options, files, replay)?;
-        Ok(Arc::new(CommitLog { progress: log.progress(), kept: Kept::Local(log) }))
+        Ok(Arc::new(CommitLog { progress: log.progress(), backend: LogBackend::Local(log) }))
     }
 
-    /// Opens the log of `node` in a store: closes what was written in its name, for ever, gives every record that counts
-    /// to `replay`, and begins a new log. Must be called in a tokio runtime, which does the writing.
+    /// Opens the log of `node` in a store. Permanently closes the logs previously written under
+    /// this node id, passes every valid record to `replay`, and starts a new log. Must be called in
+    /// a tokio runtime, which then runs the log's writer.
     pub async fn open_shared(
         options: SharedLogOptions,
         store: Reliable,
@@ -171,31 +183,32 @@ impl CommitLog {
         replay: &mut shared::Replay<'_>,
     ) -> Result<Arc<CommitLog>, LogError> {
         let log = SharedLog::open(options, store, node, replay).await?;
-        Ok(Arc::new(CommitLog { progress: log.progress(), kept: Kept::Shared(log) }))
+        Ok(Arc::new(CommitLog { progress: log.progress(), backend: LogBackend::Shared(log) }))
     }
 
-    /// The log of what is only read: it is empty, durable as far as it goes, and takes nothing ([`LogError::ReadOnly`]).
+    /// Returns a log for read-only data. It is empty, durable up to its end, and rejects all
+    /// records with [`LogError::ReadOnly`].
     pub fn read_only() -> Arc<CommitLog> {
-        Arc::new(CommitLog { progress: Arc::new(Progress::new(0)), kept: Kept::ReadOnly })
+        Arc::new(CommitLog { progress: Arc::new(Progress::new(0)), backend: LogBackend::ReadOnly })
     }
 
-    /// Whether it is kept in a store.
+    /// Returns true if the log is kept in a store.
     pub fn is_shared(&self) -> bool {
-        matches!(self.kept, Kept::Shared(_))
+        matches!(self.backend, LogBackend::Shared(_))
     }
 
-    /// Whether it takes nothing, ever.
+    /// Returns true if the log rejects all records by design.
     pub fn is_read_only(&self) -> bool {
-        matches!(self.kept, Kept::ReadOnly)
+        matches!(self.backend, LogBackend::ReadOnly)
     }
 
-    /// The nodes that have logs in a store.
+    /// Lists the nodes that have logs in a store.
     pub async fn nodes_in(store: &Reliable) -> Result<BTreeSet<u128>, LogError> {
         SharedLog::nodes(store).await
     }
 
-    /// Reads all that `node` has of logs in a store, and writes nothing. What an opening would replay is given to `replay`, if no
-    /// object is damaged or missing.
+    /// Reads all logs of `node` in a store, and writes nothing. If no object is damaged or missing,
+    /// passes the records that an opening would replay to `replay`.
     pub async fn verify_shared(
         store: Reliable,
         node: u128,
@@ -204,50 +217,54 @@ impl CommitLog {
         SharedLog::verify(store, node, replay).await
     }
 
-    /// Registers what is called when records are lost, once for each failure, by the log's writer, before anybody
-    /// is told. It must discard every version whose record ends above the first position, and must not wait for
-    /// the log. A commit that has just been appended may not have installed its version yet; the callback finds it
-    /// if it takes the lock under which both happen.
+    /// Registers a callback for lost records. The log's writer calls it once per failure, before it
+    /// notifies any waiter. The callback must discard every version whose record ends above the
+    /// first position, and must not wait for the log. A commit that was just appended may not have
+    /// installed its version yet; the callback sees that version if it takes the lock that covers
+    /// both steps.
     pub fn on_discard(&self, callback: OnDiscard) {
         self.progress.on_discard(callback);
     }
 
-    /// Registers a callback for the moment when the backlog exceeds half of its bound. It is called by the log's writer and
-    /// must not wait.
+    /// Registers a callback that is called when the backlog exceeds half of its limit. The log's
+    /// writer calls it; it must not wait.
     pub fn on_flush_due(&self, callback: OnFlushDue) {
         self.progress.on_flush_due(callback);
     }
 
-    /// The position before which records are to be flushed, if the backlog of a shared log exceeds half of its
-    /// [bound](SharedLogOptions::backlog_objects). A local log has no such bound.
+    /// Returns the position before which records must be flushed, if the backlog of a shared log
+    /// exceeds half of its [limit](SharedLogOptions::backlog_objects). A local log has no such
+    /// limit.
     pub fn flush_before(&self) -> Option<Lsn> {
-        match &self.kept {
-            Kept::Shared(log) => log.flush_before(),
-            Kept::Local(_) | Kept::ReadOnly => None,
+        match &self.backend {
+            LogBackend::Shared(log) => log.flush_before(),
+            LogBackend::Local(_) | LogBackend::ReadOnly => None,
         }
     }
 
-    /// Objects of a shared log that a start would read.
+    /// Number of objects of a shared log that a start would read.
     pub fn backlog_objects(&self) -> u64 {
-        match &self.kept {
-            Kept::Shared(log) => log.backlog_objects(),
-            Kept::Local(_) | Kept::ReadOnly => 0,
+        match &self.backend {
+            LogBackend::Shared(log) => log.backlog_objects(),
+            LogBackend::Local(_) | LogBackend::ReadOnly => 0,
         }
     }
 
-    /// Where the log began when it was opened. Records of earlier processes stand before this position.
+    /// Position at which the log started when it was opened. Records of earlier processes precede
+    /// it.
     pub fn began(&self) -> Lsn {
         Lsn(self.progress.began())
     }
 
-    /// Appends a record and answers the position of its end. Never waits. After an error nothing has been appended:
-    /// [`LogError::Full`], [`LogError::Busy`], [`LogError::Failed`], [`LogError::Unreachable`], [`LogError::Fenced`],
-    /// [`LogError::TooLong`], [`LogError::Closed`], [`LogError::ReadOnly`].
+    /// Appends a record and returns the position of its end. Never waits. On error nothing has been
+    /// appended: [`LogError::Full`], [`LogError::Busy`], [`LogError::Failed`],
+    /// [`LogError::Unreachable`], [`LogError::Fenced`], [`LogError::TooLong`],
+    /// [`LogError::Closed`], [`LogError::ReadOnly`].
     pub fn append(&self, body: &[u8], urgency: Urgency) -> Result<Lsn, LogError> {
-        let outcome = match &self.kept {
-            Kept::Local(log) => log.append(body, urgency),
-            Kept::Shared(log) => log.append(body, urgency),
-            Kept::ReadOnly => Err(LogError::ReadOnly),
+        let outcome = match &self.backend {
+            LogBackend::Local(log) => log.append(body, urgency),
+            LogBackend::Shared(log) => log.append(body, urgency),
+            LogBackend::ReadOnly => Err(LogError::ReadOnly),
         };
         let statistics = &self.progress.statistics;
         match &outcome {
@@ -258,8 +275,9 @@ impl CommitLog {
         outcome
     }
 
-    /// Waits until a record of so many bytes would have room; then [`CommitLog::append`] may still be refused if
-    /// others were faster. An error if the log is full, failed or closed, so that the client can be told.
+    /// Waits until a record of `body_bytes` would fit. A following [`CommitLog::append`] can still
+    /// be rejected, because other callers may have used the space. Returns an error if the log is
+    /// full, failed or closed, so that the client gets an answer.
     pub fn wait_room(
         &self,
         body_bytes: usize,
@@ -267,102 +285,108 @@ impl CommitLog {
     ) -> impl Future<Output = Result<(), LogError>> + Send + '_ {
         self.progress.wait_room(move || match self.admit(body_bytes, urgency) {
             Err(LogError::Busy) => None,
-            known => Some(known),
+            outcome => Some(outcome),
         })
     }
 
-    /// Whether records are taken, and if not why; want of space does not count ([`CommitLog::full`]).
+    /// Returns an error if the log rejects records. Lack of space does not count; see
+    /// [`CommitLog::full`].
     pub fn works(&self) -> Result<(), LogError> {
         match self.admit(0, Urgency::Prompt) {
             Err(LogError::Busy | LogError::Full(_)) => Ok(()),
-            known => known,
+            outcome => outcome,
         }
     }
 
     fn admit(&self, body_bytes: usize, urgency: Urgency) -> Result<(), LogError> {
-        match &self.kept {
-            Kept::Local(log) => log.admit(body_bytes, urgency),
-            Kept::Shared(log) => log.admit(body_bytes, urgency),
-            Kept::ReadOnly => Err(LogError::ReadOnly),
+        match &self.backend {
+            LogBackend::Local(log) => log.admit(body_bytes, urgency),
+            LogBackend::Shared(log) => log.admit(body_bytes, urgency),
+            LogBackend::ReadOnly => Err(LogError::ReadOnly),
         }
     }
 
-    /// Whether records are refused with [`LogError::Full`], and why: from the first one until a further file is ready, or while there is no
-    /// room for a page. Short ones may fit meanwhile.
+    /// Returns the cause if records are rejected with [`LogError::Full`]: from the first rejection
+    /// until another file is ready, or while there is no space for a page. Short records may fit in
+    /// the meantime.
     pub fn full(&self) -> Option<FullCause> {
-        match &self.kept {
-            Kept::Local(log) => log.full(),
-            Kept::Shared(log) => log.full(),
-            Kept::ReadOnly => None,
+        match &self.backend {
+            LogBackend::Local(log) => log.full(),
+            LogBackend::Shared(log) => log.full(),
+            LogBackend::ReadOnly => None,
         }
     }
 
-    /// [`LogError::Fenced`] once it is known that another process has taken the log over, and commits in its name.
+    /// Returns [`LogError::Fenced`] once it is known that another process has taken over the log
+    /// and commits under this node's identity.
     pub fn fenced(&self) -> Option<LogError> {
-        match &self.kept {
-            Kept::Local(_) | Kept::ReadOnly => None,
-            Kept::Shared(log) => {
+        match &self.backend {
+            LogBackend::Local(_) | LogBackend::ReadOnly => None,
+            LogBackend::Shared(log) => {
                 log.admit(0, Urgency::Prompt).err().filter(|error| matches!(error, LogError::Fenced { .. }))
             }
         }
     }
 
-    /// Up to where the log is durable. A position that is not above this one may still have been discarded: ask
-    /// [`CommitLog::is_durable`] unless the version at hand is known to have survived [`CommitLog::on_discard`].
+    /// Position up to which the log is durable. A record at or below it may still have been
+    /// discarded. Use [`CommitLog::is_durable`], unless the version is known to have survived
+    /// [`CommitLog::on_discard`].
     pub fn durable(&self) -> Lsn {
         Lsn(self.progress.durable())
     }
 
-    /// Whether a record is durable. One or two atomic loads.
+    /// Returns true if a record is durable. Costs one or two atomic loads.
     pub fn is_durable(&self, lsn: Lsn) -> bool {
-        matches!(self.progress.fate(lsn.0), Some(Ok(())))
+        matches!(self.progress.outcome(lsn.0), Some(Ok(())))
     }
 
-    /// Waits until everything up to a position is durable, or known to be lost ([`LogError::Discarded`]).
-    /// [`LogError::Closed`]: it is not known. May be dropped at any time.
+    /// Waits until everything up to a position is durable, or known to be lost
+    /// ([`LogError::Discarded`]). [`LogError::Closed`] means that the outcome is unknown. Cancel
+    /// safe.
     pub fn wait_durable(&self, lsn: Lsn) -> impl Future<Output = Result<(), LogError>> + Send + '_ {
         self.progress.wait_durable(lsn.0)
     }
 
-    /// Where the next record will begin.
+    /// Position at which the next record will start.
     pub fn appended(&self) -> Lsn {
         Lsn(self.progress.appended())
     }
 
-    /// The position of the oldest record that is kept.
+    /// Position of the oldest record that is kept.
     pub fn oldest(&self) -> Lsn {
-        match &self.kept {
-            Kept::Local(log) => log.oldest(),
-            Kept::Shared(log) => log.oldest(),
-            Kept::ReadOnly => Lsn(0),
+        match &self.backend {
+            LogBackend::Local(log) => log.oldest(),
+            LogBackend::Shared(log) => log.oldest(),
+            LogBackend::ReadOnly => Lsn(0),
         }
     }
 
-    /// Says that manifests, or durable copies behind it, cover everything before a position (of which only what is durable counts). Gives back
-    /// the space of whole files or objects, in the background.
+    /// Declares that everything before a position is covered by manifests, or by durable copies at
+    /// a later position of the log. Only the durable part counts. Releases the space of whole files
+    /// or objects, in the background.
     pub fn truncate(&self, upto: Lsn) {
-        match &self.kept {
-            Kept::Local(log) => log.truncate(upto),
-            Kept::Shared(log) => log.truncate(upto),
-            Kept::ReadOnly => {}
+        match &self.backend {
+            LogBackend::Local(log) => log.truncate(upto),
+            LogBackend::Shared(log) => log.truncate(upto),
+            LogBackend::ReadOnly => {}
         }
     }
 
-    /// Bytes of all the log's files or objects; files that are made ahead included.
+    /// Total size of the log's files or objects, preallocated files included.
     pub fn size_bytes(&self) -> u64 {
-        match &self.kept {
-            Kept::Local(log) => log.size_bytes(),
-            Kept::Shared(log) => log.size_bytes(),
-            Kept::ReadOnly => 0,
+        match &self.backend {
+            LogBackend::Local(log) => log.size_bytes(),
+            LogBackend::Shared(log) => log.size_bytes(),
+            LogBackend::ReadOnly => 0,
         }
     }
 
-    /// The most that all the log's files or objects may take.
+    /// Maximum total size of the log's files or objects.
     pub fn capacity_bytes(&self) -> u64 {
-        match &self.kept {
-            Kept::Local(log) => log.capacity_bytes(),
-            Kept::Shared(log) => log.capacity_bytes(),
-            Kept::ReadOnly => u64::MAX,
+        match &self.backend {
+            LogBackend::Local(log) => log.capacity_bytes(),
+            LogBackend::Shared(log) => log.capacity_bytes(),
+            LogBackend::ReadOnly => u64::MAX,
         }
     }
 
@@ -371,20 +395,20 @@ impl CommitLog {
         &self.progress.statistics
     }
 
-    /// Refuses new records, makes all others durable, seals the log and ends its writer. Blocks the thread. An
-    /// error if the log could not be sealed (or is failing); what was acknowledged is kept all the same. When it is
-    /// called again it does nothing. Dropped without it the log ends like at a crash: what is pending is not written,
-    /// and nobody waits.
+    /// Rejects new records, makes all others durable, seals the log and stops its writer. Blocks
+    /// the thread. Returns an error if the log could not be sealed or is failing; acknowledged
+    /// records are kept nevertheless. Later calls do nothing. A log that is dropped without this
+    /// call ends as in a crash: pending records are not written, and waiters are released.
     pub fn close(&self) -> Result<(), LogError> {
-        match &self.kept {
-            Kept::Local(log) => log.close(),
-            Kept::Shared(log) => log.close(),
-            Kept::ReadOnly => Ok(()),
+        match &self.backend {
+            LogBackend::Local(log) => log.close(),
+            LogBackend::Shared(log) => log.close(),
+            LogBackend::ReadOnly => Ok(()),
         }
     }
 }
 
-/// The body of a record that a log writes for itself.
+/// Returns the body of a record that the log writes for its own use.
 fn own_record(kind: RecordKind, cut: Option<CutPoint>) -> Vec<u8> {
     let mut builder = RecordBuilder::default();
     builder.begin(&RecordHeader {

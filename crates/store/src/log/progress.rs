@@ -1,7 +1,8 @@
-//! How far a log is: which positions were handed out, which are durable or lost, and who waits to know.
+//! Progress of a log: which positions were assigned, are durable, or were lost, and their waiters.
 //!
-//! Whoever appends moves `appended`, the log's writer alone moves `durable`. All that a commit asks besides appending
-//! it asks here, whatever keeps the log; an answer costs one or two atomic loads.
+//! Appenders advance `appended`; only the log's writer advances `durable`. Everything that a commit
+//! needs to know besides appending is answered here, for local and shared logs alike, at the cost
+//! of one or two atomic loads.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -14,30 +15,30 @@ use parking_lot::Mutex;
 use super::waiters::{Ticket, Waiters};
 use super::{LogError, LogStatistics, Lsn, OnDiscard, OnFlushDue};
 
-/// What a log and its callers share, whatever keeps it.
+/// State shared by a log and its callers, independent of the log's implementation.
 pub(super) struct Progress {
-    /// Up to where everything is durable or discarded. Written by the writer alone.
+    /// Everything up to this position is durable or discarded. Written only by the writer.
     durable: AtomicU64,
-    /// Where the next record will begin.
+    /// Position at which the next record will start.
     appended: AtomicU64,
-    /// The writer has ended: nothing more will be durable.
+    /// The writer has stopped: nothing more will become durable.
     ended: AtomicBool,
-    /// How many ranges `discarded` has; zero in a log that never failed.
+    /// Number of ranges in `discarded`; zero for a log that has never failed.
     discards: AtomicUsize,
-    /// Positions that were handed out and then lost: (after, upto].
+    /// Ranges of positions that were assigned and then lost: (after, upto].
     discarded: Mutex<Vec<(u64, u64)>>,
     waiters: Waiters,
-    /// Those who wait for room; woken with position 0.
+    /// Waiters for space, woken with position 0.
     room: Waiters,
     on_discard: Mutex<Option<OnDiscard>>,
     on_flush_due: Mutex<Option<OnFlushDue>>,
-    /// Where this incarnation of the log began.
+    /// Position at which this incarnation of the log started.
     began: u64,
     pub(super) statistics: LogStatistics,
 }
 
 impl Progress {
-    /// Of a log that goes on at `position`.
+    /// State of a log that continues at `position`.
     pub(super) fn new(position: u64) -> Self {
         Progress {
             durable: AtomicU64::new(position),
@@ -81,26 +82,26 @@ impl Progress {
         self.appended.load(Acquire)
     }
 
-    /// Called under the lock of whoever hands positions out.
+    /// Called under the lock that protects the assignment of positions.
     pub(super) fn set_appended(&self, position: u64) {
         self.appended.store(position, Release);
     }
 
-    /// What became of a position; None if that is still open.
-    pub(super) fn fate(&self, position: u64) -> Option<Result<(), LogError>> {
-        // In this order: once the writer has ended the durable position is final.
+    /// Returns what has happened to a record, or None if that is still open.
+    pub(super) fn outcome(&self, position: u64) -> Option<Result<(), LogError>> {
+        // This order matters: once the writer has stopped, the durable position is final.
         let ended = self.has_ended();
         if position <= self.durable() {
-            // The number of ranges is stored before the durable position that goes beyond them.
+            // The number of ranges is stored before the durable position that exceeds them.
             return Some(match self.discards.load(Acquire) {
                 0 => Ok(()),
-                _ => self.survived(position),
+                _ => self.outcome_after_discards(position),
             });
         }
         ended.then_some(Err(LogError::Closed))
     }
 
-    fn survived(&self, position: u64) -> Result<(), LogError> {
+    fn outcome_after_discards(&self, position: u64) -> Result<(), LogError> {
         let discarded = self.discarded.lock();
         match discarded.iter().find(|(after, upto)| *after < position && position <= *upto) {
             Some((after, _)) => Err(LogError::Discarded { after: Lsn(*after) }),
@@ -108,20 +109,20 @@ impl Progress {
         }
     }
 
-    /// Makes a new durable position known and wakes those who wait for it.
+    /// Publishes a new durable position and wakes its waiters.
     pub(super) fn publish(&self, position: u64) {
         self.durable.store(position, Release);
         self.waiters.wake_up_to(position);
     }
 
-    /// Tells the engine that what lies between these positions is lost.
+    /// Notifies the engine that the records between these positions are lost.
     pub(super) fn announce_loss(&self, after: u64, upto: u64) {
         if let Some(callback) = &*self.on_discard.lock() {
             callback(Lsn(after), Lsn(upto));
         }
     }
 
-    /// Notes a range as lost. Those who wait in it learn it when a position beyond is published.
+    /// Records a range as lost. Its waiters are notified when a later position is published.
     pub(super) fn discard(&self, after: u64, upto: u64) {
         if upto > after {
             let mut discarded = self.discarded.lock();
@@ -130,7 +131,7 @@ impl Progress {
         }
     }
 
-    /// The writer has ended: nothing that is not yet durable will be.
+    /// Called when the writer has stopped: nothing that is not yet durable will become durable.
     pub(super) fn end(&self) {
         self.ended.store(true, Release);
         self.waiters.wake_up_to(u64::MAX);
@@ -141,7 +142,7 @@ impl Progress {
         self.ended.load(Acquire)
     }
 
-    /// Who waits for room shall look again.
+    /// Makes all waiters for space check again.
     pub(super) fn wake_room(&self) {
         self.room.wake_up_to(0);
     }
@@ -151,10 +152,10 @@ impl Progress {
         &self,
         position: u64,
     ) -> impl Future<Output = Result<(), LogError>> + Send + '_ {
-        Wait { waiters: &self.waiters, position, ticket: None, verdict: move || self.fate(position) }
+        Wait { waiters: &self.waiters, position, ticket: None, verdict: move || self.outcome(position) }
     }
 
-    /// Waits until `verdict`, which is asked whenever there may be room, has one.
+    /// Waits until `verdict` returns one. It is called whenever space may have become available.
     pub(super) fn wait_room<'a>(
         &'a self,
         verdict: impl FnMut() -> Option<Result<(), LogError>> + Send + Unpin + 'a,
@@ -162,14 +163,14 @@ impl Progress {
         Wait { waiters: &self.room, position: 0, ticket: None, verdict }
     }
 
-    /// Waits until the writer has ended.
+    /// Waits until the writer has stopped.
     pub(super) async fn wait_end(&self) {
-        // No position is that far, so there is a verdict only at the end.
+        // No log reaches this position, so there is a verdict only when the writer stops.
         let _ = self.wait_durable(u64::MAX).await;
     }
 }
 
-/// Waits for a verdict.
+/// A future that waits for a verdict.
 struct Wait<'a, V> {
     waiters: &'a Waiters,
     position: u64,
@@ -180,12 +181,13 @@ struct Wait<'a, V> {
 impl<V: FnMut() -> Option<Result<(), LogError>> + Unpin> Future for Wait<'_, V> {
     type Output = Result<(), LogError>;
 
-    /// Asks for the verdict; if there is none registers, and asks once more under the lock of those who wait, which
-    /// whoever changes the verdict takes afterwards: so no change is missed.
+    /// Checks the verdict. If there is none, registers the waker and checks once more under the
+    /// waiters' lock. The writer takes that lock after it has changed the verdict, so no change is
+    /// missed.
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        if let Some(known) = (this.verdict)() {
-            return Poll::Ready(known);
+        if let Some(outcome) = (this.verdict)() {
+            return Poll::Ready(outcome);
         }
         let mut late = None;
         let verdict = &mut this.verdict;

@@ -1,30 +1,31 @@
-//! What the log counts, for the metrics.
+//! Log counters for metrics.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Counters of one log, since it was opened. Each is read by itself, so two of them may be a batch apart.
+/// Counters of one log since it was opened. Each is read separately, so two of them may differ by
+/// one batch.
 #[derive(Debug, Default)]
 pub struct LogStatistics {
     /// Syncs that succeeded.
     pub syncs: AtomicU64,
-    /// Batches written, each with one write and one sync in the usual case.
+    /// Batches written, normally with one write and one sync each.
     pub batches: AtomicU64,
     /// Records made durable.
     pub records: AtomicU64,
-    /// Bytes made durable, heads of frames included.
+    /// Bytes made durable, frame heads included.
     pub bytes: AtomicU64,
     /// Records in the last batch.
     pub last_batch_records: AtomicU64,
     /// Records in the largest batch.
     pub largest_batch_records: AtomicU64,
-    /// The smoothed time that a sync takes, in nanoseconds.
+    /// Smoothed duration of a sync, in nanoseconds.
     pub sync_nanos: AtomicU64,
-    /// Times that a write or sync failed and a new log was begun.
+    /// Number of failed writes or syncs after which a new log was started.
     pub failures: AtomicU64,
-    /// Records refused for want of space.
+    /// Records rejected for lack of space.
     pub refused_full: AtomicU64,
-    /// Records refused because too much was pending.
+    /// Records rejected because too many bytes were pending.
     pub refused_busy: AtomicU64,
 }
 
@@ -37,7 +38,7 @@ impl LogStatistics {
         self.largest_batch_records.fetch_max(records, Relaxed);
     }
 
-    /// Only the log's writer calls this, so load and store need not be one step.
+    /// Called only by the log's writer, so the load and the store need not be one atomic step.
     pub(super) fn sync(&self, took: Duration) {
         self.syncs.fetch_add(1, Relaxed);
         let took = took.as_nanos() as u64;

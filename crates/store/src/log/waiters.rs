@@ -1,15 +1,15 @@
-//! Futures that wait for a position of the log.
+//! Wakers of futures that wait for a log position.
 
 use std::collections::BTreeMap;
 use std::task::Waker;
 
 use parking_lot::Mutex;
 
-/// Names a registered waker: its position, and a number that makes it unique.
+/// Identifies a registered waker: its position, and a unique number.
 pub(super) type Ticket = (u64, u64);
 
-/// Wakers by the position that they wait for. A future that is dropped takes its waker back, so there are never more
-/// than there are futures.
+/// Wakers, ordered by the position that they wait for. A dropped future removes its waker, so there
+/// are never more wakers than futures.
 #[derive(Default)]
 pub(super) struct Waiters {
     inner: Mutex<Inner>,
@@ -22,8 +22,9 @@ struct Inner {
 }
 
 impl Waiters {
-    /// Registers a waker for `position` (or renews the one of `ticket`), unless `ready` says, under the lock that
-    /// [`Waiters::wake_up_to`] takes, that there is nothing to wait for.
+    /// Registers a waker for `position`, or renews the one of `ticket`. If `ready` returns true,
+    /// registers nothing and returns false. `ready` is called under the lock that
+    /// [`Waiters::wake_up_to`] takes.
     pub(super) fn register(
         &self,
         position: u64,
@@ -41,7 +42,7 @@ impl Waiters {
         });
         *ticket = Some(key);
         match inner.wakers.get_mut(&key) {
-            Some(known) => known.clone_from(waker),
+            Some(registered) => registered.clone_from(waker),
             None => {
                 inner.wakers.insert(key, waker.clone());
             }
@@ -49,12 +50,12 @@ impl Waiters {
         true
     }
 
-    /// Takes a waker back.
+    /// Removes a waker.
     pub(super) fn forget(&self, ticket: Ticket) {
         self.inner.lock().wakers.remove(&ticket);
     }
 
-    /// Wakes all that wait for a position up to this one.
+    /// Wakes all waiters for positions up to this one.
     pub(super) fn wake_up_to(&self, position: u64) {
         let mut inner = self.inner.lock();
         let due = match inner.wakers.first_key_value() {

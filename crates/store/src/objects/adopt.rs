@@ -1,12 +1,13 @@
-//! A file that holds a whole segment becomes one, without being copied.
+//! Turns a local file that contains a complete segment into a segment without copying it.
 //!
 //! ```text
 //! unnamed file -> sync -> link it as segments/ID -> sync the directory
 //! ```
 //!
-//! The name comes after the file's bytes are durable, so a crash leaves a whole segment or none; before it there is
-//! nothing to clean up, since the file has no name. That is for a store in a local directory, and a file on the same file
-//! system; anything else wants its bytes sent ([`super::SegmentWriter`]).
+//! The file is linked after its bytes are durable, so a crash leaves a complete segment or none.
+//! Before the link there is nothing to clean up, because the file has no name. This requires a
+//! store in a local directory and a file on the same file system; otherwise use
+//! [`super::SegmentWriter`].
 
 use std::fs::File;
 use std::io;
@@ -21,8 +22,9 @@ use super::{PageStore, SEGMENTS, StoreError, segment_object};
 use crate::store::{Failure, FailureKind, Store};
 
 impl PageStore {
-    /// Stores the segment that stands in an unnamed file, by giving it a name. It is durable on return. `None` if the
-    /// store cannot: nothing has been done then. Blocks while the file is synced.
+    /// Stores the segment in an unnamed file by linking the file. The segment is durable on return.
+    /// Returns None, without any effect, if the store does not support it. Blocks while the file is
+    /// synced.
     pub fn adopt_segment(&self, file: &File) -> Result<Option<SegmentId>, StoreError> {
         let Some(directory) = self.store.directory() else { return Ok(None) };
         let id = self.new_segment();
@@ -38,7 +40,7 @@ impl PageStore {
     }
 }
 
-/// `false` if there can be no such link.
+/// Returns false if the file cannot be linked.
 fn link(file: &File, store: &FilePath, id: SegmentId) -> Result<bool, Errno> {
     let segments = store.join(SEGMENTS);
     match rustix::fs::mkdir(&segments, Mode::from_raw_mode(0o777)) {
@@ -49,7 +51,7 @@ fn link(file: &File, store: &FilePath, id: SegmentId) -> Result<bool, Errno> {
     let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
     match rustix::fs::linkat(CWD, unnamed, CWD, segments.join(id.to_string()), AtFlags::SYMLINK_FOLLOW) {
         Ok(()) => sync_directory(&segments).map(|()| true),
-        // Another file system; one without links; no /proc.
+        // Different file systems, a file system without hard links, or no /proc.
         Err(Errno::XDEV | Errno::PERM | Errno::NOTSUP | Errno::NOENT) => Ok(false),
         Err(cause) => Err(cause),
     }

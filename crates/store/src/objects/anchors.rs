@@ -1,11 +1,15 @@
-//! Which manifest was the newest of a partition at rest: anchors as objects, `manifests/PARTITION/anchor-EPOCH-NUMBER`, without contents.
+//! Anchors: objects without contents that record the newest manifest of an idle partition, named
+//! `manifests/PARTITION/anchor-EPOCH-NUMBER`.
 //!
-//! A manifest that is gone as a whole leaves no trace in a listing: the one before it looks like the newest. While a log has records that go on
-//! from it they miss it; when a partition has come to rest there are none. So the owner names its newest manifest once more, and the
-//! listing that finds manifests finds that too: nobody opens the partition at one that is older.
+//! If a manifest is lost completely, a listing does not show it: the one before it appears to be
+//! the newest. As long as a log has records that follow the lost manifest, recovery detects the
+//! loss; an idle partition has no such records. The owner therefore records the name of the newest
+//! manifest in an anchor. The listing that finds manifests also finds the anchor, so the partition
+//! is never opened at an older manifest.
 //!
-//! Manifests only come, in their order, and the newest one is never deleted while its partition lives; so an anchor stays true for
-//! ever, whoever has put it, and however late it arrives. One that is older than the newest tells nothing any more, and is garbage.
+//! Manifests are only added, in order, and the newest one is never deleted while its partition
+//! exists. An anchor is therefore true forever, whichever process has put it and however late it
+//! arrives. An anchor that is older than the newest manifest is garbage.
 
 use bytes::Bytes;
 use fulmar_pages::PartitionId;
@@ -32,7 +36,7 @@ pub(super) fn parse(object: &str) -> Option<ManifestName> {
 }
 
 impl Listed {
-    /// A partition's anchors, the oldest first.
+    /// Returns a partition's anchors, oldest first.
     pub fn anchors_of(&self, partition: PartitionId) -> &[ManifestName] {
         let begin = self.anchors.partition_point(|anchor| anchor.partition < partition);
         let end = self.anchors.partition_point(|anchor| anchor.partition <= partition);
@@ -41,7 +45,8 @@ impl Listed {
 }
 
 impl PageStore {
-    /// Notes that this is the newest manifest of its partition. Nothing happens if that is noted already.
+    /// Records that this is the newest manifest of its partition. Has no effect if that is already
+    /// recorded.
     pub async fn put_anchor(&self, manifest: ManifestName) -> Result<(), StoreError> {
         match self.put(&anchor_object(manifest), Bytes::new()).await {
             Ok(()) | Err(StoreError::Exists { .. }) => Ok(()),
@@ -49,21 +54,22 @@ impl PageStore {
         }
     }
 
-    /// Deletes an anchor; no error if there is none.
+    /// Deletes an anchor. Succeeds if it does not exist.
     pub async fn delete_anchor(&self, manifest: ManifestName) -> Result<(), StoreError> {
         self.delete(&anchor_object(manifest)).await
     }
 
-    /// Whether a partition's newest manifest up to an epoch is there, as far as anchors know: [`StoreError::Missing`] if not.
+    /// Checks that a partition's newest manifest up to an epoch exists, according to the anchors.
+    /// [`StoreError::Missing`] if it does not.
     pub fn check_anchors(
         &self,
         listed: &Listed,
         partition: PartitionId,
         epoch: u32,
     ) -> Result<(), StoreError> {
-        let up_to_it = |names: &[ManifestName]| names.iter().rfind(|name| name.epoch <= epoch).copied();
+        let up_to_epoch = |names: &[ManifestName]| names.iter().rfind(|name| name.epoch <= epoch).copied();
         let newest = listed.manifests.iter().rfind(|name| name.partition == partition && name.epoch <= epoch);
-        match up_to_it(listed.anchors_of(partition)) {
+        match up_to_epoch(listed.anchors_of(partition)) {
             Some(anchor) if newest.is_none_or(|newest| *newest < anchor) => {
                 Err(StoreError::Missing { object: anchor.object(), store: self.store.to_string() })
             }
@@ -85,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_those_of_manifests() {
+    fn only_canonical_names_are_parsed() {
         let manifest = name(3, 0xabc);
         assert_eq!(parse(&anchor_object(manifest)), Some(manifest));
         for other in ["anchor-3-abc", "anchor-00000003-0000000000000ABC", "hot-00000003-0000000000000abc"] {
@@ -94,7 +100,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_manifest_that_was_the_newest_is_missed() {
+    async fn missing_newest_manifest_is_detected() {
         let store = PageStore::open(Arc::new(Backend::memory()));
         for name in [name(1, 5), name(1, 9), name(2, 10)] {
             store.put_manifest(&empty_manifest(name)).await.unwrap();
@@ -113,11 +119,11 @@ mod tests {
             matches!(&missed, Err(StoreError::Missing { object, .. }) if *object == name(1, 9).object()),
             "{missed:?}"
         );
-        assert_eq!(newest(2).await.unwrap(), Some(10), "there is a newer one");
+        assert_eq!(newest(2).await.unwrap(), Some(10), "a newer manifest must be found");
         store.put_anchor(name(2, 10)).await.unwrap();
         store.delete_manifest(name(2, 10)).await.unwrap();
         store.delete_manifest(name(1, 5)).await.unwrap();
-        assert!(newest(2).await.is_err(), "nothing is left");
+        assert!(newest(2).await.is_err(), "the loss of all manifests must be detected");
         for anchor in [name(1, 9), name(2, 10)] {
             store.delete_anchor(anchor).await.unwrap();
         }

@@ -1,6 +1,7 @@
-//! Pieces of segments that the disk cache has, where there is one, and what it is given to keep.
+//! Access to the disk cache for parts of segments.
 //!
-//! What it answers is whole, and the piece that was asked for; if a page cannot be made of it all the same the store is asked.
+//! Data from the disk cache is complete and belongs to the requested key. If a page still cannot be
+//! decoded from it, the store is read instead.
 
 use bytes::Bytes;
 use fulmar_pages::{FrameLocation, SegmentId, SegmentIndex};
@@ -10,7 +11,7 @@ use super::{PageStore, StoreError};
 use crate::disk_cache::{Key, Reading, Wanted};
 
 impl PageStore {
-    /// The frames that the disk cache has, in the places of their locations.
+    /// Returns the frames that are in the disk cache, in the order of their locations.
     pub(super) async fn cached_frames(
         &self,
         id: SegmentId,
@@ -26,14 +27,14 @@ impl PageStore {
         cache.get(&wanted, reading).await
     }
 
-    /// A segment's index, if the disk cache has it.
+    /// Returns a segment's index if it is in the disk cache.
     pub(super) async fn cached_index(&self, id: SegmentId) -> Option<SegmentIndex> {
         let wanted = Wanted { key: Key::end(id), bytes: None };
         let end = self.disk_cache.as_ref()?.get(&[wanted], Reading::Again).await.pop().flatten()?;
         SegmentIndex::decode(&end).ok()
     }
 
-    /// Reads one page from the store, and tells the disk cache how long that took.
+    /// Reads one page from the store, and reports the latency to the disk cache.
     pub(super) async fn timed<T>(
         &self,
         read: impl Future<Output = Result<T, StoreError>>,
@@ -45,7 +46,7 @@ impl PageStore {
         Ok(read)
     }
 
-    /// Gives a piece to the disk cache.
+    /// Adds data to the disk cache.
     pub(super) fn keep(&self, key: Key, piece: Bytes) {
         if let Some(cache) = &self.disk_cache {
             cache.put(key, piece);

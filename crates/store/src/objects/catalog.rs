@@ -1,6 +1,8 @@
-//! Catalogs as objects of a store: `catalog/000007000000000c`, by their numbers. The greatest is the newest, and the others
-//! are garbage. Like versions', numbers have the term of who has made them in their upper bits: so all of one term are below
-//! all of the next.
+//! Catalogs as objects of a store, named by number: `catalog/000007000000000c`.
+//!
+//! The catalog with the greatest number is the newest; the others are garbage. Like version
+//! numbers, the numbers contain the writer's term in their upper bits, so that all numbers of a
+//! term are less than all numbers of the next.
 
 use fulmar_pages::StoredCatalog;
 
@@ -20,7 +22,7 @@ fn parse(object: &str) -> Option<u64> {
 }
 
 impl PageStore {
-    /// The numbers of the catalogs that there are, in their order.
+    /// Lists the numbers of all catalogs, sorted.
     pub async fn list_catalogs(&self) -> Result<Vec<u64>, StoreError> {
         let mut numbers: Vec<u64> =
             self.list(CATALOGS).await?.iter().filter_map(|name| parse(name)).collect();
@@ -28,20 +30,20 @@ impl PageStore {
         Ok(numbers)
     }
 
-    /// What this process may publish behind the catalog `newest`: a number of its own term. `None`: that one is of a later
-    /// term, and the store another process's.
+    /// Returns the number, in this process's term, for a catalog after `newest`. Returns None if
+    /// `newest` belongs to a later term: then another process owns the store.
     pub fn next_catalog(&self, newest: u64) -> Option<u64> {
         let next = newest.checked_add(1)?.max(u64::from(self.term) << VERSION_BITS);
-        // Without a term nobody else can have the store.
+        // Without a term, no other process can own the store.
         (self.term == 0 || next >> VERSION_BITS == u64::from(self.term)).then_some(next)
     }
 
-    /// Whether it is of this process's term.
+    /// Returns true if the catalog belongs to this process's term.
     pub fn is_catalog_of_this_term(&self, number: u64) -> bool {
         self.term == 0 || number >> VERSION_BITS == u64::from(self.term)
     }
 
-    /// Stores a catalog under its number. [`StoreError::Exists`] if another one has that number.
+    /// Stores a catalog. [`StoreError::Exists`] if another one has the same number.
     pub async fn put_catalog(&self, catalog: &StoredCatalog) -> Result<(), StoreError> {
         self.put(&catalog_object(catalog.number), catalog.encode().into()).await
     }
@@ -50,7 +52,7 @@ impl PageStore {
     pub async fn read_catalog(&self, number: u64) -> Result<StoredCatalog, StoreError> {
         let object = catalog_object(number);
         let bytes = self.get(&object, Span::Whole).await?.bytes;
-        // What is read is acted upon: whoever has put it may have died before it was durable.
+        // Synced because the caller relies on it: its writer may have died before it was durable.
         let synced = self.store.sync(&object).await;
         synced.map_err(|failure| StoreError::failed("sync", &object, &self.store, failure))?;
         let catalog = StoredCatalog::decode(&bytes).map_err(|cause| self.damaged_at(&object, 0, cause))?;
@@ -60,7 +62,7 @@ impl PageStore {
         }
     }
 
-    /// Deletes a catalog; no error if there is none.
+    /// Deletes a catalog. Succeeds if it does not exist.
     pub async fn delete_catalog(&self, number: u64) -> Result<(), StoreError> {
         self.delete(&catalog_object(number)).await
     }
@@ -74,7 +76,7 @@ mod tests {
     use crate::store::Backend;
 
     #[tokio::test]
-    async fn numbers_of_a_term_are_below_those_of_the_next() {
+    async fn numbers_of_a_term_are_less_than_those_of_the_next() {
         let store = PageStore::open(Arc::new(Backend::memory()));
         assert_eq!((store.next_catalog(0), store.next_catalog(41)), (Some(1), Some(42)));
         let (first, second) = (store.begin_term().await.unwrap(), store.begin_term().await.unwrap());
@@ -84,16 +86,20 @@ mod tests {
         assert_eq!(first.next_catalog(of_first), Some(of_first + 1));
         let of_second = second.next_catalog(of_first + 7).unwrap();
         assert_eq!(of_second, 2 << VERSION_BITS);
-        assert_eq!(first.next_catalog(of_second), None, "it has been taken over");
-        assert_eq!(first.next_catalog(of_second - 1), None, "there is no number left");
+        assert_eq!(first.next_catalog(of_second), None, "a fenced process must not get a number");
+        assert_eq!(
+            first.next_catalog(of_second - 1),
+            None,
+            "a term whose numbers are used up must not get another"
+        );
         assert!(second.is_catalog_of_this_term(of_second) && !second.is_catalog_of_this_term(of_first));
-        // A copy of such a store that nobody else can have.
+        // A copy of such a store without a term.
         assert_eq!(store.next_catalog(of_second), Some(of_second + 1));
         assert_eq!(store.next_catalog(u64::MAX), None);
     }
 
     #[test]
-    fn names_are_numbers_and_nothing_else() {
+    fn only_canonical_names_are_parsed() {
         assert_eq!(parse(&catalog_object(0xc0ffee)), Some(0xc0ffee));
         for other in
             ["catalog/1", "catalog/000000000000000G", "catalog/x/0000000000000001", "logs/0000000000000001"]

@@ -1,4 +1,4 @@
-//! What can go wrong with segments and manifests.
+//! Errors of the page store.
 
 use std::fmt::Display;
 
@@ -7,91 +7,100 @@ use fulmar_pages::{FormatError, PartitionId};
 use super::MANIFESTS;
 use crate::store::Failure;
 
-/// Why a segment or manifest could not be read or written. Each names the object and the store.
+/// Why an object could not be read or written. Messages name the object and the store.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {
-    /// It is not there.
+    /// The object does not exist.
     #[error(
-        "{object} is not in the store {store}; restore it from a copy, and if nobody has deleted it see whether this is the store that the node's data belong to"
+        "{object} is not in the store {store}; restore it from a copy, or check that this is the \
+         store of the node's data directory"
     )]
     Missing {
-        /// The object's name.
+        /// Name of the object.
         object: String,
-        /// The store's.
+        /// Name of the store.
         store: String,
     },
-    /// Another one has its name.
+    /// Another object has the same name.
     #[error(
-        "{object} exists in {store} with other contents: another node writes for the partition, or an old store is in use; look up who owns the partition"
+        "{object} already exists in {store} with other contents: another node writes for the \
+         partition, or an old store is in use; check which node owns the partition"
     )]
     Exists {
-        /// The object's name.
+        /// Name of the object.
         object: String,
-        /// The store's.
+        /// Name of the store.
         store: String,
     },
-    /// It is not what was written.
+    /// The object is damaged.
     #[error("{object} in {store} is damaged: {cause}; restore it from a copy of the store")]
     Damaged {
-        /// The object's name.
+        /// Name of the object.
         object: String,
-        /// The store's.
+        /// Name of the store.
         store: String,
-        /// What is wrong with it.
+        /// The damage.
         cause: FormatError,
     },
-    /// It is what belongs to another partition or version.
+    /// The object belongs to another partition or version.
     #[error(
-        "{object} in {store} holds what belongs to another partition or version; restore it from a copy of the store"
+        "{object} in {store} contains data of another partition or version; restore it from a \
+         copy of the store"
     )]
     Misnamed {
-        /// The object's name.
+        /// Name of the object.
         object: String,
-        /// The store's.
+        /// Name of the store.
         store: String,
     },
-    /// Others take it each time.
-    #[error("{object} in {store} is taken by others again and again; see how many processes use this store")]
-    Contended {
-        /// The object's name, or how it begins.
-        object: String,
-        /// The store's.
-        store: String,
-    },
-    /// There have been as many terms as can be.
+    /// Other processes repeatedly won the race for the object.
     #[error(
-        "the store {store} has been opened eight million times, and cannot be once more; export its databases, and import them into a new one"
+        "{object} in {store} is contended: other processes repeatedly created it first; check \
+         which processes use this store"
+    )]
+    Contended {
+        /// Name of the object, or a prefix of it.
+        object: String,
+        /// Name of the store.
+        store: String,
+    },
+    /// The numbers of terms are exhausted.
+    #[error(
+        "the store {store} has reached the maximum of 8,388,607 terms; export its databases and \
+         import them into a new store"
     )]
     TooManyTerms {
-        /// The store's name.
+        /// Name of the store.
         store: String,
     },
-    /// The store cannot do what was asked.
-    #[error("cannot {operation} {object} in {store}: {cause}; {}", cause.kind().remedy())]
+    /// The store could not perform an operation.
+    #[error("could not {operation} {object} in {store}: {cause}; {}", cause.kind().remedy())]
     Failed {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
-        /// The object's name.
+        /// Name of the object.
         object: String,
-        /// The store's.
+        /// Name of the store.
         store: String,
-        /// Why it failed.
+        /// The error.
         cause: Failure,
     },
 }
 
 impl StoreError {
-    /// What a tenant is told: not where the store is, nor what its server has said.
+    /// Message for clients. Does not contain the store's location or responses of its server.
     pub fn for_tenants(&self) -> String {
         match self {
             StoreError::Missing { object, .. } => format!("{object} is not in the store"),
-            StoreError::Exists { object, .. } => format!("{object} exists in the store with other contents"),
+            StoreError::Exists { object, .. } => {
+                format!("{object} already exists in the store with other contents")
+            }
             StoreError::Damaged { object, .. } => format!("{object} in the store is damaged"),
             StoreError::Misnamed { object, .. } => {
-                format!("{object} in the store holds what belongs to another partition or version")
+                format!("{object} in the store contains data of another partition or version")
             }
-            StoreError::Contended { object, .. } => format!("{object} in the store is taken by others"),
-            StoreError::TooManyTerms { .. } => "the store has been opened too often".to_owned(),
+            StoreError::Contended { object, .. } => format!("{object} in the store is contended"),
+            StoreError::TooManyTerms { .. } => "the store has reached its maximum number of terms".to_owned(),
             StoreError::Failed { operation, object, cause, .. } => {
                 format!(
                     "the store could not {operation} {object}: {}",
@@ -101,12 +110,12 @@ impl StoreError {
         }
     }
 
-    /// Whether the store did not answer, and may do what was asked another time.
+    /// Returns true if the store did not respond or asked to retry later.
     pub fn is_transient(&self) -> bool {
         matches!(self, StoreError::Failed { cause, .. } if cause.kind().is_transient())
     }
 
-    /// The object, if it is one that is not what was written, or not there.
+    /// Returns the object if it is damaged, missing, or belongs to another name.
     pub fn damaged_object(&self) -> Option<&str> {
         match self {
             StoreError::Missing { object, .. }
@@ -116,7 +125,7 @@ impl StoreError {
         }
     }
 
-    /// Whose object it is, where its name says that.
+    /// Returns the object's partition, if its name contains one.
     pub fn partition(&self) -> Option<PartitionId> {
         let object: &str = match self {
             StoreError::Failed { object, .. }
@@ -143,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whose_an_object_is_its_name_says_or_nobody() {
+    fn partition_is_parsed_from_object_names() {
         let missing = |object: &str| StoreError::Missing { object: object.to_owned(), store: String::new() };
         for object in
             ["manifests/000000000000001f", "manifests/000000000000001f/hot-00000001-0000000000000007"]

@@ -1,19 +1,23 @@
-//! Who may use a manifest that is not the newest, and who may delete it: fates as objects,
+//! Pins and deletions of manifests that are not the newest: fates as objects, named
 //! `manifests/PARTITION/fate-EPOCH-NUMBER-TURN`, so that one listing finds them with the manifests.
 //!
 //! ```text
-//!   turn 0   pinned until 12:30      a branch is made of it
-//!   turn 1   pinned until 13:10      a reader beside the owner opens it
-//!   turn 2   condemned               the collector, at 13:11; the manifest is deleted, and then its fates
+//!   turn 0   pinned until 12:30      a branch is created from it
+//!   turn 1   pinned until 13:10      a replica opens it
+//!   turn 2   condemned               by the collector, at 13:11: deletes manifest, then fates
 //! ```
 //!
-//! The last turn counts, and each is created only if absent, so it is one's who decides: nobody condemns what is pinned (until the
-//! pin's time is over), nobody pins what is condemned. Fates are deleted only behind their manifest, the first turn last: whoever pins a manifest
-//! that is gone finds that out, since he looks for it afterwards.
+//! The last turn counts. Each turn is created only if absent, so exactly one process decides it: a
+//! pinned manifest is not condemned before the pin expires, and a condemned manifest is not pinned.
+//! Fates are deleted after their manifest, and the first turn last. A process that pins a deleted
+//! manifest detects this, because it reads the manifest afterwards.
 //!
 //! # Time
-//! A pin's end is told by the clock of who pins, and judged by that of who condemns. So it is far away, and who needs the manifest
-//! for longer pins it anew when a quarter of that is over; who makes something of it looks afterwards whether it is still there.
+//!
+//! The expiry of a pin is set by the clock of the process that pins, and compared with the clock of
+//! the process that condemns. Pins are therefore long, and a process that still needs the manifest
+//! after a quarter of that time pins it again. A process that creates something from the manifest
+//! checks afterwards that it still exists.
 
 use std::time::Duration;
 
@@ -25,24 +29,24 @@ use crate::store::{FailureKind, Span};
 
 const FATE: &str = "fate-";
 
-/// How long a manifest is pinned.
-const PIN: Duration = Duration::from_secs(4 * 3600);
-/// Whoever still needs it then pins it anew.
+/// How long a pin is valid.
+const PIN_DURATION: Duration = Duration::from_secs(4 * 3600);
+/// A process that still needs the manifest after this time must pin it again.
 pub const PIN_AGAIN: Duration = Duration::from_secs(3600);
 
-/// Turns that others take meanwhile, before they are held to be in the way for good.
-const MOST_ROUNDS: usize = 50;
+/// Number of lost races for a turn after which an operation fails.
+const MAX_ROUNDS: usize = 50;
 
-/// Names a fate. In the order of a partition's manifests, and of each one's turns.
+/// Name of a fate. Names sort in the order of a partition's manifests, and of the turns of each.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct FateName {
-    /// Of which manifest.
+    /// The manifest.
     pub manifest: ManifestName,
-    /// Which decision it is.
+    /// Number of the decision.
     pub turn: u32,
 }
 
-/// With what the names of a manifest's fates begin; they sort behind it.
+/// Common prefix of the names of a manifest's fates; they sort after it.
 fn fates_of(manifest: ManifestName) -> String {
     let ManifestName { partition, epoch, number } = manifest;
     format!("{}/{FATE}{epoch:08x}-{number:016x}", directory(partition))
@@ -67,34 +71,34 @@ impl FateName {
         (name.object() == object).then_some(name)
     }
 
-    /// Whether an object of a store is one: what a process may put that only reads otherwise.
+    /// Returns true if this is the name of a fate, which read-only processes may put.
     pub fn is_one(object: &str) -> bool {
         FateName::parse(object).is_some()
     }
 }
 
-/// What came of pinning a manifest.
+/// Result of pinning a manifest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pinned {
-    /// It stays for longer than [`PIN_AGAIN`].
+    /// The manifest is pinned for longer than [`PIN_AGAIN`].
     Yes,
-    /// It is condemned, or gone.
+    /// The manifest is condemned or deleted.
     Gone,
     /// This process may not write to the store.
     Refused,
 }
 
 impl PageStore {
-    /// Keeps a manifest, and what it names, from being deleted for a while.
+    /// Protects a manifest and the segments that it references from deletion for some time.
     pub async fn pin(&self, manifest: ManifestName, now_unix_ms: u64) -> Result<Pinned, StoreError> {
-        let until_unix_ms = now_unix_ms.saturating_add(PIN.as_millis() as u64);
-        // Another one's pin will do, too.
-        let enough_ms = now_unix_ms.saturating_add(2 * PIN_AGAIN.as_millis() as u64);
-        for _ in 0..MOST_ROUNDS {
+        let until_unix_ms = now_unix_ms.saturating_add(PIN_DURATION.as_millis() as u64);
+        // The pin of another process is sufficient, too.
+        let sufficient_ms = now_unix_ms.saturating_add(2 * PIN_AGAIN.as_millis() as u64);
+        for _ in 0..MAX_ROUNDS {
             let last = self.last_fate(manifest, None).await?;
             match last.map(|last| last.fate) {
                 Some(Fate::Condemned) => return Ok(Pinned::Gone),
-                Some(Fate::Pinned { until_unix_ms }) if until_unix_ms >= enough_ms => {}
+                Some(Fate::Pinned { until_unix_ms }) if until_unix_ms >= sufficient_ms => {}
                 _ => {
                     let turn = last.map_or(0, |last| last.turn + 1);
                     match self.decide(manifest, turn, Fate::Pinned { until_unix_ms }).await {
@@ -107,7 +111,7 @@ impl PageStore {
                     }
                 }
             }
-            // It may be that all of it is deleted by now, and the pin is one of nothing.
+            // The manifest and its fates may have been deleted, so that the pin has no effect.
             return match self.read_manifest(manifest).await {
                 Ok(_) => Ok(Pinned::Yes),
                 Err(StoreError::Missing { .. }) => Ok(Pinned::Gone),
@@ -117,7 +121,8 @@ impl PageStore {
         Err(self.contended(manifest))
     }
 
-    /// Deletes a manifest, unless it is pinned. `known` are its fates as far as a listing has shown them. Answers whether it is gone.
+    /// Deletes a manifest unless it is pinned. `known` contains its fates according to a listing.
+    /// Returns true if the manifest is deleted.
     pub async fn condemn(
         &self,
         manifest: ManifestName,
@@ -125,7 +130,7 @@ impl PageStore {
         now_unix_ms: u64,
     ) -> Result<bool, StoreError> {
         let mut known = Some(known.iter().map(|fate| fate.turn).collect());
-        for _ in 0..MOST_ROUNDS {
+        for _ in 0..MAX_ROUNDS {
             let last = self.last_fate(manifest, known.take()).await?;
             let turn = match last.map(|last| (last.turn, last.fate)) {
                 Some((turn, Fate::Condemned)) => turn,
@@ -145,36 +150,38 @@ impl PageStore {
         Err(self.contended(manifest))
     }
 
-    /// Whether a manifest was condemned by somebody who has not come to delete it; `fates` are its.
+    /// Returns true if a manifest with these fates was condemned but not yet deleted.
     pub async fn is_condemned(&self, fates: &[FateName]) -> Result<bool, StoreError> {
         let Some(last) = fates.last() else { return Ok(false) };
         Ok(self.read_fate(*last).await?.is_some_and(|last| last.fate == Fate::Condemned))
     }
 
-    /// Deletes the fates of a manifest that is not there, unless somebody may be about to find that out.
+    /// Deletes the fates of a manifest that does not exist, unless a process that has pinned it may
+    /// not have noticed that yet.
     pub async fn forget_fates(&self, fates: &[FateName], now_unix_ms: u64) -> Result<(), StoreError> {
         let Some(last) = fates.last() else { return Ok(()) };
-        let is_over = match self.read_fate(*last).await?.map(|last| last.fate) {
+        let is_expired = match self.read_fate(*last).await?.map(|last| last.fate) {
             Some(Fate::Pinned { until_unix_ms }) => until_unix_ms <= now_unix_ms,
             Some(Fate::Condemned) | None => true,
         };
-        match is_over {
+        match is_expired {
             true => self.delete_fates(last.manifest, last.turn).await,
             false => Ok(()),
         }
     }
 
-    /// Deletes a fate; no error if there is none. Only behind its manifest, and behind the turns after it.
+    /// Deletes a fate. Succeeds if it does not exist. Only allowed after its manifest and all later
+    /// turns have been deleted.
     pub async fn delete_fate(&self, name: FateName) -> Result<(), StoreError> {
         self.delete(&name.object()).await
     }
 
-    /// Checks that a fate is what was written.
+    /// Checks that a fate is not damaged.
     pub async fn verify_fate(&self, name: FateName) -> Result<(), StoreError> {
         self.read_fate(name).await.map(drop)
     }
 
-    /// All up to this turn, the last one first, so that what is left has no gap.
+    /// Deletes all turns up to `last`, the last one first, so that the remaining ones have no gap.
     async fn delete_fates(&self, manifest: ManifestName, last: u32) -> Result<(), StoreError> {
         for turn in (0..=last).rev() {
             self.delete_fate(FateName { manifest, turn }).await?;
@@ -182,7 +189,7 @@ impl PageStore {
         Ok(())
     }
 
-    /// Whether it is decided so; `false` if somebody else has taken the turn.
+    /// Puts a decision. Returns false if another process has taken the turn.
     async fn decide(&self, manifest: ManifestName, turn: u32, fate: Fate) -> Result<bool, StoreError> {
         let ManifestName { partition, epoch, number } = manifest;
         let stored = StoredFate { partition, epoch, number, turn, by: rand::random(), fate };
@@ -193,7 +200,7 @@ impl PageStore {
         }
     }
 
-    /// The last decision on a manifest, of these turns or of those that there are.
+    /// Reads the last decision on a manifest, out of `turns` or of the existing ones.
     async fn last_fate(
         &self,
         manifest: ManifestName,
@@ -210,13 +217,13 @@ impl PageStore {
     }
 
     async fn turns(&self, manifest: ManifestName) -> Result<Vec<u32>, StoreError> {
-        // Behind those of other manifests: there may be many of these, and of what comes behind there is little.
+        // The listing starts after the manifests, of which there may be many. Few objects follow.
         let listed = self.list_after(Some(manifest.partition), Some(fates_of(manifest))).await?;
         let of = listed.fates.iter().filter(|fate| fate.manifest == manifest);
         Ok(of.map(|fate| fate.turn).collect())
     }
 
-    /// A decision, if it is there.
+    /// Reads a decision, if it exists.
     async fn read_fate(&self, name: FateName) -> Result<Option<StoredFate>, StoreError> {
         let object = name.object();
         let bytes = match self.get(&object, Span::Whole).await {

@@ -1,4 +1,4 @@
-//! Reads frames of a segment as they are, for who writes them into another one.
+//! Reads encoded frames of a segment, to be copied into another one.
 
 use bytes::Bytes;
 use fulmar_pages::{FrameLocation, SegmentId, segment};
@@ -7,21 +7,21 @@ use super::{PageStore, StoreError, frame_within, segment_object};
 use crate::disk_cache::Reading;
 use crate::store::Span;
 
-/// What lies between two frames is read along if it is not more than this: it costs less than a request.
+/// Gaps between frames up to this size are read too: that costs less than another request.
 const GAP_BYTES: u64 = 64 << 10;
 
-/// A frame as it lies in its segment.
+/// An encoded frame of a segment.
 #[derive(Clone, Default, Debug)]
 pub struct RawFrame {
     /// Its bytes.
     pub bytes: Bytes,
-    /// The disk cache has it: somebody has used it.
+    /// The frame is in the disk cache, so it was used recently.
     pub is_cached: bool,
 }
 
 impl PageStore {
-    /// Frames of a segment, in the order of their locations, each checked against its checksum. Of those that the disk cache does
-    /// not have those that lie close together are one ranged read.
+    /// Reads frames of a segment in the order of `locations`, and verifies their checksums. Frames
+    /// that are not in the disk cache and are close to each other are read with one ranged read.
     pub async fn read_frames(
         &self,
         id: SegmentId,

@@ -1,7 +1,9 @@
-//! Lists of hot pages as objects of a store, beside the manifests of their partitions, so that one listing finds both.
+//! Lists of hot pages as objects, next to the manifests of their partitions, so that one listing
+//! finds both.
 //!
-//! They are hints, and made and deleted once as all objects are: who has a newer one stores that under its own name, and
-//! deletes the older one. Of several the newest counts, and the others are garbage.
+//! The lists are hints. Like all objects they are immutable: a newer list is stored under its own
+//! name, and the older one is deleted. If there are several, the newest counts, and the others are
+//! garbage.
 
 use fulmar_pages::{HotPages, PartitionId};
 
@@ -10,19 +12,19 @@ use crate::store::Span;
 
 const HOT: &str = "hot-";
 
-/// Names a list of hot pages. In the order of a partition's lists: a later one is greater.
+/// Name of a list of hot pages. Names of one partition sort by age.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct HotPagesName {
-    /// Whose list it is.
+    /// The list's partition.
     pub partition: PartitionId,
-    /// In which epoch it was made.
+    /// Epoch in which the list was created.
     pub epoch: u32,
-    /// When.
+    /// Time at which the list was created.
     pub timestamp: u64,
 }
 
 impl HotPagesName {
-    /// The name of this list.
+    /// Returns the name of a list.
     pub fn of(list: &HotPages) -> Self {
         HotPagesName { partition: list.partition, epoch: list.epoch, timestamp: list.timestamp }
     }
@@ -61,7 +63,7 @@ impl PageStore {
         }
     }
 
-    /// Deletes a list; no error if there is none.
+    /// Deletes a list. Succeeds if it does not exist.
     pub async fn delete_hot_pages(&self, name: HotPagesName) -> Result<(), StoreError> {
         self.delete(&name.object()).await
     }

@@ -1,21 +1,28 @@
-//! Segments, manifests, their fates, lists of hot pages, catalogs and terms as objects of a store.
+//! Segments, manifests, holds on manifests, lists of hot pages, catalogs and terms as objects of a
+//! store.
 //!
 //! ```text
-//!   segments/0000000789abcdef0123456789abcdef                    term and random bits
-//!   manifests/0000000000000007/00000002/000000000000005a         partition/epoch/number, so that names sort
-//!   manifests/0000000000000007/hot-00000002-000000000000006b     partition, epoch and time ([`hot`])
-//!   manifests/0000000000000007/fate-00000002-000000000000005a-00000000   what may become of a manifest ([`fates`])
-//!   terms/00000007                                               who owns the store ([`terms`])
-//!   catalog/000000000000000c                                     which partitions there are ([`catalog`])
+//!   segments/0000000789abcdef0123456789abcdef            term and random bits
+//!   manifests/PARTITION/00000002/000000000000005a        epoch/number, in sort order
+//!   manifests/PARTITION/hot-00000002-000000000000006b    epoch and time ([`hot`])
+//!   manifests/PARTITION/fate-00000002-000000000000005a-00000000
+//!                                                        pin or deletion of a manifest ([`fates`])
+//!   manifests/PARTITION/anchor-00000002-000000000000005a
+//!                                                        the newest manifest ([`anchors`])
+//!   terms/00000007                                       ownership of the store ([`terms`])
+//!   catalog/000000000000000c                             the list of partitions ([`catalog`])
 //! ```
 //!
-//! Everything is created only if absent and never changed. A manifest that is there already with the same contents
-//! counts as written (a put whose answer was lost); with other contents it means that somebody else writes for the
-//! partition.
+//! PARTITION is the partition's id in 16 hexadecimal digits.
 //!
-//! A segment's index is read once and kept, and so are manifests for who looks back; each in so many bytes for all. What
-//! else is worth keeping the caller knows. Before the store is asked for a piece of a segment the disk cache is, if there is one
-//! ([`cached`]). Any [`Store`] will do; retries and time-outs are [`Reliable`]'s.
+//! All objects are created with create-if-absent and are immutable. If a manifest already exists
+//! with the same contents, it counts as written (the response to an earlier put was lost). If it
+//! exists with other contents, another process writes for the partition.
+//!
+//! The indexes of segments are read once and cached, and so are manifests for time-travel reads,
+//! each within a fixed number of bytes. Callers decide what else to cache. If there is a disk
+//! cache, it is checked before the store ([`cached`]). Any [`Store`] can be used; [`Reliable`] adds
+//! retries and time-outs.
 
 mod adopt;
 mod anchors;
@@ -55,30 +62,31 @@ pub use terms::{MOST_TERMS, Term, VERSION_BITS};
 const SEGMENTS: &str = "segments";
 const MANIFESTS: &str = "manifests";
 
-/// Indexes that are kept, and the bytes that they may take together.
-const INDEXES: usize = 1000;
-const INDEX_BYTES: u64 = 32 << 20;
+/// Maximum number of cached indexes, and their maximum total size.
+const CACHED_INDEXES: usize = 1000;
+const INDEX_CACHE_BYTES: u64 = 32 << 20;
 
-/// The same of manifests.
-const MANIFESTS_KEPT: usize = 10_000;
-const MANIFEST_BYTES: u64 = 16 << 20;
+/// Maximum number of cached manifests, and their maximum total size.
+const CACHED_MANIFESTS: usize = 10_000;
+const MANIFEST_CACHE_BYTES: u64 = 16 << 20;
 
-/// What is read at a segment's end at first: the index of up to some 10,000 pages and the footer.
+/// Length of the first read at a segment's end: enough for the footer and the index of about 10,000
+/// pages.
 const TAIL_BYTES: u64 = 64 << 10;
 
-/// Names a manifest. In the order of a partition's manifests: a later one is greater.
+/// Name of a manifest. Names of one partition sort in the order of its manifests.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct ManifestName {
-    /// Whose manifest it is.
+    /// The manifest's partition.
     pub partition: PartitionId,
-    /// Its version's epoch.
+    /// Epoch of its version.
     pub epoch: u32,
-    /// Its version's number.
+    /// Number of its version.
     pub number: u64,
 }
 
 impl ManifestName {
-    /// The name of this manifest.
+    /// Returns the name of a manifest.
     pub fn of(manifest: &Manifest) -> Self {
         let version = manifest.version;
         ManifestName { partition: manifest.partition, epoch: version.epoch, number: version.number }
@@ -103,21 +111,21 @@ impl ManifestName {
     }
 }
 
-/// What there is of partitions beside their segments: names, sorted.
+/// Names of the objects of partitions, except segments. Each list is sorted.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Listed {
-    /// Of manifests.
+    /// Manifests.
     pub manifests: Vec<ManifestName>,
-    /// Of lists of hot pages.
+    /// Lists of hot pages.
     pub hot_pages: Vec<HotPagesName>,
-    /// Of what was decided of manifests.
+    /// Fates of manifests.
     pub fates: Vec<FateName>,
-    /// Of manifests that were the newest of their partitions ([`PageStore::put_anchor`]).
+    /// Anchors: manifests that were the newest of their partitions ([`PageStore::put_anchor`]).
     pub anchors: Vec<ManifestName>,
 }
 
 impl Listed {
-    fn take(&mut self, objects: &[String]) {
+    fn add(&mut self, objects: &[String]) {
         for object in objects {
             self.manifests.extend(ManifestName::parse(object));
             self.hot_pages.extend(HotPagesName::parse(object));
@@ -127,7 +135,7 @@ impl Listed {
     }
 }
 
-/// Where a partition's manifests lie.
+/// The directory of a partition's manifests.
 fn directory(partition: PartitionId) -> String {
     format!("{MANIFESTS}/{partition}")
 }
@@ -136,23 +144,24 @@ fn segment_object(id: SegmentId) -> String {
     format!("{SEGMENTS}/{id}")
 }
 
-/// A frame of which the bytes were read that begin at `begin` in the segment; as much of it as there is of them.
+/// Returns a frame's bytes out of `read`, which starts at offset `begin` of the segment. The result
+/// is shorter if `read` does not contain all of the frame.
 fn frame_within(read: &Bytes, begin: u64, location: FrameLocation) -> Bytes {
     let start = location.offset.saturating_sub(begin) as usize;
     let end = start.saturating_add(location.length as usize);
     read.slice(start.min(read.len())..end.min(read.len()))
 }
 
-/// Segments and manifests in a store. Clones share it.
+/// Segments and manifests in a store. Clones share the store and the caches.
 #[derive(Clone, Debug)]
 pub struct PageStore {
     store: Arc<Reliable>,
     indexes: Arc<Cache<SegmentId, Arc<SegmentIndex>, IndexWeight>>,
-    /// Indexes that are being read.
+    /// Reads of indexes in progress.
     reading: Arc<SingleFlight<SegmentId, Result<Arc<SegmentIndex>, StoreError>>>,
     manifests: Arc<Cache<ManifestName, Arc<Manifest>, ManifestWeight>>,
     disk_cache: Option<Arc<DiskCache>>,
-    /// In which term segments and catalogs are written; 0 without one.
+    /// Term for new segments and catalogs; 0 without a term.
     term: u32,
 }
 
@@ -175,39 +184,39 @@ impl Weighter<ManifestName, Arc<Manifest>> for ManifestWeight {
 }
 
 impl PageStore {
-    /// Keeps segments and manifests in this store, which is asked within the usual limits.
+    /// Opens a page store on a store, with the default limits.
     pub fn open(store: Arc<dyn Store>) -> Self {
         PageStore {
             store: Arc::new(Reliable::new(store, Limits::default())),
-            indexes: Arc::new(Cache::with_weighter(INDEXES, INDEX_BYTES, IndexWeight)),
+            indexes: Arc::new(Cache::with_weighter(CACHED_INDEXES, INDEX_CACHE_BYTES, IndexWeight)),
             reading: Arc::default(),
-            manifests: Arc::new(Cache::with_weighter(MANIFESTS_KEPT, MANIFEST_BYTES, ManifestWeight)),
+            manifests: Arc::new(Cache::with_weighter(CACHED_MANIFESTS, MANIFEST_CACHE_BYTES, ManifestWeight)),
             disk_cache: None,
             term: 0,
         }
     }
 
-    /// The same with a cache on the local disk, for a store that is farther away than that.
+    /// Adds a cache on the local disk, for a store that is slower than that.
     pub fn with_disk_cache(self, disk_cache: DiskCache) -> Self {
         PageStore { disk_cache: Some(Arc::new(disk_cache)), ..self }
     }
 
-    /// The same for who has begun this term.
+    /// Uses a term that this process has started.
     pub fn in_term(self, term: &Term) -> Self {
         PageStore { term: term.number, ..self }
     }
 
-    /// The cache on the local disk, if there is one.
+    /// Returns the cache on the local disk, if there is one.
     pub fn disk_cache(&self) -> Option<&DiskCache> {
         self.disk_cache.as_deref()
     }
 
-    /// The store itself, for what else is kept in it: with the same counters.
+    /// Returns the store, for other objects in it. Shares the counters.
     pub fn store(&self) -> &Reliable {
         &self.store
     }
 
-    /// Keeps them in a local directory, which must exist. Every write is synced.
+    /// Opens a page store in a local directory, which must exist. Every write is synced.
     pub fn open_directory(directory: &FilePath) -> Result<Self, StoreError> {
         let opened = Backend::directory(directory);
         let store = opened.map_err(|failure| {
@@ -216,25 +225,26 @@ impl PageStore {
         Ok(Self::open(Arc::new(store)))
     }
 
-    /// How many reads are worth doing at the same time. Far away each takes as long as all of them. In a directory each needs
-    /// a thread while it lasts, and a thread that is new costs more than a read.
+    /// Number of reads that are useful to run concurrently. In a remote store, concurrent reads
+    /// take as long as one. In a directory each read needs a thread, and starting a thread costs
+    /// more than a read.
     pub fn reads_at_once(&self) -> usize {
         if self.store.directory().is_some() { 2 } else { 64 }
     }
 
-    /// What has been counted of the store.
+    /// Returns the counters of the store's operations.
     pub fn statistics(&self) -> Vec<OperationStatistics> {
         self.store.statistics()
     }
 
-    /// Stores the bytes of a segment under a new name.
+    /// Stores a segment under a new name.
     pub async fn put_segment(&self, bytes: Bytes) -> Result<SegmentId, StoreError> {
         let id = self.new_segment();
         self.put(&segment_object(id), bytes).await?;
         Ok(id)
     }
 
-    /// Begins a segment that is too large for memory: its bytes are handed over as they come.
+    /// Starts a segment that is too large for memory. Its bytes are written incrementally.
     pub async fn segment_writer(&self) -> Result<SegmentWriter, StoreError> {
         Ok(SegmentWriter::new(self.new_segment(), self.clone()))
     }
@@ -243,14 +253,14 @@ impl PageStore {
         SegmentId::of_term(self.term, rand::random())
     }
 
-    /// A segment's index. The first time it is one ranged read, or two if it is large; many who want it at once share
-    /// them.
+    /// Returns a segment's index. The first call uses one ranged read, or two if the index is
+    /// large. Concurrent calls share the reads.
     pub async fn segment_index(&self, id: SegmentId) -> Result<Arc<SegmentIndex>, StoreError> {
         if let Some(index) = self.indexes.get(&id) {
             return Ok(index);
         }
         let read = async {
-            // Somebody may have read it a moment ago.
+            // Another caller may have read it in the meantime.
             if let Some(index) = self.indexes.get(&id) {
                 return Ok(index);
             }
@@ -269,7 +279,7 @@ impl PageStore {
         self.reading.run(id, read).await
     }
 
-    /// A segment's index, and the bytes that it was made of.
+    /// Reads a segment's index. Also returns its encoded bytes.
     async fn read_index(&self, id: SegmentId) -> Result<(SegmentIndex, Bytes), StoreError> {
         let object = segment_object(id);
         let mut tail = self.get(&object, Span::Last(TAIL_BYTES)).await?;
@@ -283,7 +293,8 @@ impl PageStore {
         Ok((index, tail.bytes.slice(begin..)))
     }
 
-    /// Reads one page into `page`: one ranged read. The location comes from the segment's index.
+    /// Reads one page into `page` with one ranged read. The location comes from the segment's
+    /// index.
     pub async fn read_page(
         &self,
         id: SegmentId,
@@ -303,7 +314,7 @@ impl PageStore {
         Ok(())
     }
 
-    /// Reads pages that lie one behind the other, and appends them to `out`: one ranged read.
+    /// Reads pages whose frames are consecutive, and appends them to `out`, with one ranged read.
     pub async fn read_pages(
         &self,
         id: SegmentId,
@@ -312,11 +323,12 @@ impl PageStore {
         out: &mut Vec<u8>,
     ) -> Result<(), StoreError> {
         let cached = self.cached_frames(id, locations, reading).await;
-        self.read_others(id, locations, cached, reading, out).await
+        self.read_remaining(id, locations, cached, reading, out).await
     }
 
-    /// The same, where frames of some of the pages are at hand: what lies from the first to the last of the others is read.
-    async fn read_others(
+    /// As [`PageStore::read_pages`], if some frames are already available. Reads the range from the
+    /// first to the last of the others.
+    async fn read_remaining(
         &self,
         id: SegmentId,
         locations: &[FrameLocation],
@@ -345,7 +357,7 @@ impl PageStore {
         Ok(())
     }
 
-    /// The segments that there are, in no particular order.
+    /// Lists all segments, in no particular order.
     pub async fn list_segments(&self) -> Result<Vec<SegmentId>, StoreError> {
         let parse = |object: &String| {
             let id = SegmentId(u128::from_str_radix(object.rsplit('/').next()?, 16).ok()?);
@@ -356,24 +368,24 @@ impl PageStore {
         Ok(segments)
     }
 
-    /// Deletes a segment; no error if there is none.
+    /// Deletes a segment. Succeeds if it does not exist.
     pub async fn delete_segment(&self, id: SegmentId) -> Result<(), StoreError> {
         self.indexes.remove(&id);
         self.delete(&segment_object(id)).await
     }
 
-    /// Stores a manifest under its name. [`StoreError::Exists`] if another one has that name.
+    /// Stores a manifest. [`StoreError::Exists`] if another one has the same name.
     pub async fn put_manifest(&self, manifest: &Manifest) -> Result<(), StoreError> {
         self.put(&ManifestName::of(manifest).object(), manifest.encode().into()).await
     }
 
-    /// A manifest, for who looks back at what was: it is read once, and kept.
+    /// Returns a manifest for time-travel reads. It is read once and cached.
     pub async fn manifest(&self, name: ManifestName) -> Result<Arc<Manifest>, StoreError> {
         let read = async { self.read_manifest(name).await.map(Arc::new) };
         self.manifests.get_or_insert_async(&name, read).await
     }
 
-    /// Reads a manifest, as it is in the store.
+    /// Reads a manifest from the store.
     pub async fn read_manifest(&self, name: ManifestName) -> Result<Manifest, StoreError> {
         let object = name.object();
         let bytes = self.get(&object, Span::Whole).await?.bytes;
@@ -384,8 +396,9 @@ impl PageStore {
         }
     }
 
-    /// The partition's newest manifest: the last of its newest epoch up to this one. One listing (from a manifest on that is known to be
-    /// there, if there is one), one read. [`StoreError::Missing`] if an anchor knows of a newer one.
+    /// Reads the partition's newest manifest up to an epoch: the last one of its newest epoch.
+    /// Costs one listing, starting at the existing manifest `since` if given, and one read.
+    /// [`StoreError::Missing`] if an anchor names a newer one.
     pub async fn latest_manifest(
         &self,
         partition: PartitionId,
@@ -395,7 +408,8 @@ impl PageStore {
         self.latest(partition, epoch, since).await.map(|(manifest, _)| manifest)
     }
 
-    /// The same, and the newest list of hot pages of exactly this epoch, which costs no request more.
+    /// As [`PageStore::latest_manifest`], and also returns the newest list of hot pages of exactly
+    /// this epoch, which costs no further request.
     pub async fn latest(
         &self,
         partition: PartitionId,
@@ -411,7 +425,7 @@ impl PageStore {
         }
     }
 
-    /// The name of the same, without reading it.
+    /// Returns the name of the newest manifest up to an epoch, without reading it.
     pub async fn latest_name(
         &self,
         partition: PartitionId,
@@ -422,7 +436,7 @@ impl PageStore {
         Ok(listed.manifests.into_iter().rfind(|name| name.epoch <= epoch))
     }
 
-    /// The names of a partition's manifests (without one: of all partitions'), sorted.
+    /// Lists the manifests of a partition, or of all partitions, sorted.
     pub async fn list_manifests(
         &self,
         partition: Option<PartitionId>,
@@ -430,12 +444,12 @@ impl PageStore {
         self.list_partitions(partition).await.map(|listed| listed.manifests)
     }
 
-    /// What there is of a partition beside segments (without one: of all partitions).
+    /// Lists all objects except segments of a partition, or of all partitions.
     pub async fn list_partitions(&self, partition: Option<PartitionId>) -> Result<Listed, StoreError> {
         self.list_after(partition, None).await
     }
 
-    /// The same from a manifest of the partition on, which is listed if it is there.
+    /// Lists a partition's objects starting at a manifest, which is included if it exists.
     async fn list_since(
         &self,
         partition: PartitionId,
@@ -453,7 +467,7 @@ impl PageStore {
     ) -> Result<Listed, StoreError> {
         let below = partition.map_or_else(|| MANIFESTS.to_owned(), directory);
         let mut listed = Listed::default();
-        self.list_each(&below, after, |objects| listed.take(&objects)).await?;
+        self.list_each(&below, after, |objects| listed.add(&objects)).await?;
         listed.manifests.sort_unstable();
         listed.hot_pages.sort_unstable();
         listed.fates.sort_unstable();
@@ -461,7 +475,7 @@ impl PageStore {
         Ok(listed)
     }
 
-    /// Deletes a manifest; no error if there is none.
+    /// Deletes a manifest. Succeeds if it does not exist.
     pub async fn delete_manifest(&self, name: ManifestName) -> Result<(), StoreError> {
         self.manifests.remove(&name);
         self.delete(&name.object()).await
@@ -491,7 +505,8 @@ impl PageStore {
         Ok(names)
     }
 
-    /// Names below a directory that come after one, some at a time: of all partitions there may be many.
+    /// Passes the names below a directory that come after `after` to `visit`, page by page, because
+    /// there may be many.
     async fn list_each(
         &self,
         below: &str,
@@ -507,7 +522,7 @@ impl PageStore {
         deleted.map_err(|failure| StoreError::failed("delete", object, &self.store, failure))
     }
 
-    /// Decodes a frame of a segment. An error tells the place in the segment.
+    /// Decodes a frame of a segment. An error contains the offset in the segment.
     fn decode_frame(
         &self,
         object: &str,
@@ -518,7 +533,7 @@ impl PageStore {
         segment::decode_frame(frame, page).map_err(|cause| self.damaged_at(object, location.offset, cause))
     }
 
-    /// What is wrong with an object of which bytes were read from the place `start` on.
+    /// Returns an error about damage in bytes that start at offset `start` of an object.
     fn damaged_at(&self, object: &str, start: u64, cause: FormatError) -> StoreError {
         let cause = FormatError { at: cause.at.saturating_add(start as usize), ..cause };
         StoreError::Damaged { object: object.to_owned(), store: self.store.to_string(), cause }

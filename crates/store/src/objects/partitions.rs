@@ -1,7 +1,8 @@
-//! Which partitions have objects in the store: what a start compares with the catalog.
+//! Finds partitions that have objects in the store. A start compares them with the catalog.
 //!
-//! Of a directory only the names of the partitions' directories are read. Elsewhere names are listed page by page; behind each page
-//! the listing goes on with the next partition, so it takes at most one request for each partition.
+//! In a directory, only the names of the partitions' subdirectories are read. Other stores are
+//! listed page by page. After each page, the listing skips to the next partition, so that there is
+//! at most one request per partition.
 
 use fulmar_pages::PartitionId;
 
@@ -9,10 +10,10 @@ use super::{MANIFESTS, PageStore, StoreError, directory};
 use crate::store::{Failure, FailureKind, Store};
 
 impl PageStore {
-    /// A partition with this id or a greater one that has objects below `manifests/` and for which
-    /// `candidate` and `wanted` return true. Calls them in the order of the ids, `wanted` only for
-    /// candidates that have objects. `candidate` is to be cheap: in a directory it is called before
-    /// the partition's objects are listed.
+    /// Finds the first partition, from this id on, that has objects below `manifests/` and for
+    /// which `candidate` and `wanted` return true. Both are called in the order of ids, `wanted`
+    /// only for candidates with objects. `candidate` should be cheap: in a directory it is called
+    /// before the partition's objects are listed.
     pub async fn find_partition(
         &self,
         from: PartitionId,
@@ -32,7 +33,7 @@ impl PageStore {
                     )
                 };
                 for id in read.map_err(failed)? {
-                    // Deleting the last object of a partition leaves its directory.
+                    // Deleting the last object of a partition leaves an empty directory.
                     if candidate(id) && !self.list(&directory(id)).await?.is_empty() && wanted(id) {
                         return Ok(Some(id));
                     }
@@ -65,14 +66,14 @@ impl PageStore {
                 return Ok(None);
             }
             if last.map(last_name) == after {
-                let cause = "a page of a listing promises more and leads no further";
+                let cause = "the listing does not advance after an incomplete page";
                 return Err(Failure::new(FailureKind::Unavailable, cause));
             }
         }
     }
 }
 
-/// A name that sorts behind those of all objects of a partition.
+/// A name that sorts after all objects of a partition.
 fn last_name(id: PartitionId) -> String {
     format!("{}/z", directory(id))
 }
@@ -150,7 +151,7 @@ mod tests {
             assert_eq!(find(19, 19).await, None);
             backend.delete(&format!("manifests/{}/anchor-y", PartitionId(18))).await.unwrap();
             assert_eq!(find(4, 18).await, None);
-            assert!(asked.lock().is_empty(), "it has no objects any more");
+            assert!(asked.lock().is_empty(), "a partition without objects must be skipped");
         }
     }
 }

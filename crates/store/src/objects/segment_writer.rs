@@ -1,12 +1,18 @@
-//! Stores a segment piece by piece.
+//! Stores a segment incrementally, as a multipart upload if it is large.
 //!
-//! # What is given up
-//! Parts that were sent cost space until their upload is completed or aborted. So a writer that goes before its segment is stored,
-//! for whatever reason (the store fails, its maker does, whoever waits is cancelled), aborts its upload, in a task of its own: nobody waits
-//! for a store that has just failed, and nobody can forget it. The task ends within the bounds of an operation
-//! ([`crate::Limits`]). It makes no object, so it does no harm behind the end of a term; and where a completion is still under way, the
-//! one or the other comes first, and nobody names that segment. What even so is left (the process dies, the store does not
-//! answer) the bucket's own rule removes, and in a directory the next start ([`crate::Backend::sweep`]).
+//! # Aborted uploads
+//!
+//! Uploaded parts use space until their upload is completed or aborted. A writer that is dropped
+//! before its segment is stored (because the store fails, the caller fails, or the task is
+//! cancelled) therefore aborts its upload in a background task. Callers do not wait for a store
+//! that has just failed, and cannot forget to abort. The task ends within the limits of an
+//! operation ([`crate::Limits`]). It creates no object, so it is harmless after the end of a term.
+//! If a completion is still in progress, one of the two takes effect first; no manifest references
+//! that segment.
+//!
+//! If the abort does not happen, because the process dies or the store does not respond, the
+//! bucket's lifecycle rule removes the parts, or in a directory the next start
+//! ([`crate::Backend::sweep`]).
 
 use std::sync::Arc;
 
@@ -19,20 +25,23 @@ use super::{PageStore, StoreError, segment_object};
 use crate::disk_cache::Key;
 use crate::store::{Store, Upload};
 
-/// Object stores want parts of at least 5 MiB; some want all but the last to be of one size.
+/// Object stores require parts of at least 5 MiB; some require all parts except the last to have
+/// the same size.
 const PART_BYTES: usize = 8 << 20;
-/// A segment that has become so long gets room for a part, and for what comes with its last bytes. Growing as vectors do
-/// would copy all of it, and take fresh memory from the system, once more.
-const LONG_BYTES: usize = 1 << 20;
-const ROOM_BYTES: usize = PART_BYTES + 2 * LONG_BYTES;
+/// Once the buffer has this length, it reserves space for a whole part and for the bytes that are
+/// appended with its end. Growing step by step would copy all of it and allocate fresh memory once
+/// more.
+const RESERVE_THRESHOLD_BYTES: usize = 1 << 20;
+const BUFFER_CAPACITY_BYTES: usize = PART_BYTES + 2 * RESERVE_THRESHOLD_BYTES;
 
-/// Stores a segment while it is being made. It exists when [`SegmentWriter::finish`] has returned, not before; one that is
-/// dropped never will. Holds one part of 8 MiB in memory, in the same place for all; what is smaller than that is stored in one piece.
+/// Stores a segment while it is being built. The segment exists once [`SegmentWriter::finish`] has
+/// returned; if the writer is dropped before, it never will. Uses one part of 8 MiB of memory,
+/// which is reused for all parts. A smaller segment is stored with a single put.
 pub struct SegmentWriter {
     id: SegmentId,
     object: String,
     store: PageStore,
-    /// From the first part on, until it is completed.
+    /// The upload, from the first part until its completion.
     upload: Option<Box<dyn Upload>>,
     part: Vec<u8>,
 }
@@ -42,13 +51,15 @@ impl SegmentWriter {
         SegmentWriter { id, object: segment_object(id), store, upload: None, part: Vec::new() }
     }
 
-    /// Where the segment's next bytes go: for [`fulmar_pages::SegmentBuilder`], followed by [`SegmentWriter::flush`].
+    /// Buffer for the segment's next bytes. Used by [`fulmar_pages::SegmentBuilder`], followed by
+    /// [`SegmentWriter::flush`].
     pub fn buffer(&mut self) -> &mut Vec<u8> {
         &mut self.part
     }
 
-    /// The frame that was appended to the buffer last is likely to be read again: the disk cache keeps it, if there is one. (It may
-    /// have it before the store has the segment, and whether or not there will be one: nobody asks for it before.)
+    /// Stores the frame that was appended last in the disk cache, if there is one, because it is
+    /// likely to be read again. The disk cache may contain it before the segment is stored, or even
+    /// if it never is; nothing requests it before.
     pub fn keep(&mut self, frame: FrameLocation) {
         if self.store.disk_cache.is_some() {
             let begin = self.part.len().saturating_sub(frame.length as usize);
@@ -56,11 +67,11 @@ impl SegmentWriter {
         }
     }
 
-    /// Sends what is in the buffer on its way, as far as it is enough for parts.
+    /// Uploads the buffer, as far as it contains complete parts.
     pub async fn flush(&mut self) -> Result<(), StoreError> {
         if self.part.len() < PART_BYTES {
-            if self.part.len() >= LONG_BYTES {
-                self.part.reserve_exact(ROOM_BYTES.saturating_sub(self.part.len()));
+            if self.part.len() >= RESERVE_THRESHOLD_BYTES {
+                self.part.reserve_exact(BUFFER_CAPACITY_BYTES.saturating_sub(self.part.len()));
             }
             return Ok(());
         }
@@ -68,7 +79,7 @@ impl SegmentWriter {
         while bytes.len() >= PART_BYTES {
             self.send(bytes.split_to(PART_BYTES)).await?;
         }
-        // The same memory, since the store has let go of the parts.
+        // Reuses the same memory, because the store has released the parts.
         self.part = Vec::from(bytes);
         Ok(())
     }
@@ -83,8 +94,8 @@ impl SegmentWriter {
         upload.part(part).await.map_err(failed)
     }
 
-    /// Sends the rest; the segment is stored. The index is at the end of that: who has written a segment wants it next, and
-    /// need not read it. (If a part ended in the midst of it, it is read.)
+    /// Uploads the rest and completes the segment. Adds its index to the caches, because the caller
+    /// will need it next. (If a part boundary lies within the index, it is read later.)
     pub async fn finish(mut self) -> Result<SegmentId, StoreError> {
         self.flush().await?;
         let rest = Bytes::from(std::mem::take(&mut self.part));
@@ -92,7 +103,7 @@ impl SegmentWriter {
         let end = segment::tail_bytes(&rest).ok().filter(|_| index.is_some());
         if let Some(bytes) = end {
             let begin = rest.len().saturating_sub(bytes as usize);
-            // Its own bytes: the rest is not to wait with it.
+            // A copy, so that the cache does not keep the whole rest in memory.
             self.store.keep(Key::end(self.id), Bytes::copy_from_slice(&rest[begin..]));
         }
         match self.upload.is_none() {
@@ -120,12 +131,12 @@ impl SegmentWriter {
 impl Drop for SegmentWriter {
     fn drop(&mut self) {
         let Some(mut upload) = self.upload.take() else { return };
-        // Without a runtime the process ends.
+        // Without a runtime, the process is ending.
         let Ok(runtime) = Handle::try_current() else { return };
         let object = std::mem::take(&mut self.object);
         runtime.spawn(async move {
             if let Err(failure) = upload.abort().await {
-                tracing::debug!(object, %failure, "an upload could not be aborted");
+                tracing::debug!(object, %failure, "could not abort an upload");
             }
         });
     }

@@ -1,20 +1,25 @@
-//! Who owns the store now: terms as objects, `terms/00000007` and, when its process has ended well, `terms/00000007-ended`.
+//! Ownership of the store: terms as fencing tokens, stored as objects `terms/00000007` and, after a
+//! clean stop, `terms/00000007-ended`.
 //!
 //! ```text
-//!   terms/00000006-ended                     begins term 7: puts terms/00000007, if it is absent,
-//!                                            lists anew: is that the greatest? then deletes what is before
+//!   terms/00000006-ended                     starts term 7: puts terms/00000007 if absent,
+//!                                            lists again; if it is the greatest,
+//!                                            deletes earlier ones
 //! ```
 //!
-//! A number that was used and deleted may be won again by who has looked long ago; so nobody trusts a number before a listing
-//! that began after it was won shows none that is greater. (Those before are deleted only by who holds a greater one.)
+//! A number that was used and deleted can be won again by a process with an old listing. A number
+//! therefore counts only if a listing that started after it was won shows no greater one. (Earlier
+//! numbers are deleted only by the owner of a greater one.)
 //!
-//! The last one is there always, from the first start on. Should somebody have deleted it, its owner cannot know whether it is one still, and
-//! says so; whoever begins the next one finds in the names of segments and manifests which terms there have been.
+//! From the first start on, the object of the last term always exists. If it has been deleted, its
+//! owner cannot know whether it still owns the store, and reports this. The next start derives the
+//! earlier terms from the names of segments and manifests.
 //!
-//! Beginning a term takes the store away from whoever holds the one before. He is not asked, and may not know it for a while. So
-//! what only the owner may do is done by this rule: *list, look whether the term is still the last one, then act on what was listed*.
-//! Then everything that was listed had been there, and was known, while the store was his; see `engine/collect` for
-//! why acting on it later does no harm.
+//! Starting a term takes the store away from the owner of the previous term, which is not asked and
+//! may not notice for some time. Operations that only the owner may perform therefore follow this
+//! rule: *list, check that the term is still the last one, then act on the listing*. All listed
+//! objects then existed while the process owned the store. `engine/collect` explains why acting on
+//! the listing later is safe.
 
 use std::time::Duration;
 
@@ -25,23 +30,23 @@ use crate::store::Span;
 
 const TERMS: &str = "terms";
 const ENDED: &str = "-ended";
-/// Others that begin a term at the same time, before they are held to be in the way for good.
-const MOST_ROUNDS: usize = 50;
+/// Number of lost races for a term after which an open fails.
+const MAX_ROUNDS: usize = 50;
 
 /// The greatest number of a term.
 pub const MOST_TERMS: u32 = (1 << 23) - 1;
 
-/// Versions' numbers have the term in which they were made above so many bits.
+/// Version numbers contain their term above this many bits.
 pub const VERSION_BITS: u32 = 40;
 
-/// A term that this process has begun.
+/// A term that this process has started.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Term {
-    /// Which one.
+    /// Number of the term.
     pub number: u32,
     by: u128,
-    /// For how long from its beginning something of earlier terms may still arrive; `None` if the process before has not said that it has
-    /// ended.
+    /// How long, from the start of the term, operations of earlier terms may still take effect.
+    /// None if the previous process did not record a clean stop.
     pub wait: Option<Duration>,
 }
 
@@ -49,7 +54,7 @@ fn term_object(number: u32, has_ended: bool) -> String {
     format!("{TERMS}/{number:08x}{}", if has_ended { ENDED } else { "" })
 }
 
-/// The number, and whether the object says that the term has ended.
+/// Parses the number, and whether the object records the end of the term.
 fn parse(object: &str) -> Option<(u32, bool)> {
     let name = object.rsplit('/').next()?;
     let (digits, has_ended) = name.strip_suffix(ENDED).map_or((name, false), |digits| (digits, true));
@@ -58,10 +63,10 @@ fn parse(object: &str) -> Option<(u32, bool)> {
 }
 
 impl PageStore {
-    /// Takes the store over from whoever has it.
+    /// Takes over the store from its current owner.
     pub async fn begin_term(&self) -> Result<Term, StoreError> {
         let by = rand::random();
-        for _ in 0..MOST_ROUNDS {
+        for _ in 0..MAX_ROUNDS {
             let before = self.list_terms().await?;
             let (last, has_ended) = match before.last() {
                 Some(last) => *last,
@@ -79,7 +84,7 @@ impl PageStore {
             }
             let known = self.list_terms().await?;
             if known.last() == Some(&(number, false)) {
-                let wait = self.wait_of(last, has_ended).await?;
+                let wait = self.recorded_wait(last, has_ended).await?;
                 for (number, has_ended) in known.into_iter().filter(|known| known.0 < number) {
                     self.delete(&term_object(number, has_ended)).await?;
                 }
@@ -89,17 +94,18 @@ impl PageStore {
         Err(StoreError::Contended { object: TERMS.to_owned(), store: self.store.to_string() })
     }
 
-    /// The greatest term that segments and manifests are of; 0: there are none, or they are from before there were terms.
+    /// Returns the greatest term in the names of segments and manifests. 0 if there are none, or
+    /// all are older than the introduction of terms.
     async fn greatest_named_term(&self) -> Result<u32, StoreError> {
         let of_segments = self.list_segments().await?.into_iter().map(|id| id.term());
         let of_manifests =
             self.list_manifests(None).await?.into_iter().map(|name| (name.number >> VERSION_BITS) as u32);
-        // Before there were terms all bits of a segment's name were random.
+        // Names of segments from before the introduction of terms are completely random.
         Ok(of_segments.chain(of_manifests).filter(|term| *term <= MOST_TERMS).max().unwrap_or(0))
     }
 
-    /// What the end of a term says of those before it. Before the first there was none.
-    async fn wait_of(&self, last: u32, has_ended: bool) -> Result<Option<Duration>, StoreError> {
+    /// Returns the waiting time that the end of a term records. Nothing precedes the first term.
+    async fn recorded_wait(&self, last: u32, has_ended: bool) -> Result<Option<Duration>, StoreError> {
         if last == 0 {
             return Ok(Some(Duration::ZERO));
         }
@@ -110,7 +116,7 @@ impl PageStore {
             Ok(StoredTerm { state: TermState::Ended { wait_ms }, .. }) => {
                 Ok(Some(Duration::from_millis(wait_ms)))
             }
-            // Somebody else has begun a term meanwhile; or nobody knows.
+            // Another process has started a term in the meantime, or the time is unknown.
             Ok(_)
             | Err(StoreError::Missing { .. } | StoreError::Damaged { .. } | StoreError::Misnamed { .. }) => {
                 Ok(None)
@@ -119,8 +125,8 @@ impl PageStore {
         }
     }
 
-    /// Whether nobody has begun a later term. [`StoreError::Missing`] if that cannot be known, because somebody has deleted what says that
-    /// this one has begun.
+    /// Returns true if no later term was started. [`StoreError::Missing`] if that cannot be known,
+    /// because the object of this term was deleted.
     pub async fn is_last_term(&self, term: &Term) -> Result<bool, StoreError> {
         match self.list_terms().await?.last() {
             Some((number, _)) if *number >= term.number => Ok(*number == term.number),
@@ -131,14 +137,15 @@ impl PageStore {
         }
     }
 
-    /// Says that this process asks nothing more of the store; for `wait` something of those before it may still arrive.
+    /// Records that this process sends no more operations to the store. Earlier operations may
+    /// still take effect for `wait`.
     pub async fn end_term(&self, term: &Term, wait: Duration) -> Result<(), StoreError> {
         let state = TermState::Ended { wait_ms: wait.as_millis() as u64 };
         let ended = StoredTerm { number: term.number, by: term.by, state };
         self.put(&term_object(term.number, true), ended.encode().into()).await
     }
 
-    /// Reads the object that says that a term has begun, or ended.
+    /// Reads the object that records the start or the end of a term.
     pub async fn read_term(&self, number: u32, has_ended: bool) -> Result<StoredTerm, StoreError> {
         let object = term_object(number, has_ended);
         let bytes = self.get(&object, Span::Whole).await?.bytes;
@@ -149,8 +156,9 @@ impl PageStore {
         }
     }
 
-    /// Checks that none of these terms ([`PageStore::list_terms`]) is missing, as far as one can know: the last one that has ended has
-    /// begun, and so has that in which something was `written`.
+    /// Checks that none of these terms ([`PageStore::list_terms`]) is missing, as far as that can
+    /// be detected: the last ended term, and the term of the newest `written` data, must have been
+    /// started.
     pub fn check_terms(&self, terms: &[(u32, bool)], written: u32) -> Result<(), StoreError> {
         let last = terms.last().map_or(0, |(number, _)| *number).max(written);
         match last == 0 || terms.contains(&(last, false)) {
@@ -161,7 +169,7 @@ impl PageStore {
         }
     }
 
-    /// The objects that say that terms have begun or ended: numbers, and whether it is the latter; sorted.
+    /// Lists the objects of terms, sorted: the number, and true for the end of a term.
     pub async fn list_terms(&self) -> Result<Vec<(u32, bool)>, StoreError> {
         let mut terms: Vec<_> = self.list(TERMS).await?.iter().filter_map(|name| parse(name)).collect();
         terms.sort_unstable();
@@ -185,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_numbers_and_nothing_else() {
+    fn only_canonical_names_are_parsed() {
         for (number, has_ended) in [(7, false), (7, true), (MOST_TERMS, false)] {
             assert_eq!(parse(&term_object(number, has_ended)), Some((number, has_ended)));
         }
@@ -195,12 +203,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_last_one_has_the_store() {
+    async fn last_term_owns_the_store() {
         let store = store();
         let first = store.begin_term().await.unwrap();
         assert!(first.wait == Some(Duration::ZERO) && store.is_last_term(&first).await.unwrap());
         let second = store.begin_term().await.unwrap();
-        assert_eq!(second.wait, None, "the first one has not ended");
+        assert_eq!(second.wait, None, "the first term has no recorded end");
         assert!(second.number > first.number);
         assert!(!store.is_last_term(&first).await.unwrap() && store.is_last_term(&second).await.unwrap());
         let hour = Duration::from_secs(3600);
@@ -209,16 +217,25 @@ mod tests {
         assert_ne!(store.read_term(second.number, true).await.unwrap().state, TermState::Begun);
         let third = store.begin_term().await.unwrap();
         assert_eq!(third.wait, Some(hour));
-        assert_eq!(store.list_terms().await.unwrap(), [(third.number, false)], "the others are deleted");
-        // Who was away for long.
+        assert_eq!(
+            store.list_terms().await.unwrap(),
+            [(third.number, false)],
+            "earlier terms must be deleted"
+        );
+        // A stale process records the end of its term.
         store.end_term(&first, Duration::ZERO).await.unwrap();
         assert!(!store.is_last_term(&first).await.unwrap());
-        assert_eq!(store.begin_term().await.unwrap().wait, None, "that says nothing of the third");
+        assert_eq!(
+            store.begin_term().await.unwrap().wait,
+            None,
+            "the end of an earlier term must not count for the third"
+        );
     }
 
-    /// Of many at a time each believes at most for as long as no later one has begun, and each number is one's.
+    /// Of concurrent starts, only the one with the greatest number remains the owner, and all
+    /// numbers differ.
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-    async fn of_many_one_is_the_last() {
+    async fn concurrent_starts_have_one_owner() {
         let store = store();
         let all = (0..8).map(|_| {
             let store = store.clone();
@@ -239,7 +256,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_was_deleted_is_missed_and_its_number_is_not_used_again() {
+    async fn deleted_term_is_detected_and_its_number_is_not_reused() {
         let store = store();
         for _ in 0..4 {
             store.begin_term().await.unwrap();
@@ -255,7 +272,7 @@ mod tests {
             matches!(&asked, Err(StoreError::Missing { object: named, .. }) if *named == object),
             "{asked:?}"
         );
-        // One of an earlier owner's that has come back says nothing of this one.
+        // A reappeared end of an earlier term proves nothing about this one.
         store.end_term(&Term { number: 2, by: 1, wait: None }, Duration::ZERO).await.unwrap();
         assert!(store.is_last_term(&fifth).await.is_err());
         store.delete(&term_object(2, true)).await.unwrap();
@@ -266,7 +283,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_is_missing_is_known_by_what_came_of_it() {
+    async fn missing_term_is_detected_from_written_data() {
         let store = store();
         let check = async |written| store.check_terms(&store.list_terms().await.unwrap(), written);
         check(0).await.unwrap();
@@ -285,7 +302,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn there_is_an_end_to_them() {
+    async fn start_after_the_greatest_term_is_rejected() {
         let store = store();
         let last = StoredTerm { number: MOST_TERMS, by: 1, state: TermState::Begun };
         store.put(&term_object(MOST_TERMS, false), last.encode().into()).await.unwrap();

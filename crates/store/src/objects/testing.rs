@@ -1,10 +1,10 @@
-//! What tests of objects need more than once.
+//! Helpers for tests of this module.
 
 use fulmar_pages::{Manifest, Version};
 
 use super::ManifestName;
 
-/// A manifest of this name, of a partition that has nothing.
+/// A manifest with this name, of an empty partition.
 pub(super) fn empty_manifest(name: ManifestName) -> Manifest {
     Manifest {
         partition: name.partition,

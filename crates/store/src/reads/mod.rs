@@ -1,15 +1,18 @@
-//! Reading pieces of files without holding up the thread that wants them.
+//! Non-blocking reads of files.
 //!
-//! What is read again soon is most often in the system's page cache, from where it is copied in a microsecond. What the disk must
-//! be asked for takes as long as the disk, or the network behind it, pleases. A thread that serves many sessions may not wait for
-//! that, and handing each read to a thread that may costs two switches between threads: more than the disk, where that is fast.
+//! Recently used data is usually in the kernel's page cache, from which it is copied within a
+//! microsecond. Other reads take as long as the disk, or the network behind it, needs. A thread
+//! that serves many sessions must not wait for that. Handing each read to a blocking thread costs
+//! two context switches, which is more than a read from a fast disk.
 //!
 //! ```text
-//!   read_exact_at --- a thread with a ring ---> the system: reads while the thread goes on   (ring)
-//!                '--- any other thread -------> what is in memory, at once (RWF_NOWAIT)
-//!                                         '---> the disk: by a thread that waits
+//!   read_exact_at --- thread with a ring ---> io_uring: the kernel reads asynchronously
+//!                '--- any other thread -----> page cache, without blocking (RWF_NOWAIT)
+//!                                        '--> disk, on a blocking thread
 //! ```
-//! What a ring does not read whole is read by a thread in any case, so an error, or that a file is too short, is told in one place.
+//!
+//! A read that a ring does not complete fully is repeated by a blocking thread, so that errors and
+//! short files are handled in one place.
 
 mod ring;
 
@@ -25,10 +28,11 @@ use tokio::sync::oneshot::error::TryRecvError;
 
 pub use ring::serve_reads;
 
-/// What is copied at most on the caller's thread: more would hold it up, though it is in memory.
-const MOST_AT_ONCE_BYTES: usize = 256 << 10;
+/// Maximum number of bytes that are copied on the caller's thread: more would take too long, even
+/// from memory.
+const MAX_INLINE_READ_BYTES: usize = 256 << 10;
 
-/// What a read keeps until the disk has answered, whether somebody still waits for that or not.
+/// Resources that a read keeps until the disk has responded, even if the reader was dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct Kept {
     file: Arc<File>,
@@ -40,32 +44,32 @@ impl Kept {
         Kept { file, _place: None }
     }
 
-    /// ... and a place among those that may wait for this disk.
+    /// Also keeps a permit of the reads that may wait for this disk.
     pub(crate) fn with_place(file: Arc<File>, place: Arc<OwnedSemaphorePermit>) -> Kept {
         Kept { file, _place: Some(place) }
     }
 }
 
 thread_local! {
-    static AT_THE_DISK: Cell<u64> = const { Cell::new(0) };
+    static BLOCKING_READS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// How many reads of this thread's tasks had to wait for the disk, since it was started.
+/// Number of reads of this thread's tasks that had to wait for the disk, since the thread started.
 pub fn reads_at_the_disk() -> u64 {
-    AT_THE_DISK.get()
+    BLOCKING_READS.get()
 }
 
-/// One more waits.
-// Not inlined: the thread's count is looked up anew, whatever stack this runs on.
+/// Counts a read that waits for the disk.
+// Not inlined, so that every call looks up the thread-local, whichever stack it runs on.
 #[inline(never)]
 pub(crate) fn goes_to_the_disk() {
-    AT_THE_DISK.set(AT_THE_DISK.get() + 1);
+    BLOCKING_READS.set(BLOCKING_READS.get() + 1);
 }
 
-/// Reads exactly so many bytes of a file at an offset.
+/// Reads exactly `bytes` bytes of a file at an offset.
 pub(crate) async fn read_exact_at(kept: Kept, offset: u64, bytes: usize) -> io::Result<Vec<u8>> {
-    let at_once = bytes <= MOST_AT_ONCE_BYTES;
-    if at_once && let Some(mut read) = ring::read(&kept, offset, bytes) {
+    let is_small = bytes <= MAX_INLINE_READ_BYTES;
+    if is_small && let Some(mut read) = ring::read(&kept, offset, bytes) {
         let read = match read.try_recv() {
             Err(TryRecvError::Empty) => {
                 goes_to_the_disk();
@@ -78,7 +82,7 @@ pub(crate) async fn read_exact_at(kept: Kept, offset: u64, bytes: usize) -> io::
         }
     }
     let mut buffer = vec![0; bytes];
-    if at_once && read_at_once(&kept.file, &mut buffer, offset) {
+    if is_small && read_at_once(&kept.file, &mut buffer, offset) {
         return Ok(buffer);
     }
     goes_to_the_disk();
@@ -87,12 +91,13 @@ pub(crate) async fn read_exact_at(kept: Kept, offset: u64, bytes: usize) -> io::
     read.await.unwrap_or_else(|panic| Err(io::Error::other(panic)))
 }
 
-/// Whether this thread's reads wait in a ring, and not each in a thread of its own.
+/// Returns true if reads of this thread wait in a ring, and not in one blocking thread each.
 pub(crate) fn wait_in_a_ring() -> bool {
-    ring::is_there()
+    ring::is_available()
 }
 
-/// Reads what of a file the system has in memory. Answers whether that was all that was wanted; it never waits for the disk.
+/// Reads from the kernel's page cache without waiting for the disk. Returns false if not all of the
+/// bytes are there.
 pub(crate) fn read_at_once(file: &File, buffer: &mut [u8], offset: u64) -> bool {
     let bytes = buffer.len();
     preadv2(file, &mut [IoSliceMut::new(buffer)], offset, ReadWriteFlags::NOWAIT) == Ok(bytes)

@@ -1,19 +1,21 @@
-//! A ring (io_uring) for a thread's reads: the system reads while the thread does other work.
+//! An io_uring per thread for reads: the kernel reads while the thread does other work.
 //!
 //! ```text
-//!   read ------> submission queue --> io_uring_enter --> in memory: done before that returns
-//!                                                   '--> the disk is asked
-//!   serve_reads  <-- eventfd ------ the disk has answered
-//!   both look at the completion queue, and wake who waits
+//!   read ------> submission queue --> io_uring_enter --> in memory: completed on return
+//!                                                   '--> read from disk
+//!   serve_reads  <-- eventfd ------ the disk read has completed
+//!   both poll the completion queue and wake the waiting readers
 //! ```
 //!
-//! The system does nothing of its own on the thread (`DEFER_TASKRUN`): what the disk has answered is copied when the thread comes
-//! to look: at its next read, or when its runtime has seen the event. So a busy thread is not interrupted, and one look
-//! serves all that came meanwhile.
+//! With `DEFER_TASKRUN`, the kernel does no work on the thread by itself: a completed disk read is
+//! processed when the thread enters the kernel for its next read, or when its runtime has received
+//! the event. A busy thread is therefore not interrupted, and one poll processes all completions
+//! since the last one.
 //!
-//! **What the system writes to stays.** A buffer belongs to the ring from its submission until its completion was seen, whether
-//! somebody still waits for it or not. A ring that ends before leaves the buffers of what is under way to the system for good: only
-//! the thread's end, or that of its runtime, ends a ring.
+//! **Buffers outlive their reads.** A buffer belongs to the ring from the submission of its read
+//! until its completion has been seen, even if the reader was dropped. A ring that is dropped
+//! before leaks the buffers of its pending reads. Rings are dropped only with their thread or its
+//! runtime.
 
 use std::cell::RefCell;
 use std::io;
@@ -30,86 +32,91 @@ use tokio::sync::{Notify, oneshot};
 
 use super::Kept;
 
-/// Reads under way in one ring. Who comes beyond that reads as a thread without a ring does.
-const READS_AT_ONCE: u32 = 256;
-/// Answers that the system takes from its list each time that it is entered, at least (20 since Linux 6.13, before that all).
-const TAKEN_AT_ONCE: usize = 16;
-/// When to look again at a system that could not take a read, or says that it has answers and gave none.
-const AGAIN: Duration = Duration::from_millis(1);
+/// Maximum number of pending reads in a ring. Further reads proceed as on a thread without a ring.
+const MAX_PENDING_READS: u32 = 256;
+/// Minimum number of completions that the kernel processes per enter (20 since Linux 6.13, all of
+/// them before).
+const MIN_COMPLETIONS_PER_ENTER: usize = 16;
+/// Delay before polling again if the kernel could not accept a read, or announced completions and
+/// delivered none.
+const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// What has been read; nobody answers if that was not all, for whatever reason.
+/// Receives the data. The sender is dropped if the read was short or failed.
 pub(super) type Outcome = oneshot::Receiver<Vec<u8>>;
 
-/// That there is no ring.
-static SAID: Once = Once::new();
+/// Ensures that a missing io_uring is logged once.
+static MISSING_RING_LOGGED: Once = Once::new();
 
 thread_local! {
     static RING: RefCell<Option<Ring>> = const { RefCell::new(None) };
 }
 
-/// From now on this thread's reads of local objects go through a ring of its own, if the system has one for it, while this is
-/// polled: for ever. It must be a task of the thread's own runtime, which all that reads on the thread runs in too.
+/// Serves this thread's reads of local objects through a ring for as long as this future is polled.
+/// Returns only if the kernel does not support io_uring, or if the completion event fails. It must
+/// run as a task in the thread's own runtime, in which all reads of the thread run too.
 pub async fn serve_reads() {
-    let (ring, answers) = match Ring::new().and_then(Ring::watched) {
-        Ok(watched) => watched,
+    let (ring, completion_event) = match Ring::new().and_then(Ring::with_watcher) {
+        Ok(with_watcher) => with_watcher,
         Err(error) => {
-            // One thread has what all have.
-            SAID.call_once(
-                || tracing::info!(%error, "the system has no io_uring: threads wait for the disk"),
+            // All threads behave alike, so one message is enough.
+            MISSING_RING_LOGGED.call_once(
+                || tracing::info!(%error, "io_uring is not available; disk reads block threads of the pool"),
             );
             return;
         }
     };
-    let refused = ring.refused.clone();
+    let rejected = ring.rejected.clone();
     let _installed = Installed::new(ring);
-    // Whether to look without an event.
-    let mut again = false;
+    // Poll without waiting for an event.
+    let mut poll_again = false;
     loop {
         tokio::select! {
-            ready = answers.readable() => match ready {
-                // Before the look: each answer that comes after it is an event of its own.
+            ready = completion_event.readable() => match ready {
+                // Cleared before polling, so that each later completion is a new event.
                 Ok(mut ready) => ready.clear_ready(),
                 Err(_) => return,
             },
-            () = refused.notified() => {
-                again = true;
+            () = rejected.notified() => {
+                poll_again = true;
                 continue;
             }
-            () = tokio::time::sleep(AGAIN), if again => {}
+            () = tokio::time::sleep(RETRY_INTERVAL), if poll_again => {}
         }
-        settle(Ring::look);
-        again = with_ring(|ring| Some(ring.under_way() > 0 && ring.has_news())).unwrap_or(false);
+        run_and_notify(Ring::poll_completions);
+        poll_again = with_ring(|ring| Some(ring.pending() > 0 && ring.has_completions())).unwrap_or(false);
     }
 }
 
-/// Begins to read so many bytes of a file. `None` if this thread has no ring, or one that is full.
-// Not inlined: the thread's ring is looked up anew, whatever stack this runs on.
+/// Starts to read `bytes` bytes of a file. Returns None if this thread has no ring, or its ring is
+/// full.
+// Not inlined, so that every call looks up the thread-local, whichever stack it runs on.
 #[inline(never)]
 pub(super) fn read(kept: &Kept, offset: u64, bytes: usize) -> Option<Outcome> {
     let mut begun = None;
-    settle(|ring| begun = ring.begin(kept.clone(), offset, bytes));
+    run_and_notify(|ring| begun = ring.submit_read(kept.clone(), offset, bytes));
     begun
 }
 
-/// Whether this thread has a ring.
+/// Returns true if this thread has a ring.
 #[inline(never)]
-pub(super) fn is_there() -> bool {
+pub(super) fn is_available() -> bool {
     RING.with_borrow(Option::is_some)
 }
 
-/// Does something with this thread's ring, and tells those whose reads are done. They are told when the ring is not in use:
-/// whoever is woken, or finds that nobody waits any more, may do what it wants.
-fn settle(work: impl FnOnce(&mut Ring)) {
+/// Runs `work` on this thread's ring, then notifies the readers of completed reads. They are
+/// notified while the ring is not borrowed, because a woken or dropped reader may run arbitrary
+/// code.
+fn run_and_notify(work: impl FnOnce(&mut Ring)) {
     let mut done = with_ring(|ring| {
         work(ring);
-        ring.next_done()
+        ring.next_completed()
     });
-    while let Some(Done { waits, read }) = done {
+    while let Some(CompletedRead { sender, read }) = done {
         if let Some(read) = read {
-            // Perhaps nobody waits any more.
-            let _ = waits.send(read);
+            // The reader may have been dropped.
+            let _ = sender.send(read);
         }
-        done = with_ring(Ring::next_done);
+        done = with_ring(Ring::next_completed);
     }
 }
 
@@ -117,28 +124,28 @@ fn with_ring<T>(work: impl FnOnce(&mut Ring) -> Option<T>) -> Option<T> {
     RING.try_with(|ring| ring.borrow_mut().as_mut().and_then(work)).ok().flatten()
 }
 
-/// A ring, and what is under way in it.
+/// A ring with its pending reads.
 struct Ring {
     uring: IoUring,
-    /// By the numbers that its completions have.
-    under_way: Vec<Option<UnderWay>>,
-    /// Numbers that nothing has.
+    /// Pending reads by the number in their completions.
+    pending: Vec<Option<PendingRead>>,
+    /// Unused numbers.
     free: Vec<u32>,
-    /// Counts up when the disk has answered. Its count is not read: each time is an event.
-    answers: Arc<OwnedFd>,
-    /// Told when the system did not take what was submitted.
-    refused: Arc<Notify>,
+    /// Signalled when a disk read completes. The count is not read: each signal is an event.
+    completion_event: Arc<OwnedFd>,
+    /// Notified if the kernel did not accept a submission.
+    rejected: Arc<Notify>,
 }
 
-struct UnderWay {
+struct PendingRead {
     buffer: Vec<u8>,
     _kept: Kept,
-    waits: oneshot::Sender<Vec<u8>>,
+    sender: oneshot::Sender<Vec<u8>>,
 }
 
-/// A read that is done, who waits for it, and what was read, if that was all.
-struct Done {
-    waits: oneshot::Sender<Vec<u8>>,
+/// A completed read: the sender to its reader, and the data unless the read was short or failed.
+struct CompletedRead {
+    sender: oneshot::Sender<Vec<u8>>,
     read: Option<Vec<u8>>,
 }
 
@@ -149,27 +156,34 @@ impl Ring {
             .setup_defer_taskrun()
             .setup_taskrun_flag()
             .setup_submit_all()
-            .build(READS_AT_ONCE)?;
-        // A system may let one have a ring and not use it.
+            .build(MAX_PENDING_READS)?;
+        // Some systems allow creating a ring but not using it.
         // SAFETY: this entry has no buffer and no file.
         let pushed = unsafe { uring.submission().push(&opcode::Nop::new().build()) };
         pushed.map_err(io::Error::other)?;
         uring.submit_and_wait(1)?;
         let _ = uring.completion().next();
-        let answers = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        uring.submitter().register_eventfd(answers.as_raw_fd())?;
-        let under_way = (0..READS_AT_ONCE).map(|_| None).collect();
-        Ok(Ring { uring, under_way, free: (0..READS_AT_ONCE).collect(), answers, refused: Arc::default() })
+        let completion_event = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        uring.submitter().register_eventfd(completion_event.as_raw_fd())?;
+        let pending = (0..MAX_PENDING_READS).map(|_| None).collect();
+        Ok(Ring {
+            uring,
+            pending,
+            free: (0..MAX_PENDING_READS).collect(),
+            completion_event,
+            rejected: Arc::default(),
+        })
     }
 
-    /// With the events that tell of answers, in this runtime.
-    fn watched(self) -> io::Result<(Ring, AsyncFd<Arc<OwnedFd>>)> {
-        // SAFETY: the descriptor is the watcher's own.
-        let answers = unsafe { AsyncFd::register_with_interest(self.answers.clone(), Interest::READABLE) };
-        Ok((self, answers?))
+    /// Registers the completion event in the current runtime.
+    fn with_watcher(self) -> io::Result<(Ring, AsyncFd<Arc<OwnedFd>>)> {
+        // SAFETY: the watcher owns a reference to the descriptor.
+        let completion_event =
+            unsafe { AsyncFd::register_with_interest(self.completion_event.clone(), Interest::READABLE) };
+        Ok((self, completion_event?))
     }
 
-    fn begin(&mut self, kept: Kept, offset: u64, bytes: usize) -> Option<Outcome> {
+    fn submit_read(&mut self, kept: Kept, offset: u64, bytes: usize) -> Option<Outcome> {
         let number = self.free.pop()?;
         let mut buffer = vec![0; bytes];
         let file = types::Fd(kept.file.as_raw_fd());
@@ -177,72 +191,77 @@ impl Ring {
             .offset(offset)
             .build()
             .user_data(number.into());
-        // SAFETY: file and buffer are kept until the completion of this number was seen, or the buffer is left for good.
+        // SAFETY: the file and the buffer are kept until the completion with this number has been
+        // seen; the buffer is leaked otherwise.
         if unsafe { self.uring.submission().push(&entry) }.is_err() {
             self.free.push(number);
             return None;
         }
-        let (waits, outcome) = oneshot::channel();
-        self.under_way[number as usize] = Some(UnderWay { buffer, _kept: kept, waits });
+        let (sender, outcome) = oneshot::channel();
+        self.pending[number as usize] = Some(PendingRead { buffer, _kept: kept, sender });
         self.enter();
         Some(outcome)
     }
 
-    /// Looks for what the disk has answered, if there is something.
+    /// Processes completed disk reads, if there are any.
     ///
-    /// The system takes only so many answers at a time, and its word that there are more is not to be relied on: an answer is put into its
-    /// list first and the flag set after it. If the list is emptied between, the flag stays, with nothing behind it, until another answer
-    /// comes. So this ends when all must have been taken that was in the list when it began: of each read one answer at most, and one more
-    /// if that was only a part and the rest has come meanwhile. What comes into an empty list is an event of its own. (Once in any case:
-    /// the list has requests, too, which only want to be freed. And if this takes fewer than it should, [`serve_reads`] looks again.)
-    fn look(&mut self) {
-        for _ in 0..=2 * self.under_way().div_ceil(TAKEN_AT_ONCE) {
-            if !(self.has_news() && self.enter()) {
+    /// The kernel processes only a limited number of completions per enter, and its flag for
+    /// further ones is unreliable: a completion is added to the kernel's list before the flag is
+    /// set. If the list is emptied in between, the flag stays set over an empty list until another
+    /// read completes. The number of iterations is therefore bounded so that everything in the list
+    /// at the start must have been processed: at most one completion per read, and a second one if
+    /// the first was partial and the rest has arrived since. Completions that arrive in an empty
+    /// list are new events. (There is always one iteration, because the list also contains requests
+    /// that only need to be freed. If an enter processes fewer completions than expected,
+    /// [`serve_reads`] polls again.)
+    fn poll_completions(&mut self) {
+        for _ in 0..=2 * self.pending().div_ceil(MIN_COMPLETIONS_PER_ENTER) {
+            if !(self.has_completions() && self.enter()) {
                 return;
             }
         }
     }
 
-    /// Reads of which no answer has been seen.
-    fn under_way(&self) -> usize {
-        READS_AT_ONCE as usize - self.free.len()
+    /// Number of reads whose completion has not been seen.
+    fn pending(&self) -> usize {
+        MAX_PENDING_READS as usize - self.free.len()
     }
 
-    fn has_news(&mut self) -> bool {
+    fn has_completions(&mut self) -> bool {
         let submission = self.uring.submission();
         submission.taskrun() || submission.cq_overflow() || !submission.is_empty()
     }
 
-    /// Hands over what is to be submitted, and takes what is done. Answers whether the system did.
+    /// Submits queued reads and processes completions. Returns false if the kernel rejected that.
     fn enter(&mut self) -> bool {
         let entered = self.uring.submit().is_ok() && self.uring.submission().is_empty();
         if !entered {
-            // It stays in the queue.
-            self.refused.notify_one();
+            // The submission stays in the queue.
+            self.rejected.notify_one();
         }
         entered
     }
 
-    /// The next read that is done, and who waits for it.
-    fn next_done(&mut self) -> Option<Done> {
+    /// Returns the next completed read.
+    fn next_completed(&mut self) -> Option<CompletedRead> {
         let entry = self.uring.completion().next()?;
         let number = entry.user_data() as u32;
-        let UnderWay { buffer, waits, .. } = self.under_way.get_mut(number as usize)?.take()?;
+        let PendingRead { buffer, sender, .. } = self.pending.get_mut(number as usize)?.take()?;
         self.free.push(number);
         let is_all = usize::try_from(entry.result()) == Ok(buffer.len());
-        Some(Done { waits, read: is_all.then_some(buffer) })
+        Some(CompletedRead { sender, read: is_all.then_some(buffer) })
     }
 }
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        for UnderWay { buffer, .. } in self.under_way.drain(..).flatten() {
+        for PendingRead { buffer, .. } in self.pending.drain(..).flatten() {
             mem::forget(buffer);
         }
     }
 }
 
-/// What makes a ring this thread's.
+/// Installs a ring in this thread; removes it when dropped.
 struct Installed;
 
 impl Installed {
@@ -276,14 +295,14 @@ mod tests {
 
     const PIECE_BYTES: usize = 3000;
     const PIECES: usize = 1000;
-    /// The system's bit for "there are answers".
+    /// The kernel's flag for pending completions.
     const TASKRUN: u32 = 1 << 2;
 
     fn piece(number: usize) -> Vec<u8> {
         (0..PIECE_BYTES).map(|at| (number * 31 + at * 7) as u8).collect()
     }
 
-    /// A file to read from; `None` where the system has no rings, and there is nothing to test.
+    /// A file to read from. Returns None, which skips the test, if io_uring is not available.
     fn file() -> Option<Arc<File>> {
         if let Err(error) = Ring::new() {
             eprintln!("no io_uring here: {error}");
@@ -296,12 +315,12 @@ mod tests {
         Some(Arc::new(file))
     }
 
-    /// The system forgets what it has of the file in memory.
-    fn forget(file: &File) {
+    /// Evicts the file from the kernel's page cache.
+    fn evict_from_page_cache(file: &File) {
         fadvise(file, 0, None, Advice::DontNeed).unwrap();
     }
 
-    fn on_a_worker<T>(work: impl Future<Output = T>) -> T {
+    fn run_on_worker<T>(work: impl Future<Output = T>) -> T {
         let runtime =
             Builder::new_current_thread().enable_all().build_local(LocalOptions::default()).unwrap();
         runtime.block_on(async {
@@ -321,11 +340,11 @@ mod tests {
     }
 
     #[test]
-    fn what_the_disk_has_and_what_is_in_memory() {
+    fn reads_data_on_disk_and_in_memory() {
         let Some(file) = file() else { return };
-        on_a_worker(async {
+        run_on_worker(async {
             for _ in 0..2 {
-                forget(&file);
+                evict_from_page_cache(&file);
                 for _ in 0..2 {
                     for first in (0..PIECES).step_by(200) {
                         let all =
@@ -336,8 +355,8 @@ mod tests {
                     }
                 }
             }
-            // One by one: each waits alone.
-            forget(&file);
+            // Sequential reads: each one waits alone.
+            evict_from_page_cache(&file);
             for number in (0..PIECES).rev().step_by(17) {
                 assert!(through_the_ring(&file, number).await.unwrap() == piece(number));
             }
@@ -345,10 +364,10 @@ mod tests {
     }
 
     #[test]
-    fn more_than_a_ring_has_room_for() {
+    fn more_reads_than_a_ring_can_hold_succeed() {
         let Some(file) = file() else { return };
-        on_a_worker(async {
-            forget(&file);
+        run_on_worker(async {
+            evict_from_page_cache(&file);
             let kept = Kept::new(file.clone());
             let all = (0..PIECES).map(|number| {
                 super::super::read_exact_at(kept.clone(), (number * PIECE_BYTES) as u64, PIECE_BYTES)
@@ -360,9 +379,9 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_ends_too_soon() {
+    fn reads_beyond_the_end_of_a_file_fail() {
         let Some(file) = file() else { return };
-        on_a_worker(async {
+        run_on_worker(async {
             assert!(through_the_ring(&file, PIECES).await.is_none());
             for at in [PIECES * PIECE_BYTES - 1, (PIECES + 7) * PIECE_BYTES] {
                 let read = super::super::read_exact_at(Kept::new(file.clone()), at as u64, 2).await;
@@ -371,17 +390,17 @@ mod tests {
         });
     }
 
-    /// Half of those who wait are gone before the disk has answered, and their places are used again.
+    /// Half of the readers are dropped before their reads complete, and their slots are reused.
     #[test]
-    fn nobody_waits_any_more() {
+    fn dropped_readers_do_not_affect_others() {
         let Some(file) = file() else { return };
-        on_a_worker(async {
+        run_on_worker(async {
             for round in 0..20 {
-                forget(&file);
+                evict_from_page_cache(&file);
                 let kept = Kept::new(file.clone());
-                let begin = |number| read(&kept, (number * PIECE_BYTES) as u64, PIECE_BYTES);
+                let submit_read = |number| read(&kept, (number * PIECE_BYTES) as u64, PIECE_BYTES);
                 let first = round * 50;
-                let mut waiting: Vec<_> = (first..first + 50).filter_map(begin).collect();
+                let mut waiting: Vec<_> = (first..first + 50).filter_map(submit_read).collect();
                 let mut number = first;
                 waiting.retain(|_| {
                     number += 1;
@@ -392,32 +411,33 @@ mod tests {
                 }
             }
             with_ring(|ring| {
-                let under_way = ring.under_way.iter().flatten().count();
-                assert_eq!(under_way + ring.free.len(), READS_AT_ONCE as usize);
+                let pending = ring.pending.iter().flatten().count();
+                assert_eq!(pending + ring.free.len(), MAX_PENDING_READS as usize);
                 Some(())
             });
         });
     }
 
-    /// The system may say that there are answers when there are none (see [`Ring::look`]), for as long as none come. And many that come
-    /// at once are one event.
+    /// The kernel may announce completions although there are none (see
+    /// [`Ring::poll_completions`]), until the next one. Many simultaneous completions are one
+    /// event.
     #[test]
-    fn an_announcement_with_nothing_behind_it() {
+    fn spurious_completion_flag_does_not_spin_or_lose_reads() {
         const READS: usize = 100;
         if file().is_none() {
             return;
         }
         let (done, is_done) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
-            on_a_worker(async {
-                // Reads that stay under way until there is something in the pipe.
+            run_on_worker(async {
+                // Reads that stay pending until data is written to the pipe.
                 let (reader, mut writer) = std::io::pipe().unwrap();
                 let pipe = Kept::new(Arc::new(File::from(OwnedFd::from(reader))));
                 let flags = with_ring(|ring| Some(Flags::of(ring))).unwrap();
                 for _ in 0..50 {
                     let waiting: Vec<_> = (0..READS).map(|_| read(&pipe, 0, 1).unwrap()).collect();
                     flags.announce();
-                    settle(Ring::look);
+                    run_and_notify(Ring::poll_completions);
                     tokio::task::yield_now().await;
                     writer.write_all(&[7; READS]).unwrap();
                     for read in join_all(waiting).await {
@@ -428,45 +448,47 @@ mod tests {
             done.send(()).unwrap();
         });
         match is_done.recv_timeout(Duration::from_secs(120)) {
-            Err(RecvTimeoutError::Timeout) => panic!("a look does not end, or a read is not answered"),
+            Err(RecvTimeoutError::Timeout) => panic!("polling does not end, or a read does not complete"),
             _ => thread.join().unwrap(),
         }
     }
 
-    /// The word in which the system says that there are answers: in memory that it shares with the ring.
+    /// The kernel's word of flags for pending completions, in memory that is shared with the ring.
     struct Flags {
         words: *mut [AtomicU32; FLAGS_BYTES / 4],
         at: usize,
     }
 
-    /// The word is in the first page of that memory; where, differs from system to system.
+    /// The word is in the first page of that memory, at an offset that depends on the kernel.
     const FLAGS_BYTES: usize = 4096;
 
     impl Flags {
         fn of(ring: &mut Ring) -> Flags {
             let (access, shared) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-            // SAFETY: it is open for as long as the ring is.
+            // SAFETY: the descriptor is open for as long as the ring exists.
             let descriptor = unsafe { BorrowedFd::borrow_raw(ring.uring.as_raw_fd()) };
-            // SAFETY: a new mapping.
+            // SAFETY: creates a new mapping.
             let memory = unsafe { mmap(std::ptr::null_mut(), FLAGS_BYTES, access, shared, descriptor, 0) };
             let mut flags = Flags { words: memory.unwrap().cast(), at: 0 };
-            // Nothing is under way: nobody minds a change that is taken back. (Counts and positions are not zero since the ring was tried.)
-            let is_it = |at: &usize| {
+            // No read is pending, so a change that is undone has no effect. (Counters and positions
+            // are not zero, because the ring has been used once.)
+            let is_flags_word = |at: &usize| {
                 let word = &flags.words()[*at];
                 if word.load(Ordering::SeqCst) != 0 {
                     return false;
                 }
                 word.store(TASKRUN, Ordering::SeqCst);
-                let is_it = ring.uring.submission().taskrun();
+                let is_flags_word = ring.uring.submission().taskrun();
                 word.store(0, Ordering::SeqCst);
-                is_it
+                is_flags_word
             };
-            flags.at = (0..FLAGS_BYTES / 4).find(is_it).unwrap();
+            flags.at = (0..FLAGS_BYTES / 4).find(is_flags_word).unwrap();
             flags
         }
 
         fn words(&self) -> &[AtomicU32; FLAGS_BYTES / 4] {
-            // SAFETY: mapped for as long as this lives, and both sides use it with atomic operations only.
+            // SAFETY: mapped for as long as `self` exists, and both sides use only atomic
+            // operations.
             unsafe { &*self.words }
         }
 
@@ -477,25 +499,25 @@ mod tests {
 
     impl Drop for Flags {
         fn drop(&mut self) {
-            // SAFETY: nobody else knows of the mapping.
+            // SAFETY: this is the only reference to the mapping.
             unsafe { munmap(self.words.cast(), FLAGS_BYTES) }.unwrap();
         }
     }
 
-    /// What the system may still write to is not used for anything else.
+    /// Memory that the kernel may still write to is not reused.
     #[test]
-    fn a_ring_that_ends_while_the_disk_is_busy() {
+    fn dropping_a_ring_with_pending_reads_is_safe() {
         let Some(file) = file() else { return };
         for _ in 0..20 {
-            forget(&file);
-            let waiting = on_a_worker(async {
+            evict_from_page_cache(&file);
+            let waiting = run_on_worker(async {
                 let kept = Kept::new(file.clone());
                 (0..50)
                     .filter_map(|number| read(&kept, (number * PIECE_BYTES) as u64, PIECE_BYTES))
                     .collect::<Vec<_>>()
             });
             for (number, mut read) in waiting.into_iter().enumerate() {
-                // Those that were done are told, the others find that nobody answers.
+                // Completed reads return their data; the senders of the others were dropped.
                 if let Ok(read) = read.try_recv() {
                     assert!(read == piece(number));
                 }

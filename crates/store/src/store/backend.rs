@@ -1,7 +1,8 @@
-//! Directories, S3 and memory, through the crate `object_store`.
+//! Stores in directories, S3 and memory, based on the crate `object_store`.
 //!
-//! What it leaves to us: listings in order, page by page; parts that can be sent again; and what to make of an error.
-//! Its own retries are off: [`super::Reliable`] has them, for every store alike.
+//! This module adds ordered listings in pages, parts that can be sent again, and the classification
+//! of errors. The retries of the crate are disabled, because [`super::Reliable`] retries for all
+//! stores alike.
 
 use std::fmt;
 use std::fs::File;
@@ -29,49 +30,52 @@ use super::open_files::OpenFiles;
 use super::{Failure, FailureKind, Listing, Piece, Span, Store, Upload};
 use super::{paging, sweep};
 
-/// How long a connection to an S3 server may take; how long an answer may take is [`super::Limits`]' matter.
+/// Timeout for connecting to an S3 server. [`super::Limits`] limit the response time.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Far above any limit of ours, so that ours counts.
+/// Much longer than the limits of [`super::Limits`], so that those apply.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// A store of the crate `object_store`.
 #[derive(Clone)]
 pub struct Backend {
-    place: Place,
-    /// What people call it.
+    location: Location,
+    /// Name of the store for users.
     name: String,
 }
 
 #[derive(Clone)]
-enum Place {
+enum Location {
     Directory { files: Arc<LocalFileSystem>, root: PathBuf, open: Arc<OpenFiles> },
     Memory(Arc<InMemory>),
     S3 { client: Arc<AmazonS3>, prefix: Path },
 }
 
 impl Backend {
-    /// Keeps objects in a directory, which must exist. Every write is synced, file and directory.
+    /// A store in a directory, which must exist. Every write is synced, the file and its directory.
     pub fn directory(directory: &FilePath) -> Result<Backend, Failure> {
         let files = LocalFileSystem::new_with_prefix(directory).map_err(|cause| local_failure(&cause))?;
         let files = Arc::new(files.with_fsync(true));
-        let place = Place::Directory { files, root: directory.to_owned(), open: Arc::new(OpenFiles::new()) };
-        Ok(Backend { place, name: format!("file://{}", directory.display()) })
+        let location =
+            Location::Directory { files, root: directory.to_owned(), open: Arc::new(OpenFiles::new()) };
+        Ok(Backend { location, name: format!("file://{}", directory.display()) })
     }
 
-    /// Keeps objects in this process's memory: clones are the same store.
+    /// A store in memory of this process. Clones share it.
     pub fn memory() -> Backend {
-        Backend { place: Place::Memory(Arc::new(InMemory::new())), name: "memory:".to_owned() }
+        Backend { location: Location::Memory(Arc::new(InMemory::new())), name: "memory:".to_owned() }
     }
 
-    /// Keeps objects in a bucket, which must exist, below a prefix (empty: none). Credentials, region and endpoint are in
-    /// `environment`, whose variables that begin with `AWS_` are those of Amazon's own tools. Must be called in a tokio
-    /// runtime, which does all the sending: callers may wait on stacks that are too small for it.
+    /// A store in a bucket, which must exist, below a prefix that may be empty. Credentials, region
+    /// and endpoint are taken from the `AWS_...` variables of `environment`, as for Amazon's own
+    /// tools. Must be called in a tokio runtime, which sends all requests: callers may wait on
+    /// stacks that are too small for that.
     pub fn s3(
         bucket: &str,
         prefix: &str,
         environment: impl IntoIterator<Item = (String, String)>,
     ) -> Result<Backend, Failure> {
-        // The HTTP client wants one for the process; whoever came first has chosen the same.
+        // The HTTP client needs a process-wide provider. If one is installed already, it is the
+        // same.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut builder = AmazonS3Builder::new();
         for (variable, value) in environment {
@@ -85,7 +89,7 @@ impl Backend {
         let options = ClientOptions::new()
             .with_connect_timeout(CONNECT_TIMEOUT)
             .with_timeout(CLIENT_TIMEOUT)
-            // Who names an endpoint without TLS wants it so.
+            // An endpoint without TLS is used only if it was configured explicitly.
             .with_allow_http(endpoint.is_some_and(|endpoint| endpoint.starts_with("http://")));
         let client = builder
             .with_bucket_name(bucket)
@@ -95,53 +99,53 @@ impl Backend {
             .build()
             .map_err(|cause| s3_failure(&cause))?;
         let name = format!("s3://{}", [bucket, prefix].join("/").trim_end_matches('/'));
-        Ok(Backend { place: Place::S3 { client: Arc::new(client), prefix: Path::from(prefix) }, name })
+        Ok(Backend { location: Location::S3 { client: Arc::new(client), prefix: Path::from(prefix) }, name })
     }
 
-    /// Removes what a crash has left half written and nobody has touched since `before`; answers how many objects that
-    /// would have become. In S3 the bucket's rules do that. Blocks the thread.
+    /// Removes incomplete files of a crash that have not been modified since `before`, and returns
+    /// their number. In S3, the bucket's lifecycle rules do that. Blocks the thread.
     pub fn sweep(&self, before: SystemTime) -> io::Result<u64> {
-        match &self.place {
-            Place::Directory { root, .. } => sweep::sweep(root, before),
-            Place::Memory(_) | Place::S3 { .. } => Ok(0),
+        match &self.location {
+            Location::Directory { root, .. } => sweep::sweep(root, before),
+            Location::Memory(_) | Location::S3 { .. } => Ok(0),
         }
     }
 
     fn objects(&self) -> &dyn ObjectStore {
-        match &self.place {
-            Place::Directory { files, .. } => files.as_ref(),
-            Place::Memory(memory) => memory.as_ref(),
-            Place::S3 { client, .. } => client.as_ref(),
+        match &self.location {
+            Location::Directory { files, .. } => files.as_ref(),
+            Location::Memory(memory) => memory.as_ref(),
+            Location::S3 { client, .. } => client.as_ref(),
         }
     }
 
     fn path(&self, name: &str) -> Path {
-        match &self.place {
-            Place::S3 { prefix, .. } => prefix.parts().chain(Path::from(name).parts()).collect(),
-            Place::Directory { .. } | Place::Memory(_) => Path::from(name),
+        match &self.location {
+            Location::S3 { prefix, .. } => prefix.parts().chain(Path::from(name).parts()).collect(),
+            Location::Directory { .. } | Location::Memory(_) => Path::from(name),
         }
     }
 
-    /// The name of what lies at a path.
+    /// Returns the name of the object at a path.
     fn name_of(&self, path: &Path) -> Option<String> {
-        match &self.place {
-            Place::S3 { prefix, .. } => {
+        match &self.location {
+            Location::S3 { prefix, .. } => {
                 let parts: Vec<_> = path.prefix_match(prefix)?.map(|part| part.as_ref().to_owned()).collect();
                 Some(parts.join("/"))
             }
-            Place::Directory { .. } | Place::Memory(_) => Some(path.to_string()),
+            Location::Directory { .. } | Location::Memory(_) => Some(path.to_string()),
         }
     }
 
     fn failure(&self, cause: &Error) -> Failure {
-        match &self.place {
-            Place::S3 { .. } => s3_failure(cause),
-            Place::Directory { .. } | Place::Memory(_) => local_failure(cause),
+        match &self.location {
+            Location::S3 { .. } => s3_failure(cause),
+            Location::Directory { .. } | Location::Memory(_) => local_failure(cause),
         }
     }
 }
 
-/// What a variable of the environment sets.
+/// Returns the setting of an environment variable.
 fn setting(variable: &str) -> Option<AmazonS3ConfigKey> {
     variable.starts_with("AWS_").then(|| variable.to_ascii_lowercase().parse().ok()).flatten()
 }
@@ -154,7 +158,7 @@ impl fmt::Display for Backend {
 
 impl fmt::Debug for Backend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The client's own would show its settings.
+        // The client's own implementation would print its settings.
         write!(f, "Backend({})", self.name)
     }
 }
@@ -169,7 +173,7 @@ impl Store for Backend {
 
     async fn upload(&self, name: &str) -> Result<Box<dyn Upload>, Failure> {
         let path = self.path(name);
-        if let Place::S3 { client, .. } = &self.place {
+        if let Location::S3 { client, .. } = &self.location {
             let id = client.create_multipart(&path).await;
             let id = id.map_err(|cause| no_bucket(s3_failure(&cause)))?;
             return Ok(Box::new(S3Upload { client: client.clone(), path, id, parts: Vec::new() }));
@@ -179,7 +183,8 @@ impl Store for Backend {
     }
 
     async fn get(&self, name: &str, span: Span) -> Result<Piece, Failure> {
-        if let (Place::Directory { root, open, .. }, Span::Range { offset, bytes }) = (&self.place, span)
+        if let (Location::Directory { root, open, .. }, Span::Range { offset, bytes }) =
+            (&self.location, span)
             && let Ok(bytes) = open.read(root, name, offset, bytes as usize).await
         {
             return Ok(Piece { offset, bytes });
@@ -208,14 +213,14 @@ impl Store for Backend {
     async fn list(&self, directory: &str, after: Option<&str>) -> Result<Listing, Failure> {
         let path = self.path(directory);
         let after = after.map(|after| self.path(after));
-        let (objects, more) = match &self.place {
-            Place::S3 { client, .. } => paging::page(&**client, &path, after.as_ref()).await?,
-            Place::Directory { .. } | Place::Memory(_) => {
+        let (objects, more) = match &self.location {
+            Location::S3 { client, .. } => paging::page(&**client, &path, after.as_ref()).await?,
+            Location::Directory { .. } | Location::Memory(_) => {
                 let found = match &after {
                     Some(after) => self.objects().list_with_offset(Some(&path), after),
                     None => self.objects().list(Some(&path)),
                 };
-                // A directory that is not there is an empty listing already; any other error is one.
+                // The library lists a missing directory as empty. Other errors are returned.
                 (found.try_collect().await.map_err(|cause| local_failure(&cause))?, false)
             }
         };
@@ -226,7 +231,7 @@ impl Store for Backend {
 
     async fn delete(&self, name: &str) -> Result<(), Failure> {
         let deleted = self.objects().delete(&self.path(name)).await;
-        if let Place::Directory { open, .. } = &self.place {
+        if let Location::Directory { open, .. } = &self.location {
             open.close(name);
         }
         match deleted {
@@ -236,11 +241,11 @@ impl Store for Backend {
     }
 
     async fn sync(&self, name: &str) -> Result<(), Failure> {
-        let Place::Directory { root, .. } = &self.place else { return Ok(()) };
+        let Location::Directory { root, .. } = &self.location else { return Ok(()) };
         let (root, file) = (root.clone(), root.join(name));
         let synced = tokio::task::spawn_blocking(move || {
             File::open(&file)?.sync_all()?;
-            // The object's name stands in its directory, whose own may be new too.
+            // The object's name is stored in its directory, whose own entry may be new, too.
             let above = file.ancestors().skip(1).take_while(|directory| directory.starts_with(&root));
             above.into_iter().try_for_each(|directory| File::open(directory)?.sync_all())
         });
@@ -252,19 +257,20 @@ impl Store for Backend {
     }
 
     fn directory(&self) -> Option<&FilePath> {
-        match &self.place {
-            Place::Directory { root, .. } => Some(root),
+        match &self.location {
+            Location::Directory { root, .. } => Some(root),
             _ => None,
         }
     }
 }
 
-/// A file that grows beside its place, or memory.
+/// An upload into a staging file or into memory.
 ///
-/// A part that takes too long is written all the same, on a thread of its own, and its place is taken. So what is under way is
-/// kept when nobody waits for it any more: who tries again waits for that, and gets its answer.
+/// A part that takes too long is still written, on a blocking thread, and its position is taken.
+/// The running write is therefore kept if the caller is dropped. A retry waits for it and gets its
+/// result.
 struct LocalUpload {
-    /// `None` from its completion on.
+    /// None after the completion has started.
     upload: Option<Box<dyn MultipartUpload>>,
     /// The part that is being written.
     part: Option<BoxFuture<'static, object_store::Result<()>>>,
@@ -272,9 +278,9 @@ struct LocalUpload {
 }
 
 impl LocalUpload {
-    /// The upload, if nothing is under way in it.
-    fn at_rest(&mut self) -> Result<&mut Box<dyn MultipartUpload>, Failure> {
-        let busy = || Failure::new(FailureKind::Other, "what was begun before is not done");
+    /// Returns the upload if no operation is in progress.
+    fn idle_upload(&mut self) -> Result<&mut Box<dyn MultipartUpload>, Failure> {
+        let busy = || Failure::new(FailureKind::Other, "the previous operation is still in progress");
         self.upload.as_mut().filter(|_| self.part.is_none()).ok_or_else(busy)
     }
 }
@@ -283,37 +289,37 @@ impl LocalUpload {
 impl Upload for LocalUpload {
     async fn part(&mut self, bytes: Bytes) -> Result<(), Failure> {
         if self.part.is_none() {
-            self.part = Some(self.at_rest()?.put_part(bytes.into()));
+            self.part = Some(self.idle_upload()?.put_part(bytes.into()));
         }
-        until_done(&mut self.part).await
+        wait_until_done(&mut self.part).await
     }
 
     async fn complete(&mut self) -> Result<(), Failure> {
         if self.completion.is_none() {
-            self.at_rest()?;
+            self.idle_upload()?;
             let upload = self.upload.take();
             self.completion =
                 upload.map(|mut upload| async move { upload.complete().await.map(drop) }.boxed());
         }
-        until_done(&mut self.completion).await
+        wait_until_done(&mut self.completion).await
     }
 
     async fn abort(&mut self) -> Result<(), Failure> {
-        self.at_rest()?.abort().await.map_err(|cause| local_failure(&cause))
+        self.idle_upload()?.abort().await.map_err(|cause| local_failure(&cause))
     }
 }
 
-/// Waits for what is under way. Whoever is dropped meanwhile leaves it there.
-async fn until_done(
-    under_way: &mut Option<BoxFuture<'static, object_store::Result<()>>>,
+/// Waits for a running operation. If the caller is dropped, the operation remains in `pending`.
+async fn wait_until_done(
+    pending: &mut Option<BoxFuture<'static, object_store::Result<()>>>,
 ) -> Result<(), Failure> {
-    let Some(done) = under_way else { return Ok(()) };
+    let Some(done) = pending else { return Ok(()) };
     let result = done.await;
-    *under_way = None;
+    *pending = None;
     result.map_err(|cause| local_failure(&cause))
 }
 
-/// Parts with numbers: one that is sent again takes its own place.
+/// A multipart upload. Parts are numbered, so that a part that is sent again replaces itself.
 struct S3Upload {
     client: Arc<AmazonS3>,
     path: Path,
@@ -345,11 +351,12 @@ fn local_failure(cause: &Error) -> Failure {
 
 pub(super) fn s3_failure(cause: &Error) -> Failure {
     let failure = Failure::of(FailureKind::Other, cause);
-    let kind = kind_of(cause).unwrap_or_else(|| kind_of_answer(&failure.to_string()));
+    let kind = kind_of(cause).unwrap_or_else(|| kind_of_response(&failure.to_string()));
     Failure::new(kind, failure)
 }
 
-/// An object that is read can be missing; where it is to be made, or names are listed, it is the bucket that is.
+/// A missing object is possible when reading. When creating or listing, "not found" refers to the
+/// bucket.
 pub(super) fn no_bucket(failure: Failure) -> Failure {
     match failure.kind() {
         FailureKind::Missing => Failure::new(FailureKind::Refused, failure),
@@ -357,7 +364,7 @@ pub(super) fn no_bucket(failure: Failure) -> Failure {
     }
 }
 
-/// What the library could tell.
+/// Classifies an error that the library has recognized.
 fn kind_of(cause: &Error) -> Option<FailureKind> {
     Some(match cause {
         Error::NotFound { .. } => FailureKind::Missing,
@@ -373,10 +380,11 @@ fn kind_of(cause: &Error) -> Option<FailureKind> {
     })
 }
 
-/// What an S3 server's answer means, or that there was none. The library keeps the status in its text alone.
-fn kind_of_answer(text: &str) -> FailureKind {
+/// Classifies the response of an S3 server, or a missing response. The library returns the status
+/// only as text.
+fn kind_of_response(text: &str) -> FailureKind {
     match status(text) {
-        // 408 and 429 ask to be patient; so does a 400 to a request that was too slow on its way.
+        // 408 and 429 ask to retry later, as does a 400 for a request that was sent too slowly.
         Some(408 | 429) => FailureKind::Unavailable,
         Some(400) if text.contains("<Code>RequestTimeout</Code>") => FailureKind::Unavailable,
         Some(400..500) => FailureKind::Refused,
@@ -399,20 +407,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_tells_whether_to_ask_again() {
-        let kind =
-            |status: &str| kind_of_answer(&format!("Server returned non-2xx status code: {status}: <Error>"));
+    fn s3_responses_are_classified() {
+        let kind = |status: &str| {
+            kind_of_response(&format!("Server returned non-2xx status code: {status}: <Error>"))
+        };
         assert_eq!(kind("400 Bad Request"), FailureKind::Refused);
         assert_eq!(kind("429 Too Many Requests"), FailureKind::Unavailable);
         let of_body = |code: &str| kind(&format!("400 Bad Request: <Error><Code>{code}</Code></Error>"));
         assert_eq!(of_body("RequestTimeout"), FailureKind::Unavailable);
         assert_eq!(of_body("RequestTimeTooSkewed"), FailureKind::Refused);
         assert_eq!(kind("503 Service Unavailable"), FailureKind::Unavailable);
-        assert_eq!(kind_of_answer("connection reset by peer"), FailureKind::Unavailable);
+        assert_eq!(kind_of_response("connection reset by peer"), FailureKind::Unavailable);
     }
 
     #[tokio::test]
-    async fn names_in_s3_lie_below_the_prefix() {
+    async fn s3_names_are_below_the_prefix() {
         let at = |prefix| Backend::s3("bucket", prefix, []).unwrap();
         let store = at("a/b");
         assert_eq!(store.path("segments/x").as_ref(), "a/b/segments/x");

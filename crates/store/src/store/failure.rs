@@ -1,23 +1,25 @@
-//! Why an operation of a store failed, as far as that matters for what to do next.
+//! Failures of store operations, classified by how to react to them.
 
 use std::fmt;
 use std::time::Duration;
 
-/// What to make of a failure.
+/// Class of a failure.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum FailureKind {
-    /// There is no such object.
+    /// The object does not exist.
     Missing,
-    /// There is one of that name.
+    /// An object with this name exists.
     Exists,
-    /// The store knows the operation and will not do it: rights, credentials, a name or a bucket that is wrong. The same
-    /// again would end the same.
+    /// The store rejects the operation permanently: wrong permissions, credentials, name or bucket.
+    /// A retry would fail in the same way.
     Refused,
-    /// The store could not do it now: it is worth trying again. Of a put nobody knows whether it was done.
+    /// The store could not perform the operation now; a retry may succeed. The outcome of a put is
+    /// unknown.
     Unavailable,
-    /// It took longer than it may: as `Unavailable`.
+    /// The operation exceeded its time limit. Otherwise as `Unavailable`.
     TimedOut,
-    /// Anything else; the same again would most likely end the same. A disk that is full or broken.
+    /// Any other failure, such as a full or broken disk. A retry would most likely fail in the same
+    /// way.
     Other,
 }
 
@@ -32,7 +34,7 @@ impl FailureKind {
         FailureKind::Other,
     ];
 
-    /// As metrics call it.
+    /// Label in metrics.
     pub fn label(self) -> &'static str {
         match self {
             FailureKind::Missing => "missing",
@@ -44,7 +46,7 @@ impl FailureKind {
         }
     }
 
-    /// Whether trying again may help.
+    /// Returns true if a retry may succeed.
     pub fn is_transient(self) -> bool {
         matches!(self, FailureKind::Unavailable | FailureKind::TimedOut)
     }
@@ -53,20 +55,20 @@ impl FailureKind {
         self as usize
     }
 
-    /// What whoever runs the node can do about it.
+    /// What an operator can do about it.
     pub fn remedy(self) -> &'static str {
         match self {
-            FailureKind::Missing | FailureKind::Exists => "look up who else uses the store",
-            FailureKind::Refused => "check the store's URL, the credentials and their rights",
+            FailureKind::Missing | FailureKind::Exists => "check which other processes use the store",
+            FailureKind::Refused => "check the store's URL, the credentials and their permissions",
             FailureKind::Unavailable | FailureKind::TimedOut => {
-                "check that the store runs and can be reached from this machine"
+                "check that the store is running and can be reached from this machine"
             }
-            FailureKind::Other => "check that the store may be written and has space",
+            FailureKind::Other => "check that the store is writable and has free space",
         }
     }
 }
 
-/// A failure of a store's operation. It does not name the object: whoever asked for the operation knows that.
+/// Failure of a store operation. It does not contain the object's name, which the caller knows.
 #[derive(Debug, Clone)]
 pub struct Failure {
     kind: FailureKind,
@@ -74,18 +76,18 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// A failure with its cause.
+    /// Creates a failure with its cause.
     pub fn new(kind: FailureKind, cause: impl fmt::Display) -> Self {
         Failure { kind, cause: cause.to_string() }
     }
 
-    /// A failure with what an error and those behind it say.
+    /// Creates a failure with the messages of an error and its sources.
     pub(super) fn of(kind: FailureKind, error: &(dyn std::error::Error + 'static)) -> Self {
         let mut cause = error.to_string();
         let mut next = error.source();
         while let Some(error) = next {
             let text = error.to_string();
-            // Many errors repeat what is behind them.
+            // Many errors repeat the message of their source.
             if !cause.contains(&text) {
                 cause = format!("{cause}: {text}");
             }
@@ -95,17 +97,17 @@ impl Failure {
     }
 
     pub(super) fn timed_out(limit: Duration) -> Self {
-        Failure::new(FailureKind::TimedOut, format!("no answer within {limit:?}"))
+        Failure::new(FailureKind::TimedOut, format!("no response within {limit:?}"))
     }
 
-    /// What to make of it.
+    /// Class of the failure.
     pub fn kind(&self) -> FailureKind {
         self.kind
     }
 
-    /// The same, with more said.
-    pub(super) fn but(self, more: impl fmt::Display) -> Self {
-        Failure { cause: format!("{}; {more}", self.cause), ..self }
+    /// Appends a detail to the message.
+    pub(super) fn with_detail(self, detail: impl fmt::Display) -> Self {
+        Failure { cause: format!("{}; {detail}", self.cause), ..self }
     }
 }
 

@@ -1,4 +1,5 @@
-//! A store that fails, delays and loses answers as a test wants it: for tests of this crate and of those above it.
+//! A store with fault injection: failures, delays and lost responses, for tests of this crate and
+//! of its users.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,34 +11,37 @@ use tokio::sync::watch;
 
 use super::{Failure, FailureKind, Listing, Piece, Span, Store, StoreOperation, Upload};
 
-/// What happens to an operation.
+/// A fault of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StoreFault {
-    /// It is not done, and fails.
+    /// The operation is not performed, and fails.
     Fail(FailureKind),
-    /// It is done, and the answer is lost. (A part of an upload is not done: who sends it again must not know of the
-    /// first, and what is faulty lies above that.)
+    /// The operation is performed, but its response is lost. (A part of an upload is not performed:
+    /// the caller that sends it again must not observe the first one, and this fault is above that
+    /// layer.)
     LoseAnswer,
-    /// It is done later.
+    /// The operation is delayed.
     Delay(Duration),
-    /// It is done later even if nobody waits for it any more (a put; the others are as with `Delay`).
+    /// The operation is delayed, and performed even if the caller is dropped. Applies to puts;
+    /// otherwise as `Delay`.
     Linger(Duration),
-    /// A listing has no names and promises more (the others are done).
+    /// A listing returns an empty page that is not the last one. Other operations are performed
+    /// normally.
     EmptyPage,
 }
 
-/// What became of objects that come in parts, in the store itself: whatever its callers were told.
+/// Uploads as seen by the underlying store, whatever their callers have observed.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Uploads {
-    /// So many were begun,
+    /// Uploads that were started.
     pub begun: usize,
-    /// so many of them completed,
+    /// Uploads that were completed.
     pub completed: usize,
-    /// and so many aborted. The others are under way, or were forgotten.
+    /// Uploads that were aborted. The others are in progress or were leaked.
     pub aborted: usize,
 }
 
-/// A store with faults. Clones are the same one.
+/// A store with faults. Clones share the store and its faults.
 #[derive(Clone)]
 pub struct FaultyStore {
     store: Arc<dyn Store>,
@@ -46,29 +50,29 @@ pub struct FaultyStore {
 
 #[derive(Default)]
 struct Faults {
-    /// One for the next operation of its kind.
+    /// Faults for the next operation of each kind.
     next: Vec<(StoreOperation, StoreFault)>,
-    /// For every operation of its kind.
+    /// Faults for all operations of a kind.
     always: Vec<(StoreOperation, StoreFault)>,
-    /// Operations that wait, and a prefix of their objects' names.
+    /// Operations that are held, with a prefix of the names of their objects.
     held: Vec<(StoreOperation, &'static str)>,
-    /// How many operations are held now.
+    /// Number of operations that are currently held.
     waiting: usize,
     uploads: Uploads,
 }
 
 impl FaultyStore {
-    /// `store`, without faults so far.
+    /// Wraps `store`, initially without faults.
     pub fn new(store: Arc<dyn Store>) -> Self {
         FaultyStore { store, faults: Arc::new(watch::Sender::new(Faults::default())) }
     }
 
-    /// Gives the next operation of this kind a fault; called twice, the next two.
+    /// Injects a fault into the next operation of this kind. Calling it twice affects the next two.
     pub fn next(&self, operation: StoreOperation, fault: StoreFault) {
         self.faults.send_modify(|faults| faults.next.push((operation, fault)));
     }
 
-    /// Gives all operations of this kind a fault, until this is called with None.
+    /// Injects a fault into all operations of this kind, until it is called with None.
     pub fn always(&self, operation: StoreOperation, fault: Option<StoreFault>) {
         self.faults.send_modify(|faults| {
             faults.always.retain(|(other, _)| *other != operation);
@@ -76,12 +80,12 @@ impl FaultyStore {
         });
     }
 
-    /// Forgets the faults that were for the next operations of this kind.
+    /// Removes the faults for the next operations of this kind.
     pub fn forget(&self, operation: StoreOperation) {
         self.faults.send_modify(|faults| faults.next.retain(|(other, _)| *other != operation));
     }
 
-    /// Lets all operations of this kind wait, until this is called with false.
+    /// Holds all operations of this kind until it is called with false.
     pub fn hold(&self, operation: StoreOperation, hold: bool) {
         self.faults.send_modify(|faults| {
             faults.held.retain(|(other, _)| *other != operation);
@@ -89,38 +93,40 @@ impl FaultyStore {
         });
     }
 
-    /// Holds operations of this kind on objects whose names start with `prefix`, until [`FaultyStore::hold`] is called with false.
+    /// Holds operations of this kind on objects whose names start with `prefix`, until
+    /// [`FaultyStore::hold`] is called with false.
     pub fn hold_under(&self, operation: StoreOperation, prefix: &'static str) {
         self.faults.send_modify(|faults| faults.held.push((operation, prefix)));
     }
 
     /// Waits until an operation is held.
     pub async fn is_holding(&self) {
-        // The sender is ours: it cannot be gone.
+        // `self` owns the sender, so waiting cannot fail.
         let _ = self.faults.subscribe().wait_for(|faults| faults.waiting > 0).await;
     }
 
-    /// What became of objects that come in parts.
+    /// Returns the counters of uploads.
     pub fn uploads(&self) -> Uploads {
         self.faults.borrow().uploads
     }
 
-    /// Waits until every upload that was begun is completed or aborted.
+    /// Waits until every started upload is completed or aborted.
     pub async fn uploads_have_ended(&self) {
         let ended =
             |faults: &Faults| faults.uploads.begun == faults.uploads.completed + faults.uploads.aborted;
         let _ = self.faults.subscribe().wait_for(ended).await;
     }
 
-    /// Waits while operations of this kind on this object or directory are held. Returns the fault to apply.
+    /// Waits while operations of this kind on this object or directory are held. Returns the fault
+    /// to apply.
     async fn begin(&self, operation: StoreOperation, name: &str) -> Option<StoreFault> {
         let is_held = |faults: &Faults| {
             faults.held.iter().any(|(held, prefix)| *held == operation && name.starts_with(prefix))
         };
         if is_held(&self.faults.borrow()) {
             self.faults.send_modify(|faults| faults.waiting += 1);
-            // Also if it is dropped while it waits.
-            let _waited = Waited(&self.faults);
+            // Also counts down if the operation is dropped while it is held.
+            let _waited = HeldGuard(&self.faults);
             let _ = self.faults.subscribe().wait_for(|faults| !is_held(faults)).await;
         }
         let mut fault = None;
@@ -135,25 +141,25 @@ impl FaultyStore {
         fault
     }
 
-    async fn through<T>(
+    async fn run_with_fault<T>(
         &self,
         operation: StoreOperation,
         name: &str,
         done: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Failure> {
-        Self::with(self.begin(operation, name).await, done).await
+        Self::apply_fault(self.begin(operation, name).await, done).await
     }
 
-    async fn with<T>(
+    async fn apply_fault<T>(
         fault: Option<StoreFault>,
         done: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Failure> {
         match fault {
             None | Some(StoreFault::EmptyPage) => done.await,
-            Some(StoreFault::Fail(kind)) => Err(Failure::new(kind, "a fault of the test's")),
+            Some(StoreFault::Fail(kind)) => Err(Failure::new(kind, "injected fault")),
             Some(StoreFault::LoseAnswer) => {
                 done.await?;
-                Err(Failure::new(FailureKind::Unavailable, "the answer was lost"))
+                Err(Failure::new(FailureKind::Unavailable, "injected fault: the response was lost"))
             }
             Some(StoreFault::Delay(delay) | StoreFault::Linger(delay)) => {
                 tokio::time::sleep(delay).await;
@@ -163,9 +169,9 @@ impl FaultyStore {
     }
 }
 
-struct Waited<'a>(&'a watch::Sender<Faults>);
+struct HeldGuard<'a>(&'a watch::Sender<Faults>);
 
-impl Drop for Waited<'_> {
+impl Drop for HeldGuard<'_> {
     fn drop(&mut self) {
         self.0.send_modify(|faults| faults.waiting -= 1);
     }
@@ -188,11 +194,11 @@ impl Store for FaultyStore {
     async fn put(&self, name: &str, bytes: Bytes) -> Result<(), Failure> {
         let fault = self.begin(StoreOperation::Put, name).await;
         let (store, name) = (self.store.clone(), name.to_owned());
-        let put = async move { Self::with(fault, store.put(&name, bytes)).await };
+        let put = async move { Self::apply_fault(fault, store.put(&name, bytes)).await };
         if !matches!(fault, Some(StoreFault::Linger(_))) {
             return put.await;
         }
-        // A task of its own goes on when its caller is gone.
+        // The spawned task continues if the caller is dropped.
         let ended = tokio::spawn(put).await;
         ended.unwrap_or_else(|panic| Err(Failure::new(FailureKind::Other, panic)))
     }
@@ -203,7 +209,7 @@ impl Store for FaultyStore {
             self.faults.send_modify(|faults| faults.uploads.begun += 1);
             Ok::<_, Failure>(upload)
         };
-        let upload = self.through(StoreOperation::Upload, name, begin).await?;
+        let upload = self.run_with_fault(StoreOperation::Upload, name, begin).await?;
         Ok(Box::new(FaultyUpload {
             store: self.clone(),
             name: name.to_owned(),
@@ -214,34 +220,35 @@ impl Store for FaultyStore {
     }
 
     async fn get(&self, name: &str, span: Span) -> Result<Piece, Failure> {
-        self.through(StoreOperation::Get, name, self.store.get(name, span)).await
+        self.run_with_fault(StoreOperation::Get, name, self.store.get(name, span)).await
     }
 
     async fn list(&self, directory: &str, after: Option<&str>) -> Result<Listing, Failure> {
         match self.begin(StoreOperation::List, directory).await {
             Some(StoreFault::EmptyPage) => Ok(Listing { names: Vec::new(), more: true }),
-            fault => Self::with(fault, self.store.list(directory, after)).await,
+            fault => Self::apply_fault(fault, self.store.list(directory, after)).await,
         }
     }
 
     async fn delete(&self, name: &str) -> Result<(), Failure> {
-        self.through(StoreOperation::Delete, name, self.store.delete(name)).await
+        self.run_with_fault(StoreOperation::Delete, name, self.store.delete(name)).await
     }
 
-    /// Has the faults of gets.
+    /// Gets the faults of [`StoreOperation::Get`].
     async fn sync(&self, name: &str) -> Result<(), Failure> {
-        self.through(StoreOperation::Get, name, self.store.sync(name)).await
+        self.run_with_fault(StoreOperation::Get, name, self.store.sync(name)).await
     }
 }
 
-/// It insists on what only some stores do: that all parts are of one size, except a smaller one at the end.
+/// Enforces the rule of some stores that all parts have the same size, except for a smaller last
+/// one.
 struct FaultyUpload {
     store: FaultyStore,
     name: String,
     upload: Box<dyn Upload>,
-    /// Of its first part, and of its last so far.
+    /// Sizes of the first part, and of the last one so far.
     first_and_last: Option<(usize, usize)>,
-    /// Completed, or aborted.
+    /// The upload was completed or aborted.
     has_ended: bool,
 }
 
@@ -249,7 +256,7 @@ impl FaultyUpload {
     fn check_size(&mut self, bytes: usize) -> Result<(), Failure> {
         let (first, last) = self.first_and_last.unwrap_or((bytes, bytes));
         if last < first || bytes > first {
-            let message = format!("parts of {first}, {last} and {bytes} bytes: not of one size");
+            let message = format!("parts of {first}, {last} and {bytes} bytes do not have the same size");
             return Err(Failure::new(FailureKind::Refused, message));
         }
         self.first_and_last = Some((first, bytes));
@@ -261,10 +268,12 @@ impl FaultyUpload {
 impl Upload for FaultyUpload {
     async fn part(&mut self, bytes: Bytes) -> Result<(), Failure> {
         match self.store.begin(StoreOperation::Upload, &self.name).await {
-            Some(StoreFault::LoseAnswer) => Err(Failure::new(FailureKind::Unavailable, "the part was lost")),
+            Some(StoreFault::LoseAnswer) => {
+                Err(Failure::new(FailureKind::Unavailable, "injected fault: the part was lost"))
+            }
             fault => {
                 let size = bytes.len();
-                FaultyStore::with(fault, self.upload.part(bytes)).await?;
+                FaultyStore::apply_fault(fault, self.upload.part(bytes)).await?;
                 self.check_size(size)
             }
         }
@@ -277,7 +286,7 @@ impl Upload for FaultyUpload {
             end(store, has_ended, |uploads| &mut uploads.completed);
             Ok::<_, Failure>(())
         };
-        store.through(StoreOperation::Upload, name, complete).await
+        store.run_with_fault(StoreOperation::Upload, name, complete).await
     }
 
     async fn abort(&mut self) -> Result<(), Failure> {
@@ -287,13 +296,13 @@ impl Upload for FaultyUpload {
             end(store, has_ended, |uploads| &mut uploads.aborted);
             Ok::<_, Failure>(())
         };
-        store.through(StoreOperation::Upload, name, abort).await
+        store.run_with_fault(StoreOperation::Upload, name, abort).await
     }
 }
 
 /// Counts the end of an upload, once.
-fn end(store: &FaultyStore, has_ended: &mut bool, as_what: fn(&mut Uploads) -> &mut usize) {
+fn end(store: &FaultyStore, has_ended: &mut bool, counter: fn(&mut Uploads) -> &mut usize) {
     if !std::mem::replace(has_ended, true) {
-        store.faults.send_modify(|faults| *as_what(&mut faults.uploads) += 1);
+        store.faults.send_modify(|faults| *counter(&mut faults.uploads) += 1);
     }
 }

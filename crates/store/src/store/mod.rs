@@ -1,32 +1,37 @@
-//! What Fulmar asks of a place that keeps objects: a directory, S3, a database. Everything above it is built of six
-//! operations.
+//! The interface to object storage: a directory, S3, or memory. All durable state above it is built
+//! on six operations.
 //!
 //! ```text
 //!   PageStore                     segments and manifests
 //!      |
-//!   Reliable                      bounds, retries, read-back after doubt, counts
+//!   Reliable                      time limits, retries, read-back of uncertain puts, counters
 //!      |
 //!   dyn Store                     put  upload  get  list  delete  sync
 //!      |-- Backend                a directory, S3, memory (the crate object_store)
 //!      `-- FaultyStore            any of them, with faults: for tests
 //! ```
 //!
-//! # The contract
-//! - A name is a path, `manifests/0007/01`: parts of `0-9 a-z -`, separated by `/`. An object is never empty, and never
-//!   changed: it is made once and deleted once.
-//! - [`Store::put`] makes an object **if there is none**, whole or not at all. Of many that race for a name one wins, and
-//!   each of the others is told [`FailureKind::Exists`]. An answer of any other kind than success, `Exists` and `Refused`
-//!   leaves open whether the object is there, now or in a while.
-//! - What a put has made (its answer has arrived) every later `get` and `list` sees, from wherever, and no crash of the
-//!   store takes back.
-//! - [`Store::get`] answers the bytes of a range that there are: fewer where the object ends, none beyond.
-//! - [`Store::list`] answers names in the order of their bytes, as many at a time as suit the store, all of them behind the name
-//!   that it was given. One that promises more has a name, after which it goes on.
-//! - [`Store::delete`] of what is not there succeeds.
-//! - What a `get` finds although its put was not answered may still be lost in a crash: [`Store::sync`] makes it stay.
+//! # Contract
 //!
-//! An operation may be dropped while it waits (a time-out does that): what becomes of it is then as open as after an
-//! error. `crates/store/tests/conformance` holds every store to this.
+//! - A name is a path such as `manifests/0007/01`: parts of `0-9 a-z -`, separated by `/`. An
+//!   object is never empty and is immutable: it is created once and deleted once.
+//! - [`Store::put`] creates an object **only if absent**, completely or not at all. If several puts
+//!   race for a name, one wins, and the others get [`FailureKind::Exists`]. After any result other
+//!   than success, `Exists` and `Refused`, the object may or may not exist, or may still appear.
+//! - Once a put has succeeded, every later `get` and `list` by any process sees the object, and it
+//!   survives a crash of the store.
+//! - [`Store::get`] returns the bytes of a range that exist: fewer at the end of the object, none
+//!   beyond it.
+//! - [`Store::list`] returns names in byte order, as many per page as the store chooses, all of
+//!   them after the given name. A page that is not the last one contains a name, after which the
+//!   next page continues.
+//! - [`Store::delete`] of an object that does not exist succeeds.
+//! - An object that a `get` has found, but whose put was not acknowledged, may still be lost in a
+//!   crash. [`Store::sync`] makes it durable.
+//!
+//! An operation may be dropped while it runs, for example by a time-out. Its outcome is then as
+//! uncertain as after an error. `crates/store/tests/conformance` tests every store against this
+//! contract.
 
 mod backend;
 mod failure;
@@ -53,82 +58,85 @@ pub use reliable::{Limits, Reliable};
 pub use statistics::{OperationStatistics, StoreOperation, TIME_BUCKETS, time_bucket_us};
 pub use url::{StoreUrl, StoreUrlError};
 
-/// Which bytes of an object are wanted.
+/// A range of an object's bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Span {
-    /// All of it.
+    /// The whole object.
     Whole,
-    /// From a place on, so many.
+    /// A number of bytes from an offset on.
     Range {
-        /// Where they begin.
+        /// Offset of the first byte.
         offset: u64,
-        /// How many.
+        /// Number of bytes.
         bytes: u64,
     },
-    /// So many at its end.
+    /// A number of bytes at the end.
     Last(u64),
 }
 
-/// Bytes of an object.
+/// Some bytes of an object.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Piece {
-    /// Where in the object they begin.
+    /// Their offset in the object.
     pub offset: u64,
-    /// They themselves.
+    /// The bytes.
     pub bytes: Bytes,
 }
 
-/// Names that a listing answers at once.
+/// A page of a listing.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Listing {
-    /// In the order of their bytes.
+    /// Names in byte order.
     pub names: Vec<String>,
-    /// Whether there may be more after the last one. Then there is a last one.
+    /// There may be more names after the last one. In that case the page is not empty.
     pub more: bool,
 }
 
-/// A place that keeps objects: see the contract above. Its text (`Display`) is what people call it.
+/// An object store; see the contract above. Its `Display` text is its name for users.
 #[async_trait]
 pub trait Store: Debug + Display + Send + Sync + 'static {
-    /// Makes an object, if there is none of that name.
+    /// Creates an object if none has this name.
     async fn put(&self, name: &str, bytes: Bytes) -> Result<(), Failure>;
 
-    /// Begins an object that comes in parts. Its name is nobody else's: it is not compared with what is there.
+    /// Starts an object that is uploaded in parts. The caller guarantees that the name is unique:
+    /// the result is not compared with an existing object.
     async fn upload(&self, name: &str) -> Result<Box<dyn Upload>, Failure>;
 
-    /// Reads an object, or some of it.
+    /// Reads an object, or a part of it.
     async fn get(&self, name: &str, span: Span) -> Result<Piece, Failure>;
 
-    /// The names below `directory` (without a `/` at its end), from the first one after `after` on.
+    /// Lists the names below `directory` (without a trailing `/`) that come after `after`.
     async fn list(&self, directory: &str, after: Option<&str>) -> Result<Listing, Failure>;
 
-    /// Deletes an object, if it is there.
+    /// Deletes an object. Succeeds if it does not exist.
     async fn delete(&self, name: &str) -> Result<(), Failure>;
 
-    /// Makes durable what a `get` has found: to be asked before an object is relied on whose put or completion has not been
-    /// answered. Where nothing is seen before it is durable there is nothing to do.
+    /// Makes an object that a `get` has found durable. Must be called before relying on an object
+    /// whose put or completion was not acknowledged. A no-op if objects are visible only once they
+    /// are durable.
     async fn sync(&self, _name: &str) -> Result<(), Failure> {
         Ok(())
     }
 
-    /// The directory in which objects are files of their names, if that is how they are kept: who has an object's bytes in a
-    /// file may link it there.
+    /// The directory in which objects are stored as files with their names, if they are stored that
+    /// way. A caller may link a file into it.
     fn directory(&self) -> Option<&Path> {
         None
     }
 }
 
-/// An object that comes in parts. It is there when [`Upload::complete`] has succeeded, not before; one that is dropped
-/// never will be.
+/// An object that is uploaded in parts. It exists once [`Upload::complete`] has succeeded. If the
+/// upload is dropped before, it never will.
 #[async_trait]
 pub trait Upload: Send {
-    /// Adds bytes at the end. All parts are of one size of at least 5 MiB, except that the last may be smaller. After a failure
-    /// that is worth trying again the same part may be given again: it takes the place that it was meant for.
+    /// Appends a part. All parts must have the same size of at least 5 MiB, except that the last
+    /// may be smaller. After a transient failure, the same part may be passed again and takes its
+    /// original place.
     async fn part(&mut self, bytes: Bytes) -> Result<(), Failure>;
 
-    /// Makes the object.
+    /// Creates the object.
     async fn complete(&mut self) -> Result<(), Failure>;
 
-    /// Gives it up.
+    /// Aborts the upload.
     async fn abort(&mut self) -> Result<(), Failure>;
 }

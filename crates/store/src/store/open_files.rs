@@ -1,9 +1,11 @@
-//! Files of local objects that were read lately, which stay open.
+//! Keeps recently read files of local objects open.
 //!
-//! Opening a file takes a thread that may wait: as long as reading a page from the disk does. Reading a page from one that is open takes
-//! none, where the system has io_uring ([`crate::reads`]).
+//! Opening a file needs a blocking thread, which takes as long as reading a page from the disk.
+//! Reading a page from an open file needs no thread if the kernel supports io_uring
+//! ([`crate::reads`]).
 //!
-//! Objects never change, so an open file is never stale. One that is deleted leaves the list, so that its space is free.
+//! Objects are immutable, so an open file is never stale. The file of a deleted object is closed,
+//! so that its space is released.
 
 use std::fs::File;
 use std::io;
@@ -16,10 +18,10 @@ use quick_cache::sync::Cache;
 
 use crate::reads::{self, Kept};
 
-/// Files that are kept open.
+/// Maximum number of open files.
 const OPEN_FILES: usize = 512;
 
-/// The files that were read lately, by the names of their objects.
+/// Open files by the names of their objects.
 pub(super) struct OpenFiles(Arc<Cache<String, Arc<File>>>);
 
 impl OpenFiles {
@@ -27,7 +29,8 @@ impl OpenFiles {
         OpenFiles(Arc::new(Cache::new(OPEN_FILES)))
     }
 
-    /// Reads `bytes` at `offset` of an object in the directory `root`, if all of it is there.
+    /// Reads `bytes` bytes at `offset` of an object in the directory `root`. Fails if not all of
+    /// them exist.
     pub(super) async fn read(&self, root: &Path, name: &str, offset: u64, bytes: usize) -> io::Result<Bytes> {
         let read = match self.0.get(name) {
             Some(file) => reads::read_exact_at(Kept::new(file), offset, bytes).await,
@@ -46,17 +49,18 @@ impl OpenFiles {
         read.await.unwrap_or_else(|panic| Err(io::Error::other(panic)))
     }
 
-    /// An object has been deleted.
+    /// Closes the file of a deleted object.
     pub(super) fn close(&self, name: &str) {
         self.0.remove(name);
     }
 }
 
-/// Opens a file and keeps it in the list. Blocks the thread.
+/// Opens a file and adds it to the cache. Blocks the thread.
 fn open(files: &Cache<String, Arc<File>>, name: String, path: &Path) -> io::Result<Arc<File>> {
     let file = Arc::new(File::open(path)?);
     files.insert(name.clone(), file.clone());
-    // Whoever deletes it does so before he closes it. So he finds it in the list, or it is seen here that it is gone.
+    // The object is deleted before its file is closed. Either `close` finds the file in the cache,
+    // or this check finds that the object is gone.
     if !path.exists() {
         files.remove(&name);
     }

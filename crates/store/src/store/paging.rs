@@ -1,18 +1,20 @@
-//! A page of names that an S3 server lists.
+//! Reads one page of an S3 listing, skipping empty pages.
 //!
 //! ```text
-//!   start-after the last name -> 1,000 names, token     the caller comes back with the last of them
-//!                             -> no names,    token     it is followed, here
+//!   start-after the last name -> 1,000 names, token     the caller continues after the last name
+//!                             -> no names,    token     the token is followed here
 //!                             -> names or none          the end
 //! ```
 //!
-//! Above this a page is continued by its last name ([`super::Listing`]): so a listing can be tried again from where it was, and a
-//! store need not remember anything. A page without a name has no last one. Servers answer such pages, with a token for
-//! the next, where a stretch of names is deleted ones that they still hold (versions, markers); only the token leads on.
-//! It must not be taken for the end: what collects would take what is listed behind it for garbage, and who looks for the newest
-//! manifest would find an older one.
+//! Callers continue a listing after the last name of a page ([`super::Listing`]): a listing can
+//! then be resumed at any time, and stores need not keep state. A page without names has no last
+//! name. Servers return such pages, with a token for the next one, if a range of names consists of
+//! deleted objects that they still keep (versions, delete markers). Only the token continues such a
+//! listing. Treating the page as the end would be wrong: the garbage collector would consider the
+//! remaining objects missing, and a search for the newest manifest would find an older one.
 //!
-//! A token that is empty is none: some servers write the element in any case, and the library reads it so too.
+//! An empty token counts as none: some servers always send the element, and the library reads it in
+//! the same way.
 
 use object_store::ObjectMeta;
 use object_store::list::{PaginatedListOptions, PaginatedListStore};
@@ -21,11 +23,12 @@ use object_store::path::Path;
 use super::backend::{no_bucket, s3_failure};
 use super::{Failure, FailureKind};
 
-/// Pages without names, one behind the other, before a server is held to go round in a circle. (The time that a try may take
-/// is over sooner, most likely.)
-const MOST_EMPTY_PAGES: usize = 1000;
+/// Number of successive empty pages after which the server is considered to be in a loop. The time
+/// limit of an attempt is usually reached earlier.
+const MAX_EMPTY_PAGES: usize = 1000;
 
-/// Objects below a directory, from the first one after `after` on, and whether there may be more: at least one object if so.
+/// Returns the objects below a directory that come after `after`, and whether there may be more. In
+/// that case there is at least one object.
 pub(super) async fn page(
     server: &dyn PaginatedListStore,
     directory: &Path,
@@ -33,7 +36,7 @@ pub(super) async fn page(
 ) -> Result<(Vec<ObjectMeta>, bool), Failure> {
     let prefix = format!("{directory}/");
     let mut page_token = None;
-    for _ in 0..MOST_EMPTY_PAGES {
+    for _ in 0..MAX_EMPTY_PAGES {
         let offset = after.map(ToString::to_string);
         let options = PaginatedListOptions { offset, page_token, ..PaginatedListOptions::default() };
         let page = server.list_paginated(Some(&prefix), options).await;
@@ -43,7 +46,7 @@ pub(super) async fn page(
             return Ok((page.result.objects, page_token.is_some()));
         }
     }
-    let cause = format!("{MOST_EMPTY_PAGES} pages of a listing have no names, and each promises more");
+    let cause = format!("{MAX_EMPTY_PAGES} successive pages of a listing are empty but not the last");
     Err(Failure::new(FailureKind::Unavailable, cause))
 }
 
@@ -56,17 +59,17 @@ mod tests {
 
     use super::*;
 
-    /// A server whose pages are these: names, and the token for the next one.
+    /// A server with these pages: names, and the token for the next page.
     struct Pages {
         pages: Vec<(Vec<&'static str>, Option<&'static str>)>,
-        /// The token, and the name to start after, of each request.
-        asked: Mutex<Vec<(Option<String>, Option<String>)>>,
+        /// The token and the start-after name of each request.
+        requests: Mutex<Vec<(Option<String>, Option<String>)>>,
     }
 
     impl Pages {
         fn of(pages: &[(&[&'static str], Option<&'static str>)]) -> Pages {
             let pages = pages.iter().map(|(names, token)| (names.to_vec(), *token)).collect();
-            Pages { pages, asked: Mutex::default() }
+            Pages { pages, requests: Mutex::default() }
         }
     }
 
@@ -78,9 +81,9 @@ mod tests {
             options: PaginatedListOptions,
         ) -> object_store::Result<PaginatedListResult> {
             assert_eq!(prefix, Some("d/"));
-            let mut asked = self.asked.lock();
-            let (names, token) = &self.pages[asked.len() % self.pages.len()];
-            asked.push((options.page_token, options.offset));
+            let mut requests = self.requests.lock();
+            let (names, token) = &self.pages[requests.len() % self.pages.len()];
+            requests.push((options.page_token, options.offset));
             let object = |name: &&str| ObjectMeta {
                 location: Path::from(*name),
                 last_modified: std::time::SystemTime::UNIX_EPOCH.into(),
@@ -103,16 +106,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_empty_page_that_promises_more_is_not_the_end() {
+    async fn empty_page_with_a_token_is_not_the_end() {
         let server = Pages::of(&[(&[], Some("1")), (&[], Some("2")), (&["d/a"], Some("3"))]);
         assert_eq!(of(&server).await, (vec!["d/a".to_owned()], true));
         let start = Some("d/0".to_owned());
-        let asked = [None, Some("1"), Some("2")].map(|token| (token.map(str::to_owned), start.clone()));
-        assert_eq!(*server.asked.lock(), asked);
+        let requests = [None, Some("1"), Some("2")].map(|token| (token.map(str::to_owned), start.clone()));
+        assert_eq!(*server.requests.lock(), requests);
     }
 
     #[tokio::test]
-    async fn the_end_is_a_page_without_a_token() {
+    async fn page_without_a_token_is_the_end() {
         for end in [None, Some("")] {
             assert_eq!(of(&Pages::of(&[(&[], end)])).await, (Vec::new(), false));
             assert_eq!(of(&Pages::of(&[(&["d/a"], end)])).await, (vec!["d/a".to_owned()], false));
@@ -121,10 +124,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_circle_is_an_error() {
+    async fn endless_empty_pages_are_an_error() {
         let server = Pages::of(&[(&[], Some("1"))]);
         let failure = page(&server, &Path::from("d"), None).await.unwrap_err();
         assert_eq!(failure.kind(), FailureKind::Unavailable, "{failure}");
-        assert_eq!(server.asked.lock().len(), MOST_EMPTY_PAGES);
+        assert_eq!(server.requests.lock().len(), MAX_EMPTY_PAGES);
     }
 }

@@ -1,5 +1,6 @@
-//! A store that is only read: of a process that reads beside its owner. Whatever that process does, by whatever mistake,
-//! nothing that it is made of is ever changed. What such a process has to say to the owner it may add.
+//! A read-only view of a store, for replicas. It rejects every change of existing objects, so that
+//! no bug of a replica can damage the data. It may add objects that a replica needs to communicate
+//! with the owner.
 
 use std::fmt;
 use std::path::Path;
@@ -10,7 +11,7 @@ use bytes::Bytes;
 
 use super::{Failure, FailureKind, Listing, Piece, Span, Store, Upload};
 
-/// Refuses all that would change something.
+/// Rejects all changes, except for new objects with permitted names.
 #[derive(Clone, Debug)]
 pub struct ReadOnlyStore {
     store: Arc<dyn Store>,
@@ -18,7 +19,7 @@ pub struct ReadOnlyStore {
 }
 
 impl ReadOnlyStore {
-    /// Reads from this one, and adds only objects of such names.
+    /// Reads from `store`. Only objects for which `may_add` returns true can be added.
     pub fn new(store: Arc<dyn Store>, may_add: fn(&str) -> bool) -> Self {
         ReadOnlyStore { store, may_add }
     }
@@ -31,7 +32,7 @@ impl fmt::Display for ReadOnlyStore {
 }
 
 fn refused() -> Failure {
-    Failure::new(FailureKind::Refused, "this process only reads the store")
+    Failure::new(FailureKind::Refused, "the store is read-only for this process")
 }
 
 #[async_trait]
@@ -63,7 +64,7 @@ impl Store for ReadOnlyStore {
         self.store.sync(name).await
     }
 
-    /// Where there is one others may link files into it; nobody does here.
+    /// Files could be linked into this directory; read-only processes do not do that.
     fn directory(&self) -> Option<&Path> {
         self.store.directory()
     }
@@ -75,7 +76,7 @@ mod tests {
     use crate::store::Backend;
 
     #[tokio::test]
-    async fn it_reads_and_changes_nothing_but_adds_what_it_may() {
+    async fn permits_reads_and_permitted_additions_only() {
         let backend = Backend::memory();
         backend.put("a/1", Bytes::from_static(b"x")).await.unwrap();
         let store = ReadOnlyStore::new(Arc::new(backend.clone()), |name| name.starts_with("b/"));

@@ -1,18 +1,20 @@
-//! A store that can be relied on: every operation ends within bounds, and a put that was told to have failed has.
+//! Adds time limits and retries to a store, and resolves uncertain puts by reading back.
 //!
 //! ```text
 //!   put ---> done
-//!        |-> exists -----------> read it: our bytes -> done, others -> exists, none -> (a 409 for nothing) again
+//!        |-> exists -----------> read it: same bytes -> done; others -> exists;
+//!        |                                none (spurious 409) -> retry
 //!        |-> refused ----------> failed
-//!        `-> no answer --------> wait, put again                  (the first may still arrive: it meets the second)
-//!                  `-- bounds -> read it: our bytes -> done, else -> failed, "may yet appear"
+//!        `-> no response ------> wait, put again (a late first put makes the second one fail)
+//!                  `-- limits -> read it: same bytes -> done; others -> exists;
+//!                                         else -> failed, "may still appear"
 //! ```
 //!
-//! The waits between tries double, with jitter, so that many who failed together do not come back together. A reader
-//! that was cut off asks again as often.
+//! Delays between attempts double, with jitter, so that callers that failed together do not retry
+//! together. A read that was interrupted is retried in the same way.
 //!
-//! "Ours" are the same bytes. Who uses an object to find out who was first must write something into it that is nobody
-//! else's.
+//! An object with the same bytes counts as the caller's own. A caller that uses an object to decide
+//! a race must therefore include a unique id in it.
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -27,20 +29,20 @@ use tokio::time::Instant;
 use super::statistics::Statistics;
 use super::{Failure, FailureKind, Listing, OperationStatistics, Piece, Span, Store, StoreOperation, Upload};
 
-/// How long and how often a store is asked.
+/// Limits of store operations.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Tries of one operation.
+    /// Maximum number of attempts per operation.
     pub tries: u32,
-    /// No try begins later than this after the first.
+    /// No attempt starts later than this after the first one.
     pub patience: Duration,
-    /// About how long to wait after the first failure; doubled after each.
+    /// Approximate delay after the first failure. Doubles after each further one.
     pub first_delay: Duration,
-    /// The longest wait between two tries.
+    /// Maximum delay between two attempts.
     pub longest_delay: Duration,
-    /// How long one try may take, besides the time for its bytes.
+    /// Time limit of an attempt, in addition to the time for its bytes.
     pub answer: Duration,
-    /// Bytes that move in a second at least.
+    /// Minimum throughput, from which the time for an attempt's bytes is derived.
     pub bytes_per_second: u64,
 }
 
@@ -62,14 +64,14 @@ impl Limits {
         self.answer + Duration::from_secs(bytes / self.bytes_per_second.max(1))
     }
 
-    /// How long to wait after so many failures.
+    /// Delay after a number of failures.
     fn delay(&self, failures: u32) -> Duration {
         let doubled = self.first_delay.saturating_mul(1 << failures.saturating_sub(1).min(16));
         doubled.min(self.longest_delay).mul_f64(rand::random_range(0.5..1.0))
     }
 }
 
-/// A store behind bounds, retries, read-back and counters. Clones share the counters.
+/// A store with time limits, retries, read-back and counters. Clones share the counters.
 #[derive(Clone, Debug)]
 pub struct Reliable {
     store: Arc<dyn Store>,
@@ -78,22 +80,22 @@ pub struct Reliable {
 }
 
 impl Reliable {
-    /// Relies on `store` within `limits`.
+    /// Wraps `store` with `limits`.
     pub fn new(store: Arc<dyn Store>, limits: Limits) -> Self {
         Reliable { store, limits, statistics: Arc::default() }
     }
 
-    /// What has been counted.
+    /// Returns the counters.
     pub fn statistics(&self) -> Vec<OperationStatistics> {
-        self.statistics.now()
+        self.statistics.snapshot()
     }
 
-    /// All names below a directory.
+    /// Lists all names below a directory.
     pub async fn list_all(&self, directory: &str) -> Result<Vec<String>, Failure> {
         self.list_all_after(directory, None).await
     }
 
-    /// All names below a directory that come after one.
+    /// Lists all names below a directory that come after `after`.
     pub async fn list_all_after(
         &self,
         directory: &str,
@@ -104,7 +106,8 @@ impl Reliable {
         Ok(names)
     }
 
-    /// The same a page at a time, for who keeps less of a name than the name.
+    /// As [`Reliable::list_all_after`], but passes the names to `visit` page by page, for callers
+    /// that do not keep all of them.
     pub async fn list_each(
         &self,
         directory: &str,
@@ -118,9 +121,10 @@ impl Reliable {
                 visit(page.names);
                 return Ok(());
             }
-            // One that leads nowhere is not the end: what is not listed is deleted, or passed over, by who believes it.
+            // A page that does not advance is not the end of the listing: callers would treat the
+            // remaining objects as missing, and might delete what depends on them.
             if page.names.last() <= last.as_ref() {
-                let cause = "a page of a listing promises more and leads no further";
+                let cause = "the listing does not advance after an incomplete page";
                 return Err(Failure::new(FailureKind::Unavailable, cause));
             }
             last = page.names.last().cloned();
@@ -128,33 +132,37 @@ impl Reliable {
         }
     }
 
-    fn tries(&self, operation: StoreOperation, bytes: u64) -> Tries {
-        Tries {
+    fn tries(&self, operation: StoreOperation, bytes: u64) -> Attempts {
+        Attempts {
             operation,
             limits: self.limits,
             time_limit: self.limits.time_for(bytes),
             statistics: self.statistics.clone(),
             began: Instant::now(),
-            made: 0,
+            attempts_made: 0,
         }
     }
 
-    /// One put, and what a refusal for existing comes to.
+    /// Makes one put, and resolves an "already exists" response by reading the object.
     async fn put_once(&self, name: &str, bytes: &Bytes) -> Result<(), Failure> {
         match self.store.put(name, bytes.clone()).await {
-            Err(failure) if failure.kind() == FailureKind::Exists => match self.holds(name, bytes).await? {
-                Some(true) => Ok(()),
-                Some(false) => Err(failure),
-                None => {
-                    Err(Failure::new(FailureKind::Unavailable, failure.but("but there is no such object")))
+            Err(failure) if failure.kind() == FailureKind::Exists => {
+                match self.has_contents(name, bytes).await? {
+                    Some(true) => Ok(()),
+                    Some(false) => Err(failure),
+                    None => Err(Failure::new(
+                        FailureKind::Unavailable,
+                        failure.with_detail("but the object does not exist"),
+                    )),
                 }
-            },
+            }
             other => other,
         }
     }
 
-    /// Whether an object has these bytes, durably; `None` if there is none.
-    async fn holds(&self, name: &str, bytes: &Bytes) -> Result<Option<bool>, Failure> {
+    /// Returns true if an object has exactly these bytes, after syncing it. Returns None if it does
+    /// not exist.
+    async fn has_contents(&self, name: &str, bytes: &Bytes) -> Result<Option<bool>, Failure> {
         match self.store.get(name, Span::Whole).await {
             Ok(found) if found.bytes == *bytes => self.store.sync(name).await.map(|()| Some(true)),
             Ok(_) => Ok(Some(false)),
@@ -163,13 +171,18 @@ impl Reliable {
         }
     }
 
-    /// What to conclude of a put that got no answer in all its tries.
-    async fn settle(&self, name: &str, bytes: &Bytes, failure: Failure) -> Result<(), Failure> {
+    /// Decides the outcome of a put that got no response in any attempt.
+    async fn resolve_uncertain_put(
+        &self,
+        name: &str,
+        bytes: &Bytes,
+        failure: Failure,
+    ) -> Result<(), Failure> {
         let limit = self.limits.time_for(bytes.len() as u64);
-        match tokio::time::timeout(limit, self.holds(name, bytes)).await {
+        match tokio::time::timeout(limit, self.has_contents(name, bytes)).await {
             Ok(Ok(Some(true))) => Ok(()),
             Ok(Ok(Some(false))) => Err(Failure::new(FailureKind::Exists, failure)),
-            _ => Err(failure.but("it may yet appear")),
+            _ => Err(failure.with_detail("the object may still appear")),
         }
     }
 }
@@ -190,11 +203,13 @@ impl Store for Reliable {
             }
         };
         let result = match result {
-            Err(failure) if failure.kind().is_transient() => self.settle(name, &bytes, failure).await,
+            Err(failure) if failure.kind().is_transient() => {
+                self.resolve_uncertain_put(name, &bytes, failure).await
+            }
             other => other,
         };
         if result.is_ok() {
-            self.statistics.moved(StoreOperation::Put, bytes.len());
+            self.statistics.record_bytes(StoreOperation::Put, bytes.len());
         }
         result
     }
@@ -220,7 +235,7 @@ impl Store for Reliable {
                 break result?;
             }
         };
-        self.statistics.moved(StoreOperation::Get, piece.bytes.len());
+        self.statistics.record_bytes(StoreOperation::Get, piece.bytes.len());
         Ok(piece)
     }
 
@@ -256,17 +271,18 @@ impl Store for Reliable {
     }
 }
 
-/// An upload whose every step is tried as an operation is.
+/// An upload whose steps are retried like other operations.
 struct ReliableUpload {
     store: Reliable,
     name: String,
     upload: Box<dyn Upload>,
-    /// Of all its parts.
+    /// Total size of the parts.
     bytes: u64,
 }
 
 impl ReliableUpload {
-    /// Whether the object is there with all its bytes, durably: the answer to its completion was lost.
+    /// Returns true if the object exists with all its bytes, after syncing it. Used if the response
+    /// to the completion was lost.
     async fn is_complete(&mut self) -> bool {
         let last = self.store.get(&self.name, Span::Last(1)).await;
         last.is_ok_and(|last| last.offset + last.bytes.len() as u64 == self.bytes)
@@ -285,12 +301,12 @@ impl Upload for ReliableUpload {
             }
         }
         self.bytes += bytes.len() as u64;
-        self.store.statistics.moved(StoreOperation::Upload, bytes.len());
+        self.store.statistics.record_bytes(StoreOperation::Upload, bytes.len());
         Ok(())
     }
 
     async fn complete(&mut self) -> Result<(), Failure> {
-        // The store puts the parts together, which takes a large object longer.
+        // The time limit covers all bytes, because the store assembles the parts.
         let mut tries = self.store.tries(StoreOperation::Upload, self.bytes);
         let result = loop {
             if let ControlFlow::Break(result) = tries.make(self.upload.complete()).await {
@@ -298,8 +314,8 @@ impl Upload for ReliableUpload {
             }
         };
         match result {
-            // A second completion finds no upload any more.
-            Err(_) if tries.made > 1 && self.is_complete().await => Ok(()),
+            // A second completion fails because the first one has ended the upload.
+            Err(_) if tries.attempts_made > 1 && self.is_complete().await => Ok(()),
             Err(failure) if failure.kind().is_transient() && self.is_complete().await => Ok(()),
             other => other,
         }
@@ -315,42 +331,42 @@ impl Upload for ReliableUpload {
     }
 }
 
-/// The tries of one operation.
-struct Tries {
+/// The attempts of one operation.
+struct Attempts {
     operation: StoreOperation,
     limits: Limits,
     time_limit: Duration,
     statistics: Arc<Statistics>,
     began: Instant,
-    made: u32,
+    attempts_made: u32,
 }
 
-impl Tries {
-    /// Makes one try. `Continue`, after a while, if another one is to be made.
+impl Attempts {
+    /// Makes one attempt. Returns `Continue`, after a delay, if another one is to be made.
     async fn make<T>(
         &mut self,
         attempt: impl Future<Output = Result<T, Failure>>,
     ) -> ControlFlow<Result<T, Failure>> {
-        if self.made > 0 {
-            self.statistics.retried(self.operation);
+        if self.attempts_made > 0 {
+            self.statistics.record_retry(self.operation);
         }
-        self.made += 1;
+        self.attempts_made += 1;
         let began = Instant::now();
         let result = tokio::time::timeout(self.time_limit, attempt).await;
         let result = result.unwrap_or_else(|_| Err(Failure::timed_out(self.time_limit)));
-        self.statistics.tried(self.operation, began.elapsed(), result.as_ref().err());
+        self.statistics.record_attempt(self.operation, began.elapsed(), result.as_ref().err());
         let failure = match result {
             Err(failure) if failure.kind().is_transient() => failure,
-            settled => return ControlFlow::Break(settled),
+            outcome => return ControlFlow::Break(outcome),
         };
-        let delay = self.limits.delay(self.made);
-        if self.made >= self.limits.tries || self.began.elapsed() + delay > self.limits.patience {
-            let (tries, seconds) = (self.made, self.began.elapsed().as_secs_f64());
+        let delay = self.limits.delay(self.attempts_made);
+        if self.attempts_made >= self.limits.tries || self.began.elapsed() + delay > self.limits.patience {
+            let (attempts, seconds) = (self.attempts_made, self.began.elapsed().as_secs_f64());
             return ControlFlow::Break(Err(
-                failure.but(format_args!("given up after {tries} tries in {seconds:.1} s"))
+                failure.with_detail(format_args!("given up after {attempts} attempts in {seconds:.1} s"))
             ));
         }
-        tracing::debug!(operation = self.operation.label(), %failure, ?delay, "the store is asked again");
+        tracing::debug!(operation = self.operation.label(), %failure, ?delay, "retrying a store operation");
         tokio::time::sleep(delay).await;
         ControlFlow::Continue(())
     }

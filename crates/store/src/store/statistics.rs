@@ -1,26 +1,27 @@
-//! What is counted of a store, by operation.
+//! Counters of store operations.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::{Failure, FailureKind};
 
-/// Buckets for the times of tries: up to 64 us, then doubled; the last one has no bound.
+/// Number of buckets of attempt durations. The first contains durations of up to 64 us, the limit
+/// doubles from bucket to bucket, and the last one has no limit.
 pub const TIME_BUCKETS: usize = 22;
 const FIRST_BUCKET_US: u64 = 64;
 
-/// An operation of a store.
+/// A kind of store operation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum StoreOperation {
-    /// An object is made in one piece.
+    /// Creating an object with a single put.
     Put,
-    /// A step of an object that comes in parts.
+    /// A step of an upload in parts.
     Upload,
-    /// An object, or some of it, is read.
+    /// Reading an object or a part of it.
     Get,
-    /// Names are listed.
+    /// Listing names.
     List,
-    /// An object is deleted.
+    /// Deleting an object.
     Delete,
 }
 
@@ -33,7 +34,7 @@ impl StoreOperation {
         StoreOperation::Delete,
     ];
 
-    /// As metrics call it.
+    /// Label in metrics.
     pub fn label(self) -> &'static str {
         match self {
             StoreOperation::Put => "put",
@@ -45,27 +46,27 @@ impl StoreOperation {
     }
 }
 
-/// What has been counted of an operation since the start. A try is what a store is asked once: an operation is one try or,
-/// after failures, several.
+/// Counters of an operation since the start. An operation consists of one attempt, and of further
+/// ones after failures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OperationStatistics {
-    /// Which one.
+    /// The operation.
     pub operation: StoreOperation,
-    /// Tries.
+    /// Attempts.
     pub tries: u64,
-    /// Tries after a failure.
+    /// Attempts after a failure.
     pub retries: u64,
-    /// Bytes of objects that were written or read.
+    /// Bytes of objects written or read.
     pub bytes: u64,
-    /// Tries that failed, by [`FailureKind::ALL`].
+    /// Failed attempts, in the order of [`FailureKind::ALL`].
     pub failures: [u64; FailureKind::ALL.len()],
-    /// How long all tries have taken, microseconds.
+    /// Total duration of all attempts, in microseconds.
     pub time_us: u64,
-    /// How many took how long: see [`time_bucket_us`].
+    /// Number of attempts per duration bucket; see [`time_bucket_us`].
     pub times: [u64; TIME_BUCKETS],
 }
 
-/// The upper bound of a bucket of times, microseconds; `None` for the last.
+/// Upper limit of a duration bucket in microseconds; None for the last one.
 pub fn time_bucket_us(bucket: usize) -> Option<u64> {
     (bucket + 1 < TIME_BUCKETS).then(|| FIRST_BUCKET_US << bucket)
 }
@@ -80,32 +81,37 @@ struct Counters {
     times: [AtomicU64; TIME_BUCKETS],
 }
 
-/// The counters of a store.
+/// Counters of a store.
 #[derive(Default, Debug)]
 pub(super) struct Statistics([Counters; StoreOperation::ALL.len()]);
 
 impl Statistics {
-    pub(super) fn tried(&self, operation: StoreOperation, took: Duration, failure: Option<&Failure>) {
+    pub(super) fn record_attempt(
+        &self,
+        operation: StoreOperation,
+        duration: Duration,
+        failure: Option<&Failure>,
+    ) {
         let counters = &self.0[operation as usize];
         let add = |counter: &AtomicU64, amount| counter.fetch_add(amount, Ordering::Relaxed);
-        let took_us = took.as_micros() as u64;
+        let duration_us = duration.as_micros() as u64;
         add(&counters.tries, 1);
-        add(&counters.time_us, took_us);
-        add(&counters.times[bucket(took_us)], 1);
+        add(&counters.time_us, duration_us);
+        add(&counters.times[bucket(duration_us)], 1);
         if let Some(failure) = failure {
             add(&counters.failures[failure.kind().index()], 1);
         }
     }
 
-    pub(super) fn retried(&self, operation: StoreOperation) {
+    pub(super) fn record_retry(&self, operation: StoreOperation) {
         self.0[operation as usize].retries.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn moved(&self, operation: StoreOperation, bytes: usize) {
+    pub(super) fn record_bytes(&self, operation: StoreOperation, bytes: usize) {
         self.0[operation as usize].bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    pub(super) fn now(&self) -> Vec<OperationStatistics> {
+    pub(super) fn snapshot(&self) -> Vec<OperationStatistics> {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let operation = |(operation, counters): (StoreOperation, &Counters)| OperationStatistics {
             operation,
@@ -130,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_fall_into_the_bucket_whose_bound_they_do_not_exceed() {
+    fn durations_are_counted_in_the_smallest_bucket_that_contains_them() {
         for time_us in [0, 1, 64, 65, 128, 129, 5_000_000, u64::MAX] {
             let found = bucket(time_us);
             assert!(time_bucket_us(found).is_none_or(|bound| time_us <= bound), "{time_us}");
@@ -142,15 +148,15 @@ mod tests {
     fn each_operation_has_its_own_counters() {
         let statistics = Statistics::default();
         let failure = Failure::new(FailureKind::TimedOut, "late");
-        statistics.tried(StoreOperation::Get, Duration::from_micros(100), Some(&failure));
-        statistics.retried(StoreOperation::Get);
-        statistics.tried(StoreOperation::Get, Duration::from_micros(100), None);
-        statistics.moved(StoreOperation::Get, 7);
-        let now = statistics.now();
-        assert!(now.iter().enumerate().all(|(at, one)| one.operation as usize == at));
-        let get = now[StoreOperation::Get as usize];
+        statistics.record_attempt(StoreOperation::Get, Duration::from_micros(100), Some(&failure));
+        statistics.record_retry(StoreOperation::Get);
+        statistics.record_attempt(StoreOperation::Get, Duration::from_micros(100), None);
+        statistics.record_bytes(StoreOperation::Get, 7);
+        let snapshot = statistics.snapshot();
+        assert!(snapshot.iter().enumerate().all(|(at, one)| one.operation as usize == at));
+        let get = snapshot[StoreOperation::Get as usize];
         assert_eq!((get.tries, get.retries, get.bytes, get.time_us, get.times[1]), (2, 1, 7, 200, 2));
         assert_eq!(get.failures, [0, 0, 0, 0, 1, 0]);
-        assert_eq!(now[StoreOperation::Put as usize].tries, 0);
+        assert_eq!(snapshot[StoreOperation::Put as usize].tries, 0);
     }
 }

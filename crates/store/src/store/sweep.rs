@@ -1,15 +1,16 @@
-//! Removes what a crash has left half written in a directory.
+//! Removes files that a crash has left incomplete in a directory.
 //!
-//! `object_store` writes an object into a file beside its place, `NAME#1`, and gives it its name when it is complete. No
-//! object of ours has such a name, and the listing passes them over; so nobody but this would ever remove them.
+//! `object_store` writes an object into a file next to its final place, `NAME#1`, and renames it
+//! when it is complete. Names of objects never have that form, and listings skip such files, so no
+//! other component removes them.
 
 use std::fs;
 use std::io;
 use std::path::Path;
 use std::time::SystemTime;
 
-/// Removes all of them that have not been written to since `before`, and answers how many there were. A directory that
-/// is not there holds none.
+/// Removes all such files that have not been modified since `before`, and returns their number.
+/// Succeeds if the directory does not exist.
 pub(super) fn sweep(directory: &Path, before: SystemTime) -> io::Result<u64> {
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
@@ -41,7 +42,7 @@ fn remove_if_older(entry: &fs::DirEntry, before: SystemTime) -> io::Result<bool>
         fs::remove_file(entry.path()).map(|()| true)
     });
     match removed {
-        // It was completed, or given up, a moment ago.
+        // The upload was completed or aborted in the meantime.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         other => other,
     }
@@ -57,11 +58,11 @@ mod tests {
     use crate::store::{Backend, Span, Store};
 
     #[tokio::test]
-    async fn what_a_crash_left_is_removed_and_nothing_else() {
+    async fn removes_only_incomplete_files() {
         let directory = tempfile::tempdir().unwrap();
         let store = Backend::directory(directory.path()).unwrap();
         store.put("segments/aa", Bytes::from_static(b"whole")).await.unwrap();
-        // A crash does not drop the upload: its file stays.
+        // As in a crash, the upload is not dropped, so its file remains.
         let mut upload = store.upload("segments/bb").await.unwrap();
         upload.part(Bytes::from_static(b"half")).await.unwrap();
         std::mem::forget(upload);
@@ -69,7 +70,11 @@ mod tests {
         assert!(staged.exists());
 
         let written = fs::metadata(&staged).unwrap().modified().unwrap();
-        assert_eq!(sweep(directory.path(), written).unwrap(), 0, "it may be being written");
+        assert_eq!(
+            sweep(directory.path(), written).unwrap(),
+            0,
+            "a file that may still be written must be kept"
+        );
         assert_eq!(sweep(directory.path(), written + Duration::from_secs(1)).unwrap(), 1);
         assert!(!staged.exists());
         assert_eq!(store.list("segments", None).await.unwrap().names, ["segments/aa"]);
@@ -78,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn only_names_that_the_library_gives_are_taken_for_staged() {
+    fn recognizes_only_staging_names_of_the_library() {
         assert!(is_staged("0123#1") && is_staged("a#b#42"));
         assert!(!is_staged("0123") && !is_staged("0123#") && !is_staged("0123#a") && !is_staged("#1a"));
     }

@@ -1,10 +1,10 @@
-//! Stores by URL.
+//! URLs of stores.
 //!
 //! | URL | store |
 //! | --- | --- |
-//! | `file:///var/lib/fulmar-store` | a directory; made if it is not there |
-//! | `s3://bucket/prefix` | an S3 bucket, with the usual `AWS_...` environment |
-//! | `memory:` | the process's memory, for tests |
+//! | `file:///var/lib/fulmar-store` | a directory; created if it does not exist |
+//! | `s3://bucket/prefix` | an S3 bucket, configured by the usual `AWS_...` environment variables |
+//! | `memory:` | memory of the process, for tests |
 
 use std::fmt;
 use std::path::PathBuf;
@@ -14,37 +14,42 @@ use reqwest::Url;
 
 use super::{Backend, Failure, FailureKind};
 
-/// Names a store.
+/// The URL of a store.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum StoreUrl {
     /// A directory, as an absolute path.
     Directory(PathBuf),
-    /// Objects in a bucket, whose names begin with a prefix (or, if it is empty, with nothing).
+    /// Objects in a bucket whose names start with a prefix, which may be empty.
     S3 {
         /// The bucket.
         bucket: String,
-        /// Without `/` at its ends.
+        /// The prefix, without leading and trailing `/`.
         prefix: String,
     },
-    /// This process's memory.
+    /// Memory of this process.
     Memory,
 }
 
-/// A URL that names no store.
+/// An invalid store URL.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("`{url}` is no store: {why}; write file:///directory, s3://bucket/prefix or memory:")]
+#[error(
+    "`{url}` is not a valid store URL: {reason}; expected file:///directory, s3://bucket/prefix \
+     or memory:"
+)]
 pub struct StoreUrlError {
     url: String,
-    why: String,
+    reason: String,
 }
 
 impl StoreUrl {
-    /// Opens the store. Nothing is asked of it yet. Must be called in a tokio runtime.
+    /// Opens the store without accessing it yet. Must be called in a tokio runtime.
     pub fn open(&self) -> Result<Backend, Failure> {
         match self {
             StoreUrl::Directory(directory) => {
                 let made = std::fs::create_dir_all(directory);
-                made.map_err(|cause| Failure::new(FailureKind::Refused, format!("cannot make it: {cause}")))?;
+                made.map_err(|cause| {
+                    Failure::new(FailureKind::Refused, format!("could not create directory: {cause}"))
+                })?;
                 Backend::directory(directory)
             }
             StoreUrl::S3 { bucket, prefix } => Backend::s3(bucket, prefix, unicode_variables()),
@@ -53,7 +58,7 @@ impl StoreUrl {
     }
 }
 
-/// The environment. What is not Unicode is no setting of S3's.
+/// The environment variables. Those that are not Unicode cannot be settings of S3.
 fn unicode_variables() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
@@ -63,27 +68,29 @@ impl FromStr for StoreUrl {
     type Err = StoreUrlError;
 
     fn from_str(text: &str) -> Result<Self, StoreUrlError> {
-        let refused = |why: String| StoreUrlError { url: text.to_owned(), why };
+        let refused = |reason: String| StoreUrlError { url: text.to_owned(), reason };
         let url = Url::parse(text).map_err(|cause| refused(cause.to_string()))?;
         if url.query().is_some() || url.fragment().is_some() || !url.username().is_empty() {
             return Err(refused(
-                "it has more than a place in it (credentials come from the environment)".into(),
+                "user names, queries and fragments are not allowed \
+                 (credentials come from the environment)"
+                    .into(),
             ));
         }
         match url.scheme() {
             "file" => match url.to_file_path() {
                 Ok(path) if text.starts_with("file:///") => Ok(StoreUrl::Directory(path)),
-                _ => Err(refused("a directory is named by its absolute path".into())),
+                _ => Err(refused("the directory must be an absolute path".into())),
             },
             "s3" => match url.host_str() {
                 Some(bucket) if !bucket.is_empty() && url.port().is_none() => {
                     let prefix = url.path().trim_matches('/').to_owned();
                     Ok(StoreUrl::S3 { bucket: bucket.to_owned(), prefix })
                 }
-                _ => Err(refused("it names no bucket".into())),
+                _ => Err(refused("the bucket is missing".into())),
             },
             "memory" if url.path().is_empty() && url.host().is_none() => Ok(StoreUrl::Memory),
-            scheme => Err(refused(format!("`{scheme}` is not known here"))),
+            scheme => Err(refused(format!("unsupported scheme `{scheme}`"))),
         }
     }
 }
@@ -107,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls_name_stores() {
+    fn valid_urls_are_parsed() {
         let s3 = |bucket: &str, prefix: &str| StoreUrl::S3 { bucket: bucket.into(), prefix: prefix.into() };
         for (text, url) in [
             ("file:///var/lib/a%20b", StoreUrl::Directory("/var/lib/a b".into())),
@@ -122,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_no_store_is_told_so() {
+    fn invalid_urls_are_rejected() {
         for text in [
             "",
             "/var/lib",

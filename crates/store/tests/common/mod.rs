@@ -1,4 +1,4 @@
-//! What the tests of the log share.
+//! Helpers for the tests of the log.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 mod records;
@@ -13,7 +13,7 @@ pub use records::commit;
 pub use futures::FutureExt;
 pub use futures::executor::block_on;
 
-/// Short files and quick retries.
+/// Short files and short retry delays.
 pub fn options() -> LogOptions {
     LogOptions {
         file_bytes: 4096,
@@ -25,7 +25,7 @@ pub fn options() -> LogOptions {
 
 pub type Opened = Result<(Arc<CommitLog>, Vec<(u64, Lsn)>), LogError>;
 
-/// Opens a log; answers what it replayed: transaction ids and positions.
+/// Opens a log. Also returns the replayed transaction ids and positions.
 pub fn open_with(options: LogOptions, files: impl LogFiles) -> Opened {
     let mut seen = Vec::new();
     let log = CommitLog::open(options, Arc::new(files), &mut |lsn, record| {
@@ -47,7 +47,7 @@ pub fn transactions(seen: &[(u64, Lsn)]) -> Vec<u64> {
     seen.iter().map(|(transaction, _)| *transaction).collect()
 }
 
-/// Appends, waiting for room where need be.
+/// Appends a record, waiting for space if necessary.
 pub fn append(log: &CommitLog, transaction: u64, bytes: usize) -> Result<Lsn, LogError> {
     let body = commit(transaction, bytes);
     loop {
@@ -58,14 +58,14 @@ pub fn append(log: &CommitLog, transaction: u64, bytes: usize) -> Result<Lsn, Lo
     }
 }
 
-/// Appends and waits until it is durable.
+/// Appends a record and waits until it is durable.
 pub fn append_durably(log: &CommitLog, transaction: u64, bytes: usize) -> Lsn {
     let lsn = append(log, transaction, bytes).unwrap();
     block_on(log.wait_durable(lsn)).unwrap();
     lsn
 }
 
-/// Waits for something that another thread is about to do.
+/// Waits for an effect of another thread.
 pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(120);
     while !condition() {
@@ -74,7 +74,7 @@ pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Xorshift: the same everywhere.
+/// Xorshift: deterministic on every platform.
 pub struct Random(pub u64);
 
 impl Random {

@@ -1,5 +1,5 @@
-//! What every store must do, for every caller: the contract of the trait `Store`, check by check; and what is made of it when answers are
-//! lost ([`doubts`]).
+//! The contract of the trait `Store`, check by check, and the outcome of operations whose responses
+//! are lost ([`doubts`]).
 
 use std::sync::Arc;
 
@@ -9,27 +9,27 @@ use futures::future::join_all;
 
 use crate::doubts;
 
-/// Writers that race for a name.
+/// Number of writers that race for a name.
 const WRITERS: usize = 16;
 const RACES: usize = 20;
-/// Above the 1,000 names that S3 answers at once.
+/// More than the 1,000 names that S3 returns per page.
 const NAMES: usize = 1100;
-/// Of the large object, in parts of so many.
+/// Size of the large object, and of its parts.
 const LARGE_BYTES: usize = 100 << 20;
 const PART_BYTES: usize = 8 << 20;
 
 /// Runs all checks on an empty store.
 pub async fn conforms(store: Arc<dyn Store>) {
-    reads_what_was_put(&*store).await;
+    reads_objects_that_were_put(&*store).await;
     is_never_overwritten(&*store).await;
     reads_ranges(&*store).await;
     has_one_winner_of_a_race(&store).await;
     lists_in_order(&*store).await;
-    lists_by_pages(&store).await;
-    deletes_what_is_there_or_not(&*store).await;
-    takes_large_objects_in_parts(&*store).await;
-    gives_up_what_is_not_completed(&*store).await;
-    doubts::are_settled(&store).await;
+    lists_in_pages(&store).await;
+    deletes_existing_and_missing_objects(&*store).await;
+    accepts_large_objects_in_parts(&*store).await;
+    discards_aborted_uploads(&*store).await;
+    doubts::are_resolved(&store).await;
 }
 
 fn kind<T: std::fmt::Debug>(outcome: Result<T, Failure>) -> FailureKind {
@@ -40,12 +40,12 @@ async fn whole(store: &dyn Store, name: &str) -> Bytes {
     store.get(name, Span::Whole).await.unwrap().bytes
 }
 
-/// All names below a directory, page by page.
-pub async fn all(store: &dyn Store, directory: &str) -> Vec<String> {
+/// Lists all names below a directory, page by page.
+pub async fn list_all(store: &dyn Store, directory: &str) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     loop {
         let page = store.list(directory, names.last().map(String::as_str)).await.unwrap();
-        assert!(!page.more || !page.names.is_empty(), "a page that promises more is not empty");
+        assert!(!page.more || !page.names.is_empty(), "a page that is not the last one must not be empty");
         names.extend(page.names);
         if !page.more {
             return names;
@@ -53,19 +53,23 @@ pub async fn all(store: &dyn Store, directory: &str) -> Vec<String> {
     }
 }
 
-async fn reads_what_was_put(store: &dyn Store) {
+async fn reads_objects_that_were_put(store: &dyn Store) {
     assert_eq!(kind(store.get("read/a", Span::Whole).await), FailureKind::Missing);
     store.put("read/a", Bytes::from_static(b"abc")).await.unwrap();
     let found = store.get("read/a", Span::Whole).await.unwrap();
     assert_eq!((found.offset, &found.bytes[..]), (0, &b"abc"[..]));
-    assert_eq!(kind(store.get("read", Span::Whole).await), FailureKind::Missing, "a directory is no object");
+    assert_eq!(
+        kind(store.get("read", Span::Whole).await),
+        FailureKind::Missing,
+        "a directory must not be an object"
+    );
 }
 
 async fn is_never_overwritten(store: &dyn Store) {
     store.put("once/a", Bytes::from_static(b"first")).await.unwrap();
     assert_eq!(kind(store.put("once/a", Bytes::from_static(b"other")).await), FailureKind::Exists);
     assert_eq!(whole(store, "once/a").await, "first");
-    // A name that was deleted is free: a store does not remember.
+    // A deleted name can be used again: a store does not remember it.
     store.delete("once/a").await.unwrap();
     store.put("once/a", Bytes::from_static(b"again")).await.unwrap();
     assert_eq!(whole(store, "once/a").await, "again");
@@ -101,7 +105,8 @@ async fn has_one_winner_of_a_race(store: &Arc<dyn Store>) {
         let name = format!("race/{race}");
         let put = |writer: usize| {
             let (store, name) = (store.clone(), name.clone());
-            // Tasks, so that they run on several threads; larger than a page or a packet, so that halves would show.
+            // Tasks run on several threads. The objects are larger than a page or a packet, so that
+            // partial writes would be detected.
             tokio::spawn(async move { store.put(&name, vec![writer as u8; 20_000].into()).await })
         };
         let outcomes = join_all((0..WRITERS).map(put)).await;
@@ -118,47 +123,47 @@ async fn has_one_winner_of_a_race(store: &Arc<dyn Store>) {
 }
 
 async fn lists_in_order(store: &dyn Store) {
-    assert!(all(store, "order").await.is_empty());
+    assert!(list_all(store, "order").await.is_empty());
     let names = ["order/b/1", "order/a", "order/b/0", "order/b-c", "order/0f", "orders", "order/b/00/z"];
     for name in names {
         store.put(name, Bytes::from_static(b"x")).await.unwrap();
     }
     let mut below: Vec<_> = names.into_iter().filter(|name| name.starts_with("order/")).collect();
     below.sort_unstable();
-    assert_eq!(all(store, "order").await, below);
-    assert_eq!(all(store, "order/b").await, ["order/b/0", "order/b/00/z", "order/b/1"]);
+    assert_eq!(list_all(store, "order").await, below);
+    assert_eq!(list_all(store, "order/b").await, ["order/b/0", "order/b/00/z", "order/b/1"]);
     assert_eq!(store.list("order/b", Some("order/b/0")).await.unwrap().names, ["order/b/00/z", "order/b/1"]);
     assert!(store.list("order/b", Some("order/b/1")).await.unwrap().names.is_empty());
-    assert!(all(store, "order/b/1").await.is_empty(), "an object is not below itself");
+    assert!(list_all(store, "order/b/1").await.is_empty(), "an object must not be listed below itself");
 }
 
-async fn lists_by_pages(store: &Arc<dyn Store>) {
+async fn lists_in_pages(store: &Arc<dyn Store>) {
     let names: Vec<String> = (0..NAMES).map(|number| format!("pages/{number:04x}")).collect();
     for some in names.chunks(32) {
         join_all(some.iter().map(|name| store.put(name, Bytes::from_static(b"x")))).await;
     }
-    assert_eq!(all(&**store, "pages").await, names);
+    assert_eq!(list_all(&**store, "pages").await, names);
 }
 
-async fn deletes_what_is_there_or_not(store: &dyn Store) {
+async fn deletes_existing_and_missing_objects(store: &dyn Store) {
     store.put("delete/a", Bytes::from_static(b"x")).await.unwrap();
     for _ in 0..2 {
         store.delete("delete/a").await.unwrap();
         assert_eq!(kind(store.get("delete/a", Span::Whole).await), FailureKind::Missing);
     }
-    assert!(all(store, "delete").await.is_empty());
+    assert!(list_all(store, "delete").await.is_empty());
 }
 
-async fn takes_large_objects_in_parts(store: &dyn Store) {
+async fn accepts_large_objects_in_parts(store: &dyn Store) {
     let byte = |at: usize| (at / 4099 % 251) as u8;
     let mut upload = store.upload("large/a").await.unwrap();
     for start in (0..LARGE_BYTES).step_by(PART_BYTES) {
-        assert!(all(store, "large").await.is_empty(), "it is there when it is completed, not before");
+        assert!(list_all(store, "large").await.is_empty(), "an upload must not exist before its completion");
         let part: Vec<u8> = (start..LARGE_BYTES.min(start + PART_BYTES)).map(byte).collect();
         upload.part(part.into()).await.unwrap();
     }
     upload.complete().await.unwrap();
-    assert_eq!(all(store, "large").await, ["large/a"]);
+    assert_eq!(list_all(store, "large").await, ["large/a"]);
     for offset in [0, PART_BYTES - 7, LARGE_BYTES / 2, LARGE_BYTES - 100] {
         let span = Span::Range { offset: offset as u64, bytes: 1000 };
         let found = store.get("large/a", span).await.unwrap().bytes;
@@ -170,10 +175,10 @@ async fn takes_large_objects_in_parts(store: &dyn Store) {
     store.delete("large/a").await.unwrap();
 }
 
-async fn gives_up_what_is_not_completed(store: &dyn Store) {
+async fn discards_aborted_uploads(store: &dyn Store) {
     let mut upload = store.upload("given-up/a").await.unwrap();
     upload.part(vec![1; PART_BYTES].into()).await.unwrap();
     upload.abort().await.unwrap();
     assert_eq!(kind(store.get("given-up/a", Span::Whole).await), FailureKind::Missing);
-    assert!(all(store, "given-up").await.is_empty());
+    assert!(list_all(store, "given-up").await.is_empty());
 }

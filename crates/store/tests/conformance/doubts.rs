@@ -1,12 +1,12 @@
-//! What is made of a store when its answers are lost, or say what is not so: the same for every store, since what decides then is what
-//! the store says of what is there.
+//! Uncertain outcomes: responses that are lost or misleading. The same for every store, because the
+//! outcome is decided by reading the store.
 //!
 //! ```text
 //!   Reliable --- FaultyStore --- any store
 //! ```
 //!
-//! The waits are short, and no time is measured: these run on real servers. What takes a minute of patience, or comes late, is
-//! in [`super::faults`], where time stands still.
+//! Delays are short and no durations are measured, because these checks also run on real servers.
+//! Cases that take a minute or arrive late are in [`super::faults`], which uses a paused clock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,30 +17,30 @@ use fulmar_store::{FailureKind, FaultyStore, Limits, Reliable, Span, Store, Stor
 const UNAVAILABLE: StoreFault = StoreFault::Fail(FailureKind::Unavailable);
 const EXISTS: StoreFault = StoreFault::Fail(FailureKind::Exists);
 const TRIES: u32 = 3;
-/// The least that stores take as a part that is not the last.
+/// Minimum size of a part that is not the last one.
 const PART_BYTES: usize = 5 << 20;
 
-/// A store, and what can be relied on above it, with faults in between.
+/// A store, and a reliable store above it with faults in between.
 struct Doubts<'a> {
     truth: &'a dyn Store,
     faulty: FaultyStore,
     store: Reliable,
 }
 
-/// Runs all of them.
-pub async fn are_settled(store: &Arc<dyn Store>) {
+/// Runs all checks.
+pub async fn are_resolved(store: &Arc<dyn Store>) {
     let faulty = FaultyStore::new(store.clone());
     let brief = Duration::from_millis(1);
     let limits = Limits { tries: TRIES, first_delay: brief, longest_delay: brief, ..Limits::default() };
     let reliable = Reliable::new(Arc::new(faulty.clone()), limits);
     let doubts = Doubts { truth: &**store, faulty, store: reliable };
-    doubts.of_a_lost_answer().await;
-    doubts.of_all_answers_lost().await;
-    doubts.of_a_conflict_for_nothing().await;
-    doubts.of_another_ones_object().await;
-    doubts.of_a_put_that_comes_late().await;
-    doubts.of_an_upload().await;
-    doubts.of_a_listing().await;
+    doubts.put_with_a_lost_response().await;
+    doubts.put_with_all_responses_lost().await;
+    doubts.put_with_a_spurious_conflict().await;
+    doubts.put_of_an_existing_object().await;
+    doubts.put_that_arrives_late().await;
+    doubts.upload_with_lost_responses().await;
+    doubts.listing_with_faults().await;
 }
 
 impl Doubts<'_> {
@@ -49,54 +49,55 @@ impl Doubts<'_> {
         put.map_err(|failure| failure.kind())
     }
 
-    async fn holds(&self, name: &str) -> Option<Bytes> {
+    async fn contents(&self, name: &str) -> Option<Bytes> {
         self.truth.get(name, Span::Whole).await.ok().map(|found| found.bytes)
     }
 
-    /// The second put meets the first one, and is the same.
-    async fn of_a_lost_answer(&self) {
+    /// The second put finds the object of the first one, which is the same.
+    async fn put_with_a_lost_response(&self) {
         self.faulty.next(StoreOperation::Put, StoreFault::LoseAnswer);
         self.put("doubts/lost", "mine").await.unwrap();
-        assert_eq!(self.holds("doubts/lost").await.unwrap(), "mine");
+        assert_eq!(self.contents("doubts/lost").await.unwrap(), "mine");
         self.faulty.next(StoreOperation::Delete, StoreFault::LoseAnswer);
         self.store.delete("doubts/lost").await.unwrap();
-        assert_eq!(self.holds("doubts/lost").await, None);
+        assert_eq!(self.contents("doubts/lost").await, None);
     }
 
-    /// What is there decides.
-    async fn of_all_answers_lost(&self) {
+    /// The existing object decides the outcome.
+    async fn put_with_all_responses_lost(&self) {
         self.faulty.next(StoreOperation::Put, StoreFault::LoseAnswer);
         self.faulty.always(StoreOperation::Put, Some(UNAVAILABLE));
         self.put("doubts/all", "mine").await.unwrap();
         assert_eq!(self.put("doubts/all", "other").await, Err(FailureKind::Exists));
         self.faulty.always(StoreOperation::Put, None);
-        assert_eq!(self.holds("doubts/all").await.unwrap(), "mine");
+        assert_eq!(self.contents("doubts/all").await.unwrap(), "mine");
     }
 
-    /// S3 answers 409 to one of two puts that meet, though the other one then fails.
-    async fn of_a_conflict_for_nothing(&self) {
+    /// S3 may answer 409 to one of two concurrent puts although the other one then fails.
+    async fn put_with_a_spurious_conflict(&self) {
         self.faulty.next(StoreOperation::Put, EXISTS);
         self.put("doubts/conflict", "mine").await.unwrap();
-        assert_eq!(self.holds("doubts/conflict").await.unwrap(), "mine");
+        assert_eq!(self.contents("doubts/conflict").await.unwrap(), "mine");
         self.faulty.always(StoreOperation::Put, Some(EXISTS));
         let nothing = self.put("doubts/nothing", "mine").await;
-        assert_eq!(nothing, Err(FailureKind::Unavailable), "there is nothing of that name");
+        assert_eq!(nothing, Err(FailureKind::Unavailable), "the object does not exist");
         self.faulty.always(StoreOperation::Put, None);
-        assert_eq!(self.holds("doubts/nothing").await, None);
+        assert_eq!(self.contents("doubts/nothing").await, None);
     }
 
-    async fn of_another_ones_object(&self) {
+    async fn put_of_an_existing_object(&self) {
         self.truth.put("doubts/theirs", Bytes::from_static(b"theirs")).await.unwrap();
         for fault in [UNAVAILABLE, StoreFault::LoseAnswer, EXISTS] {
             self.faulty.next(StoreOperation::Put, fault);
             assert_eq!(self.put("doubts/theirs", "mine").await, Err(FailureKind::Exists), "{fault:?}");
             self.faulty.forget(StoreOperation::Put);
         }
-        assert_eq!(self.holds("doubts/theirs").await.unwrap(), "theirs");
+        assert_eq!(self.contents("doubts/theirs").await.unwrap(), "theirs");
     }
 
-    /// It was told to be in doubt; then it is there, or meets what was made since.
-    async fn of_a_put_that_comes_late(&self) {
+    /// The outcome of the put was reported as uncertain. Then it arrives late, or finds an object
+    /// that was created since.
+    async fn put_that_arrives_late(&self) {
         for since in [None, Some("other")] {
             let name = format!("doubts/late-{}", since.unwrap_or("none"));
             self.faulty.always(StoreOperation::Put, Some(UNAVAILABLE));
@@ -107,15 +108,15 @@ impl Doubts<'_> {
             }
             let late = self.truth.put(&name, Bytes::from_static(b"mine")).await;
             assert_eq!(late.map_err(|failure| failure.kind()).err(), since.map(|_| FailureKind::Exists));
-            assert_eq!(self.holds(&name).await.unwrap(), since.unwrap_or("mine"));
-            // And again, by who had been in doubt.
+            assert_eq!(self.contents(&name).await.unwrap(), since.unwrap_or("mine"));
+            // The caller of the uncertain put retries it.
             let again = if since.is_some() { Err(FailureKind::Exists) } else { Ok(()) };
             assert_eq!(self.put(&name, "mine").await, again);
         }
     }
 
-    /// A part that is sent again takes its own place, and a completion that was not answered is one.
-    async fn of_an_upload(&self) {
+    /// A part that is sent again replaces itself. A completion whose response was lost counts.
+    async fn upload_with_lost_responses(&self) {
         let mut upload = self.store.upload("doubts/upload").await.unwrap();
         for (part, fault) in [(1, UNAVAILABLE), (2, StoreFault::LoseAnswer)] {
             self.faulty.next(StoreOperation::Upload, fault);
@@ -123,12 +124,12 @@ impl Doubts<'_> {
         }
         self.faulty.next(StoreOperation::Upload, StoreFault::LoseAnswer);
         upload.complete().await.unwrap();
-        let found = self.holds("doubts/upload").await.unwrap();
+        let found = self.contents("doubts/upload").await.unwrap();
         let starts: Vec<u8> = found.chunks(PART_BYTES).map(|part| part[0]).collect();
         assert_eq!((found.len(), starts), (2 * PART_BYTES, vec![1, 2]));
     }
 
-    async fn of_a_listing(&self) {
+    async fn listing_with_faults(&self) {
         for name in ["doubts/list/a", "doubts/list/b"] {
             self.put(name, "x").await.unwrap();
         }

@@ -1,6 +1,6 @@
-//! What is relied on stands up to faults: answers that are lost, come late, or say what is not so.
+//! `Reliable` with faults: responses that are lost, late or misleading.
 //!
-//! Time stands still but for the waits (tokio's paused clock), so a minute of patience takes no time.
+//! Uses tokio's paused clock, so that long time-outs take no time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use tokio::time::Instant;
 const UNAVAILABLE: StoreFault = StoreFault::Fail(FailureKind::Unavailable);
 
 struct Rig {
-    /// Without faults: what is really there.
+    /// The store without faults.
     truth: Backend,
     faulty: FaultyStore,
     store: Reliable,
@@ -34,64 +34,65 @@ impl Rig {
         put.map_err(|failure| failure.kind())
     }
 
-    async fn holds(&self) -> Option<Bytes> {
+    async fn contents(&self) -> Option<Bytes> {
         self.truth.get("a", Span::Whole).await.ok().map(|found| found.bytes)
     }
 
-    fn counted(&self, operation: StoreOperation) -> OperationStatistics {
+    fn statistics(&self, operation: StoreOperation) -> OperationStatistics {
         self.store.statistics().into_iter().find(|one| one.operation == operation).unwrap()
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_put_whose_answer_was_lost_has_succeeded() {
+async fn put_with_a_lost_response_succeeds() {
     let rig = rig();
     rig.faulty.next(StoreOperation::Put, StoreFault::LoseAnswer);
     rig.put("mine").await.unwrap();
-    assert_eq!(rig.holds().await.unwrap(), "mine");
-    let puts = rig.counted(StoreOperation::Put);
+    assert_eq!(rig.contents().await.unwrap(), "mine");
+    let puts = rig.statistics(StoreOperation::Put);
     assert_eq!((puts.tries, puts.retries, puts.bytes), (2, 1, 4));
 }
 
-/// What is found is not durable for being found: in a directory the put may have failed behind that.
+/// An object that was found is not necessarily durable: in a directory the put may have failed
+/// after creating it.
 #[tokio::test(start_paused = true)]
-async fn what_is_found_is_made_durable_before_it_counts() {
+async fn existing_object_is_synced_before_a_put_succeeds() {
     let rig = rig();
     rig.faulty.next(StoreOperation::Put, StoreFault::LoseAnswer);
-    // The read that finds it, and then its sync.
+    // The read that finds the object, then its sync.
     rig.faulty.next(StoreOperation::Get, StoreFault::Delay(Duration::ZERO));
     rig.faulty.next(StoreOperation::Get, UNAVAILABLE);
     rig.put("mine").await.unwrap();
-    assert_eq!(rig.counted(StoreOperation::Put).tries, 3);
+    assert_eq!(rig.statistics(StoreOperation::Put).tries, 3);
     rig.faulty.next(StoreOperation::Get, StoreFault::Delay(Duration::ZERO));
     rig.faulty.next(StoreOperation::Get, StoreFault::Fail(FailureKind::Other));
     assert_eq!(rig.put("mine").await, Err(FailureKind::Other));
 }
 
-/// The put was done, and no later one gets an answer: what is there decides.
+/// The put was performed and later ones get no response: the existing object decides the outcome.
 #[tokio::test(start_paused = true)]
-async fn what_is_there_decides_when_no_answer_comes() {
+async fn existing_object_decides_if_no_response_arrives() {
     let rig = rig();
     rig.faulty.next(StoreOperation::Put, StoreFault::LoseAnswer);
     rig.faulty.always(StoreOperation::Put, Some(UNAVAILABLE));
     rig.put("mine").await.unwrap();
     assert_eq!(rig.put("other").await, Err(FailureKind::Exists));
-    assert_eq!(rig.holds().await.unwrap(), "mine");
+    assert_eq!(rig.contents().await.unwrap(), "mine");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_conflict_for_nothing_is_tried_again() {
+async fn spurious_conflict_is_retried() {
     let rig = rig();
     rig.faulty.next(StoreOperation::Put, StoreFault::Fail(FailureKind::Exists));
     rig.put("mine").await.unwrap();
-    assert_eq!(rig.holds().await.unwrap(), "mine");
+    assert_eq!(rig.contents().await.unwrap(), "mine");
     rig.truth.delete("a").await.unwrap();
     rig.faulty.always(StoreOperation::Put, Some(StoreFault::Fail(FailureKind::Exists)));
-    assert_eq!(rig.put("mine").await, Err(FailureKind::Unavailable), "there is nothing of that name");
+    assert_eq!(rig.put("mine").await, Err(FailureKind::Unavailable), "the object does not exist");
 }
 
 #[tokio::test(start_paused = true)]
-async fn another_ones_object_is_not_taken_for_ours() {
+async fn object_of_another_writer_is_reported_as_existing() {
     let rig = rig();
     rig.truth.put("a", Bytes::from_static(b"theirs")).await.unwrap();
     assert_eq!(rig.put("mine").await, Err(FailureKind::Exists));
@@ -100,19 +101,19 @@ async fn another_ones_object_is_not_taken_for_ours() {
     rig.put("theirs").await.unwrap();
 }
 
-/// A put that arrives after its time-out meets the one that was made since.
+/// A put that arrives after its time-out finds the object of its retry.
 #[tokio::test(start_paused = true)]
-async fn a_put_that_lingers_does_no_harm() {
+async fn put_that_arrives_after_its_timeout_is_harmless() {
     let rig = rig();
     rig.faulty.next(StoreOperation::Put, StoreFault::Linger(Duration::from_secs(30)));
     rig.put("mine").await.unwrap();
     tokio::time::sleep(Duration::from_secs(60)).await;
-    assert_eq!(rig.holds().await.unwrap(), "mine");
-    assert_eq!(rig.counted(StoreOperation::Put).failures[4], 1, "one has timed out");
+    assert_eq!(rig.contents().await.unwrap(), "mine");
+    assert_eq!(rig.statistics(StoreOperation::Put).failures[4], 1, "one attempt must have timed out");
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_operation_ends_within_its_bounds() {
+async fn operations_end_within_their_limits() {
     let rig = rig();
     rig.truth.put("a", Bytes::from_static(b"x")).await.unwrap();
     for fault in [UNAVAILABLE, StoreFault::Delay(Duration::from_secs(3600))] {
@@ -124,72 +125,77 @@ async fn an_operation_ends_within_its_bounds() {
         let get = rig.store.get("a", Span::Whole).await.unwrap_err();
         assert!(get.kind().is_transient() && get.to_string().contains("given up after"), "{get}");
         let put = rig.store.put("b", Bytes::from_static(b"x")).await.unwrap_err();
-        assert!(put.kind().is_transient() && put.to_string().contains("may yet appear"), "{put}");
+        assert!(put.kind().is_transient() && put.to_string().contains("may still appear"), "{put}");
         assert!(rig.store.list_all("").await.unwrap_err().kind().is_transient());
         assert!(rig.store.delete("a").await.unwrap_err().kind().is_transient());
         let longest = Limits::default().patience + Limits::default().answer;
         assert!(began.elapsed() < 5 * longest, "{:?}", began.elapsed());
     }
-    let gets = rig.counted(StoreOperation::Get);
+    let gets = rig.statistics(StoreOperation::Get);
     assert_eq!(gets.tries - gets.retries, 2);
     assert!(gets.failures[3] >= 6 && gets.failures[4] >= 2, "{gets:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failure_that_would_come_again_is_not_tried_again() {
+async fn permanent_failures_are_not_retried() {
     let rig = rig();
     for kind in [FailureKind::Refused, FailureKind::Other] {
         rig.faulty.next(StoreOperation::Put, StoreFault::Fail(kind));
         assert_eq!(rig.put("mine").await, Err(kind));
     }
-    assert_eq!(rig.counted(StoreOperation::Put).retries, 0);
+    assert_eq!(rig.statistics(StoreOperation::Put).retries, 0);
     assert_eq!(rig.store.get("none", Span::Whole).await.unwrap_err().kind(), FailureKind::Missing);
-    assert_eq!(rig.counted(StoreOperation::Get).retries, 0);
+    assert_eq!(rig.statistics(StoreOperation::Get).retries, 0);
 }
 
-/// What lies behind an empty page is neither garbage nor of no account: the listing fails.
+/// A listing fails after an empty page that is not the last one, instead of omitting names.
 #[tokio::test(start_paused = true)]
-async fn a_listing_that_is_cut_short_is_an_error() {
+async fn incomplete_listing_is_an_error() {
     let rig = rig();
     for name in ["d/a", "d/b"] {
         rig.truth.put(name, Bytes::from_static(b"x")).await.unwrap();
     }
     rig.faulty.next(StoreOperation::List, StoreFault::EmptyPage);
     let failure = rig.store.list_all("d").await.unwrap_err();
-    assert!(failure.to_string().contains("leads no further"), "{failure}");
+    assert!(failure.to_string().contains("does not advance"), "{failure}");
     assert_eq!(rig.store.list_all("d").await.unwrap(), ["d/a", "d/b"]);
     rig.faulty.next(StoreOperation::List, StoreFault::EmptyPage);
     rig.store.list_all_after("d", Some("d/a".to_owned())).await.unwrap_err();
     assert_eq!(rig.store.list_all_after("d", Some("d/a".to_owned())).await.unwrap(), ["d/b"]);
 }
 
-/// All puts of a store that lingers, not only the next one.
+/// `Linger` also works as a fault of all puts.
 #[tokio::test(start_paused = true)]
-async fn a_fault_of_all_puts_lingers_too() {
+async fn linger_applies_to_all_puts() {
     let rig = rig();
     let late = Duration::from_secs(30);
     rig.faulty.always(StoreOperation::Put, Some(StoreFault::Linger(late)));
     let put = rig.faulty.put("a", Bytes::from_static(b"mine"));
     assert!(tokio::time::timeout(Duration::from_secs(1), put).await.is_err());
-    assert_eq!(rig.holds().await, None);
+    assert_eq!(rig.contents().await, None);
     tokio::time::sleep(late).await;
-    assert_eq!(rig.holds().await.unwrap(), "mine", "nobody has waited for it");
+    assert_eq!(
+        rig.contents().await.unwrap(),
+        "mine",
+        "a lingering put must be performed although its caller is gone"
+    );
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slow_read_is_waited_for() {
+async fn slow_read_within_the_limit_succeeds() {
     let rig = rig();
     rig.truth.put("a", vec![7; 1 << 20].into()).await.unwrap();
     rig.faulty.next(StoreOperation::Get, StoreFault::Delay(Duration::from_secs(9)));
     let span = Span::Range { offset: 10, bytes: 20 };
     assert_eq!(rig.store.get("a", span).await.unwrap().bytes, vec![7; 20]);
-    assert_eq!(rig.counted(StoreOperation::Get).retries, 0);
+    assert_eq!(rig.statistics(StoreOperation::Get).retries, 0);
 }
 
-/// A disk that stalls: a part, and then the completion, are still being done when they are tried again. Each is done once.
+/// The disk stalls: a part, and then the completion, are still running when they are retried. Each
+/// is performed once.
 #[test]
-fn an_upload_to_a_directory_survives_a_stall() {
-    // One thread for all that blocks, so that nothing is done while the test holds it.
+fn upload_to_a_directory_survives_a_stall() {
+    // One blocking thread, which the test occupies to stall the store.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build();
     let directory = tempfile::tempdir().unwrap();
     runtime.unwrap().block_on(async {
@@ -208,7 +214,9 @@ fn an_upload_to_a_directory_survives_a_stall() {
                 }
             };
             match futures::future::select(&mut *done, Box::pin(retried)).await {
-                futures::future::Either::Left((result, _)) => panic!("it was not tried again: {result:?}"),
+                futures::future::Either::Left((result, _)) => {
+                    panic!("the operation was not retried: {result:?}")
+                }
                 futures::future::Either::Right(_) => drop(release),
             }
             done.await.unwrap();
@@ -225,9 +233,9 @@ fn an_upload_to_a_directory_survives_a_stall() {
     });
 }
 
-/// A part whose answer was lost is sent again and takes its own place; so does a completion.
+/// A part whose response was lost is sent again and replaces itself, as does a completion.
 #[tokio::test]
-async fn an_upload_survives_lost_answers() {
+async fn upload_survives_lost_responses() {
     let server = fulmar_workload::server::S3Server::start().unwrap();
     let s3 = Backend::s3(server.bucket(), "", server.environment()).unwrap();
     let faulty = FaultyStore::new(Arc::new(s3));

@@ -1,6 +1,7 @@
-//! Every store keeps the contract, through every wrapper; and what is relied on stands up to faults.
+//! Conformance tests: every store, also behind every wrapper, fulfils the contract of the trait
+//! `Store`, and `Reliable` tolerates faults.
 //!
-//! A new store is one more test in [`stores`]; what it must do is in [`checks`].
+//! To add a store, add a test in [`stores`]. The requirements are in [`checks`].
 
 mod checks;
 mod doubts;

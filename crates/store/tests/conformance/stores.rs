@@ -1,4 +1,4 @@
-//! The stores that there are.
+//! Conformance of each kind of store.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ async fn a_directory() {
 async fn an_s3_server() {
     let server = S3Server::start().unwrap();
     let store = |prefix| Backend::s3(server.bucket(), prefix, server.environment()).unwrap();
-    // Its neighbours' prefixes begin as its own does.
+    // Neighbouring prefixes that are prefixes of this one, or start with it.
     for neighbour in ["", "a", "a/bc"] {
         store(neighbour).put("read/a", Bytes::from_static(b"another's")).await.unwrap();
     }
@@ -32,15 +32,15 @@ async fn an_s3_server() {
     assert_eq!(store("a/bc").get("read/a", Span::Whole).await.unwrap().bytes, "another's");
 }
 
-/// A wrapper without faults is not noticed, nor is one that mends them.
+/// Wrappers without faults must not change the behaviour of a store.
 #[tokio::test(flavor = "multi_thread")]
-async fn wrappers_that_have_nothing_to_do() {
+async fn wrappers_are_transparent() {
     conforms(Arc::new(FaultyStore::new(Arc::new(Backend::memory())))).await;
     conforms(Arc::new(Reliable::new(Arc::new(Backend::memory()), Limits::default()))).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_an_s3_server_refuses_is_not_asked_again() {
+async fn permanent_s3_errors_are_not_retried() {
     let server = S3Server::start().unwrap();
     let set = |name: &str, value: &str| {
         let mut environment = server.environment();
@@ -55,15 +55,16 @@ async fn what_an_s3_server_refuses_is_not_asked_again() {
         let list = store.list("a", None).await.unwrap_err();
         assert_eq!(list.kind(), FailureKind::Refused, "{list}");
     }
-    // Nobody listens on port 1.
-    let nobody = Backend::s3(server.bucket(), "", set("AWS_ENDPOINT_URL", "http://127.0.0.1:1")).unwrap();
-    let get = nobody.get("a", Span::Whole).await.unwrap_err();
+    // No process listens on port 1.
+    let unreachable =
+        Backend::s3(server.bucket(), "", set("AWS_ENDPOINT_URL", "http://127.0.0.1:1")).unwrap();
+    let get = unreachable.get("a", Span::Whole).await.unwrap_err();
     assert_eq!(get.kind(), FailureKind::Unavailable, "{get}");
 }
 
-/// The client's TLS: a server whose certificate nobody has signed whom it trusts is refused, and one that it trusts is
-/// spoken to. What it trusts comes from the environment, which only a process of its own can have for itself: this
-/// test, run again by itself.
+/// TLS: a server whose certificate is not trusted is rejected, and a trusted one is accepted.
+/// Trusted certificates are taken from the environment, so the test runs itself again in a process
+/// with its own environment.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_s3_server_with_tls() {
     const ENVIRONMENT: &str = "FULMAR_TEST_TLS_ENDPOINT";
@@ -76,8 +77,8 @@ async fn an_s3_server_with_tls() {
         return;
     }
     let server = S3Server::start_with_tls().unwrap();
-    let stranger = Backend::s3(server.bucket(), "", server.environment()).unwrap();
-    let refused = stranger.get("a", Span::Whole).await.unwrap_err();
+    let untrusting = Backend::s3(server.bucket(), "", server.environment()).unwrap();
+    let refused = untrusting.get("a", Span::Whole).await.unwrap_err();
     assert!(refused.to_string().contains("certificate"), "{refused}");
 
     let endpoint = server.environment().into_iter().find(|(name, _)| name == "AWS_ENDPOINT_URL").unwrap().1;
@@ -91,11 +92,12 @@ async fn an_s3_server_with_tls() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }
 
-/// For servers that are not here: `FULMAR_TEST_STORE=s3://bucket/empty-prefix AWS_...=... cargo test -p fulmar-store --test
-/// conformance -- --ignored`.
+/// Tests a store outside of this machine: `FULMAR_TEST_STORE=s3://bucket/empty-prefix AWS_...=...
+/// cargo test -p fulmar-store --test conformance -- --ignored`.
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs a store of yours"]
-async fn the_store_of_the_environment() {
-    let url = std::env::var("FULMAR_TEST_STORE").expect("FULMAR_TEST_STORE names an empty store");
+#[ignore = "needs FULMAR_TEST_STORE"]
+async fn external_store() {
+    let url =
+        std::env::var("FULMAR_TEST_STORE").expect("FULMAR_TEST_STORE must be the URL of an empty store");
     conforms(Arc::new(url.parse::<fulmar_store::StoreUrl>().unwrap().open().unwrap())).await;
 }

@@ -1,50 +1,50 @@
-//! The contents of a faulty disk: what is there now, and what would be there after a power cut.
+//! State of a simulated disk: its current contents, and the contents that survive a power failure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
 use super::{Fault, Operation};
 
-/// What a disk writes whole or not at all.
+/// Atomic write unit of a disk: a sector is written completely or not at all.
 pub(super) const SECTOR_BYTES: usize = 512;
 
 #[derive(Default)]
 pub(super) struct Disk {
     pub(super) names: BTreeMap<String, FileId>,
     pub(super) safe_names: BTreeMap<String, FileId>,
-    /// Changes of names since the last sync of the directory, in order.
+    /// Changes of names since the last directory sync, in order.
     pub(super) renames: Vec<NameChange>,
     pub(super) files: BTreeMap<FileId, Contents>,
     pub(super) next_id: FileId,
     pub(super) off: bool,
-    /// Operations until one fails.
+    /// Faults that trigger after a number of operations.
     pub(super) countdowns: Vec<Countdown>,
-    /// Operations that fail for now.
+    /// Operations that fail until further notice.
     pub(super) switches: BTreeMap<Operation, Fault>,
-    /// Operations that wait.
+    /// Operations that block.
     pub(super) held: BTreeSet<Operation>,
-    /// Passages of a place until the power goes off.
+    /// Remaining passages per failpoint until the power is cut.
     pub(super) stops: BTreeMap<&'static str, u64>,
-    /// Files to be made until the power goes off in the middle of one, and how many bytes that has
-    /// by then.
+    /// Remaining file creations until the power is cut in the middle of one, and the number of
+    /// bytes that file has at that point.
     pub(super) creates: Option<(u64, u64)>,
     pub(super) begun: BTreeMap<Operation, u64>,
 }
 
-/// An operation that is to fail.
+/// A fault that triggers after `left` matching operations.
 pub(super) struct Countdown {
     pub(super) operation: Operation,
-    /// The thread whose operations count, or None if all of them do.
+    /// Thread whose operations count, or None if those of all threads do.
     pub(super) thread: Option<&'static str>,
     pub(super) left: u64,
     pub(super) fault: Fault,
 }
 
 impl Countdown {
-    /// Whether an operation of this thread counts.
+    /// Returns true if an operation of the current thread counts.
     fn counts(&self, operation: Operation) -> bool {
-        let is_of_thread = |thread| std::thread::current().name() == Some(thread);
-        self.operation == operation && self.thread.is_none_or(is_of_thread)
+        let matches_thread = |thread| std::thread::current().name() == Some(thread);
+        self.operation == operation && self.thread.is_none_or(matches_thread)
     }
 }
 
@@ -86,7 +86,7 @@ impl NameChange {
 impl Contents {
     pub(super) fn after_power_cut(&self, random: &mut Random) -> Contents {
         let mut safe = self.safe.clone();
-        // Each cut has its own share of survivors, so that "almost none" and "almost all" happen too.
+        // Each power cut draws its own survival rate, so that "almost none" and "almost all" occur.
         let share = random.below(101);
         for &sector in &self.dirty {
             if random.below(100) < share {
@@ -97,7 +97,7 @@ impl Contents {
         Contents { now: safe.clone(), safe, dirty: BTreeSet::new() }
     }
 
-    /// As a file does that is written in whole blocks: what follows in the last one becomes zeros.
+    /// Writes as [`super::super::direct`] does: the rest of the last 4096-byte block becomes zeros.
     pub(super) fn write(&mut self, offset: usize, bytes: &[u8]) -> io::Result<()> {
         let end = self.write_part(offset, bytes)?;
         if end > offset {
@@ -108,10 +108,11 @@ impl Contents {
         Ok(())
     }
 
-    /// What a write that failed has done: the sectors behind these bytes are as they were. Answers where the bytes end.
+    /// Writes the part that a failed write has completed. The sectors after these bytes are
+    /// unchanged. Returns the end offset.
     pub(super) fn write_part(&mut self, offset: usize, bytes: &[u8]) -> io::Result<usize> {
         let end = offset.checked_add(bytes.len()).filter(|end| *end <= self.now.len());
-        let end = end.ok_or_else(|| io::Error::other("a log file is written beyond its end"))?;
+        let end = end.ok_or_else(|| io::Error::other("write beyond the end of a log file"))?;
         self.now[offset..end].copy_from_slice(bytes);
         if end > offset {
             self.dirty.extend(offset / SECTOR_BYTES..=(end - 1) / SECTOR_BYTES);
@@ -131,13 +132,13 @@ pub(super) fn sector_range(sector: usize, len: usize) -> std::ops::Range<usize> 
     sector * SECTOR_BYTES..((sector + 1) * SECTOR_BYTES).min(len)
 }
 
-/// The most bytes, up to `len`, that end where a sector ends.
+/// Returns the largest number of bytes, up to `len`, that ends at a sector boundary.
 pub(super) fn whole_sectors(offset: usize, len: usize) -> usize {
     ((offset + len) / SECTOR_BYTES * SECTOR_BYTES).saturating_sub(offset)
 }
 
 impl Disk {
-    /// How an operation fails, if it does.
+    /// Returns the injected error for an operation, if there is one.
     pub(super) fn fault(&mut self, operation: Operation) -> io::Result<()> {
         if self.off {
             return Err(Fault::Io.error());
@@ -153,8 +154,8 @@ impl Disk {
         fault.map_or(Ok(()), |fault| Err(fault.error()))
     }
 
-    /// Counts a file that is made. Answers how many bytes it has when the power goes off in the
-    /// middle, if it does.
+    /// Counts a file creation. If the power is cut in the middle of it, returns the file's length
+    /// at that point.
     pub(super) fn stopped_in_create(&mut self) -> Option<u64> {
         let (left, bytes) = self.creates.as_mut()?;
         *left = left.saturating_sub(1);
@@ -175,7 +176,7 @@ impl Disk {
     }
 }
 
-/// Xorshift: enough to choose sectors, and the same everywhere.
+/// Xorshift: sufficient for choosing sectors, and deterministic on every platform.
 pub(super) struct Random(pub(super) u64);
 
 impl Random {

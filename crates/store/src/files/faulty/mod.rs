@@ -1,12 +1,12 @@
-//! A disk in memory that can be broken: for tests of this crate and of those above it.
+//! A simulated in-memory disk with fault injection, for tests of this crate and of its users.
 //!
 //! ```text
-//!   names    now  ------ sync_dir ---->  safe     after a power cut: the safe names, and a prefix of the changes since
-//!   sectors  now  ------ sync_data --->  safe     after a power cut: the safe ones, and some of those written since
+//!   names    now -- sync_dir --> safe   after a power failure: safe + a prefix of the changes
+//!   sectors  now -- sync_data -> safe   after a power failure: safe + some sectors written since
 //! ```
 //!
-//! A sync that is made to fail behaves as Linux does: the sectors stay readable, count as clean, are not on the
-//! disk, and the next sync says that all is well.
+//! An injected sync failure behaves as on Linux: the sectors remain readable, count as clean, are
+//! not on the disk, and the next sync succeeds.
 
 mod disk;
 
@@ -34,7 +34,7 @@ pub enum Operation {
     SyncDir,
     /// [`LogFile::read_at`]
     Read,
-    /// [`LogFile::write_at`]; about half of the sectors are written all the same.
+    /// [`LogFile::write_at`]; a failed write still writes about half of its sectors.
     Write,
     /// [`LogFile::sync_data`]
     Sync,
@@ -43,7 +43,7 @@ pub enum Operation {
 /// How an operation fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// EIO: the disk cannot.
+    /// EIO: an I/O error.
     Io,
     /// ENOSPC: the disk is full.
     NoSpace,
@@ -58,7 +58,7 @@ impl Fault {
     }
 }
 
-/// A disk in memory that can be broken. Clones are the same disk.
+/// A simulated in-memory disk with fault injection. Clones share the same disk.
 #[derive(Clone, Default)]
 pub struct FaultyFiles {
     shared: Arc<Shared>,
@@ -67,7 +67,7 @@ pub struct FaultyFiles {
 #[derive(Default)]
 struct Shared {
     disk: Mutex<Disk>,
-    /// Signalled when what is held has changed, or the power went off.
+    /// Signalled when `held` changes or the power is cut.
     released: Condvar,
 }
 
@@ -77,20 +77,20 @@ impl FaultyFiles {
         Self::default()
     }
 
-    /// Lets the `nth` operation of this kind from now on fail (1 is the next one).
+    /// Makes the `nth` operation of this kind from now on fail (1 is the next one).
     pub fn fail_nth(&self, operation: Operation, nth: u64, fault: Fault) {
         let countdown = Countdown { operation, thread: None, left: nth, fault };
         self.shared.disk.lock().countdowns.push(countdown);
     }
 
-    /// Lets the next operation of this kind by the thread of this name fail. The threads of a log sync
-    /// at any time: the one that writes records, and the one that prepares files.
+    /// Makes the next operation of this kind fail that the named thread performs. Both threads of a
+    /// log, the one that writes records and the one that prepares files, sync at arbitrary times.
     pub fn fail_next_of(&self, thread: &'static str, operation: Operation, fault: Fault) {
         let countdown = Countdown { operation, thread: Some(thread), left: 1, fault };
         self.shared.disk.lock().countdowns.push(countdown);
     }
 
-    /// Lets all operations of this kind fail, until this is called with None.
+    /// Makes all operations of this kind fail until it is called with None.
     pub fn fail_while(&self, operation: Operation, fault: Option<Fault>) {
         let mut disk = self.shared.disk.lock();
         match fault {
@@ -99,7 +99,7 @@ impl FaultyFiles {
         };
     }
 
-    /// Lets all operations of this kind wait, until this is called with false or the power goes off.
+    /// Blocks all operations of this kind until it is called with false or the power is cut.
     pub fn hold(&self, operation: Operation, hold: bool) {
         let mut disk = self.shared.disk.lock();
         match hold {
@@ -109,24 +109,25 @@ impl FaultyFiles {
         self.shared.released.notify_all();
     }
 
-    /// Switches the power off at the `nth` passage of a named place (see [`crate::failpoint`]): every operation from
-    /// there on fails.
+    /// Cuts the power at the `nth` passage of a failpoint (see [`crate::failpoint`]): every later
+    /// operation fails.
     pub fn stop_at(&self, place: &'static str, nth: u64) {
         self.shared.disk.lock().stops.insert(place, nth);
     }
 
-    /// Switches the power off in the middle of the `nth` [`LogFiles::create`] from now on (1 is the
-    /// next one): the file has its name and its first `left_bytes` bytes by then.
+    /// Cuts the power in the middle of the `nth` [`LogFiles::create`] from now on (1 is the next
+    /// one). At that point the file has its name and its first `left_bytes` bytes.
     pub fn stop_in_create(&self, nth: u64, left_bytes: u64) {
         self.shared.disk.lock().creates = Some((nth, left_bytes));
     }
 
-    /// How many operations of this kind have begun, failed ones included.
+    /// Number of operations of this kind that have started, failed ones included.
     pub fn count(&self, operation: Operation) -> u64 {
         self.shared.disk.lock().begun.get(&operation).copied().unwrap_or(0)
     }
 
-    /// Flips the bits of `mask` in one byte of a file, on the disk too.
+    /// Flips the bits of `mask` in one byte of a file, both in the current and in the safe
+    /// contents.
     pub fn damage(&self, name: &str, offset: u64, mask: u8) {
         let mut disk = self.shared.disk.lock();
         let id = disk.names[name];
@@ -135,7 +136,7 @@ impl FaultyFiles {
         contents.safe[offset as usize] ^= mask;
     }
 
-    /// Puts a file on the disk, synced.
+    /// Stores a file on the disk, synced.
     pub fn put(&self, name: &str, bytes: Vec<u8>) {
         let mut disk = self.shared.disk.lock();
         let id = disk.next_id;
@@ -145,13 +146,13 @@ impl FaultyFiles {
         disk.safe_names.insert(name.to_owned(), id);
     }
 
-    /// A file's bytes as a process would read them, if there is such a file.
+    /// Returns a file's bytes as a process would read them, or None if the file does not exist.
     pub fn contents(&self, name: &str) -> Option<Vec<u8>> {
         let disk = self.shared.disk.lock();
         Some(disk.files[disk.names.get(name)?].now.clone())
     }
 
-    /// Another disk with the same files, all safe.
+    /// Returns another disk with the same files, all of them safe.
     pub fn copy(&self) -> FaultyFiles {
         let disk = self.shared.disk.lock();
         let synced = |contents: &Contents| Contents {
@@ -163,8 +164,8 @@ impl FaultyFiles {
         Self::with(disk.names.clone(), files, disk.next_id)
     }
 
-    /// Cuts the power: this disk fails from now on; the answer is the disk as it is found afterwards. The seed
-    /// decides which of the sectors and names that were not synced are there.
+    /// Cuts the power: this disk fails from now on. Returns the disk as it is found afterwards. The
+    /// seed decides which unsynced sectors and names have survived.
     pub fn power_cut(&self, seed: u64) -> FaultyFiles {
         let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         let mut disk = self.shared.disk.lock();
@@ -180,8 +181,8 @@ impl FaultyFiles {
         Self::with(names, files, disk.next_id)
     }
 
-    /// Kills the process: this disk fails from now on; the answer is the same disk as the next process finds it, with
-    /// everything that was written and, unless synced, still not safe.
+    /// Kills the process: this disk fails from now on. Returns the same disk as the next process
+    /// finds it: all written data is there, and data that was not synced is still not safe.
     pub fn process_kill(&self) -> FaultyFiles {
         let mut disk = self.shared.disk.lock();
         disk.off = true;
@@ -205,7 +206,7 @@ impl FaultyFiles {
 }
 
 impl Shared {
-    /// Counts an operation, lets it wait or fail if that was asked for.
+    /// Counts an operation, and blocks or fails it if a test has requested that.
     fn begin(&self, operation: Operation) -> (MutexGuard<'_, Disk>, io::Result<()>) {
         let mut disk = self.disk.lock();
         *disk.begun.entry(operation).or_default() += 1;
@@ -333,7 +334,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_power_cut_keeps_what_was_synced_and_some_sectors_of_the_rest() {
+    fn power_cut_keeps_synced_data_and_a_subset_of_unsynced_sectors() {
         let mut seen = BTreeSet::new();
         for seed in 0..300 {
             let files = FaultyFiles::new();
@@ -344,7 +345,7 @@ mod tests {
             file.write_at(0, &[2; 3 * SECTOR_BYTES]).unwrap();
             files.rename("a", "b").unwrap();
             let after = files.power_cut(seed);
-            assert!(file.write_at(0, &[3]).is_err(), "the old disk is off");
+            assert!(file.write_at(0, &[3]).is_err(), "the old disk must fail after a power cut");
             let (name, bytes) = match after.contents("a") {
                 Some(bytes) => ("a", bytes),
                 None => ("b", after.contents("b").unwrap()),
@@ -353,11 +354,11 @@ mod tests {
             assert!(matches!(sectors[..], [1 | 2, 0 | 2, 0 | 2, 0]), "{sectors:?}");
             seen.insert((name, sectors));
         }
-        assert_eq!(seen.len(), 16, "each combination happens");
+        assert_eq!(seen.len(), 16, "every combination of surviving sectors must occur");
     }
 
     #[test]
-    fn a_failed_sync_loses_silently() {
+    fn failed_sync_loses_data_silently() {
         let files = FaultyFiles::new();
         let file = files.create("a", 512).unwrap();
         files.sync_dir().unwrap();
@@ -366,12 +367,20 @@ mod tests {
         assert!(file.sync_data().is_err());
         file.sync_data().unwrap();
         let next = files.process_kill();
-        assert_eq!(next.contents("a").unwrap()[0], 1, "a process still reads it");
-        assert_eq!(next.power_cut(1).contents("a").unwrap()[0], 0, "the disk has it not");
+        assert_eq!(
+            next.contents("a").unwrap()[0],
+            1,
+            "unsynced data must stay readable after a process kill"
+        );
+        assert_eq!(
+            next.power_cut(1).contents("a").unwrap()[0],
+            0,
+            "data of a failed sync must not survive a power cut"
+        );
     }
 
     #[test]
-    fn faults_of_a_thread_spare_the_others() {
+    fn a_fault_for_one_thread_does_not_affect_others() {
         let files = FaultyFiles::new();
         let file = files.create("a", 512).unwrap();
         files.fail_next_of("other", Operation::Sync, Fault::Io);
@@ -379,13 +388,13 @@ mod tests {
         let other = std::thread::Builder::new().name("other".to_owned());
         std::thread::scope(|scope| {
             let failed = other.spawn_scoped(scope, || file.sync_data().is_err()).unwrap();
-            assert!(failed.join().unwrap(), "the fault hits the thread that was named");
+            assert!(failed.join().unwrap(), "the fault must hit the named thread");
         });
         file.sync_data().unwrap();
     }
 
     #[test]
-    fn faults_hit_the_operation_that_was_named() {
+    fn a_fault_affects_only_the_named_operation() {
         let files = FaultyFiles::new();
         files.fail_nth(Operation::Create, 2, Fault::NoSpace);
         let file = files.create("a", 512).unwrap();

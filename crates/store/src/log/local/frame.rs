@@ -1,15 +1,18 @@
-//! The bytes of a log file: a header and frames.
+//! Log file format: a header followed by frames.
 //!
 //! ```text
-//!   file    = header (48 bytes), frame*, then zeros or what an earlier use of the file left
+//!   file    = header (48 bytes), frame*, then zeros or remains of an earlier use of the file
 //!   header  = "FULMCLOG", format version u32, log id u128, sequence u64, start u64, crc u32
 //!   frame   = length u32, back u32, body crc u32, head crc u32, body (`length` bytes: a record)
 //! ```
 //!
-//! `start` is the position of the file's first frame. `back` is how far the log was durable when the frame was written:
-//! up to its position less `back`. The head's checksum covers the log's id and the frame's position as well as
-//! length, back and body checksum; so a frame is valid at one place of one log only, and what an earlier log left in
-//! a file that is used again is no frame. It also makes the search for frames in garbage cheap: 16 bytes decide.
+//! - `start` is the position of the file's first frame.
+//! - `back` records how far the log was durable when the frame was written: up to the frame's
+//!   position minus `back`.
+//! - The head checksum also covers the log id and the frame's position. A frame is therefore valid
+//!   at exactly one place of one log, and the remains of an earlier log in a reused file contain no
+//!   valid frames. It also makes the search for frames in garbage cheap: 16 bytes are enough to
+//!   reject a place.
 
 use fulmar_pages::{LogId, record};
 
@@ -17,33 +20,33 @@ use fulmar_pages::{LogId, record};
 pub(super) const HEADER_BYTES: usize = 48;
 /// Bytes of a frame before its body.
 pub(super) const FRAME_HEAD_BYTES: usize = 16;
-/// The longest body. A commit with more is written as a segment that its record names.
+/// Maximum length of a body. A larger commit is written as a segment that its record references.
 pub(super) const MAX_BODY_BYTES: usize = 1 << 30;
 
 const MAGIC: &[u8; 8] = b"FULMCLOG";
 const FORMAT_VERSION: u32 = 1;
 const HEADER_CHECKED: usize = 44;
 
-/// What a file's header tells.
+/// Contents of a file's header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Header {
     pub(super) log: LogId,
-    /// The file's place among the files of the directory; its name says the same.
+    /// Sequence number of the file in the directory. Equals the number in its name.
     pub(super) sequence: u64,
-    /// The position of its first frame.
+    /// Position of the file's first frame.
     pub(super) start: u64,
 }
 
-/// What stands where a header should be.
+/// Result of decoding a header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum HeaderState {
-    /// A header.
+    /// A valid header.
     Present(Header),
-    /// Zeros: the file was never begun.
+    /// Zeros: the file was never started.
     Blank,
     /// A header of another format version.
     Unknown(u32),
-    /// Something else.
+    /// Anything else.
     Damaged,
 }
 
@@ -80,7 +83,7 @@ impl Header {
     }
 }
 
-/// A frame that was found at its place.
+/// A valid frame.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Frame<'a> {
     pub(super) body: &'a [u8],
@@ -95,10 +98,10 @@ impl Frame<'_> {
     }
 }
 
-/// Writes and checks the frames of one log.
+/// Writes and validates the frames of one log.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Frames {
-    /// The checksum of the log's id, with which the checksum of each head begins.
+    /// Checksum of the log id, which is the initial value of each head's checksum.
     seed: u32,
 }
 
@@ -107,7 +110,7 @@ impl Frames {
         Frames { seed: crc32fast::hash(&log.0.to_le_bytes()) }
     }
 
-    /// Appends a frame whose head is still to be filled in.
+    /// Appends a frame whose head is filled in later.
     pub(super) fn push(out: &mut Vec<u8>, body: &[u8]) {
         let mut head = [0; FRAME_HEAD_BYTES];
         head[..4].copy_from_slice(&(body.len() as u32).to_le_bytes());
@@ -115,14 +118,14 @@ impl Frames {
         out.extend_from_slice(body);
     }
 
-    /// Fills in the heads of frames that stand one after the other from `position` on, at a time when the log is
-    /// durable up to `synced`.
+    /// Fills in the heads of consecutive frames, the first of which is at `position`, when the log
+    /// is durable up to `synced`.
     pub(super) fn fill(&self, mut frames: &mut [u8], mut position: u64, synced: u64) {
         while frames.len() >= FRAME_HEAD_BYTES {
             let bytes = FRAME_HEAD_BYTES + u32_at(frames, 0) as usize;
             let (frame, rest) = frames.split_at_mut(bytes.min(frames.len()));
             let (head, body) = frame.split_at_mut(FRAME_HEAD_BYTES);
-            // Never more than the bounds on pending records and on one record's length, which u32 holds.
+            // Bounded by the limits on pending bytes and record length, both of which fit into u32.
             head[4..8].copy_from_slice(&((position - synced) as u32).to_le_bytes());
             head[8..12].copy_from_slice(&crc32fast::hash(body).to_le_bytes());
             let crc = self.head_crc(position, head);
@@ -132,7 +135,8 @@ impl Frames {
         }
     }
 
-    /// The frame that begins at `bytes[at..]`, if one is there; `position` is its position.
+    /// Returns the frame that starts at `bytes[at..]`, if there is a valid one. `position` is its
+    /// position.
     pub(super) fn at<'a>(&self, bytes: &'a [u8], at: usize, position: u64) -> Option<Frame<'a>> {
         let head = bytes.get(at..at + FRAME_HEAD_BYTES)?;
         let length = u32_at(head, 0) as usize;
@@ -146,8 +150,8 @@ impl Frames {
         (u32_at(head, 8) == crc32fast::hash(body)).then_some(Frame { body, synced: position - back })
     }
 
-    /// The place after `at` of a frame that was written when everything up to beyond `bad` was durable. `position_of`
-    /// tells the position of a place in `bytes`.
+    /// Returns the offset, from `at` on, of a frame that was written when everything up to a
+    /// position beyond `bad` was durable. `position_of` maps an offset in `bytes` to its position.
     pub(super) fn find_proof(
         &self,
         bytes: &[u8],
@@ -158,7 +162,8 @@ impl Frames {
         let mut at = at;
         while at + FRAME_HEAD_BYTES <= bytes.len() {
             if u64_at(bytes, at) == 0 {
-                // No frame has length zero; skip the zeros that a fresh file is full of, eight at a time.
+                // A frame's length is never zero: skip the zeros of a preallocated file, eight at a
+                // time.
                 at += if u32_at(bytes, at + 8) == 0 { 8 } else { 1 };
                 continue;
             }
@@ -170,7 +175,7 @@ impl Frames {
         None
     }
 
-    /// The checksum of a head: log, position, and what stands before the checksum.
+    /// Checksum of a head: covers the log, the position, and the fields before the checksum.
     fn head_crc(&self, position: u64, head: &[u8]) -> u32 {
         let mut hasher = crc32fast::Hasher::new_with_initial(self.seed);
         hasher.update(&position.to_le_bytes());
@@ -207,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_round_trips_and_damage_is_seen() {
+    fn header_round_trips_and_damage_is_detected() {
         let header = Header { log: LOG, sequence: 5, start: 1 << 40 };
         let bytes = header.encode();
         assert_eq!(Header::decode(&bytes), HeaderState::Present(header));
@@ -220,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_is_valid_at_its_place_in_its_log_only() {
+    fn frame_is_valid_only_at_its_position_in_its_log() {
         let body = [3; 40];
         let bytes = frames(&[&body, &body], 100, 60);
         let first = Frames::of(LOG).at(&bytes, 0, 100).unwrap();
@@ -234,11 +239,11 @@ mod tests {
             damaged[at] ^= 1;
             assert!(Frames::of(LOG).at(&damaged, 0, 100).is_none(), "byte {at}");
         }
-        assert!(Frames::of(LOG).at(&bytes[..100], 56, 156).is_none(), "truncated");
+        assert!(Frames::of(LOG).at(&bytes[..100], 56, 156).is_none(), "a truncated frame must be invalid");
     }
 
     #[test]
-    fn proof_is_found_behind_garbage_and_zeros() {
+    fn proof_is_found_after_garbage_and_zeros() {
         let body = [3; 40];
         for gap in [5, 7, 8, 9, 100] {
             for filler in [0, 0xff] {
@@ -246,7 +251,7 @@ mod tests {
                 bytes.extend(frames(&[&body], gap as u64, 5));
                 let find = |bad| Frames::of(LOG).find_proof(&bytes, 0, bad, |at| at as u64);
                 assert_eq!(find(4), Some(gap));
-                assert_eq!(find(5), None, "it says nothing of what follows position 5");
+                assert_eq!(find(5), None, "the frame must not prove durability beyond position 5");
             }
         }
     }

@@ -1,53 +1,57 @@
-//! How soon what is pending must be written, and threads that say when they rest: see "Appending" in the log's description.
+//! How soon pending records must be written, and the idle announcements of threads.
 //!
-//! A thread that has called [`say_when_this_thread_rests`] calls [`this_thread_rests`] each time before it sleeps. If it does not,
-//! because one statement takes long or it blocks, its records are written all the same, only later: nobody's safety rests on it.
+//! See "Appending" in the description of the local log. A thread that has called
+//! [`say_when_this_thread_rests`] calls [`this_thread_rests`] each time before it sleeps. If it
+//! does not, because a statement runs for long or blocks, its records are written nevertheless,
+//! only later. Durability does not depend on the announcement.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 use super::state::Core;
 
-/// How soon what is pending must be written.
+/// How soon pending records must be written.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub(super) enum Haste {
-    /// There is nothing.
+    /// No records are pending.
     #[default]
     None,
-    /// It may wait for company, for a few milliseconds.
-    Patient,
-    /// When a thread rests that waits for some of it, or soon.
-    Gathers,
-    /// Now.
-    Prompt,
+    /// Within the commit delay, a few milliseconds.
+    Deferred,
+    /// When an appending thread becomes idle, or after the maximum hold time.
+    OnIdle,
+    /// Immediately.
+    Immediate,
 }
 
 thread_local! {
-    static SAYS_WHEN_IT_RESTS: Cell<bool> = const { Cell::new(false) };
-    /// The log in which records of this thread gather. (Of two, the second would not be told, and would write in its own time.)
-    static GATHERS_IN: RefCell<Option<Arc<Core>>> = const { RefCell::new(None) };
+    static ANNOUNCES_IDLE: Cell<bool> = const { Cell::new(false) };
+    /// The log that holds records of this thread. If a thread appends to two logs, the second is
+    /// not notified, and writes the records after its maximum hold time.
+    static HOLDING_LOG: RefCell<Option<Arc<Core>>> = const { RefCell::new(None) };
 }
 
-/// This thread serves many sessions, and will call [`this_thread_rests`] whenever none of them has anything to do. What it
-/// appends to a busy log of this disk may then wait until it does.
+/// Declares that this thread serves many sessions, and will call [`this_thread_rests`] whenever
+/// none of them has work. Records that it appends to a busy local log may be held until then.
 pub fn say_when_this_thread_rests() {
-    SAYS_WHEN_IT_RESTS.set(true);
+    ANNOUNCES_IDLE.set(true);
 }
 
-/// This thread has nothing to do until something comes: what it has appended shall be durable soon.
+/// Announces that this thread is about to sleep: the records that it has appended are to be written
+/// now.
 pub fn this_thread_rests() {
-    if let Some(core) = GATHERS_IN.take() {
-        core.hurry();
+    if let Some(core) = HOLDING_LOG.take() {
+        core.write_held();
     }
 }
 
-pub(super) fn thread_says_when_it_rests() -> bool {
-    SAYS_WHEN_IT_RESTS.get()
+pub(super) fn thread_announces_idle() -> bool {
+    ANNOUNCES_IDLE.get()
 }
 
-/// A record of this thread gathers in that log.
-pub(super) fn remember(core: &Arc<Core>) {
-    GATHERS_IN.with_borrow_mut(|log| {
+/// Remembers that the log holds a record of this thread.
+pub(super) fn remember_held_log(core: &Arc<Core>) {
+    HOLDING_LOG.with_borrow_mut(|log| {
         log.get_or_insert_with(|| core.clone());
     });
 }
@@ -60,7 +64,7 @@ mod tests {
     use futures::executor::block_on;
 
     use super::super::LocalLog;
-    use super::super::batching::MAX_NAP;
+    use super::super::batching::MAX_COMMIT_DELAY;
     use super::*;
     use crate::files::{Fault, FaultyFiles, LogFiles, Operation, StdFiles};
     use crate::log::{LogError, LogOptions, Lsn, Urgency, own_record};
@@ -69,67 +73,78 @@ mod tests {
         LocalLog::open(LogOptions::default(), Arc::new(files), &mut |_, _| Ok(())).unwrap()
     }
 
-    /// Appends to a log for which gathering pays, and answers how hasty what is pending is then.
+    /// Appends to a log that holds records, and returns the haste of the pending batch.
     fn append(log: &LocalLog, urgency: Urgency) -> (Lsn, Haste) {
         let record = own_record(RecordKind::Seal, None);
         let mut state = log.core.state.lock();
-        state.gathers = true;
-        let lsn = state.append(&log.core, &record, urgency, thread_says_when_it_rests()).unwrap();
+        state.hold_until_idle = true;
+        let lsn = state.append(&log.core, &record, urgency, thread_announces_idle()).unwrap();
         (lsn, state.pending.haste)
     }
 
     #[test]
-    fn who_says_when_it_rests_gathers_until_then_or_for_a_while() {
+    fn records_of_an_announcing_thread_are_held_until_it_is_idle_or_a_timeout() {
         let directory = tempfile::tempdir().unwrap();
         let log = open(StdFiles::open(directory.path()).unwrap());
         let durable = |lsn: Lsn| block_on(log.progress().wait_durable(lsn.0)).unwrap();
-        // Each is pending alone: the writer has taken all before.
+        // Each record is pending alone: the writer has taken all earlier ones.
         let appended = |urgency| {
             let (lsn, haste) = append(&log, urgency);
-            log.core.hurry();
+            log.core.write_held();
             log.core.wake_writer();
             durable(lsn);
             haste
         };
-        assert_eq!(appended(Urgency::Prompt), Haste::Prompt, "nobody would say when this thread rests");
+        assert_eq!(
+            appended(Urgency::Prompt),
+            Haste::Immediate,
+            "a thread that does not announce idleness must not be held"
+        );
         say_when_this_thread_rests();
         let ms = |ms| Urgency::Patient(Duration::from_millis(ms));
-        assert_eq!(appended(ms(20)), Haste::Patient);
-        assert_eq!(appended(ms(19)), Haste::Gathers, "it comes often");
-        assert_eq!(appended(Urgency::Prompt), Haste::Gathers);
-        log.core.state.lock().nap = MAX_NAP;
-        assert_eq!(appended(ms(59)), Haste::Gathers, "it comes often, beside such naps");
-        log.core.state.lock().nap = MAX_NAP;
-        assert_eq!(appended(ms(60)), Haste::Patient);
-        assert_eq!(appended(Urgency::MakesRoom), Haste::Prompt);
+        assert_eq!(appended(ms(20)), Haste::Deferred);
+        assert_eq!(appended(ms(19)), Haste::OnIdle, "a frequent appender's record must not be deferred");
+        assert_eq!(appended(Urgency::Prompt), Haste::OnIdle);
+        log.core.state.lock().commit_delay = MAX_COMMIT_DELAY;
+        assert_eq!(
+            appended(ms(59)),
+            Haste::OnIdle,
+            "the gap between commits must be ten times the commit delay"
+        );
+        log.core.state.lock().commit_delay = MAX_COMMIT_DELAY;
+        assert_eq!(appended(ms(60)), Haste::Deferred);
+        assert_eq!(appended(Urgency::MakesRoom), Haste::Immediate);
 
-        log.core.state.lock().gathers = true;
+        log.core.state.lock().hold_until_idle = true;
         let lsn = log.append(&own_record(RecordKind::Seal, None), Urgency::Prompt).unwrap();
         durable(lsn);
-        assert!(GATHERS_IN.with_borrow(Option::is_some), "durable though the thread has not rested");
+        assert!(
+            HOLDING_LOG.with_borrow(Option::is_some),
+            "a held record must become durable even if the thread is not idle"
+        );
         let (lsn, _) = append(&log, Urgency::Prompt);
         this_thread_rests();
-        assert_ne!(log.core.state.lock().pending.haste, Haste::Gathers);
-        assert!(GATHERS_IN.with_borrow(Option::is_none));
+        assert_ne!(log.core.state.lock().pending.haste, Haste::OnIdle);
+        assert!(HOLDING_LOG.with_borrow(Option::is_none));
         log.core.wake_writer();
         durable(lsn);
         log.close().unwrap();
     }
 
     #[test]
-    fn what_gathers_is_lost_with_its_disk_and_written_by_a_close() {
+    fn held_records_are_lost_with_a_failed_sync_and_written_by_close() {
         say_when_this_thread_rests();
         let files = FaultyFiles::new();
         let log = open(files.clone());
         let progress = log.progress();
         files.fail_next_of("fulmar-log", Operation::Sync, Fault::Io);
         let (lost, haste) = append(&log, Urgency::Prompt);
-        assert_eq!(haste, Haste::Gathers);
+        assert_eq!(haste, Haste::OnIdle);
         log.core.wake_writer();
-        // Nobody rests meanwhile.
+        // The thread does not become idle in between.
         assert!(matches!(block_on(progress.wait_durable(lost.0)), Err(LogError::Discarded { .. })));
         let (kept, haste) = append(&log, Urgency::Prompt);
-        assert_eq!(haste, Haste::Gathers);
+        assert_eq!(haste, Haste::OnIdle);
         log.close().unwrap();
         block_on(progress.wait_durable(kept.0)).unwrap();
     }

@@ -1,42 +1,50 @@
-//! A log in files of the node's own disk.
+//! A commit log in files on the node's local disk.
 //!
 //! ```text
-//!   commits --append--> pending --write, sync--> file ...............  file  (ready)   made ahead, full of zeros
-//!   (any thread)        (memory)  "fulmar-log"   ^                      ^        by "fulmar-log-files"
-//!                                                oldest                 durable
+//!   commits --append--> pending --write, sync--> file .......  file  (ready)  preallocated, zeros
+//!   (any thread)        (memory)  "fulmar-log"   ^              ^       by "fulmar-log-files"
+//!                                                oldest         durable
 //! ```
 //!
-//! A *log* (with an id) begins when the directory is opened, and after a failed write; it goes on through as many files
-//! as it needs. Positions count the bytes of frames in all that was ever logged in the data directory.
+//! A *log*, identified by a log id, starts when the directory is opened and after each failed
+//! write. It spans as many files as it needs. Positions count the bytes of all frames that were
+//! ever logged in the data directory.
 //!
 //! # Appending
 //!
-//! A record is copied into memory under a short lock, and refused if there is no room. Room means: the active file, or
-//! the next one, which is always made ahead, has space for the record. So the log can only fail by a broken disk, never
-//! by a full one.
+//! A record is copied into memory under a short lock, and rejected if there is no space. There is
+//! space if the record fits into the active file or into the next file, which is always
+//! preallocated. The log can therefore fail because of a broken disk, but not because of a full
+//! one.
 //!
-//! One thread writes: it takes all that is pending, writes it with one write, syncs once, publishes the new durable
-//! position and wakes whom it concerns. While it is at the disk the next batch gathers by itself. Where syncs are slow
-//! (over a millisecond), and the batches before were larger than what is pending, it waits a fraction of a sync's time
-//! for the rest: clients that were answered together come back together, and would else alternate between a batch
-//! of one and a batch of all others. Appending wakes the thread only if it sleeps, so a busy log costs no system calls.
+//! One thread writes. It takes all pending records, writes them with one write, syncs once,
+//! publishes the new durable position and wakes the waiters (group commit). The next batch
+//! accumulates while the disk is busy. If syncs are slow (over 1 ms) and previous batches were
+//! larger than the pending one, the writer *lingers* for a fraction of a sync's duration: clients
+//! that were answered together send their next commits together, and would otherwise alternate
+//! between a batch of one record and a batch of all others. An append wakes the writer only if it
+//! sleeps, so a busy log costs no system calls.
 //!
-//! A sync costs as much processor time as dozens of reads, whether it is for one record or a hundred. Many tenants that each commit
-//! now and then would get one sync each. So records come with an [`Urgency`]: if all are patient and more of them than one
-//! come within [`batching::MAX_NAP`], the thread takes a *nap* before it looks again, for about the time in which three come, and is
-//! woken for a prompt one only. Who appends more often than every ten naps, or every 20 ms, is not patient.
+//! A sync costs as much CPU time as dozens of reads, for one record as for a hundred. Many tenants
+//! that each commit occasionally would cause one sync each. Records therefore have an [`Urgency`].
+//! If all pending records are deferrable, and more than one is expected within
+//! [`batching::MAX_COMMIT_DELAY`], the writer waits for a *commit delay*, about the time in which
+//! three records arrive. Only a more urgent record ends the delay early. A record is deferrable
+//! only if its appender's last commit was at least ten commit delays, and at least 20 ms, ago.
 //!
-//! And where a disk syncs fast, many clients of a busy node would get a sync for every second commit, each at the cost of half a
-//! transaction. A thread that serves many sessions therefore says when it has nothing more to do
-//! ([`this_thread_rests`]), and until then its records *gather*, for at most [`batching::MAX_GATHERING`]: as long as it is
-//! busy with others, a sync would only take their processor. Few clients would wait for nothing, and the disk with them; so
-//! the log tries both, eight batches each, and goes on for a while with what is better: gathering if it makes batches twice as large.
+//! On a disk with fast syncs, a busy node with many clients would sync for every second commit, at
+//! half the CPU cost of a transaction. A thread that serves many sessions therefore announces when
+//! it becomes idle ([`this_thread_rests`]). Until then its records are *held*, for at most
+//! [`batching::MAX_HOLD`]: while the thread is busy with other sessions, a sync would only take CPU
+//! time from them. With few clients, holding would only add latency and leave the disk idle. The
+//! log therefore tries both variants for eight batches each, and uses the better one for a while:
+//! holding, if it at least doubles the batch size.
 //!
-//! # Recovery, and what is torn or corrupt
+//! # Recovery: torn tails and corruption
 //!
-//! A crash may leave the last batch half written; that is no fault: the *torn tail* is cut off. But a bad place in
-//! what had been durable means lost commits; such a log is refused. To tell them apart each frame says how far the
-//! log was durable when the frame was written:
+//! A crash may leave the last batch partially written. This *torn tail* is normal and is cut off. A
+//! damaged place in data that had been durable means lost commits, and such a log is refused. To
+//! distinguish the two, each frame records how far the log was durable when the frame was written:
 //!
 //! ```text
 //!   ... | frame | frame | BAD | garbage | frame, "durable up to there" | ...
@@ -44,34 +52,40 @@
 //!                          <----------- beyond p: corrupt ----------+
 //! ```
 //!
-//! At a bad place at position p the rest of the log is searched for a valid frame that says "durable beyond p". If
-//! there is one, p had been durable: corrupt. If there is none, all that stands behind p was written by batches that
-//! were begun before p was durable, hence nothing from p on was known to be durable, except that the last batch
-//! may have been synced without anything being written after it. That one case is undecidable from the file alone;
-//! a log that was closed has none, since its last record, the *seal*, vouches for all before it. A file's header is
-//! written when all before its start is durable, so it vouches like a frame; it lies in one sector, which a disk writes
-//! whole or not at all, so a damaged one is never the trace of a crash.
+//! If a place at position p is damaged, the rest of the log is searched for a valid frame that
+//! records durability beyond p. If there is one, p had been durable: the log is corrupt. If there
+//! is none, all data after p was written by batches that started before p was durable, so nothing
+//! from p on was known to be durable. There is one exception: the last batch may have been synced
+//! without anything being written after it. That case cannot be decided from the file alone. It
+//! does not occur in a log that was closed: its last record, the *seal*, proves the durability of
+//! everything before it. A file's header is written only when everything before its start is
+//! durable, so it is proof in the same way as a frame. It lies in one sector, which a disk writes
+//! completely or not at all, so a damaged header is never the result of a crash.
 //!
-//! A log that lacks the file that was begun last, or has it shorter than it was made, is refused, too ([`newest`]).
+//! A log is also refused if its newest file is missing or shorter than it was when created
+//! ([`newest`]).
 //!
-//! Then a new log begins, with a *cut* as its first record: "log X ends at p". From then on what stands behind p in X
-//! is never looked at, whatever another crash or a reused file makes of it. Before the cut is written, the part of X
-//! that no frame vouches for is written again and synced: it may have been read from the page cache only, and a
-//! sync alone says nothing about pages whose write-back has failed before.
+//! After recovery, a new log starts with a *cut* as its first record: "log X ends at p". From then
+//! on, data after p in X is never read again, whatever a later crash or a reused file makes of it.
+//! Before the cut is written, the part of X whose durability no frame proves is written again and
+//! synced: it may have been read only from the page cache, and a sync alone does not cover pages
+//! whose earlier write-back failed.
 //!
-//! # A failed write or sync
+//! # Failed writes and syncs
 //!
-//! The file is not touched again. New records are refused, the engine is told to discard every version above the
-//! durable position (`CommitLog::on_discard`), a new log is begun in a new file (tried for as long as it takes), and
-//! only when its cut is durable those who wait for the lost records get [`LogError::Discarded`]. An answer "it did not
-//! happen" therefore stays true after a crash.
+//! After a failure, the file is not used again. New records are rejected and the engine is notified
+//! to discard every version above the durable position (`CommitLog::on_discard`). Then a new log is
+//! started in a new file, with retries until that succeeds. The waiters of the lost records get
+//! [`LogError::Discarded`] only when the cut of the new log is durable. The answer that a
+//! transaction did not commit therefore remains true after a crash.
 //!
 //! # Space
 //!
-//! A truncation says what manifests cover. Files that lie wholly before are renamed and used again; their
-//! old frames are invalid at their new positions. Files go oldest first, so that what is left is always a contiguous
-//! piece of the log. The next process takes over what this one kept and made ahead: making a file writes all of it, and the first
-//! statements after a start would wait behind that at the disk.
+//! A truncation states which part of the log is covered by manifests. Files that lie completely in
+//! that part are renamed and reused; their old frames are invalid at their new positions. Files are
+//! released oldest first, so that the remaining ones are always a contiguous part of the log. The
+//! next process takes over spare and preallocated files: creating a file writes all of it, and the
+//! first statements after a start would wait for that disk I/O.
 
 mod batching;
 mod frame;
@@ -91,7 +105,9 @@ use fulmar_pages::Record;
 use parking_lot::Mutex;
 
 use super::progress::Progress;
-use super::{FullCause, LogError, LogOptions, Lsn, MAX_RETRY_DELAY, RESERVE_PART, Stop, Urgency, own_record};
+use super::{
+    FullCause, LogError, LogOptions, Lsn, MAX_RETRY_DELAY, RESERVE_DIVISOR, Stop, Urgency, own_record,
+};
 use crate::files::LogFiles;
 
 use frame::{FRAME_HEAD_BYTES, MAX_BODY_BYTES};
@@ -100,7 +116,7 @@ use state::Core;
 
 pub use haste::{say_when_this_thread_rests, this_thread_rests};
 
-/// A log in files.
+/// A log in local files.
 pub(super) struct LocalLog {
     core: Arc<Core>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -119,9 +135,9 @@ impl LocalLog {
         files: Arc<dyn LogFiles>,
         replay: &mut dyn FnMut(Lsn, &Record<'_>) -> Result<(), LogError>,
     ) -> Result<Self, LogError> {
-        let options = sound(options);
+        let options = sanitized(options);
         let recovered = recover::recover(&*files, replay)?;
-        let (core, writer, supplier) = writer::begin_first(options, files, recovered)?;
+        let (core, writer, supplier) = writer::start_first_log(options, files, recovered)?;
         let mut threads = vec![core.spawn("fulmar-log", move || writer.run())?];
         core.set_writer(threads[0].thread().clone());
         match core.spawn("fulmar-log-files", move || supplier.run()) {
@@ -140,14 +156,14 @@ impl LocalLog {
 
     pub(super) fn append(&self, body: &[u8], urgency: Urgency) -> Result<Lsn, LogError> {
         let core = &self.core;
-        let may_gather = haste::thread_says_when_it_rests();
+        let may_hold = haste::thread_announces_idle();
         let mut state = core.state.lock();
-        let outcome = state.append(core, body, urgency, may_gather);
-        let gathers = state.pending.haste == Haste::Gathers;
+        let outcome = state.append(core, body, urgency, may_hold);
+        let hold_until_idle = state.pending.haste == Haste::OnIdle;
         let wake = outcome.is_ok() && state.wakes_writer();
         drop(state);
-        if may_gather && gathers {
-            haste::remember(core);
+        if may_hold && hold_until_idle {
+            haste::remember_held_log(core);
         }
         if wake {
             core.wake_writer();
@@ -186,7 +202,7 @@ impl LocalLog {
         }
         self.core.stop(Stop::Drain);
         for thread in threads {
-            // A thread of the log that panicked has not closed it, which the phase below tells.
+            // If a thread of the log has panicked, `stopped` below returns the error.
             let _ = thread.join();
         }
         self.core.stopped()
@@ -199,8 +215,8 @@ impl Drop for LocalLog {
     }
 }
 
-/// The same, with what would not work made to work.
-fn sound(mut options: LogOptions) -> LogOptions {
+/// Returns the options with unusable values adjusted.
+fn sanitized(mut options: LogOptions) -> LogOptions {
     options.file_bytes = options.file_bytes.clamp(state::MIN_FILE_BYTES, 1 << 30);
     options.capacity_bytes = options.capacity_bytes.max(4 * options.file_bytes);
     options.pending_bytes = options.pending_bytes.min(1 << 30);

@@ -1,7 +1,8 @@
-//! Which log file was begun last, recorded in a second place: the file `newest` in the log's directory.
+//! Records the newest log file in a separate file, named `newest`, in the log's directory.
 //!
-//! The end of a log that was not sealed leaves no trace if its file is missing, or shorter than it was made: it looks as if the log had
-//! ended before. So the file that was begun last is named here before anything in it is acknowledged; a log that lacks it is refused.
+//! If the last file of an unsealed log is missing or truncated, nothing in the other files shows
+//! it: the log appears to have ended earlier. The newest file is therefore recorded here before
+//! anything in it is acknowledged, and a log without that file is refused.
 //!
 //! | offset | bytes | field |
 //! | --- | --- | --- |
@@ -12,15 +13,18 @@
 //! | 36 | 8 | length of the file in bytes |
 //! | 44 | 4 | checksum of bytes 0-43 |
 //!
-//! Like a log file's header it lies in one sector, which a disk writes whole or not at all. Zeros mean that nothing was begun yet. A
-//! directory without the file was written by an earlier version, or lost only this file.
+//! Like a log file's header, the entry lies in one sector, which a disk writes completely or not at
+//! all. Zeros mean that no log file was started yet. A directory without this file was written by
+//! an earlier version, or has lost only this file.
 //!
 //! # Crashes
-//! The file is made as `newest-new` and renamed when all of it is durable: under its own name it is
-//! complete from the first.
 //!
-//! The header of the new file is durable before it is named here, and no older file is removed before that. So whichever of the two
-//! files a crash leaves named is there.
+//! The file is created as `newest-new` and renamed once all of it is durable, so that it is
+//! complete under its final name from the start.
+//!
+//! The header of a new log file is durable before the file is recorded here, and no older file is
+//! removed before that. The file that is recorded after a crash, the old or the new one, therefore
+//! exists.
 
 use std::io;
 
@@ -28,9 +32,9 @@ use fulmar_pages::LogId;
 
 use crate::files::{LogFile, LogFiles};
 
-/// The name of the file.
+/// Name of the file.
 pub(super) const NEWEST: &str = "newest";
-/// The name of the file until it is complete.
+/// Name of the file until it is complete.
 pub(super) const NEWEST_NEW: &str = "newest-new";
 
 const MAGIC: &[u8; 8] = b"FULMCLNW";
@@ -38,7 +42,7 @@ const FORMAT_VERSION: u32 = 1;
 pub(super) const NEWEST_BYTES: usize = 48;
 const FILE_BYTES: u64 = 4096;
 
-/// The log file that was begun last.
+/// The newest log file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Newest {
     pub(super) log: LogId,
@@ -59,7 +63,7 @@ impl Newest {
         out
     }
 
-    /// `None`: nothing was begun yet. An error says what is wrong.
+    /// Returns None if no log file was started yet, or a description of the damage.
     pub(super) fn decode(bytes: &[u8; NEWEST_BYTES]) -> Result<Option<Newest>, String> {
         if bytes.iter().all(|byte| *byte == 0) {
             return Ok(None);
@@ -67,18 +71,20 @@ impl Newest {
         let array = |from: usize| <[u8; 8]>::try_from(&bytes[from..from + 8]).unwrap_or_default();
         let number = |from: usize| u64::from_le_bytes(array(from));
         if !bytes.starts_with(MAGIC) || crc32fast::hash(&bytes[..44]).to_le_bytes() != bytes[44..] {
-            return Err("it does not say which log file was begun last".to_owned());
+            return Err("the entry for the newest log file is damaged".to_owned());
         }
         let version = u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]);
         if version != FORMAT_VERSION {
-            return Err(format!("format version {version} is not known here; a newer Fulmar wrote it"));
+            return Err(format!(
+                "format version {version} is not supported; the file was written by a newer Fulmar"
+            ));
         }
         let log = LogId(u128::from(number(12)) | u128::from(number(20)) << 64);
         Ok(Some(Newest { log, sequence: number(28), bytes: number(36) }))
     }
 }
 
-/// The file that names it.
+/// The file that records the newest log file.
 pub(super) struct NewestFile(Box<dyn LogFile>);
 
 impl NewestFile {
@@ -93,7 +99,7 @@ impl NewestFile {
         Ok(NewestFile(file))
     }
 
-    /// Names a file whose header is durable. Durable when this returns.
+    /// Records a log file whose header is durable. The entry is durable when this returns.
     pub(super) fn write(&self, newest: Newest) -> io::Result<()> {
         self.0.write_at(0, &newest.encode())?;
         self.0.sync_data()
@@ -105,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_format_is_the_golden_one_and_every_flipped_bit_is_noticed() {
+    fn format_matches_the_golden_file_and_every_flipped_bit_is_detected() {
         let newest =
             Newest { log: LogId(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10), sequence: 7, bytes: 4 << 20 };
         let golden = include_bytes!("../../../tests/golden/log-newest-v1.bin");

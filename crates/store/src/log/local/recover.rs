@@ -1,8 +1,11 @@
-//! Reads what is there when a log is opened.
+//! Recovery: reads the existing log files when a log is opened.
 //!
-//! First the headers and the first record of every file: they tell which files make up which log, and where each log
-//! but the last was cut. Then the logs in their order, each from its oldest file to its cut; the last one to its end,
-//! which the module's head explains. Files that were made ahead and never begun belong to no log; the next one uses them.
+//! 1. Reads the header and the first record of every file. They determine which files make up which
+//!    log, and where each log except the last was cut.
+//! 2. Reads the logs in order, each from its oldest file to its cut, and the last one to its end,
+//!    as described in the parent module.
+//!
+//! Preallocated files that were never started belong to no log. The new log reuses them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,35 +21,36 @@ use super::supply::{Spare, is_spare, log_name, log_sequence, spare_sequence};
 use super::{LogError, Lsn};
 use crate::files::{LogFile, LogFiles};
 
-/// What was found.
+/// Result of recovery.
 pub(super) struct Recovered {
-    /// The files that hold the logs, oldest first.
+    /// The files that contain the logs, oldest first.
     pub(super) live: VecDeque<LiveFile>,
-    /// Files of which no log has begun or needs any: their names are older than the next file's, and so are their headers.
+    /// Files that were never started, or that no log needs. Their names and headers have lower
+    /// numbers than the next file.
     pub(super) spares: Vec<Spare>,
-    /// Files that hold nothing of use.
+    /// Files without useful contents.
     pub(super) rubbish: Vec<String>,
-    /// Where the last log ends: what the next one's cut says.
+    /// End of the last log, to be recorded in the cut of the next one.
     pub(super) cut: CutPoint,
-    /// The number of the next file.
+    /// Sequence number of the next file.
     pub(super) next_sequence: u64,
 }
 
-/// What the log's first cut says: there was no log before.
-const NO_LOG: CutPoint = CutPoint { log: LogId(0), position: 0 };
+/// The cut of the first log: there was no log before it.
+pub(super) const NO_LOG: CutPoint = CutPoint { log: LogId(0), position: 0 };
 
-/// No log gets as far, in bytes or in files; beyond it there would be no room to count on. What follows a file of such a number would not
-/// be read any more.
-const FARTHEST: u64 = 1 << 62;
+/// Upper bound of positions and of sequence numbers. No log reaches it; above it, arithmetic could
+/// overflow, and files that follow such a number would no longer be read.
+const MAX_POSITION: u64 = 1 << 62;
 
 type Replay<'a> = dyn FnMut(Lsn, &Record<'_>) -> Result<(), LogError> + 'a;
 
-/// A log file that was opened.
+/// An existing log file.
 struct OldFile {
     name: String,
     file: Box<dyn LogFile>,
     bytes: u64,
-    /// None: never begun.
+    /// None if the file was never started.
     header: Option<Header>,
 }
 
@@ -56,9 +60,9 @@ impl OldFile {
     }
 }
 
-/// What the directory holds.
+/// Contents of the directory.
 struct Found {
-    /// By their numbers.
+    /// Ordered by sequence number.
     files: Vec<OldFile>,
     spares: Vec<Spare>,
     rubbish: Vec<String>,
@@ -71,12 +75,12 @@ struct OldLog {
     files: Vec<OldFile>,
 }
 
-/// Reads the logs in `files`, gives their records to `replay`, and makes durable what they hold.
+/// Reads the logs in `files`, passes their records to `replay`, and makes their contents durable.
 pub(super) fn recover(files: &dyn LogFiles, replay: &mut Replay<'_>) -> Result<Recovered, LogError> {
     read_all(files, replay, true)
 }
 
-/// The same, but nothing is written.
+/// As [`recover`], but writes nothing.
 pub(super) fn verify(files: &dyn LogFiles, replay: &mut Replay<'_>) -> Result<(), LogError> {
     read_all(files, replay, false).map(drop)
 }
@@ -88,8 +92,8 @@ fn read_all(
 ) -> Result<Recovered, LogError> {
     let reader = Reader { files, make_durable };
     let Found { files: old, mut spares, mut rubbish, next_sequence } = reader.open_all()?;
-    let (logs, unbegun) = group(old);
-    spares.extend(unbegun);
+    let (logs, unstarted) = group(old);
+    spares.extend(unstarted);
     let cuts = reader.cuts(&logs)?;
     let mut cut = NO_LOG;
     let mut live = VecDeque::new();
@@ -101,7 +105,7 @@ fn read_all(
             None if i == last => reader.read_to_end(&log, replay)?,
             None => {
                 let position = reader.expect_only_a_cut(&log)?;
-                if !is_sole_witness(&cuts, log.id) {
+                if !is_sole_evidence(&cuts, log.id) {
                     rubbish.extend(log.files.into_iter().map(|file| file.name));
                     continue;
                 }
@@ -126,30 +130,31 @@ fn read_all(
     Ok(Recovered { live, spares, rubbish, cut, next_sequence })
 }
 
-/// Whether this log alone tells where an older one ends, so that it has to stay as long as that one.
-fn is_sole_witness(cuts: &[(LogId, CutPoint)], by: LogId) -> bool {
-    let own = cuts.iter().find(|(teller, _)| *teller == by);
+/// Returns true if only this log records the end of an older one. It must then be kept as long as
+/// the older log is.
+fn is_sole_evidence(cuts: &[(LogId, CutPoint)], by: LogId) -> bool {
+    let own = cuts.iter().find(|(log, _)| *log == by);
     own.is_some_and(|(_, own)| cuts.iter().filter(|(_, cut)| cut.log == own.log).count() == 1)
 }
 
-/// Puts the files of each log together. Files before the first header belong to none.
+/// Groups files by log. Files before the first header belong to none.
 fn group(old: Vec<OldFile>) -> (Vec<OldLog>, Vec<Spare>) {
     let mut logs: Vec<OldLog> = Vec::new();
-    let mut unbegun = Vec::new();
+    let mut unstarted = Vec::new();
     for file in old {
         match (file.header, logs.last_mut()) {
             (Some(header), Some(log)) if header.log == log.id => log.files.push(file),
             (Some(header), _) => logs.push(OldLog { id: header.log, files: vec![file] }),
             (None, Some(log)) => log.files.push(file),
-            (None, None) => unbegun.push(file.into_spare()),
+            (None, None) => unstarted.push(file.into_spare()),
         }
     }
-    (logs, unbegun)
+    (logs, unstarted)
 }
 
 impl OldLog {
-    /// The next file after that one that was begun. In between may be some whose making failed.
-    fn begun_after(&self, file: usize) -> Option<(usize, Header)> {
+    /// Returns the next started file after `file`. Files whose creation failed may lie in between.
+    fn next_started(&self, file: usize) -> Option<(usize, Header)> {
         let later = self.files.iter().enumerate().skip(file + 1);
         later.filter_map(|(at, file)| Some((at, file.header?))).next()
     }
@@ -157,27 +162,29 @@ impl OldLog {
 
 struct Reader<'a> {
     files: &'a dyn LogFiles,
-    /// Whether what was read last is made durable, before anything is built upon it.
+    /// Whether the data that was read last is made durable before a new log relies on it.
     make_durable: bool,
 }
 
-/// Where reading a log's frames has stopped.
+/// The place where reading a log's frames has stopped.
 struct Reached {
-    /// The index of the file.
+    /// Index of the file.
     file: usize,
-    /// Where in it.
+    /// Offset in the file.
     offset: usize,
-    /// The end of the last valid frame.
+    /// End of the last valid frame.
     position: u64,
-    /// Up to where a frame or header vouches for durability.
-    vouched: u64,
+    /// Position up to which a frame or header proves durability.
+    proved: u64,
     sealed: bool,
 }
 
 impl Reader<'_> {
-    /// Opens all log files in order and looks at the spare ones. No file has had the next number, nor has one its header.
+    /// Opens all log files in order, and inspects spare files. The next sequence number is higher
+    /// than that of every file name and header.
     fn open_all(&self) -> Result<Found, LogError> {
-        let names = self.files.list().map_err(|cause| self.io("list the directory of", "the log", cause))?;
+        let names =
+            self.files.list().map_err(|cause| self.io("list the directory of", "the commit log", cause))?;
         let mut logs: Vec<_> = names.iter().filter_map(|name| Some((log_sequence(name)?, name))).collect();
         logs.sort_unstable();
         let files =
@@ -185,7 +192,7 @@ impl Reader<'_> {
         let mut found = Found { files, spares: Vec::new(), rubbish: Vec::new(), next_sequence: 0 };
         let mut last_sequence = logs.last().map_or(0, |(sequence, _)| *sequence);
         for name in names.iter().filter(|name| is_spare(name)) {
-            // What cannot be read of a file that nobody needs is no reason to refuse the log.
+            // Read errors of a file that is not needed are no reason to refuse the log.
             match spare_sequence(name).and_then(|sequence| Some((sequence, self.open(sequence, name).ok()?)))
             {
                 Some((sequence, file)) => {
@@ -197,13 +204,13 @@ impl Reader<'_> {
         }
         if names.iter().any(|name| name == NEWEST) {
             self.check_newest(&found.files)?;
-            // Without the other one it is created again, under this name.
+            // It is created again under its temporary name if `newest` is missing.
             found.rubbish.extend(names.iter().filter(|name| *name == NEWEST_NEW).cloned());
         }
         Ok(Found { next_sequence: last_sequence + 1, ..found })
     }
 
-    /// Refuses a log that lacks the file that was begun last, or some of it.
+    /// Refuses a log whose newest file is missing or truncated.
     fn check_newest(&self, files: &[OldFile]) -> Result<(), LogError> {
         let damaged = |name: &str, problem: String| LogError::Corrupt {
             file: self.files.describe(name),
@@ -218,7 +225,7 @@ impl Reader<'_> {
             Ok(is_whole.then_some(bytes))
         };
         let Some(bytes) = read().map_err(|cause| self.io("read", NEWEST, cause))? else {
-            return Err(damaged(NEWEST, "it is cut off".to_owned()));
+            return Err(damaged(NEWEST, "the file is truncated".to_owned()));
         };
         let newest = Newest::decode(&bytes).map_err(|problem| damaged(NEWEST, problem))?;
         let Some(newest) = newest else { return Ok(()) };
@@ -229,13 +236,14 @@ impl Reader<'_> {
         match begun {
             Some(file) if file.bytes >= newest.bytes => Ok(()),
             Some(file) => {
-                let problem = format!("the file is cut off: it has {} bytes of {}", file.bytes, newest.bytes);
+                let problem =
+                    format!("the file is truncated: it has {} of {} bytes", file.bytes, newest.bytes);
                 Err(damaged(&name, problem))
             }
             None => {
                 let witness = self.files.describe(NEWEST);
                 let problem =
-                    format!("the file is missing or empty, though {witness} says that it was begun");
+                    format!("the file is missing or empty, but {witness} names it as the newest log file");
                 Err(damaged(&name, problem))
             }
         }
@@ -243,53 +251,52 @@ impl Reader<'_> {
 
     fn open(&self, sequence: u64, name: &str) -> Result<OldFile, LogError> {
         let file = self.files.open(name).map_err(|cause| self.io("open", name, cause))?;
-        let bytes = file.length_bytes().map_err(|cause| self.io("find the length of", name, cause))?;
+        let bytes = file.length_bytes().map_err(|cause| self.io("get the length of", name, cause))?;
         let mut old = OldFile { name: name.to_owned(), file, bytes, header: None };
-        if sequence >= FARTHEST {
-            return Err(self.corrupt(
-                &old,
-                0,
-                "no log has so many files: the file's name is not of our making",
-            ));
+        if sequence >= MAX_POSITION {
+            return Err(self.corrupt(&old, 0, "the file's sequence number is out of range"));
         }
         if bytes < HEADER_BYTES as u64 {
-            // Making it was interrupted.
+            // Its creation was interrupted.
             return Ok(old);
         }
         let mut header = [0; HEADER_BYTES];
         old.file.read_at(0, &mut header).map_err(|cause| self.io("read", name, cause))?;
         match Header::decode(&header) {
-            HeaderState::Present(header) if header.start > FARTHEST => {
+            HeaderState::Present(header) if header.start > MAX_POSITION => {
                 return Err(self.corrupt(
                     &old,
                     36,
-                    "the file's header begins at a position that no log reaches",
+                    "the start position in the file's header is out of range",
                 ));
             }
             HeaderState::Present(header) if header.sequence == sequence => old.header = Some(header),
             HeaderState::Present(header) if header.sequence > sequence => {
-                let problem = format!("the file's header is that of {}", log_name(header.sequence));
+                let problem = format!("the file has the header of {}", log_name(header.sequence));
                 return Err(self.corrupt(&old, 28, &problem));
             }
-            // A file that is to be used again keeps its old header until then.
+            // A spare file keeps its old header until it is reused.
             HeaderState::Present(_) | HeaderState::Blank => {}
-            // A header lies in one sector, so a crash leaves the old one or the new one.
+            // A header lies in one sector, so a crash leaves either the old or the new one.
             HeaderState::Damaged => return Err(self.corrupt(&old, 0, "the file's header is damaged")),
             HeaderState::Unknown(version) => {
-                let problem = format!("format version {version} is not known here; a newer Fulmar wrote it");
+                let problem = format!(
+                    "format version {version} is not supported; the file was written by a newer \
+                     Fulmar"
+                );
                 return Err(self.corrupt(&old, 8, &problem));
             }
         }
         Ok(old)
     }
 
-    /// Where logs were cut by later ones: who tells it, and what.
+    /// Returns the cuts of all logs: the log that contains the cut, and the cut.
     fn cuts(&self, logs: &[OldLog]) -> Result<Vec<(LogId, CutPoint)>, LogError> {
         let mut cuts = Vec::new();
         for log in logs {
             let file = &log.files[0];
             let start = file.header.map_or(0, |header| header.start);
-            // A cut is far shorter.
+            // A cut is much shorter than this.
             let bytes = self.read(file, 0, file.bytes.min(512))?;
             if let Some(frame) = Frames::of(log.id).at(&bytes, HEADER_BYTES, start)
                 && let Ok(record) = record::decode(frame.body)
@@ -303,15 +310,17 @@ impl Reader<'_> {
 
     fn read_to_cut(&self, log: &OldLog, cut: u64, replay: &mut Replay<'_>) -> Result<u64, LogError> {
         if log.files[0].header.is_some_and(|header| header.start >= cut) {
-            // What is left of it is behind the cut: files of a batch that failed.
+            // The remaining files are after the cut: they belong to a batch that failed.
             return Ok(cut);
         }
         let stop = self.read_frames(log, cut, replay)?;
         match stop.position == cut {
             true => Ok(cut),
             false => {
-                let problem =
-                    format!("there is no valid record, but a later log says that this one ends at {cut}");
+                let problem = format!(
+                    "no valid record at this place, but a later log records that this one ends at \
+                     {cut}"
+                );
                 Err(self.corrupt(&log.files[stop.file], stop.offset as u64, &problem))
             }
         }
@@ -320,7 +329,7 @@ impl Reader<'_> {
     fn read_to_end(&self, log: &OldLog, replay: &mut Replay<'_>) -> Result<u64, LogError> {
         let stop = self.read_frames(log, u64::MAX, replay)?;
         if !stop.sealed {
-            self.refuse_if_vouched(log, &stop)?;
+            self.refuse_if_proved_durable(log, &stop)?;
         }
         if self.make_durable {
             self.make_durable(log, &stop)?;
@@ -328,23 +337,25 @@ impl Reader<'_> {
         Ok(stop.position)
     }
 
-    /// A log that no later one cut holds nothing: beginning it had failed, and the next one was tried. Answers its end.
+    /// Reads a log that no later one has cut. It contains no commits: its start had failed, and
+    /// another one was started. Returns its end.
     fn expect_only_a_cut(&self, log: &OldLog) -> Result<u64, LogError> {
         let mut only_own = |position, _: &Record<'_>| {
             let problem = format!(
-                "it holds commits (up to {position}), but no later log says where it ends: a file is missing"
+                "the log contains commits (up to {position}), but no later log records where it \
+                 ends: a file is missing"
             );
             Err(self.corrupt(&log.files[0], 0, &problem))
         };
         Ok(self.read_frames(log, u64::MAX, &mut only_own)?.position)
     }
 
-    /// Replays the log's frames from its oldest file on, up to `limit` or the first bad place.
+    /// Replays the log's frames from its oldest file on, up to `limit` or the first invalid place.
     fn read_frames(&self, log: &OldLog, limit: u64, replay: &mut Replay<'_>) -> Result<Reached, LogError> {
         let frames = Frames::of(log.id);
         let start = log.files[0].header.map_or(0, |header| header.start);
         let mut stop =
-            Reached { file: 0, offset: HEADER_BYTES, position: start, vouched: start, sealed: false };
+            Reached { file: 0, offset: HEADER_BYTES, position: start, proved: start, sealed: false };
         loop {
             let file = &log.files[stop.file];
             let bytes = self.read(file, 0, file.bytes)?;
@@ -354,11 +365,11 @@ impl Reader<'_> {
             {
                 self.replay(file, &frame, &mut stop, replay)?;
             }
-            match log.begun_after(stop.file) {
+            match log.next_started(stop.file) {
                 Some((file, header))
                     if header.start == stop.position && stop.position < limit && !stop.sealed =>
                 {
-                    stop = Reached { file, offset: HEADER_BYTES, vouched: header.start, ..stop };
+                    stop = Reached { file, offset: HEADER_BYTES, proved: header.start, ..stop };
                 }
                 _ => return Ok(stop),
             }
@@ -376,7 +387,7 @@ impl Reader<'_> {
             let at = (stop.offset + FRAME_HEAD_BYTES + error.at) as u64;
             self.corrupt(file, at, &error.to_string())
         })?;
-        stop.vouched = stop.vouched.max(frame.synced);
+        stop.proved = stop.proved.max(frame.synced);
         stop.position += frame.bytes() as u64;
         stop.offset += frame.bytes();
         stop.sealed = record.header.kind == RecordKind::Seal;
@@ -386,38 +397,41 @@ impl Reader<'_> {
         }
     }
 
-    /// Refuses a log with a valid frame or header behind a bad place that says that the bad place had been durable.
-    fn refuse_if_vouched(&self, log: &OldLog, stop: &Reached) -> Result<(), LogError> {
+    /// Refuses a log if a valid frame or header after the invalid place proves that the place had
+    /// been durable.
+    fn refuse_if_proved_durable(&self, log: &OldLog, stop: &Reached) -> Result<(), LogError> {
         let file = &log.files[stop.file];
         let start = file.header.map_or(stop.position, |header| header.start);
         let bytes = self.read(file, 0, file.bytes)?;
         let position_of = |at: usize| start + (at - HEADER_BYTES) as u64;
         let frame = Frames::of(log.id).find_proof(&bytes, stop.offset + 1, stop.position, position_of);
-        let header = || log.begun_after(stop.file).map(|(file, _)| (&log.files[file], 0));
+        let header = || log.next_started(stop.file).map(|(file, _)| (&log.files[file], 0));
         let Some((witness, at)) = frame.map(|at| (file, at)).or_else(header) else {
             return Ok(());
         };
         let witness = self.files.describe(&witness.name);
         let problem = format!(
-            "there is no valid record, though it had been synced when byte {at} of {witness} was written"
+            "no valid record at this place, but it had been synced when byte {at} of {witness} \
+             was written"
         );
         Err(self.corrupt(file, stop.offset as u64, &problem))
     }
 
-    /// Writes what nothing vouches for once more, and syncs it: so far it may be in the page cache only, and a sync
-    /// alone would not write pages that the kernel believes to be clean since a sync failed.
+    /// Writes everything whose durability is not proved once more, and syncs it. It may be in the
+    /// page cache only, and a sync alone does not write pages that the kernel considers clean since
+    /// an earlier sync failed.
     fn make_durable(&self, log: &OldLog, stop: &Reached) -> Result<(), LogError> {
         for (at, file) in log.files[..=stop.file].iter().enumerate() {
             let Some(header) = file.header else { continue };
             let offset_of = |position: u64| HEADER_BYTES as u64 + (position - header.start);
-            // Where its valid frames end.
-            let next = log.begun_after(at).filter(|(next, _)| *next <= stop.file);
+            // End of the file's valid frames.
+            let next = log.next_started(at).filter(|(next, _)| *next <= stop.file);
             let used = next.map_or(stop.position, |(_, header)| header.start);
-            if used <= stop.vouched && header.start < stop.vouched {
+            if used <= stop.proved && header.start < stop.proved {
                 continue;
             }
-            // The header too, if nothing in this file is vouched for.
-            let from = if stop.vouched > header.start { offset_of(stop.vouched) } else { 0 };
+            // Include the header if nothing in this file is proved durable.
+            let from = if stop.proved > header.start { offset_of(stop.proved) } else { 0 };
             let bytes = self.read(file, from, offset_of(used) - from)?;
             file.file.write_at(from, &bytes).map_err(|cause| self.io("write", &file.name, cause))?;
             file.file.sync_data().map_err(|cause| self.io("sync", &file.name, cause))?;
@@ -427,7 +441,7 @@ impl Reader<'_> {
 
     fn read(&self, file: &OldFile, offset: u64, length: u64) -> Result<Vec<u8>, LogError> {
         if length > (HEADER_BYTES + MAX_BODY_BYTES) as u64 * 2 {
-            return Err(self.corrupt(file, 0, "the file is longer than any log file"));
+            return Err(self.corrupt(file, 0, "the file exceeds the maximum length of a log file"));
         }
         let mut bytes = vec![0; length as usize];
         file.file.read_at(offset, &mut bytes).map_err(|cause| self.io("read", &file.name, cause))?;

@@ -1,38 +1,41 @@
-//! A short slice of the processor's time for the log's writer.
+//! Requests a short scheduler time slice for the log's writer thread.
 //!
-//! The writer works for some ten microseconds at a time, and everybody who commits waits for it. Where other threads keep the
-//! processors busy, Linux lets one of them come to the end of its slice (some 3 ms) before a thread that wakes up has its turn,
-//! unless that one has asked for a shorter slice (since Linux 6.12): what it wants is little, so it is due earlier. Its share of
-//! the time is the same. Threads that it starts would have the same slices; it starts none.
+//! The writer runs for about 10 us at a time, and every committing session waits for it. If other
+//! threads keep the CPUs busy, Linux lets the running one finish its slice (about 3 ms) before a
+//! thread that wakes up is scheduled, unless that thread has requested a shorter slice (since Linux
+//! 6.12): its request is small, so its deadline is earlier. Its share of CPU time does not change.
+//! Child threads would inherit the slice; the writer starts none.
 
 use std::time::Duration;
 
-/// The shortest that Linux knows.
+/// The shortest slice that Linux supports.
 const SLICE: Duration = Duration::from_micros(100);
 
-/// Asks for short slices for this thread. Where the system does not know of that, nothing changes.
-pub(super) fn shorten() {
-    ask_for(SLICE);
+/// Requests short slices for the current thread. Has no effect if the kernel does not support it.
+pub(super) fn request_short_slice() {
+    request(SLICE);
 }
 
-fn ask_for(slice: Duration) {
+fn request(slice: Duration) {
     let Some(mut attributes) = attributes() else { return };
-    // Whoever has chosen another policy for the process knows better; those for real time mean something else by it.
+    // Do not change a policy that was chosen explicitly for the process. Real-time policies
+    // interpret the field differently.
     if attributes.sched_policy == libc::SCHED_OTHER as u32 {
         attributes.sched_runtime = slice.as_nanos() as u64;
-        // SAFETY: of this thread; the kernel reads as many bytes as `size` says. It may refuse: then the thread has what others have.
+        // SAFETY: applies to this thread; the kernel reads `size` bytes. If the call fails, the
+        // slice does not change.
         unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
     }
 }
 
-/// How this thread is scheduled; `None` where the system does not tell.
+/// Returns the scheduling attributes of the current thread, or None if they are not available.
 fn attributes() -> Option<libc::sched_attr> {
     let size = size_of::<libc::sched_attr>() as u32;
-    // SAFETY: plain numbers, for which zero is a value.
+    // SAFETY: the struct consists of integers, for which zero is a valid value.
     let mut attributes: libc::sched_attr = unsafe { std::mem::zeroed() };
-    // SAFETY: of this thread; the kernel writes at most `size` bytes.
-    let told = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) } == 0;
-    told.then_some(libc::sched_attr { size, ..attributes })
+    // SAFETY: applies to this thread; the kernel writes at most `size` bytes.
+    let succeeded = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) } == 0;
+    succeeded.then_some(libc::sched_attr { size, ..attributes })
 }
 
 #[cfg(test)]
@@ -40,16 +43,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_keeps_all_but_its_slice() {
+    fn only_the_slice_of_the_thread_changes() {
         let slice_ns = || attributes().map_or(0, |attributes| attributes.sched_runtime);
-        let rest =
+        let other_attributes =
             || attributes().map(|it| (it.sched_policy, it.sched_nice, it.sched_priority, it.sched_flags));
-        let before = rest();
-        ask_for(2 * SLICE);
-        let takes_slices = slice_ns() == (2 * SLICE).as_nanos() as u64;
-        shorten();
-        assert_eq!(rest(), before);
-        // A system that has taken the one takes the other.
-        assert!(!takes_slices || slice_ns() == SLICE.as_nanos() as u64, "{} ns", slice_ns());
+        let before = other_attributes();
+        request(2 * SLICE);
+        let slices_supported = slice_ns() == (2 * SLICE).as_nanos() as u64;
+        request_short_slice();
+        assert_eq!(other_attributes(), before);
+        // A kernel that accepted the first request accepts the second.
+        assert!(!slices_supported || slice_ns() == SLICE.as_nanos() as u64, "{} ns", slice_ns());
     }
 }

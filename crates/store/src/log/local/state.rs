@@ -1,4 +1,4 @@
-//! What the log's callers and its two threads share.
+//! State shared by the log's callers and its two threads.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::batching::is_seldom;
+use super::batching::is_infrequent;
 use super::frame::{Frames, HEADER_BYTES};
 use super::haste::Haste;
 use super::newest::NewestFile;
@@ -17,113 +17,114 @@ use super::{
 };
 use crate::files::{LogFile, LogFiles};
 
-/// Kept free at the end of each file, for the seal.
+/// Reserved at the end of each file for the seal.
 const SEAL_RESERVE_BYTES: u64 = 64;
 
-/// The shortest log file: its header, a cut, the seal and some records.
+/// Minimum length of a log file: its header, a cut, the seal and some records.
 pub(super) const MIN_FILE_BYTES: u64 = 4096;
 
-/// Everything that more than one thread of a log uses.
+/// Everything that is used by more than one thread of a log.
 pub(super) struct Core {
     pub(super) options: LogOptions,
     pub(super) files: Arc<dyn LogFiles>,
-    /// Names the file that was begun last.
+    /// Records the newest log file.
     pub(super) newest: NewestFile,
     pub(super) state: Mutex<State>,
-    /// Signalled when there may be work for the supplier, together with `state`.
+    /// Signalled when the supplier may have work. Used with `state`.
     pub(super) supply: Condvar,
     writer: OnceLock<Thread>,
     pub(super) progress: Arc<Progress>,
 }
 
-/// Whether the log takes records.
+/// Whether the log accepts records.
 #[derive(Clone, Debug)]
 pub(super) enum Phase {
-    /// It does.
+    /// The log accepts records.
     Running,
-    /// A write has failed; no new log has begun yet.
+    /// A write has failed and no new log has started yet.
     Failing(Arc<str>),
-    /// The writer has ended. With the reason, if it could not seal the log.
+    /// The writer has stopped. Contains the error if it could not seal the log.
     Closed(Option<LogError>),
 }
 
-/// A file that holds a part of the log.
+/// A file that contains a part of the log.
 #[derive(Clone, Debug)]
 pub(super) struct LiveFile {
     pub(super) name: String,
-    /// The position of its first frame; it ends where the next begins.
+    /// Position of its first frame. The file ends where the next one begins.
     pub(super) start: u64,
-    /// Bytes of the file.
+    /// Length of the file.
     pub(super) bytes: u64,
-    /// A write or sync of it has failed: not to be used again.
+    /// A write or sync of the file has failed: it must not be reused.
     pub(super) failed: bool,
 }
 
-/// A file made ahead: named as a log file, with nothing of this log in it.
+/// A preallocated file: named as a log file, without any data of this log.
 pub(super) struct ReadyFile {
     pub(super) sequence: u64,
     pub(super) name: String,
     pub(super) file: Box<dyn LogFile>,
-    /// Bytes of the file.
+    /// Length of the file.
     pub(super) bytes: u64,
 }
 
 impl ReadyFile {
-    /// Bytes of frames that the file takes.
+    /// Bytes of frames that fit into the file.
     fn room(&self) -> u64 {
         self.bytes.saturating_sub(HEADER_BYTES as u64 + SEAL_RESERVE_BYTES)
     }
 }
 
-/// Records that wait to be written.
+/// Records that are waiting to be written.
 #[derive(Default)]
 pub(super) struct Batch {
-    /// Frames, their heads not filled in.
+    /// Frames whose heads are not filled in yet.
     pub(super) bytes: Vec<u8>,
     pub(super) records: u64,
-    /// How soon the most urgent of them must be written.
+    /// The most urgent haste of the records.
     pub(super) haste: Haste,
-    /// Where in `bytes` another file begins.
+    /// Offsets in `bytes` at which the next file starts.
     pub(super) switches: Vec<(usize, ReadyFile)>,
 }
 
-/// How a record would be taken.
+/// How a record can be accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Admission {
-    /// Into the active file.
+    /// In the active file.
     Fits,
-    /// As the first of the file that is ready.
+    /// As the first record of the ready file.
     Switch,
 }
 
-/// What the state's lock protects.
+/// State protected by the lock.
 pub(super) struct State {
     pub(super) phase: Phase,
     pub(super) stop: Stop,
     pub(super) appended: u64,
     pub(super) pending: Batch,
-    /// Bytes of frames that the active file still takes.
+    /// Bytes of frames that still fit into the active file.
     room: u64,
     pub(super) ready: Option<ReadyFile>,
-    /// Bytes that the ready file must have at least.
+    /// Minimum length that the ready file must have.
     pub(super) wanted: u64,
-    /// Why no file is ready, if that is known.
+    /// Why no file is ready, if known.
     pub(super) trouble: Option<FullCause>,
-    /// A record has been refused for that since a file was ready.
+    /// A record has been rejected for that reason since a file was last ready.
     pub(super) full: bool,
-    /// The reserve is in use: only [`Urgency::MakesRoom`] takes from it.
+    /// The reserve is in use. Only [`Urgency::MakesRoom`] may use it.
     pub(super) reserve: bool,
-    /// How long the writer's naps are; zero if it takes none.
-    pub(super) nap: Duration,
-    /// Threads that say when they rest need no sync before, for now.
-    pub(super) gathers: bool,
-    /// The writer sleeps, or is about to, until something so hasty is pending: who appends that must wake it.
+    /// The writer's commit delay; zero if it uses none.
+    pub(super) commit_delay: Duration,
+    /// Records of threads that announce when they are idle are currently held.
+    pub(super) hold_until_idle: bool,
+    /// The writer sleeps, or is about to, until pending records are at least this urgent. An
+    /// appender of such a record must wake it.
     pub(super) writer_awaits: Option<Haste>,
-    /// The files that hold the log, oldest first; the last one is active.
+    /// The files of the log, oldest first. The last one is active.
     pub(super) live: VecDeque<LiveFile>,
-    /// Files to be used again or removed, oldest first.
+    /// Files to be reused or removed, oldest first.
     pub(super) retired: VecDeque<LiveFile>,
-    /// Bytes of the files that wait to be used again.
+    /// Total length of the spare files.
     pub(super) spare_bytes: u64,
     pub(super) next_sequence: u64,
 }
@@ -160,7 +161,7 @@ impl Core {
     }
 
     pub(super) fn set_writer(&self, thread: Thread) {
-        // It is set once, right after the thread was started.
+        // Set once, directly after the thread has started.
         let _ = self.writer.set(thread);
         self.wake_writer();
     }
@@ -171,8 +172,8 @@ impl Core {
         }
     }
 
-    /// A new log has begun after a failure: `after` is where the old one ends; it has a cut that is durable, and goes on
-    /// at `position` in a file with `room`.
+    /// Called when a new log has started after a failure. The old one ends at `after`. The new one
+    /// has a durable cut, and continues at `position` in a file with the space `file`.
     pub(super) fn resume(&self, after: u64, position: u64, live: LiveFile, file: FileRoom) {
         let mut state = self.state.lock();
         let upto = state.appended;
@@ -189,7 +190,8 @@ impl Core {
     pub(super) fn truncate(&self, upto: u64) {
         let durable = self.progress.durable();
         let mut state = self.state.lock();
-        // The next file must have begun durably: else a crash would find no trace of the log at all.
+        // The next file must have started durably. Otherwise a crash would find no trace of the
+        // log.
         while state.live.get(1).is_some_and(|next| next.start <= upto && next.start < durable) {
             if let Some(file) = state.live.pop_front() {
                 state.retired.push_back(file);
@@ -200,11 +202,11 @@ impl Core {
         }
     }
 
-    /// What gathers has gathered.
-    pub(super) fn hurry(&self) {
+    /// Makes held records due.
+    pub(super) fn write_held(&self) {
         let mut state = self.state.lock();
-        if state.pending.haste == Haste::Gathers {
-            state.pending.haste = Haste::Prompt;
+        if state.pending.haste == Haste::OnIdle {
+            state.pending.haste = Haste::Immediate;
         }
         let wakes = state.wakes_writer();
         drop(state);
@@ -223,24 +225,24 @@ impl Core {
         self.wake_writer();
     }
 
-    /// The writer ends: nothing that is not yet durable will be.
+    /// Called when the writer stops: nothing that is not yet durable will become durable.
     pub(super) fn closed(&self, error: Option<LogError>) {
         self.state.lock().phase = Phase::Closed(error);
         self.progress.end();
     }
 
-    /// How the writer has ended.
+    /// Returns how the writer has stopped.
     pub(super) fn stopped(&self) -> Result<(), LogError> {
         match &self.state.lock().phase {
             Phase::Closed(None) => Ok(()),
             Phase::Closed(Some(error)) => Err(error.clone()),
             Phase::Failing(cause) => Err(LogError::Failed { cause: cause.clone() }),
-            Phase::Running => Err(LogError::Failed { cause: "the log has not ended".into() }),
+            Phase::Running => Err(LogError::Failed { cause: "the log writer has not stopped".into() }),
         }
     }
 }
 
-/// Bytes of frames that a fresh file takes.
+/// Bytes of frames that fit into a new file.
 pub(super) struct FileRoom(u64);
 
 impl FileRoom {
@@ -250,7 +252,7 @@ impl FileRoom {
 }
 
 impl State {
-    /// The state of a log that begins at `position`; it has no file yet.
+    /// The state of a log that starts at `position` and has no file yet.
     pub(super) fn new(position: u64, live: VecDeque<LiveFile>, next_sequence: u64) -> Self {
         State {
             phase: Phase::Running,
@@ -263,8 +265,8 @@ impl State {
             trouble: None,
             full: false,
             reserve: false,
-            nap: Duration::ZERO,
-            gathers: false,
+            commit_delay: Duration::ZERO,
+            hold_until_idle: false,
             writer_awaits: None,
             live,
             retired: VecDeque::new(),
@@ -273,13 +275,13 @@ impl State {
         }
     }
 
-    /// Appends a record. It may gather with others if `may_gather`: its thread will say when it rests.
+    /// Appends a record. If `may_hold` is true, the record may be held until its thread is idle.
     pub(super) fn append(
         &mut self,
         core: &Core,
         body: &[u8],
         urgency: Urgency,
-        may_gather: bool,
+        may_hold: bool,
     ) -> Result<Lsn, LogError> {
         let admission = self.admit(core, body.len(), urgency)?;
         let bytes = (FRAME_HEAD_BYTES + body.len()) as u64;
@@ -300,17 +302,18 @@ impl State {
         self.room -= bytes;
         self.pending.records += 1;
         self.pending.haste = self.pending.haste.max(match urgency {
-            Urgency::Patient(since) if is_seldom(since, self.nap) => Haste::Patient,
-            Urgency::MakesRoom => Haste::Prompt,
-            Urgency::Prompt | Urgency::Patient(_) if may_gather && self.gathers => Haste::Gathers,
-            Urgency::Prompt | Urgency::Patient(_) => Haste::Prompt,
+            Urgency::Patient(since) if is_infrequent(since, self.commit_delay) => Haste::Deferred,
+            Urgency::MakesRoom => Haste::Immediate,
+            Urgency::Prompt | Urgency::Patient(_) if may_hold && self.hold_until_idle => Haste::OnIdle,
+            Urgency::Prompt | Urgency::Patient(_) => Haste::Immediate,
         });
         Frames::push(&mut self.pending.bytes, body);
         self.set_appended(core, self.appended + bytes);
         Ok(Lsn(self.appended))
     }
 
-    /// Whether a record of so many bytes could be appended now; if it needs a longer file asks for one.
+    /// Checks whether a record of `body_bytes` can be appended now. Requests a longer file if
+    /// needed.
     pub(super) fn admit(
         &mut self,
         core: &Core,
@@ -332,7 +335,7 @@ impl State {
             });
         }
         let makes_room = urgency == Urgency::MakesRoom;
-        if !makes_room && let Some(cause) = self.beyond(&core.options) {
+        if !makes_room && let Some(cause) = self.beyond_capacity(&core.options) {
             self.full = true;
             return Err(LogError::Full(cause));
         }
@@ -347,7 +350,7 @@ impl State {
             return Ok(Admission::Switch);
         }
         if self.wanted < file_bytes {
-            // In whole blocks, so that it can be written past the page cache.
+            // A multiple of the block size, so that the file can be written with direct I/O.
             self.wanted = file_bytes.next_multiple_of(MIN_FILE_BYTES);
             core.supply.notify_one();
         }
@@ -359,19 +362,20 @@ impl State {
         Err(self.trouble.clone().map_or(LogError::Busy, LogError::Full))
     }
 
-    /// Why commits are refused though a file may be ready: what there is beyond the capacity is not for them.
-    fn beyond(&self, options: &LogOptions) -> Option<FullCause> {
+    /// Returns the reason to reject commits even if a file is ready: space beyond the capacity is
+    /// reserved for other records.
+    fn beyond_capacity(&self, options: &LogOptions) -> Option<FullCause> {
         let capacity_bytes = options.capacity_bytes;
         let is_beyond = self.reserve && self.size_bytes() > capacity_bytes;
         is_beyond.then_some(FullCause::Capacity { capacity_bytes })
     }
 
-    /// Why records are refused, if some have been.
+    /// Returns the reason why records are rejected, if one has been.
     pub(super) fn full(&self, options: &LogOptions) -> Option<FullCause> {
-        self.beyond(options).or_else(|| self.trouble.clone()).filter(|_| self.full)
+        self.beyond_capacity(options).or_else(|| self.trouble.clone()).filter(|_| self.full)
     }
 
-    /// Whether the writer must be woken, who is not woken twice.
+    /// Returns true if the caller must wake the writer. Returns true only once per sleep.
     pub(super) fn wakes_writer(&mut self) -> bool {
         self.writer_awaits.take_if(|haste| self.pending.haste >= *haste).is_some()
     }
@@ -381,8 +385,8 @@ impl State {
         core.progress.set_appended(position);
     }
 
-    /// A write or sync has failed: takes no more records, drops what is pending. Answers up to where positions had been
-    /// handed out.
+    /// Handles a failed write or sync: rejects further records and drops the pending ones. Returns
+    /// the position up to which positions were assigned.
     pub(super) fn fail(&mut self, core: &Core, durable: u64, cause: Arc<str>) -> u64 {
         self.phase = Phase::Failing(cause);
         self.pending = Batch::default();

@@ -1,4 +1,5 @@
-//! The thread "fulmar-log": writes what is pending, syncs it, begins a new log after a failure, seals it at the end.
+//! The writer thread "fulmar-log": writes and syncs pending records, starts a new log after a
+//! failure, and seals the log when it is closed.
 
 use std::sync::Arc;
 use std::thread;
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 use fulmar_pages::record::CutPoint;
 use fulmar_pages::{LogId, RecordKind};
 
-use super::batching::{Batching, MAX_GATHERING};
+use super::batching::{Batching, MAX_HOLD};
 use super::frame::{Frames, HEADER_BYTES, Header};
 use super::haste::Haste;
 use super::newest::{NEWEST, Newest, NewestFile};
@@ -19,33 +20,33 @@ use super::{LogError, LogOptions, MAX_RETRY_DELAY, Stop, own_record};
 use crate::failpoint;
 use crate::files::{LogFile, LogFiles};
 
-/// The first file of a log is made while somebody waits for it; so it is short.
+/// Length of the first file of a log. It is short because a start waits for its creation.
 const FIRST_FILE_BYTES: u64 = 4 << 20;
 
-/// How often a batch that waits looks how far it has grown.
+/// How often a lingering batch checks whether it has grown.
 const LINGER_STEP: Duration = Duration::from_micros(100);
 
-/// A buffer that a large batch made is not kept if it is larger.
-const KEPT_BUFFER_BYTES: usize = 8 << 20;
+/// The buffer of a batch is reused if it is not larger than this.
+const MAX_REUSED_BUFFER_BYTES: usize = 8 << 20;
 
-/// The writer's own state: where in which file of which log it writes.
+/// State of the writer: its log, file and offset.
 pub(super) struct Writer {
     core: Arc<Core>,
     log: LogId,
     frames: Frames,
     file: Box<dyn LogFile>,
     name: String,
-    /// Where in the file the next frame goes.
+    /// Offset in the file at which the next frame is written.
     offset: u64,
-    /// The position of the next frame.
+    /// Position of the next frame.
     position: u64,
-    /// Up to where this log is durable.
+    /// Position up to which this log is durable.
     synced: u64,
     batching: Batching,
     buffer: Vec<u8>,
 }
 
-/// A failure of the log's disk.
+/// A failed operation on the log's disk.
 struct Failure {
     operation: &'static str,
     file: String,
@@ -58,8 +59,9 @@ impl Failure {
     }
 }
 
-/// Begins the log of a directory that was just recovered, with its writer and supplier (whose threads do not run yet).
-pub(super) fn begin_first(
+/// Starts a log in a directory that was just recovered. Returns its writer and supplier, whose
+/// threads are not yet running.
+pub(super) fn start_first_log(
     options: LogOptions,
     files: Arc<dyn LogFiles>,
     recovered: Recovered,
@@ -72,19 +74,20 @@ pub(super) fn begin_first(
         cause: Arc::new(cause),
     };
     let bytes = options.file_bytes.min(FIRST_FILE_BYTES);
-    // A crash in here leaves a file without header, or a log with only a cut: neither changes what is recovered.
-    let file = files.create(&name, bytes).map_err(|cause| io("make the log file", &name, cause))?;
-    files.sync_dir().map_err(|cause| io("sync the directory of", &name, cause))?;
+    // A crash here leaves a file without a header, or a log with only a cut. Neither affects
+    // recovery.
+    let file = files.create(&name, bytes).map_err(|cause| io("create log file", &name, cause))?;
+    files.sync_dir().map_err(|cause| io("sync the directory of log file", &name, cause))?;
     let newest = NewestFile::open(&*files).map_err(|cause| io("open", NEWEST, cause))?;
     let state = State::new(cut.position, live, sequence + 1);
     let core = Arc::new(Core::new(options, files.clone(), newest, state));
     let ready = ReadyFile { sequence, name, file, bytes };
-    let writer = begin(&core, ready, cut.position, cut).map_err(|(failure, _)| failure.into_error())?;
-    // Only now: what looks like rubbish may be evidence as long as the new log does not stand.
+    let writer = start_log(&core, ready, cut.position, cut).map_err(|(failure, _)| failure.into_error())?;
+    // Only now: until the new log is durable, files that appear useless may be evidence.
     let mut supplier = Supplier::new(core.clone());
     supplier
         .take_over(spares, rubbish)
-        .map_err(|cause| io("take over old files beside", &writer.name, cause))?;
+        .map_err(|cause| io("take over old files next to", &writer.name, cause))?;
     {
         let mut state = core.state.lock();
         state.reserve = state.size_bytes() > core.options.capacity_bytes;
@@ -92,9 +95,10 @@ pub(super) fn begin_first(
     Ok((core, writer, supplier))
 }
 
-/// Begins a new log in a fresh file at `start`: header and cut, synced, then the file is named as the newest. Only then the log takes
-/// records (again). An error comes with the file, unless it may be named.
-fn begin(
+/// Starts a new log at `start` in an empty file: writes and syncs its header and cut, then records
+/// the file as the newest one. Only after that the log accepts records. An error contains the file,
+/// unless it may already be recorded as the newest one.
+fn start_log(
     core: &Arc<Core>,
     ready: ReadyFile,
     start: u64,
@@ -145,11 +149,11 @@ enum Next {
 }
 
 impl Writer {
-    /// Writes until the log is stopped.
+    /// Runs until the log is stopped.
     pub(super) fn run(mut self) {
         let core = self.core.clone();
         let _guard = EndGuard(core.clone());
-        slice::shorten();
+        slice::request_short_slice();
         let end = loop {
             let outcome = match self.next() {
                 Next::Batch(batch) => self.write(batch),
@@ -160,7 +164,7 @@ impl Writer {
                 },
             };
             if let Err(failure) = outcome
-                && let Err(error) = self.begin_again(failure)
+                && let Err(error) = self.restart_log(failure)
             {
                 break Some(error);
             }
@@ -168,22 +172,22 @@ impl Writer {
         core.closed(end);
     }
 
-    /// Sleeps until there is something to do.
+    /// Sleeps until there is work.
     fn next(&mut self) -> Next {
         let core = self.core.clone();
-        let mut nap = self.batching.nap();
+        let mut commit_delay = self.batching.commit_delay();
         loop {
             let mut state = core.state.lock();
             if state.stop == Stop::Abandon {
                 return Next::Abandoned;
             }
             if state.stop == Stop::No
-                && state.pending.haste <= Haste::Patient
-                && let Some(nap) = nap.take()
+                && state.pending.haste <= Haste::Deferred
+                && let Some(commit_delay) = commit_delay.take()
             {
-                state.writer_awaits = Some(Haste::Gathers);
+                state.writer_awaits = Some(Haste::OnIdle);
                 drop(state);
-                thread::park_timeout(nap);
+                thread::park_timeout(commit_delay);
                 continue;
             }
             if state.pending.records > 0 {
@@ -194,24 +198,24 @@ impl Writer {
             if state.stop == Stop::Drain {
                 return Next::Drained;
             }
-            state.writer_awaits = Some(Haste::Patient);
+            state.writer_awaits = Some(Haste::Deferred);
             drop(state);
             thread::park();
         }
     }
 
-    /// Waits a little for the rest of a batch, if that pays.
+    /// Waits for more records of a batch, if that is likely to pay off.
     fn linger(&self) {
         let sync = self.core.progress.statistics.smoothed_sync();
         let began = Instant::now();
         loop {
             let mut state = self.core.state.lock();
-            let (awaits, step, patience) = match (state.stop, state.pending.haste) {
+            let (awaits, step, linger_time) = match (state.stop, state.pending.haste) {
                 (Stop::Drain | Stop::Abandon, _) => return,
-                (Stop::No, Haste::Gathers) => (Some(Haste::Prompt), MAX_GATHERING, MAX_GATHERING),
-                (Stop::No, _) => (None, LINGER_STEP, self.batching.patience(state.pending.records, sync)),
+                (Stop::No, Haste::OnIdle) => (Some(Haste::Immediate), MAX_HOLD, MAX_HOLD),
+                (Stop::No, _) => (None, LINGER_STEP, self.batching.linger_time(state.pending.records, sync)),
             };
-            let left = patience.saturating_sub(began.elapsed());
+            let left = linger_time.saturating_sub(began.elapsed());
             if left.is_zero() {
                 return;
             }
@@ -227,9 +231,9 @@ impl Writer {
         let mut state = self.core.state.lock();
         state.writer_awaits = None;
         let batch = std::mem::replace(&mut state.pending, empty);
-        self.batching.taken(batch.records, Instant::now());
-        state.gathers = self.batching.gathers(sync);
-        state.nap = self.batching.nap().unwrap_or_default();
+        self.batching.record_batch(batch.records, Instant::now());
+        state.hold_until_idle = self.batching.hold_until_idle(sync);
+        state.commit_delay = self.batching.commit_delay().unwrap_or_default();
         drop(state);
         self.core.progress.wake_room();
         batch
@@ -247,7 +251,7 @@ impl Writer {
         self.sync()?;
         self.core.progress.statistics.batch(batch.records, batch.bytes.len() as u64);
         self.core.progress.publish(self.synced);
-        if batch.bytes.capacity() <= KEPT_BUFFER_BYTES {
+        if batch.bytes.capacity() <= MAX_REUSED_BUFFER_BYTES {
             self.buffer = batch.bytes;
             self.buffer.clear();
         }
@@ -276,8 +280,9 @@ impl Writer {
         Ok(())
     }
 
-    /// Continues in another file. Its header vouches for everything before it, so that is made durable first; then the header; then
-    /// the file is named as the newest.
+    /// Continues in another file. Its header proves the durability of everything before it, so that
+    /// must be synced first. Then the header is written and synced, and the file is recorded as the
+    /// newest one.
     fn switch(&mut self, next: ReadyFile) -> Result<(), Failure> {
         self.sync()?;
         self.core.progress.publish(self.synced);
@@ -296,7 +301,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Makes what was written durable. It is for the caller to publish that.
+    /// Makes all written data durable. The caller publishes the new position.
     fn sync(&mut self) -> Result<(), Failure> {
         if self.synced == self.position {
             return Ok(());
@@ -321,28 +326,32 @@ impl Writer {
         Failure { operation, file: self.core.files.describe(&self.name), cause }
     }
 
-    /// After a failure: everything that is not durable is lost; begins a new log that says so. An error if the log is
-    /// stopped before that has succeeded.
-    fn begin_again(&mut self, failure: Failure) -> Result<(), LogError> {
+    /// Handles a failure: everything that is not durable is lost, and a new log is started whose
+    /// cut records this. Returns an error if the log is stopped before that has succeeded.
+    fn restart_log(&mut self, failure: Failure) -> Result<(), LogError> {
         let core = self.core.clone();
         let cut = CutPoint { log: self.log, position: self.synced };
         let error = failure.into_error();
         let cause: Arc<str> = error.to_string().into();
-        tracing::error!(%cause, durable = cut.position, "writing the log has failed; a new log will begin");
+        tracing::error!(%cause, durable = cut.position, "could not write commit log; starting a new log");
         let upto = core.state.lock().fail(&core, cut.position, cause);
         core.progress.wake_room();
         core.progress.announce_loss(cut.position, upto);
         let mut delay = core.options.retry_delay;
         loop {
             let ready = wait_ready(&core, delay).ok_or_else(|| error.clone())?;
-            match begin(&core, ready, upto, cut) {
+            match start_log(&core, ready, upto, cut) {
                 Ok(writer) => {
-                    tracing::info!(file = writer.name, "a new log has begun");
+                    tracing::info!(file = writer.name, "new log started");
                     *self = writer;
                     return Ok(());
                 }
                 Err((failure, file)) => {
-                    tracing::warn!(cause = %failure.cause, file = failure.file, "no new log can begin yet");
+                    tracing::warn!(
+                        cause = %failure.cause,
+                        file = failure.file,
+                        "could not start a new log yet"
+                    );
                     core.state.lock().retired.extend(file);
                     core.supply.notify_one();
                     delay = (delay * 2).min(MAX_RETRY_DELAY);
@@ -352,18 +361,20 @@ impl Writer {
     }
 }
 
-/// Sees to it that nobody waits for a writer that has panicked (in what is called when records are lost, say).
+/// Releases all waiters if the writer panics, for example in the callback for lost records.
 struct EndGuard(Arc<Core>);
 
 impl Drop for EndGuard {
     fn drop(&mut self) {
         if !self.0.progress.has_ended() {
-            self.0.closed(Some(LogError::Failed { cause: "the log's thread has ended unexpectedly".into() }));
+            self.0.closed(Some(LogError::Failed {
+                cause: "the log's writer thread stopped unexpectedly".into(),
+            }));
         }
     }
 }
 
-/// Waits for `delay`, then for a file that is ready. None if the log is stopped.
+/// Waits for `delay`, then for a ready file. Returns None if the log is stopped.
 fn wait_ready(core: &Core, delay: Duration) -> Option<ReadyFile> {
     let end = Instant::now() + delay;
     loop {

@@ -1,93 +1,109 @@
-//! A log as objects of a store: what is acknowledged outlives the node's machine.
+//! A commit log as objects in a store: acknowledged commits survive the loss of the node's machine.
 //!
 //! ```text
-//!   logs/NODE/0000000000000007/0000000000000000    claim     incarnation 7 of the node has begun
+//!   logs/NODE/0000000000000007/0000000000000000    claim     incarnation 7 of the node has started
 //!                             /0000000000000001    records   a batch of commits of any tenants
 //!                             /0000000000000002    records
 //!                             /0000000000000003    seal      ... and has ended
 //!   logs/NODE/0000000000000008/0000000000000000    claim
 //! ```
 //!
-//! A node begins a new log each time it starts: its next *incarnation*. The log's objects are made one after the other
-//! under numbered names, each only if there is none: the name is a *slot*, which one writer gets.
+//! Each start of a node begins a new log, its next *incarnation*. The log's objects are created in
+//! sequence under numbered names, each with create-if-absent: a name is a *slot*, which exactly one
+//! writer wins.
 //!
 //! # Writing
 //!
-//! A task takes what was appended and puts it as one object, while it waits puts the next one, several at once. A
-//! new one begins when one is done or when as much time has passed as spreads them evenly over the time that a put
-//! takes, or when its bytes are enough. So a slow store gets larger batches, not more of them. Puts may end in any order;
-//! what is durable is the **contiguous prefix**, and only that is acknowledged.
+//! A task batches appended records and puts each batch as one object, with several puts in flight.
+//! A new put starts when another one completes, when its batch is full, or at intervals that spread
+//! the puts evenly over the latency of a put. A slow store therefore gets larger batches, not more
+//! of them. Puts may complete in any order. Only the **contiguous prefix** is durable and
+//! acknowledged.
 //!
-//! A put that failed, or got no answer, is made again until it is known: our object stands in the slot, or something
-//! else does. ("Already exists" may be our own first try; so the object is read, and its bytes tell: they hold the
-//! writer's random id.) Nobody is answered before. While the store cannot be reached new records are refused.
+//! A put that failed or timed out is repeated until its outcome is known: either the writer's
+//! object stands in the slot, or another one does. "Already exists" may refer to the writer's own
+//! first attempt, so the object is read back and compared; it contains the writer's random id. No
+//! commit is answered before the outcome is known. While the store cannot be reached, new records
+//! are rejected.
 //!
-//! # Sealing, and being fenced
+//! # Sealing and fencing
 //!
-//! Who takes over closes the log: a *seal* is put into the slot after the last contiguous object. If it loses that slot
-//! to a put that was on its way, it tries the next one. From then on the log's end is fixed for ever: its writer, should
-//! it live, finds the seal in a slot that it wanted for records, and is *fenced*: none of its later objects, though some
-//! may stand behind the seal, will ever be in a contiguous prefix, and it has acknowledged none of them. It reports their
-//! commits as lost if rule 3 below makes that certain, and as unknown otherwise.
+//! A process that takes over a log closes it: it puts a *seal* into the slot after the last
+//! contiguous object. If it loses that slot to a put in flight, it tries the next one. Once the
+//! seal is stored, the log's end is fixed permanently. If the old writer is still alive, it finds
+//! the seal in a slot that it needed for records, and is *fenced*: none of its later objects will
+//! ever be part of a contiguous prefix, even if some exist after the seal, and it has acknowledged
+//! none of them. It reports their commits as lost if rule 3 below makes that certain, and their
+//! outcome as unknown otherwise.
 //!
-//! A start seals all incarnations before its own: one may still live, or its puts may still be on their way.
+//! A start seals all earlier incarnations, because their processes may be alive or their puts still
+//! in flight.
 //!
-//! # Space, and zombies
+//! # Space and zombies
 //!
-//! The unflushed objects, which a start reads, are bounded in number and bytes ([`state`]). The log notifies the engine when
-//! a flush is due. A *mark*, an object without records, states what a flush has covered when no commit does so ([`writer`]).
+//! The unflushed objects, which a start reads, are bounded in number and bytes ([`state`]). The log
+//! notifies the engine when a flush is due. If no commit states what a flush has covered, a *mark*,
+//! an object without records, does ([`writer`]).
 //!
-//! Objects are deleted whose records are all covered: by manifests, or since they stand once more in later objects that are
-//! durable (what a partition that cannot be opened has in the log is carried forward). A slot that was deleted is free again, and a put that was on its way, a seal that somebody meant for a log that he had read long ago, or a writer that knows of nothing may
-//! take it. What such a *zombie* puts there must mean nothing, and must not make the zombie believe that it has won.
-//! Four rules see to that:
+//! An object is deleted when all its records are covered, by manifests or by copies in later
+//! durable objects (the records of a partition that cannot be opened are carried forward). A
+//! deleted slot is free again. A delayed put may take it, or a seal for a log whose state was read
+//! long ago, or a writer that does not know of the takeover. The object of such a *zombie* must
+//! have no effect, and must not make the zombie conclude that it has won the slot. Four rules
+//! ensure this:
 //!
-//! 1. **Every object says from which slot on the log is needed** (of this or of an earlier incarnation: slots are in one
-//!    order for a node). Nothing is deleted before an object that says so is durable. Reading begins at the greatest
-//!    slot that any object tells; what stands before means nothing. What an object says of this is a fact about manifests, and about
-//!    objects that are durable, which stays true whether or not the object counts. One that says the greatest always stands.
-//! 2. **Seals are never deleted.** A fenced writer that retries a slot below the seal can only put again what was read
-//!    when the log was sealed: it is right to acknowledge it. At the seal itself it fails, for ever. (A seal takes some
-//!    hundred bytes, one for each start.)
-//! 3. **A lost slot proves a loss only if nothing was deleted there.** A writer that finds another object in a slot where its
-//!    own put got no answer cannot tell by that object alone which was first. Its own may have stood there, was read by a
-//!    successor, covered by manifests and deleted, and a late seal took the free slot. So the writer lists and reads the
-//!    objects with greater names. If no needed slot that they state lies beyond the lost one, no object that stated more was
-//!    ever durable (rule 1), hence nothing was deleted there: its own object never stood there, and the loss is certain.
-//!    Otherwise, or if the store does not answer, the outcome is unknown, and clients get an error that states this.
-//! 4. **Nobody trusts a slot that he has won until he has listed the log anew.** A seal counts when a fresh reading ends at
-//!    it; a claim, when it is the greatest name of all. If the slot had been used and deleted, what replaced it stands in
-//!    slots beyond, and is seen: names are listed in order, and an object that tells the greatest needed slot is
-//!    deleted only after one with a greater name is durable, so that a listing that runs at the same time meets that one.
+//! 1. **Every object states the slot from which on the log is needed**, in its own or an earlier
+//!    incarnation (the slots of a node are totally ordered). Nothing is deleted before an object
+//!    that states this is durable. Reading starts at the greatest slot that any object states;
+//!    objects before it are ignored. The statement is a fact about manifests and durable objects.
+//!    It remains true whether or not the object itself counts. An object with the greatest
+//!    statement always exists.
+//! 2. **Seals are never deleted.** A fenced writer that retries a slot below the seal can only put
+//!    the object that was read when the log was sealed, so it is right to acknowledge it. At the
+//!    seal itself it always fails. A seal has about 100 bytes, and there is one per start.
+//! 3. **A lost slot proves a loss only if nothing was deleted there.** A writer that finds another
+//!    object in a slot where its own put timed out cannot conclude from that object which one was
+//!    first. Its own object may have been stored, read by a successor, covered by manifests and
+//!    deleted, before a late seal took the free slot. The writer therefore lists and reads the
+//!    objects with greater names. If none of them states a needed slot beyond the lost one, no
+//!    object that stated more was ever durable (rule 1). Then nothing was deleted there, its own
+//!    object was never stored, and the loss is certain. Otherwise, or if the store does not
+//!    respond, the outcome is unknown, and clients get an error that states this.
+//! 4. **A writer that has won a slot lists the log again before it relies on that.** A seal counts
+//!    when a new reading ends at it. A claim counts when it has the greatest name of all. If the
+//!    slot had been used and deleted, objects in later slots replace it, and the listing contains
+//!    one of them: names are listed in order, and the object with the greatest statement is deleted
+//!    only after one with a greater name is durable, so a concurrent listing finds that one.
 //!
 //! # Crash points
 //!
 //! A process may be killed at any point. In the order of an object's life:
 //!
-//! | killed | the next start finds | why nothing acknowledged is lost or doubled |
+//! | killed | the next start finds | why no acknowledged commit is lost or duplicated |
 //! | --- | --- | --- |
 //! | before a flush's manifest is durable | the records | the log was not truncated |
-//! | after the manifest, before [`CommitLog::truncate`](super::CommitLog::truncate) | the records | the engine passes over what the manifest covers, by its version |
-//! | after the truncation, before an object states it | the records | the same; a truncation by itself changes nothing in the store |
-//! | while such an object (a commit or a mark) is put | it stands in its slot or not | it stands: it is durable, so its statement is true whether it counts or not. It does not: as before |
-//! | after it, before or amid the deletions | covered objects below the needed slot, some of them | they are not read. A gap among them is no gap of the log, which begins at the needed slot |
-//! | after the seal of a clean stop, amid its deletions | the seal, and covered objects below it | the same; the seal has the greatest name and states the needed slot |
-//! | amid the deletions of objects that an earlier process left | seals, and the rest of the objects | each of these objects is read before it is deleted, and stays if it is a seal |
+//! | after the manifest, before [`CommitLog::truncate`](super::CommitLog::truncate) | the records | the engine skips records that the manifest covers, by version |
+//! | after the truncation, before an object states it | the records | the same; a truncation alone changes nothing in the store |
+//! | while such an object (a commit or a mark) is put | the object, or nothing | if it is stored, it is durable, and its statement is true whether it counts or not; otherwise as before |
+//! | after it, before or during the deletions | some covered objects below the needed slot | they are not read; a gap among them is no gap of the log, which starts at the needed slot |
+//! | after the seal of a clean stop, during its deletions | the seal, and covered objects below it | the same; the seal has the greatest name and states the needed slot |
+//! | while deleting objects that an earlier process left | seals, and the remaining objects | each of these objects is read before it is deleted, and is kept if it is a seal |
 //!
-//! A deletion that arrives late removes a slot below the needed one, in which nothing counts any more. A mark takes a slot, is
-//! read back when its put is uncertain, and fences its writer like any other object. A commit that arrives
-//! meanwhile is put concurrently and acknowledged after it.
+//! A late deletion removes a slot below the needed one, where no object counts any more. A mark
+//! takes a slot, is read back if its put is uncertain, and fences its writer like any other object.
+//! A commit that arrives in the meantime is put concurrently and acknowledged after the mark.
 //!
-//! # Reading beside the writer
+//! # Concurrent readers
 //!
-//! Another process may read what is durable while the log is written ([`tail`]).
+//! Other processes can read the durable part of the log while it is written ([`tail`]).
 //!
-//! # What is damaged or missing
+//! # Damaged and missing objects
 //!
-//! An object has a checksum; one that does not read is refused, and named. A gap is a log's end; but each object also
-//! says up to which slot the log was durable when it was made, and a gap below that is a lost object, which is refused
-//! too. As in files, the last object that was acknowledged has no witness if no other was begun after it, nor a seal.
-//! Who wants to know of every one that is not as it was written reads all of them ([`check`]).
+//! An object has a checksum; a damaged object is refused and named in the error. A gap is the end
+//! of a log. However, each object also states up to which slot the log was durable when it was
+//! created, and a gap below that is a lost object, which is refused too. As with log files, the
+//! loss of the last acknowledged object cannot be detected if no later object and no seal was
+//! created. [`check`] reads all objects and reports each one that is damaged or missing.
 
 mod check;
 mod object;
@@ -107,7 +123,7 @@ use futures::executor::block_on;
 use tokio::time::Instant;
 
 use super::progress::Progress;
-use super::{FullCause, LogError, Lsn, RESERVE_PART, Stop, Urgency, own_record};
+use super::{FullCause, LogError, Lsn, RESERVE_DIVISOR, Stop, Urgency, own_record};
 use crate::store::Reliable;
 
 use objects::Objects;
@@ -119,9 +135,9 @@ pub use tail::{Ahead, LogEnd, LogObject, LogPlace, LogTail};
 /// The name of an object in a node's logs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
 struct Slot {
-    /// Which of the node's logs: they are numbered.
+    /// Which of the node's logs.
     incarnation: u64,
-    /// Which of its objects.
+    /// Which object of the log.
     sequence: u64,
 }
 
@@ -130,7 +146,7 @@ impl Slot {
         Slot { sequence: self.sequence + 1, ..self }
     }
 
-    /// The slot before this one, whether it can have an object or not.
+    /// The slot before this one, whether or not it can have an object.
     fn before(self) -> Option<Slot> {
         match (self.incarnation.checked_sub(1), self.sequence.checked_sub(1)) {
             (_, Some(sequence)) => Some(Slot { sequence, ..self }),
@@ -146,22 +162,22 @@ impl fmt::Display for Slot {
     }
 }
 
-/// How a log in a store is set up.
+/// Configuration of a shared log.
 #[derive(Clone, Debug)]
 pub struct SharedLogOptions {
-    /// An object that has so many bytes gets no further record (one record may be longer).
+    /// Size from which on an object gets no further records. A single record may be longer.
     pub object_bytes: usize,
-    /// Puts at the same time, at most.
+    /// Maximum number of concurrent puts.
     pub in_flight: usize,
-    /// The most that all objects together may take.
+    /// Maximum total size of all objects.
     pub capacity_bytes: u64,
-    /// The most that may be held in memory because it is not durable yet.
+    /// Maximum size of the records that are held in memory because they are not yet durable.
     pub pending_bytes: usize,
-    /// Objects that are to be flushed, at most; from half of them on a flush is due.
+    /// Maximum number of unflushed objects. A flush is due from half of it on.
     pub backlog_objects: usize,
-    /// The same for their bytes.
+    /// Maximum size of the unflushed objects. A flush is due from half of it on.
     pub backlog_bytes: u64,
-    /// Counts the objects that the opening reads.
+    /// Counts the objects that are read when the log is opened.
     pub progress: Arc<RecoveryProgress>,
 }
 
@@ -179,7 +195,7 @@ impl Default for SharedLogOptions {
     }
 }
 
-/// How many objects the opening of a shared log has read, and how many it has to read.
+/// Progress of opening a shared log: objects read, and objects to read.
 #[derive(Debug, Default)]
 pub struct RecoveryProgress {
     read: AtomicU64,
@@ -187,12 +203,12 @@ pub struct RecoveryProgress {
 }
 
 impl RecoveryProgress {
-    /// Objects that were read.
+    /// Number of objects read so far.
     pub fn read(&self) -> u64 {
         self.read.load(Relaxed)
     }
 
-    /// Objects that are to be read, as far as is known; 0 until the first one was read.
+    /// Number of objects to read, as far as known; 0 until the first one was read.
     pub fn expected(&self) -> u64 {
         self.expected.load(Relaxed)
     }
@@ -206,7 +222,7 @@ impl RecoveryProgress {
     }
 }
 
-/// What is given the records that count, at an opening.
+/// Receives the valid records when a log is opened.
 pub(super) type Replay<'a> = dyn FnMut(Lsn, &Record<'_>) -> Result<(), LogError> + Send + 'a;
 
 /// A log in a store.
@@ -222,10 +238,10 @@ impl SharedLog {
         replay: &mut Replay<'_>,
     ) -> Result<Self, LogError> {
         let objects = Objects::new(store, node);
-        let begun = Instant::now();
+        let started = Instant::now();
         let opened = open::open(&objects, &options.progress).await?;
         opened.replay(replay)?;
-        opened.report(begun.elapsed());
+        opened.report(started.elapsed());
         let (core, writer) = writer::begin(options, objects, opened);
         tokio::spawn(writer.run());
         Ok(SharedLog { core })
@@ -266,7 +282,7 @@ impl SharedLog {
     pub(super) fn truncate(&self, upto: Lsn) {
         let durable = self.core.progress.durable();
         if self.core.state.lock().truncate(upto.0.min(durable)) {
-            // It may have nothing else to put.
+            // A mark may be due although there are no records to put.
             self.core.work.notify_one();
         }
     }

@@ -1,62 +1,63 @@
-//! The bytes of a log object: a head and records.
+//! Format of a log object: a head followed by records.
 //!
 //! ```text
 //!   object  = head (80 bytes), record*
-//!   head    = "FULMLOGO", format version u32, crc u32, writer u128, incarnation u64, sequence u64, start u64,
-//!             needed incarnation u64, needed sequence u64, durable u64
+//!   head    = "FULMLOGO", format version u32, crc u32, writer u128, incarnation u64, sequence u64,
+//!             start u64, needed incarnation u64, needed sequence u64, durable u64
 //!   record  = length u32, body (`length` bytes)
 //! ```
 //!
-//! The checksum covers all that follows it. `start` is the position of the first record; positions count the records
-//! with their lengths, not the heads. What `needed` and `durable` say the module's head explains.
+//! The checksum covers everything after it. `start` is the position of the first record. Positions
+//! count the records with their lengths, but not the heads. `needed` and `durable` are explained in
+//! the parent module.
 
 use bytes::Bytes;
 use fulmar_pages::{FormatError, LogId, Record, RecordKind, record};
 
 use super::Slot;
 
-/// Bytes of an object before its records.
+/// Length of an object's head.
 pub(super) const HEAD_BYTES: usize = 80;
-/// Bytes of a record before its body.
+/// Length of a record's length field.
 pub(super) const LENGTH_BYTES: usize = 4;
 
 const MAGIC: &[u8; 8] = b"FULMLOGO";
 const FORMAT_VERSION: u32 = 1;
-/// Where the bytes begin that the checksum covers.
+/// Offset from which on the checksum covers an object.
 const CHECKED: usize = 16;
 
-/// What an object says besides its records.
+/// The fields of an object's head.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Head {
-    /// Random: who wrote it.
+    /// Random id of the writer.
     pub(super) writer: LogId,
-    /// Where it stands; its name says the same.
+    /// The object's slot. Equals the slot in its name.
     pub(super) slot: Slot,
-    /// The position of its first record.
+    /// Position of the first record.
     pub(super) start: u64,
-    /// Manifests cover everything before this slot, which is never later than the object's own.
+    /// Everything before this slot is covered. Never later than the object's own slot.
     pub(super) needed: Slot,
-    /// All smaller sequences of its incarnation were durable when it was made.
+    /// All smaller sequence numbers of its incarnation were durable when the object was created.
     pub(super) durable: u64,
 }
 
-/// What is wrong with an object's bytes, and where.
+/// Damage of an object: the problem and its offset.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Damage {
     pub(super) offset: u64,
     pub(super) problem: String,
 }
 
-/// An object that was read.
+/// A decoded object.
 #[derive(Clone, Debug)]
 pub(super) struct Object {
     pub(super) head: Head,
-    /// It ends its log.
+    /// The object is a seal.
     pub(super) is_seal: bool,
     bytes: Bytes,
 }
 
-/// Begins an object: room for its head.
+/// Starts an object, with space for its head.
 pub(super) fn begin() -> Vec<u8> {
     vec![0; HEAD_BYTES]
 }
@@ -67,7 +68,7 @@ pub(super) fn push(object: &mut Vec<u8>, body: &[u8]) {
     object.extend_from_slice(body);
 }
 
-/// Fills in the head, when all records are there.
+/// Fills in the head once all records have been added.
 pub(super) fn finish(mut object: Vec<u8>, head: &Head) -> Bytes {
     let mut fields = Vec::with_capacity(HEAD_BYTES);
     fields.extend_from_slice(&head.writer.0.to_le_bytes());
@@ -89,23 +90,24 @@ pub(super) fn finish(mut object: Vec<u8>, head: &Head) -> Bytes {
 }
 
 impl Object {
-    /// Reads the object that stands at `slot`.
+    /// Decodes the object of `slot`.
     pub(super) fn decode(slot: Slot, bytes: Bytes) -> Result<Object, Damage> {
         let damage =
             |offset: usize, problem: &str| Damage { offset: offset as u64, problem: problem.to_owned() };
         if bytes.len() < HEAD_BYTES {
-            return Err(damage(bytes.len(), "it ends within its head"));
+            return Err(damage(bytes.len(), "the object ends within its head"));
         }
         if bytes[..8] != MAGIC[..] {
-            return Err(damage(0, "it is no log object"));
+            return Err(damage(0, "not a log object"));
         }
         let version = u32_at(&bytes, 8);
         if version != FORMAT_VERSION {
-            let problem = format!("its format version is {version}; this build reads {FORMAT_VERSION}");
+            let problem =
+                format!("format version {version} is not supported; this build reads {FORMAT_VERSION}");
             return Err(damage(8, &problem));
         }
         if u32_at(&bytes, 12) != crc32fast::hash(&bytes[CHECKED..]) {
-            return Err(damage(12, "its checksum is wrong"));
+            return Err(damage(12, "checksum mismatch"));
         }
         let number = |at: usize| u64_at(&bytes, at);
         let at = |at: usize| Slot { incarnation: number(at), sequence: number(at + 8) };
@@ -117,11 +119,11 @@ impl Object {
             durable: number(72),
         };
         if head.slot != slot {
-            return Err(damage(32, &format!("it is the object of {}", head.slot)));
+            return Err(damage(32, &format!("the object belongs to slot {}", head.slot)));
         }
         // A start relies on this rule when it skips objects below the needed slot.
         if head.needed > slot {
-            let problem = format!("it states that the log is needed from {} on, a later slot", head.needed);
+            let problem = format!("the needed slot {} is later than the object's own", head.needed);
             return Err(damage(56, &problem));
         }
         let mut object = Object { head, is_seal: false, bytes };
@@ -129,14 +131,14 @@ impl Object {
         Ok(object)
     }
 
-    /// Looks at all records once.
+    /// Validates all records.
     fn check(&mut self) -> Result<(), Damage> {
         let mut at = HEAD_BYTES;
         while at < self.bytes.len() {
             let offset = at as u64;
             let damage = |problem: String| Damage { offset, problem };
             let Some(body) = body_at(&self.bytes, at) else {
-                return Err(damage("it ends within a record".to_owned()));
+                return Err(damage("the object ends within a record".to_owned()));
             };
             let record = record::decode(body).map_err(|error: FormatError| damage(error.to_string()))?;
             self.is_seal |= record.header.kind == RecordKind::Seal;
@@ -144,20 +146,20 @@ impl Object {
         }
         match self.head.start.checked_add(self.bytes.len() as u64) {
             Some(_) => Ok(()),
-            None => Err(Damage { offset: 48, problem: "it begins beyond any position".to_owned() }),
+            None => Err(Damage { offset: 48, problem: "the start position is out of range".to_owned() }),
         }
     }
 
-    /// Its records, each with the position of its end.
+    /// The records, each with the position of its end.
     pub(super) fn records(&self) -> impl Iterator<Item = (u64, Record<'_>)> {
-        self.places().filter_map(|(at, length)| {
+        self.offsets().filter_map(|(at, length)| {
             let end = at + LENGTH_BYTES + length - HEAD_BYTES;
             Some((self.head.start + end as u64, self.record_at(at)?))
         })
     }
 
-    /// Where its records stand, and how long their bodies are.
-    pub(super) fn places(&self) -> impl Iterator<Item = (usize, usize)> + use<'_> {
+    /// Offsets of the records, and the lengths of their bodies.
+    pub(super) fn offsets(&self) -> impl Iterator<Item = (usize, usize)> + use<'_> {
         let mut next = HEAD_BYTES;
         std::iter::from_fn(move || {
             let (at, length) = (next, body_at(&self.bytes, next)?.len());
@@ -166,18 +168,18 @@ impl Object {
         })
     }
 
-    /// The record that stands at a place.
+    /// Decodes the record at an offset.
     pub(super) fn record_at(&self, at: usize) -> Option<Record<'_>> {
-        // All of them could be read before.
+        // `decode` has validated all records.
         record::decode(body_at(&self.bytes, at)?).ok()
     }
 
-    /// The position of its end.
+    /// Position of the object's end.
     pub(super) fn end(&self) -> u64 {
         self.head.start + (self.bytes.len() - HEAD_BYTES) as u64
     }
 
-    /// All its bytes.
+    /// Length of the object.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes.len() as u64
     }

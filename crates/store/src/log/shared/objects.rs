@@ -1,4 +1,4 @@
-//! The objects of one node's logs in a store, by slot.
+//! Access to the objects of one node's logs by slot.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::store::{Failure, FailureKind, Reliable, Span, Store};
 
 const LOGS: &str = "logs";
 
-/// Where a node's log objects lie: `logs/NODE/INCARNATION/SEQUENCE`.
+/// A node's log objects, stored at `logs/NODE/INCARNATION/SEQUENCE`.
 #[derive(Clone)]
 pub(super) struct Objects {
     store: Reliable,
@@ -23,7 +23,7 @@ impl Objects {
         Objects { store, directory: format!("{LOGS}/{node:032x}") }
     }
 
-    /// The nodes that have logs in a store.
+    /// Lists the nodes that have logs in a store.
     pub(super) async fn nodes(store: &Reliable) -> Result<BTreeSet<u128>, LogError> {
         let names = store.list_all_after(LOGS, None).await;
         let names =
@@ -39,7 +39,7 @@ impl Objects {
         &self.directory
     }
 
-    /// The name of a slot's object.
+    /// Name of a slot's object.
     pub(super) fn name(&self, slot: Slot) -> String {
         format!("{}/{slot}", self.directory)
     }
@@ -54,12 +54,13 @@ impl Objects {
         (self.name(slot) == name).then_some(slot)
     }
 
-    /// The slots that have an object. Names are listed in their order; see the module's head for what that is good for.
+    /// Lists the slots that have an object. Names are listed in order, on which rule 4 of [`super`]
+    /// relies.
     pub(super) async fn list(&self) -> Result<BTreeSet<Slot>, LogError> {
         self.list_after(None).await
     }
 
-    /// Those behind a slot, whether that has one or not.
+    /// Lists the slots with objects after `slot`, whether or not that has one.
     pub(super) async fn list_after(&self, slot: Option<Slot>) -> Result<BTreeSet<Slot>, LogError> {
         let after = slot.map(|slot| self.name(slot));
         let names = self.store.list_all_after(&self.directory, after).await;
@@ -69,14 +70,14 @@ impl Objects {
             cause,
         })?;
         let slots: BTreeSet<Slot> = names.iter().filter_map(|name| self.parse(name)).collect();
-        // The next incarnation, and the next object, need a number too.
+        // The next incarnation and the next object need numbers, too.
         match slots.iter().find(|slot| slot.incarnation == u64::MAX || slot.sequence == u64::MAX) {
-            Some(last) => Err(self.corrupt(*last, 0, "no log comes so far".to_owned())),
+            Some(last) => Err(self.corrupt(*last, 0, "the object's number is out of range".to_owned())),
             None => Ok(slots),
         }
     }
 
-    /// Reads an object; `None` if there is none (any more).
+    /// Reads an object. Returns None if it does not exist.
     pub(super) async fn get(&self, slot: Slot) -> Result<Option<Object>, LogError> {
         match self.store.get(&self.name(slot), Span::Whole).await {
             Ok(found) => {
@@ -88,23 +89,25 @@ impl Objects {
         }
     }
 
-    /// Makes an object. False: another one stands there, for certain. After an error it may yet appear.
+    /// Creates an object. Returns false if another object is known to stand in the slot. After an
+    /// error the object may still appear.
     pub(super) async fn put(&self, slot: Slot, bytes: Bytes) -> Result<bool, Failure> {
         match self.store.put(&self.name(slot), bytes).await {
             Ok(()) => Ok(true),
-            // What stands there was read, and is not ours.
+            // The existing object was read, and differs from this one.
             Err(failure) if failure.kind() == FailureKind::Exists => Ok(false),
             Err(failure) => Err(failure),
         }
     }
 
-    /// As [`Objects::put`], for who has no more tries.
+    /// As [`Objects::put`], for callers that do not retry.
     pub(super) async fn put_once(&self, slot: Slot, bytes: Bytes) -> Result<bool, LogError> {
         let put = self.put(slot, bytes).await;
         put.map_err(|cause| LogError::Store { operation: "write", object: self.name(slot), cause })
     }
 
-    /// Makes durable what was read: whoever put it may have had no answer. It may be gone.
+    /// Makes an object that was read durable, since its writer may not have received an answer.
+    /// Succeeds if the object has been deleted.
     pub(super) async fn sync(&self, slot: Slot) -> Result<(), LogError> {
         match self.store.sync(&self.name(slot)).await {
             Err(cause) if cause.kind() != FailureKind::Missing => {
@@ -122,7 +125,7 @@ impl Objects {
         LogError::Corrupt { file: format!("{}/{}", self.store, self.name(slot)), offset, problem }
     }
 
-    /// The same of a log of which nothing is there.
+    /// Returns an error about a log of which no object exists.
     pub(super) fn corrupt_log(&self, incarnation: u64, problem: String) -> LogError {
         let file = format!("{}/{}/{incarnation:016x}", self.store, self.directory);
         LogError::Corrupt { file, offset: 0, problem }

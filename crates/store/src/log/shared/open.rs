@@ -1,4 +1,5 @@
-//! Opens a node's log: seals the earlier incarnations, reads the records that count, claims the next incarnation.
+//! Opens a node's log: seals earlier incarnations, reads the valid records, claims the next
+//! incarnation.
 //!
 //! ```text
 //!   list ---> read objects, newest first ---> a log without an end? ---> seal it ------.
@@ -8,16 +9,18 @@
 //!    `---------------------------------------------------------------------------------'
 //! ```
 //!
-//! Every round begins with a listing, so that nothing is concluded from a state that may have changed. Objects do not
-//! change and are read once; the last round reads none. (A listing takes a while: an object that was put meanwhile may be
-//! listed and one before it not. An object that its witness calls missing is therefore lost only if the witness was known
-//! before the listing.)
+//! Every round starts with a listing, so that no decision relies on outdated state. Objects are
+//! immutable and are read once; the last round reads none. A listing is not atomic: an object that
+//! was put in the meantime may be listed, while an earlier one is not. If an object states that a
+//! missing one was durable, the missing one is therefore reported as lost only if the stating
+//! object was known before the listing.
 //!
 //! # How much is read
 //!
-//! Only objects at or above the *needed slot*, the greatest that any object states. The newest object is read alone
-//! first, because it almost always states the greatest one. So a start reads the records that were not flushed, and the
-//! number of covered objects that an earlier process did not delete in time does not matter:
+//! Only objects at or above the *needed slot* are read, the greatest slot that any object states.
+//! The newest object is read first and alone, because it almost always states the greatest slot. A
+//! start therefore reads the records that were not flushed. The number of covered objects that an
+//! earlier process did not delete in time does not matter:
 //!
 //! ```text
 //!   covered, not deleted yet   | not flushed             | seal
@@ -25,15 +28,19 @@
 //!   not read                   | read, 128 at a time     | read first
 //! ```
 //!
-//! Why skipping the objects below is safe: every object states a slot at or before its own ([`Object::decode`] refuses
-//! any other). Let `n` be the greatest slot stated by the objects that were read. An object below `n` states less than
-//! `n`, so reading it cannot raise the needed slot, and its records mean nothing. Listings after the first one therefore
-//! begin at `n`: seals, claims and witnesses that matter stand at or above it. For the same reason the position that the
-//! new log begins at cannot be too low: the claim of each incarnation begins at or after every position that counted
-//! before it, and the object with the greatest name, which is always read, does not begin before its incarnation's claim.
+//! Skipping the objects below the needed slot is safe: every object states a slot at or before its
+//! own ([`Object::decode`] refuses any other). Let `n` be the greatest slot stated by the objects
+//! that were read. An object below `n` states less than `n`, so reading it cannot raise the needed
+//! slot, and its records do not count. Listings after the first one therefore start at `n`: all
+//! seals, claims and statements that matter are at or above it.
 //!
-//! The objects below `n` are deleted in the background ([`super::writer`]). Each is read first, because seals are never
-//! deleted. If an incarnation below `n` has a single object left, that is its seal.
+//! For the same reason the start position of the new log cannot be too low. The claim of each
+//! incarnation starts at or after every position that counted before it. The object with the
+//! greatest name is always read, and does not start before its incarnation's claim.
+//!
+//! The objects below `n` are deleted in the background ([`super::writer`]). Each is read first,
+//! because seals are never deleted. If an incarnation below `n` has a single object left, that is
+//! its seal.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -48,37 +55,39 @@ use super::objects::Objects;
 use super::state::Live;
 use super::{LogError, Lsn, RecoveryProgress, Replay, Slot, own_record};
 
-/// Objects that are read at the same time. At 30 ms a read that is 4,000 objects in 1 s.
+/// Number of concurrent reads. At 30 ms per read, this reads 4,000 objects in 1 s.
 pub(super) const CONCURRENT_READS: usize = 128;
-/// Rounds before other processes' starts are taken to be in the way for good.
-pub(super) const MOST_ROUNDS: usize = 50;
-/// Time between two log lines about a long read.
+/// Number of rounds after which an open fails because other processes keep opening the log.
+pub(super) const MAX_ROUNDS: usize = 50;
+/// Interval of progress messages while objects are read.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What a start has found, and won.
+/// Result of opening a log.
 pub(super) struct Opened {
     /// The claimed slot.
     pub(super) claim: Slot,
-    /// The claim's writer.
+    /// Writer id of the claim.
     pub(super) writer: LogId,
-    /// Where the new log begins.
+    /// Position at which the new log starts.
     pub(super) position: u64,
-    /// What counts, in order.
+    /// Valid objects, in order.
     counting: Vec<Object>,
-    /// Objects that mean nothing any more and are not seals.
+    /// Objects that do not count and are not seals.
     pub(super) garbage: Vec<Slot>,
-    /// Objects below the needed slot that were not read: they mean nothing; seals among them stay.
+    /// Objects below the needed slot that were not read. They do not count; seals among them are
+    /// kept.
     pub(super) unread: Vec<Slot>,
 }
 
-/// The objects of a node, as far as a start has read them.
+/// The objects of a node that a start has read.
 #[derive(Default)]
 pub(super) struct Survey {
     /// Objects that were read.
     pub(super) known: BTreeMap<Slot, Object>,
-    /// The log is needed from here on, as far as is known. Only grows: it stays true whatever is deleted.
+    /// Slot from which on the log is needed, as far as known. Only grows; stays true whatever is
+    /// deleted.
     needed: Slot,
-    /// The names of the first listing.
+    /// Slots of the first listing.
     listed: BTreeSet<Slot>,
 }
 
@@ -86,11 +95,17 @@ pub(super) struct Survey {
 pub(super) async fn open(objects: &Objects, progress: &RecoveryProgress) -> Result<Opened, LogError> {
     let writer = LogId(rand::random());
     let mut survey = Survey::default();
-    for _ in 0..MOST_ROUNDS {
-        let Some(Seen { last, ends, news }) = look(objects, &mut survey, progress).await? else { continue };
-        // What was read since the names were listed may stand where something was deleted meanwhile: a seal that ends nothing,
-        // before an object, not listed yet, that says from where on the log is needed. If it was known before, that is listed too.
-        if seal_open(objects, writer, &survey, &ends).await? || news {
+    for _ in 0..MAX_ROUNDS {
+        let Some(LogState { last, ends, has_new_objects }) =
+            survey_log(objects, &mut survey, progress).await?
+        else {
+            continue;
+        };
+        // Objects read since the listing may have taken the slot of a deleted object: for example a
+        // seal that ends nothing, before an object that is not listed yet and states a greater
+        // needed slot. If an object was known before the listing, such a later object is in the
+        // listing too.
+        if seal_open(objects, writer, &survey, &ends).await? || has_new_objects {
             continue;
         }
         let claim = Slot { incarnation: last.incarnation + 1, sequence: 0 };
@@ -100,52 +115,55 @@ pub(super) async fn open(objects: &Objects, progress: &RecoveryProgress) -> Resu
             && objects.list_after(survey.needed.before()).await?.last() == Some(&claim)
         {
             let unread = survey.unread();
-            let (counting, garbage) = sort(survey, &ends);
+            let (counting, garbage) = partition_objects(survey, &ends);
             return Ok(Opened { claim, writer, position, counting, garbage, unread });
         }
     }
     Err(LogError::Contended { directory: objects.directory().to_owned() })
 }
 
-/// What there is.
-pub(super) struct Seen {
+/// State of the log according to one listing.
+pub(super) struct LogState {
     /// The greatest slot that has an object.
     pub(super) last: Slot,
     pub(super) ends: Vec<End>,
-    /// Whether some of it was read only now.
-    news: bool,
+    /// Some objects were read only after the listing.
+    has_new_objects: bool,
 }
 
-/// Looks at all objects from the needed slot on. `None`: some have come or gone meanwhile.
-pub(super) async fn look(
+/// Lists and reads all objects from the needed slot on. Returns None if objects were created or
+/// deleted in the meantime.
+pub(super) async fn survey_log(
     objects: &Objects,
     survey: &mut Survey,
     progress: &RecoveryProgress,
-) -> Result<Option<Seen>, LogError> {
+) -> Result<Option<LogState>, LogError> {
     let listed = objects.list_after(survey.needed.before()).await?;
     if survey.listed.is_empty() {
         survey.listed.clone_from(&listed);
     }
     let last = listed.last().copied().unwrap_or(survey.needed);
-    let Read::All { news } = read(objects, &listed, survey, progress).await? else { return Ok(None) };
+    let Read::All { has_new_objects } = read(objects, &listed, survey, progress).await? else {
+        return Ok(None);
+    };
     let ends = ends(objects, survey)?;
     match ends.iter().find_map(|end| end.missing(objects)) {
-        // Put while names were being listed, perhaps.
-        Some(_) if news => Ok(None),
+        // The missing object may have been put during the listing.
+        Some(_) if has_new_objects => Ok(None),
         Some(lost) => Err(lost),
-        None => Ok(Some(Seen { last, ends, news })),
+        None => Ok(Some(LogState { last, ends, has_new_objects })),
     }
 }
 
-/// How reading has ended.
+/// Result of reading the listed objects.
 enum Read {
-    /// All is known; whether some of it was not known before.
-    All { news: bool },
-    /// An object has gone since it was listed.
+    /// All objects are known. `has_new_objects` is true if some were not known before.
+    All { has_new_objects: bool },
+    /// An object was deleted since it was listed.
     Gone,
 }
 
-/// Reads the listed objects that are needed and not known yet, the newest first.
+/// Reads the listed objects that are needed and not yet known, newest first.
 async fn read(
     objects: &Objects,
     listed: &BTreeSet<Slot>,
@@ -153,13 +171,13 @@ async fn read(
     progress: &RecoveryProgress,
 ) -> Result<Read, LogError> {
     survey.known.retain(|slot, _| listed.contains(slot));
-    survey.learn_needed();
+    survey.update_needed();
     let unknown: Vec<Slot> =
         listed.iter().rev().filter(|slot| !survey.known.contains_key(slot)).copied().collect();
-    let (before, mut news) = (progress.read(), false);
+    let (before, mut has_new_objects) = (progress.read(), false);
     let mut next = unknown.iter().copied().peekable();
     let mut reads = FuturesUnordered::new();
-    // The newest one alone: it states which of the others are needed.
+    // The newest object is read alone: it states which of the others are needed.
     let mut concurrent = 1;
     let mut report = Instant::now() + REPORT_INTERVAL;
     loop {
@@ -173,7 +191,7 @@ async fn read(
             Some(object) => {
                 survey.needed = survey.needed.max(object.head.needed);
                 survey.known.insert(slot, object);
-                news = true;
+                has_new_objects = true;
                 progress.object_read();
             }
             None if slot < survey.needed => {}
@@ -187,57 +205,58 @@ async fn read(
             tracing::info!(objects = progress.read(), of = progress.expected(), "reading the shared log");
         }
     }
-    Ok(Read::All { news })
+    Ok(Read::All { has_new_objects })
 }
 
 impl Survey {
-    fn learn_needed(&mut self) {
+    fn update_needed(&mut self) {
         let stated = self.known.values().map(|object| object.head.needed).max();
         self.needed = self.needed.max(stated.unwrap_or_default());
     }
 
-    /// The slots below the needed one that the first listing named and that were not read. An earlier incarnation that has
-    /// a single object left has only its seal left, which stays.
+    /// Slots below the needed one that were listed first and not read. If an earlier incarnation
+    /// has a single object left, that is its seal, which is kept.
     fn unread(&self) -> Vec<Slot> {
         let below: Vec<Slot> = self.listed.range(..self.needed).copied().collect();
         let incarnations = below.chunk_by(|a, b| a.incarnation == b.incarnation);
-        let may_go =
+        let deletable =
             incarnations.filter(|slots| slots.len() > 1 || slots[0].incarnation == self.needed.incarnation);
-        may_go.flatten().filter(|slot| !self.known.contains_key(slot)).copied().collect()
+        deletable.flatten().filter(|slot| !self.known.contains_key(slot)).copied().collect()
     }
 }
 
-/// Where a log's contiguous prefix ends.
+/// End of a log's contiguous prefix.
 pub(super) struct End {
     pub(super) slot: Slot,
-    /// Its position.
+    /// Position of the end.
     position: u64,
-    /// Whether something stands there.
+    /// An object occupies this slot.
     pub(super) closed: bool,
-    /// An object that was made when more than this was durable.
+    /// An object that was created when more than this was durable.
     witness: Option<Slot>,
 }
 
 impl End {
-    /// That the object is lost which should stand there, if it is.
+    /// Returns an error if the object of this slot is known to have been durable.
     fn missing(&self, objects: &Objects) -> Option<LogError> {
         let witness = self.witness.filter(|_| !self.closed)?;
-        let problem = format!("it is missing, though {witness} was made after it");
+        let problem = format!("the object is missing, but {witness} was created after it");
         Some(objects.corrupt(self.slot, 0, problem))
     }
 }
 
-/// The ends of all logs that are needed.
+/// Finds the ends of all logs that are needed.
 fn ends(objects: &Objects, survey: &Survey) -> Result<Vec<End>, LogError> {
     let Survey { known, needed, .. } = survey;
     let incarnations: BTreeSet<u64> = known.keys().map(|slot| slot.incarnation).collect();
-    let needed_ones = incarnations.into_iter().filter(|incarnation| *incarnation >= needed.incarnation);
-    needed_ones
+    let needed_incarnations =
+        incarnations.into_iter().filter(|incarnation| *incarnation >= needed.incarnation);
+    needed_incarnations
         .map(|incarnation| end(objects, known, Slot { incarnation, sequence: 0 }.max(*needed)))
         .collect()
 }
 
-/// Where the log ends that is needed from `slot` on.
+/// Finds the end of the log that is needed from `slot` on.
 fn end(objects: &Objects, known: &BTreeMap<Slot, Object>, mut slot: Slot) -> Result<End, LogError> {
     let mut last: Option<&Object> = None;
     let closed = loop {
@@ -246,7 +265,7 @@ fn end(objects: &Objects, known: &BTreeMap<Slot, Object>, mut slot: Slot) -> Res
             break true;
         }
         if last.is_some_and(|last| last.end() != object.head.start) {
-            let problem = "it does not begin where the one before it ends".to_owned();
+            let problem = "the object does not start at the end of the previous one".to_owned();
             return Err(objects.corrupt(slot, 48, problem));
         }
         last = Some(object);
@@ -258,7 +277,8 @@ fn end(objects: &Objects, known: &BTreeMap<Slot, Object>, mut slot: Slot) -> Res
     Ok(End { slot, position: last.map_or(0, Object::end), closed, witness })
 }
 
-/// Puts a seal at the end of every log that has none. Answers whether there was one: then all is to be looked at again.
+/// Puts a seal at the end of every log that has none. Returns true if there was such a log: then
+/// another round is needed.
 async fn seal_open(
     objects: &Objects,
     writer: LogId,
@@ -266,21 +286,21 @@ async fn seal_open(
     ends: &[End],
 ) -> Result<bool, LogError> {
     let Survey { known, needed, .. } = survey;
-    let mut was_open = false;
+    let mut found_open = false;
     for end in ends.iter().filter(|end| !end.closed) {
-        was_open = true;
+        found_open = true;
         sync_last(objects, known, end.slot).await?;
-        // A log of which nothing counts ends where others say that it is needed.
+        // If no object of a log counts, the log ends where others state that it is needed.
         let positions = known.range(..end.slot).map(|(_, object)| object.end());
         let start = end.position.max(positions.max().unwrap_or_default());
-        // It loses to an object that was on its way, or to another seal.
+        // The seal may lose the slot to a put in flight, or to another seal.
         objects.put_once(end.slot, seal(writer, end.slot, start, *needed)).await?;
     }
-    Ok(was_open)
+    Ok(found_open)
 }
 
-/// Makes durable the last objects of a log that ends before `end`: those that none of them tells to be. What the seal vouches
-/// for must not be gone after the next crash.
+/// Syncs the last objects of a log that ends before `end`, which no other object states to be
+/// durable. Everything that the seal confirms must survive the next crash.
 async fn sync_last(objects: &Objects, known: &BTreeMap<Slot, Object>, end: Slot) -> Result<(), LogError> {
     let log = known.range(Slot { sequence: 0, ..end }..end);
     let durable = log.clone().map(|(_, object)| object.head.durable).max().unwrap_or_default();
@@ -290,15 +310,15 @@ async fn sync_last(objects: &Objects, known: &BTreeMap<Slot, Object>, end: Slot)
     Ok(())
 }
 
-/// A seal. It vouches for all that stands before it.
+/// Encodes a seal. It confirms the durability of everything before it.
 pub(super) fn seal(writer: LogId, slot: Slot, start: u64, needed: Slot) -> Bytes {
     let mut bytes = object::begin();
     object::push(&mut bytes, &own_record(RecordKind::Seal, None));
     object::finish(bytes, &Head { writer, slot, start, needed, durable: slot.sequence })
 }
 
-/// What counts, in order, and what means nothing any more.
-pub(super) fn sort(survey: Survey, ends: &[End]) -> (Vec<Object>, Vec<Slot>) {
+/// Splits the objects into those that count, in order, and the slots of those that can be deleted.
+pub(super) fn partition_objects(survey: Survey, ends: &[End]) -> (Vec<Object>, Vec<Slot>) {
     let Survey { known, needed, .. } = survey;
     let counts = |slot: &Slot| {
         let before_its_end = |end: &End| end.slot.incarnation == slot.incarnation && *slot < end.slot;
@@ -306,14 +326,14 @@ pub(super) fn sort(survey: Survey, ends: &[End]) -> (Vec<Object>, Vec<Slot>) {
     };
     let (counting, others): (Vec<_>, Vec<_>) =
         known.into_values().partition(|object| counts(&object.head.slot));
-    // What ends a log stays for ever.
+    // An object that ends a log is kept permanently.
     let ends_a_log = |object: &Object| object.is_seal || ends.iter().any(|end| end.slot == object.head.slot);
     let garbage = others.iter().filter(|object| !ends_a_log(object)).map(|object| object.head.slot);
     let garbage = garbage.collect();
     (counting, garbage)
 }
 
-pub(super) fn give(counting: &[Object], replay: &mut Replay<'_>) -> Result<(), LogError> {
+pub(super) fn replay_all(counting: &[Object], replay: &mut Replay<'_>) -> Result<(), LogError> {
     for (end, record) in counting.iter().flat_map(Object::records) {
         replay(Lsn(end), &record)?;
     }
@@ -321,15 +341,15 @@ pub(super) fn give(counting: &[Object], replay: &mut Replay<'_>) -> Result<(), L
 }
 
 impl Opened {
-    /// Gives every record that counts to `replay`.
+    /// Passes every valid record to `replay`.
     pub(super) fn replay(&self, replay: &mut Replay<'_>) -> Result<(), LogError> {
-        give(&self.counting, replay)
+        replay_all(&self.counting, replay)
     }
 
     /// Logs the number of objects read.
-    pub(super) fn report(&self, took: Duration) {
+    pub(super) fn report(&self, elapsed: Duration) {
         let bytes: u64 = self.counting.iter().map(Object::bytes).sum();
-        let (objects, milliseconds) = (self.counting.len(), took.as_millis() as u64);
+        let (objects, milliseconds) = (self.counting.len(), elapsed.as_millis() as u64);
         tracing::info!(
             incarnation = self.claim.incarnation,
             objects,

@@ -1,19 +1,21 @@
-//! What the log's callers and its writer share.
+//! State shared by a shared log's callers and its writer.
 //!
 //! # The backlog
 //!
-//! The *backlog* are the durable objects that no truncation has covered: a start would read them. It is bounded in objects and in
-//! bytes ([`SharedLogOptions::backlog_objects`]), because reading an object costs a request however small it is:
+//! The *backlog* consists of the durable objects that no truncation has covered. A start reads
+//! them. It is bounded in objects and in bytes ([`SharedLogOptions::backlog_objects`]), because
+//! reading an object costs a request, however small it is:
 //!
 //! ```text
 //!   0 ------- 1/4 ---------------- 1/2 ------------------------- 1 ----------->
-//!              ^                    | a flush is due: of records  | puts are spread out: one when an
-//!              '-- is left by it ---'   before the newest          |   object is full, or every 100 ms
-//!                                       quarter of the bound
+//!              ^                    | a flush is due, of records | puts are throttled: one when
+//!              '- the flush leaves -'   before the newest        |   an object is full, or every
+//!                 this much             quarter of the limit         100 ms
 //! ```
 //!
-//! The other half of the bound is for objects that are appended while the flush runs. Spreading puts out keeps the number of objects bounded
-//! when flushes cannot keep up or fail: commits wait up to 100 ms longer and are refused only when the log is full.
+//! The other half of the limit is for objects that are appended while the flush runs. Throttling
+//! puts bounds the number of objects if flushes cannot keep up or fail: commits wait up to 100 ms
+//! longer, and are rejected only when the log is full.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -23,40 +25,40 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::object::{self, HEAD_BYTES, LENGTH_BYTES};
-use super::{FullCause, LogError, Lsn, RESERVE_PART, SharedLogOptions, Slot, Stop, Urgency};
+use super::{FullCause, LogError, Lsn, RESERVE_DIVISOR, SharedLogOptions, Slot, Stop, Urgency};
 use crate::log::progress::Progress;
 
-/// The longest record: its length must fit, and a put must end.
+/// Maximum length of a record: its length must fit into 32 bits, and a put must complete in time.
 const MAX_BODY_BYTES: u64 = 1 << 30;
 
 pub(super) struct Core {
     pub(super) options: SharedLogOptions,
     pub(super) progress: Arc<Progress>,
     pub(super) state: Mutex<State>,
-    /// Tells the writer that there is something to do.
+    /// Notifies the writer that there is work.
     pub(super) work: Notify,
 }
 
-/// Whether the log takes records.
+/// Whether the log accepts records.
 #[derive(Clone, Debug)]
 pub(super) enum Phase {
     Running,
-    /// The store has not taken an object for a while.
-    Troubled(Arc<str>),
-    /// The writer has ended. With the reason, if the log could not be sealed.
+    /// The store has rejected an object for some time.
+    Unreachable(Arc<str>),
+    /// The writer has stopped. Contains the error if the log could not be sealed.
     Closed(Option<LogError>),
 }
 
-/// Records that make one object.
+/// Records of one object.
 pub(super) struct Batch {
-    /// The object's bytes, its head not filled in.
+    /// The object's bytes, whose head is not filled in yet.
     pub(super) bytes: Vec<u8>,
     pub(super) records: u64,
-    /// The position of its end.
+    /// Position of the object's end.
     pub(super) end: u64,
 }
 
-/// An object that counts and is needed.
+/// A valid object that is needed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Live {
     pub(super) slot: Slot,
@@ -65,21 +67,21 @@ pub(super) struct Live {
     pub(super) bytes: u64,
 }
 
-/// What the state's lock protects.
+/// State protected by the lock.
 pub(super) struct State {
     pub(super) phase: Phase,
     pub(super) stop: Stop,
     pub(super) appended: u64,
-    /// Objects to be put, oldest first; only the last one takes further records.
+    /// Objects to put, oldest first. Only the last one takes further records.
     pub(super) pending: VecDeque<Batch>,
-    /// Bytes of records that were appended and are not durable.
+    /// Bytes of records that were appended and are not yet durable.
     open_bytes: u64,
-    /// The durable objects that no truncation has covered, oldest first.
+    /// Durable objects that no truncation has covered, oldest first.
     live: VecDeque<Live>,
     live_bytes: u64,
-    /// Those that were covered since: to be deleted when a durable object says so.
+    /// Objects that were covered since. They are deleted once a durable object states it.
     pub(super) covered: VecDeque<Slot>,
-    /// When the first of these was covered.
+    /// Time at which the first of them was covered.
     pub(super) covered_since: Instant,
     /// The slot after the last durable one.
     pub(super) next: Slot,
@@ -93,7 +95,7 @@ impl Core {
         state.push(self.options.object_bytes, body);
         let position = state.appended;
         self.progress.set_appended(position);
-        // The writer looks at the time for the rest of a batch.
+        // The writer's timer handles further records of a batch.
         let wake = state.pending.len() > batches;
         drop(state);
         if wake {
@@ -107,12 +109,12 @@ impl Core {
         state.live.front().map_or_else(|| self.progress.durable(), |live| live.start)
     }
 
-    /// The store does not take an object.
-    pub(super) fn trouble(&self, cause: &str) {
+    /// Records that the store rejects an object.
+    pub(super) fn set_unreachable(&self, cause: &str) {
         let mut state = self.state.lock();
         if matches!(state.phase, Phase::Running) {
-            tracing::error!(%cause, "the log in the store cannot be written; it is tried again");
-            state.phase = Phase::Troubled(cause.into());
+            tracing::error!(%cause, "could not write commit log to the object store; retrying");
+            state.phase = Phase::Unreachable(cause.into());
         }
         drop(state);
         self.progress.wake_room();
@@ -128,13 +130,13 @@ impl Core {
         self.work.notify_one();
     }
 
-    /// The writer ends: nothing that is not yet durable will be.
+    /// Called when the writer stops: nothing that is not yet durable will become durable.
     pub(super) fn closed(&self, error: Option<LogError>) {
         self.state.lock().phase = Phase::Closed(error);
         self.progress.end();
     }
 
-    /// How the writer has ended.
+    /// Returns how the writer has stopped.
     pub(super) fn stopped(&self) -> Result<(), LogError> {
         match &self.state.lock().phase {
             Phase::Closed(Some(error)) => Err(error.clone()),
@@ -159,7 +161,7 @@ impl State {
         }
     }
 
-    /// Whether a record of so many bytes could be appended now.
+    /// Checks whether a record of `body_bytes` can be appended now.
     pub(super) fn admit(
         &self,
         options: &SharedLogOptions,
@@ -169,7 +171,7 @@ impl State {
         match (&self.phase, self.stop) {
             (Phase::Closed(Some(fenced @ LogError::Fenced { .. })), _) => return Err(fenced.clone()),
             (Phase::Closed(_), _) | (_, Stop::Drain | Stop::Abandon) => return Err(LogError::Closed),
-            (Phase::Troubled(cause), _) => return Err(LogError::Unreachable { cause: cause.clone() }),
+            (Phase::Unreachable(cause), _) => return Err(LogError::Unreachable { cause: cause.clone() }),
             (Phase::Running, Stop::No) => {}
         }
         let (bytes, most) = (body_bytes as u64, MAX_BODY_BYTES.min(options.capacity_bytes / 2));
@@ -182,11 +184,11 @@ impl State {
         self.full(options, bytes, urgency).map_or(Ok(()), |cause| Err(LogError::Full(cause)))
     }
 
-    /// Whether there is no room for so many bytes of a record, until the log is cut.
+    /// Returns the cause if a record of `bytes` does not fit until the log is truncated.
     pub(super) fn full(&self, options: &SharedLogOptions, bytes: u64, urgency: Urgency) -> Option<FullCause> {
         let SharedLogOptions { capacity_bytes, .. } = *options;
         let reserve_bytes = match urgency {
-            Urgency::MakesRoom => capacity_bytes / RESERVE_PART,
+            Urgency::MakesRoom => capacity_bytes / RESERVE_DIVISOR,
             Urgency::Prompt | Urgency::Patient(_) => 0,
         };
         let is_full = self.live_bytes + self.open_bytes + bytes > capacity_bytes + reserve_bytes;
@@ -208,24 +210,25 @@ impl State {
         }
     }
 
-    /// An object is durable, and all before it are.
+    /// Records that an object and all before it are durable.
     pub(super) fn durable(&mut self, live: Live) {
         self.open_bytes -= live.end - live.start;
         self.live_bytes += live.bytes;
         self.live.push_back(live);
         self.next = live.slot.next();
-        if matches!(self.phase, Phase::Troubled(_)) {
+        if matches!(self.phase, Phase::Unreachable(_)) {
             self.phase = Phase::Running;
         }
     }
 
-    /// From which slot on the log is needed.
+    /// The slot from which on the log is needed.
     pub(super) fn needed(&self) -> Slot {
         self.live.front().map_or(self.next, |live| live.slot)
     }
 
-    /// Covers the objects before a position. Returns whether there were any. A mark of this incarnation at the log's end is not
-    /// covered: that would only take another mark to state. Claims and marks of earlier incarnations are.
+    /// Covers the objects before a position. Returns true if there were any. A mark of this
+    /// incarnation at the log's end is not covered, because another mark would be needed to state
+    /// that. Claims and marks of earlier incarnations are covered.
     pub(super) fn truncate(&mut self, upto: u64) -> bool {
         if self.covered.is_empty() {
             self.covered_since = Instant::now();
@@ -240,8 +243,8 @@ impl State {
         self.covered.len() > before
     }
 
-    /// The log is about to be sealed. If only marks are left, the seal covers them: it states what they state, and neither
-    /// has records. Returns from which slot on the log is needed.
+    /// Called before the log is sealed. If only marks of this incarnation are left, the seal covers
+    /// them: it states what they state, and none has records. Returns the first needed slot.
     pub(super) fn cover_marks(&mut self) -> Slot {
         let incarnation = self.next.incarnation;
         if self.live.iter().all(|live| live.start == live.end && live.slot.incarnation == incarnation) {
@@ -251,22 +254,23 @@ impl State {
         self.needed()
     }
 
-    /// Objects that a start would read.
+    /// Number of objects that a start would read.
     pub(super) fn backlog_objects(&self) -> usize {
         self.live.len()
     }
 
-    /// Whether the backlog is as long as it may be.
+    /// Returns true if the backlog has reached its limit.
     pub(super) fn backlog_is_full(&self, options: &SharedLogOptions) -> bool {
         self.live.len() >= options.backlog_objects
     }
 
-    /// Whether the backlog takes more than half of its bound.
+    /// Returns true if the backlog exceeds half of its limit.
     pub(super) fn flush_is_due(&self, options: &SharedLogOptions) -> bool {
         self.live.len() > options.backlog_objects / 2 || self.live_bytes > options.backlog_bytes / 2
     }
 
-    /// If a flush is due: the position before which records are to be flushed, so that a quarter of the bound is left.
+    /// If a flush is due, returns the position before which records must be flushed, so that a
+    /// quarter of the limit remains.
     pub(super) fn flush_before(&self, options: &SharedLogOptions) -> Option<u64> {
         if !self.flush_is_due(options) {
             return None;
@@ -276,7 +280,7 @@ impl State {
             bytes += live.bytes;
             bytes <= options.backlog_bytes / 4
         });
-        // The newest object alone may be longer than a quarter.
+        // The newest object alone may exceed a quarter.
         let end = self.live.back().map(|live| live.end);
         newest.last().map(|live| live.start).or(end)
     }

@@ -1,47 +1,59 @@
-//! The log as another process reads it while its owner writes: where it ends now, and what it holds of a partition.
+//! Reads a shared log while its owner writes it: finds its end, and the records of a partition.
 //!
 //! ```text
-//!   look():  list what stands behind the last object that was read -> read that -> how far does it count?
+//!   look():  list after the last object read -> read the new ones -> find the valid prefix
 //!
-//!            0 1 2 3 4 5 . 7           counts up to 5; 7 is read, and waits for 6
+//!            0 1 2 3 4 5 . 7           valid up to 5; 7 is read, and waits for 6
 //!                ^needed   ^end
 //!
-//!   next(partition, from, to):  the first object from one place to the other that has records of the partition
+//!   next(partition, from, to):  the first object between two places with records of the partition
 //! ```
 //!
-//! Nothing is written. Nobody looks unless somebody asks, so a log that nobody wants to read costs nothing.
+//! Nothing is written. The log is polled only on request, so a log without readers costs nothing.
 //!
-//! # What counts
-//! What a start would count, by the same rules: from where any object says that the log is needed, without a gap, to a seal or
-//! an object of another writer, and then on in the next incarnation. (Incarnations have no gaps: a claim takes the number after
-//! the greatest name that there is, and what ends a log is never deleted. Nobody claims one before the one before it has
-//! ended; so what comes next is known, and what stands in an incarnation after it is evidence that an end was not seen yet.)
-//! What counts once counts for ever, and so do the commits in it, whether their clients have been answered or not. On a
-//! disk that is so when the object has been synced; so it is, before it counts.
+//! # Which objects count
 //!
-//! # What a look proves
-//! A commit that was acknowledged before the look began stands before the end that it answers, or is covered by a manifest that was
-//! there before the look ended:
+//! The same objects that a start would count, by the same rules: from the greatest slot that any
+//! object states as needed, without a gap, up to a seal or an object of another writer, and then on
+//! in the next incarnation. Incarnations have no gaps: a claim takes the number after the greatest
+//! existing name, the object that ends a log is never deleted, and an incarnation is claimed only
+//! after the previous one has ended. The next incarnation is therefore known, and an object of a
+//! later one is evidence that an end has not been seen yet.
 //!
-//! - Its object was there before the names were listed. So it was listed, or had been deleted.
-//! - If it was listed, all before it in its log was there too (what is acknowledged has no gap before it). The walk
-//!   passes over all of that, unless some of it has been deleted.
-//! - What is deleted is covered by manifests, or stands once more behind it, and before it is deleted an object says so (`needed`) that stands behind it, and for
-//!   as long as none behind that one says more. The listing meets one of them. So the walk goes on from there; who has not
-//!   come so far cannot go on ([`Ahead::Gone`]), and begins anew with a manifest.
+//! An object that counts continues to count, and so do its commits, whether or not their clients
+//! have been answered. On a disk this requires that the object is synced, so it is synced before it
+//! counts.
 //!
-//! A listing is not of one moment: an object that was put meanwhile may be seen and one before it not. An object that
-//! was made when more was durable than the walk has found (a *witness*) says that this has happened, and all is looked at again. If it
-//! was known before the names were listed the object that is missing is lost, which is an error.
+//! # Guarantee of a poll
 //!
-//! An object is read after its name was listed, and may not be what was listed then: that was deleted, and a zombie stands in its place. A
-//! zombie with records is a late copy of what the slot's winner had put there, with the same bytes; but it may be a seal or a claim of somebody
-//! else's. So these mean something only if they were known before the names were listed. For then, if theirs is a slot that had been
-//! deleted, there was an object by then that says so, and it is listed.
+//! A commit that was acknowledged before a poll started is before the end that the poll returns, or
+//! is covered by a manifest that existed before the poll ended:
+//!
+//! - Its object existed before the names were listed. It was therefore listed, or had been deleted.
+//! - If it was listed, all objects before it in its log existed too, because acknowledged objects
+//!   have no gap before them. The walk passes all of them, unless some have been deleted.
+//! - Deleted objects are covered by manifests, or by copies later in the log. Before they are
+//!   deleted, a later object states this (`needed`), and exists until a later one states more. The
+//!   listing contains one of them, so the walk continues from the slot that it states. A reader
+//!   that has not reached that slot cannot continue ([`Ahead::Gone`]) and restarts from a manifest.
+//!
+//! A listing is not atomic: an object that was put in the meantime may be listed, while an earlier
+//! one is not. An object that was created when more was durable than the walk has found (a
+//! *witness*) shows that this has happened, and the poll starts another round. If the witness was
+//! known before the listing, the missing object is lost, which is an error.
+//!
+//! An object is read after its name was listed, and may not be the one that was listed: that one
+//! was deleted, and a zombie has taken its slot. A zombie with records is a late copy of the object
+//! that had won the slot, with the same bytes. It may however be a seal or a claim of another
+//! process. Seals and claims therefore count only if they were known before the listing. If such an
+//! object is in a slot that had been deleted, an object that states the deletion existed by then
+//! and is in the listing.
 //!
 //! # Memory
-//! Objects are kept in so many bytes for all. Of those that are needed and have left it is known whose records are in them,
-//! in some sixty bytes each; how many there are the owner bounds, who flushes when its log is long.
+//!
+//! Objects are cached within a fixed number of bytes. Of the needed objects that were evicted, only
+//! the partitions are kept, in about 60 bytes per object. The owner bounds their number, because it
+//! flushes when its log is long.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -57,67 +69,68 @@ use super::objects::Objects;
 use super::{LogError, Slot};
 use crate::store::Reliable;
 
-/// Objects that are read at the same time.
-const READS: usize = 8;
-/// How often all is looked at again because it has changed meanwhile.
-const MOST_ROUNDS: usize = 50;
-/// Objects that are kept are some kilobytes each, more or less.
-const OBJECT_BYTES: u64 = 16 << 10;
+/// Number of concurrent reads.
+const CONCURRENT_READS: usize = 8;
+/// Maximum number of rounds of a poll that is disturbed by changes.
+const MAX_ROUNDS: usize = 50;
+/// Typical size of a cached object.
+const TYPICAL_OBJECT_BYTES: u64 = 16 << 10;
 
-/// A place in a log, between two objects. Those of a node's log grow, over its starts too.
+/// A place between two objects of a log. The places of a node's logs grow, also across its
+/// restarts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct LogPlace(Slot);
 
-/// What a look has found.
+/// Result of a poll.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LogEnd {
-    /// Manifests cover everything before.
+    /// Everything before this place is covered by manifests.
     pub needed: LogPlace,
-    /// All that counts stands before.
+    /// Everything that counts is before this place.
     pub end: LogPlace,
 }
 
-/// What comes next of a partition.
+/// The next records of a partition.
 #[derive(Debug)]
 pub enum Ahead {
-    /// An object with records of it, and the place behind that.
+    /// An object with records of the partition, and the place after it.
     Records(Arc<LogObject>, LogPlace),
-    /// Nothing more.
+    /// There are no more records.
     End,
-    /// It is not known: there was something that manifests have covered since.
+    /// Unknown: there were objects that manifests have covered since.
     Gone,
 }
 
-/// An object, with what is needed to find a partition's records in it.
+/// An object, with an index of its records by partition.
 #[derive(Debug)]
 pub struct LogObject {
     object: Object,
-    /// Where records stand, by their partitions, and in their order.
-    places: Box<[(PartitionId, usize)]>,
+    /// Partitions and offsets of the records, sorted.
+    index: Box<[(PartitionId, usize)]>,
 }
 
-/// A node's log, as who does not write it sees it.
+/// A node's log as seen by a process that does not write it.
 pub struct LogTail {
     objects: Objects,
-    kept: Cache<Slot, Arc<LogObject>, ObjectWeight>,
-    /// One looks at a time.
+    cache: Cache<Slot, Arc<LogObject>, ObjectWeight>,
+    /// Only one poll runs at a time.
     walk: tokio::sync::Mutex<Walk>,
     known: Mutex<Known>,
 }
 
-/// What is known of the objects that count.
+/// Index of the objects that count.
 #[derive(Default)]
 struct Known {
-    /// Manifests cover what stands before.
+    /// Everything before this slot is covered by manifests.
     needed: Slot,
     counting: BTreeMap<Slot, Counting>,
 }
 
 /// An object that counts.
 struct Counting {
-    /// Who has written it. Another one's in its place means that it was deleted.
+    /// Its writer. If another writer's object is in its slot, it was deleted.
     writer: LogId,
-    /// Whose records are in it.
+    /// Partitions that have records in it.
     partitions: Box<[PartitionId]>,
 }
 
@@ -126,16 +139,16 @@ struct Counting {
 struct Walk {
     /// The first slot that does not count yet.
     next: Slot,
-    /// The object before it, if it is of the same log: its writer, and where it ends.
+    /// The object before it, if it is in the same log: its writer, and the position of its end.
     last: Option<(LogId, u64)>,
     /// Names up to this one need not be listed.
     after: Option<Slot>,
-    /// What has been read from there on.
-    beyond: BTreeMap<Slot, Passed>,
+    /// Objects that were read from `next` on.
+    pending: BTreeMap<Slot, ObjectSummary>,
 }
 
-/// What is remembered of an object until it is known whether it counts.
-struct Passed {
+/// Properties of an object that are kept until it is known whether it counts.
+struct ObjectSummary {
     head: Head,
     is_seal: bool,
     end: u64,
@@ -147,69 +160,76 @@ struct ObjectWeight;
 
 impl Weighter<Slot, Arc<LogObject>> for ObjectWeight {
     fn weight(&self, _: &Slot, object: &Arc<LogObject>) -> u64 {
-        object.object.bytes() + (object.places.len() * size_of::<(PartitionId, usize)>()) as u64
+        object.object.bytes() + (object.index.len() * size_of::<(PartitionId, usize)>()) as u64
     }
 }
 
 impl LogObject {
     fn new(object: Object) -> Self {
         let partition = |(at, _)| Some((object.record_at(at)?.header.partition, at));
-        let mut places: Vec<_> = object.places().filter_map(partition).collect();
-        places.sort_unstable();
-        LogObject { places: places.into(), object }
+        let mut index: Vec<_> = object.offsets().filter_map(partition).collect();
+        index.sort_unstable();
+        LogObject { index: index.into(), object }
     }
 
     /// A partition's records, in order.
     pub fn records(&self, partition: PartitionId) -> impl Iterator<Item = Record<'_>> {
-        let begin = self.places.partition_point(|(of, _)| *of < partition);
-        let its_own = self.places[begin..].iter().take_while(move |(of, _)| *of == partition);
+        let begin = self.index.partition_point(|(of, _)| *of < partition);
+        let its_own = self.index[begin..].iter().take_while(move |(of, _)| *of == partition);
         its_own.filter_map(|(_, at)| self.object.record_at(*at))
     }
 
-    fn passed(&self) -> Passed {
-        let partitions = self.places.chunk_by(|a, b| a.0 == b.0).map(|of_one| of_one[0].0).collect();
-        Passed { head: self.object.head, is_seal: self.object.is_seal, end: self.object.end(), partitions }
+    fn summary(&self) -> ObjectSummary {
+        let partitions = self.index.chunk_by(|a, b| a.0 == b.0).map(|of_one| of_one[0].0).collect();
+        ObjectSummary {
+            head: self.object.head,
+            is_seal: self.object.is_seal,
+            end: self.object.end(),
+            partitions,
+        }
     }
 }
 
-impl Passed {
-    /// Whether it can only be what its log's writer has put there: it is neither a seal nor a claim.
-    fn is_plain(&self) -> bool {
+impl ObjectSummary {
+    /// Returns true if only the writer of its log can have put it: it is neither a seal nor a
+    /// claim.
+    fn is_unambiguous(&self) -> bool {
         !self.is_seal && self.head.slot.sequence > 0
     }
 }
 
 impl Walk {
-    /// An object that could not have been made before the one at `next`, which has not been found.
+    /// Finds an object that cannot have been created before the one at `next`, which was not found.
+    /// Returns both slots.
     fn witness(&self) -> Option<(Slot, Slot)> {
-        let comes_later = |(slot, passed): &(&Slot, &Passed)| {
-            slot.incarnation > self.next.incarnation || passed.head.durable > self.next.sequence
+        let is_later = |(slot, summary): &(&Slot, &ObjectSummary)| {
+            slot.incarnation > self.next.incarnation || summary.head.durable > self.next.sequence
         };
-        self.beyond.iter().find(comes_later).map(|(slot, _)| (self.next, *slot))
+        self.pending.iter().find(is_later).map(|(slot, _)| (self.next, *slot))
     }
 
-    fn go_to(&mut self, next: Slot, last: Option<(LogId, u64)>) {
+    fn advance_to(&mut self, next: Slot, last: Option<(LogId, u64)>) {
         (self.next, self.last) = (next, last);
-        self.beyond = self.beyond.split_off(&next);
+        self.pending = self.pending.split_off(&next);
     }
 }
 
 impl LogTail {
-    /// The log of `node` in a store, of which objects are kept in so many bytes.
+    /// The log of `node` in a store. Caches objects in up to `memory_bytes`.
     pub fn new(store: Reliable, node: u128, memory_bytes: u64) -> Self {
-        let most = (memory_bytes / OBJECT_BYTES).max(1) as usize;
+        let capacity = (memory_bytes / TYPICAL_OBJECT_BYTES).max(1) as usize;
         LogTail {
             objects: Objects::new(store, node),
-            kept: Cache::with_weighter(most, memory_bytes, ObjectWeight),
+            cache: Cache::with_weighter(capacity, memory_bytes, ObjectWeight),
             walk: tokio::sync::Mutex::default(),
             known: Mutex::default(),
         }
     }
 
-    /// Looks where the log ends. May be dropped; what has been read by then stays known.
+    /// Polls the end of the log. Cancel safe: objects that were read by then remain known.
     pub async fn look(&self) -> Result<LogEnd, LogError> {
         let mut walk = self.walk.lock().await;
-        for _ in 0..MOST_ROUNDS {
+        for _ in 0..MAX_ROUNDS {
             let known = walk.witness();
             if !self.round(&mut walk).await? {
                 continue;
@@ -219,7 +239,7 @@ impl LogTail {
                     let needed = LogPlace(self.known.lock().needed);
                     return Ok(LogEnd { needed, end: LogPlace(walk.next) });
                 }
-                // Known before the names were listed.
+                // The witness was known before the names were listed.
                 found if found == known => return Err(self.missing(found)),
                 Some(_) => {}
             }
@@ -229,76 +249,78 @@ impl LogTail {
 
     fn missing(&self, witness: Option<(Slot, Slot)>) -> LogError {
         let (slot, witness) = witness.unwrap_or_default();
-        self.objects.corrupt(slot, 0, format!("it is missing, though {witness} was made after it"))
+        self.objects.corrupt(slot, 0, format!("the object is missing, but {witness} was created after it"))
     }
 
-    /// Reads what has come, and goes on as far as it counts. False: all is to be looked at again.
+    /// Reads new objects and advances as far as they count. Returns false if another round is
+    /// needed.
     async fn round(&self, walk: &mut Walk) -> Result<bool, LogError> {
         let listed = self.objects.list_after(walk.after).await?;
-        walk.beyond.retain(|slot, _| listed.contains(slot));
+        walk.pending.retain(|slot, _| listed.contains(slot));
         let (Some(first), Some(last)) = (listed.first(), listed.last()) else { return Ok(true) };
-        // It knows best: what stands before is not read.
+        // The newest object states the greatest needed slot; objects before that are not read.
         match self.object(*last).await? {
-            Some(object) => self.need(walk, object.object.head.needed),
+            Some(object) => self.advance_needed(walk, object.object.head.needed),
             None => return Ok(false),
         }
         if walk.next == Slot::default() {
             walk.next = Slot { incarnation: first.incarnation, sequence: 0 };
         }
-        let unknown = listed.range(walk.next..).filter(|slot| !walk.beyond.contains_key(slot));
+        let unknown = listed.range(walk.next..).filter(|slot| !walk.pending.contains_key(slot));
         let reads = unknown.map(|slot| async { (*slot, self.object(*slot).await) });
-        let mut reads = stream::iter(reads.collect::<Vec<_>>()).buffered(READS);
-        let mut is_plain = true;
+        let mut reads = stream::iter(reads.collect::<Vec<_>>()).buffered(CONCURRENT_READS);
+        let mut is_unambiguous = true;
         while let Some((slot, object)) = reads.next().await {
             let Some(object) = object? else { return Ok(false) };
-            let passed = object.passed();
-            is_plain &= passed.is_plain();
-            walk.beyond.insert(slot, passed);
+            let summary = object.summary();
+            is_unambiguous &= summary.is_unambiguous();
+            walk.pending.insert(slot, summary);
         }
-        if !is_plain {
+        if !is_unambiguous {
             return Ok(false);
         }
-        if let Some(needed) = walk.beyond.values().map(|passed| passed.head.needed).max() {
-            self.need(walk, needed);
+        if let Some(needed) = walk.pending.values().map(|summary| summary.head.needed).max() {
+            self.advance_needed(walk, needed);
         }
-        while let Some(passed) = walk.beyond.remove(&walk.next) {
-            self.pass(walk, passed)?;
+        while let Some(summary) = walk.pending.remove(&walk.next) {
+            self.advance(walk, summary)?;
         }
         Ok(true)
     }
 
-    /// Manifests cover what stands before a slot.
-    fn need(&self, walk: &mut Walk, needed: Slot) {
+    /// Records that everything before a slot is covered by manifests.
+    fn advance_needed(&self, walk: &mut Walk, needed: Slot) {
         let mut known = self.known.lock();
         if needed > known.needed {
             known.needed = needed;
             known.counting = known.counting.split_off(&needed);
         }
         if needed > walk.next {
-            walk.go_to(needed, None);
+            walk.advance_to(needed, None);
             walk.after = walk.after.max(needed.before());
         }
     }
 
-    /// The object at `next` has been found.
-    fn pass(&self, walk: &mut Walk, passed: Passed) -> Result<(), LogError> {
-        let (slot, Passed { head, is_seal, end, partitions }) = (walk.next, passed);
+    /// Processes the object at `next`.
+    fn advance(&self, walk: &mut Walk, summary: ObjectSummary) -> Result<(), LogError> {
+        let (slot, ObjectSummary { head, is_seal, end, partitions }) = (walk.next, summary);
         if is_seal || walk.last.is_some_and(|(writer, _)| writer != head.writer) {
             walk.after = Some(slot);
-            walk.go_to(Slot { incarnation: slot.incarnation + 1, sequence: 0 }, None);
+            walk.advance_to(Slot { incarnation: slot.incarnation + 1, sequence: 0 }, None);
             return Ok(());
         }
         if walk.last.is_some_and(|(_, end)| end != head.start) {
-            let problem = "it does not begin where the one before it ends".to_owned();
+            let problem = "the object does not start at the end of the previous one".to_owned();
             return Err(self.objects.corrupt(slot, 48, problem));
         }
         self.known.lock().counting.insert(slot, Counting { writer: head.writer, partitions });
         walk.after = Some(slot);
-        walk.go_to(slot.next(), Some((head.writer, end)));
+        walk.advance_to(slot.next(), Some((head.writer, end)));
         Ok(())
     }
 
-    /// The first object from one place to another, which a look has answered, that has records of a partition.
+    /// Finds the first object between two places, which a poll has returned, that has records of a
+    /// partition.
     pub async fn next(
         &self,
         partition: PartitionId,
@@ -320,14 +342,14 @@ impl LogTail {
                 None => return Ok(Ahead::End),
             }
         };
-        // It may have left memory, been deleted since, and a zombie stand in its place.
+        // The object may have been evicted and deleted since, and a zombie may be in its slot.
         match self.object(slot).await?.filter(|object| object.object.head.writer == writer) {
             Some(object) => Ok(Ahead::Records(object, LogPlace(slot.next()))),
             None => Ok(Ahead::Gone),
         }
     }
 
-    /// Reads an object, durably; `None` if there is none (any more).
+    /// Reads an object and syncs it. Returns None if it does not exist.
     async fn object(&self, slot: Slot) -> Result<Option<Arc<LogObject>>, LogError> {
         let read = async {
             match self.objects.get(slot).await {
@@ -339,7 +361,7 @@ impl LogTail {
                 Err(error) => Err(Some(error)),
             }
         };
-        match self.kept.get_or_insert_async(&slot, read).await {
+        match self.cache.get_or_insert_async(&slot, read).await {
             Ok(object) => Ok(Some(object)),
             Err(None) => Ok(None),
             Err(Some(error)) => Err(error),

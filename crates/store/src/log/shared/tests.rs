@@ -1,11 +1,12 @@
-//! The log in a store whose answers are late, lost or untrue; what deserves a test of its own, and a model ([`model`]).
+//! The shared log on a store that responds late, loses responses or reports false errors: single
+//! scenarios, and model tests ([`model`], [`backlog`]).
 //!
-//! Time stands still but for the waits (tokio's paused clock).
+//! Time is tokio's paused clock: it advances only while all tasks wait.
 
 mod backlog;
 mod check;
 mod model;
-// The same as those of the tests that see the crate from outside.
+// The same module as that of the integration tests.
 #[path = "../../../tests/common/records.rs"]
 mod records;
 mod tail;
@@ -23,7 +24,7 @@ use records::commit;
 
 use super::object::{HEAD_BYTES, LENGTH_BYTES, Object};
 use super::*;
-use crate::log::{Kept, Urgency};
+use crate::log::{LogBackend, Urgency};
 use crate::{Backend, CommitLog, FailureKind, FaultyStore, Limits, Span, Store, StoreFault, StoreOperation};
 
 const NODE: u128 = 7;
@@ -68,15 +69,15 @@ async fn append_durably(log: &CommitLog, transaction: u64) -> Lsn {
     lsn
 }
 
-/// As [`CommitLog::close`], which blocks the thread that the test needs.
+/// As [`CommitLog::close`], which would block the thread that runs the test.
 async fn close(log: &CommitLog) -> Result<(), LogError> {
-    let Kept::Shared(shared) = &log.kept else { panic!("not in a store") };
+    let LogBackend::Shared(shared) = &log.backend else { panic!("not a shared log") };
     shared.core.stop(Stop::Drain);
     shared.core.progress.wait_end().await;
     shared.core.stopped()
 }
 
-/// Three starts, of each of which a manifest covers the first of three records.
+/// Three starts. In each, a manifest covers the first of three records.
 async fn three_logs(store: &Backend) {
     for start in 0..3 {
         let (log, _) = open(store).await;
@@ -97,7 +98,7 @@ async fn names(store: &Backend) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_acknowledged_is_there_after_a_crash_and_after_a_close() {
+async fn acknowledged_records_survive_a_crash_and_a_close() {
     let store = Backend::memory();
     let (log, seen) = open(&store).await;
     assert!(seen.is_empty());
@@ -106,16 +107,16 @@ async fn what_was_acknowledged_is_there_after_a_crash_and_after_a_close() {
     drop(log);
     let (log, seen) = open(&store).await;
     assert_eq!(seen, [1, 2]);
-    assert!(log.durable() >= second, "positions grow over starts");
+    assert!(log.durable() >= second, "positions must grow across starts");
     append(&log, 3);
     close(&log).await.unwrap();
     assert!(matches!(log.append(&commit(4, 1), Urgency::Prompt), Err(LogError::Closed)));
     let (_, seen) = open(&store).await;
-    assert_eq!(seen, [1, 2, 3], "what was appended before it was closed");
+    assert_eq!(seen, [1, 2, 3], "a close must make appended records durable");
 }
 
 #[tokio::test(start_paused = true)]
-async fn puts_that_end_in_another_order_are_acknowledged_in_theirs() {
+async fn puts_that_complete_out_of_order_are_acknowledged_in_order() {
     let faulty = FaultyStore::new(Arc::new(Backend::memory()));
     let (log, _) = open(&faulty).await;
     faulty.next(StoreOperation::Put, StoreFault::Delay(Duration::from_secs(2)));
@@ -123,14 +124,17 @@ async fn puts_that_end_in_another_order_are_acknowledged_in_theirs() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     let second = append(&log, 2);
     tokio::time::sleep(Duration::from_millis(500)).await;
-    assert!(log.wait_durable(second).now_or_never().is_none(), "the one before it is not durable");
+    assert!(
+        log.wait_durable(second).now_or_never().is_none(),
+        "a record must not be acknowledged before its predecessor"
+    );
     log.wait_durable(second).await.unwrap();
     assert!(log.is_durable(first));
     assert_eq!(log.statistics().batches.load(Relaxed), 2);
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_gathers_while_puts_are_on_their_way_goes_together() {
+async fn records_are_batched_while_puts_are_in_flight() {
     let faulty = FaultyStore::new(Arc::new(Backend::memory()));
     let (log, _) = open(&faulty).await;
     faulty.always(StoreOperation::Put, Some(StoreFault::Delay(Duration::from_millis(100))));
@@ -141,19 +145,19 @@ async fn what_gathers_while_puts_are_on_their_way_goes_together() {
     }
     log.wait_durable(log.appended()).await.unwrap();
     let batches = log.statistics().batches.load(Relaxed);
-    // Half a second, a put for every fourth of what one takes.
+    // The appends take 500 ms, and one put starts per quarter of a put's latency of 100 ms.
     assert!((15..=30).contains(&batches), "{batches}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_successor_fences_who_still_lives() {
+async fn successor_fences_a_live_writer() {
     let store = Backend::memory();
     let (old, _) = open(&store).await;
     append_durably(&old, 1).await;
     let (new, seen) = open(&store).await;
     assert_eq!(seen, [1]);
-    let (told, discarded) = std::sync::mpsc::channel();
-    old.on_discard(Box::new(move |after, upto| told.send((after, upto)).unwrap()));
+    let (notify, discarded) = std::sync::mpsc::channel();
+    old.on_discard(Box::new(move |after, upto| notify.send((after, upto)).unwrap()));
     let after = old.durable();
     let lost = append(&old, 2);
     assert!(matches!(old.wait_durable(lost).await, Err(LogError::Discarded { .. })));
@@ -163,9 +167,10 @@ async fn a_successor_fences_who_still_lives() {
     assert_eq!(open(&store).await.1, [1, 4]);
 }
 
-/// A put that is on its way when the log is sealed either makes it into the log or stands behind the seal, for nothing.
+/// A put in flight when the log is sealed either becomes part of the log or lands after the seal,
+/// where it does not count.
 #[tokio::test(start_paused = true)]
-async fn a_put_that_comes_behind_the_seal_is_nothing() {
+async fn put_after_the_seal_does_not_count() {
     let store = Backend::memory();
     let faulty = FaultyStore::new(Arc::new(store.clone()));
     let (old, _) = open(&faulty).await;
@@ -174,9 +179,9 @@ async fn a_put_that_comes_behind_the_seal_is_nothing() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     let early = append(&old, 2);
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert!(names(&store).await.contains(&slot(1, 2)), "the second is there");
+    assert!(names(&store).await.contains(&slot(1, 2)), "the second object must be stored");
     let (_new, seen) = open(&store).await;
-    assert!(seen.is_empty(), "a gap is the end");
+    assert!(seen.is_empty(), "the log must end at the gap");
     for lsn in [late, early] {
         assert!(matches!(old.wait_durable(lsn).await, Err(LogError::Discarded { .. })));
     }
@@ -184,7 +189,7 @@ async fn a_put_that_comes_behind_the_seal_is_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_is_answered_before_it_is_known() {
+async fn commits_are_not_answered_before_their_outcome_is_known() {
     let faulty = FaultyStore::new(Arc::new(Backend::memory()));
     let (log, _) = open(&faulty).await;
     faulty.next(StoreOperation::Put, StoreFault::LoseAnswer);
@@ -202,7 +207,7 @@ async fn nobody_is_answered_before_it_is_known() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_manifests_cover_is_deleted_but_for_seals() {
+async fn covered_objects_are_deleted_except_seals() {
     let store = Backend::memory();
     three_logs(&store).await;
     let (log, seen) = open(&store).await;
@@ -214,13 +219,14 @@ async fn what_manifests_cover_is_deleted_but_for_seals() {
     assert_eq!(names(&store).await, left);
 }
 
-/// Somebody read the log long ago and seals it now, in a slot that was used and deleted meanwhile.
+/// A process read the log long ago and puts its seal now, into a slot that was used and deleted in
+/// the meantime.
 #[tokio::test(start_paused = true)]
-async fn a_seal_in_a_slot_of_before_seals_nothing() {
+async fn late_seal_in_a_deleted_slot_has_no_effect() {
     let store = Backend::memory();
     let faulty = FaultyStore::new(Arc::new(store.clone()));
     let (log, _) = open(&store).await;
-    // List, read the claim; then the seal.
+    // The successor lists, reads the claim, then puts the seal.
     faulty.next(StoreOperation::Put, StoreFault::Delay(Duration::from_secs(5)));
     let successor = tokio::spawn(async move { open(&faulty).await });
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -237,10 +243,11 @@ async fn a_seal_in_a_slot_of_before_seals_nothing() {
     assert!(matches!(log.wait_durable(lsn).await, Err(LogError::Discarded { .. })));
 }
 
-/// The put of a late seal arrives in a slot whose object the successor has read, covered and deleted, before the old writer
-/// learns that its own put had succeeded. It must not report that commit as lost.
+/// A late seal arrives in a slot whose object the successor has read, covered and deleted, before
+/// the old writer learns that its own put had succeeded. The old writer must not report that commit
+/// as lost.
 #[tokio::test(start_paused = true)]
-async fn a_lost_slot_that_was_deleted_before_proves_no_loss() {
+async fn lost_slot_that_had_been_deleted_does_not_prove_a_loss() {
     let store = Backend::memory();
     let faulty = FaultyStore::new(Arc::new(store.clone()));
     let (old, _) = open(&faulty).await;
@@ -252,7 +259,7 @@ async fn a_lost_slot_that_was_deleted_before_proves_no_loss() {
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
     let (new, seen) = open(&store).await;
-    assert_eq!(seen, [1], "the put was stored, and counts");
+    assert_eq!(seen, [1], "the stored object must count");
     let covered = append_durably(&new, 2).await;
     new.truncate(covered);
     append_durably(&new, 3).await;
@@ -273,7 +280,7 @@ async fn a_lost_slot_that_was_deleted_before_proves_no_loss() {
 
 /// If the log cannot be listed, nothing is known about a lost slot.
 #[tokio::test(start_paused = true)]
-async fn a_lost_slot_proves_no_loss_while_the_store_does_not_answer() {
+async fn lost_slot_does_not_prove_a_loss_while_the_store_is_unavailable() {
     let store = Backend::memory();
     let faulty = FaultyStore::new(Arc::new(store.clone()));
     let (old, _) = open(&faulty).await;
@@ -284,7 +291,7 @@ async fn a_lost_slot_proves_no_loss_while_the_store_does_not_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn damaged_and_missing_objects_are_refused_by_name() {
+async fn damaged_and_missing_objects_are_named_in_the_error() {
     let store = Backend::memory();
     let (log, _) = open(&store).await;
     for transaction in 1..=3 {
@@ -298,7 +305,7 @@ async fn damaged_and_missing_objects_are_refused_by_name() {
         let mut flipped = whole.to_vec();
         flipped[whole.len() / 2] ^= 1;
         let damaged = [Some(Bytes::from(flipped)), Some(whole.slice(..whole.len() - 1)), None];
-        // The seal holds nothing that could be lost.
+        // A missing seal is no loss, since it has no commits.
         for bytes in damaged.into_iter().take(if (1..=3).contains(&sequence) { 3 } else { 2 }) {
             store.delete(&name).await.unwrap();
             if let Some(bytes) = bytes {
@@ -316,9 +323,9 @@ async fn damaged_and_missing_objects_are_refused_by_name() {
     assert_eq!(open(&store).await.1, [1, 2, 3]);
 }
 
-/// Names after which there is no number: no node has made them.
+/// Names with the greatest number, which no node creates.
 #[tokio::test(start_paused = true)]
-async fn the_last_numbers_are_refused_by_name() {
+async fn objects_with_the_greatest_number_are_named_in_the_error() {
     let (last, first) = (u64::MAX, Slot { incarnation: 1, sequence: 0 });
     for forged in [Slot { incarnation: last, sequence: 0 }, Slot { incarnation: 1, sequence: last }] {
         let store = Backend::memory();
@@ -338,7 +345,7 @@ async fn the_last_numbers_are_refused_by_name() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn too_much_is_refused_until_there_is_room() {
+async fn records_are_rejected_until_there_is_space() {
     let store = Backend::memory();
     let faulty = FaultyStore::new(Arc::new(store.clone()));
     let options =
@@ -364,9 +371,9 @@ async fn too_much_is_refused_until_there_is_room() {
     assert!(matches!(long, Err(LogError::TooLong { .. })), "{long:?}");
 }
 
-/// The golden object is what earlier code wrote.
+/// The golden object was written by an earlier version.
 #[test]
-fn the_golden_object_is_written_and_read_as_ever() {
+fn golden_object_is_written_and_read_unchanged() {
     let slot = Slot { incarnation: 3, sequence: 5 };
     let mut bytes = object::begin();
     object::push(&mut bytes, &commit(11, 3));
@@ -381,13 +388,13 @@ fn the_golden_object_is_written_and_read_as_ever() {
     let written = object::finish(bytes, &head);
     let golden = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
     let path = golden.join("log-object-v1-records-v3.bin");
-    // Only ever written if it is missing and that was asked for, as the other golden files are.
+    // Written only if it is missing and the environment variable is set, as the other golden files.
     if !path.exists() && std::env::var_os("UPDATE_GOLDEN").is_some() {
         std::fs::write(&path, &written).unwrap();
     }
     let stored = Bytes::from(std::fs::read(&path).unwrap());
     assert_eq!(written, stored);
-    // The same with records of their earlier formats.
+    // Objects with records of earlier formats.
     for (name, previous) in [("log-object-v1.bin", None), ("log-object-v1-records-v2.bin", Some(0))] {
         let old = Bytes::from(std::fs::read(golden.join(name)).unwrap());
         let old = Object::decode(slot, old).unwrap();
@@ -408,7 +415,8 @@ fn the_golden_object_is_written_and_read_as_ever() {
     }
 }
 
-/// Any bytes as an object: it is read or refused. Half of the inputs get the right checksum.
+/// Arbitrary bytes as an object: it is decoded or refused. The checksum is recomputed for every
+/// input that has a complete head.
 #[test]
 fn fuzz_log_object() {
     let slot = Slot { incarnation: 3, sequence: 5 };

@@ -1,4 +1,4 @@
-//! The task that puts the log's objects: several at once, acknowledged in their order.
+//! The task that puts a shared log's objects: several puts in flight, acknowledged in order.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,40 +17,40 @@ use super::open::{Opened, seal};
 use super::state::{Batch, Core, Live, Phase, State};
 use super::{LogError, Progress, SharedLogOptions, Slot, Stop};
 
-/// Between two rounds of tries of a put, each of which has its own waits.
+/// Delay between two series of attempts of a put. Each series has its own delays.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Objects that are deleted at the same time: while the log is written, and when it has ended.
+/// Number of concurrent deletions while the log is written, and after it has ended.
 const CONCURRENT_DELETES: usize = 8;
-const CONCURRENT_LAST_DELETES: usize = 32;
+const CONCURRENT_FINAL_DELETES: usize = 32;
 
-/// How long the end of a log may take to delete objects. The next start deletes the rest.
-const LAST_DELETES_TIME: Duration = Duration::from_secs(5);
+/// Time limit for deletions when a log is closed. The next start deletes the rest.
+const FINAL_DELETES_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long covered objects wait for a commit to state that they are. Then an object without records states it.
+/// How long covered objects wait for a commit that states this. Then a mark is put.
 const MARK_DELAY: Duration = Duration::from_millis(250);
 
-/// Time between two puts while the backlog is full, unless an object is full.
-const CROWDED_PACE: Duration = Duration::from_millis(100);
+/// Interval between puts while the backlog is full, unless an object is full.
+const THROTTLED_PUT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Objects that are read at the same time when a slot was lost.
+/// Number of concurrent reads when a slot was lost.
 const CONCURRENT_READS: usize = 8;
 
-/// The writer's own state: what is on its way.
+/// State of the writer, with its operations in flight.
 pub(super) struct Writer {
     core: Arc<Core>,
     objects: Objects,
     id: LogId,
     claim: Slot,
-    /// The slot of the next object.
+    /// Slot of the next object.
     next: Slot,
-    /// The position of the next object's first record.
+    /// Position of the next object's first record.
     position: u64,
-    /// Tells the slot, and whether our object stands there.
+    /// Each returns its slot, and whether this writer's object stands there.
     puts: FuturesUnordered<BoxFuture<'static, (Slot, bool)>>,
     flight: VecDeque<Flight>,
-    /// When the newest of them was begun.
-    begun: Instant,
+    /// Start time of the newest put.
+    last_put_at: Instant,
     /// Slots that may be deleted.
     garbage: Vec<Garbage>,
     deletes: FuturesUnordered<BoxFuture<'static, ()>>,
@@ -60,21 +60,21 @@ pub(super) struct Writer {
 #[derive(Clone, Copy)]
 struct Garbage {
     slot: Slot,
-    /// Whether it may have a seal, which stays.
+    /// The slot may contain a seal, which is kept.
     may_be_seal: bool,
 }
 
-/// An object on its way.
+/// An object whose put is in flight.
 struct Flight {
     live: Live,
     records: u64,
     needed: Slot,
-    begun: Instant,
-    /// Whether our object stands in the slot, once that is known.
+    started: Instant,
+    /// Whether this writer's object stands in the slot, once known.
     won: Option<bool>,
 }
 
-/// Why the writer goes on or ends.
+/// The writer's next action.
 enum Next {
     Put(Batch),
     Wait(Option<Instant>),
@@ -82,7 +82,7 @@ enum Next {
     GiveUp(LogError),
 }
 
-/// Begins a log that was opened. Its writer does not run yet.
+/// Starts a log that was opened. Its writer is not yet running.
 pub(super) fn begin(options: SharedLogOptions, objects: Objects, opened: Opened) -> (Arc<Core>, Writer) {
     let (position, next) = (opened.position, opened.claim.next());
     let core = Arc::new(Core {
@@ -102,7 +102,7 @@ pub(super) fn begin(options: SharedLogOptions, objects: Objects, opened: Opened)
         position,
         puts: FuturesUnordered::new(),
         flight: VecDeque::new(),
-        begun: Instant::now(),
+        last_put_at: Instant::now(),
         garbage: known.chain(unread).collect(),
         deletes: FuturesUnordered::new(),
     };
@@ -110,7 +110,7 @@ pub(super) fn begin(options: SharedLogOptions, objects: Objects, opened: Opened)
 }
 
 impl Writer {
-    /// Writes until the log is stopped, or somebody else has closed it.
+    /// Runs until the log is stopped, or another process has closed it.
     pub(super) async fn run(mut self) {
         let core = self.core.clone();
         let _guard = EndGuard(core.clone());
@@ -140,12 +140,12 @@ impl Writer {
         core.closed(end);
     }
 
-    /// What to do now.
+    /// Decides the next action.
     fn next(&self) -> Next {
         let mut state = self.core.state.lock();
         match (state.stop, &state.phase) {
             (Stop::Abandon, _) => return Next::GiveUp(LogError::Closed),
-            (Stop::Drain, Phase::Troubled(cause)) => {
+            (Stop::Drain, Phase::Unreachable(cause)) => {
                 return Next::GiveUp(LogError::Unreachable { cause: cause.clone() });
             }
             (Stop::Drain, _) if state.pending.is_empty() && self.flight.is_empty() => return Next::Seal,
@@ -158,18 +158,19 @@ impl Writer {
             return self.next_mark(&state);
         }
         let is_full = state.backlog_is_full(&self.core.options);
-        let due = self.begun + if is_full { CROWDED_PACE } else { self.pace() };
-        let at_once =
+        let due = self.last_put_at + if is_full { THROTTLED_PUT_INTERVAL } else { self.put_interval() };
+        let immediately =
             state.pending.len() > 1 || state.stop == Stop::Drain || (self.flight.is_empty() && !is_full);
-        if !at_once && Instant::now() < due {
+        if !immediately && Instant::now() < due {
             return Next::Wait(Some(due));
         }
         state.pending.pop_front().map_or(Next::Wait(None), Next::Put)
     }
 
-    /// There is no record to put. If objects were covered [`MARK_DELAY`] ago, a mark states so: until an object does, they
-    /// cannot be deleted, and a start would read them. A mark has no records, takes the next slot, ends at the position at
-    /// which it begins, and stays until it is covered, like any other object.
+    /// Called when there is no record to put. If objects were covered at least [`MARK_DELAY`] ago,
+    /// a mark states this: until an object does, they cannot be deleted, and a start would read
+    /// them. A mark has no records, takes the next slot, ends at the position at which it starts,
+    /// and is kept until it is covered, like any other object.
     fn next_mark(&self, state: &State) -> Next {
         if state.covered.is_empty() || !self.flight.is_empty() {
             return Next::Wait(None);
@@ -181,8 +182,9 @@ impl Writer {
         Next::Put(Batch { bytes: object::begin(), records: 0, end: state.appended })
     }
 
-    /// The time between the beginnings of two puts, so that they are spread evenly.
-    fn pace(&self) -> Duration {
+    /// Interval between the starts of two puts, so that they are spread evenly over a put's
+    /// latency.
+    fn put_interval(&self) -> Duration {
         let puts = u32::try_from(self.core.options.in_flight).unwrap_or(u32::MAX).max(1);
         self.core.progress.statistics.smoothed_sync() / puts
     }
@@ -197,22 +199,29 @@ impl Writer {
         let head = Head { writer: self.id, slot, start, needed, durable };
         let bytes = object::finish(batch.bytes, &head);
         let live = Live { slot, start, end: batch.end, bytes: bytes.len() as u64 };
-        self.begun = Instant::now();
-        self.flight.push_back(Flight { live, records: batch.records, needed, begun: self.begun, won: None });
+        self.last_put_at = Instant::now();
+        self.flight.push_back(Flight {
+            live,
+            records: batch.records,
+            needed,
+            started: self.last_put_at,
+            won: None,
+        });
         let (core, objects) = (self.core.clone(), self.objects.clone());
         self.puts.push(Box::pin(async move {
             loop {
                 match objects.put(slot, bytes.clone()).await {
                     Ok(won) => return (slot, won),
-                    Err(failure) => core.trouble(&failure.to_string()),
+                    Err(failure) => core.set_unreachable(&failure.to_string()),
                 }
                 tokio::time::sleep(RETRY_DELAY).await;
             }
         }));
     }
 
-    /// The outcome of a put is known: acknowledges all objects up to the first whose outcome is not. If another process's
-    /// object stands in a slot, returns that slot: the log cannot be written any more.
+    /// Records the outcome of a put, and acknowledges all objects up to the first one whose outcome
+    /// is unknown. If another process's object stands in a slot, returns that slot: the log cannot
+    /// be written any more.
     fn settle(&mut self, slot: Slot, won: bool) -> Result<(), Slot> {
         if let Some(flight) = self.flight.iter_mut().find(|flight| flight.live.slot == slot) {
             flight.won = Some(won);
@@ -228,7 +237,7 @@ impl Writer {
 
     fn acknowledge(&mut self, flight: &Flight) {
         let progress = &self.core.progress;
-        progress.statistics.sync(flight.begun.elapsed());
+        progress.statistics.sync(flight.started.elapsed());
         progress.statistics.batch(flight.records, flight.live.bytes);
         let mut state = self.core.state.lock();
         let was_due = state.flush_is_due(&self.core.options);
@@ -245,15 +254,16 @@ impl Writer {
         }
     }
 
-    /// Another process's object stands in `slot`: closes the log. The records from `slot` on are reported as discarded only if
-    /// [that is certain](is_lost). Otherwise their waiters get [`LogError::Closed`]: the outcome is unknown.
+    /// Closes the log because another process's object stands in `slot`. Reports the records from
+    /// `slot` on as discarded only if [that is certain](is_lost). Otherwise their waiters get
+    /// [`LogError::Closed`]: the outcome is unknown.
     async fn fence(&mut self, slot: Slot) -> LogError {
         let error = LogError::Fenced { object: self.objects.name(slot) };
-        tracing::error!(%error, "the log in the store has been taken over");
+        tracing::error!(%error, "commit log was taken over by another process");
         let progress = &self.core.progress;
-        // Before anybody can see that it does not work.
+        // Counted before any caller can observe the failure.
         progress.statistics.failures.fetch_add(1, Relaxed);
-        // Nothing is appended from here on, so the range is final before the store is asked.
+        // Nothing is appended from here on, so the range is final before the store is queried.
         let (after, upto) = {
             let mut state = self.core.state.lock();
             state.phase = Phase::Closed(Some(error.clone()));
@@ -265,12 +275,12 @@ impl Writer {
             progress.discard(after, upto);
             progress.publish(upto);
         } else {
-            tracing::warn!("whether the last commits were taken over with the log is unknown");
+            tracing::warn!("could not determine whether the last commits were taken over with the log");
         }
         error
     }
 
-    /// Ends the log, all of which is durable. Answers what went wrong.
+    /// Seals the log, all of which is durable. Returns the error, if there is one.
     async fn seal(&mut self) -> Option<LogError> {
         let needed = self.core.state.lock().cover_marks();
         let seal = seal(self.id, self.next, self.position, needed);
@@ -284,21 +294,22 @@ impl Writer {
         }
     }
 
-    /// Deletes the objects that the seal states to be covered, so that the next start does not even list them. The seal is
-    /// durable, has the greatest name of its incarnation and states as much as any object: the conditions of every deletion.
+    /// Deletes the objects that the seal states to be covered, so that the next start does not list
+    /// them. The seal is durable, has the greatest name of its incarnation and states as much as
+    /// any other object, which are the conditions for a deletion.
     async fn delete_covered(&mut self, needed: Slot) {
         let covered = std::mem::take(&mut self.core.state.lock().covered);
         let covered = covered.into_iter().chain([self.claim]).filter(|slot| *slot < needed);
         self.garbage.extend(covered.map(|slot| Garbage { slot, may_be_seal: false }));
         let garbage = std::mem::take(&mut self.garbage);
-        let rest = delete(self.objects.clone(), garbage, CONCURRENT_LAST_DELETES);
+        let rest = delete(self.objects.clone(), garbage, CONCURRENT_FINAL_DELETES);
         let deletes = async { tokio::join!(self.deletes.next(), rest) };
-        if tokio::time::timeout(LAST_DELETES_TIME, deletes).await.is_err() {
-            tracing::warn!("covered log objects are left; the next start deletes them");
+        if tokio::time::timeout(FINAL_DELETES_TIMEOUT, deletes).await.is_err() {
+            tracing::warn!("covered log objects remain; the next start will delete them");
         }
     }
 
-    /// Deletes garbage, a bunch at a time. What cannot be deleted the next start finds.
+    /// Deletes garbage in batches. The next start finds objects that could not be deleted.
     fn collect(&mut self) {
         if !self.garbage.is_empty() && self.deletes.is_empty() {
             let garbage = std::mem::take(&mut self.garbage);
@@ -307,7 +318,7 @@ impl Writer {
     }
 }
 
-/// Deletes objects, some at the same time.
+/// Deletes objects, up to `concurrent` at a time.
 async fn delete(objects: Objects, garbage: Vec<Garbage>, concurrent: usize) {
     let objects = &objects;
     let delete = async |garbage: Garbage| {
@@ -322,19 +333,21 @@ async fn delete(objects: Objects, garbage: Vec<Garbage>, concurrent: usize) {
             Err(error) => Err(error.to_string()),
         };
         if let Err(cause) = deleted {
-            tracing::warn!(object = objects.name(slot), %cause, "a covered log object could not be deleted");
+            tracing::warn!(object = objects.name(slot), %cause, "could not delete covered log object");
         }
     };
     stream::iter(garbage).for_each_concurrent(concurrent, delete).await;
 }
 
-/// Whether this writer's object has never stood in `slot`, where another one was found. Not certain if the slot may have been
-/// deleted in between (rule 3 of [`super`]): then a greater object states a needed slot beyond it, or did when it was listed.
+/// Returns true if this writer's object has never stood in `slot`, where another one was found.
+/// That is not certain if the slot may have been deleted in between (rule 3 of [`super`]): then an
+/// object with a greater name states a needed slot beyond it, or did so when it was listed.
 async fn is_lost(objects: &Objects, slot: Slot) -> bool {
     let Ok(greater) = objects.list_after(Some(slot)).await else { return false };
     // The newest object most likely states the greatest slot.
     let reads = stream::iter(greater.into_iter().rev()).map(|other| objects.get(other));
-    // An object that has gone since it was listed was covered: a greater one states so.
+    // An object that was deleted since it was listed was covered: an object with a greater name
+    // states this.
     let proves_nothing = |read: Result<Option<Object>, LogError>| !matches!(read, Ok(Some(object)) if object.head.needed <= slot);
     let mut reads = reads.buffered(CONCURRENT_READS);
     while let Some(read) = reads.next().await {
@@ -352,13 +365,15 @@ async fn sleep_until(deadline: Option<Instant>) {
     }
 }
 
-/// Sees to it that nobody waits for a writer that is gone: it has panicked, or its runtime has ended.
+/// Releases all waiters if the writer is gone: it has panicked, or its runtime has shut down.
 struct EndGuard(Arc<Core>);
 
 impl Drop for EndGuard {
     fn drop(&mut self) {
         if !self.0.progress.has_ended() {
-            self.0.closed(Some(LogError::Failed { cause: "the log's task has ended unexpectedly".into() }));
+            self.0.closed(Some(LogError::Failed {
+                cause: "the log's writer task stopped unexpectedly".into(),
+            }));
         }
     }
 }

@@ -1,9 +1,9 @@
-//! Any bytes as the files of a log: it opens or says what is wrong; a log that opened although it was damaged keeps
-//! what it held.
+//! Fuzz target: arbitrary bytes as log files. The log opens or reports the damage. A log that
+//! opened despite damage keeps its records.
 //!
-//! An input is the files one after the other, each from its magic bytes on. Heads and headers have checksums, which
-//! mutations do not survive; so the first byte says which of them are put right again, and whether files are named as
-//! their headers say.
+//! An input is a concatenation of files, each starting with its magic bytes. Headers and frame
+//! heads have checksums, which mutations do not survive. The first byte therefore selects which of
+//! them are recomputed, and whether files are named according to their headers.
 
 use fulmar_fuzz::Target;
 use futures::executor::block_on;
@@ -23,14 +23,14 @@ const OPEN: u8 = 8;
 fn seeds() -> Vec<Vec<u8>> {
     let [one, two, three] = written();
     let files = [vec![&one], vec![&one, &two], vec![&one, &two, &three], vec![&three], vec![&two, &three]];
-    let input = |how: u8, files: &[&Vec<u8>]| {
+    let input = |flags: u8, files: &[&Vec<u8>]| {
         let bytes = files.iter().flat_map(|file| file.iter().copied());
-        std::iter::once(how).chain(bytes).collect()
+        std::iter::once(flags).chain(bytes).collect()
     };
-    files.iter().flat_map(|files| [0, 3, 7, 8, 12, 15].map(|how| input(how, files))).collect()
+    files.iter().flat_map(|files| [0, 3, 7, 8, 12, 15].map(|flags| input(flags, files))).collect()
 }
 
-/// The files' bytes.
+/// Splits the input into files.
 fn cut(bytes: &[u8]) -> Vec<Vec<u8>> {
     let mut starts: Vec<usize> =
         bytes.windows(8).enumerate().filter(|(_, w)| *w == MAGIC).map(|(at, _)| at).collect();
@@ -49,7 +49,7 @@ fn sign_header(file: &mut [u8]) {
     }
 }
 
-/// Puts right the heads of frames, as far as one follows the other.
+/// Recomputes the heads of frames, for as long as they are consecutive.
 fn sign_frames(file: &mut [u8]) {
     let id = LogId(u128::from(u64_at(file, 12)) | u128::from(u64_at(file, 20)) << 64);
     let (mut at, mut position) = (HEADER_BYTES, u64_at(file, 36));
@@ -66,22 +66,23 @@ fn sign_frames(file: &mut [u8]) {
     }
 }
 
-fn disk(how: u8, bytes: &[u8]) -> FaultyFiles {
+fn disk(flags: u8, bytes: &[u8]) -> FaultyFiles {
     let disk = FaultyFiles::new();
     for (sequence, mut file) in (1..).zip(cut(bytes)) {
-        if how & SIGN_HEADERS != 0 {
+        if flags & SIGN_HEADERS != 0 {
             sign_header(&mut file);
         }
-        if how & SIGN_FRAMES != 0 {
+        if flags & SIGN_FRAMES != 0 {
             sign_frames(&mut file);
         }
-        let sequence = if how & NAME_BY_HEADER != 0 { u64_at(&file, 28) } else { sequence };
+        let sequence = if flags & NAME_BY_HEADER != 0 { u64_at(&file, 28) } else { sequence };
         disk.put(&log_name(sequence), file);
     }
     disk
 }
 
-/// Opens the log, adds a record with this transaction's id and closes it; the ids that it held.
+/// Opens the log, appends a record with this transaction id and closes it. Returns the ids of the
+/// records that were in it.
 fn open_and_append(disk: &FaultyFiles, transaction: u64) -> Result<Vec<u64>, LogError> {
     let mut seen = Vec::new();
     let log = CommitLog::open(
@@ -102,23 +103,27 @@ fn open_and_append(disk: &FaultyFiles, transaction: u64) -> Result<Vec<u64>, Log
 fn fuzz_log() {
     let target = Target::new("log", env!("CARGO_MANIFEST_DIR")).seeds(seeds()).words(&["FULMCLOG"]);
     target.allocates(1 << 20, 64).run(|input| {
-        let Some((how, bytes)) = input.split_first() else { return };
-        let files = disk(*how, bytes);
+        let Some((flags, bytes)) = input.split_first() else { return };
+        let files = disk(*flags, bytes);
         let mut records = 0;
         let recovered = recover(&files, &mut |_, record| {
             records += record.pages().count().min(1);
             Ok(())
         });
-        if recovered.is_err() || how & OPEN == 0 {
+        if recovered.is_err() || flags & OPEN == 0 {
             return;
         }
-        let files = disk(*how, bytes);
-        let forged = how & (SIGN_HEADERS | SIGN_FRAMES) != 0;
+        let files = disk(*flags, bytes);
+        let forged = flags & (SIGN_HEADERS | SIGN_FRAMES) != 0;
         if let Ok(mut held) = open_and_append(&files, 4711)
             && !forged
         {
             held.push(4711);
-            assert_eq!(open_and_append(&files, 4712).unwrap(), held, "what it held and what was added");
+            assert_eq!(
+                open_and_append(&files, 4712).unwrap(),
+                held,
+                "the log must contain its old records and the new one"
+            );
         }
     });
 }

@@ -1,5 +1,5 @@
-//! The golden log: two files of one log and one of the next, as earlier code wrote them. The other tests of recovery
-//! go through the log itself (`tests/`).
+//! Recovery of the golden log: two files of one log and one of the next, as earlier versions wrote
+//! them. Other recovery tests use the log's public interface (`tests/`).
 
 use std::path::PathBuf;
 
@@ -29,7 +29,8 @@ pub(super) fn body(kind: RecordKind, transaction: u64, cut: Option<CutPoint>) ->
     builder.finish().to_vec()
 }
 
-/// A file of these bodies, each synced before the next was written. Answers the position of its end too.
+/// Encodes a file with these bodies, each synced before the next was written. Also returns the
+/// position of its end.
 fn file(header: Header, bodies: &[Vec<u8>]) -> (Vec<u8>, u64) {
     let mut bytes = header.encode().to_vec();
     let mut position = header.start;
@@ -54,7 +55,8 @@ pub(super) fn written() -> [Vec<u8>; 3] {
     [one, two, three]
 }
 
-/// Only ever written if it is missing and that was asked for, as the golden files of `fulmar-pages` are.
+/// Reads a golden file. It is written only if it is missing and the environment variable is set, as
+/// in `fulmar-pages`.
 fn golden(name: &str, written: &[u8]) -> Vec<u8> {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
     if !path.exists() && std::env::var_os("UPDATE_GOLDEN").is_some() {
@@ -64,9 +66,9 @@ fn golden(name: &str, written: &[u8]) -> Vec<u8> {
         .unwrap_or_else(|error| panic!("{}: {error}; set UPDATE_GOLDEN=1 for a new one", path.display()))
 }
 
-/// The log's format is its first; the records in it have had others.
+/// The log format has only one version so far; the format of its records has had several.
 #[test]
-fn the_golden_log_is_written_and_read_as_ever() {
+fn golden_log_is_written_and_read_unchanged() {
     for (sequence, bytes) in (1..).zip(written()) {
         let stored = golden(&format!("log-v1-records-v3-{sequence}.bin"), &bytes);
         assert_eq!(bytes, stored, "file {sequence}");
@@ -77,11 +79,11 @@ fn the_golden_log_is_written_and_read_as_ever() {
             let stored = golden(&format!("log-v1{records}-{sequence}.bin"), &[]);
             files.put(&super::super::supply::log_name(sequence), stored);
         }
-        is_read_as_ever(&files);
+        assert_golden_log(&files);
     }
 }
 
-fn is_read_as_ever(files: &FaultyFiles) {
+fn assert_golden_log(files: &FaultyFiles) {
     let mut seen = Vec::new();
     let recovered = recover(files, &mut |lsn, record| {
         seen.push((lsn.0, record.header.transaction));
@@ -95,9 +97,9 @@ fn is_read_as_ever(files: &FaultyFiles) {
     assert_eq!((recovered.live.len(), recovered.rubbish.len()), (3, 0));
 }
 
-/// Its making had failed, and it could not be removed; the next one was begun.
+/// A file whose creation failed, and which could not be removed, precedes the next one.
 #[test]
-fn a_file_that_was_not_begun_is_passed_over() {
+fn file_that_was_never_started_is_skipped() {
     let commit = |transaction| body(RecordKind::Commit, transaction, None);
     let header = |sequence, start| Header { log: FIRST, sequence, start };
     let (one, end) = file(header(1, 0), &[body(RecordKind::Cut, 0, Some(NO_LOG)), commit(11)]);
@@ -115,16 +117,16 @@ fn a_file_that_was_not_begun_is_passed_over() {
     let recovered = recovered.unwrap();
     assert_eq!(seen, [11, 12, 13]);
     assert_eq!((recovered.live.len(), recovered.spares.len(), recovered.next_sequence), (3, 2, 6));
-    // But not one that was begun.
+    // A missing file that was started is not skipped.
     files.remove(&super::super::supply::log_name(4)).unwrap();
     assert!(matches!(recover(&files, &mut |_, _| Ok(())).err(), Some(LogError::Corrupt { .. })));
 }
 
 #[test]
-fn every_flipped_bit_in_the_golden_log_is_refused() {
+fn every_flipped_bit_in_the_golden_log_is_detected() {
     let whole = written();
     for (damaged, bytes) in whole.iter().enumerate() {
-        // What vouches for the last file is its seal; the seal itself may be missing, as after a crash.
+        // The last file is proved by its seal. The seal itself may be missing, as after a crash.
         let seal_bytes = FRAME_HEAD_BYTES + body(RecordKind::Seal, 0, None).len();
         let checked = bytes.len() - 100 - if damaged == 2 { seal_bytes } else { 0 };
         for at in 0..checked {
@@ -143,10 +145,10 @@ fn every_flipped_bit_in_the_golden_log_is_refused() {
     }
 }
 
-/// A begun log whose cut is damaged holds nothing. The log before it, itself only begun, is then all that tells where
-/// the one before that ends.
+/// A started log whose cut is damaged contains nothing. The log before it, which itself contains
+/// only a cut, is then the only one that records the end of the oldest log.
 #[test]
-fn a_log_of_only_a_cut_stays_while_it_tells_where_an_older_one_ends() {
+fn log_with_only_a_cut_is_kept_while_it_records_the_end_of_an_older_log() {
     let header = |log, sequence, start| Header { log, sequence, start };
     let cut = |log, position| body(RecordKind::Cut, 0, Some(CutPoint { log, position }));
     let (one, end) = file(header(FIRST, 1, 0), &[cut(LogId(0), 0), body(RecordKind::Commit, 11, None)]);

@@ -1,4 +1,5 @@
-//! The backlog, which a start reads: it is bounded, covered objects do not count, and a clean stop leaves nothing.
+//! The backlog that a start reads is bounded, covered objects do not count, and a clean stop leaves
+//! none.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +11,7 @@ use tokio::time::{Instant, sleep};
 use super::wild::Wild;
 use super::*;
 
-/// Opens the log, and answers also how many objects that took.
+/// Opens the log. Also returns the number of objects that were read.
 async fn open_and_count(
     options: SharedLogOptions,
     store: Arc<dyn Store>,
@@ -28,7 +29,7 @@ async fn read_by_start(store: &impl CloneStore) -> (Arc<CommitLog>, Vec<u64>, u6
     (log, seen.into_iter().map(|(transaction, _)| transaction).collect(), read)
 }
 
-/// Nothing is committed after the flush, so no commit states what is covered.
+/// No commit follows the flush, so no commit states which objects are covered.
 #[tokio::test(start_paused = true)]
 async fn covered_objects_are_deleted_without_further_commits() {
     let store = Backend::memory();
@@ -42,9 +43,9 @@ async fn covered_objects_are_deleted_without_further_commits() {
     assert_eq!(
         names(&store).await,
         [slot(1, 0), slot(1, 6)],
-        "the claim, which is not in the backlog, and the mark"
+        "only the claim, which is not in the backlog, and the mark may remain"
     );
-    // Nothing is stated twice.
+    // Covered objects are not stated twice.
     log.truncate(log.durable());
     sleep(Duration::from_secs(1)).await;
     assert_eq!(log.oldest(), log.durable());
@@ -54,7 +55,7 @@ async fn covered_objects_are_deleted_without_further_commits() {
     drop(log);
     let (_, seen, read) = read_by_start(&store).await;
     assert!(seen.is_empty());
-    assert_eq!(read, 2, "the mark, and the seal that the start has put");
+    assert_eq!(read, 2, "the start must read only the mark and its own seal");
 }
 
 /// The mark is put between the last flush and the end of the process.
@@ -78,15 +79,15 @@ async fn clean_stop_deletes_the_mark() {
     assert_eq!(seen, [2]);
 }
 
-/// Processes that are killed before they commit anything leave a claim and a seal each.
+/// Processes that are killed before their first commit leave a claim and a seal each.
 #[tokio::test(start_paused = true)]
-async fn idle_processes_do_not_let_the_backlog_grow() {
+async fn starts_without_commits_do_not_grow_the_backlog() {
     let store = Backend::memory();
     let (log, _) = open(&store).await;
     append_durably(&log, 1).await;
     drop(log);
     for _ in 0..20 {
-        // It is killed at once.
+        // Killed immediately after the start.
         drop(open(&store).await);
     }
     let (log, seen, read) = read_by_start(&store).await;
@@ -104,12 +105,12 @@ async fn idle_processes_do_not_let_the_backlog_grow() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_clean_stop_leaves_seals_and_a_start_reads_one() {
+async fn clean_stop_leaves_only_seals_and_a_start_reads_one() {
     let store = Backend::memory();
     for start in 1..=3 {
         let (log, seen, read) = read_by_start(&store).await;
         assert!(seen.is_empty());
-        assert_eq!(read, u64::from(start > 1), "the seal of the last stop");
+        assert_eq!(read, u64::from(start > 1), "a start must read only the seal of the last stop");
         for transaction in 1..=20 {
             append_durably(&log, 100 * start + transaction).await;
         }
@@ -121,9 +122,9 @@ async fn a_clean_stop_leaves_seals_and_a_start_reads_one() {
     }
 }
 
-/// Processes were killed before they had deleted the objects that they had flushed.
+/// The processes were killed before they deleted the objects that they had flushed.
 #[tokio::test(start_paused = true)]
-async fn a_start_reads_no_covered_objects_and_deletes_them() {
+async fn start_deletes_covered_objects_without_replaying_them() {
     let store = Backend::memory();
     let faulty = FaultyStore::new(Arc::new(store.clone()));
     faulty.always(StoreOperation::Delete, Some(StoreFault::Fail(FailureKind::Refused)));
@@ -139,16 +140,16 @@ async fn a_start_reads_no_covered_objects_and_deletes_them() {
     faulty.always(StoreOperation::Delete, None);
     let (log, seen, read) = read_by_start(&faulty).await;
     assert_eq!(seen, [2999]);
-    assert_eq!(read, 2, "the last record, and the seal");
+    assert_eq!(read, 2, "the start must read only the last record and the seal");
     sleep(Duration::from_secs(10)).await;
-    // A seal for each start before, the record, and the new claim, which its own log does not need.
+    // A seal per earlier start, the record, and the new claim, which its own log does not need.
     assert_eq!(names(&store).await, [slot(1, 202), slot(2, 201), slot(2, 202), slot(3, 0)]);
     assert_eq!(log.backlog_objects(), 1);
 }
 
-/// An object that states more than a start may rely on is damaged, whatever its checksum.
+/// An object whose statement a start could not rely on is damaged, whatever its checksum.
 #[tokio::test(start_paused = true)]
-async fn an_object_cannot_state_a_slot_after_its_own() {
+async fn object_that_states_a_later_slot_is_refused() {
     let (at, later) = (Slot { incarnation: 1, sequence: 4 }, Slot { incarnation: 1, sequence: 5 });
     let head =
         |needed| object::Head { writer: fulmar_pages::LogId(1), slot: at, start: 0, needed, durable: 0 };
@@ -159,7 +160,7 @@ async fn an_object_cannot_state_a_slot_after_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_flush_is_due_from_half_of_the_bound_and_leaves_a_quarter() {
+async fn flush_is_due_from_half_of_the_limit_and_leaves_a_quarter() {
     let store = Backend::memory();
     let options = SharedLogOptions { backlog_objects: 40, ..SharedLogOptions::default() };
     let (log, _) = open_with(options, store.share(), Limits::default()).await.unwrap();
@@ -172,10 +173,14 @@ async fn a_flush_is_due_from_half_of_the_bound_and_leaves_a_quarter() {
     }
     for transaction in 21..=30 {
         ends.push(append_durably(&log, transaction).await);
-        // Ten objects stand from there on.
+        // Ten objects remain after that position.
         assert_eq!(log.flush_before(), Some(ends[ends.len() - 11]));
     }
-    assert_eq!(due.try_iter().count(), 1, "once, when the backlog has become long");
+    assert_eq!(
+        due.try_iter().count(),
+        1,
+        "the callback must be called once when the backlog exceeds half of its limit"
+    );
     log.truncate(log.flush_before().unwrap());
     assert_eq!((log.backlog_objects(), log.flush_before()), (10, None));
 
@@ -190,9 +195,9 @@ async fn a_flush_is_due_from_half_of_the_bound_and_leaves_a_quarter() {
     assert!(log.size_bytes() <= bytes / 2 && log.flush_before().is_none());
 }
 
-/// Nothing is flushed. Commits are accepted all the same, and share objects.
+/// Nothing is flushed. Commits are still accepted, and share objects.
 #[tokio::test(start_paused = true)]
-async fn beyond_the_bound_objects_are_few() {
+async fn puts_are_throttled_beyond_the_backlog_limit() {
     let store = Backend::memory();
     let options = SharedLogOptions { backlog_objects: 40, ..SharedLogOptions::default() };
     let in_flight = options.in_flight as u64;
@@ -210,7 +215,7 @@ async fn beyond_the_bound_objects_are_few() {
     log.wait_durable(last).await.unwrap();
     let most = 40 + in_flight + began.elapsed().as_millis() as u64 / 100;
     assert!(log.backlog_objects() <= most, "{} objects, {transactions} commits", log.backlog_objects());
-    // When there is room again a commit does not wait for others.
+    // Once there is space again, commits do not wait for others.
     log.truncate(last);
     let begun = Instant::now();
     for transaction in 1..=10 {
@@ -219,16 +224,17 @@ async fn beyond_the_bound_objects_are_few() {
     assert!(begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());
 }
 
-// The model.
+// The model test.
 
 const SEEDS: u64 = 300;
-/// To run one that failed.
+/// Environment variable with a single seed to run.
 const SEED: &str = "SHARED_LOG_BACKLOG_SEED";
 const LIVES: u64 = 12;
-const BOUND: usize = 16;
-/// Objects that a start may read: the bound, the objects put beyond it while a slow flush runs, and the claim, the mark and
-/// the seal of each of a few lives that were too short to flush. Without a bound a start would read hundreds.
-const MOST_READ: u64 = 3 * BOUND as u64;
+const BACKLOG_LIMIT: usize = 16;
+/// Maximum number of objects that a start may read: the limit, the objects that were put beyond it
+/// while a slow flush runs, and the claim, mark and seal of each of a few lives that were too short
+/// to flush. Without a limit a start would read hundreds.
+const MAX_READ: u64 = 3 * BACKLOG_LIMIT as u64;
 
 /// Transactions that were acknowledged, and those that manifests cover.
 #[derive(Default)]
@@ -241,14 +247,14 @@ struct Model {
     most_read: u64,
 }
 
-/// A life: commits at random intervals, and a flusher that is woken by the log or finds records of an earlier life. It ends at
-/// a random point.
+/// A life: commits at random intervals, and a flusher that the log wakes or that finds records of
+/// an earlier life. Ends at a random point.
 async fn live(store: &Wild, model: &Arc<Mutex<Model>>, random: &mut StdRng) -> Result<(), LogError> {
     let options = SharedLogOptions {
-        // One that is full is put whatever the bound is.
+        // A full object is put regardless of the limit.
         object_bytes: 2000,
         in_flight: 3,
-        backlog_objects: BOUND,
+        backlog_objects: BACKLOG_LIMIT,
         ..SharedLogOptions::default()
     };
     let limits =
@@ -259,9 +265,12 @@ async fn live(store: &Wild, model: &Arc<Mutex<Model>>, random: &mut StdRng) -> R
         let mut model = model.lock();
         let lost: Vec<_> =
             model.acknowledged.difference(&ids).filter(|id| !model.covered.contains(id)).collect();
-        assert!(lost.is_empty(), "{lost:?} were acknowledged, and no manifest covers them");
+        assert!(
+            lost.is_empty(),
+            "{lost:?} were acknowledged, but are neither read nor covered by a manifest"
+        );
         model.most_read = model.most_read.max(read);
-        // Records that were in flight at the end of the last life count or not; from now on that is decided.
+        // Records in flight at the end of the last life may or may not count; now that is decided.
         model.acknowledged.extend(&ids);
     }
     let places = Arc::new(Mutex::new(seen.iter().map(|(id, lsn)| (*lsn, *id)).collect::<BTreeMap<_, _>>()));
@@ -277,7 +286,7 @@ async fn live(store: &Wild, model: &Arc<Mutex<Model>>, random: &mut StdRng) -> R
             model.appended
         };
         let appended = log.append(&commit(transaction, random.random_range(1..120)), Urgency::Prompt);
-        // Refused while the store is out of reach.
+        // Appends are rejected while the store is unavailable.
         if let Ok(lsn) = appended {
             places.lock().insert(lsn, transaction);
             let (log, model) = (log.clone(), model.clone());
@@ -296,14 +305,15 @@ async fn live(store: &Wild, model: &Arc<Mutex<Model>>, random: &mut StdRng) -> R
     if random.random_bool(0.2) {
         let _ = close(&log).await;
     }
-    // No client is answered after a kill.
+    // No client gets an answer after a kill.
     clients.abort_all();
     while clients.join_next().await.is_some() {}
     drop(log);
     Ok(())
 }
 
-/// Flushes when it is due, as the engine does: manifests first, then the truncation. It is aborted at any point.
+/// Flushes when that is due, as the engine does: manifests first, then the truncation. It is
+/// aborted at an arbitrary point.
 async fn flush(
     log: Arc<CommitLog>,
     model: Arc<Mutex<Model>>,
@@ -313,8 +323,8 @@ async fn flush(
 ) {
     let mut random = StdRng::seed_from_u64(seed);
     loop {
-        let left_behind = (log.oldest() < log.began()).then(|| log.began());
-        let Some(before) = log.flush_before().max(left_behind) else {
+        let earlier_records = (log.oldest() < log.began()).then(|| log.began());
+        let Some(before) = log.flush_before().max(earlier_records) else {
             let _ = tokio::time::timeout(Duration::from_millis(500), wake.notified()).await;
             continue;
         };
@@ -327,7 +337,7 @@ async fn flush(
             model.covered.extend(places.lock().range(..=upto).map(|(_, transaction)| *transaction));
             model.flushes += 1;
         }
-        // The life may end between the two.
+        // The life may end between the two steps.
         tokio::task::yield_now().await;
         log.truncate(upto);
     }
@@ -341,11 +351,11 @@ async fn run(seed: u64) -> (u64, u64, u64) {
             Ok(()) | Err(LogError::Store { .. } | LogError::Contended { .. }) => {}
             Err(error) => panic!("{SEED}={seed}: {error}"),
         }
-        // Late puts arrive before the next life begins, or after it.
+        // Late puts arrive before or after the start of the next life.
         sleep(Duration::from_millis(random.random_range(0..4000))).await;
     }
     let model = model.lock();
-    assert!(model.most_read <= MOST_READ, "{SEED}={seed}: a start read {} objects", model.most_read);
+    assert!(model.most_read <= MAX_READ, "{SEED}={seed}: a start read {} objects", model.most_read);
     (model.commits, model.flushes, model.most_read)
 }
 
@@ -364,7 +374,7 @@ fn starts_read_a_bounded_number_of_objects_and_every_acknowledged_commit() {
         flushes += outcome.1;
         most_read = most_read.max(outcome.2);
     }
-    // The seeds reach the bound.
-    let reached = commits > 30_000 && flushes > 3000 && most_read > BOUND as u64;
+    // The seeds must actually reach the limit.
+    let reached = commits > 30_000 && flushes > 3000 && most_read > BACKLOG_LIMIT as u64;
     assert!(!all || reached, "{commits} commits, {flushes} flushes, at most {most_read} objects read");
 }

@@ -1,13 +1,18 @@
-//! Many nodes that all believe to be the one, in a store where everything happens, over many seeds.
+//! Model test: several processes with the same node id, on a store with faults, for many seeds.
 //!
-//! Lives begin at random times, in the same name; those that were sealed go on as zombies, append, truncate, close. A
-//! model keeps what every record's client was told. Whenever a life begins, what it reads must hold all that was
-//! acknowledged (or read by one before it) and not truncated, nothing twice, nothing that was answered as lost, and
-//! nothing that an earlier life should have read and did not. What it does not read is gone: nobody may be told later
-//! that it is durable.
+//! Processes (*lives*) start at random times under the same node id. Those that were sealed
+//! continue as zombies: they append, truncate, and close. A model records the answer for each
+//! record. When a life starts, the records that it reads are checked:
 //!
-//! Beside them somebody reads the log as it grows ([`Beside`]): what he reads counts for good, and all that was acknowledged
-//! before he looked he has read, or manifests cover it.
+//! - All records that were acknowledged, or read by an earlier life, and not truncated are present.
+//! - No record is read twice.
+//! - No record is read that was reported as lost, or that an earlier life should have read and did
+//!   not.
+//! - A record that is not read is gone: it must not be reported as durable later.
+//!
+//! Concurrently, a reader follows the log as it grows ([`Reader`]). Records that it reads count
+//! permanently. Every record that was acknowledged before a poll has been read after it, or is
+//! covered by manifests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -28,33 +33,33 @@ use super::{
 };
 
 const SEEDS: u64 = 1000;
-/// Seeds beyond these that found something once: a late seal in a slot that the log had deleted.
-const FOUND: [u64; 2] = [20447, 27179];
-/// To run one that failed.
+/// Additional seeds that once failed: a late seal in a slot that the log had deleted.
+const REGRESSION_SEEDS: [u64; 2] = [20447, 27179];
+/// Environment variable with a single seed to run.
 const SEED: &str = "SHARED_LOG_SEED";
 const LIVES: u32 = 4;
 const STEPS: u32 = 25;
 
-/// What is known of a record.
+/// The known state of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fate {
-    /// Nothing yet.
+    /// Unknown.
     Open,
-    /// It was acknowledged, or a life has read it.
+    /// Acknowledged, or read by a life.
     Kept,
-    /// A manifest covers it.
+    /// Covered by a manifest.
     Covered,
-    /// It was answered as lost, or a life should have read it if it were durable.
+    /// Reported as lost, or not read by a life that would have read it if it were durable.
     Lost,
 }
 
 #[derive(Default)]
 struct Model {
     fates: BTreeMap<u64, Fate>,
-    wrong: Vec<String>,
+    contradictions: Vec<String>,
     acknowledged: u64,
     fenced: u64,
-    read_beside: u64,
+    read_by_reader: u64,
 }
 
 impl Model {
@@ -64,33 +69,35 @@ impl Model {
         transaction
     }
 
-    fn told(&mut self, transaction: u64, outcome: &Result<(), LogError>) {
+    fn record_answer(&mut self, transaction: u64, outcome: &Result<(), LogError>) {
         let fate = self.fates.entry(transaction).or_insert(Fate::Open);
-        let (told, contradiction) = match outcome {
+        let (answered, contradiction) = match outcome {
             Ok(()) => (Fate::Kept, *fate == Fate::Lost),
             Err(LogError::Discarded { .. }) => (Fate::Lost, matches!(fate, Fate::Kept | Fate::Covered)),
             Err(_) => return,
         };
         if contradiction {
-            self.wrong.push(format!("{transaction} is {fate:?}, and its client is told {outcome:?}"));
+            self.contradictions.push(format!("{transaction} is {fate:?}, but its client got {outcome:?}"));
         }
         if *fate == Fate::Open {
-            *fate = told;
+            *fate = answered;
         }
-        self.acknowledged += u64::from(told == Fate::Kept);
-        self.fenced += u64::from(told == Fate::Lost);
+        self.acknowledged += u64::from(answered == Fate::Kept);
+        self.fenced += u64::from(answered == Fate::Lost);
     }
 
-    /// A life has begun, and seals all others.
+    /// A life has started and seals all others.
     fn read(&mut self, seen: &[(u64, Lsn)]) {
         let ids: BTreeSet<u64> = seen.iter().map(|(transaction, _)| *transaction).collect();
         if ids.len() < seen.len() || !seen.is_sorted_by_key(|(_, lsn)| *lsn) {
-            self.wrong.push(format!("read twice, or out of order: {seen:?}"));
+            self.contradictions.push(format!("records read twice or out of order: {seen:?}"));
         }
         for (transaction, fate) in &mut self.fates {
             match (ids.contains(transaction), *fate) {
-                (true, Fate::Lost) => self.wrong.push(format!("{transaction} was lost, and is read")),
-                (false, Fate::Kept) => self.wrong.push(format!("{transaction} is missing")),
+                (true, Fate::Lost) => {
+                    self.contradictions.push(format!("{transaction} was reported lost, but is read"))
+                }
+                (false, Fate::Kept) => self.contradictions.push(format!("{transaction} is missing")),
                 (true, Fate::Open) => *fate = Fate::Kept,
                 (false, Fate::Open) => *fate = Fate::Lost,
                 _ => {}
@@ -113,7 +120,7 @@ struct Life {
     model: Arc<Mutex<Model>>,
     random: StdRng,
     log: Arc<CommitLog>,
-    /// What it has read and appended.
+    /// The records that it has read and appended.
     records: Vec<(u64, Lsn)>,
     clients: JoinSet<()>,
 }
@@ -129,7 +136,7 @@ impl Life {
             }
             Err(LogError::Store { .. } | LogError::Contended { .. }) => None,
             Err(error) => {
-                model.lock().wrong.push(error.to_string());
+                model.lock().contradictions.push(error.to_string());
                 None
             }
         }
@@ -147,11 +154,11 @@ impl Life {
         let (log, model) = (self.log.clone(), self.model.clone());
         self.clients.spawn(async move {
             let outcome = log.wait_durable(lsn).await;
-            model.lock().told(transaction, &outcome);
+            model.lock().record_answer(transaction, &outcome);
         });
     }
 
-    /// Covers some of what is durable.
+    /// Covers some of the durable records.
     fn truncate(&mut self) {
         let durable: Vec<_> = self.records.iter().filter(|(_, lsn)| self.log.is_durable(*lsn)).collect();
         let Some((_, upto)) = durable.get(self.random.random_range(0..durable.len().max(1))) else { return };
@@ -159,13 +166,13 @@ impl Life {
         for (transaction, _) in self.records.iter().filter(|(_, lsn)| lsn <= upto) {
             let fate = model.fates.insert(*transaction, Fate::Covered);
             if fate == Some(Fate::Lost) && self.log.is_durable(*upto) {
-                model.wrong.push(format!("{transaction} was lost, and is durable"));
+                model.contradictions.push(format!("{transaction} was reported lost, but is durable"));
             }
         }
         self.log.truncate(*upto);
     }
 
-    async fn go_on(mut self) {
+    async fn run_steps(mut self) {
         for _ in 0..STEPS {
             match self.random.random_range(0..10) {
                 0 => self.truncate(),
@@ -174,36 +181,36 @@ impl Life {
             }
         }
         if self.random.random_bool(0.3) {
-            // A failure is no contradiction: that the others find what they must is looked at when they begin.
+            // An error is no contradiction: the starts of the others check their records.
             let _ = close(&self.log).await;
         } else if self.random.random_bool(0.5) {
             sleep(Duration::from_secs(10)).await;
         }
-        // Some clients never hear.
+        // Some clients never get an answer.
         drop(self.log);
         while self.clients.join_next().await.is_some() {}
     }
 }
 
-/// One who reads the log while others write it.
-struct Beside {
+/// A reader that follows the log while other processes write it.
+struct Reader {
     model: Arc<Mutex<Model>>,
     tail: LogTail,
     from: LogPlace,
-    /// What he has read.
+    /// The transactions that it has read.
     seen: BTreeSet<u64>,
 }
 
-impl Beside {
-    fn new(store: Wild, model: Arc<Mutex<Model>>) -> Beside {
+impl Reader {
+    fn new(store: Wild, model: Arc<Mutex<Model>>) -> Reader {
         let store = Reliable::new(Arc::new(store), limits());
-        // So few bytes that most of what has been read is read again.
+        // A cache this small evicts most objects, so that they are read again.
         let tail = LogTail::new(store, NODE, 1000);
-        Beside { model, tail, from: LogPlace::default(), seen: BTreeSet::new() }
+        Reader { model, tail, from: LogPlace::default(), seen: BTreeSet::new() }
     }
 
-    /// Reads up to the end, if the store lets him.
-    async fn look(&mut self) -> Result<(), LogError> {
+    /// Reads up to the end, unless the store fails.
+    async fn poll(&mut self) -> Result<(), LogError> {
         let kept = |fate: &Fate| *fate == Fate::Kept;
         let acknowledged: Vec<u64> = {
             let model = self.model.lock();
@@ -214,7 +221,7 @@ impl Beside {
         while self.from < end.end {
             match self.tail.next(PartitionId(1), self.from, end.end).await? {
                 Ahead::End => self.from = end.end,
-                // He begins anew with what manifests cover.
+                // Restart at the records that no manifest covers.
                 Ahead::Gone if self.from < end.needed => self.from = end.needed,
                 Ahead::Gone => return Ok(()),
                 Ahead::Records(object, place) => {
@@ -229,7 +236,9 @@ impl Beside {
         let known =
             |transaction: &u64| self.seen.contains(transaction) || model.fates[transaction] == Fate::Covered;
         if let Some(missing) = acknowledged.into_iter().find(|transaction| !known(transaction)) {
-            model.wrong.push(format!("{missing} was acknowledged, and is not seen by who looked later"));
+            model
+                .contradictions
+                .push(format!("{missing} was acknowledged, but a later poll did not read it"));
         }
         Ok(())
     }
@@ -238,26 +247,26 @@ impl Beside {
         self.seen.insert(transaction);
         let mut model = self.model.lock();
         if *last == transaction {
-            model.wrong.push(format!("{transaction} is read twice"));
+            model.contradictions.push(format!("{transaction} was read twice"));
         }
         *last = transaction;
-        model.read_beside += 1;
+        model.read_by_reader += 1;
         match model.fates.insert(transaction, Fate::Kept) {
-            Some(Fate::Lost) => {
-                model.wrong.push(format!("{transaction} was lost, and is read beside its writer"))
-            }
+            Some(Fate::Lost) => model
+                .contradictions
+                .push(format!("{transaction} was reported lost, but the reader has read it")),
             Some(Fate::Covered) => drop(model.fates.insert(transaction, Fate::Covered)),
             _ => {}
         }
     }
 
-    async fn go_on(mut self, seed: u64) -> Beside {
+    async fn run_steps(mut self, seed: u64) -> Reader {
         let mut random = StdRng::seed_from_u64(seed);
         for _ in 0..STEPS {
             sleep(Duration::from_millis(random.random_range(0..400))).await;
-            match self.look().await {
+            match self.poll().await {
                 Ok(()) | Err(LogError::Store { .. } | LogError::Contended { .. }) => {}
-                Err(error) => self.model.lock().wrong.push(format!("beside: {error}")),
+                Err(error) => self.model.lock().contradictions.push(format!("reader: {error}")),
             }
         }
         self
@@ -274,43 +283,43 @@ async fn run(seed: u64) -> (u64, u64, u64) {
         lives.spawn(async move {
             sleep(delay).await;
             if let Some(life) = Life::begin(store, model, seed).await {
-                life.go_on().await;
+                life.run_steps().await;
             }
         });
     }
-    let beside = tokio::spawn(Beside::new(store.clone(), model.clone()).go_on(random.random()));
+    let reader = tokio::spawn(Reader::new(store.clone(), model.clone()).run_steps(random.random()));
     while let Some(ended) = lives.join_next().await {
         ended.unwrap();
     }
-    let mut beside = beside.await.unwrap();
-    store.calm();
+    let mut reader = reader.await.unwrap();
+    store.disable_faults();
     for _ in 0..2 {
         assert!(Life::begin(store.clone(), model.clone(), seed).await.is_some(), "{SEED}={seed}");
-        // What was on its way has arrived by now.
+        // All puts in flight have arrived by now.
         sleep(Duration::from_secs(10)).await;
-        beside.look().await.unwrap_or_else(|error| panic!("{SEED}={seed}: {error}"));
+        reader.poll().await.unwrap_or_else(|error| panic!("{SEED}={seed}: {error}"));
     }
     let model = model.lock();
-    assert!(model.wrong.is_empty(), "{SEED}={seed}: {:#?}", model.wrong);
-    (model.acknowledged, model.fenced, model.read_beside)
+    assert!(model.contradictions.is_empty(), "{SEED}={seed}: {:#?}", model.contradictions);
+    (model.acknowledged, model.fenced, model.read_by_reader)
 }
 
 #[test]
-fn no_acknowledged_record_is_lost_doubled_or_revived() {
+fn no_acknowledged_record_is_lost_duplicated_or_resurrected() {
     let seeds = match std::env::var(SEED).ok().and_then(|seed| seed.parse().ok()) {
         Some(seed) => vec![seed],
-        None => (0..SEEDS).chain(FOUND).collect(),
+        None => (0..SEEDS).chain(REGRESSION_SEEDS).collect(),
     };
     let all = seeds.len() > 1;
-    let (mut acknowledged, mut fenced, mut read_beside) = (0, 0, 0);
+    let (mut acknowledged, mut fenced, mut read_by_reader) = (0, 0, 0);
     for seed in seeds {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
         let outcome = runtime.unwrap().block_on(run(seed));
         acknowledged += outcome.0;
         fenced += outcome.1;
-        read_beside += outcome.2;
+        read_by_reader += outcome.2;
     }
-    // The seeds do reach what this is about.
-    let reached = acknowledged > 3000 && fenced > 1000 && read_beside > 3000;
-    assert!(!all || reached, "{acknowledged} {fenced} {read_beside}");
+    // The seeds must actually reach these situations.
+    let reached = acknowledged > 3000 && fenced > 1000 && read_by_reader > 3000;
+    assert!(!all || reached, "{acknowledged} {fenced} {read_by_reader}");
 }

@@ -1,4 +1,4 @@
-//! A log that is read while it is written; what the model does not look at.
+//! Reading a log while it is written: scenarios that the model test does not cover.
 
 use std::sync::Arc;
 
@@ -7,27 +7,30 @@ use fulmar_pages::PartitionId;
 use super::*;
 use crate::log::{Ahead, LogEnd, LogPlace, LogTail};
 
-fn of(store: &impl CloneStore, memory_bytes: u64) -> LogTail {
+fn tail_of(store: &impl CloneStore, memory_bytes: u64) -> LogTail {
     LogTail::new(Reliable::new(store.share(), Limits::default()), NODE, memory_bytes)
 }
 
-/// The transactions from a place to the end, and that.
+/// Reads the transactions from a place to the end. Also returns the end.
 async fn read(tail: &LogTail, mut from: LogPlace) -> (Vec<u64>, LogPlace) {
     let LogEnd { needed, end } = tail.look().await.unwrap();
     from = from.max(needed);
     let mut seen = Vec::new();
-    while let Ahead::Records(object, behind) = tail.next(PartitionId(1), from, end).await.unwrap() {
+    while let Ahead::Records(object, after) = tail.next(PartitionId(1), from, end).await.unwrap() {
         seen.extend(object.records(PartitionId(1)).map(|record| record.header.transaction));
-        from = behind;
+        from = after;
     }
     (seen, end)
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_goes_on_from_where_it_was_over_starts_of_the_writer() {
+async fn reading_resumes_across_restarts_of_the_writer() {
     let store = Backend::memory();
-    let tail = of(&store, 1 << 20);
-    assert!(read(&tail, LogPlace::default()).await.0.is_empty(), "there is no log");
+    let tail = tail_of(&store, 1 << 20);
+    assert!(
+        read(&tail, LogPlace::default()).await.0.is_empty(),
+        "a store without a log must have no records"
+    );
     let mut place = LogPlace::default();
     for start in 0..3 {
         let (log, _) = open(&store).await;
@@ -43,16 +46,16 @@ async fn it_goes_on_from_where_it_was_over_starts_of_the_writer() {
         }
         assert!(read(&tail, place).await.0.is_empty());
     }
-    // Whoever comes late reads the same; and of others there is nothing.
-    let late = read(&of(&store, 1), LogPlace::default()).await.0;
+    // A new reader reads the same records, and none of other partitions.
+    let late = read(&tail_of(&store, 1), LogPlace::default()).await.0;
     assert_eq!(late, [1, 2, 11, 12, 21, 22]);
     let next = tail.next(PartitionId(2), tail.look().await.unwrap().needed, place).await.unwrap();
     assert!(matches!(next, Ahead::End), "{next:?}");
 }
 
-/// What nobody has acknowledged is behind a gap, and is not seen until that is filled.
+/// Objects after a gap are not acknowledged. They are not read until the gap is filled.
 #[tokio::test(start_paused = true)]
-async fn a_gap_is_the_end_for_now() {
+async fn reading_stops_at_a_gap_until_it_is_filled() {
     let faulty = FaultyStore::new(Arc::new(Backend::memory()));
     let (log, _) = open(&faulty).await;
     append_durably(&log, 1).await;
@@ -61,7 +64,7 @@ async fn a_gap_is_the_end_for_now() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     append(&log, 3);
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let tail = of(&faulty, 1 << 20);
+    let tail = tail_of(&faulty, 1 << 20);
     let (seen, end) = read(&tail, LogPlace::default()).await;
     assert_eq!(seen, [1]);
     log.wait_durable(late).await.unwrap();
@@ -69,11 +72,11 @@ async fn a_gap_is_the_end_for_now() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_cut_is_told_to_be_gone() {
+async fn truncated_records_are_reported_as_gone() {
     let store = Backend::memory();
     let (log, _) = open(&store).await;
     append_durably(&log, 1).await;
-    let tail = of(&store, 1);
+    let tail = tail_of(&store, 1);
     let (_, old) = read(&tail, LogPlace::default()).await;
     for transaction in 2..=4 {
         let covered = append_durably(&log, transaction).await;
@@ -86,12 +89,13 @@ async fn what_was_cut_is_told_to_be_gone() {
     let next = tail.next(PartitionId(1), old, end.end).await.unwrap();
     assert!(matches!(next, Ahead::Gone), "{next:?}");
     assert_eq!(read(&tail, end.needed).await.0, [5]);
-    assert_eq!(read(&of(&store, 1), end.needed).await.0, [5]);
+    assert_eq!(read(&tail_of(&store, 1), end.needed).await.0, [5]);
 }
 
-/// A seal that somebody meant long ago stands where an object was deleted: it ends nothing.
+/// A seal that was meant for an old state of the log takes the slot of a deleted object: it ends
+/// nothing.
 #[tokio::test(start_paused = true)]
-async fn a_zombie_before_what_is_needed_means_nothing() {
+async fn zombie_before_the_needed_slot_has_no_effect() {
     let store = Backend::memory();
     let (log, _) = open(&store).await;
     for transaction in 1..=3 {
@@ -103,7 +107,7 @@ async fn a_zombie_before_what_is_needed_means_nothing() {
     let zombie = Slot { incarnation: 1, sequence: 1 };
     let seal = crate::log::shared::open::seal(fulmar_pages::LogId(99), zombie, 0, zombie);
     store.put(&slot(1, 1), seal).await.unwrap();
-    let tail = of(&store, 1 << 20);
+    let tail = tail_of(&store, 1 << 20);
     let end = tail.look().await.unwrap();
     assert_eq!(read(&tail, end.needed).await.0, [4]);
     append_durably(&log, 5).await;
@@ -111,7 +115,7 @@ async fn a_zombie_before_what_is_needed_means_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_lost_or_damaged_is_refused_by_name() {
+async fn missing_and_damaged_objects_are_named_in_the_error() {
     let store = Backend::memory();
     let (log, _) = open(&store).await;
     for transaction in 1..=3 {
@@ -119,14 +123,14 @@ async fn what_is_lost_or_damaged_is_refused_by_name() {
     }
     let lost = store.get(&slot(1, 2), Span::Whole).await.unwrap().bytes;
     store.delete(&slot(1, 2)).await.unwrap();
-    let refused = of(&store, 1).look().await.unwrap_err();
+    let refused = tail_of(&store, 1).look().await.unwrap_err();
     assert!(refused.to_string().contains(&slot(1, 2)), "{refused}");
     let mut damaged = lost.to_vec();
     damaged[90] ^= 1;
     store.put(&slot(1, 2), damaged.into()).await.unwrap();
-    let refused = of(&store, 1).look().await.unwrap_err();
+    let refused = tail_of(&store, 1).look().await.unwrap_err();
     assert!(refused.to_string().contains(&slot(1, 2)), "{refused}");
     store.delete(&slot(1, 2)).await.unwrap();
     store.put(&slot(1, 2), lost).await.unwrap();
-    assert_eq!(read(&of(&store, 1), LogPlace::default()).await.0, [1, 2, 3]);
+    assert_eq!(read(&tail_of(&store, 1), LogPlace::default()).await.0, [1, 2, 3]);
 }

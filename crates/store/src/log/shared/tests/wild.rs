@@ -1,5 +1,6 @@
-//! A store where everything happens that the contract allows: operations take their time, fail, are done although they
-//! failed, or long after; listings come name by name, while others write.
+//! A store with every behaviour that the contract allows: operations are delayed, fail, succeed
+//! although they report a failure, or take effect much later. Listings are read in small pages
+//! while others write.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,13 +15,13 @@ use tokio::time::sleep;
 
 use crate::store::{Backend, Failure, FailureKind, Listing, Piece, Span, Store, Upload};
 
-/// Clones are the same store.
+/// Clones share the same store.
 #[derive(Clone)]
 pub(super) struct Wild {
     truth: Backend,
     random: Arc<Mutex<StdRng>>,
-    /// Of a hundred operations so many go wrong.
-    wrong: Arc<Mutex<u32>>,
+    /// Percentage of operations that go wrong.
+    fault_percent: Arc<Mutex<u32>>,
 }
 
 impl Wild {
@@ -28,34 +29,34 @@ impl Wild {
         Wild {
             truth: Backend::memory(),
             random: Arc::new(Mutex::new(StdRng::seed_from_u64(seed))),
-            wrong: Arc::new(Mutex::new(30)),
+            fault_percent: Arc::new(Mutex::new(30)),
         }
     }
 
-    /// From now on nothing goes wrong.
-    pub(super) fn calm(&self) {
-        *self.wrong.lock() = 0;
+    /// Disables all faults from now on.
+    pub(super) fn disable_faults(&self) {
+        *self.fault_percent.lock() = 0;
     }
 
     fn below(&self, bound: u32) -> u32 {
         self.random.lock().random_range(0..bound)
     }
 
-    fn goes_wrong(&self) -> bool {
-        self.below(100) < *self.wrong.lock()
+    fn draw_fault(&self) -> bool {
+        self.below(100) < *self.fault_percent.lock()
     }
 
-    /// Mostly some milliseconds, now and then longer than anybody waits.
-    async fn dawdle(&self) {
-        let longest = if self.goes_wrong() { 150 } else { 10 };
-        let ms = self.below(longest);
+    /// Sleeps: usually up to 10 ms, if a fault is drawn up to 150 ms, longer than the timeout.
+    async fn random_delay(&self) {
+        let max_ms = if self.draw_fault() { 150 } else { 10 };
+        let ms = self.below(max_ms);
         sleep(Duration::from_millis(ms.into())).await;
     }
 
-    /// An operation that can be made again.
-    async fn at_last<T>(&self, done: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
-        self.dawdle().await;
-        if self.goes_wrong() && self.below(2) == 0 {
+    /// Runs an operation that can be repeated, after a delay; it may fail instead.
+    async fn run_unreliably<T>(&self, done: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+        self.random_delay().await;
+        if self.draw_fault() && self.below(2) == 0 {
             return Err(unavailable());
         }
         done.await
@@ -63,7 +64,7 @@ impl Wild {
 }
 
 fn unavailable() -> Failure {
-    Failure::new(FailureKind::Unavailable, "a fault of the test's")
+    Failure::new(FailureKind::Unavailable, "injected fault")
 }
 
 impl fmt::Display for Wild {
@@ -81,10 +82,10 @@ impl fmt::Debug for Wild {
 #[async_trait]
 impl Store for Wild {
     async fn put(&self, name: &str, bytes: Bytes) -> Result<(), Failure> {
-        self.dawdle().await;
-        if !self.goes_wrong() {
+        self.random_delay().await;
+        if !self.draw_fault() {
             let done = self.truth.put(name, bytes).await;
-            self.dawdle().await;
+            self.random_delay().await;
             return done;
         }
         match self.below(4) {
@@ -92,7 +93,7 @@ impl Store for Wild {
             1 => {
                 let _ = self.truth.put(name, bytes).await;
             }
-            2 => return Err(Failure::new(FailureKind::Exists, "a conflict for nothing")),
+            2 => return Err(Failure::new(FailureKind::Exists, "injected conflict")),
             _ => {
                 let (store, name) = (self.truth.clone(), name.to_owned());
                 let late = Duration::from_millis(self.below(3000).into());
@@ -110,11 +111,11 @@ impl Store for Wild {
     }
 
     async fn get(&self, name: &str, span: Span) -> Result<Piece, Failure> {
-        self.at_last(self.truth.get(name, span)).await
+        self.run_unreliably(self.truth.get(name, span)).await
     }
 
     async fn list(&self, directory: &str, after: Option<&str>) -> Result<Listing, Failure> {
-        let mut listing = self.at_last(self.truth.list(directory, after)).await?;
+        let mut listing = self.run_unreliably(self.truth.list(directory, after)).await?;
         let page = 1 + self.below(4) as usize;
         listing.more = listing.names.len() > page;
         listing.names.truncate(page);
@@ -122,10 +123,10 @@ impl Store for Wild {
     }
 
     async fn delete(&self, name: &str) -> Result<(), Failure> {
-        self.at_last(self.truth.delete(name)).await
+        self.run_unreliably(self.truth.delete(name)).await
     }
 
     async fn sync(&self, name: &str) -> Result<(), Failure> {
-        self.at_last(self.truth.sync(name)).await
+        self.run_unreliably(self.truth.sync(name)).await
     }
 }
