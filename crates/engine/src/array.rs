@@ -1,16 +1,16 @@
-//! Arrays in Postgres's text: `{a,"b c",NULL}`. SQLite has none: they are texts, and JSON where its table-valued functions
-//! are to take them apart.
+//! Arrays in PostgreSQL's text format: `{a,"b c",NULL}`. SQLite has no arrays: they are stored as
+//! text, and converted to JSON for SQLite's table-valued functions.
 //!
-//! Quotes tell texts from numbers: `{"5"}` has a text, `{5}` a number. What Postgres keeps as a vector (`1 2 3`, the columns
-//! of an index) can be read as an array too.
+//! Quotes distinguish texts from numbers: `{"5"}` contains a text, `{5}` a number. PostgreSQL's
+//! vectors (`1 2 3`, the columns of an index) can be read as arrays too.
 
 /// An element; `None` is NULL.
 pub type Element = Option<String>;
 
-/// Elements of an array at most; what comes behind is not read.
+/// Maximum number of elements read; the rest of an array is ignored.
 pub const MOST_ELEMENTS: usize = 1_000_000;
 
-/// The array of these elements; `texts` are quoted, whatever stands in them.
+/// Formats an array. If `texts` is true all elements except NULL are quoted.
 pub fn write<'a>(elements: impl Iterator<Item = Option<&'a str>>, texts: bool) -> String {
     let mut array = String::from("{");
     for (place, element) in elements.enumerate() {
@@ -39,13 +39,13 @@ pub fn write<'a>(elements: impl Iterator<Item = Option<&'a str>>, texts: bool) -
     array
 }
 
-/// The elements of an array of one dimension, or of a vector.
+/// Parses a one-dimensional array or a vector.
 pub fn read(text: &str) -> Vec<Element> {
     elements(text).map(|(element, _)| element).collect()
 }
 
-/// The array as JSON, in which numbers are numbers; NULL is an array of NULL, which equals nothing and differs from
-/// nothing.
+/// Converts an array to JSON, numbers as JSON numbers. NULL becomes `[null]`, so that a comparison
+/// with any or all elements is NULL.
 pub fn json(array: Option<&str>) -> String {
     let Some(array) = array else { return "[null]".to_owned() };
     let mut json = String::from("[");
@@ -63,7 +63,7 @@ pub fn json(array: Option<&str>) -> String {
     json
 }
 
-/// Whether a text is a number as JSON writes it: an integer, or one with a fraction.
+/// Whether a text is a JSON number: an integer, or a decimal without an exponent.
 fn is_number(text: &str) -> bool {
     let digits = text.strip_prefix('-').unwrap_or(text);
     let (whole, fraction) =
@@ -85,7 +85,7 @@ fn put_string(json: &mut String, text: &str) {
     json.push('"');
 }
 
-/// Each element, and whether it was quoted.
+/// Iterates over the elements, each with whether it was quoted.
 fn elements(text: &str) -> impl Iterator<Item = (Element, bool)> + '_ {
     let text = text.trim();
     let inner = text.strip_prefix('{').and_then(|text| text.strip_suffix('}'));
@@ -109,7 +109,7 @@ fn elements(text: &str) -> impl Iterator<Item = (Element, bool)> + '_ {
     array.chain(vector).take(MOST_ELEMENTS)
 }
 
-/// The first element, whether it is quoted, and what stands behind its comma.
+/// Parses the first element. Returns it, whether it was quoted, and the text after its comma.
 fn element(text: &str) -> (String, bool, Option<&str>) {
     let text = text.trim_ascii_start();
     let (mut element, mut quoted, mut inside) = (String::new(), false, false);

@@ -1,4 +1,5 @@
-//! Tasks that look around in the background: now and then, sooner when they are woken, until the engine is stopped or gone.
+//! Background tasks: run a function periodically, or earlier when woken, until the engine stops or
+//! is dropped.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,10 +9,10 @@ use tokio::sync::Notify;
 
 use crate::Engine;
 
-/// How often a task looks around by itself.
-const PERIOD: Duration = Duration::from_millis(500);
+/// How often a task runs without being woken.
+const INTERVAL: Duration = Duration::from_millis(500);
 
-/// Such a task, as others see it.
+/// Handle of a background task.
 pub(crate) struct Background {
     wake: Arc<Notify>,
     stopping: AtomicBool,
@@ -19,12 +20,12 @@ pub(crate) struct Background {
 }
 
 impl Background {
-    /// One that `wake` wakes.
+    /// Creates a task that `wake` wakes.
     pub(crate) fn new(wake: Arc<Notify>) -> Arc<Self> {
         Arc::new(Background { wake, stopping: AtomicBool::new(false), stopped: Notify::new() })
     }
 
-    /// It has something to do.
+    /// Runs the task soon.
     pub(crate) fn wake(&self) {
         self.wake.notify_one();
     }
@@ -33,7 +34,7 @@ impl Background {
         self.stopping.load(Ordering::Acquire)
     }
 
-    /// Ends the task; waits for it.
+    /// Stops the task and waits for it.
     pub(crate) async fn stop(&self) {
         if !self.stopping.swap(true, Ordering::AcqRel) {
             self.wake();
@@ -41,7 +42,7 @@ impl Background {
         }
     }
 
-    /// Starts the task, which does `round` each time.
+    /// Starts the task, which calls `round` each time.
     pub(crate) fn spawn<Round, Done>(self: &Arc<Self>, engine: &Arc<Engine>, round: Round)
     where
         Round: Fn(Arc<Engine>) -> Done + Send + 'static,
@@ -50,10 +51,11 @@ impl Background {
         let (task, engine) = (self.clone(), Arc::downgrade(engine));
         tokio::spawn(async move {
             while !task.is_stopping() {
-                // Held in the round only: else several tasks, one of which waits at any time, would keep it for ever.
+                // The engine is held only during the round. Otherwise several tasks, of which one
+                // always waits, would keep it alive forever.
                 let Some(engine) = engine.upgrade() else { return };
                 round(engine).await;
-                let _woken = tokio::time::timeout(PERIOD, task.wake.notified()).await;
+                let _woken = tokio::time::timeout(INTERVAL, task.wake.notified()).await;
             }
             task.stopped.notify_one();
         });

@@ -1,36 +1,41 @@
-//! Reading beside the owner: the partitions of another process, at a manifest and the owner's log so far.
+//! Read replica: reads the partitions of another process, the primary, from its newest manifests
+//! and its log.
 //!
 //! ```text
-//!   a transaction begins --> how old is the last look at the log?
-//!                              | not older than it may be          | older
-//!                              |   (older than 200 ms: another     v
-//!                              |    one begins, nobody waits)    waits for a look that began late enough
+//!   a transaction begins --> age of the last log poll?
+//!                              | within its staleness bound        | older
+//!                              |   (beyond 200 ms the next poll    v
+//!                              |    starts meanwhile)             wait for a newer poll
 //!                              v                                   |
 //!   the partition: open at its newest manifest <-------------------'
-//!     --> applies the log's records up to the end that the look has found ([`crate::partition::Followed`])
-//!     --> pins that version: so old is its snapshot
+//!     --> apply the log's records up to the end found by the poll
+//!     --> pin that version: the snapshot is as old as the poll
 //! ```
 //!
-//! Nothing happens unless somebody reads: there is no task that looks at the log. What is there besides statements keeps open
-//! partitions bounded ([`round`]).
+//! Polls happen only on demand: no task polls the log while no session reads. The background task
+//! only keeps open partitions bounded ([`round`]).
 //!
-//! # How old a snapshot is
-//! A look at the log proves that all that had been acknowledged when it began is among what it has found, or in the newest manifests
-//! ([`LogTail`]). A partition is opened at a manifest that is listed *after* the look, so nothing lies between the two; and it goes on
-//! from there without a gap, or is opened anew. So its snapshot has all that was acknowledged before the look began, and that is its
-//! age, though nothing may have been committed for hours. (It may have more: a manifest may be ahead.)
+//! # Age of a snapshot
+//! A log poll finds every commit acknowledged before it began, either in the log or in the newest
+//! manifests ([`LogTail`]). A partition is opened from a manifest that is listed *after* the poll,
+//! so no commit is between the two; it then continues without a gap, or is reopened. Its snapshot
+//! therefore contains every commit acknowledged before the poll began. That time is the snapshot's
+//! age, even if nothing has been committed for hours. (The snapshot may contain more, if the
+//! manifest is newer.)
 //!
-//! Which partitions there are, where they commit to and in which epoch they are the catalog says. What it says here is what the
-//! owner has published, a second or two ago ([`StandingSource`]); that is the age of *this* knowledge. A restore is seen in the log too, as
-//! soon as something is committed after it: then nobody is answered before the catalog has told of it.
+//! The set of partitions, their durability and their epochs come from the catalog that the primary
+//! publishes, which is one or two seconds old ([`StandingSource`]). A restore is also visible in
+//! the log, with the first commit after it; the replica then answers nothing until the catalog
+//! shows it too.
 //!
-//! # Partitions that commit elsewhere
-//! The log of a partition whose durability is `local` is on its owner's disk. It can be read as its newest manifest has it, and is as old as
-//! that.
+//! # Partitions with local durability
+//! The log of a partition with `local` durability is on the primary's disk. The replica reads such
+//! a partition at its newest manifest, and its age is the manifest's.
 //!
-//! # What the owner deletes meanwhile
-//! Objects of its log that manifests cover, and segments that no manifest of its history names any more. Who had wanted to read
-//! them is *left behind*: the partition is opened anew, and a transaction that had begun gets 40001.
+//! # Deletions by the primary
+//! The primary deletes log objects that manifests cover, and segments that no manifest of the
+//! history references. If a replica still needs one, its partition is *left behind*: it is
+//! reopened, and a running transaction fails with 40001.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -52,113 +57,116 @@ use crate::partition::{
 use crate::pins::Pins;
 use crate::{Engine, Error, Result, calendar, sqlstate};
 
-/// A look that is older is not the last one, where somebody reads.
-const LOOK_EVERY_MS: u64 = 200;
-/// How long anybody waits for a look, or for the catalog to tell what the log has told.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How often is looked whether the catalog has told.
-const CATALOG_LOOK: Duration = Duration::from_millis(50);
-/// How often a partition is opened anew for one transaction.
-const MOST_OPENINGS: u32 = 10;
-/// How often a newer manifest is looked for: of a partition whose commits are elsewhere, and of one that is read ...
-const MANIFEST_EVERY_MS: u64 = 1000;
-const ADOPT_EVERY_MS: u64 = 30_000;
-/// ... while changed pages take much of the memory.
-const ADOPT_EVERY_MS_IF_FULL: u64 = 2000;
+/// Age of the last log poll beyond which a read starts another one.
+const POLL_INTERVAL_MS: u64 = 200;
+/// How long a session waits for a log poll, or for the catalog to show a restore.
+const POLL_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often the catalog is checked during that wait.
+const CATALOG_POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// How often a partition is reopened for one transaction.
+const MAX_OPENINGS: u32 = 10;
+/// How often a newer manifest is looked up: for a partition with local durability, and for one in
+/// use.
+const LOCAL_MANIFEST_INTERVAL_MS: u64 = 1000;
+const ADOPT_INTERVAL_MS: u64 = 30_000;
+/// The same for a partition in use while changed pages take much of the memory.
+const ADOPT_INTERVAL_IF_FULL_MS: u64 = 2000;
 
-/// How a partition stands, as its owner has said.
+/// The state of a partition in the primary's catalog.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing {
     /// Its lineage and epoch.
     pub era: Era,
-    /// Where its commits are made durable.
+    /// The durability of its commits.
     pub durability: Durability,
 }
 
-/// Tells how a partition stands; nothing if there is none.
+/// Returns the state of a partition; None if it does not exist.
 pub type StandingSource = Arc<dyn Fn(PartitionId) -> Option<Standing> + Send + Sync>;
 
-/// Whose partitions are read.
+/// The primary of a replica.
 #[derive(Clone)]
 pub struct Owner {
-    /// Names its log in the store.
+    /// Identifies its log in the store.
     pub node_id: u128,
-    /// What its catalog says.
+    /// Reads its catalog.
     pub standing: StandingSource,
 }
 
-/// What a node that reads beside another one knows of it.
+/// A replica's state.
 pub(crate) struct Beside {
     tail: LogTail,
     standing: StandingSource,
-    /// Looks that have begun.
+    /// Number of log polls begun.
     begun: AtomicU64,
-    looking: AtomicBool,
-    last: watch::Sender<Last>,
-    /// Partitions that were opened anew, since their owner had gone on.
+    polling: AtomicBool,
+    last: watch::Sender<LastPoll>,
+    /// Number of partitions reopened because they were left behind or changed in the catalog.
     reopened: AtomicU64,
     pub(crate) pins: Pins,
 }
 
-/// What the last look has found.
+/// Result of the last log poll.
 #[derive(Clone, Default)]
-struct Last {
-    /// Looks are numbered from 1 on.
+struct LastPoll {
+    /// Number of the poll, from 1.
     number: u64,
-    /// Of the last one that went well.
-    look: Option<Look>,
-    /// Of the last one, if it did not.
+    /// The last successful poll.
+    poll: Option<LogPoll>,
+    /// The error of the last poll, if it failed.
     error: Option<Error>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Look {
+struct LogPoll {
     number: u64,
     end: LogEnd,
-    /// When it began.
+    /// When the poll began.
     monotonic_ms: u64,
     unix_ms: u64,
 }
 
-/// A partition to be read, and how old it is.
+/// A partition to be read, and its age.
 pub(crate) struct Seen {
     pub partition: Arc<Partition>,
-    /// All that was acknowledged before is in it (milliseconds since 1970); not known if it has no manifest.
+    /// The snapshot contains every commit acknowledged before this time (milliseconds since 1970).
+    /// None if the partition has no manifest.
     pub unix_ms: Option<u64>,
 }
 
-/// Nobody looks any more, however that has ended.
-struct Looking<'a>(&'a AtomicBool);
+/// Guard of a running poll. Clears the flag however the poll ends.
+struct PollGuard<'a>(&'a AtomicBool);
 
-impl Drop for Looking<'_> {
+impl Drop for PollGuard<'_> {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
     }
 }
 
-/// Counters of a node that reads beside another one.
+/// Statistics of a replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BesideStatistics {
-    /// Looks at the owner's log.
+    /// Polls of the primary's log.
     pub looks: u64,
-    /// How old the last one is that went well, milliseconds; `None` if there was none. While nobody reads it grows.
+    /// Age of the last successful poll in milliseconds; None if there was none. Grows while no
+    /// session reads.
     pub age_ms: Option<u64>,
-    /// Whether the last one failed.
+    /// Whether the last poll failed.
     pub fails: bool,
-    /// Partitions that were opened anew, since their owner had gone on.
+    /// Partitions reopened because they were left behind or changed in the catalog.
     pub reopened: u64,
 }
 
 impl Beside {
     pub(crate) fn new(owner: Owner, node: &Node) -> Arc<Self> {
-        // As an owner takes for what waits for its log.
+        // The same share as for a primary's unwritten log.
         let memory_bytes = (node.memory.limit_bytes() / 16).clamp(8 << 20, 64 << 20);
         Arc::new(Beside {
             tail: LogTail::new(node.store.store().clone(), owner.node_id, memory_bytes),
             standing: owner.standing,
             begun: AtomicU64::new(0),
-            looking: AtomicBool::new(false),
-            last: watch::Sender::new(Last::default()),
+            polling: AtomicBool::new(false),
+            last: watch::Sender::new(LastPoll::default()),
             reopened: AtomicU64::new(0),
             pins: Pins::default(),
         })
@@ -168,78 +176,80 @@ impl Beside {
         (self.standing)(id)
     }
 
-    /// Whether the owner's log can be read, as far as is known.
+    /// Whether the primary's log was readable at the last poll.
     pub(crate) fn is_well(&self) -> bool {
         self.last.borrow().error.is_none()
     }
 
-    /// Where the log has ended at most `staleness` ago (or ever).
-    async fn end(self: &Arc<Self>, node: &Arc<Node>, staleness: Option<Duration>) -> Result<Look> {
+    /// Returns a log poll that began at most `staleness` ago; any poll if None.
+    async fn end(self: &Arc<Self>, node: &Arc<Node>, staleness: Option<Duration>) -> Result<LogPoll> {
         let now_ms = node.clock.monotonic_ms();
         let begun = self.begun.load(Ordering::Acquire);
-        let is_young = |look: &Look, staleness: Duration| {
-            // So that who wants a look of now gets one that has begun later: the clock counts in milliseconds.
+        let is_recent = |poll: &LogPoll, staleness: Duration| {
+            // The clock has millisecond resolution, so a staleness of zero always waits for a poll
+            // that begins later.
             staleness > Duration::ZERO
-                && u128::from(now_ms.saturating_sub(look.monotonic_ms)) <= staleness.as_millis()
+                && u128::from(now_ms.saturating_sub(poll.monotonic_ms)) <= staleness.as_millis()
         };
-        let will_do =
-            |look: &Look| look.number > begun || staleness.is_none_or(|staleness| is_young(look, staleness));
-        let known = self.last.borrow().look.filter(will_do);
-        let look = match known {
-            Some(look) => look,
-            None => timeout(PATIENCE, self.next_look(node, begun, will_do))
+        let is_sufficient = |poll: &LogPoll| {
+            poll.number > begun || staleness.is_none_or(|staleness| is_recent(poll, staleness))
+        };
+        let known = self.last.borrow().poll.filter(is_sufficient);
+        let poll = match known {
+            Some(poll) => poll,
+            None => timeout(POLL_TIMEOUT, self.next_poll(node, begun, is_sufficient))
                 .await
                 .unwrap_or_else(|_| Err(no_answer()))?,
         };
-        if now_ms.saturating_sub(look.monotonic_ms) > LOOK_EVERY_MS {
-            self.look(node);
+        if now_ms.saturating_sub(poll.monotonic_ms) > POLL_INTERVAL_MS {
+            self.poll(node);
         }
-        Ok(look)
+        Ok(poll)
     }
 
-    /// Waits for a look that will do; an error if one fails that began after so many others.
-    async fn next_look(
+    /// Waits for a sufficient poll. Fails if a poll fails that began after the first `begun` ones.
+    async fn next_poll(
         self: &Arc<Self>,
         node: &Arc<Node>,
         begun: u64,
-        will_do: impl Fn(&Look) -> bool,
-    ) -> Result<Look> {
+        is_sufficient: impl Fn(&LogPoll) -> bool,
+    ) -> Result<LogPoll> {
         let mut last = self.last.subscribe();
         loop {
             {
                 let last = last.borrow_and_update();
-                if let Some(look) = last.look.filter(&will_do) {
-                    return Ok(look);
+                if let Some(poll) = last.poll.filter(&is_sufficient) {
+                    return Ok(poll);
                 }
                 if let Some(error) = last.error.clone().filter(|_| last.number > begun) {
                     return Err(error);
                 }
             }
-            self.look(node);
-            // Its sender is ours.
+            self.poll(node);
+            // Cannot fail: `self` owns the sender.
             let _ = last.changed().await;
         }
     }
 
-    /// Begins a look, if none is under way. It goes on when who asked for it has gone.
-    fn look(self: &Arc<Self>, node: &Arc<Node>) {
-        if self.looking.swap(true, Ordering::AcqRel) {
+    /// Starts a poll unless one is running. It continues if the caller is dropped.
+    fn poll(self: &Arc<Self>, node: &Arc<Node>) {
+        if self.polling.swap(true, Ordering::AcqRel) {
             return;
         }
         let (beside, node) = (self.clone(), node.clone());
         let runtime = node.spill.runtime().clone();
         runtime.spawn(async move {
-            let looking = Looking(&beside.looking);
+            let polling = PollGuard(&beside.polling);
             let number = beside.begun.fetch_add(1, Ordering::AcqRel) + 1;
             let (monotonic_ms, unix_ms) = (node.clock.monotonic_ms(), node.clock.unix_ms());
             let found = beside.tail.look().await;
-            // First: who hears of this one may want another.
-            drop(looking);
+            // Before the result is published: a session that receives it may start the next poll.
+            drop(polling);
             beside.last.send_modify(|last| {
                 last.number = number;
                 match found {
                     Ok(end) => {
-                        last.look = Some(Look { number, end, monotonic_ms, unix_ms });
+                        last.poll = Some(LogPoll { number, end, monotonic_ms, unix_ms });
                         last.error = None;
                     }
                     Err(error) => last.error = Some(log_unreadable(error)),
@@ -252,7 +262,7 @@ impl Beside {
         let last = self.last.borrow();
         BesideStatistics {
             looks: self.begun.load(Ordering::Relaxed),
-            age_ms: last.look.map(|look| node.clock.monotonic_ms().saturating_sub(look.monotonic_ms)),
+            age_ms: last.poll.map(|poll| node.clock.monotonic_ms().saturating_sub(poll.monotonic_ms)),
             fails: last.error.is_some(),
             reopened: self.reopened.load(Ordering::Relaxed),
         }
@@ -260,17 +270,17 @@ impl Beside {
 }
 
 impl Engine {
-    /// Whether this node reads the partitions of another one.
+    /// Whether this node is a read replica.
     pub fn reads_beside(&self) -> bool {
         self.beside.is_some()
     }
 
-    /// Counters of a node that reads beside another one.
+    /// Statistics of a replica; None on a primary.
     pub fn beside_statistics(&self) -> Option<BesideStatistics> {
         self.beside.as_ref().map(|beside| beside.statistics(self.node()))
     }
 
-    /// Refuses what only the owner can do.
+    /// Fails on a replica: the operation needs the primary.
     pub fn check_owner(&self) -> Result<()> {
         match self.reads_beside() {
             true => Err(owner_writes()),
@@ -278,7 +288,7 @@ impl Engine {
         }
     }
 
-    /// A partition of the owner's, not older than `staleness`, whatever that is.
+    /// Returns a partition whose snapshot is at most `staleness` old; any age if None.
     pub(crate) fn partition_beside<'a>(
         &'a self,
         beside: &'a Arc<Beside>,
@@ -286,9 +296,9 @@ impl Engine {
         staleness: Option<Duration>,
     ) -> BoxFuture<'a, Result<Seen>> {
         async move {
-            for _ in 0..MOST_OPENINGS {
+            for _ in 0..MAX_OPENINGS {
                 let Some(standing) = beside.standing(id) else { return Err(self.forget_dropped(id)) };
-                let look = match standing.durability {
+                let poll = match standing.durability {
                     Durability::Shared => Some(beside.end(self.node(), staleness).await?),
                     Durability::Local => None,
                 };
@@ -297,8 +307,8 @@ impl Engine {
                     Err(_) if self.is_left_behind(id) => continue,
                     opened => opened?,
                 };
-                let seen = match look {
-                    Some(look) => self.caught_up(beside, partition.clone(), look).await,
+                let seen = match poll {
+                    Some(poll) => self.caught_up(beside, partition.clone(), poll).await,
                     None => self.at_manifest(partition.clone(), staleness).await,
                 };
                 match seen {
@@ -313,16 +323,17 @@ impl Engine {
         .boxed()
     }
 
-    /// The partition with all that a look has found; `None` if it is to be opened anew.
+    /// Applies the log up to a poll's end. Returns None if the partition must be reopened.
     async fn caught_up(
         &self,
         beside: &Arc<Beside>,
         partition: Arc<Partition>,
-        look: Look,
+        poll: LogPoll,
     ) -> Result<Option<Seen>> {
-        match partition.catch_up(&beside.tail, look.end.end).await? {
-            Followed::Here => return Ok(Some(Seen { partition, unix_ms: Some(look.unix_ms) })),
-            // What the look had found is gone by now: the next opening wants a later one.
+        match partition.catch_up(&beside.tail, poll.end.end).await? {
+            Followed::Here => return Ok(Some(Seen { partition, unix_ms: Some(poll.unix_ms) })),
+            // The records that the poll found are already deleted, so the next opening needs a
+            // later poll.
             Followed::LeftBehind => {
                 partition.leave();
                 beside.end(self.node(), Some(Duration::ZERO)).await?;
@@ -332,21 +343,25 @@ impl Engine {
         Ok(None)
     }
 
-    /// The log has told that a partition was restored: waits until the catalog has told where it stands.
+    /// Handles a restore found in the log: waits until the catalog shows the new epoch.
     async fn restored(&self, beside: &Beside, partition: &Partition) -> Result<()> {
-        let told = async {
+        let catalog_updated = async {
             while beside.standing(partition.id).is_some_and(|standing| standing.era.epoch <= partition.epoch)
             {
-                tokio::time::sleep(CATALOG_LOOK).await;
+                tokio::time::sleep(CATALOG_POLL_INTERVAL).await;
             }
         };
-        timeout(PATIENCE, told).await.map_err(|_| {
-            Error::new(sqlstate::IO_ERROR, "the database was restored by its owner, whose catalog in the store does not say so")
-                .hint("See whether the node that owns the store can write its catalog there (its log says why not).")
+        timeout(POLL_TIMEOUT, catalog_updated).await.map_err(|_| {
+            Error::new(
+                sqlstate::IO_ERROR,
+                "the primary restored the database, but its published catalog does not show it",
+            )
+            .hint("Check that the primary can write its catalog to the store; see the primary's log.")
         })
     }
 
-    /// The partition as its newest manifest has it, if that is not too old; `None` if it is to be opened anew.
+    /// Returns the partition at its newest manifest, if that is recent enough; None if it must be
+    /// reopened.
     async fn at_manifest(
         &self,
         partition: Arc<Partition>,
@@ -356,12 +371,12 @@ impl Engine {
         let Some(following) = partition.following.get() else { return Ok(None) };
         let unix_ms = following.manifest_unix_ms;
         let age_ms = unix_ms.map(|unix_ms| clock.unix_ms().saturating_sub(unix_ms));
-        let is_young =
+        let is_recent =
             |staleness: Duration| age_ms.is_some_and(|age_ms| u128::from(age_ms) <= staleness.as_millis());
-        if staleness.is_none_or(is_young) {
+        if staleness.is_none_or(is_recent) {
             return Ok(Some(Seen { partition, unix_ms }));
         }
-        if following.is_due(clock.monotonic_ms(), MANIFEST_EVERY_MS) {
+        if following.is_due(clock.monotonic_ms(), LOCAL_MANIFEST_INTERVAL_MS) {
             let (store, known) = (&self.node().store, partition.manifest_name());
             let newest =
                 store.latest_name(partition.id, partition.epoch, known).await.map_err(store_error)?;
@@ -370,11 +385,11 @@ impl Engine {
                 return Ok(None);
             }
         }
-        Err(too_old(unix_ms))
+        Err(staleness_exceeded(unix_ms))
     }
 
-    /// Opens a partition at its newest manifest. Its place in the log is where that is needed from on: what stands before is in the
-    /// manifest, which is listed later.
+    /// Opens a partition at its newest manifest. Following begins at the first position that the
+    /// log is needed from: earlier records are in the manifest, which is listed later.
     pub(crate) async fn open_beside(&self, beside: &Arc<Beside>, id: PartitionId) -> Result<Arc<Partition>> {
         let Some(Standing { era, durability }) = beside.standing(id) else { return Err(dropped_error()) };
         let node = self.node();
@@ -385,7 +400,7 @@ impl Engine {
         let (opened, manifest, hot_pages) = self.open_newest(beside, id, era).await?;
         let manifest_unix_ms = manifest.as_ref().map(|manifest| RestorePoint::of(manifest).time_unix_ms);
         let following = Following::new(durability, place, manifest_unix_ms, node.clock.monotonic_ms());
-        // Nobody else has it yet.
+        // Not shared with other tasks yet.
         let _is_first = opened.following.set(following);
         if let Some(list) = hot_pages {
             self.hot.warm(&opened, list);
@@ -393,7 +408,8 @@ impl Engine {
         Ok(opened)
     }
 
-    /// Opens a partition at its newest manifest. When that is gone, or a segment of it, there is a newer one.
+    /// Opens a partition at its newest manifest. If that manifest or one of its segments was
+    /// deleted, there is a newer one.
     async fn open_newest(
         &self,
         beside: &Beside,
@@ -401,7 +417,7 @@ impl Engine {
         era: Era,
     ) -> Result<(Arc<Partition>, Option<Manifest>, Option<HotPagesName>)> {
         let node = self.node();
-        for _ in 0..MOST_OPENINGS {
+        for _ in 0..MAX_OPENINGS {
             let (manifest, hot_pages) = match node.store.latest(id, era.epoch, None).await {
                 Err(StoreError::Missing { .. }) => continue,
                 latest => latest.map_err(store_error)?,
@@ -427,7 +443,7 @@ impl Engine {
         Err(deleted_too_fast())
     }
 
-    /// The owner has dropped it.
+    /// Closes a partition that the primary has dropped, and returns the error for it.
     fn forget_dropped(&self, id: PartitionId) -> Error {
         if let Some(partition) = self.take_open(id, |_| true) {
             partition.close();
@@ -441,7 +457,8 @@ impl Engine {
         self.open_one(id).is_some_and(|partition| partition.is_left_behind())
     }
 
-    /// Forgets a partition that is not to be read any more as it is, if it is open: who asks for it opens it anew.
+    /// Closes an open partition that was left behind or has changed in the catalog. The next access
+    /// reopens it.
     fn forget_left_behind(&self, beside: &Beside, id: PartitionId, standing: Option<Standing>) {
         let is_over = |partition: &Partition| {
             let known = partition.following.get().map(|following| Standing {
@@ -458,21 +475,22 @@ impl Engine {
     }
 }
 
-/// Looks around: bounds snapshots, lets pages go that manifests have by now, closes what is idle.
+/// One round of the background task: enforces snapshot bounds, releases pages that manifests
+/// contain by now, closes idle partitions.
 pub(crate) async fn round(engine: Arc<Engine>) {
     let node = engine.node();
     let Some(beside) = &engine.beside else { return };
     let now_ms = node.clock.monotonic_ms();
     let changed_bytes = engine.open_partitions().iter().map(|partition| partition.changed_bytes()).sum();
     let period_ms =
-        if node.memory.must_flush(changed_bytes) { ADOPT_EVERY_MS_IF_FULL } else { ADOPT_EVERY_MS };
+        if node.memory.must_flush(changed_bytes) { ADOPT_INTERVAL_IF_FULL_MS } else { ADOPT_INTERVAL_MS };
     let idle_ms = engine.flusher.idle_after_ms();
     for partition in engine.open_partitions() {
         partition.sweep();
         partition.bound_snapshots(now_ms, engine.flusher.snapshot_bounds());
         let used_ms = partition.used_ms.load(Ordering::Relaxed);
         let is_idle = now_ms.saturating_sub(used_ms) > idle_ms;
-        // The slot and we.
+        // Two references: the slot and this one.
         if is_idle && partition.is_unused(2) {
             partition.pool.clear();
         }
@@ -480,7 +498,11 @@ pub(crate) async fn round(engine: Arc<Engine>) {
             following.durability == Durability::Shared && !is_idle && following.is_due(now_ms, period_ms)
         });
         if is_due && let Err(error) = adopt_newest(node, beside, &partition).await {
-            tracing::warn!(%error, partition = %partition.id, "the newest manifest cannot be read; it is tried again");
+            tracing::warn!(
+                %error,
+                partition = %partition.id,
+                "could not read the newest manifest; will retry"
+            );
         }
         let id = partition.id;
         drop(partition);
@@ -502,33 +524,40 @@ async fn adopt_newest(node: &Node, beside: &Beside, partition: &Partition) -> Re
             true => partition.adopt(&manifest).await,
             false => Ok(()),
         },
-        // Or it was one, and there is a newer one by now.
+        // No manifest, or a newer one exists by now.
         Ok(None) | Err(StoreError::Missing { .. }) => Ok(()),
         Err(error) => Err(store_error(error)),
     }
 }
 
 fn deleted_too_fast() -> Error {
-    let message = "the database's log and manifests are deleted faster than they can be read";
+    let message = "log and manifests of the database are deleted faster than the replica can read them";
     Error::new(sqlstate::IO_ERROR, message)
-        .hint("Run the transaction again; if it persists, see whether the store is slow.")
+        .hint("Retry the transaction. If the error persists, check the latency of the object store.")
 }
 
 fn no_answer() -> Error {
-    let message = format!("the log in the store could not be read within {} s", PATIENCE.as_secs());
-    Error::new(sqlstate::IO_ERROR, message)
-        .hint("Run the transaction again; see whether the store is slow, or allow an older snapshot (SET fulmar.staleness).")
+    let message = format!("could not read the primary's log within {} s", POLL_TIMEOUT.as_secs());
+    Error::new(sqlstate::IO_ERROR, message).hint(
+        "Retry the transaction, check the latency of the object store, or allow an older \
+         snapshot with SET fulmar.staleness.",
+    )
 }
 
-fn too_old(unix_ms: Option<u64>) -> Error {
+fn staleness_exceeded(unix_ms: Option<u64>) -> Error {
     let error = Error::new(
         sqlstate::NOT_IN_PREREQUISITE_STATE,
-        "what the store has of the database is older than fulmar.staleness allows",
+        "the newest version of the database in the store is older than fulmar.staleness allows",
     );
-    let detail = "Its durability is 'local': its commits are on the disk of its owner, and come to the store a minute later at most.";
+    let detail = "The database has durability 'local': its commits are on the primary's disk, and \
+                  reach the store within a minute.";
     let error = error.detail(match unix_ms {
-        Some(unix_ms) => format!("{detail} The newest version there is of {}.", calendar::timestamp(unix_ms)),
-        None => format!("{detail} Nothing of it is there yet."),
+        Some(unix_ms) => {
+            format!("{detail} The newest version in the store is from {}.", calendar::timestamp(unix_ms))
+        }
+        None => format!("{detail} The store has no version yet."),
     });
-    error.hint("SET fulmar.staleness to a longer time; or, at its owner, ALTER DATABASE ... SET durability = 'shared'.")
+    error.hint(
+        "Increase fulmar.staleness, or run ALTER DATABASE ... SET durability = 'shared' on the primary.",
+    )
 }

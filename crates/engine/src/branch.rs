@@ -1,33 +1,38 @@
-//! New partitions out of old versions, and partitions that go back to one: a manifest, and no page is copied.
+//! Branches and restores: a new partition from an old version, or a partition's return to one. Both
+//! store one manifest and copy no pages.
 //!
 //! ```text
-//!   shop    m1 --- m2 --- m3 --- m4            m4 is m1 under another number and with another lineage:
-//!            |      \             ^             shop was restored to what it was at m1
-//!            |       `- copy      |
-//!            '--------------------'            copy names the segments of m2, as those of shop
+//!   shop    m1 --- m2 --- m3 --- m4            restore: m4 is m1, renumbered, in a new lineage
+//!            |      \             ^
+//!            |       `- copy      |             branch: copy references the segments of m2
+//!            '--------------------'
 //! ```
 //!
 //! # Crashes
-//! A branch is one object that is created only if absent, so it is there or not. What came before (a flush of what had
-//! changed) is nothing that would not have come anyway. A branch of which only the manifest exists belongs to a tenant that
-//! is still being created: the next start drops it.
+//! A branch is one object that is created only if absent, so it exists completely or not at all.
+//! The flush before it has no effect that would not have come anyway. A branch of which only the
+//! manifest exists belongs to a tenant that is still being created; the next start drops it.
 //!
-//! A restore has two steps. Its manifest belongs to the partition's next epoch, which means nothing yet:
+//! A restore has two steps. Its manifest belongs to the partition's next epoch, and has no effect
+//! until the catalog contains that epoch:
 //!
 //! ```text
-//!   nobody commits any more -> flush -> manifest of epoch + 1 -> catalog: lineage, epoch + 1 -> opens anew
+//!   commits stop -> flush -> manifest of epoch + 1 -> catalog: lineage, epoch + 1 -> reopen
 //! ```
 //!
-//! Until the catalog says that epoch the partition opens from its newest manifest of the one before, and the collector
-//! deletes the other. From then on it opens from that manifest; records of older epochs are passed over. If the catalog does
-//! not say whether it has changed (its file has failed, the node must start again) the partition stays closed: a commit
-//! on either side could be lost to the other.
+//! Until then the partition opens from its newest manifest of the previous epoch, and the collector
+//! deletes the other. Afterwards it opens from the new manifest, and log records of older epochs
+//! are skipped. If it is unknown whether the catalog has changed (its file failed and the node must
+//! restart), the partition stays closed: a commit in either epoch could be lost to the other.
 //!
-//! Manifests of before stay for as long as the retention says: a restore can be undone by another one.
+//! Earlier manifests are kept for the retention period, so a restore can be undone by another one.
 //!
-//! What is read between the choice of a version and the manifest that names its segments anew must not be collected
-//! meanwhile: by this process, so [`crate::node::Node::past`] is held; by another one that has had the store before and has not come to
-//! the end of what it has decided then, so the version's manifest is pinned, and must still be there behind the new one ([`crate::pins`]).
+//! # Protection from garbage collection
+//! Between the choice of a version and the storing of the manifest that references its segments
+//! again, these must not be collected:
+//! - by this process: [`crate::node::Node::past`] is held;
+//! - by an earlier owner of the store that is still carrying out earlier decisions: the version's
+//!   manifest is pinned, and must still exist after the new one is stored ([`crate::pins`]).
 
 use std::sync::Arc;
 
@@ -42,25 +47,25 @@ use crate::partition::{Partition, opening, store_error};
 use crate::pins::Held;
 use crate::{Engine, Error, Result, sqlstate};
 
-/// Under which names a partition's versions stand: as the catalog has them.
+/// The lineage and epoch of a partition's versions, as recorded in the catalog.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Era {
-    /// Another one after each restore.
+    /// Changes with every restore.
     pub lineage: u64,
-    /// Grows with every restore and every change of owner.
+    /// Increases with every restore and every change of owner.
     pub epoch: u32,
 }
 
 impl Era {
-    /// That of a partition as it is made.
+    /// The era of a new partition.
     pub(crate) fn first(id: PartitionId) -> Self {
         Era { lineage: id.0, epoch: 1 }
     }
 }
 
 impl Engine {
-    /// Makes a partition, empty or as a copy of another, as that one is now or was at a time (milliseconds since 1970). The
-    /// copy is by reference: both share segments.
+    /// Creates a partition: empty, or as a branch of another one, as that is now or was at a time
+    /// (milliseconds since 1970). A branch shares the segments of its source.
     pub fn create_partition(
         &self,
         id: PartitionId,
@@ -80,7 +85,7 @@ impl Engine {
                 version: Version { lineage, epoch, number: manifest.version.number },
                 timestamp: clock.tick(),
                 outcomes: Vec::new(),
-                // Nothing that was ever decided of the source is known here.
+                // Outcomes of the source's transactions are unknown here.
                 outcomes_horizon: clock.newest_id(),
                 ..manifest
             };
@@ -91,7 +96,8 @@ impl Engine {
         .boxed()
     }
 
-    /// Refuses the id of a partition that has a manifest: another process, which has owned the store before, has given it away.
+    /// Fails if a partition with this id has a manifest: an earlier owner of the store has used the
+    /// id.
     pub(crate) async fn check_new(&self, id: PartitionId) -> Result<()> {
         let listed = async { self.node().store.list_manifests(Some(id)).await.map_err(store_error) };
         let (listed, ()) = tokio::try_join!(listed, self.check_term())?;
@@ -99,17 +105,18 @@ impl Engine {
             true => Ok(()),
             false => {
                 self.foreign.lock().insert(id);
-                Err(Error::new(sqlstate::OBJECT_IN_USE, format!("partition {id} is there already"))
-                    .hint("Try again: another one is chosen then."))
+                Err(Error::new(sqlstate::OBJECT_IN_USE, format!("partition {id} already exists"))
+                    .hint("Retry the command; it will use another id."))
             }
         }
     }
 
     /// Stores the first manifest of a partition that is being created.
     ///
-    /// The catalogs of two processes that both believe to own the store give out the same ids. So the id and the term are
-    /// checked just before the put, however long the creation took, and the term once more after it: a manifest of a process
-    /// that was taken over in between is deleted, because the owner would open its own partition of that id from it.
+    /// The catalogs of two processes that both believe to own the store assign the same ids. So the
+    /// id and the term are checked just before the put, however long the creation took, and the
+    /// term once more after it: if the process was fenced in between, its manifest is deleted,
+    /// because the owner would open its own partition of that id from it.
     pub(crate) async fn put_first_manifest(&self, manifest: &Manifest) -> Result<()> {
         self.check_new(manifest.partition).await?;
         let store = &self.node().store;
@@ -127,16 +134,16 @@ impl Engine {
         checked
     }
 
-    /// Deletes what a failed creation left. A partition that another process created under the same id is left alone, and so is
-    /// everything in a store that was taken over. The record in the catalog can go then: it must not make the next start drop
-    /// that partition.
+    /// Deletes the remains of a failed creation. A partition that another process created under the
+    /// same id is left alone, and so is everything in a store that was taken over. Afterwards the
+    /// catalog record can be deleted: it must not make the next start drop that partition.
     pub async fn undo_creation(&self, id: PartitionId) -> Result<()> {
         let is_foreign = self.foreign.lock().contains(&id) || self.is_taken_over();
         if is_foreign { Ok(()) } else { self.drop_partition(id).await }
     }
 
-    /// The manifest of a partition as it is now or was at a time; `None` if there is nothing in it. While the guard is
-    /// held nothing that it names is collected.
+    /// Returns a partition's manifest as of now or of a time; None if the partition is empty. While
+    /// the guard is held the segments that it references are not collected.
     pub(crate) async fn manifest_of(
         &self,
         id: PartitionId,
@@ -144,34 +151,35 @@ impl Engine {
     ) -> Result<(RwLockReadGuard<'_, ()>, Option<Manifest>)> {
         let Some(at_unix_ms) = at_unix_ms else { return self.newest_manifest(id).await };
         let past = self.node().past.read().await;
-        // Whose manifests are gone would look like one that never had any.
+        // A dropped partition's manifests are gone, so it would look like an empty one.
         self.check_not_dropped(id)?;
         let manifest = self.manifest_at(id, at_unix_ms).await?;
         Ok((past, Some(Manifest::clone(&manifest))))
     }
 
-    /// The manifest of a partition with all that has been committed; `None` if that is nothing. While the guard is held
-    /// nothing that it names is collected.
+    /// Returns a manifest with all commits of a partition; None if there are none. While the guard
+    /// is held the segments that it references are not collected.
     async fn newest_manifest(&self, id: PartitionId) -> Result<(RwLockReadGuard<'_, ()>, Option<Manifest>)> {
-        // Fails if the partition's log was refused: nothing is known of its records then, and it may have unflushed commits.
+        // Fails if the partition's log was rejected: its records are unknown then, and it may have
+        // unflushed commits.
         self.places.settled(id).await;
         self.log_of(id)?;
-        // One that is not open, and of which the log has nothing, has all in its manifest.
+        // If a partition is closed and the log has no records of it, its manifest is complete.
         if self.may_be_dirty(id) {
             let partition = self.partition(id).await?;
             flush::flush(self, vec![partition]).await?;
         }
         let past = self.node().past.read().await;
-        // Whose manifests are gone would look like one that never had any.
+        // A dropped partition's manifests are gone, so it would look like an empty one.
         self.check_not_dropped(id)?;
         let epoch = self.era(id).epoch;
         let manifest = self.node().store.latest_manifest(id, epoch, None).await.map_err(store_error)?;
         Ok((past, manifest))
     }
 
-    /// Makes a partition what it was at a time (milliseconds since 1970). `decide` tells the catalog; when it answers an
-    /// error nobody knows whether it has, and the partition is closed until the next start. Transactions that are open
-    /// cannot commit any more.
+    /// Restores a partition to a time (milliseconds since 1970). `decide` records the restore in
+    /// the catalog; if it fails the outcome is unknown, and the partition stays closed until the
+    /// next start. Open transactions cannot commit any more.
     pub async fn restore_partition(
         &self,
         id: PartitionId,
@@ -183,7 +191,7 @@ impl Engine {
         let target = self.manifest_at(id, at_unix_ms).await?;
         self.check_opens(&target).await?;
         let partition = self.partition(id).await?;
-        // Most of what has changed: nobody waits for that.
+        // Writes most of the changes before commits are stopped.
         flush::flush(self, vec![partition.clone()]).await?;
         if !partition.close_to_restore() {
             return Err(partition.closed_error());
@@ -206,8 +214,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Opens a version as a restored partition would open from it, and drops it. A restore to a version that does
-    /// not open could not be undone: the next restore opens the partition first.
+    /// Checks that a version can be opened as after a restore. A restore to a version that does not
+    /// open could not be undone: the next restore opens the partition first.
     fn check_opens<'a>(&'a self, target: &'a Manifest) -> BoxFuture<'a, Result<()>> {
         async move {
             let (id, node) = (target.partition, self.node().clone());
@@ -218,7 +226,7 @@ impl Engine {
         .boxed()
     }
 
-    /// Flushes a partition that is closed, and stores the manifest from which it may open next.
+    /// Flushes a partition whose commits are stopped, and stores the manifest of its next epoch.
     fn prepare_restore<'a>(
         &'a self,
         partition: &'a Arc<Partition>,
@@ -228,18 +236,22 @@ impl Engine {
             flush::flush_settled(self, vec![partition.clone()]).await?;
             let held = Held::pin(self.node(), ManifestName::of(target)).await?;
             let (node, store) = (self.node(), &self.node().store);
-            // Of a restore that did not come to its end.
+            // Manifests of an incomplete restore.
             let listed = store.list_manifests(Some(partition.id)).await.map_err(store_error)?;
             self.check_term().await?;
             for name in listed.into_iter().filter(|name| name.epoch > partition.epoch) {
                 store.delete_manifest(name).await.map_err(store_error)?;
             }
             let Some(epoch) = partition.epoch.checked_add(1) else {
-                return Err(Error::new(sqlstate::PROGRAM_LIMIT, "the database was restored too often")
-                    .hint("make a branch of it instead, and rename that"));
+                return Err(Error::new(
+                    sqlstate::PROGRAM_LIMIT,
+                    "database has reached the maximum number of restores",
+                )
+                .hint("Create a branch and rename it instead."));
             };
             let era = Era { lineage: node.clock.tick(), epoch };
-            // In a millisecond of its own: times are told in milliseconds, and what was there before has one too.
+            // The new version gets a millisecond of its own: restore points are addressed in
+            // milliseconds, and the previous version has one too.
             node.clock.observe(((era.lineage >> 16) + 1) << 16);
             let (outcomes_horizon, outcomes) = partition.durable_outcomes();
             let manifest = Manifest {

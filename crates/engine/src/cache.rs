@@ -1,35 +1,41 @@
-//! The pages of all partitions in memory as one cache of the store: who goes when there is no room.
+//! Page cache: all partitions' pages in memory, and the eviction policy.
 //!
 //! # Policy
-//! GreedyDual-Size with frequency: a page's priority is the clock at the time when it was looked at last, plus what its
-//! touches since are worth (their number, times the time to read it back, by the bytes that it holds); the page with the
-//! lowest priority goes, and the clock is set to its priority. All pages hold the same. On a node with one store every
-//! page costs the same to read back too, so a touch is worth one. Priorities are then small integers above the clock, and the
-//! order needs no heap: pages of one priority are a queue ([`crate::partition::Residence`]), and pages that were touched are moved to where they
-//! belong when their turn comes, not when they are touched. A hit costs a plain store of a counter that saturates;
-//! an eviction costs a look at the page, and one more for every time that it was found to have been touched.
+//! GreedyDual-Size with frequency. A page's priority is the clock at its last examination, plus the
+//! value of its touches since: their number, times the cost of reading the page back, divided by
+//! its size. The page with the lowest priority is evicted, and the clock is set to its priority.
 //!
-//! So a page that was touched once when it was read goes after one round, and one that is touched again and again stays
-//! for as long as seven: a scan of a large tenant replaces its own pages and what nobody uses, not the working sets of
-//! others.
+//! All pages have the same size. On a node with one store all cost the same to read back, so a
+//! touch is worth one. Priorities are then small integers above the clock, and no heap is needed:
+//! pages of one priority form a queue ([`crate::partition::Residence`]), and a touched page moves
+//! to its new queue when its turn comes, not when it is touched. A hit costs one plain store to a
+//! saturating counter. An eviction costs one examination of the page, plus one for every time it
+//! was found touched.
 //!
-//! **Two tiers.** With a disk cache before the store a touch of a page that the disk does not have is worth up to eight:
-//! as many times as reads from the store take longer (`fulmar_store::DiskCache::cost`). Where a page lies is asked when it is
-//! looked at and was touched, of the index that says it, and is noted nowhere: what was read from the store is on the disk
-//! a moment later, what the disk has had it may have thrown away since, and what is always in memory is thrown away there
-//! first. When it arrives a page counts as one that the disk has, which has just answered it or been given it. So what a scan
-//! reads once goes after one round, whatever it cost; who stays longer was wanted again. Costs are whole
-//! numbers, and a touch leads 31 rounds ahead at most: the clock goes on by one for a class that is empty, and
-//! cannot overflow; and what has gone cold leaves after so many rounds, whatever it was worth.
+//! A page that was touched once, when it was read, is evicted after one round; a page that is
+//! touched repeatedly stays for up to seven. A scan of a large table therefore replaces its own
+//! pages and unused ones, not the working sets of others.
 //!
-//! **Floors.** A tenant that has a floor (`cache_floor`; ElasTraS 7.9) is passed over while it has no more than that, unless
-//! nobody else has anything to give.
+//! **Two tiers.** With a disk cache in front of the store, a touch of a page that is not on the
+//! disk is worth up to eight, by the ratio of read latencies (`fulmar_store::DiskCache::cost`). A
+//! page's tier is looked up in the disk cache's index when a touched page is examined, and is not
+//! stored: a page read from the store is on the disk a moment later, the disk may have evicted a
+//! page since, and it evicts pages that are always in memory first. A page that arrives counts as
+//! being on the disk, which has just served or received it. So a page read once by a scan is
+//! evicted after one round at any cost; only pages that were requested again stay longer. Costs are
+//! integers, and a touch advances a page by at most 31 rounds. The clock advances by one for an
+//! empty class and cannot overflow, and a cold page leaves after that many rounds whatever its
+//! cost.
 //!
-//! # Room
-//! A sweeper keeps some of the budget free. Who needs room and finds none evicts by itself. What was evicted is free when
-//! readers have stepped aside; what is changed can be evicted when a flush has written it: whoever needs room waits for
-//! that, without holding a thread. It is refused when nothing moves any more: nothing can be evicted, and a flush that
-//! began after that was seen has ended; or after [`PATIENCE`].
+//! **Floors.** A tenant with a floor (`cache_floor`; ElasTraS 7.9) is skipped while it has no more
+//! than that, unless no other tenant has evictable pages.
+//!
+//! # Reservations
+//! A sweeper keeps part of the budget free. A task that finds no free memory evicts pages itself.
+//! Evicted memory is free once concurrent readers have left it. Changed pages can be evicted after
+//! a flush has written them; tasks wait for that without holding a thread. A reservation fails when
+//! no progress is possible: nothing can be evicted, and a flush that began after that was observed
+//! has ended. It also fails after [`RESERVATION_TIMEOUT`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -44,48 +50,49 @@ use crate::node::Node;
 use crate::page_memory;
 use crate::partition::{CLASSES, CLASSES_OF_TIERS, Partition};
 
-/// Pages that are evicted from a partition before others may have its locks.
+/// Pages evicted from a partition before its locks are released to others.
 const BATCH_PAGES: usize = 64;
 
-/// Bytes that are evicted at least by who finds no room.
-const STRIDE_BYTES: u64 = 256 << 10;
+/// Minimum bytes evicted by a task that finds no free memory.
+const MIN_EVICTION_BYTES: u64 = 256 << 10;
 
-/// The longest that anybody waits for room.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Maximum time that a task waits for memory.
+const RESERVATION_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The shortest before it is refused: by then old snapshots that hold too much have been let go of.
-const LEAST_PATIENCE: Duration = Duration::from_secs(2);
+/// Minimum time before a reservation fails. By then old snapshots that retain too much have
+/// expired.
+const MIN_RESERVATION_WAIT: Duration = Duration::from_secs(2);
 
-/// How often who waits looks by itself, and how long it is believed that there is nothing to evict.
-const LOOK: Duration = Duration::from_millis(10);
+/// How often a waiting task retries, and how long the result "nothing to evict" is reused.
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
-/// How often the sweeper looks at what the process takes, at most.
-const BALANCE: Duration = Duration::from_millis(100);
+/// Minimum interval between the sweeper's checks of the process's memory usage.
+const BALANCE_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How often the sweeper looks around if nobody wakes it.
-const SWEEPER_PERIOD: Duration = Duration::from_secs(1);
+/// Maximum interval between two runs of the sweeper.
+const SWEEPER_INTERVAL: Duration = Duration::from_secs(1);
 
-/// All open partitions, and the clock that their pages leave by.
+/// All open partitions, and the eviction clock.
 pub(crate) struct Cache {
-    /// Classes of pages in each of them.
+    /// Number of priority classes per partition.
     classes: u64,
     clock: AtomicU64,
     partitions: Mutex<Vec<Weak<Partition>>>,
-    /// Held by the one that evicts.
+    /// Locked by the evicting task.
     hand: Mutex<Hand>,
 }
 
-/// Where who evicts has come to.
+/// Position of the eviction scan.
 #[derive(Default)]
 struct Hand {
-    /// The partition that is looked at next.
+    /// Index of the partition to examine next.
     next: usize,
-    /// When there was nothing to evict.
+    /// When the last scan found nothing to evict.
     barren: Option<Instant>,
 }
 
 impl Cache {
-    /// Of a node whose pages do not all cost the same to read back, if it has `tiers`.
+    /// `tiers`: whether the cost of reading a page back differs between pages.
     pub(crate) fn new(tiers: bool) -> Self {
         Cache {
             classes: if tiers { CLASSES_OF_TIERS } else { CLASSES },
@@ -99,10 +106,10 @@ impl Cache {
         self.classes
     }
 
-    /// From now on the partition's pages may be evicted.
+    /// Makes a partition's pages evictable.
     pub(crate) fn add(&self, partition: &Arc<Partition>) {
         let mut partitions = self.partitions.lock();
-        // Else the sweeper does it, if it is not busy.
+        // Usually the sweeper drops closed partitions; here only before the vector would grow.
         if partitions.len() == partitions.capacity() {
             partitions.retain(|partition| partition.strong_count() > 0);
         }
@@ -113,18 +120,21 @@ impl Cache {
         self.clock.load(Ordering::Relaxed)
     }
 
-    /// Evicts pages of at least so many bytes, if there are as many that may go. Answers the pages, whose bytes may still
-    /// wait for readers; `None` if somebody else is at it.
+    /// Evicts up to `bytes` of pages, rounded up to whole pages. Returns the number of evicted
+    /// pages, whose memory may still be in use by readers. Returns None if another task is
+    /// evicting.
     fn evict(&self, bytes: u64) -> Option<usize> {
         let hand = &mut *self.hand.try_lock()?;
-        // Looking at everything for nothing is dear where partitions are many.
-        if hand.barren.is_some_and(|barren| barren.elapsed() < LOOK) {
+        // A scan without result is expensive with many partitions, so it is not repeated
+        // immediately.
+        if hand.barren.is_some_and(|barren| barren.elapsed() < RETRY_INTERVAL) {
             return Some(0);
         }
         let goal = bytes.div_ceil(fulmar_pages::PAGE_SIZE as u64) as usize;
         let (mut evicted, mut barren, mut steps) = (0, 0, 0);
-        // A page that was touched comes round in as many steps as there are classes. Twice, and only floors are left to be
-        // broken; once more, and nothing is.
+        // A touched page becomes evictable within as many steps as there are classes. After twice
+        // as many only tenants at their floors are left to evict from; after three times as many
+        // there is nothing.
         while evicted < goal && steps < 3 * self.classes {
             let (partition, partitions) = {
                 let partitions = self.partitions.lock();
@@ -139,8 +149,9 @@ impl Cache {
                 hand.next = 0;
                 continue;
             };
-            let may = |partition: &&Arc<Partition>| steps >= 2 * self.classes || !partition.is_at_its_floor();
-            let partition = partition.as_ref().filter(may);
+            let is_evictable =
+                |partition: &&Arc<Partition>| steps >= 2 * self.classes || !partition.is_at_its_floor();
+            let partition = partition.as_ref().filter(is_evictable);
             let mut more = partition.is_some();
             while let Some(partition) = partition.filter(|_| more && evicted < goal) {
                 let (out, left) = partition.evict(self.clock(), BATCH_PAGES.min(goal - evicted));
@@ -150,14 +161,15 @@ impl Cache {
                     (barren, steps) = (0, 0);
                 }
             }
-            // If it has more it is the first to be asked by the next who comes.
+            // If the partition has more evictable pages the next scan starts with it.
             hand.next += usize::from(!more);
         }
         hand.barren = (evicted == 0).then(Instant::now);
         Some(evicted)
     }
 
-    /// Frees what readers have left, and the memory of partitions that have been closed. Answers whether something still waits.
+    /// Frees evicted memory that readers have left, and drops closed partitions from the list.
+    /// Returns true if memory is still waiting for readers.
     fn free_limbo(&self) -> bool {
         let mut open = Vec::new();
         self.partitions.lock().retain(|partition| {
@@ -171,12 +183,12 @@ impl Cache {
 }
 
 impl Node {
-    /// Room for bytes of pages that are about to be read.
+    /// Reserves memory for pages that are about to be read.
     pub(crate) async fn room(&self, bytes: u64) -> Result<Reservation> {
         self.room_by(bytes, || self.memory.reserve(bytes)).await
     }
 
-    /// Room for bytes of changed pages.
+    /// Reserves memory for changed pages.
     pub(crate) async fn room_for_changes(&self, bytes: u64, grows: bool) -> Result<Reservation> {
         self.room_by(bytes, || self.memory.reserve_unwritten(bytes, grows)).await
     }
@@ -191,30 +203,31 @@ impl Node {
         let mut waiting = None;
         loop {
             let mut freed = std::pin::pin!(memory.freed().notified());
-            // Before the look, so that no notice falls between.
+            // Registered before the check, so that no notification is lost.
             freed.as_mut().enable();
             let flushes = memory.flushes();
             let lacks = memory.used_bytes() + bytes > memory.limit_bytes();
-            let evicted = if lacks { self.cache.evict(bytes.max(STRIDE_BYTES)) } else { Some(0) };
+            let evicted = if lacks { self.cache.evict(bytes.max(MIN_EVICTION_BYTES)) } else { Some(0) };
             let moves = evicted != Some(0) || (lacks && self.cache.free_limbo()) || memory.is_moving();
             if let Some(reservation) = reserved() {
                 return Ok(reservation);
             }
             if !moves && waiting.is_none() {
-                // The flush that is under way may have begun before; the one after it has not.
+                // The flush in progress may have begun earlier; the one after it has not.
                 waiting = Some((memory.wait(), flushes + 2));
             }
             let ended = waiting.as_ref().is_some_and(|(_, hopeless_at)| flushes >= *hopeless_at);
-            let hopeless = !moves && ended && begun.elapsed() >= LEAST_PATIENCE;
-            if hopeless || begun.elapsed() >= PATIENCE || bytes > memory.limit_bytes() {
+            let hopeless = !moves && ended && begun.elapsed() >= MIN_RESERVATION_WAIT;
+            if hopeless || begun.elapsed() >= RESERVATION_TIMEOUT || bytes > memory.limit_bytes() {
                 return Err(memory.exhausted());
             }
-            let _ = tokio::time::timeout(LOOK, freed).await;
+            let _ = tokio::time::timeout(RETRY_INTERVAL, freed).await;
         }
     }
 }
 
-/// Sees to it that the process takes what it was allowed, and that memory for pages that is not needed goes back to the system.
+/// Adjusts the budget to the process's actual memory usage, and returns unused page memory to the
+/// system.
 fn balance(node: &Node) {
     let over = match node.whole_process.then(memory::of_process).flatten() {
         Some(process_bytes) => node.memory.balance(process_bytes, page_memory::places()),
@@ -223,7 +236,7 @@ fn balance(node: &Node) {
     page_memory::give_back(over);
 }
 
-/// Closes connections that wait for a transaction, of partitions whose statements hold much memory.
+/// Closes pooled connections of partitions whose statements use much memory.
 fn close_idle_connections(node: &Node) {
     let open: Vec<Arc<Partition>> = node.cache.partitions.lock().iter().filter_map(Weak::upgrade).collect();
     for partition in open.iter().filter(|partition| partition.heap().is_crowded()) {
@@ -231,13 +244,13 @@ fn close_idle_connections(node: &Node) {
     }
 }
 
-/// Starts the sweeper, which keeps some room free. It ends when the node is gone.
+/// Starts the sweeper, which keeps part of the budget free. It ends when the node is dropped.
 pub(crate) fn spawn(node: &Arc<Node>) {
     let (memory, weak) = (node.memory.clone(), Arc::downgrade(node));
     tokio::spawn(async move {
         let mut balanced = None;
         while let Some(node) = weak.upgrade() {
-            if balanced.is_none_or(|balanced: Instant| balanced.elapsed() >= BALANCE) {
+            if balanced.is_none_or(|balanced: Instant| balanced.elapsed() >= BALANCE_INTERVAL) {
                 balanced = Some(Instant::now());
                 balance(&node);
                 if node.heap.is_crowded() {
@@ -245,16 +258,17 @@ pub(crate) fn spawn(node: &Arc<Node>) {
                 }
             }
             let excess = memory.excess_bytes();
-            if excess > 0 && node.cache.evict(excess.min(STRIDE_BYTES)) != Some(0) {
+            if excess > 0 && node.cache.evict(excess.min(MIN_EVICTION_BYTES)) != Some(0) {
                 drop(node);
                 tokio::task::yield_now().await;
                 continue;
             }
             node.cache.free_limbo();
             drop(node);
-            // Whoever takes some above the mark wakes it, which is of no use if there is nothing to evict.
-            tokio::time::sleep(LOOK).await;
-            let _ = tokio::time::timeout(SWEEPER_PERIOD, memory.crowded()).await;
+            // Any reservation above the mark wakes the sweeper, which is useless while nothing can
+            // be evicted.
+            tokio::time::sleep(RETRY_INTERVAL).await;
+            let _ = tokio::time::timeout(SWEEPER_INTERVAL, memory.crowded()).await;
         }
     });
 }
@@ -265,10 +279,10 @@ mod tests {
 
     use crate::{Config, Engine};
 
-    /// Where pages lie now is where they are read from: segments whose pages have all been written anew are not needed any
-    /// more, though the partition stays open, and reads its pages again and again.
+    /// Frames move with compaction, so segments whose pages have all been rewritten are not needed
+    /// any more, although the partition stays open and keeps reading its pages.
     #[tokio::test(flavor = "multi_thread")]
-    async fn an_open_partition_lets_go_of_segments_that_it_reads_nothing_from() {
+    async fn open_partition_releases_segments_it_no_longer_reads() {
         let directory = tempfile::tempdir().unwrap();
         let engine = Engine::start(Config::new(directory.path(), 4 << 20)).await.unwrap();
         let mut session = engine.session(PartitionId(1));

@@ -1,10 +1,10 @@
-//! Days and moments of the Gregorian calendar, as the protocol, SQL and messages write them.
+//! Conversions between Unix time and Gregorian calendar dates.
 
 pub(crate) const MINUTE_MS: u64 = 60_000;
 pub(crate) const HOUR_MS: u64 = 60 * MINUTE_MS;
 pub(crate) const DAY_MS: u64 = 24 * HOUR_MS;
 
-/// A moment as PostgreSQL writes it, in UTC: `2026-11-20 23:05:01.123+00`.
+/// Formats a time as PostgreSQL does, in UTC: `2026-11-20 23:05:01.123+00`.
 pub fn timestamp(unix_ms: u64) -> String {
     let (days, ms) = ((unix_ms / DAY_MS) as i64, unix_ms % DAY_MS);
     let (year, month, day) = civil(days);

@@ -1,4 +1,4 @@
-//! Cancelling what a session runs, from any thread.
+//! Cancellation of a session's running statement, from any thread.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -8,7 +8,7 @@ use futures::task::AtomicWaker;
 
 use crate::{Error, sqlstate};
 
-/// Why a statement is cancelled; decides the error that it answers.
+/// Why a statement is cancelled. Determines its error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum CancelReason {
@@ -16,25 +16,25 @@ pub enum CancelReason {
     User = 1,
     /// `statement_timeout` (57014).
     Timeout = 2,
-    /// The server stops, or the session is ended by an operator (57P01).
+    /// The server is shutting down, or an operator ended the session (57P01).
     Shutdown = 3,
-    /// The future that ran the statement was dropped; nobody sees the error.
+    /// The future that ran the statement was dropped; no client receives the error.
     Abandoned = 4,
 }
 
-/// The statement notices a cancel soon, or has begun to commit.
+/// The statement checks for cancellation frequently, or has begun to commit.
 const ON_WORKER: u8 = 0;
-/// It continues on the offload pool, possibly in a call that cannot be interrupted.
+/// The statement runs on the offload pool, possibly in a call that cannot be interrupted.
 const OFFLOADED: u8 = 1;
-/// Its client was told that it is cancelled. It must not commit.
+/// The client has received the cancellation error. The statement must not commit.
 const GIVEN_UP: u8 = 2;
 
-/// Set by whoever cancels, looked at by whoever runs or waits.
+/// Set by the canceller, polled by the running or waiting statement.
 #[derive(Default, Debug)]
 pub(crate) struct CancelFlag {
     reason: AtomicU8,
-    /// Whether the statement may not notice a cancel for long: [`ON_WORKER`], [`OFFLOADED`] or [`GIVEN_UP`].
-    place: AtomicU8,
+    /// How soon the statement notices a cancel: [`ON_WORKER`], [`OFFLOADED`] or [`GIVEN_UP`].
+    execution: AtomicU8,
     waker: AtomicWaker,
 }
 
@@ -50,39 +50,39 @@ impl CancelFlag {
 
     pub(crate) fn clear(&self) {
         self.reason.store(0, Ordering::Release);
-        self.place.store(ON_WORKER, Ordering::Release);
+        self.execution.store(ON_WORKER, Ordering::Release);
     }
 
     pub(crate) fn note_offloaded(&self) {
         self.move_to(ON_WORKER, OFFLOADED);
     }
 
-    /// From here on the statement is not given up: it is about to commit, or has ended. Returns false if that has happened already;
-    /// then it must not commit.
+    /// Prevents the statement from being given up from now on: it is about to commit, or has ended.
+    /// Returns false if it was given up already; then it must not commit.
     pub(crate) fn may_finish(&self) -> bool {
-        self.move_to(OFFLOADED, ON_WORKER) || self.place.load(Ordering::Acquire) != GIVEN_UP
+        self.move_to(OFFLOADED, ON_WORKER) || self.execution.load(Ordering::Acquire) != GIVEN_UP
     }
 
     fn move_to(&self, from: u8, to: u8) -> bool {
-        self.place.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        self.execution.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     pub(crate) fn register(&self, waker: &Waker) {
         self.waker.register(waker);
     }
 
-    /// The error of a statement that was cancelled.
+    /// The error of the cancelled statement.
     pub(crate) fn error(&self) -> Error {
         match self.reason.load(Ordering::Acquire) {
             2 => Error::new(sqlstate::QUERY_CANCELED, "canceling statement due to statement timeout")
-                .hint("make the statement cheaper, or raise statement_timeout"),
+                .hint("Optimize the statement, or raise statement_timeout."),
             3 => Error::new(sqlstate::ADMIN_SHUTDOWN, "terminating connection due to administrator command"),
             _ => Error::new(sqlstate::QUERY_CANCELED, "canceling statement due to user request"),
         }
     }
 }
 
-/// Cancels what a session runs, from any thread; does nothing when nothing runs.
+/// Cancels a session's running statement, from any thread. Does nothing if none is running.
 #[derive(Clone, Debug)]
 pub struct Canceller {
     pub(crate) flag: Arc<CancelFlag>,
@@ -90,27 +90,29 @@ pub struct Canceller {
 }
 
 impl Canceller {
-    /// The running statement ends with an error soon. A statement notices at the next page it waits for or within some
-    /// thousand steps; one long function call is finished first ([`Canceller::is_overdue`]).
+    /// Cancels the running statement. It notices at the next page that it waits for or within a few
+    /// thousand VM steps; a single long function call finishes first ([`Canceller::is_overdue`]).
     pub fn cancel(&self, reason: CancelReason) {
         if self.running.load(Ordering::Acquire) {
             self.flag.set(reason);
         }
     }
 
-    /// Whether the running statement was cancelled, but is in a call that may not notice for long.
+    /// Whether the running statement was cancelled but is in a call that may not notice for a long
+    /// time.
     pub fn is_overdue(&self) -> bool {
         self.is_offloaded() && self.flag.is_set()
     }
 
-    /// Gives the statement up if it [is overdue](Canceller::is_overdue): returns its error for the client. It will not commit.
+    /// Gives up a statement that [is overdue](Canceller::is_overdue), and returns its error for the
+    /// client. The statement will not commit.
     pub fn give_up(&self) -> Option<Error> {
         (self.flag.is_set() && self.flag.move_to(OFFLOADED, GIVEN_UP)).then(|| self.flag.error())
     }
 
     /// Whether the running statement is in a call that may take long and cannot be interrupted.
     pub fn is_offloaded(&self) -> bool {
-        self.flag.place.load(Ordering::Acquire) == OFFLOADED
+        self.flag.execution.load(Ordering::Acquire) == OFFLOADED
     }
 }
 
@@ -127,12 +129,12 @@ mod tests {
     #[test]
     fn statement_that_was_given_up_must_not_commit() {
         let canceller = offloaded();
-        assert!(canceller.give_up().is_none(), "it was not cancelled");
+        assert!(canceller.give_up().is_none(), "a statement that was not cancelled must not be given up");
         canceller.cancel(CancelReason::Timeout);
         assert!(canceller.is_overdue() && canceller.give_up().is_some());
         assert!(!canceller.flag.may_finish());
         canceller.flag.clear();
-        assert!(canceller.flag.may_finish(), "the next statement is another one");
+        assert!(canceller.flag.may_finish(), "the next statement may commit");
     }
 
     #[test]

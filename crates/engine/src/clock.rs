@@ -1,15 +1,16 @@
-//! Clocks that come in from outside, and what is derived from them.
+//! Time sources, hybrid timestamps and transaction ids.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Where time comes from: the system's clock, or a test's.
+/// A source of time: the system's clocks, or a test's.
 pub trait TimeSource: Send + Sync {
     /// Milliseconds since 1970 (UTC).
     fn unix_ms(&self) -> u64;
-    /// Milliseconds that never go back, since about the start of the process. The time while the machine was suspended counts.
+    /// Milliseconds since about the start of the process. Never goes back, and includes time while
+    /// the machine was suspended.
     fn monotonic_ms(&self) -> u64;
 }
 
@@ -25,8 +26,8 @@ impl Default for SystemTime {
     }
 }
 
-/// Milliseconds since the machine was booted. Unlike CLOCK_MONOTONIC ([`std::time::Instant`]) this clock advances while the
-/// machine is suspended: other processes do not wait for it.
+/// Milliseconds since the machine booted. Unlike CLOCK_MONOTONIC ([`std::time::Instant`]) this
+/// clock advances while the machine is suspended, as the clocks of other machines do.
 fn boot_ms() -> u64 {
     let time = clock_gettime(ClockId::Boottime);
     time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000
@@ -42,20 +43,20 @@ impl TimeSource for SystemTime {
     }
 }
 
-/// 2024-01-01T00:00:00Z: transaction ids count from here.
+/// 2024-01-01T00:00:00Z, the origin of transaction ids.
 const EPOCH_MS: u64 = 1_704_067_200_000;
 
-/// Low bits of a transaction id that count within a millisecond.
+/// Low bits of a transaction id, a counter within the millisecond.
 const ID_COUNTER_BITS: u32 = 21;
 
-/// How far hybrid timestamps may be ahead of the system's clock before that is reported.
+/// Maximum lead of hybrid timestamps over the system clock before it is reported.
 pub(crate) const MOST_LEAD_MS: u64 = 60_000;
 
-/// Hybrid timestamps and transaction ids of one node.
+/// Hybrid timestamps and transaction ids of a node.
 pub(crate) struct Clock {
     source: Arc<dyn TimeSource>,
     hybrid: AtomicU64,
-    /// Hybrid timestamps are more than [`MOST_LEAD_MS`] ahead.
+    /// Whether hybrid timestamps are more than [`MOST_LEAD_MS`] ahead.
     is_ahead: AtomicBool,
     id: AtomicU64,
 }
@@ -73,7 +74,8 @@ impl Clock {
         self.source.monotonic_ms()
     }
 
-    /// A hybrid timestamp above all earlier ones: milliseconds since 1970 in the upper 48 bits, a counter below.
+    /// Returns a hybrid timestamp above all earlier ones: milliseconds since 1970 in the upper 48
+    /// bits, a counter in the lower 16.
     pub(crate) fn tick(&self) -> u64 {
         let now_ms = self.unix_ms();
         let timestamp = self.above(&self.hybrid, now_ms << 16);
@@ -81,8 +83,9 @@ impl Clock {
         timestamp
     }
 
-    /// Logs that hybrid timestamps are far ahead of the system's clock, and that they are no longer. Restore points of the time
-    /// in between do not tell when their versions were current ([`crate::history`]).
+    /// Logs when hybrid timestamps get far ahead of the system clock, and when the clock has caught
+    /// up. The times of restore points made in between do not say when their versions were current
+    /// ([`crate::history`]).
     fn report_lead(&self, lead_ms: u64) {
         let is_ahead = lead_ms > MOST_LEAD_MS;
         if self.is_ahead.load(Ordering::Relaxed) == is_ahead
@@ -93,28 +96,28 @@ impl Clock {
         match is_ahead {
             true => tracing::warn!(
                 lead_ms,
-                "the system clock was set back; restore points have wrong times until it has caught up"
+                "system clock was set back; restore points have wrong times until it has caught up"
             ),
-            false => tracing::info!("the system clock has caught up with the times of restore points"),
+            false => tracing::info!("system clock has caught up with the times of restore points"),
         }
     }
 
-    /// Sees to it that later timestamps lie above one that was read from a log.
+    /// Makes all later timestamps greater than one that was read from a log.
     pub(crate) fn observe(&self, timestamp: u64) {
         self.hybrid.fetch_max(timestamp, Ordering::AcqRel);
     }
 
-    /// A transaction id that was not given before: it tells when it was given.
+    /// Returns a new transaction id, which contains the time of its assignment.
     pub(crate) fn transaction_id(&self) -> u64 {
         self.above(&self.id, self.newest_id())
     }
 
-    /// An id above all that were given until now.
+    /// An upper bound of all ids assigned so far, by the current time.
     pub(crate) fn newest_id(&self) -> u64 {
         self.unix_ms().saturating_sub(EPOCH_MS) << ID_COUNTER_BITS
     }
 
-    /// Sees to it that later ids lie above one that was read from a log.
+    /// Makes all later ids greater than one that was read from a log.
     pub(crate) fn observe_id(&self, id: u64) {
         self.id.fetch_max(id, Ordering::AcqRel);
     }
@@ -136,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn grows_even_when_the_clock_goes_back() {
+    fn timestamps_and_ids_grow_when_the_clock_goes_back() {
         struct Back(AtomicU64);
         impl TimeSource for Back {
             fn unix_ms(&self) -> u64 {
@@ -156,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lead_over_the_system_clock_is_noticed_until_it_has_caught_up() {
+    fn lead_over_the_system_clock_is_reported_until_it_catches_up() {
         struct Set(AtomicU64);
         impl TimeSource for Set {
             fn unix_ms(&self) -> u64 {

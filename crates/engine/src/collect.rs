@@ -1,46 +1,62 @@
-//! Collection: manifests that have had their time, and then segments that nothing names, are deleted; and of the lists of hot
-//! pages ([`crate::hot`]) all but the newest of each partition. It also names the newest manifests of partitions that are at rest once more
-//! ([`fulmar_store`]'s `objects/anchors`).
+//! Garbage collection: deletes expired manifests, then segments that are no longer referenced, and
+//! all but the newest list of hot pages ([`crate::hot`]) of each partition. It also stores anchors
+//! for the newest manifests of closed partitions ([`fulmar_store`]'s `objects/anchors`).
 //!
-//! ```text
-//!   which segments are there? -> whoever has one that nothing names yet comes to his end ([`crate::node::Naming`])
-//!     -> which manifests are there? -> is the store still ours ([`crate::tenure`])? -> old manifests are condemned, and go
-//!     ([`crate::history`]) -> what do the others name, and who reads what? -> the rest goes
-//! ```
+//! A collection has these steps:
+//! 1. List the segments.
+//! 2. Wait until all tasks with unreferenced segments have referenced them
+//!    ([`crate::node::Naming`]).
+//! 3. List the manifests.
+//! 4. Check that this process still owns the store ([`crate::tenure`]).
+//! 5. Condemn and delete expired manifests ([`crate::history`]).
+//! 6. Determine which of the listed segments the remaining manifests reference or sessions read.
+//! 7. Delete the others.
 //!
 //! It takes no lock that a commit or a flush waits for.
 //!
-//! # Why nothing is deleted that is needed
-//! A segment is deleted if it was there in the beginning and nothing names it later, so it was named by then or will
-//! never be by who stored it. Somebody else can name it only out of a manifest that does: a flush out of the newest of its
-//! partition, which is never deleted; a branch or restore out of any, but then [`crate::node::Node::past`] is held from
-//! the reading of that manifest to the storing of the new one, so the old one was deleted before, or the new one is
-//! found. Who looks at the past ([`crate::past`]) holds it too, until what he reads is found among what is in use. A manifest
-//! that is gone when it is to be read (its tenant was dropped) may have been branched in the meantime: all are listed anew.
+//! # Why no needed segment is deleted
+//! A segment is deleted if it existed at step 1 and is unreferenced at step 6. Step 2 ensures that
+//! the task that stored it has referenced it by then, or never will. Any other task can reference
+//! it only by copying from a manifest that does:
+//! - A flush copies from the newest manifest of its partition, which is never deleted.
+//! - A branch or restore copies from any manifest, but holds [`crate::node::Node::past`] from
+//!   reading that manifest until the new one is stored. So either the old manifest was deleted
+//!   first, or the new one is found.
+//! - A historical session ([`crate::past`]) holds the same lock until its segments are found among
+//!   those in use.
+//!
+//! A manifest that is missing when it is read (its tenant was dropped) may have been branched
+//! meanwhile, so all manifests are listed again.
 //!
 //! # Other processes
-//! Only the owner of the store collects. When he has listed what there is, and knows what only logs name, he makes sure that the store is
-//! still his: so of all that was listed he knew who needs it. What he then deletes, however long that takes, and whoever has taken the
-//! store over meanwhile, stays garbage, since whoever comes later can name a segment only out of a manifest that names it, or one that
-//! he has stored himself:
-//! - A manifest that is to go is *condemned* first, if nobody has *pinned* it ([`fulmar_store`]'s `objects/fates`): whoever wants to read it
-//!   beside its owner, or to make a branch of it, finds that out.
-//! - Who makes a branch of a manifest looks, when the branch is stored, whether the manifest is still there. What names segments is
-//!   listed after the last manifest was deleted: so it finds the branch, or the manifest.
-//! - Segments of earlier terms stay until their processes are gone: a flush may be about to name one.
+//! Only the owner of the store collects. After listing objects and finding the segments that only
+//! logs reference, it checks that it still owns the store, so it knew every reference to the listed
+//! objects. What it then deletes stays garbage, however long the deletion takes and even after a
+//! takeover, since a later process can reference a segment only by copying from a manifest that
+//! references it, or if it stored the segment itself:
+//! - An expired manifest is *condemned* before it is deleted, unless it is *pinned*
+//!   ([`fulmar_store`]'s `objects/fates`). Replicas and branches see that before they use it.
+//! - A branch checks that its source manifest still exists after its own manifest is stored.
+//!   References are listed after the last manifest was deleted, so the listing contains the branch
+//!   or its source.
+//! - Segments of earlier terms are kept until their processes are gone: a flush may be about to
+//!   reference one.
 //!
-//! # A damaged log in the store
-//! A log that was refused at the start ([`crate::places`]) may name segments of large commits that no manifest names yet. The
-//! operator can restore its damaged object, and the next start then needs these segments. So no segment is deleted in a process
-//! that has refused the log. Manifests are deleted as usual: the records of a log continue from the newest one, which stays.
+//! # A damaged shared log
+//! A shared log that was rejected at startup ([`crate::places`]) may reference segments of large
+//! commits that no manifest references yet. The operator can restore its damaged object, and the
+//! next start then needs these segments. A process that has rejected the log therefore deletes no
+//! segments. Manifests are deleted as usual: the records of a log continue from the newest one,
+//! which is kept.
 //!
-//! # Damaged fates and manifests
-//! A fate that cannot be read keeps its manifest, and a warning says so. As long as there is a manifest that cannot be read no segment is
-//! deleted: what it names nobody knows. A warning says each time which it is, whose, and what to do.
+//! # Damaged holds and manifests
+//! A hold that cannot be read keeps its manifest and logs a warning. While any manifest cannot be
+//! read no segment is deleted, since its references are unknown. Each collection logs a warning
+//! with the object, its partition and the remedy.
 //!
 //! # Crashes
-//! Manifests go before the segments that only they name: who dies in between leaves segments that nothing names,
-//! and the next collection begins by looking which segments there are.
+//! Manifests are deleted before the segments that only they reference. A crash in between leaves
+//! unreferenced segments, which the next collection finds, since it starts by listing all segments.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -58,41 +74,43 @@ use crate::marks::{Marks, together};
 use crate::partition::store_error;
 use crate::{Engine, Error, Result, sqlstate};
 
-/// Bytes of segments written between two collections; where space is short they come at once.
-const AFTER_BYTES: u64 = 256 << 20;
-/// After so long they come anyway, and for the first time so long after the start: a crash may have left something.
-const AFTER: Duration = Duration::from_secs(600);
-const AFTER_START: Duration = Duration::from_secs(60);
-/// Manifests that are deleted at the same time.
-const AT_ONCE: usize = 16;
-/// Manifests that are deleted while nobody else looks at the past.
-const TOGETHER: usize = 256;
+/// Bytes of segments written that trigger a collection. While disk space is low any written byte
+/// does.
+const TRIGGER_BYTES: u64 = 256 << 20;
+/// Maximum interval between collections, and delay of the first one after the start: a crash may
+/// have left garbage.
+const INTERVAL: Duration = Duration::from_secs(600);
+const FIRST_DELAY: Duration = Duration::from_secs(60);
+/// Maximum number of concurrent manifest deletions.
+const MAX_CONCURRENT_DELETIONS: usize = 16;
+/// Manifests deleted per acquisition of the lock that excludes historical reads.
+const DELETION_CHUNK: usize = 256;
 
-/// Partitions that a collection puts anchors of.
-const MOST_ANCHORS: usize = 1000;
-/// How often all manifests are listed, if some are gone each time.
-const LISTINGS: usize = 20;
+/// Maximum number of anchors stored per collection.
+const MAX_NEW_ANCHORS: usize = 1000;
+/// How often all manifests are listed again if some are missing each time.
+const MAX_LISTINGS: usize = 20;
 
-/// When to collect.
+/// Decides when a collection is due.
 #[derive(Default)]
 pub(crate) struct Schedule {
-    /// Bytes of segments since the last collection.
+    /// Bytes of segments written since the last collection.
     pub written_bytes: u64,
-    /// A partition was dropped since.
+    /// Whether a partition was dropped since the last collection.
     pub dropped: bool,
-    /// When that was (monotonic milliseconds); none yet.
+    /// Time of the last collection (monotonic milliseconds); None before the first.
     last_ms: Option<u64>,
 }
 
 impl Schedule {
-    /// Whether a collection is due. Then it counts as begun.
+    /// Returns true if a collection is due, and then counts it as begun.
     pub(crate) fn take(&mut self, now_ms: u64, disk_is_low: bool) -> bool {
         let waited = match self.last_ms {
-            None => now_ms > AFTER_START.as_millis() as u64,
-            Some(last_ms) => now_ms.saturating_sub(last_ms) > AFTER.as_millis() as u64,
+            None => now_ms > FIRST_DELAY.as_millis() as u64,
+            Some(last_ms) => now_ms.saturating_sub(last_ms) > INTERVAL.as_millis() as u64,
         };
-        let something = self.written_bytes > 0 || self.dropped;
-        let due = self.written_bytes > AFTER_BYTES || waited || (disk_is_low && something);
+        let has_garbage = self.written_bytes > 0 || self.dropped;
+        let due = self.written_bytes > TRIGGER_BYTES || waited || (disk_is_low && has_garbage);
         if due {
             *self = Schedule { last_ms: Some(now_ms), ..Schedule::default() };
         }
@@ -100,50 +118,52 @@ impl Schedule {
     }
 }
 
-/// Segments that were there in the beginning, sorted, and which of them are needed.
+/// The segments that existed at the beginning, sorted, and whether each is needed.
 struct Segments {
-    there: Vec<SegmentId>,
+    existing: Vec<SegmentId>,
     needed: Vec<bool>,
 }
 
 impl Segments {
-    fn new(mut there: Vec<SegmentId>) -> Self {
-        there.sort_unstable();
-        Segments { needed: vec![false; there.len()], there }
+    fn new(mut existing: Vec<SegmentId>) -> Self {
+        existing.sort_unstable();
+        Segments { needed: vec![false; existing.len()], existing }
     }
 
     fn need(&mut self, segments: impl IntoIterator<Item = SegmentId>) {
         for segment in segments {
-            if let Ok(at) = self.there.binary_search(&segment) {
+            if let Ok(at) = self.existing.binary_search(&segment) {
                 self.needed[at] = true;
             }
         }
     }
 
     fn unneeded(&self) -> impl Iterator<Item = SegmentId> {
-        self.there.iter().zip(&self.needed).filter(|(_, needed)| !**needed).map(|(segment, _)| *segment)
+        self.existing.iter().zip(&self.needed).filter(|(_, needed)| !**needed).map(|(segment, _)| *segment)
     }
 }
 
 impl Engine {
-    /// Deletes what nobody needs any more.
+    /// Runs one collection.
     pub(crate) fn delete_unneeded<'a>(&'a self, marks: &'a mut Marks) -> BoxFuture<'a, Result<()>> {
         async move {
             let (node, store) = (self.node(), &self.node().store);
             let mut segments = Segments::new(store.list_segments().await.map_err(store_error)?);
-            // Before any manifest is listed: of what is above them nothing is believed, even if a restore comes to its end meanwhile.
+            // Read before the manifests are listed: manifests above these epochs are ignored, even
+            // if a restore completes meanwhile.
             let eras = self.eras();
             let is_begun = |name: &ManifestName| name.epoch <= epoch_in(&eras, name.partition);
             node.naming.settled().await;
             let listed = store.list_partitions(None).await.map_err(store_error)?;
-            // Of what nothing names but a log: known while the store is known to be ours.
+            // Segments that only logs reference are determined while this process is known to own
+            // the store.
             segments.need(self.segments_in_use());
             self.check_term().await?;
             self.delete_old_hot_pages(&listed).await?;
-            self.anchor_those_at_rest(&listed, &is_begun).await?;
+            self.anchor_closed_partitions(&listed, &is_begun).await?;
             self.delete_old_manifests(&listed, marks, &is_begun).await?;
             if self.places.check().is_err() {
-                // Segments that only the refused log names are in none of the sets above.
+                // Segments that only the rejected log references are in none of the sets above.
                 return Ok(());
             }
             segments.need(self.segments_in_use());
@@ -167,13 +187,14 @@ impl Engine {
     ) -> Result<()> {
         let (node, store) = (self.node(), &self.node().store);
         let condemned = self.condemned(listed).await?;
-        // If history lies on the disk that is nearly full: below the data directory.
+        // Thinning helps only if the history is on the disk that is nearly full, below the data
+        // directory.
         let sparsely = node.disk.is_low() && node.tenure.is_none() && store.store().directory().is_some();
         let mut thinned = 0;
-        for several in together(&listed.manifests) {
-            // What is missing, or damaged, is looked for once more behind this.
-            marks.learn(store, several).await?;
-            for names in several.chunk_by(|a, b| a.partition == b.partition) {
+        for chunk in together(&listed.manifests) {
+            // Missing and damaged manifests are handled below, when references are determined.
+            marks.learn(store, chunk).await?;
+            for names in chunk.chunk_by(|a, b| a.partition == b.partition) {
                 let (now_ms, retention) = (node.clock.unix_ms(), (self.retention)(names[0].partition));
                 let begun = &names[..names.partition_point(is_begun)];
                 let points = marks.points(begun);
@@ -184,33 +205,35 @@ impl Engine {
                 }
                 old.extend(begun.iter().rev().skip(1).filter(|name| condemned.contains(*name)));
                 marks.forget(&names[begun.len()..]);
-                // Where nothing has begun the catalog is older than the store.
+                // If no epoch has begun, the catalog is older than the store.
                 if !begun.is_empty() && begun.len() < names.len() {
                     self.condemn_unbegun(&names[begun.len()..], listed).await?;
                 }
                 if names.len() > 1 {
-                    // What was condemned may be over by itself.
+                    // Condemned manifests may also have expired.
                     old.sort_unstable();
                     old.dedup();
                     marks.forget(&old);
                     self.condemn_all(&old, listed).await?;
                 }
             }
-            marks.make_room(several);
+            marks.make_room(chunk);
         }
         if thinned > 0 {
             tracing::warn!(
                 manifests = thinned,
-                "the disk is nearly full: restore points that are older than an hour have been thinned"
+                "disk nearly full: restore points older than one hour have been thinned"
             );
         }
         self.forget_fates(listed).await
     }
 
-    /// Deletes a partition's manifests of restores that did not come to their end. These are of an epoch that had not begun when they were listed.
+    /// Deletes a partition's manifests of incomplete restores. Their epoch had not begun when they
+    /// were listed.
     async fn condemn_unbegun(&self, names: &[ManifestName], listed: &Listed) -> Result<()> {
         let _past = self.node().past.write().await;
-        // No restore is going on now; one that has come to its end meanwhile has begun its epoch, if it is known how it has ended.
+        // No restore is in progress now. One that completed meanwhile has begun its epoch, unless
+        // its outcome is unknown.
         let id = names[0].partition;
         let epoch = if self.is_undecided(id) { u32::MAX } else { self.era(id).epoch };
         for name in names.iter().filter(|name| name.epoch > epoch) {
@@ -219,48 +242,50 @@ impl Engine {
         Ok(())
     }
 
-    /// Deletes manifests that have had their time, if they are not pinned. Others may look at the past in between: they may be many.
+    /// Deletes expired manifests unless they are pinned. The lock is released between chunks, so
+    /// that historical reads can proceed.
     async fn condemn_all(&self, names: &[ManifestName], listed: &Listed) -> Result<()> {
-        for several in names.chunks(TOGETHER) {
+        for chunk in names.chunks(DELETION_CHUNK) {
             let _past = self.node().past.write().await;
-            let condemning = several.iter().map(|name| self.condemn(*name, fates_of(listed, *name)));
-            let condemning = stream::iter(condemning.collect::<Vec<_>>()).buffer_unordered(AT_ONCE);
+            let condemning = chunk.iter().map(|name| self.condemn(*name, fates_of(listed, *name)));
+            let condemning =
+                stream::iter(condemning.collect::<Vec<_>>()).buffer_unordered(MAX_CONCURRENT_DELETIONS);
             condemning.try_collect::<()>().await?;
         }
         Ok(())
     }
 
-    /// Deletes a manifest, if it is not pinned. What cannot be told keeps it.
+    /// Deletes a manifest unless it is pinned. If its holds cannot be read it is kept.
     async fn condemn(&self, manifest: ManifestName, fates: &[FateName]) -> Result<()> {
         let (node, store) = (self.node(), &self.node().store);
-        unless_damaged(store.condemn(manifest, fates, node.clock.unix_ms()).await.map(drop))
+        warn_if_damaged(store.condemn(manifest, fates, node.clock.unix_ms()).await.map(drop))
     }
 
-    /// Manifests that somebody has condemned who did not come to delete them.
+    /// Manifests that were condemned and not deleted, because of a crash.
     async fn condemned(&self, listed: &Listed) -> Result<HashSet<ManifestName>> {
         let mut condemned = HashSet::new();
         for fates in listed.fates.chunk_by(|a, b| a.manifest == b.manifest) {
             let is_condemned = self.node().store.is_condemned(fates).await;
-            unless_damaged(is_condemned.map(|is_condemned| {
+            warn_if_damaged(is_condemned.map(|is_condemned| {
                 condemned.extend(is_condemned.then_some(fates[0].manifest));
             }))?;
         }
         Ok(condemned)
     }
 
-    /// Fates whose manifest has gone without them: a crash has come between.
+    /// Deletes holds whose manifest was deleted without them, because of a crash.
     async fn forget_fates(&self, listed: &Listed) -> Result<()> {
         let (node, store) = (self.node(), &self.node().store);
         for fates in listed.fates.chunk_by(|a, b| a.manifest == b.manifest) {
             if listed.manifests.binary_search(&fates[0].manifest).is_err() {
-                unless_damaged(store.forget_fates(fates, node.clock.unix_ms()).await)?;
+                warn_if_damaged(store.forget_fates(fates, node.clock.unix_ms()).await)?;
             }
         }
         Ok(())
     }
 
-    /// Lists of hot pages that no partition will open with: there is a newer one, or a newer epoch, or no such partition any
-    /// more. One that has a list has a manifest, and had it before.
+    /// Deletes lists of hot pages that no partition will open with: there is a newer list or epoch,
+    /// or the partition is gone. A partition with a list has a manifest, which was stored first.
     async fn delete_old_hot_pages(&self, listed: &Listed) -> Result<()> {
         for lists in listed.hot_pages.chunk_by(|a, b| a.partition == b.partition) {
             let id = lists[0].partition;
@@ -274,10 +299,11 @@ impl Engine {
         Ok(())
     }
 
-    /// Names the newest manifests of partitions that are closed, and so need no log, so that they are missed if they are gone, as far as that
-    /// was not done when they were closed. A few at a time: that of thousands takes some collections. Anchors of older ones go, and those that
-    /// have come after their partition was dropped.
-    async fn anchor_those_at_rest(
+    /// Stores anchors for the newest manifests of closed partitions, unless that was done when they
+    /// were closed. These partitions need no log, so without an anchor a missing manifest would not
+    /// be noticed. At most [`MAX_NEW_ANCHORS`] per collection; thousands take several. Also deletes
+    /// anchors of older manifests, and anchors stored after their partition was dropped.
+    async fn anchor_closed_partitions(
         &self,
         listed: &Listed,
         is_begun: &(impl Fn(&ManifestName) -> bool + Sync),
@@ -287,7 +313,7 @@ impl Engine {
         for anchor in listed.anchors.iter().filter(is_dropped) {
             store.delete_anchor(*anchor).await.map_err(store_error)?;
         }
-        let mut left = MOST_ANCHORS;
+        let mut left = MAX_NEW_ANCHORS;
         for names in listed.manifests.chunk_by(|a, b| a.partition == b.partition) {
             let id = names[0].partition;
             let Some(newest) = names.iter().rfind(|name| is_begun(name)) else { continue };
@@ -306,9 +332,10 @@ impl Engine {
         Ok(())
     }
 
-    /// Segments of which somebody here reads pages, or that only records name.
+    /// Segments that are being read in this process, or that only log records reference.
     fn segments_in_use(&self) -> HashSet<SegmentId> {
-        // In this order: a partition that is being opened is not yet in the one, or still in the other.
+        // The order matters: a partition that is being opened is not yet in the second set, or
+        // still in the first.
         let mut segments: HashSet<SegmentId> = self.unopened_segments().into_iter().collect();
         segments.extend(self.node().exported_segments());
         for partition in self.open_partitions().into_iter().chain(self.past.open()) {
@@ -318,7 +345,7 @@ impl Engine {
         segments
     }
 
-    /// Finds all segments that manifests name.
+    /// Marks all segments that manifests reference.
     async fn need_named_segments(
         &self,
         marks: &mut Marks,
@@ -326,48 +353,51 @@ impl Engine {
         is_begun: &(impl Fn(&ManifestName) -> bool + Sync),
     ) -> Result<()> {
         let store = &self.node().store;
-        'listing: for _ in 0..LISTINGS {
+        'listing: for _ in 0..MAX_LISTINGS {
             let names = store.list_manifests(None).await.map_err(store_error)?;
             marks.keep_only(&names);
-            for several in together(&names) {
-                let unlearned = marks.learn(store, several).await?;
+            for chunk in together(&names) {
+                let unlearned = marks.learn(store, chunk).await?;
                 if let Some(damaged) = unlearned.damaged {
                     return Err(store_error(damaged));
                 }
                 if unlearned.missing {
                     continue 'listing;
                 }
-                for names in several.chunk_by(|a, b| a.partition == b.partition) {
+                for names in chunk.chunk_by(|a, b| a.partition == b.partition) {
                     segments.need(marks.segments(names[0].partition));
                     marks.forget(&names[names.partition_point(is_begun)..]);
                 }
-                marks.make_room(several);
+                marks.make_room(chunk);
             }
             return Ok(());
         }
-        Err(Error::new(sqlstate::INTERNAL, "databases are dropped faster than what they leave is collected")
-            .hint("it is tried again"))
+        Err(Error::new(
+            sqlstate::INTERNAL,
+            "garbage collection backlog: databases are dropped faster than their data is deleted",
+        )
+        .hint("The collection is retried."))
     }
 }
 
-/// Where a partition stood.
+/// A partition's epoch in `eras`.
 fn epoch_in(eras: &HashMap<PartitionId, Era>, id: PartitionId) -> u32 {
     eras.get(&id).copied().unwrap_or(Era::first(id)).epoch
 }
 
-/// What was decided of a manifest, as far as it was listed.
+/// A manifest's holds in a listing.
 fn fates_of(listed: &Listed, manifest: ManifestName) -> &[FateName] {
     let begin = listed.fates.partition_point(|fate| fate.manifest < manifest);
     let count = listed.fates[begin..].iter().take_while(|fate| fate.manifest == manifest).count();
     &listed.fates[begin..begin + count]
 }
 
-/// What is damaged keeps what it is about, and nobody else from being tidied.
-fn unless_damaged(result: std::result::Result<(), StoreError>) -> Result<()> {
+/// Turns damage into a warning: the affected manifest is kept, and the collection continues.
+fn warn_if_damaged(result: std::result::Result<(), StoreError>) -> Result<()> {
     match result {
         Err(error @ (StoreError::Damaged { .. } | StoreError::Misnamed { .. })) => {
             let partition = error.partition().map(tracing::field::display);
-            tracing::warn!(%error, partition, "a manifest is kept: what was decided of it cannot be read");
+            tracing::warn!(%error, partition, "manifest kept: its holds cannot be read");
             Ok(())
         }
         result => result.map_err(store_error),

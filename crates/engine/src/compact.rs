@@ -1,32 +1,40 @@
-//! Compaction: a partition's segments are merged, so that they stay few and hold little that is dead.
+//! Compaction: merges a partition's segments, so that they stay few and contain little dead data.
 //!
 //! ```text
-//!   named, the oldest first     [ 25,000 ] [ 900 ] [ 700 ] [ 800 ] [ 1,100 ]        pages
-//!                                           '--------- like size ---------'
-//!   merged                      [ 25,000 ] [ 2,400 ]                                 what was overwritten is gone
+//!   before, oldest first      [ 25,000 ] [ 900 ] [ 700 ] [ 800 ] [ 1,100 ]      pages
+//!                                         '-------- same tier ---------'
+//!   after                     [ 25,000 ] [ 2,400 ]                              live pages only
 //! ```
 //!
-//! Segments are of one tier if their pages are within a factor of four of each other. When the newest four (or more, with what
-//! is smaller among them) are of one tier, they become one: so a page is copied once for each tier that it climbs, a
-//! logarithm of what there is, and a partition has at most three segments of a tier. When what is dead comes to three
-//! quarters of what is alive, all become one: that copies no more than was written meanwhile.
+//! Size-tiered policy:
+//! - Two segments are in the same tier if their page counts are within a factor of four. When the
+//!   newest four or more segments are in one tier (not counting smaller ones between them), they
+//!   are merged, the smaller ones included. Each page is thus copied once per tier, a logarithmic
+//!   number of times, and a partition has at most three segments per tier.
+//! - When dead pages exceed three quarters of the live ones, all segments are merged. That copies
+//!   no more than was written meanwhile.
 //!
-//! Only neighbours are merged, since later ones override earlier ones. Frames are copied from the store to the store as they
-//! are, checked against their checksums and neither decompressed nor brought into the cache.
+//! Only neighbours are merged, since later segments override earlier ones. Frames are copied from
+//! store to store as they are: their checksums are verified, but they are neither decompressed nor
+//! brought into the page cache.
 //!
-//! # It holds up nobody
-//! One partition is compacted at a time, by a task of its own ([`crate::maintenance`]), within a budget of bytes and of processor
-//! time ([`crate::pace`]), unless the partition has become crowded ([`CROWD`]). Reading and writing take no lock. Meanwhile
-//! flushes go on: they add to the end of what is named, and nothing but compaction and a restore takes anything away from it. So what was merged still stands there side by side, and is replaced by the merged
-//! segment, in the partition's memory, by who holds the flushes' lock; the next manifest, written at once, has the
-//! one and what was flushed meanwhile. Nothing that a flush has named is lost, since that manifest is made of the same
-//! list. Where a restore has come first the partition is closed, and the merged segment is garbage.
+//! # Concurrency
+//! A background task ([`crate::maintenance`]) compacts one partition at a time, within a budget of
+//! bytes and CPU time ([`crate::pace`]), which does not apply to a partition with more than
+//! [`MAX_PACED_SEGMENTS`]. Reading and writing take no lock.
 //!
-//! When that manifest is durable, the partition's frames are moved to the merged segment, so that what was merged can go though the
-//! partition stays open.
+//! Flushes continue meanwhile. They only append to the list of segments; only compaction and a
+//! restore remove any. The merged segments therefore still stand side by side when the new one is
+//! finished. It replaces them in the partition's memory under the flush lock, and the next
+//! manifest, written immediately, references it together with everything flushed meanwhile. No
+//! flushed segment is lost, since that manifest is made from the same list. If a restore came
+//! first, the partition is closed and the new segment is garbage.
+//!
+//! Once the manifest is durable, the partition's frames are moved to the new segment, so that the
+//! old segments can be deleted while the partition stays open.
 //!
 //! # Crashes
-//! Before the manifest the merged segment is garbage; from it on the others are history.
+//! Before the manifest is stored the new segment is garbage; afterwards the old ones are history.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -45,50 +53,51 @@ use crate::partition::{CopiedFrame, NamedSegment, Partition, store_error};
 use crate::store::Frame;
 use crate::{Engine, Result};
 
-/// Beyond so many segments a partition is written faster than that, and is compacted as fast as it goes.
-const CROWD: usize = 24;
-/// Pages that are copied at once.
-const PIECE_PAGES: usize = 256;
-/// So many segments of a tier become one.
-const FACTOR: u64 = 4;
-/// Dead pages that are not worth a thought.
-const SLACK_PAGES: u64 = 64;
+/// A partition with more segments than this is written faster than paced compaction can follow, and
+/// is compacted at full speed.
+const MAX_PACED_SEGMENTS: usize = 24;
+/// Pages copied per batch.
+const BATCH_PAGES: usize = 256;
+/// Number of segments in a tier that triggers a merge, and the size ratio of tiers.
+const TIER_FACTOR: u64 = 4;
+/// Dead pages that are always tolerated.
+const TOLERATED_DEAD_PAGES: u64 = 64;
 
-/// Segments to merge: neighbours, the oldest first.
+/// Neighbouring segments to merge, oldest first.
 pub(crate) struct Work {
     pub sources: Vec<NamedSegment>,
-    /// Pages that the partition had at the newest manifest: what is above is dead.
+    /// Page count of the newest manifest. Pages above it are dead.
     pub page_count: u32,
-    /// The partition has more segments than it should.
+    /// The partition has more segments than [`MAX_PACED_SEGMENTS`].
     pub crowded: bool,
 }
 
 impl Work {
-    /// What there is to do for a partition of which these segments are named.
+    /// Returns the merge that a partition with these segments needs, if any.
     pub(crate) fn of(named: &[NamedSegment], page_count: u32) -> Option<Work> {
         let pages: Vec<u64> = named.iter().map(|segment| segment.pages).collect();
         let sources = named.get(plan(&pages, page_count)?)?.to_vec();
-        Some(Work { sources, page_count, crowded: named.len() > CROWD })
+        Some(Work { sources, page_count, crowded: named.len() > MAX_PACED_SEGMENTS })
     }
 }
 
-/// Which of the segments with so many pages, the oldest first, are to be merged.
+/// Returns the range of segments to merge, given their page counts, oldest first.
 fn plan(pages: &[u64], page_count: u32) -> Option<Range<usize>> {
     let (all, alive): (u64, u64) = (pages.iter().sum(), page_count.into());
-    if pages.len() > 1 && all > alive + alive / 4 * 3 + SLACK_PAGES {
+    if pages.len() > 1 && all > alive + alive / 4 * 3 + TOLERATED_DEAD_PAGES {
         return Some(0..pages.len());
     }
-    let tier = |pages: &u64| pages.max(&1).ilog(FACTOR);
+    let tier = |pages: &u64| pages.max(&1).ilog(TIER_FACTOR);
     let highest = pages.iter().map(tier).max()?;
     (0..=highest).find_map(|wanted| {
         let begin = pages.iter().rposition(|pages| tier(pages) > wanted).map_or(0, |larger| larger + 1);
         let like = pages[begin..].iter().filter(|pages| tier(pages) == wanted).count();
-        (like >= FACTOR as usize).then_some(begin..pages.len())
+        (like >= TIER_FACTOR as usize).then_some(begin..pages.len())
     })
 }
 
 impl Engine {
-    /// Merges what a partition has too many of.
+    /// Merges a partition's segments until no merge is due.
     pub(crate) fn compact<'a>(
         &'a self,
         partition: &'a Arc<Partition>,
@@ -98,7 +107,7 @@ impl Engine {
         let spent = pace.spent();
         let merging = async move {
             while let Some(work) = partition.compaction() {
-                // Where space is short there is none for copies.
+                // A copy needs space, so compaction stops while the disk is low.
                 if self.node().disk.is_low() || !self.merge(partition, &work, pace).await? {
                     break;
                 }
@@ -109,7 +118,7 @@ impl Engine {
         measured(spent, merging).boxed()
     }
 
-    /// Answers whether the partition is as it should be now, as far as this work goes.
+    /// Merges segments. Returns false if the merge was abandoned.
     async fn merge(&self, partition: &Arc<Partition>, work: &Work, pace: &mut Pace) -> Result<bool> {
         let entries = self.newest_frames(work).await?;
         let mut writer = self.node().store.segment_writer().await.map_err(store_error)?;
@@ -136,7 +145,7 @@ impl Engine {
         Ok(true)
     }
 
-    /// Lets the partition read what was merged from where it is now.
+    /// Moves the partition's frames to the merged segment.
     async fn move_frames(
         &self,
         partition: &Partition,
@@ -155,15 +164,15 @@ impl Engine {
                 new: Frame { segment: to, location: index.frame(partition.id, *page)? },
             })
         };
-        for piece in entries.chunks(PIECE_PAGES) {
-            partition.move_frames(piece.iter().filter_map(copied));
+        for batch in entries.chunks(BATCH_PAGES) {
+            partition.move_frames(batch.iter().filter_map(copied));
             tokio::task::yield_now().await;
         }
         Ok(())
     }
 
-    /// Writes the frames, as a segment. Answers whether all are; if not it was given up, since the node stops or the partition
-    /// is gone.
+    /// Copies the frames to a new segment. Returns false if the copy was abandoned because the node
+    /// is stopping or the partition was closed.
     async fn copy_frames(
         &self,
         partition: &Partition,
@@ -173,16 +182,17 @@ impl Engine {
         pace: &mut Pace,
     ) -> Result<bool> {
         let mut builder = SegmentBuilder::new(writer.buffer());
-        for piece in entries.chunks(PIECE_PAGES) {
+        for batch in entries.chunks(BATCH_PAGES) {
             if self.maintenance.task.is_stopping() || partition.is_closed() {
                 return Ok(false);
             }
             self.node().disk.admit(true)?;
             let before = builder.bytes();
-            let frames = self.read_piece(work, piece).await?;
-            for ((no, ..), frame) in piece.iter().zip(frames) {
+            let frames = self.read_batch(work, batch).await?;
+            for ((no, ..), frame) in batch.iter().zip(frames) {
                 let location = builder.push_frame(partition.id, *no, &frame.bytes, writer.buffer());
-                // What the disk cache has is soon asked for by its new name.
+                // A cached frame will soon be requested from the new segment, so it is cached there
+                // too.
                 if frame.is_cached {
                     writer.keep(location);
                 }
@@ -195,7 +205,8 @@ impl Engine {
         Ok(true)
     }
 
-    /// Where the newest frame of each page lies that is alive, in order: page, place of its segment in `work`, location.
+    /// Returns the newest frame of each live page, sorted by page: page number, index of the
+    /// segment in `work`, location.
     async fn newest_frames(&self, work: &Work) -> Result<Vec<Entry>> {
         let store = &self.node().store;
         let indexes = work.sources.iter().map(|source| store.segment_index(source.segment.id));
@@ -211,10 +222,10 @@ impl Engine {
         Ok(entries)
     }
 
-    /// The frames of some pages, in their order.
-    async fn read_piece(&self, work: &Work, piece: &[Entry]) -> Result<Vec<RawFrame>> {
+    /// Reads the frames of some pages, in their order.
+    async fn read_batch(&self, work: &Work, batch: &[Entry]) -> Result<Vec<RawFrame>> {
         let of = |place: usize| {
-            let entries = piece.iter().enumerate().filter(move |(_, entry)| entry.1 == place);
+            let entries = batch.iter().enumerate().filter(move |(_, entry)| entry.1 == place);
             entries
                 .map(|(at, (.., location))| (at, *location))
                 .unzip::<_, _, Vec<usize>, Vec<FrameLocation>>()
@@ -224,7 +235,7 @@ impl Engine {
             let frames = self.node().store.read_frames(source.segment.id, &locations).await?;
             Ok(at.into_iter().zip(frames))
         });
-        let mut frames = vec![RawFrame::default(); piece.len()];
+        let mut frames = vec![RawFrame::default(); batch.len()];
         for (at, frame) in try_join_all(reads).await.map_err(store_error)?.into_iter().flatten() {
             frames[at] = frame;
         }
@@ -232,7 +243,7 @@ impl Engine {
     }
 }
 
-/// A page, the place of its segment, and where it lies there.
+/// Page number, index of its segment, location in the segment.
 type Entry = (PageNo, usize, FrameLocation);
 
 #[cfg(test)]
@@ -240,28 +251,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn like_neighbours_are_merged() {
+    fn neighbours_of_one_tier_are_merged() {
         assert_eq!(plan(&[], 0), None);
         assert_eq!(plan(&[25_000, 900, 700], 25_000), None);
         assert_eq!(plan(&[25_000, 700, 800, 900, 1000], 25_000), Some(1..5));
         assert_eq!(
             plan(&[25_000, 700, 3, 800, 900, 1000], 25_000),
             Some(1..6),
-            "with what is small among them"
+            "smaller segments in between are included"
         );
-        assert_eq!(plan(&[25_000, 1, 1, 1], 25_000), None, "the large one is none of them");
+        assert_eq!(plan(&[25_000, 1, 1, 1], 25_000), None, "the large segment is in a higher tier");
         assert_eq!(plan(&[1, 2500, 2500, 2500, 2500], 10_001), Some(0..5));
     }
 
     #[test]
-    fn what_is_dead_is_not_kept() {
+    fn all_segments_are_merged_when_many_pages_are_dead() {
         assert_eq!(plan(&[25_600, 25_600], 25_600), Some(0..2));
         assert_eq!(plan(&[25_600, 15_000], 25_600), None);
-        assert_eq!(plan(&[25_600], 100), None, "nothing to merge it with");
+        assert_eq!(plan(&[25_600], 100), None, "a single segment is not rewritten");
         assert_eq!(plan(&[30, 30], 2), None);
     }
 
-    /// Of a partition that grows by flushes of one size each page is copied a few times, and segments stay few.
+    /// A partition that grows by flushes of equal size: each page is copied a few times, and
+    /// segments stay few.
     #[test]
     fn copies_and_segments_grow_as_a_logarithm() {
         let (mut named, mut written, mut copied, mut most) = (Vec::new(), 0, 0, 0);
@@ -279,9 +291,9 @@ mod tests {
         assert!(most <= 3 * 7, "{most}");
     }
 
-    /// The same of one that is overwritten all the time.
+    /// The same for a partition that is overwritten continuously.
     #[test]
-    fn what_is_overwritten_takes_little_space() {
+    fn dead_pages_stay_bounded_under_overwrites() {
         const ALIVE: u64 = 10_000;
         let (mut named, mut written, mut copied) = (vec![ALIVE], 0, 0);
         for _ in 0..1000 {
@@ -292,7 +304,7 @@ mod tests {
                 copied += merged;
                 named.splice(range, [merged]);
             }
-            assert!(named.iter().sum::<u64>() <= ALIVE * 7 / 4 + SLACK_PAGES);
+            assert!(named.iter().sum::<u64>() <= ALIVE * 7 / 4 + TOLERATED_DEAD_PAGES);
         }
         assert!(copied <= 5 * written, "{copied} of {written}");
     }

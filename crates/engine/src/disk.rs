@@ -1,21 +1,21 @@
-//! Stops writers before the disk is full.
+//! Rejects writes before the disk is full.
 //!
-//! A disk that is full stops more than commits: no flush can make the log shorter, no temporary file holds a large sort,
-//! and a node that has to start again finds no room for its new log. So a part of the file system is kept free:
+//! A full disk stops more than commits: flushes cannot shorten the log, large sorts have no
+//! temporary file, and a restarting node has no space for its new log. Part of the file system is
+//! therefore reserved:
 //!
-//! ```text
-//!   available  > reserve              everything is accepted
-//!              < reserve              commits that make a database larger get 53100, and so do large ones, imports and
-//!                                     CREATE DATABASE; reading, deleting, changing what is there, DROP DATABASE go on
-//!              < half of the reserve  no commit is accepted, no temporary file grows; what reads without one, and
-//!                                     DROP DATABASE, go on
-//! ```
+//! - Above the reserve, everything is accepted.
+//! - Below the reserve, commits that make a database larger, large commits, imports and CREATE
+//!   DATABASE fail with 53100. Reads, deletes, in-place updates and DROP DATABASE continue.
+//! - Below half of the reserve, all commits fail with 53100 and temporary files cannot grow. DROP
+//!   DATABASE and reads without a temporary file continue.
 //!
-//! It goes on by itself when an eighth of the reserve more is available. Meanwhile garbage is collected at once, since
-//! dropping databases is what an operator does then.
+//! Writes resume automatically once the available space exceeds the threshold by an eighth of the
+//! reserve. While the disk is low, the collector runs immediately, since dropping databases is an
+//! operator's usual remedy.
 //!
-//! What can be given back without harm has been by then: the disk cache keeps a quarter of the reserve more free than the
-//! reserve ([`fulmar_store::DiskCache::make_room`]), and is told at each look what there is.
+//! The disk cache has been shrunk by then: it keeps 1.25 times the reserve free
+//! ([`fulmar_store::DiskCache::make_room`]), and every poll passes it the available space.
 
 use std::io;
 use std::path::PathBuf;
@@ -26,25 +26,25 @@ use std::time::Duration;
 use crate::node::Node;
 use crate::{Engine, Error, Result, sqlstate};
 
-/// How often the file system is asked.
-const PERIOD: Duration = Duration::from_millis(250);
-/// The reserve, if nobody says another: so much, or a twentieth of a small file system.
-const RESERVE_BYTES: u64 = 1 << 30;
-const RESERVE_PART: u64 = 20;
+/// How often the file system is polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
+/// The default reserve: 1 GiB, or a twentieth of a small file system.
+const DEFAULT_RESERVE_BYTES: u64 = 1 << 30;
+const DEFAULT_RESERVE_DIVISOR: u64 = 20;
 
 /// A file system's space.
 #[derive(Clone, Copy, Debug)]
 pub struct Space {
-    /// What this process may still write.
+    /// The space available to this process.
     pub available_bytes: u64,
-    /// All of it.
+    /// The size of the file system.
     pub total_bytes: u64,
 }
 
-/// Tells the space of the data directory's file system.
+/// Reads the space of the data directory's file system.
 pub type SpaceSource = Arc<dyn Fn() -> io::Result<Space> + Send + Sync>;
 
-/// Asks the operating system.
+/// Returns a source that asks the operating system.
 pub(crate) fn space_of(directory: PathBuf) -> SpaceSource {
     Arc::new(move || {
         let space = rustix::fs::statvfs(&directory)?;
@@ -56,10 +56,10 @@ pub(crate) fn space_of(directory: PathBuf) -> SpaceSource {
 const ENOUGH: u8 = 0;
 const LOW: u8 = 1;
 const OUT: u8 = 2;
-/// Not known yet.
+/// Not polled yet.
 const UNKNOWN: u8 = 3;
 
-/// The disk, as it was seen last.
+/// The state of the disk as of the last poll.
 pub(crate) struct Disk {
     source: SpaceSource,
     wanted_bytes: Option<u64>,
@@ -69,7 +69,7 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    /// `reserve_bytes` are kept free; `None` leaves it to us.
+    /// `reserve_bytes` is the space to keep free; None selects the default.
     pub(crate) fn new(source: SpaceSource, reserve_bytes: Option<u64>) -> Self {
         Disk {
             source,
@@ -80,20 +80,26 @@ impl Disk {
         }
     }
 
-    /// Looks at the disk; tells the log when its state changes. Answers whether the file system has told its space.
+    /// Polls the disk and logs changes of its state. Returns true if the file system reported its
+    /// space.
     fn look(&self) -> bool {
         let before = self.state.load(Ordering::Relaxed);
         let space = match (self.source)() {
             Ok(space) => space,
             Err(error) => {
                 if before == UNKNOWN {
-                    tracing::warn!(%error, "the data directory's file system does not tell its space; writers are not stopped before it is full");
+                    tracing::warn!(
+                        %error,
+                        "cannot read the free space of the data directory; writes are not rejected before \
+                         the disk is full"
+                    );
                     self.state.store(ENOUGH, Ordering::Relaxed);
                 }
                 return false;
             }
         };
-        let reserve = self.wanted_bytes.unwrap_or(RESERVE_BYTES.min(space.total_bytes / RESERVE_PART));
+        let default_bytes = DEFAULT_RESERVE_BYTES.min(space.total_bytes / DEFAULT_RESERVE_DIVISOR);
+        let reserve = self.wanted_bytes.unwrap_or(default_bytes);
         self.available_bytes.store(space.available_bytes, Ordering::Relaxed);
         self.reserve_bytes.store(reserve, Ordering::Relaxed);
         let now = next_state(before, space.available_bytes, reserve);
@@ -102,54 +108,50 @@ impl Disk {
         match now {
             _ if now == before => {}
             OUT => {
-                tracing::error!(available_mib, reserve_mib, "the disk is nearly full: no commit is accepted")
+                tracing::error!(available_mib, reserve_mib, "disk nearly full: all commits are rejected")
             }
             LOW => {
                 tracing::error!(
                     available_mib,
                     reserve_mib,
-                    "the disk is nearly full: commits that need more space are refused"
+                    "disk nearly full: commits that need more space are rejected"
                 );
             }
             _ if before != UNKNOWN => {
-                tracing::info!(
-                    available_mib,
-                    reserve_mib,
-                    "the disk has space again: all commits are accepted"
-                );
+                tracing::info!(available_mib, reserve_mib, "disk space recovered: all commits are accepted");
             }
             _ => {}
         }
         true
     }
 
-    /// Whether a commit is accepted.
+    /// Returns 53100 if the commit is to be rejected.
     pub(crate) fn admit(&self, needs_space: bool) -> Result<()> {
         match self.state.load(Ordering::Relaxed) {
             OUT => Err(self.refused(
-                "no commit is accepted",
-                "drop databases that are not needed, or free space on the disk that holds the data directory",
+                "all commits are rejected",
+                "Drop unused databases, or free space on the disk of the data directory.",
             )),
             LOW if needs_space => Err(self.refused(
-                "what needs more space is refused",
-                "delete rows, drop databases, or free space on the disk that holds the data directory",
+                "operations that need more space are rejected",
+                "Delete rows, drop databases, or free space on the disk of the data directory.",
             )),
             _ => Ok(()),
         }
     }
 
-    fn refused(&self, what: &str, remedy: &str) -> Error {
+    fn refused(&self, consequence: &str, remedy: &str) -> Error {
         let (available, reserve) = (self.available_bytes() >> 20, self.reserve_bytes() >> 20);
-        Error::new(sqlstate::DISK_FULL, format!("the disk is nearly full: {what}"))
-            .detail(format!("{available} MiB are left; {reserve} MiB are kept free (--disk-reserve)."))
-            .hint(format!("{remedy}; it goes on by itself"))
+        Error::new(sqlstate::DISK_FULL, format!("disk nearly full: {consequence}"))
+            .detail(format!("{available} MiB are available; {reserve} MiB are reserved (--disk-reserve)."))
+            .hint(format!("{remedy} Writes resume automatically."))
     }
 
     pub(crate) fn is_low(&self) -> bool {
         matches!(self.state.load(Ordering::Relaxed), LOW | OUT)
     }
 
-    /// 0 enough, 1 what needs space is refused, 2 every commit is.
+    /// 0: enough space; 1: operations that need space are rejected; 2: all commits are rejected.
     pub(crate) fn level(&self) -> u64 {
         match self.state.load(Ordering::Relaxed) {
             UNKNOWN => ENOUGH.into(),
@@ -166,21 +168,23 @@ impl Disk {
     }
 }
 
-/// It gets worse at once, and better with an eighth of the reserve in hand, so that it does not flutter.
+/// The state becomes worse immediately, and better only with an eighth of the reserve to spare, so
+/// that it does not flap.
 fn next_state(before: u8, available: u64, reserve: u64) -> u8 {
     let at = |available: u64| match available {
         _ if available >= reserve => ENOUGH,
         _ if available >= reserve / 2 => LOW,
         _ => OUT,
     };
-    let (now, careful) = (at(available), at(available.saturating_sub(reserve / 8)));
+    let (now, with_margin) = (at(available), at(available.saturating_sub(reserve / 8)));
     match before {
-        LOW | OUT if now < before => careful.min(before),
+        LOW | OUT if now < before => with_margin.min(before),
         _ => now,
     }
 }
 
-/// Polls the node's disk, and adapts the limits of temporary files and of the disk cache to its free space.
+/// Polls the node's disk, and adapts the limits of temporary files and the disk cache to its free
+/// space.
 pub(crate) fn look(node: &Node) {
     if node.disk.look() {
         let (available_bytes, reserve_bytes) = (node.disk.available_bytes(), node.disk.reserve_bytes());
@@ -191,16 +195,16 @@ pub(crate) fn look(node: &Node) {
     }
 }
 
-/// Looks at the disk now and then, until the engine is gone.
+/// Polls the disk periodically until the engine is dropped.
 pub(crate) fn spawn(engine: &Arc<Engine>) {
     let weak = Arc::downgrade(engine);
     tokio::spawn(async move {
         loop {
-            tokio::time::sleep(PERIOD).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
             let Some(node) = Weak::upgrade(&weak).map(|engine| engine.node().clone()) else { return };
-            // It may hang, where the file system is remote.
-            let looked = tokio::task::spawn_blocking(move || look(&node)).await;
-            if looked.is_err() {
+            // statvfs may block on a remote file system.
+            let polled = tokio::task::spawn_blocking(move || look(&node)).await;
+            if polled.is_err() {
                 return;
             }
         }
@@ -212,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_gets_worse_at_once_and_better_with_some_in_hand() {
+    fn level_rises_immediately_and_falls_with_hysteresis() {
         let steps = [
             (UNKNOWN, 1000, ENOUGH),
             (ENOUGH, 800, ENOUGH),

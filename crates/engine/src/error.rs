@@ -1,8 +1,9 @@
-//! The one error that reaches a client: an SQLSTATE, a cause and, where there is one, a remedy.
+//! The error type that reaches clients: SQLSTATE, message, and optionally detail, hint and
+//! position.
 
 use std::fmt;
 
-/// SQLSTATEs that the engine and the gateway answer with.
+/// SQLSTATEs that the engine and the gateway return.
 pub mod sqlstate {
     #![allow(missing_docs)]
     pub const SUCCESSFUL_COMPLETION: &str = "00000";
@@ -76,76 +77,79 @@ struct Fields {
     position: Option<usize>,
 }
 
-/// What the engine's functions return.
+/// The result type of the engine's functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// An error with an SQLSTATE of [`sqlstate`] and its cause.
+    /// Creates an error with an SQLSTATE of [`sqlstate`] and a message.
     pub fn new(state: &'static str, message: impl Into<String>) -> Self {
         Error(Box::new(Fields { state, message: message.into(), detail: None, hint: None, position: None }))
     }
 
-    /// Adds what more is known of the cause.
+    /// Adds a detail: more about the cause, as a full sentence.
     pub fn detail(mut self, detail: impl Into<String>) -> Self {
         self.0.detail = Some(detail.into());
         self
     }
 
-    /// Adds the remedy.
+    /// Adds a hint: what to do, as a full sentence.
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.0.hint = Some(hint.into());
         self
     }
 
-    /// Adds the place in the SQL text, in characters, counted from 1.
+    /// Adds the position in the SQL text, in characters, counted from 1.
     pub fn position(mut self, position: usize) -> Self {
         self.0.position = Some(position);
         self
     }
 
-    /// Whether there was not enough of something (class 53, or stack): SQLite has rolled back the transaction that the statement
-    /// was in, and another time the statement may succeed.
+    /// Returns true if a resource was exhausted (class 53, or stack). SQLite has rolled back the
+    /// transaction of the statement; a retry may succeed.
     pub(crate) fn is_of_resources(&self) -> bool {
         self.0.state.starts_with("53") || self.0.state == sqlstate::STATEMENT_TOO_COMPLEX
     }
 
-    /// Whether the text of the statement is wrong, or too complex (classes 42, 0A and 54): it will fail again.
+    /// Returns true if the text of the statement is invalid or too complex (classes 42, 0A and 54):
+    /// a retry fails again.
     pub(crate) fn is_of_the_sql(&self) -> bool {
         ["42", "0A", "54"].iter().any(|class| self.0.state.starts_with(class))
     }
 
-    /// Whether a start was refused because of data of a partition that the catalog does not know.
+    /// Returns true if a start was refused because the catalog does not know the partition of some
+    /// data.
     pub fn is_of_unknown_partition(&self) -> bool {
         self.0.message.contains(crate::places::UNKNOWN)
     }
 
-    /// The same error where the client cannot see the SQL text: in a procedure.
+    /// The same error without its position, for a client that cannot see the SQL text: in a
+    /// procedure.
     pub fn without_position(mut self) -> Self {
         self.0.position = None;
         self
     }
 
-    /// The SQLSTATE, five characters.
+    /// The SQLSTATE: five characters.
     pub fn state(&self) -> &'static str {
         self.0.state
     }
 
-    /// The cause.
+    /// The message.
     pub fn message(&self) -> &str {
         &self.0.message
     }
 
-    /// What more is known of the cause.
+    /// The detail, if there is one.
     pub fn get_detail(&self) -> Option<&str> {
         self.0.detail.as_deref()
     }
 
-    /// The remedy.
+    /// The hint, if there is one.
     pub fn get_hint(&self) -> Option<&str> {
         self.0.hint.as_deref()
     }
 
-    /// The place in the SQL text, in characters, counted from 1.
+    /// The position in the SQL text, in characters, counted from 1.
     pub fn get_position(&self) -> Option<usize> {
         self.0.position
     }

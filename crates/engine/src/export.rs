@@ -1,15 +1,16 @@
-//! A partition as a plain SQLite file.
+//! Export of a partition as a plain SQLite file.
 //!
-//! What a partition holds are the pages of an SQLite database, so an export is the pages of one version, in order. It
-//! reads them where they are for good: it flushes the partition, as a copy by reference does, and then reads the
-//! segments that the newest manifest names.
+//! A partition consists of the pages of an SQLite database, so an export is the pages of one
+//! version, in order. Like a branch, it flushes the partition first, and then reads the segments
+//! that the newest manifest references.
 //!
 //! ```text
-//! flush -> manifest -> segments, kept from the collector -> page 1, page 2, ... to whoever reads, however slowly
+//! flush -> manifest -> segments, protected from collection -> page 1, page 2, ... to the client
 //! ```
 //!
-//! So an export pins no snapshot. It takes as long as its reader wants, holds back nothing in memory but the index
-//! (32 bytes a page, which count as the node's memory), brings no page into the cache, and nobody waits for it.
+//! An export pins no snapshot and blocks no other work, however slowly its client reads. It holds
+//! only the index in memory (32 bytes per page, charged to the node's memory), and brings no page
+//! into the cache.
 
 use std::sync::Arc;
 
@@ -22,41 +23,41 @@ use crate::partition::{read_frames, store_error};
 use crate::store::{Frame, Segments};
 use crate::{Engine, Error, Result, sqlstate};
 
-/// Memory for each page of the index.
+/// Memory per page of the index.
 const INDEX_ENTRY_BYTES: u64 = size_of::<(PageNo, Frame)>() as u64;
-/// Pages that are read at once.
+/// Maximum number of pages per read.
 const RUN_PAGES: usize = 64;
 
 /// The pages of a version, to be read in order.
 pub struct Export {
     node: Arc<Node>,
     segments: Segments,
-    /// Where the pages lie, in their order. One that was never written has none.
+    /// The frames of the pages, sorted by page. Pages that were never written have none.
     frames: Vec<(PageNo, Frame)>,
     page_count: u32,
-    /// The page that comes next, and its frame's place if it has one.
+    /// The next page, and the index of its frame if it has one.
     next: PageNo,
     at: usize,
-    /// Memory for the frames.
+    /// The charge for `frames`.
     _memory: Hold,
-    /// Tells the collector what is being read.
+    /// Protects the segments from the collector.
     _held: Arc<Vec<SegmentId>>,
 }
 
 impl Engine {
-    /// Begins to read all of a partition, as it is now (everything that was committed before is in it, and nothing later is)
-    /// or was at a time (milliseconds since 1970).
+    /// Begins to read a partition as it is now, with exactly the commits acknowledged so far, or as
+    /// it was at a time (milliseconds since 1970).
     pub async fn export(&self, id: PartitionId, at_unix_ms: Option<u64>) -> Result<Export> {
         if at_unix_ms.is_none() && self.reads_beside() {
-            // Its newest manifest may be a minute old, whatever the session has seen.
-            let message =
-                "this node reads the databases of another one, and cannot export them as they are now";
+            // The newest manifest may be a minute old, and miss commits that the session has seen.
+            let message = "cannot export the current version of a database on a replica";
             return Err(Error::new(sqlstate::FEATURE_NOT_SUPPORTED, message)
-                .hint("Export it at the node that owns the store, or as it was (fulmar.as_of)."));
+                .hint("Export it on the primary, or export a historical version (fulmar.as_of)."));
         }
         let (past, manifest) = self.manifest_of(id, at_unix_ms).await?;
         let page_count = manifest.as_ref().map_or(0, |manifest| manifest.page_count);
-        // Before the index is read. A client that reads slowly holds it for as long as it likes.
+        // Reserved before the index is read. A client that reads slowly holds it for any length of
+        // time.
         let memory = self.node().room(u64::from(page_count) * INDEX_ENTRY_BYTES).await?.hold();
         let segments = Segments::default();
         let mut frames = Vec::new();
@@ -74,12 +75,12 @@ impl Engine {
 }
 
 impl Export {
-    /// Bytes of the whole file.
+    /// Size of the whole file in bytes.
     pub fn bytes(&self) -> u64 {
         u64::from(self.page_count) * PAGE_SIZE as u64
     }
 
-    /// Appends the next pages to `out`, some 256 KiB at most. Answers whether there were any.
+    /// Appends the next pages to `out`, at most 256 KiB. Returns false at the end of the file.
     pub async fn next(&mut self, out: &mut Vec<u8>) -> Result<bool> {
         if self.next > self.page_count {
             return Ok(false);
@@ -105,7 +106,7 @@ impl Export {
         Ok(true)
     }
 
-    /// The frames from the next page on that lie one behind the other.
+    /// The contiguous frames from the next page on.
     fn run(&self) -> Vec<Frame> {
         let mut run: Vec<Frame> = Vec::new();
         for (no, frame) in self.frames.iter().skip(self.at).take(RUN_PAGES) {
@@ -135,20 +136,20 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn an_export_that_does_not_fit_into_memory_is_refused() {
+    async fn export_fails_if_its_index_does_not_fit_into_memory() {
         const ID: PartitionId = PartitionId(7);
         let directory = tempfile::tempdir().unwrap();
         let engine = Engine::start(Config::new(directory.path(), 64 << 20)).await.unwrap();
         run(&engine, ID, "CREATE TABLE t(x); INSERT INTO t VALUES (zeroblob(100000))").await;
         engine.flush().await.unwrap();
-        // Nothing is left to be freed meanwhile.
+        // So that no memory is freed during the export.
         engine.partition(ID).await.unwrap().sweep();
         let memory = &engine.node().memory;
         let used_bytes = memory.used_bytes();
         let export = engine.export(ID, None).await.unwrap();
         let index_bytes = export.bytes() / PAGE_SIZE as u64 * INDEX_ENTRY_BYTES;
         assert!(index_bytes > 0);
-        assert_eq!(memory.used_bytes(), used_bytes + index_bytes, "the index counts");
+        assert_eq!(memory.used_bytes(), used_bytes + index_bytes, "the index must be charged");
         drop(export);
         assert_eq!(memory.used_bytes(), used_bytes);
 
@@ -160,7 +161,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn what_is_being_exported_is_not_collected() {
+    async fn segments_of_a_running_export_are_not_collected() {
         const ID: PartitionId = PartitionId(7);
         let directory = tempfile::tempdir().unwrap();
         let engine = Engine::start(Config::new(directory.path(), 64 << 20)).await.unwrap();
@@ -180,7 +181,7 @@ mod tests {
         assert_eq!(file.len() as u64, export.bytes());
         assert!(file.starts_with(b"SQLite format 3\0"));
 
-        // When nobody reads it any more it is garbage.
+        // After the export the segments are garbage.
         drop(export);
         engine.collect().await.unwrap();
         assert_eq!(engine.node().store.list_segments().await.unwrap(), []);

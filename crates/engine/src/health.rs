@@ -1,4 +1,4 @@
-//! Whether a node can do all of its work, and what its start has found.
+//! Health of a node, and statistics of its recovery at startup.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,16 +11,16 @@ use hashbrown::HashMap;
 use crate::Engine;
 use crate::partition::Replay;
 
-/// What the start has read of the log.
+/// What recovery has read from a log.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Recovery {
-    /// Commits that stand in it, whether manifests cover them or not.
+    /// Commit records in the log, including those that manifests already cover.
     pub records: u64,
-    /// Their bytes.
+    /// Size of these records.
     pub bytes: u64,
-    /// The partitions that they belong to.
+    /// Number of partitions they belong to.
     pub partitions: u64,
-    /// How long that took.
+    /// Duration of the recovery.
     pub time: Duration,
 }
 
@@ -36,34 +36,36 @@ impl Recovery {
     }
 }
 
-/// What keeps a node from its work, now.
+/// The current conditions that keep a node from accepting work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Health {
-    /// 0: there is space; 1: commits that need more space are refused; 2: all are.
+    /// 0: enough disk space; 1: commits that need more space are rejected; 2: all commits are
+    /// rejected.
     pub disk_level: u64,
-    /// The node's own log.
+    /// The node's local log.
     pub log: LogHealth,
-    /// The one in the store, that of the databases that are `shared`; a node that does not need it has none.
+    /// The shared log in the store, used by databases with `shared` durability. Healthy if it is
+    /// not open.
     pub shared_log: LogHealth,
 }
 
-/// What keeps a log from its work, now.
+/// The current conditions that keep a log from accepting records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogHealth {
-    /// Failures since the start.
+    /// Failures since the node started.
     pub failures: u64,
-    /// Whether it can be written.
+    /// Whether the log can be written.
     pub works: bool,
-    /// Whether it refuses records for want of space.
+    /// Whether the log rejects records because it is out of space.
     pub full: bool,
 }
 
 impl LogHealth {
-    /// Nothing keeps it.
+    /// A log without problems.
     pub const WELL: LogHealth = LogHealth { failures: 0, works: true, full: false };
 
     pub(crate) fn of(log: &CommitLog) -> Self {
-        // Asked first: a failure is counted before it shows.
+        // Read before the counter: a failure is counted before `works` reports it.
         let works = log.is_read_only() || log.works().is_ok();
         LogHealth {
             failures: log.statistics().failures.load(Ordering::Relaxed),
@@ -72,14 +74,14 @@ impl LogHealth {
         }
     }
 
-    /// Whether it takes records.
+    /// Whether the log accepts records.
     pub fn accepts(&self) -> bool {
         self.works && !self.full
     }
 }
 
 impl Engine {
-    /// What keeps the node from its work.
+    /// Reports the conditions that keep the node from accepting work.
     pub fn health(&self) -> Health {
         let node = self.node();
         Health {
@@ -89,9 +91,14 @@ impl Engine {
         }
     }
 
-    /// Whether commits are accepted, for health checks: the node's own log is not failing, neither it nor the disk is
-    /// full, and no other process has taken over the store. The log in the store does not count: without it the node serves all databases that do not commit to it. But of a node
-    /// that reads beside another one: whether that one's log can be read.
+    /// Whether the node accepts commits, for health checks. True if:
+    /// - the local log works and is not full;
+    /// - the disk is not full;
+    /// - no other process has taken over the store;
+    /// - on a replica, the primary's log can be read.
+    ///
+    /// The shared log does not count: without it the node still serves all databases that do not
+    /// commit to it.
     pub fn accepts_commits(&self) -> bool {
         let can_read = self.beside.as_ref().is_none_or(|beside| beside.is_well());
         let owns_store = self.node().tenure.as_ref().is_none_or(|tenure| !tenure.is_over());

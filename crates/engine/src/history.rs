@@ -1,36 +1,46 @@
-//! The history of a partition: its manifests of the past, each a version that it can be restored to or branched from.
+//! Restore points: a partition's past manifests. Each is a version that the partition can be
+//! restored to or branched from.
 //!
 //! ```text
-//!   now - retention                                                             now
-//!   ... |     .     .     .     .     .     .     .     .     .     .     .     .*   <- the newest always stays
-//!       ^                              one a minute
-//!       `- the last one before: what was true when the retention begins
+//!   now - retention                                                       now
+//!   ... |     .     .     .     .     .     .     .     .     .     .     .*   <- always kept
+//!       ^                              one per minute
+//!       `- the last one before: the version current when the retention period begins
 //! ```
 //!
-//! A changed partition gets a manifest at least every minute, and under load many more. Of each minute the last one is kept, for as long
-//! as the retention says: so what was current at a whole minute is what it would be if all were. A manifest costs a small object, and
-//! the segments that only the past still names: with a database that is rewritten all the time that is what retention costs.
+//! A changed partition gets a manifest at least every minute, and many more under load. The last
+//! manifest of each minute is kept for the retention period, so the version that was current at a
+//! whole minute is the same as if all had been kept. A manifest costs a small object, plus the
+//! segments that only past manifests reference: that is the cost of retention for a database that
+//! is rewritten all the time.
 //!
-//! Where the disk that all of it lies on is nearly full, what is older is thinned: one in ten minutes beyond an hour, one an hour beyond a day.
-//! Commits are refused then; that a version of last night is ten minutes older than it might be is the lesser evil.
+//! If the disk that holds the store is nearly full, older history is thinned: to one manifest per
+//! 10 minutes beyond an age of one hour, and one per hour beyond a day. Commits are rejected at
+//! that point, so a coarser history is the lesser evil.
 //!
-//! Time is the hybrid timestamp at which the manifest's version was the current one: all that was committed before is in
-//! it, and nothing that came after. To restore to a moment is to take the last manifest at or before it.
+//! Time means the hybrid timestamp at which the manifest's version was current: the version
+//! includes all commits before it and none after. Restoring to a time takes the last manifest at or
+//! before it.
 //!
-//! # A system clock that was set back
-//! Hybrid timestamps never go back. If the system clock was wrong for a moment, say two hours ahead, all versions of the next two
-//! hours have times within the same millisecond or little more, in the future. Which of them was current at a time in between is
-//! unknown, so two rules hold:
-//! - A version whose time is in the future is never thinned: by their times all of them would be of one minute.
-//! - A time is refused if the next later version's time is more than a minute in the future: the version before it may be far
-//!   older than the one that is asked for. Both are named. (Up to a minute hybrid time may be ahead by itself.)
+//! # If the system clock was set back
+//! Hybrid timestamps never go back. If the system clock was wrong for a moment, say two hours
+//! ahead, all versions of the next two hours have future timestamps within about the same
+//! millisecond. Which of them was current at a time in between is unknown, so two rules hold:
+//! - Versions with a future timestamp are never thinned: by their timestamps all of them belong to
+//!   one minute.
+//! - A time is rejected if the next later version is more than a minute in the future: the version
+//!   before it may be far older than the requested one. The error names both. (Hybrid time may be
+//!   up to a minute ahead without any fault.)
 //!
-//! # Manifests that are damaged
-//! One that cannot be read tells nothing of its time but that it lies between those of its neighbours: names sort as times do. History is
-//! shown without it, with a warning in the log; whoever asks for a time at which it may have been the newest is refused, and told which it is
-//! and which times beside it there are, for an older version than the one that was asked for is never taken silently. What stands in a list of
-//! history can be gone back to: at exactly its own time a version is the newest. No segment is collected meanwhile ([`crate::collect`]); when what came after
-//! it is older than the retention, it goes too.
+//! # Damaged manifests
+//! The time of an unreadable manifest is only known to lie between those of its neighbours, since
+//! names sort by time. The list of restore points omits it and logs a warning. A request for a time
+//! at which it may have been the newest fails: the error names the damaged manifest and the
+//! neighbouring times, because an older version than the requested one is never chosen silently.
+//! Every restore point in the list can be used: at exactly its own time it is the newest.
+//!
+//! While a manifest is damaged no segment is collected ([`crate::collect`]). It is deleted once its
+//! successor is older than the retention period.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,36 +54,35 @@ use crate::clock::MOST_LEAD_MS;
 use crate::partition::{store_error, store_error_of};
 use crate::{Engine, Error, Result, sqlstate};
 
-/// How long history is kept if nobody says another time.
-const DAY: Duration = Duration::from_secs(86_400);
-/// Manifests that are read at the same time.
-const READS_AT_ONCE: usize = 16;
-/// What is kept of older manifests where space is short: their age, and in how much time one.
-const SPARSE: [(u64, u64); 2] = [(HOUR_MS, 10 * MINUTE_MS), (DAY_MS, HOUR_MS)];
+/// The default retention period.
+const DEFAULT_RETENTION: Duration = Duration::from_secs(86_400);
+/// Maximum number of concurrent manifest reads.
+const MAX_CONCURRENT_READS: usize = 16;
+/// Thinning while disk space is low: (minimum age, one manifest per this interval).
+const THINNING: [(u64, u64); 2] = [(HOUR_MS, 10 * MINUTE_MS), (DAY_MS, HOUR_MS)];
 
-/// Says how long the history of a partition is kept. What a partition had before a change counts until the next
-/// collection.
+/// Returns a partition's retention period. A change takes effect at the next collection.
 pub type RetentionSource = Arc<dyn Fn(PartitionId) -> Duration + Send + Sync>;
 
-/// A day for all.
+/// A retention period of one day for all partitions.
 pub(crate) fn a_day() -> RetentionSource {
-    Arc::new(|_| DAY)
+    Arc::new(|_| DEFAULT_RETENTION)
 }
 
-/// A version of a partition that can be gone back to.
+/// A version that a partition can be restored to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RestorePoint {
-    /// When it was the current version, in milliseconds since 1970.
+    /// When the version was current, in milliseconds since 1970.
     pub time_unix_ms: u64,
-    /// Bytes of the database.
+    /// Size of the database in bytes.
     pub size_bytes: u64,
-    /// Its number.
+    /// Version number.
     pub version: u64,
-    /// Another one after each restore.
+    /// Changes with every restore.
     pub lineage: u64,
 }
 
-/// Milliseconds since 1970 of a hybrid timestamp.
+/// Converts a hybrid timestamp to milliseconds since 1970.
 fn milliseconds(timestamp: u64) -> u64 {
     timestamp >> 16
 }
@@ -90,7 +99,7 @@ impl RestorePoint {
 }
 
 impl Engine {
-    /// The versions that a partition can be restored to, the oldest first.
+    /// Lists a partition's restore points, oldest first.
     pub async fn history(&self, id: PartitionId) -> Result<Vec<RestorePoint>> {
         let mut points = Vec::new();
         let names = self.manifests(id).await?;
@@ -98,19 +107,19 @@ impl Engine {
             match point {
                 Ok(point) => points.push(point),
                 Err(error) => {
-                    tracing::warn!(%error, partition = %id, "a restore point is not listed: its manifest is damaged");
+                    tracing::warn!(%error, partition = %id, "restore point omitted: its manifest is damaged");
                 }
             }
         }
         Ok(points)
     }
 
-    /// The manifest of a partition that was the newest one at a time. Callers keep it from being deleted.
+    /// Returns the manifest that was the newest at a time. Callers must keep it from being deleted.
     pub(crate) async fn manifest_at(&self, id: PartitionId, at_unix_ms: u64) -> Result<Arc<Manifest>> {
         let now_ms = self.node().clock.unix_ms();
         if at_unix_ms > now_ms {
-            return Err(Error::new(sqlstate::INVALID_PARAMETER_VALUE, "the time is in the future")
-                .detail(format!("It is {} now.", timestamp(now_ms))));
+            return Err(Error::new(sqlstate::INVALID_PARAMETER_VALUE, "time is in the future")
+                .detail(format!("The current time is {}.", timestamp(now_ms))));
         }
         let names = self.manifests(id).await?;
         at(id, &around(&self.node().store, &names, at_unix_ms).await?, at_unix_ms, now_ms)
@@ -118,7 +127,8 @@ impl Engine {
 }
 
 impl Engine {
-    /// A partition's manifests up to its epoch (what is above is of a restore that did not come to its end), the oldest first.
+    /// Lists a partition's manifests, oldest first. Manifests above its epoch belong to an
+    /// incomplete restore and are left out.
     async fn manifests(&self, id: PartitionId) -> Result<Vec<ManifestName>> {
         let mut names = self.node().store.list_manifests(Some(id)).await.map_err(store_error)?;
         let epoch = self.era(id).epoch;
@@ -127,17 +137,19 @@ impl Engine {
     }
 }
 
-/// A manifest, or that it is damaged.
+/// A manifest, or the error that it is damaged.
 type Readable = std::result::Result<Arc<Manifest>, StoreError>;
 
 fn time_ms(manifest: &Manifest) -> u64 {
     milliseconds(manifest.timestamp)
 }
 
-/// Of a partition's manifests, the oldest first, those by which one knows what was the newest at a time: from the last one before that is
-/// readable to the first one later that is. Found by halves: days of minutes are more than anybody wants to read.
+/// Returns the manifests that decide which one was the newest at a time: from the last readable one
+/// at or before it to the first readable one after it. `names` is sorted, oldest first. Binary
+/// search, since a history of days has thousands of manifests.
 async fn around(store: &PageStore, names: &[ManifestName], at_unix_ms: u64) -> Result<Vec<Readable>> {
-    // What is readable before `low` is not later; `later` is, if it is one of them, and between `high` and that nothing is readable.
+    // Invariants: every readable manifest before `low` is at or before the time. `later`, if in
+    // range, is readable and after it. Nothing between `high` and `later` is readable.
     let (mut low, mut high, mut later) = (0, names.len(), names.len());
     while low < high {
         let middle = low + (high - low) / 2;
@@ -151,13 +163,13 @@ async fn around(store: &PageStore, names: &[ManifestName], at_unix_ms: u64) -> R
     read(store, &names[before.map_or(0, |(at, _)| at)..names.len().min(later + 1)], |manifest| manifest).await
 }
 
-/// The first of some manifests that can be read, and which it is.
+/// Returns the first readable manifest of `indexes`, and its index.
 async fn readable(
     store: &PageStore,
     names: &[ManifestName],
-    which: impl Iterator<Item = usize>,
+    indexes: impl Iterator<Item = usize>,
 ) -> Result<Option<(usize, Arc<Manifest>)>> {
-    for at in which {
+    for at in indexes {
         if let Some(Ok(manifest)) = read(store, &names[at..=at], |manifest| manifest).await?.pop() {
             return Ok(Some((at, manifest)));
         }
@@ -165,7 +177,7 @@ async fn readable(
     Ok(None)
 }
 
-/// Of a partition's manifests, the oldest first, the one that was the newest at a time.
+/// Chooses the manifest that was the newest at a time from `manifests`, oldest first.
 fn at(id: PartitionId, manifests: &[Readable], at_unix_ms: u64, now_ms: u64) -> Result<Arc<Manifest>> {
     let is_later =
         |manifest: &Readable| manifest.as_ref().is_ok_and(|manifest| time_ms(manifest) > at_unix_ms);
@@ -190,7 +202,8 @@ fn at(id: PartitionId, manifests: &[Readable], at_unix_ms: u64, now_ms: u64) -> 
     }
 }
 
-/// What was the newest version then cannot be read: it lies between these.
+/// The error for a time at which the newest manifest is damaged. `before` and `after` are its
+/// readable neighbours.
 fn damaged_point(
     id: PartitionId,
     damaged: StoreError,
@@ -201,48 +214,50 @@ fn damaged_point(
         before.into_iter().chain(after).map(|manifest| timestamp(time_ms(manifest))).collect();
     let others = match times.is_empty() {
         true => String::new(),
-        false => format!(", or choose another time: there are versions of {}", times.join(" and ")),
+        false => format!(", or choose another time: there are restore points at {}", times.join(" and ")),
     };
     store_error_of(id, damaged).hint(format!(
-        "It is the restore point for that time, as far as one can know. Restore it from a copy of the store{others}."
+        "The damaged manifest may be the restore point for that time. Restore it from a copy of \
+         the store{others}."
     ))
 }
 
-/// The version of that time is unknown: the times of later ones are in the future.
+/// The error for a time whose version is unknown because later versions have future timestamps.
 fn clock_was_set_back(at_unix_ms: u64, before: Option<&Manifest>, next: &Manifest) -> Error {
     let message = format!(
-        "cannot determine what the database was at {}: the system clock was set back",
+        "cannot determine the version of the database at {}: the system clock was set back",
         timestamp(at_unix_ms)
     );
     let next_ms = timestamp(time_ms(next));
     let error = Error::new(sqlstate::INVALID_PARAMETER_VALUE, message);
     match before.map(|before| timestamp(time_ms(before))) {
         Some(before_ms) => error
-            .detail(format!(
-                "The restore point after that of {before_ms} has the time {next_ms}, which is in the future."
-            ))
+            .detail(format!("The restore point after {before_ms} is at {next_ms}, which is in the future."))
             .hint(format!("Choose exactly {before_ms}, or wait until {next_ms}.")),
         None => error
-            .detail(format!("The first restore point has the time {next_ms}, which is in the future."))
+            .detail(format!("The first restore point is at {next_ms}, which is in the future."))
             .hint(format!("Wait until {next_ms}.")),
     }
 }
 
 fn no_such_point(at_unix_ms: u64, first_ms: Option<u64>) -> Error {
-    let message = format!("the database's history does not reach back to {}", timestamp(at_unix_ms));
+    let message = format!("no restore point at or before {}", timestamp(at_unix_ms));
     let error = Error::new(sqlstate::INVALID_PARAMETER_VALUE, message);
     match first_ms {
-        Some(first_ms) => error
-            .detail(format!("It begins at {}.", timestamp(first_ms)))
-            .hint("`SELECT * FROM fulmar.history` in the database, or `fulmar tenant history`, lists what there is."),
-        None => error.detail("It has none yet: nothing of it has been flushed.").hint(
-            "A changed database gets a restore point at least every minute.",
-        ),
+        Some(first_ms) => {
+            error.detail(format!("The oldest restore point is at {}.", timestamp(first_ms))).hint(
+                "SELECT * FROM fulmar.history in the database, or \"fulmar tenant history\", \
+                 lists the restore points.",
+            )
+        }
+        None => error
+            .detail("The database has no restore points: it has not been flushed yet.")
+            .hint("A changed database gets a restore point at least every minute."),
     }
 }
 
-/// What is wanted of manifests, in their order: all of a long history are too much to be held at once. One that is deleted meanwhile is
-/// left out.
+/// Reads manifests in order and returns `wanted` of each, since all manifests of a long history may
+/// not fit in memory. Manifests deleted meanwhile are left out.
 async fn read<T>(
     store: &PageStore,
     names: &[ManifestName],
@@ -250,7 +265,7 @@ async fn read<T>(
 ) -> Result<Vec<std::result::Result<T, StoreError>>> {
     let reads: Vec<_> = names.iter().map(|name| store.manifest(*name)).collect();
     let mut found = Vec::new();
-    let mut reads = stream::iter(reads).buffered(READS_AT_ONCE);
+    let mut reads = stream::iter(reads).buffered(MAX_CONCURRENT_READS);
     while let Some(read) = reads.next().await {
         match read {
             Ok(manifest) => found.push(Ok(wanted(manifest))),
@@ -262,7 +277,7 @@ async fn read<T>(
     Ok(found)
 }
 
-/// When a manifest was the current version.
+/// The time and lineage of a manifest.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct When {
     time_ms: u64,
@@ -275,29 +290,31 @@ impl When {
     }
 }
 
-/// A manifest of the past, and when it was the current version; `None` if it cannot be read.
+/// A past manifest. `when` is None if the manifest cannot be read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Point {
     pub name: ManifestName,
     pub when: Option<When>,
 }
 
-/// Which of a partition's manifests, the oldest first, have had their time. The newest never has. `sparsely` is for
-/// want of space.
+/// Returns the manifests that have expired. `points` is sorted, oldest first; the newest never
+/// expires. `sparsely` selects the thinning for low disk space.
 pub(crate) fn over(points: &[Point], now_ms: u64, retention: Duration, sparsely: bool) -> Vec<ManifestName> {
     let begun_ms = now_ms.saturating_sub(retention.as_millis() as u64);
     let (mut next, mut kept): (Option<When>, Option<When>) = (None, None);
     let mut over = Vec::new();
     for point in points.iter().rev() {
-        // Not for what was true when the retention begins, nor for times in the future, which are all wrong.
-        let will_another_do = |when: When| {
+        // Exempt: the version current at the start of the retention period, and future timestamps,
+        // which are all wrong.
+        let is_redundant = |when: When| {
             when.time_ms > begun_ms
                 && when.time_ms <= now_ms
                 && kept.is_some_and(|kept| is_near(when, kept, now_ms, sparsely))
         };
-        // Whatever came directly behind it, it had come to its end when the next one that is readable began.
+        // Even if the direct successor is unreadable, this manifest was superseded no later than
+        // the next readable one.
         let has_expired = next.is_some_and(|next| next.time_ms <= begun_ms);
-        if has_expired || point.when.is_some_and(will_another_do) {
+        if has_expired || point.when.is_some_and(is_redundant) {
             over.push(point.name);
         } else {
             kept = point.when.or(kept);
@@ -308,13 +325,13 @@ pub(crate) fn over(points: &[Point], now_ms: u64, retention: Duration, sparsely:
     over
 }
 
-/// Whether a later manifest will do for this one. (One of another lineage will not: what was there before a restore is what the
-/// restore can be undone with.)
+/// Whether a later manifest makes this one redundant. A manifest of another lineage does not: the
+/// versions before a restore are needed to undo it.
 fn is_near(when: When, later: When, now_ms: u64, sparsely: bool) -> bool {
     let age_ms = now_ms.saturating_sub(when.time_ms);
-    let width_ms = SPARSE.iter().rfind(|(least_ms, _)| sparsely && age_ms > *least_ms);
+    let width_ms = THINNING.iter().rfind(|(least_ms, _)| sparsely && age_ms > *least_ms);
     let width_ms = width_ms.map_or(MINUTE_MS, |(_, width_ms)| *width_ms);
-    // One that began with a minute is that minute's, and ends the one before.
+    // A manifest exactly at a full minute belongs to the minute that ends there.
     let part = |time_ms: u64| time_ms.saturating_sub(1) / width_ms;
     when.lineage == later.lineage && part(when.time_ms) == part(later.time_ms)
 }
@@ -342,9 +359,9 @@ mod tests {
         })
     }
 
-    /// Whatever time is asked for: what cannot be read is never passed over, and what can be is found at its own time.
+    /// A damaged manifest is never skipped, and a readable one is found at its own time.
     #[test]
-    fn a_damaged_manifest_is_no_older_one() {
+    fn damaged_manifest_is_never_replaced_by_an_older_one() {
         let damaged = || {
             let object = "manifests/0000000000000007/00000001/00000000000000aa".to_owned();
             Err(StoreError::Misnamed { object, store: "memory:".to_owned() })
@@ -355,13 +372,13 @@ mod tests {
         for (at_ms, expected) in [(100, 100), (300, 300), (399, 300), (400, 400)] {
             assert_eq!(found(at_ms), Ok(expected), "{at_ms}");
         }
-        for (at_ms, beside) in [(101, 2), (299, 2), (401, 1)] {
+        for (at_ms, neighbours) in [(101, 2), (299, 2), (401, 1)] {
             let error = found(at_ms).unwrap_err();
             assert!(error.message().contains("00000000000000aa"), "{error:?}");
-            assert_eq!(error.get_hint().unwrap().matches("1970-01-01").count(), beside, "{error:?}");
+            assert_eq!(error.get_hint().unwrap().matches("1970-01-01").count(), neighbours, "{error:?}");
         }
         assert_eq!(found(99).unwrap_err().state(), sqlstate::INVALID_PARAMETER_VALUE);
-        // There is nothing else.
+        // No other manifest exists.
         let error = at(PartitionId(7), &[damaged()], 5, NOW_MS).unwrap_err();
         assert!(error.get_hint().unwrap().ends_with("from a copy of the store."), "{error:?}");
     }
@@ -375,7 +392,7 @@ mod tests {
         times.iter().map(|time_ms| point(*time_ms, 7)).collect()
     }
 
-    /// The times that are kept, of manifests at these times.
+    /// The times of the manifests that are kept.
     fn kept(times: &[u64], now_ms: u64, retention_ms: u64, sparsely: bool) -> Vec<u64> {
         let over = over(&points(times), now_ms, Duration::from_millis(retention_ms), sparsely);
         let is_over = |time_ms: u64| over.iter().any(|name| name.number == time_ms);
@@ -383,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn each_minute_stays_and_where_space_is_short_fewer() {
+    fn one_manifest_per_minute_is_kept_and_fewer_when_space_is_low() {
         let times: Vec<u64> = (0..30 * 24 * 60).rev().map(|age| NOW_MS - age * MINUTE_MS).collect();
         assert_eq!(kept(&times, NOW_MS, 0, false), [NOW_MS]);
         for (days, sparse) in [(1, 195..205), (30, 890..905)] {
@@ -393,27 +410,34 @@ mod tests {
             let some = kept(&times, NOW_MS, days * DAY_MS, true);
             assert!(sparse.contains(&some.len()), "{}", some.len());
             let begun_ms = all[0].max(some[0]);
-            assert!(days > 1 || begun_ms <= NOW_MS - DAY_MS, "what was true when the retention begins");
+            assert!(
+                days > 1 || begun_ms <= NOW_MS - DAY_MS,
+                "the version current at the start of the retention period is kept"
+            );
         }
         let seconds: Vec<u64> = (0..600).rev().map(|age| NOW_MS - age * 1000).collect();
-        assert_eq!(kept(&seconds, NOW_MS, DAY_MS, false).len(), 11, "the last of each minute");
+        assert_eq!(
+            kept(&seconds, NOW_MS, DAY_MS, false).len(),
+            11,
+            "the last manifest of each minute is kept"
+        );
     }
 
     #[test]
-    fn what_was_before_a_restore_stays() {
+    fn last_version_before_a_restore_is_kept() {
         let history =
             [(100, 7), (10, 7), (9, 70), (0, 70)].map(|(ago, lineage)| point(NOW_MS - ago, lineage));
         let over = |now_ms| {
             let over = over(&history, now_ms, Duration::from_millis(DAY_MS), true);
             over.iter().map(|name| NOW_MS - name.number).collect::<Vec<_>>()
         };
-        assert_eq!(over(NOW_MS), [100, 9], "others of the same minute");
+        assert_eq!(over(NOW_MS), [100, 9], "versions of the same minute are redundant");
         assert_eq!(over(NOW_MS + DAY_MS), [100, 10, 9]);
     }
 
-    /// The clock was two hours ahead for one commit, and was set back then.
+    /// The clock was two hours ahead for one commit, and was then set back.
     #[test]
-    fn a_clock_that_was_set_back_makes_no_silent_choice_and_loses_no_version() {
+    fn clock_set_back_rejects_ambiguous_times_and_keeps_all_versions() {
         let jump_ms = NOW_MS + 2 * HOUR_MS;
         let history: Vec<Readable> = [NOW_MS - MINUTE_MS, jump_ms, jump_ms + 1, jump_ms + 2]
             .map(|time_ms| Ok(manifest(time_ms, 7)))
@@ -428,22 +452,27 @@ mod tests {
         assert_eq!(
             found(NOW_MS - MINUTE_MS, NOW_MS + HOUR_MS),
             Ok(NOW_MS - MINUTE_MS),
-            "exactly that of a version"
+            "the exact time of a version is accepted"
         );
         assert_eq!(
             found(jump_ms - 1, jump_ms - MOST_LEAD_MS),
             Ok(NOW_MS - MINUTE_MS),
-            "as far ahead as may be"
+            "a lead of MOST_LEAD_MS is accepted"
         );
 
         let times: Vec<u64> = history.iter().map(|manifest| time_ms(manifest.as_ref().unwrap())).collect();
-        assert_eq!(kept(&times, NOW_MS + HOUR_MS, DAY_MS, true), times, "none is thinned before its time");
+        assert_eq!(
+            kept(&times, NOW_MS + HOUR_MS, DAY_MS, true),
+            times,
+            "versions with a future timestamp are not thinned"
+        );
         assert_eq!(kept(&times, jump_ms + HOUR_MS, DAY_MS, false), [times[0], times[3]]);
     }
 
-    /// Nobody knows when it began; but it has ended when the next one has begun, or before.
+    /// The time of an unreadable manifest is unknown, but it was superseded no later than its next
+    /// readable neighbour.
     #[test]
-    fn what_cannot_be_read_goes_with_what_came_before_its_successor() {
+    fn unreadable_manifest_expires_once_its_successor_covers_the_retention() {
         let mut history = points(&[3, 2, 1, 0].map(|ago| NOW_MS - ago * MINUTE_MS));
         history[1].when = None;
         let check = |history: &[Point], retention_ms, expected: &[u64]| {
@@ -454,17 +483,18 @@ mod tests {
         check(&history, 9 * MINUTE_MS, &[]);
         check(&history, MINUTE_MS + 1, &[]);
         check(&history, MINUTE_MS, &[3, 2]);
-        // When the third ended nobody knows.
+        // It is unknown when the third version was superseded.
         history[3].when = None;
         check(&history, 0, &[3, 2]);
         history[2].when = None;
         check(&history, 0, &[]);
     }
 
-    /// Whatever was deleted, and whenever: to a whole minute within the retention the version is what it would be if nothing had been;
-    /// where space is short, to every tenth of those of the last day, and to every hour before.
+    /// After any sequence of collections, the version current at a whole minute within the
+    /// retention period is the same as if nothing had been deleted. While space is low this holds
+    /// for every tenth minute of the last day, and for every hour before that.
     #[test]
-    fn every_minute_within_the_retention_has_its_version() {
+    fn version_of_every_retained_minute_survives_collection() {
         let mut seed = 7u64;
         let mut below = |most: u64| {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -493,9 +523,10 @@ mod tests {
         }
     }
 
-    /// Whatever of it is damaged, and whichever time is asked for: the answer is the one that reading all of it would give.
+    /// For any damage and any time, the binary search gives the same answer as reading all
+    /// manifests.
     #[tokio::test]
-    async fn what_was_the_newest_at_a_time_is_found_by_halves() {
+    async fn binary_search_finds_the_newest_manifest_at_a_time() {
         let store = Arc::new(Backend::memory());
         let pages = PageStore::open(store.clone());
         for (round, damaged) in

@@ -1,21 +1,24 @@
-//! Huge pages for memory that is in use through and through, while the process works.
+//! Transparent huge pages for densely used heap memory.
 //!
-//! The thousands of tenants of a busy node have a few hundred KiB each on the heap, and every statement touches another one's: with
-//! pages of 4 KiB nearly each touch begins with a walk through the processor's page tables, and 500 tenants cost 7 % more processor
-//! time. With huge pages from the first byte on an idle node would be twice as large, and stay large when its tenants are closed
-//! (decisions 0013, 0016). So whether 2 MiB get a huge page is decided when it is seen what they are used for:
+//! The thousands of tenants of a busy node have a few hundred KiB each on the heap, and every
+//! statement touches another tenant's. With 4 KiB pages nearly every touch starts with a page table
+//! walk, and 500 tenants cost 7 % more CPU time. Backing all memory with huge pages would double
+//! the size of an idle node, and keep it large after its tenants are closed (decisions 0013, 0016).
+//! Each block of 2 MiB is therefore collapsed into a huge page only once it is mostly in use:
 //!
 //! ```text
-//!   once a second, if the process has worked ──> its large mappings ──> 2 MiB of which 15/16 are in use ──> MADV_COLLAPSE
+//!   once per second, if the process was busy
+//!     ──> its large mappings ──> 2 MiB blocks that are 15/16 in use ──> MADV_COLLAPSE
 //! ```
 //!
-//! The kernel copies such a piece into a huge page; who touches it or maps memory meanwhile waits for some part of a millisecond. A piece
-//! costs a sixteenth of its memory more at most. What the allocator gives back to the system later takes the huge page apart again, as soon
-//! as the system needs the memory. (A piece that is emptied and filled between two looks stays apart.)
+//! The kernel copies such a block into a huge page; concurrent touches and mappings wait for a
+//! fraction of a millisecond. A block costs at most 1/16 of its memory more. When the allocator
+//! later returns part of it, the kernel splits the huge page once it needs the memory. (A block
+//! that is emptied and refilled between two passes stays split.)
 //!
-//! Nothing depends on it: where the system has no huge pages, does not know that request (Linux before 6.1), forbids it to the
-//! process (`PR_SET_THP_DISABLE`), or has none at hand, the memory stays as it is. Memory for pages of data asks for huge pages by itself
-//! ([`crate::page_memory`]).
+//! Nothing depends on huge pages. The memory is left as it is if the system has none, does not
+//! support the request (Linux before 6.1), forbids it to the process (`PR_SET_THP_DISABLE`), or has
+//! none free. Page memory requests huge pages by itself ([`crate::page_memory`]).
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -26,155 +29,159 @@ use std::time::{Duration, Instant};
 
 use rustix::time::ClockId;
 
-/// A huge page.
+/// Size of a huge page.
 const HUGE_BYTES: usize = 2 << 20;
-/// Other pages.
+/// Size of a normal page.
 const SMALL_BYTES: usize = 4096;
 const SMALL_PAGES: usize = HUGE_BYTES / SMALL_BYTES;
-/// So many of a piece's pages must be in use.
-const DENSE: usize = SMALL_PAGES / 16 * 15;
-/// Mappings that are smaller (stacks, buffers) are not looked at.
-const LEAST_BYTES: usize = 32 << 20;
+/// Minimum number of a block's pages in use.
+const MIN_USED_PAGES: usize = SMALL_PAGES / 16 * 15;
+/// Minimum size of a mapping. Smaller ones (stacks, buffers) are ignored.
+const MIN_MAPPING_BYTES: usize = 32 << 20;
 
-/// The time between two passes.
-const PERIOD: Duration = Duration::from_secs(1);
-/// The processor time in which the process has worked, of a period.
-const WORKED: Duration = Duration::from_millis(250);
-/// The longest that a pass takes: one piece takes about a millisecond. The next one goes on where it ended.
-const PASS: Duration = Duration::from_millis(20);
+/// Time between two passes.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// Minimum CPU time that the process must have used since the last pass.
+const MIN_CPU_TIME: Duration = Duration::from_millis(250);
+/// Maximum duration of a pass; one block takes about a millisecond. The next pass continues at that
+/// block.
+const MAX_PASS_TIME: Duration = Duration::from_millis(20);
 
-/// The most passes that are left out after one for which there were no huge pages: the system looks for them long.
-const MOST_LEFT_OUT: u32 = 60;
+/// Maximum number of passes skipped after the system had no huge pages, since its search takes
+/// long.
+const MAX_SKIPPED_PASSES: u32 = 60;
 
-/// Whether huge pages may be had at all: `always [madvise] never`.
+/// The system-wide setting: `always [madvise] never`.
 const SETTING: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 
-/// Follows this process's memory in a thread of its own, for as long as the process lives, where the system can do something for it.
+/// Starts the thread that collapses this process's memory, if the system supports it. It runs until
+/// the process ends.
 pub fn follow() {
-    if is_known() {
-        // Without the thread the memory stays as it is.
+    if is_supported() {
+        // Without the thread the memory is left as it is.
         let _ = thread::Builder::new().name("fulmar-memory".to_owned()).spawn(run);
     }
 }
 
-/// Whether the system knows the request and grants it to this process.
-fn is_known() -> bool {
-    // SAFETY: of no memory at all; the kernel looks at the request first.
-    let is_known = unsafe { libc::madvise(std::ptr::null_mut(), 0, libc::MADV_COLLAPSE) } == 0;
-    // SAFETY: a question about this process, with arguments that must be zero.
+/// Whether the system supports the request, and allows it for this process.
+fn is_supported() -> bool {
+    // SAFETY: an empty range; the kernel validates the request first.
+    let is_supported = unsafe { libc::madvise(std::ptr::null_mut(), 0, libc::MADV_COLLAPSE) } == 0;
+    // SAFETY: a query about this process; the unused arguments must be zero.
     let is_forbidden = unsafe { libc::prctl(libc::PR_GET_THP_DISABLE, 0, 0, 0, 0) } > 0;
-    is_known && !is_forbidden
+    is_supported && !is_forbidden
 }
 
-/// Whether the system's owner lets it have any, as of now.
-fn may_have_any() -> bool {
+/// Whether the system-wide setting currently allows huge pages.
+fn is_enabled() -> bool {
     fs::read_to_string(SETTING).is_ok_and(|setting| !setting.contains("[never]"))
 }
 
 fn run() {
-    let mut pieces = Pieces::default();
-    let mut worked = processor_time();
+    let mut collapser = Collapser::default();
+    let mut worked = cpu_time();
     loop {
-        thread::sleep(PERIOD);
-        let now = processor_time();
-        if now.saturating_sub(worked) >= WORKED
-            && may_have_any()
+        thread::sleep(INTERVAL);
+        let now = cpu_time();
+        if now.saturating_sub(worked) >= MIN_CPU_TIME
+            && is_enabled()
             && let Ok(maps) = fs::read_to_string("/proc/self/maps")
         {
-            pieces.pass(&maps, Instant::now() + PASS);
+            collapser.pass(&maps, Instant::now() + MAX_PASS_TIME);
         }
         worked = now;
     }
 }
 
-/// What all threads of the process have used.
-fn processor_time() -> Duration {
+/// CPU time of all threads of the process.
+fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
 
-/// What is known of the process's memory.
+/// State of the passes over the process's memory.
 #[derive(Default)]
-struct Pieces {
-    /// The addresses of pieces that were seen to and are in use since.
-    done: BTreeSet<usize>,
+struct Collapser {
+    /// Addresses of blocks that were collapsed and have been in use since.
+    collapsed: BTreeSet<usize>,
     /// Where the next pass begins.
     at: usize,
-    /// So many passes are left out now, and after the next failure.
-    leave_out: u32,
-    then_leave_out: u32,
+    /// Number of passes to skip now, and the last number after a failure.
+    skip: u32,
+    last_skip: u32,
 }
 
-impl Pieces {
-    /// Goes on through the memory (`/proc/self/maps`) until all has been looked at, the time has come, or there are no huge pages.
+impl Collapser {
+    /// Examines the memory (`/proc/self/maps`) from the last position until its end, the deadline,
+    /// or a lack of huge pages.
     fn pass(&mut self, maps: &str, until: Instant) {
-        if self.leave_out > 0 {
-            self.leave_out -= 1;
+        if self.skip > 0 {
+            self.skip -= 1;
             return;
         }
-        let pieces = maps.lines().filter_map(mapping).flat_map(pieces);
-        for piece in pieces.skip_while(|piece| *piece < self.at) {
+        let blocks = maps.lines().filter_map(mapping).flat_map(blocks);
+        for block in blocks.skip_while(|block| *block < self.at) {
             if Instant::now() >= until {
-                self.at = piece;
+                self.at = block;
                 return;
             }
-            if !is_dense(piece) {
-                self.done.remove(&piece);
-            } else if !self.done.contains(&piece) {
-                match collapse(piece) {
-                    Ok(()) => self.then_leave_out = 0,
-                    // The system wants this piece small: it will the next time, too.
+            if !is_dense(block) {
+                self.collapsed.remove(&block);
+            } else if !self.collapsed.contains(&block) {
+                match collapse(block) {
+                    Ok(()) => self.last_skip = 0,
+                    // The system keeps this block split, and will do so next time.
                     Err(libc::EINVAL) => {}
-                    // Somebody writes from there to a disk, or has unmapped it.
+                    // The block is being written to a disk, or was unmapped.
                     Err(libc::EAGAIN) => continue,
                     Err(_) => {
-                        self.then_leave_out = (2 * self.then_leave_out + 1).min(MOST_LEFT_OUT);
-                        (self.leave_out, self.at) = (self.then_leave_out, piece + HUGE_BYTES);
+                        self.last_skip = (2 * self.last_skip + 1).min(MAX_SKIPPED_PASSES);
+                        (self.skip, self.at) = (self.last_skip, block + HUGE_BYTES);
                         return;
                     }
                 }
-                self.done.insert(piece);
+                self.collapsed.insert(block);
             }
         }
         self.at = 0;
     }
 }
 
-/// The addresses of a large mapping of memory without a file, by its line in `/proc/self/maps`.
+/// The address range of a large anonymous mapping, from its line in `/proc/self/maps`.
 fn mapping(line: &str) -> Option<Range<usize>> {
     let mut fields = line.split_ascii_whitespace();
     let (start, end) = fields.next()?.split_once('-')?;
     let range = usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?;
     let is_memory = fields.next()? == "rw-p" && fields.nth(3).is_none_or(|name| name.starts_with("[anon:"));
-    (is_memory && range.len() >= LEAST_BYTES).then_some(range)
+    (is_memory && range.len() >= MIN_MAPPING_BYTES).then_some(range)
 }
 
-/// The addresses of what a huge page could back of it.
-fn pieces(mapping: Range<usize>) -> impl Iterator<Item = usize> {
+/// The addresses in a mapping that a huge page could back.
+fn blocks(mapping: Range<usize>) -> impl Iterator<Item = usize> {
     let first = mapping.start.next_multiple_of(HUGE_BYTES);
     (first..=mapping.end - HUGE_BYTES).step_by(HUGE_BYTES)
 }
 
-/// Whether most of a piece is in use. (Of what is in a huge page already all is.)
-fn is_dense(piece: usize) -> bool {
+/// Whether most of a block is in use. (True for a block that is in a huge page already.)
+fn is_dense(block: usize) -> bool {
     let mut in_memory = [0_u8; SMALL_PAGES];
-    // SAFETY: the kernel writes a byte for each page, and refuses what is not mapped.
-    let told = unsafe { libc::mincore(address(piece), HUGE_BYTES, in_memory.as_mut_ptr()) } == 0;
-    told && in_memory.iter().filter(|page| **page & 1 == 1).count() >= DENSE
+    // SAFETY: the kernel writes one byte per page, and rejects unmapped memory.
+    let reported = unsafe { libc::mincore(address(block), HUGE_BYTES, in_memory.as_mut_ptr()) } == 0;
+    reported && in_memory.iter().filter(|page| **page & 1 == 1).count() >= MIN_USED_PAGES
 }
 
-/// Moves a piece into a huge page. Fails with the system's number of the error.
-fn collapse(piece: usize) -> Result<(), i32> {
-    // SAFETY: this does not change what the memory holds, whosever it is.
-    match unsafe { libc::madvise(address(piece), HUGE_BYTES, libc::MADV_COLLAPSE) } {
+/// Collapses a block into a huge page. Fails with the errno.
+fn collapse(block: usize) -> Result<(), i32> {
+    // SAFETY: this does not change the contents of the memory, whoever owns it.
+    match unsafe { libc::madvise(address(block), HUGE_BYTES, libc::MADV_COLLAPSE) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error().raw_os_error().unwrap_or_default()),
     }
 }
 
-/// Only the kernel looks behind it.
-fn address(piece: usize) -> *mut libc::c_void {
-    std::ptr::without_provenance_mut(piece)
+/// The pointer is passed to the kernel only.
+fn address(block: usize) -> *mut libc::c_void {
+    std::ptr::without_provenance_mut(block)
 }
 
 #[cfg(test)]
@@ -184,7 +191,7 @@ mod tests {
     const HOUR: Duration = Duration::from_secs(3600);
 
     #[test]
-    fn large_memory_without_a_file_is_looked_at() {
+    fn large_anonymous_mappings_are_examined() {
         let range = |line| mapping(line).map(|range| (range.start, range.len() >> 20));
         assert_eq!(range("20000800000-20040800000 rw-p 00000000 00:00 0 "), Some((0x200_0080_0000, 1024)));
         assert_eq!(
@@ -205,25 +212,26 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_whole() {
+    fn blocks_are_aligned_and_complete() {
         let mb = |mb: usize| mb << 20;
-        assert_eq!(pieces(mb(3)..mb(9)).collect::<Vec<_>>(), [mb(4), mb(6)]);
-        assert_eq!(pieces(mb(4)..mb(8)).collect::<Vec<_>>(), [mb(4), mb(6)]);
-        assert_eq!(pieces(mb(3)..mb(5)).count(), 0);
+        assert_eq!(blocks(mb(3)..mb(9)).collect::<Vec<_>>(), [mb(4), mb(6)]);
+        assert_eq!(blocks(mb(4)..mb(8)).collect::<Vec<_>>(), [mb(4), mb(6)]);
+        assert_eq!(blocks(mb(3)..mb(5)).count(), 0);
     }
 
-    /// New memory of its own, at a huge page's address, and its line in `/proc/self/maps`.
+    /// Allocates memory that contains a huge page's address, with its line in `/proc/self/maps`.
     fn memory() -> (Vec<u8>, usize, String) {
-        let memory = vec![0_u8; LEAST_BYTES + HUGE_BYTES];
+        let memory = vec![0_u8; MIN_MAPPING_BYTES + HUGE_BYTES];
         let offset = memory.as_ptr().addr().next_multiple_of(HUGE_BYTES) - memory.as_ptr().addr();
         let start = memory.as_ptr().addr() + offset;
-        let line = format!("{start:x}-{:x} rw-p 00000000 00:00 0 ", start + LEAST_BYTES);
+        let line = format!("{start:x}-{:x} rw-p 00000000 00:00 0 ", start + MIN_MAPPING_BYTES);
         (memory, offset, line)
     }
 
-    /// What is in use is seen to once, and holds what it held; what is hardly used is not, until it is.
+    /// A dense block is collapsed once and keeps its contents; a sparse one is not collapsed until
+    /// it is dense.
     #[test]
-    fn what_is_in_use_is_seen_to() {
+    fn dense_blocks_are_collapsed_and_keep_their_contents() {
         let (mut memory, offset, line) = memory();
         let dense = memory.as_ptr().addr() + offset;
         let sparse = dense + HUGE_BYTES;
@@ -231,49 +239,49 @@ mod tests {
         memory[offset + HUGE_BYTES..][..HUGE_BYTES / 2].fill(8);
         assert!(is_dense(dense));
 
-        let mut seen = Pieces::default();
-        seen.pass(&line, Instant::now() + HOUR);
-        // Where huge pages are given to everybody its first byte has brought one.
+        let mut collapser = Collapser::default();
+        collapser.pass(&line, Instant::now() + HOUR);
+        // If huge pages are always on, its first byte has allocated one.
         if !is_dense(sparse) {
-            assert!(!seen.done.contains(&sparse));
+            assert!(!collapser.collapsed.contains(&sparse));
         }
         assert!(memory[offset..][..HUGE_BYTES].iter().all(|byte| *byte == 7));
         memory[offset + HUGE_BYTES..][..HUGE_BYTES].fill(8);
-        seen.pass(&line, Instant::now() + HOUR);
+        collapser.pass(&line, Instant::now() + HOUR);
         assert!(memory[offset + HUGE_BYTES..][..HUGE_BYTES].iter().all(|byte| *byte == 8));
-        // An older system does not know it, and any may be short of huge pages.
-        if is_known() && collapse(dense).is_ok() {
+        // Older systems do not support the request, and any system may be short of huge pages.
+        if is_supported() && collapse(dense).is_ok() {
             assert!(huge_bytes(dense) >= HUGE_BYTES);
         }
     }
 
     #[test]
-    fn a_pass_ends_in_time_and_the_next_one_goes_on() {
+    fn pass_stops_at_its_deadline_and_the_next_one_continues() {
         let (memory, offset, line) = memory();
-        let mut seen = Pieces::default();
+        let mut collapser = Collapser::default();
         let start = memory.as_ptr().addr() + offset;
         for _ in 0..2 {
-            seen.pass(&line, Instant::now());
-            assert_eq!((seen.done.len(), seen.at), (0, start));
+            collapser.pass(&line, Instant::now());
+            assert_eq!((collapser.collapsed.len(), collapser.at), (0, start));
         }
-        seen.pass(&line, Instant::now() + HOUR);
-        assert_eq!(seen.at, 0);
+        collapser.pass(&line, Instant::now() + HOUR);
+        assert_eq!(collapser.at, 0);
     }
 
     #[test]
-    fn after_a_failure_passes_are_left_out() {
+    fn passes_are_skipped_after_a_failure() {
         let (memory, offset, line) = memory();
         let start = memory.as_ptr().addr() + offset;
-        let mut seen = Pieces { leave_out: 2, ..Pieces::default() };
+        let mut collapser = Collapser { skip: 2, ..Collapser::default() };
         for left in [1, 0] {
-            seen.pass(&line, Instant::now());
-            assert_eq!((seen.leave_out, seen.at), (left, 0));
+            collapser.pass(&line, Instant::now());
+            assert_eq!((collapser.skip, collapser.at), (left, 0));
         }
-        seen.pass(&line, Instant::now());
-        assert_eq!(seen.at, start);
+        collapser.pass(&line, Instant::now());
+        assert_eq!(collapser.at, start);
     }
 
-    /// Bytes in huge pages of the mapping that an address lies in.
+    /// Bytes in huge pages of the mapping that contains an address.
     fn huge_bytes(address: usize) -> usize {
         let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
         let mut within = false;

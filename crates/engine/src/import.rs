@@ -1,17 +1,19 @@
-//! A plain SQLite file as a new partition.
+//! Import of a plain SQLite file as a new partition.
 //!
 //! ```text
-//! bytes, as they come -> pages -> segment, in parts -> manifest: version 1 of the partition
+//! stream of bytes -> pages -> segment, in parts -> manifest: version 1 of the partition
 //! ```
 //!
-//! The partition must be one that nobody knows of yet. Nothing of it is there until [`Import::finish`]; an import that is
-//! dropped leaves nothing. What is in the pages is for SQLite to say: who imports runs `PRAGMA quick_check` before
-//! anybody else sees the partition.
+//! The partition must be unknown to all others. It does not exist until [`Import::finish`]; a
+//! dropped import leaves nothing. The contents of the pages are not checked: the importer runs
+//! `PRAGMA quick_check` before the partition becomes visible.
 //!
-//! Whether the partition's id is new, and the store still this process's, is checked when the import begins and again just before
-//! its manifest is stored ([`Engine::put_first_manifest`]): the client may have taken hours in between.
+//! When the import begins, and again just before its manifest is stored, two conditions are checked
+//! ([`Engine::put_first_manifest`]): the partition's id is new, and the store is still this
+//! process's. The client may have taken hours in between.
 //!
-//! Page 1 is kept until the end and says then what is so: the number of pages, and that no write-ahead log is used.
+//! Page 1 is held back until the end. Its header is then corrected: the number of pages, and no
+//! write-ahead log.
 
 use std::sync::Arc;
 
@@ -23,32 +25,32 @@ use fulmar_store::SegmentWriter;
 use crate::partition::{page_one, store_error};
 use crate::{Engine, Error, Result, sqlstate};
 
-/// Bytes of a segment that are collected before they are handed to the store.
-const PIECE_BYTES: usize = 1 << 20;
+/// Size of the parts in which a segment is handed to the store.
+const PART_BYTES: usize = 1 << 20;
 
-/// What an SQLite file begins with.
+/// The first bytes of an SQLite file.
 const MAGIC: &[u8; 16] = b"SQLite format 3\0";
 
-/// How a file is made that can be imported.
+/// Hint on how to make a file that can be imported.
 const REMEDY: &str =
     "Make a copy that can be imported: sqlite3 OLD.db \"PRAGMA page_size = 4096; VACUUM INTO 'NEW.db'\"";
 
-/// A file on its way in.
+/// An import in progress.
 pub struct Import {
     engine: Arc<Engine>,
     id: PartitionId,
     writer: SegmentWriter,
     builder: SegmentBuilder,
-    /// Bytes of the page that is not complete yet.
+    /// Bytes of the current, incomplete page.
     partial: Vec<u8>,
-    /// Page 1, once it has come.
+    /// Page 1, once received.
     first: Option<Box<Page>>,
-    /// Pages that have come.
+    /// Number of pages received.
     pages: u32,
 }
 
 impl Engine {
-    /// Begins to fill a partition that is new. Refuses the id of one that has a manifest.
+    /// Begins to fill a new partition. Fails if a partition with this id has a manifest.
     pub async fn import(self: &Arc<Self>, id: PartitionId) -> Result<Import> {
         self.check_owner()?;
         self.node().disk.admit(true)?;
@@ -61,11 +63,11 @@ impl Engine {
 }
 
 impl Import {
-    /// Takes the next bytes of the file.
+    /// Appends the next bytes of the file.
     pub async fn write(&mut self, mut bytes: &[u8]) -> Result<()> {
         while !bytes.is_empty() {
-            let (piece, rest) = bytes.split_at(bytes.len().min(PAGE_SIZE - self.partial.len()));
-            self.partial.extend_from_slice(piece);
+            let (part, rest) = bytes.split_at(bytes.len().min(PAGE_SIZE - self.partial.len()));
+            self.partial.extend_from_slice(part);
             bytes = rest;
             if let Ok(page) = <&Page>::try_from(self.partial.as_slice()) {
                 let page = Box::new(*page);
@@ -84,17 +86,17 @@ impl Import {
             return Ok(());
         }
         self.builder.push(self.id, self.pages, &page, self.writer.buffer());
-        if self.writer.buffer().len() > PIECE_BYTES {
+        if self.writer.buffer().len() > PART_BYTES {
             self.engine.node().disk.admit(true)?;
             self.writer.flush().await.map_err(store_error)?;
         }
         Ok(())
     }
 
-    /// The file is complete: the partition is there, and durable. Answers its pages.
+    /// Completes the import: the partition exists and is durable. Returns its number of pages.
     pub async fn finish(mut self) -> Result<u32> {
         if !self.partial.is_empty() {
-            // A first page of another size is told as what it is.
+            // Report a wrong page size as such, not as a truncated file.
             if self.first.is_none() {
                 check_header(&padded(&self.partial))?;
             }
@@ -133,49 +135,46 @@ impl Import {
     }
 }
 
-/// Whether these are pages that can be ours.
+/// Checks that a file with this first page can be imported.
 fn check_header(page: &Page) -> Result<()> {
     if page[..16] != MAGIC[..] {
-        return Err(Error::new(sqlstate::BAD_COPY_FILE, "this is no SQLite database")
-            .hint("Rows are loaded with COPY or `fulmar tenant load`; SQL with psql -f."));
+        return Err(Error::new(sqlstate::BAD_COPY_FILE, "file is not an SQLite database")
+            .hint("Use COPY or \"fulmar tenant load\" to load rows, and psql -f to run SQL."));
     }
-    // 1 stands for 65536, which does not fit.
+    // The value 1 stands for 65536, which does not fit into 16 bits.
     let page_size = match u16::from_be_bytes([page[16], page[17]]) {
         1 => 65536,
         size => u32::from(size),
     };
     if page_size as usize != PAGE_SIZE {
-        let message = format!("the database has pages of {page_size} bytes; they must have {PAGE_SIZE}");
+        let message = format!("unsupported page size of {page_size} bytes; must be {PAGE_SIZE}");
         return Err(Error::new(sqlstate::BAD_COPY_FILE, message).hint(REMEDY));
     }
     if u32::from_be_bytes([page[56], page[57], page[58], page[59]]) > 1 {
-        return Err(Error::new(
-            sqlstate::BAD_COPY_FILE,
-            "the database's texts are UTF-16; they must be UTF-8",
-        )
-        .hint("Make a copy that can be imported: sqlite3 OLD.db .dump | sqlite3 NEW.db"));
+        return Err(Error::new(sqlstate::BAD_COPY_FILE, "unsupported text encoding UTF-16; must be UTF-8")
+            .hint("Make a copy that can be imported: sqlite3 OLD.db .dump | sqlite3 NEW.db"));
     }
     Ok(())
 }
 
-/// A page that begins with these bytes.
+/// A page that begins with these bytes, padded with zeros.
 fn padded(bytes: &[u8]) -> Page {
     let mut page = [0; PAGE_SIZE];
     page[..bytes.len()].copy_from_slice(bytes);
     page
 }
 
-/// The change counter at which the header's number of pages was right.
+/// The change counter for which the page count in the header is valid.
 fn valid_for(page: &Page) -> u32 {
     u32::from_be_bytes([page[92], page[93], page[94], page[95]])
 }
 
 fn truncated() -> Error {
-    Error::new(sqlstate::BAD_COPY_FILE, "the database's end is missing")
-        .hint(format!("Was it copied while it was in use? {REMEDY}"))
+    Error::new(sqlstate::BAD_COPY_FILE, "database file is truncated")
+        .hint(format!("The file may have been copied while it was in use. {REMEDY}"))
 }
 
 fn too_large() -> Error {
-    Error::new(sqlstate::PROGRAM_LIMIT, "the database has more pages than there are numbers for")
+    Error::new(sqlstate::PROGRAM_LIMIT, "database too large: page count exceeds 4,294,967,294")
         .hint("A database has at most 4,294,967,294 pages.")
 }

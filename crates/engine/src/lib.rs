@@ -1,25 +1,32 @@
-//! The engine: SQLite over versioned pages.
+//! The transactional engine: SQLite over multi-version pages.
 //!
-//! SQLite is used unmodified, through a VFS of our own. It parses, plans and runs the SQL; we own the pages.
+//! SQLite is used unmodified, through a custom VFS. SQLite parses, plans and runs the SQL; the
+//! engine owns the pages.
 //!
 //! ```text
-//!  Session            statements, transactions, replay               session/
-//!    |  takes a
-//!  Connection         SQLite, on a fiber                              connection/, fiber
-//!    |  whose files are the
-//!  VFS                pages at a snapshot, and the transaction's own  vfs/, transaction
+//!  Session            statements, transactions, replay                 session/
+//!    |  uses a
+//!  Connection         SQLite, on a fiber                               connection/, fiber
+//!    |  reads its files through the
+//!  VFS                pages at a snapshot, and the transaction's own   vfs/, transaction
 //!    |  of a
-//!  Partition          versions of pages, commits, turns, row locks    partition/
+//!  Partition          page versions, commits, turns, row locks         partition/
 //!    |  shares its
-//!  Node               log, store, memory, clock                       node, flush
+//!  Node               log, store, memory, clock                        node, flush
 //! ```
 //!
 //! # The life of an update
-//! `UPDATE t SET n = n + 1 WHERE id = 7`, alone: the session takes a connection from the partition's pool and runs the
-//! statement on a fiber. SQLite locks (we pin a snapshot), reads pages (we note which), writes one (into the overlay)
-//! and syncs: the commit. If a page that was read has changed meanwhile, the statement is run again, in a turn, where
-//! nobody can overtake it. Else the page's difference goes into the log's buffer, the page in front of its chain, and
-//! the version becomes current. The answer waits until the log is durable, and the thread does other work.
+//! `UPDATE t SET n = n + 1 WHERE id = 7` in autocommit mode:
+//!
+//! 1. The session takes a connection from the partition's pool and runs the statement on a fiber.
+//! 2. SQLite locks the database file: the VFS pins a snapshot.
+//! 3. SQLite reads pages: the VFS records them. It writes a page: the VFS puts it into the overlay.
+//! 4. SQLite syncs the file: this is the commit.
+//!    - If a page that was read has changed since the snapshot, the statement is replayed in a
+//!      turn. No other transaction can overtake it there.
+//!    - Otherwise the page's diff goes into the log's buffer, the page goes to the front of its
+//!      version chain, and the version becomes current.
+//! 5. The answer waits until the log is durable. The thread does other work meanwhile.
 
 pub mod array;
 mod background;

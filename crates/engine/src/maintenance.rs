@@ -1,4 +1,5 @@
-//! What tidies up behind the flushes: compaction and collection, in a task of its own, so that no flush waits for them.
+//! Background maintenance: compaction and garbage collection, in a task of its own, so that flushes
+//! never wait for them.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -13,32 +14,32 @@ use crate::pace::Pace;
 use crate::partition::Partition;
 use crate::{Engine, Result};
 
-/// What is to be done.
+/// State of the maintenance task.
 pub(crate) struct Maintenance {
     pub(crate) task: Arc<Background>,
     collections: Mutex<Schedule>,
-    /// One compaction or collection at a time.
+    /// One compaction or collection runs at a time.
     working: tokio::sync::Mutex<Working>,
     compactions: Mutex<Queue>,
 }
 
-/// What is kept from one piece of work to the next.
+/// State kept between jobs.
 #[derive(Default)]
 struct Working {
-    /// How fast compactions go.
+    /// Throttle of compactions.
     pace: Pace,
-    /// What collections know of manifests.
+    /// Index of manifests, kept between collections.
     marks: Marks,
 }
 
-/// Partitions to be compacted. They stay open meanwhile.
+/// Partitions waiting for compaction, which keeps them open.
 #[derive(Default)]
 struct Queue {
     partitions: VecDeque<Arc<Partition>>,
     waiting: HashSet<PartitionId>,
 }
 
-/// A piece of work.
+/// A unit of work.
 enum Job {
     Collect,
     Compact(Arc<Partition>),
@@ -54,19 +55,20 @@ impl Maintenance {
         }
     }
 
-    /// A partition has been flushed: it may have too many segments now.
+    /// Called after a partition was flushed: it may have too many segments now.
     pub(crate) fn flushed(&self, partition: &Arc<Partition>) {
         if self.queue(partition) {
             self.task.wake();
         }
     }
 
-    /// A partition has been opened: the node may have ended before its segments were merged. Who has opened it goes first.
+    /// Called after a partition was opened: the node may have ended before its segments were
+    /// merged. Does not wake the task, so that the opening session runs first.
     pub(crate) fn opened(&self, partition: &Arc<Partition>) {
         self.queue(partition);
     }
 
-    /// Answers whether there is something to do that was not known.
+    /// Queues a partition if it needs compaction. Returns true if it was not queued before.
     fn queue(&self, partition: &Arc<Partition>) -> bool {
         if partition.compaction().is_none() {
             return false;
@@ -79,7 +81,7 @@ impl Maintenance {
         is_new
     }
 
-    /// Lets go of a partition that waits to be compacted, until it is flushed or opened again.
+    /// Removes a partition from the queue, until it is flushed or opened again.
     pub(crate) fn forget(&self, id: PartitionId) {
         let mut queue = self.compactions.lock();
         if queue.waiting.remove(&id) {
@@ -87,9 +89,9 @@ impl Maintenance {
         }
     }
 
-    /// The next piece of work. A collection that is due goes first: under constant writes the queue of compactions may never be
-    /// empty, and they add garbage. It cannot keep compactions waiting, since it is due again only after more was written or
-    /// ten minutes have passed.
+    /// Returns the next job. A due collection goes first: under constant writes the queue of
+    /// compactions may never be empty, and they add garbage. A collection cannot starve
+    /// compactions, since it is due again only after more was written or ten minutes have passed.
     fn next_job(&self, now_ms: u64, disk_is_low: bool) -> Option<Job> {
         if self.collections.lock().take(now_ms, disk_is_low) {
             return Some(Job::Collect);
@@ -104,18 +106,18 @@ impl Maintenance {
         Some(partition)
     }
 
-    /// So many bytes of a segment were written.
+    /// Counts bytes written to segments.
     pub(crate) fn count_written(&self, bytes: u64) {
         self.collections.lock().written_bytes += bytes;
     }
 
-    /// A partition was dropped.
+    /// Counts a dropped partition.
     pub(crate) fn count_dropped(&self) {
         self.collections.lock().dropped = true;
     }
 }
 
-/// Collects when a collection is due and compacts what is queued, until there is neither.
+/// Runs due collections and queued compactions until there are none.
 pub(crate) async fn round(engine: Arc<Engine>) {
     let (node, maintenance) = (engine.node(), &engine.maintenance);
     let mut working = maintenance.working.lock().await;
@@ -123,12 +125,16 @@ pub(crate) async fn round(engine: Arc<Engine>) {
         match maintenance.next_job(node.clock.monotonic_ms(), node.disk.is_low()) {
             Some(Job::Collect) => {
                 if let Err(error) = engine.delete_unneeded(&mut working.marks).await {
-                    tracing::warn!(%error, detail = error.get_detail(), "a collection failed; it is tried again");
+                    tracing::warn!(%error, detail = error.get_detail(), "garbage collection failed; will retry");
                 }
             }
             Some(Job::Compact(partition)) => {
                 if let Err(error) = engine.compact(&partition, &mut working.pace).await {
-                    tracing::warn!(%error, partition = %partition.id, "a compaction failed; it is tried again after the next flush");
+                    tracing::warn!(
+                        %error,
+                        partition = %partition.id,
+                        "compaction failed; will retry after the next flush"
+                    );
                 }
             }
             None => return,
@@ -137,7 +143,7 @@ pub(crate) async fn round(engine: Arc<Engine>) {
 }
 
 impl Engine {
-    /// Merges what flushes have left to merge. For tests and tools; the engine does it by itself.
+    /// Runs all queued compactions. For tests and tools; the engine does so by itself.
     pub async fn compact_all(&self) -> Result<()> {
         let mut working = self.maintenance.working.lock().await;
         while let Some(partition) = self.maintenance.next() {
@@ -146,7 +152,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Deletes what nobody needs any more. For tests and tools; the engine does it by itself.
+    /// Runs a garbage collection. For tests and tools; the engine does so by itself.
     pub async fn collect(&self) -> Result<()> {
         let mut working = self.maintenance.working.lock().await;
         self.delete_unneeded(&mut working.marks).await
@@ -159,7 +165,7 @@ mod tests {
     use crate::Config;
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_due_collection_does_not_wait_for_the_queue_of_compactions() {
+    async fn due_collection_runs_before_queued_compactions() {
         let directory = tempfile::tempdir().unwrap();
         let engine = Engine::start(Config::new(directory.path(), 64 << 20)).await.unwrap();
         let partition = engine.partition(PartitionId(7)).await.unwrap();
@@ -170,11 +176,17 @@ mod tests {
             queue.partitions.push_back(partition.clone());
         };
         enqueue();
-        assert!(matches!(maintenance.next_job(0, false), Some(Job::Compact(_))), "no collection is due");
+        assert!(matches!(maintenance.next_job(0, false), Some(Job::Compact(_))), "no collection is due yet");
         enqueue();
         maintenance.count_written(1 << 30);
-        assert!(matches!(maintenance.next_job(0, false), Some(Job::Collect)), "a due collection goes first");
-        assert!(matches!(maintenance.next_job(0, false), Some(Job::Compact(_))), "it is due once");
+        assert!(
+            matches!(maintenance.next_job(0, false), Some(Job::Collect)),
+            "a due collection must run first"
+        );
+        assert!(
+            matches!(maintenance.next_job(0, false), Some(Job::Compact(_))),
+            "the collection must be due only once"
+        );
         assert!(maintenance.next_job(0, false).is_none());
     }
 }

@@ -1,19 +1,24 @@
-//! What manifests name, as the collector remembers it: a manifest never changes, so each is read once. (But for those of an epoch that
-//! its partition has not come to: a restore that fails leaves one, and the next one may give its name to another. They are
-//! forgotten at once.)
+//! Reachability index of the garbage collector: which segments the manifests reference. A manifest
+//! never changes, so each is read once. (Manifests above their partition's epoch are the exception:
+//! they are left by failed restores, whose names later restores reuse. They are removed from the
+//! index immediately.)
 //!
 //! ```text
 //!   manifests of a partition    5    9    12    17    21
-//!   segment a1                  |---------|                    named by 5, 9 and 12: a flush has made it, a compaction merged it
+//!   segment a1                  |---------|            referenced by 5, 9, 12: written by a flush,
+//!                                                      merged by a compaction
 //!   segment b2                       |-----------|
 //! ```
 //!
-//! Of a segment the first and the last of its partition's manifests that name it are kept. It is needed as long as one of those that are
-//! left lies between them: every one that names it does. Others lie between only where a restore has gone back to what was
-//! merged since; what only they would free stays until they go.
+//! For each segment the index stores the first and the last manifest of its partition that
+//! reference it. The segment is needed while any remaining manifest lies between them, which
+//! includes all that reference it. Manifests in between that do not reference it exist only if a
+//! restore went back to a version before a merge; a segment held only by them is kept until they
+//! are deleted.
 //!
-//! Thirty-two bytes for each manifest and forty-eight for each segment: a partition that is written all day has 1,440 of the one, and some more
-//! of the other. Beyond [`MOST_BYTES`] for all, manifests are read again with each collection.
+//! Size: 32 bytes per manifest and 48 bytes per segment. A partition that is written all day has
+//! 1,440 manifests and somewhat more segments. Beyond [`MAX_BYTES`] in total, manifests are read
+//! again in each collection.
 
 use fulmar_pages::{Manifest, PartitionId, SegmentId};
 use fulmar_store::{ManifestName, PageStore, StoreError};
@@ -24,55 +29,56 @@ use crate::Result;
 use crate::history::{Point, When};
 use crate::partition::store_error;
 
-/// Manifests that are read at the same time.
-const AT_ONCE: usize = 16;
-/// Manifests that are looked at together, about: no partition's are looked at in parts.
-const TOGETHER: usize = 1000;
-/// Bytes of memory for what is remembered, about.
-const MOST_BYTES: usize = 64 << 20;
+/// Maximum number of concurrent manifest reads.
+const MAX_CONCURRENT_READS: usize = 16;
+/// Approximate number of manifests per chunk. A partition's manifests are not split.
+const CHUNK_MANIFESTS: usize = 1000;
+/// Approximate maximum size of the index.
+const MAX_BYTES: usize = 64 << 20;
 
-/// Where a manifest stands among its partition's: epoch and number.
-type Place = (u32, u64);
+/// Sort key of a partition's manifests: epoch and number.
+type Position = (u32, u64);
 
-/// What is remembered of all partitions.
+/// The index of all partitions.
 pub(crate) struct Marks {
-    partitions: HashMap<PartitionId, Marked>,
-    most_bytes: usize,
+    partitions: HashMap<PartitionId, PartitionIndex>,
+    max_bytes: usize,
 }
 
-/// What is remembered of a partition's manifests.
+/// The index of one partition.
 #[derive(Default)]
-struct Marked {
-    /// When each was the current version, sorted.
-    manifests: Vec<(Place, When)>,
-    /// The first and the last of them that name a segment, sorted by segments.
-    segments: Vec<(SegmentId, (Place, Place))>,
+struct PartitionIndex {
+    /// The time of each manifest, sorted by position.
+    manifests: Vec<(Position, When)>,
+    /// The first and the last manifest that reference each segment, sorted by segment.
+    segments: Vec<(SegmentId, (Position, Position))>,
 }
 
-/// What could not be learned.
+/// Manifests that could not be read.
 #[derive(Default)]
 pub(crate) struct Unlearned {
-    /// A manifest that was listed is not there any more.
+    /// A listed manifest does not exist any more.
     pub missing: bool,
-    /// The first one that is damaged.
+    /// The error of the first damaged manifest.
     pub damaged: Option<StoreError>,
 }
 
 impl Default for Marks {
     fn default() -> Self {
-        Marks { partitions: HashMap::new(), most_bytes: MOST_BYTES }
+        Marks { partitions: HashMap::new(), max_bytes: MAX_BYTES }
     }
 }
 
-fn place(name: ManifestName) -> Place {
+fn position(name: ManifestName) -> Position {
     (name.epoch, name.number)
 }
 
-/// Sorted names of manifests in pieces of some size, each with all of its partitions'.
+/// Splits sorted manifest names into chunks of about [`CHUNK_MANIFESTS`]; a partition's names stay
+/// together.
 pub(crate) fn together(names: &[ManifestName]) -> impl Iterator<Item = &[ManifestName]> {
     let mut left = names;
     std::iter::from_fn(move || {
-        let last = left.get(left.len().min(TOGETHER).checked_sub(1)?)?;
+        let last = left.get(left.len().min(CHUNK_MANIFESTS).checked_sub(1)?)?;
         let (piece, rest) = left.split_at(left.partition_point(|name| name.partition <= last.partition));
         left = rest;
         Some(piece)
@@ -80,22 +86,23 @@ pub(crate) fn together(names: &[ManifestName]) -> impl Iterator<Item = &[Manifes
 }
 
 impl Marks {
-    /// Forgets partitions that have none of these manifests, which are all that there are.
+    /// Removes partitions without any of these manifests, which are all that exist.
     pub(crate) fn keep_only(&mut self, names: &[ManifestName]) {
-        let is_there = |id: &PartitionId| names.binary_search_by_key(id, |name| name.partition).is_ok();
-        self.partitions.retain(|id, _| is_there(id));
+        let exists = |id: &PartitionId| names.binary_search_by_key(id, |name| name.partition).is_ok();
+        self.partitions.retain(|id, _| exists(id));
     }
 
-    /// Reads those of these manifests that are not remembered, and forgets others of their partitions.
+    /// Reads those of these manifests that are not in the index, and removes the others of their
+    /// partitions.
     pub(crate) async fn learn(&mut self, store: &PageStore, names: &[ManifestName]) -> Result<Unlearned> {
         let mut unknown = Vec::new();
         for names in names.chunk_by(|a, b| a.partition == b.partition) {
-            let marked = self.partitions.entry(names[0].partition).or_default();
-            marked.keep_only(names);
-            unknown.extend(names.iter().copied().filter(|name| marked.when(*name).is_none()));
+            let index = self.partitions.entry(names[0].partition).or_default();
+            index.keep_only(names);
+            unknown.extend(names.iter().copied().filter(|name| index.when(*name).is_none()));
         }
         let read = |name| async move { (name, store.read_manifest(name).await) };
-        let mut reads = stream::iter(unknown.into_iter().map(read)).buffer_unordered(AT_ONCE);
+        let mut reads = stream::iter(unknown.into_iter().map(read)).buffer_unordered(MAX_CONCURRENT_READS);
         let mut unlearned = Unlearned::default();
         while let Some((name, read)) = reads.next().await {
             match read {
@@ -107,77 +114,79 @@ impl Marks {
                 Err(error) => return Err(store_error(error)),
             }
         }
-        // Most partitions have one manifest and a segment: what is kept for more is more than those.
+        // Most partitions have one manifest and one segment, so excess capacity would dominate the
+        // index's size.
         for names in names.chunk_by(|a, b| a.partition == b.partition) {
             self.partitions.entry(names[0].partition).or_default().shrink();
         }
         Ok(unlearned)
     }
 
-    /// Forgets what was learned of these, if all of it together is too much.
+    /// Removes the partitions of these manifests if the index is too large.
     pub(crate) fn make_room(&mut self, names: &[ManifestName]) {
-        if self.partitions.values().map(Marked::bytes).sum::<usize>() > self.most_bytes {
+        if self.partitions.values().map(PartitionIndex::bytes).sum::<usize>() > self.max_bytes {
             for names in names.chunk_by(|a, b| a.partition == b.partition) {
                 self.partitions.remove(&names[0].partition);
             }
         }
     }
 
-    /// A partition's manifests as its history sees them. Of one that could not be read nothing is known.
+    /// Returns a partition's manifests with their times, which are None for manifests that could
+    /// not be read.
     pub(crate) fn points(&self, names: &[ManifestName]) -> Vec<Point> {
-        let marked = names.first().and_then(|name| self.partitions.get(&name.partition));
-        let point = |name: &ManifestName| Point { name: *name, when: marked.and_then(|m| m.when(*name)) };
+        let index = names.first().and_then(|name| self.partitions.get(&name.partition));
+        let point = |name: &ManifestName| Point { name: *name, when: index.and_then(|m| m.when(*name)) };
         names.iter().map(point).collect()
     }
 
-    /// Segments that a partition's manifests name.
+    /// The segments that a partition's manifests reference.
     pub(crate) fn segments(&self, id: PartitionId) -> impl Iterator<Item = SegmentId> {
         self.partitions
             .get(&id)
             .into_iter()
-            .flat_map(|marked| marked.segments.iter().map(|(segment, _)| *segment))
+            .flat_map(|index| index.segments.iter().map(|(segment, _)| *segment))
     }
 
-    /// Manifests of one partition, sorted, are deleted, or may become others of the same names.
+    /// Removes manifests of one partition, sorted: they are deleted, or their names may be reused.
     pub(crate) fn forget(&mut self, names: &[ManifestName]) {
-        let Some(marked) = names.first().and_then(|name| self.partitions.get_mut(&name.partition)) else {
+        let Some(index) = names.first().and_then(|name| self.partitions.get_mut(&name.partition)) else {
             return;
         };
-        let is_one = |other: &Place| names.binary_search_by_key(other, |name| place(*name)).is_ok();
-        marked.manifests.retain(|(place, _)| !is_one(place));
+        let is_removed = |other: &Position| names.binary_search_by_key(other, |name| position(*name)).is_ok();
+        index.manifests.retain(|(position, _)| !is_removed(position));
     }
 }
 
-impl Marked {
+impl PartitionIndex {
     fn when(&self, name: ManifestName) -> Option<When> {
-        let at = self.manifests.binary_search_by_key(&place(name), |(place, _)| *place).ok()?;
+        let at = self.manifests.binary_search_by_key(&position(name), |(position, _)| *position).ok()?;
         Some(self.manifests[at].1)
     }
 
     fn add(&mut self, name: ManifestName, manifest: &Manifest) {
-        let place = place(name);
-        let at = self.manifests.partition_point(|(other, _)| *other < place);
-        self.manifests.insert(at, (place, When::of(manifest)));
+        let position = position(name);
+        let at = self.manifests.partition_point(|(other, _)| *other < position);
+        self.manifests.insert(at, (position, When::of(manifest)));
         for segment in &manifest.segments {
             match self.segments.binary_search_by_key(&segment.id, |(id, _)| *id) {
                 Ok(at) => {
                     let (first, last) = &mut self.segments[at].1;
-                    (*first, *last) = ((*first).min(place), (*last).max(place));
+                    (*first, *last) = ((*first).min(position), (*last).max(position));
                 }
-                Err(at) => self.segments.insert(at, (segment.id, (place, place))),
+                Err(at) => self.segments.insert(at, (segment.id, (position, position))),
             }
         }
     }
 
-    /// Forgets all manifests but these, and the segments that only those others name.
+    /// Keeps only these manifests, and the segments that one of them may reference.
     fn keep_only(&mut self, names: &[ManifestName]) {
         let count = self.manifests.len();
-        let is_there = |other: &Place| names.binary_search_by_key(other, |name| place(*name)).is_ok();
-        self.manifests.retain(|(place, _)| is_there(place));
+        let exists = |other: &Position| names.binary_search_by_key(other, |name| position(*name)).is_ok();
+        self.manifests.retain(|(position, _)| exists(position));
         let manifests = &self.manifests;
-        let is_between = |first: Place, last: Place| {
-            let next = manifests.partition_point(|(place, _)| *place < first);
-            manifests.get(next).is_some_and(|(place, _)| *place <= last)
+        let is_between = |first: Position, last: Position| {
+            let next = manifests.partition_point(|(position, _)| *position < first);
+            manifests.get(next).is_some_and(|(position, _)| *position <= last)
         };
         self.segments.retain(|(_, (first, last))| is_between(*first, *last));
         if self.manifests.len() < count {
@@ -192,8 +201,8 @@ impl Marked {
 
     fn bytes(&self) -> usize {
         size_of::<Self>()
-            + self.manifests.capacity() * size_of::<(Place, When)>()
-            + self.segments.capacity() * size_of::<(SegmentId, (Place, Place))>()
+            + self.manifests.capacity() * size_of::<(Position, When)>()
+            + self.segments.capacity() * size_of::<(SegmentId, (Position, Position))>()
     }
 }
 
@@ -209,7 +218,7 @@ mod tests {
 
     use super::*;
 
-    const MOST_PARTITIONS: u64 = 3;
+    const PARTITIONS: u64 = 3;
 
     fn manifest(name: ManifestName, segments: &[u128]) -> Manifest {
         let ManifestName { partition, epoch, number } = name;
@@ -225,7 +234,7 @@ mod tests {
         }
     }
 
-    /// Partitions as they are, beside what is remembered of them.
+    /// The state of some partitions, and the index under test.
     struct Pair {
         store: PageStore,
         marks: Marks,
@@ -235,9 +244,9 @@ mod tests {
     }
 
     impl Pair {
-        fn new(most_bytes: usize) -> Pair {
+        fn new(max_bytes: usize) -> Pair {
             let store = PageStore::open(Arc::new(Backend::memory()));
-            let marks = Marks { most_bytes, ..Marks::default() };
+            let marks = Marks { max_bytes, ..Marks::default() };
             Pair { store, marks, manifests: BTreeMap::new(), next: 1, restored: false }
         }
 
@@ -251,9 +260,10 @@ mod tests {
             self.manifests.insert(name, segments);
         }
 
-        /// A flush, a compaction, a restore, the end of a manifest or of a partition.
+        /// A random step: a flush, a compaction, a restore, or the deletion of a manifest or a
+        /// partition.
         async fn step(&mut self, random: &mut StdRng, restores: bool) {
-            let partition = PartitionId(random.random_range(0..MOST_PARTITIONS));
+            let partition = PartitionId(random.random_range(0..PARTITIONS));
             let of = self.of(partition);
             self.next += 1;
             let Some((newest, segments)) = of.last().cloned() else {
@@ -279,7 +289,7 @@ mod tests {
                     self.put(later, merged).await;
                 }
                 5..=9 => {
-                    // Any but the newest: history is thinned.
+                    // Any manifest except the newest: history is thinned.
                     if of.len() > 1 {
                         self.delete(of[random.random_range(0..of.len() - 1)].0).await;
                     }
@@ -293,13 +303,13 @@ mod tests {
             self.manifests.remove(&name);
         }
 
-        async fn look(&mut self) {
+        async fn refresh(&mut self) {
             let names: Vec<_> = self.manifests.keys().copied().collect();
             self.marks.keep_only(&names);
-            for several in together(&names) {
-                let unlearned = self.marks.learn(&self.store, several).await.unwrap();
+            for chunk in together(&names) {
+                let unlearned = self.marks.learn(&self.store, chunk).await.unwrap();
                 assert!(!unlearned.missing && unlearned.damaged.is_none());
-                for of in several.chunk_by(|a, b| a.partition == b.partition) {
+                for of in chunk.chunk_by(|a, b| a.partition == b.partition) {
                     let points = self.marks.points(of);
                     assert!(points.iter().all(|point| point.when.is_some()));
                     let found: HashSet<_> = self.marks.segments(of[0].partition).collect();
@@ -308,7 +318,7 @@ mod tests {
                     assert!(found.is_superset(&named), "{named:?} are named, {found:?} are known");
                     assert!(self.restored || found == named, "{named:?} are named, {found:?} are known");
                 }
-                self.marks.make_room(several);
+                self.marks.make_room(chunk);
             }
         }
 
@@ -318,57 +328,58 @@ mod tests {
         }
     }
 
-    /// Whatever came and went since it was looked last: all that is named is known, and without restores nothing else.
+    /// After any sequence of steps the index contains all referenced segments, and without restores
+    /// no others.
     #[tokio::test]
-    async fn what_is_named_is_known() {
+    async fn index_contains_all_referenced_segments() {
         for seed in 0..40 {
             let mut random = StdRng::seed_from_u64(seed);
-            let mut pair = Pair::new(if seed % 4 == 0 { 0 } else { MOST_BYTES });
+            let mut pair = Pair::new(if seed % 4 == 0 { 0 } else { MAX_BYTES });
             for _ in 0..60 {
                 for _ in 0..random.random_range(0..8) {
                     pair.step(&mut random, seed % 2 == 0).await;
                 }
-                pair.look().await;
+                pair.refresh().await;
             }
         }
     }
 
-    /// A restore that has failed leaves a manifest of which the next one gives the name to another.
+    /// A failed restore leaves a manifest whose name the next restore reuses.
     #[tokio::test]
-    async fn a_name_that_is_forgotten_is_read_again() {
-        let mut pair = Pair::new(MOST_BYTES);
+    async fn removed_manifest_is_read_again() {
+        let mut pair = Pair::new(MAX_BYTES);
         let name = ManifestName { partition: PartitionId(1), epoch: 2, number: 5 };
         for segment in [1, 2] {
             pair.put(name, vec![segment]).await;
-            pair.look().await;
+            pair.refresh().await;
             pair.marks.forget(&[name]);
             pair.store.delete_manifest(name).await.unwrap();
         }
     }
 
     #[tokio::test]
-    async fn each_manifest_is_read_once_where_there_is_room() {
+    async fn each_manifest_is_read_once_while_the_index_has_room() {
         let mut random = StdRng::seed_from_u64(1);
-        for (most_bytes, reads) in [(MOST_BYTES, 1), (0, 5)] {
-            let mut pair = Pair::new(most_bytes);
+        for (max_bytes, reads) in [(MAX_BYTES, 1), (0, 5)] {
+            let mut pair = Pair::new(max_bytes);
             for _ in 0..100 {
                 pair.step(&mut random, true).await;
             }
             for _ in 0..5 {
-                pair.look().await;
+                pair.refresh().await;
             }
             assert_eq!(pair.reads(), reads * pair.manifests.len() as u64);
         }
     }
 
     #[test]
-    fn no_partition_is_looked_at_in_parts() {
+    fn chunks_do_not_split_partitions() {
         let name = |partition, number| ManifestName { partition: PartitionId(partition), epoch: 1, number };
-        let mut names: Vec<_> = (0..TOGETHER as u64 - 1).map(|partition| name(partition, 1)).collect();
+        let mut names: Vec<_> = (0..CHUNK_MANIFESTS as u64 - 1).map(|partition| name(partition, 1)).collect();
         names.extend((0..5).map(|number| name(5000, number)));
         names.push(name(6000, 1));
         let lengths: Vec<_> = together(&names).map(<[_]>::len).collect();
-        assert_eq!(lengths, [TOGETHER + 4, 1]);
+        assert_eq!(lengths, [CHUNK_MANIFESTS + 4, 1]);
         assert_eq!(together(&[]).count(), 0);
     }
 }

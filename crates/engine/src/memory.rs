@@ -1,17 +1,20 @@
-//! The node's memory budget: what `--memory` leaves for the pages of all partitions together.
+//! The node's memory budget for the pages of all partitions: `--memory` minus all other memory of
+//! the process.
 //!
 //! ```text
 //!  0 ........ 1/4 ................ 3/4 ...... 31/32 .. limit
 //!  unwritten: | a flush is due      | writers wait
-//!  used:                                      | the sweeper evicts | who needs more evicts, or waits
+//!  used:                                      | the sweeper evicts | reservations evict, or wait
 //! ```
 //!
-//! What else the process takes (sessions and SQLite's values, what waits for the log, indexes, the program) is not counted where
-//! it is taken: the kernel knows the sum. A node looks at it now and then ([`MemoryBudget::balance`]) and leaves so much less to
-//! the pages, but half of what was asked for in any case.
+//! All other memory (sessions, SQLite's values, log buffers, indexes, the program) is not counted
+//! at its allocation: the kernel knows the sum. A node reads it periodically
+//! ([`MemoryBudget::balance`]) and reduces the pages' limit accordingly, to no less than half of
+//! `--memory`.
 //!
-//! *Used* are the bytes of pages and of their versions. *Unwritten* of these are pages that are in no segment of the
-//! store: they cannot be evicted before a flush has written them. How room is made is [`crate::cache`]'s.
+//! *Used* bytes are those of pages and their versions. *Unwritten* bytes are the part that is in no
+//! segment of the store: these pages cannot be evicted before a flush has written them.
+//! [`crate::cache`] frees memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,43 +24,43 @@ use tokio::sync::Notify;
 use crate::page_memory::Places;
 use crate::{Error, sqlstate};
 
-/// The most that the sweeper keeps free.
-const MOST_HEADROOM_BYTES: u64 = 64 << 20;
+/// Upper bound of the memory that the sweeper keeps free.
+const MAX_HEADROOM_BYTES: u64 = 64 << 20;
 
 /// A budget in bytes.
 #[derive(Debug)]
 pub(crate) struct MemoryBudget {
-    asked_bytes: u64,
-    /// What of it pages may take.
+    budget_bytes: u64,
+    /// The part of the budget available to pages.
     limit_bytes: AtomicU64,
     used_bytes: AtomicU64,
-    /// Of these what has been evicted, and waits for readers.
+    /// The part of the used bytes that is evicted and waits for readers.
     leaving_bytes: AtomicU64,
     unwritten_bytes: AtomicU64,
-    /// Those who wait for room.
-    waiting: AtomicU64,
-    /// Those who have room and do not use it yet.
-    reserving: AtomicU64,
-    /// The flusher's rounds that have ended, well or not.
+    /// Number of tasks that wait for memory.
+    waiters: AtomicU64,
+    /// Number of reservations that are not used yet.
+    reservations: AtomicU64,
+    /// Flush rounds that have ended, successful or not.
     flushes: AtomicU64,
-    /// Something has been given back, or a flush has ended.
+    /// Notified when memory was released or a flush round has ended.
     freed: Notify,
-    /// The sweeper has work.
+    /// Wakes the sweeper.
     crowded: Notify,
-    /// The flusher has work.
+    /// Wakes the flusher.
     flush_due: Arc<Notify>,
 }
 
 impl MemoryBudget {
-    pub(crate) fn new(asked_bytes: u64) -> Arc<Self> {
+    pub(crate) fn new(budget_bytes: u64) -> Arc<Self> {
         Arc::new(MemoryBudget {
-            asked_bytes,
-            limit_bytes: AtomicU64::new(asked_bytes),
+            budget_bytes,
+            limit_bytes: AtomicU64::new(budget_bytes),
             used_bytes: AtomicU64::new(0),
             leaving_bytes: AtomicU64::new(0),
             unwritten_bytes: AtomicU64::new(0),
-            waiting: AtomicU64::new(0),
-            reserving: AtomicU64::new(0),
+            waiters: AtomicU64::new(0),
+            reservations: AtomicU64::new(0),
             flushes: AtomicU64::new(0),
             freed: Notify::new(),
             crowded: Notify::new(),
@@ -65,24 +68,24 @@ impl MemoryBudget {
         })
     }
 
-    /// Takes bytes from the budget if there are as many left.
+    /// Reserves bytes if they are available.
     pub(crate) fn reserve(&self, bytes: u64) -> bool {
         self.reserve_up_to(bytes, self.limit_bytes())
     }
 
-    /// The same, but only what nobody has to be evicted for.
+    /// Reserves bytes if that requires no eviction.
     pub(crate) fn reserve_spare(&self, bytes: u64) -> bool {
         self.reserve_up_to(bytes, self.high_water_bytes())
     }
 
-    /// Whether [`MemoryBudget::reserve_spare`] would take them now.
+    /// Whether [`MemoryBudget::reserve_spare`] would succeed now.
     pub(crate) fn has_spare(&self, bytes: u64) -> bool {
         self.used_bytes() + bytes <= self.high_water_bytes()
     }
 
-    /// The same as [`MemoryBudget::reserve`] for changed pages, which stay until they are written. Changes that do not make a
-    /// database larger replace pages, which are freed soon: they may overdraw the budget by an eighth meanwhile. So deleting
-    /// works when the memory is full.
+    /// Like [`MemoryBudget::reserve`], for changed pages, which stay until they are written.
+    /// Changes that do not make a database larger replace pages that are freed soon, so they may
+    /// exceed the budget by an eighth. Deletes therefore work when memory is full.
     pub(crate) fn reserve_unwritten(&self, bytes: u64, grows: bool) -> bool {
         let limit_bytes = self.limit_bytes();
         let more = if grows { 0 } else { limit_bytes / 8 };
@@ -100,7 +103,7 @@ impl MemoryBudget {
         reserved.is_ok()
     }
 
-    /// Takes bytes, come what may: of what cannot be done without.
+    /// Takes bytes without a check, for memory that cannot be refused.
     pub(crate) fn take(&self, bytes: u64) {
         let before = self.used_bytes.fetch_add(bytes, Ordering::AcqRel);
         if before + bytes > self.high_water_bytes() {
@@ -108,7 +111,7 @@ impl MemoryBudget {
         }
     }
 
-    /// Gives bytes back.
+    /// Releases bytes.
     pub(crate) fn release(&self, bytes: u64) {
         self.used_bytes.fetch_sub(bytes, Ordering::AcqRel);
     }
@@ -121,29 +124,30 @@ impl MemoryBudget {
         self.unwritten_bytes.load(Ordering::Relaxed)
     }
 
-    /// What pages may take.
+    /// The limit for pages.
     pub(crate) fn limit_bytes(&self) -> u64 {
         self.limit_bytes.load(Ordering::Relaxed)
     }
 
-    /// The process takes so many bytes, of which so many are places for pages, not all of them in use. Answers by how much that
-    /// is more than was asked for.
+    /// Adjusts the limit to the process's memory: `process_bytes` in total, of which `places` are
+    /// page slots, used and spare. Returns by how much the process exceeds `--memory`.
     pub(crate) fn balance(&self, process_bytes: u64, places: Places) -> u64 {
-        // What is used beside places are the versions of pages, which are in memory or not.
+        // Used bytes outside of page slots are page versions, whether resident or not.
         let versions_bytes = self.used_bytes().saturating_sub(places.in_use_bytes);
         let others_bytes = process_bytes.saturating_sub(places.bytes + versions_bytes);
-        let limit_bytes = self.asked_bytes.saturating_sub(others_bytes).max(self.asked_bytes / 2);
+        let limit_bytes = self.budget_bytes.saturating_sub(others_bytes).max(self.budget_bytes / 2);
         self.limit_bytes.store(limit_bytes, Ordering::Relaxed);
-        process_bytes.saturating_sub(self.asked_bytes)
+        process_bytes.saturating_sub(self.budget_bytes)
     }
 
     fn high_water_bytes(&self) -> u64 {
         let limit_bytes = self.limit_bytes();
-        limit_bytes - (limit_bytes / 32).min(MOST_HEADROOM_BYTES)
+        limit_bytes - (limit_bytes / 32).min(MAX_HEADROOM_BYTES)
     }
 
-    /// Bytes that the sweeper should evict, so that those who need some find them. What has been evicted is free as soon as its
-    /// readers have gone: evicting more would not be faster, and would cost them what they read next.
+    /// Bytes that the sweeper should evict, so that reservations find free memory. Evicted pages
+    /// are free as soon as their readers have left; evicting more would not be faster, and would
+    /// cost the readers pages they need next.
     pub(crate) fn excess_bytes(&self) -> u64 {
         let leaving = self.leaving_bytes.load(Ordering::Relaxed);
         self.used_bytes().saturating_sub(self.high_water_bytes() + leaving)
@@ -154,7 +158,7 @@ impl MemoryBudget {
         self.crowded.notified().await;
     }
 
-    /// To be told when something has been given back; begun before one looks.
+    /// Notified when memory was released. Waiters must register before they check.
     pub(crate) fn freed(&self) -> &Notify {
         &self.freed
     }
@@ -163,96 +167,102 @@ impl MemoryBudget {
         self.limit_bytes() / 4
     }
 
-    /// Somebody waits for room, until the answer is dropped: what can be written is flushed.
+    /// Registers a task that waits for memory, until the guard is dropped. Triggers a flush of all
+    /// that can be written.
     pub(crate) fn wait(&self) -> Waiting<'_> {
-        self.waiting.fetch_add(1, Ordering::AcqRel);
+        self.waiters.fetch_add(1, Ordering::AcqRel);
         self.flush_due.notify_one();
         Waiting(self)
     }
 
-    /// Who is told when a flush may be due because of memory.
+    /// The notification that wakes the flusher.
     pub(crate) fn flush_due(&self) -> Arc<Notify> {
         self.flush_due.clone()
     }
 
-    /// Whether everything that has changed is to be flushed at once, of which there are so many bytes. (Of what is
-    /// unwritten a flush can do nothing about the old versions that snapshots hold.)
+    /// Whether all changed pages are to be flushed immediately; `changed_bytes` is their size.
+    /// (Unwritten bytes also contain old versions retained by snapshots, which a flush cannot
+    /// release.)
     pub(crate) fn must_flush(&self, changed_bytes: u64) -> bool {
-        self.waiting.load(Ordering::Acquire) > 0
+        self.waiters.load(Ordering::Acquire) > 0
             || (self.unwritten_bytes() > self.flush_bytes() && changed_bytes > self.flush_bytes() / 2)
     }
 
-    /// All that was due has been flushed, or could not be.
+    /// Records the end of a flush round, successful or not.
     pub(crate) fn flush_ended(&self) {
         self.flushes.fetch_add(1, Ordering::AcqRel);
         self.freed.notify_waiters();
     }
 
-    /// Whether somebody has room that will be given back, or be used for what can be evicted.
+    /// Whether any reservation is about to be released, or used for evictable pages.
     pub(crate) fn is_moving(&self) -> bool {
-        self.reserving.load(Ordering::Acquire) > 0
+        self.reservations.load(Ordering::Acquire) > 0
     }
 
-    /// The flusher's rounds that have ended.
+    /// Number of flush rounds that have ended.
     pub(crate) fn flushes(&self) -> u64 {
         self.flushes.load(Ordering::Acquire)
     }
 
-    /// The error for who could not reserve.
+    /// The error of a failed reservation.
     pub(crate) fn exhausted(&self) -> Error {
         let mib = |bytes: u64| bytes >> 20;
         Error::new(
             sqlstate::OUT_OF_MEMORY,
-            format!("the node's memory of {} MiB for pages is full", mib(self.limit_bytes())),
+            format!("out of memory: the page cache has reached its limit of {} MiB", mib(self.limit_bytes())),
         )
         .detail(format!(
             "{} MiB are changed pages that have not been written to the store yet.",
             mib(self.unwritten_bytes())
         ))
-        .hint("run the transaction again; if it persists, see to the store (`fulmar status`), or start the node with a larger --memory")
+        .hint(
+            "Retry the transaction. If the error persists, check the object store (fulmar \
+             status), or restart the node with a larger --memory.",
+        )
     }
 }
 
-/// One who waits for room.
+/// Guard of a task that waits for memory.
 pub(crate) struct Waiting<'a>(&'a MemoryBudget);
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.0.waiting.fetch_sub(1, Ordering::AcqRel);
+        self.0.waiters.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-/// Bytes that are taken from a budget, and given back unless they are kept.
+/// Bytes taken from the budget, released on drop unless they are kept.
 pub(crate) struct Reservation {
     memory: Arc<MemoryBudget>,
     bytes: u64,
 }
 
 impl Reservation {
-    /// Of bytes that cannot be done without.
+    /// Takes bytes that cannot be refused.
     pub(crate) fn unasked(memory: Arc<MemoryBudget>, bytes: u64) -> Self {
         memory.take(bytes);
         Reservation::of(memory, bytes)
     }
 
-    /// Of bytes that have been reserved.
+    /// Wraps bytes that are already reserved.
     pub(crate) fn of(memory: Arc<MemoryBudget>, bytes: u64) -> Self {
-        memory.reserving.fetch_add(1, Ordering::AcqRel);
+        memory.reservations.fetch_add(1, Ordering::AcqRel);
         Reservation { memory, bytes }
     }
 
-    /// From now on somebody else counts them.
+    /// Transfers the bytes to another account.
     pub(crate) fn keep(mut self) {
         self.bytes = 0;
     }
 
-    /// Keeps them for an unknown time.
+    /// Converts the reservation for long-term use.
     pub(crate) fn hold(mut self) -> Hold {
         Hold { memory: self.memory.clone(), bytes: std::mem::take(&mut self.bytes) }
     }
 }
 
-/// Bytes that are taken from a budget for an unknown time. Unlike a [`Reservation`] it does not make others wait for them.
+/// Bytes taken from the budget for an unknown time. Unlike with a [`Reservation`], other tasks do
+/// not wait for their release.
 pub(crate) struct Hold {
     memory: Arc<MemoryBudget>,
     bytes: u64,
@@ -268,21 +278,21 @@ impl Drop for Hold {
 impl Drop for Reservation {
     fn drop(&mut self) {
         self.memory.release(self.bytes);
-        self.memory.reserving.fetch_sub(1, Ordering::AcqRel);
+        self.memory.reservations.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-/// What one partition has taken from the budget. Gives it back when it is dropped.
+/// Bytes that one partition has taken from the budget. Released on drop.
 #[derive(Debug)]
 pub(crate) struct Account {
     memory: Arc<MemoryBudget>,
     resident_bytes: AtomicU64,
-    /// What has been evicted, and waits for readers.
+    /// Evicted bytes that wait for readers.
     leaving_bytes: AtomicU64,
     unwritten_bytes: AtomicU64,
 }
 
-/// What a few changes of pages add to an account and take from it, to be settled at once.
+/// The sum of several changes to an account, applied together.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub bytes: i64,
@@ -299,14 +309,14 @@ impl Account {
         })
     }
 
-    /// Counts changes.
+    /// Applies changes.
     pub(crate) fn settle(&self, tally: Tally) {
         self.settle_reserved(tally, 0);
     }
 
-    /// Counts changes for which so many bytes were reserved. What is left of these is given back.
+    /// Applies changes for which `reserved_bytes` were reserved. The unused rest is released.
     pub(crate) fn settle_reserved(&self, tally: Tally, reserved_bytes: u64) {
-        // Two's complement: adding the bits of a negative number takes away.
+        // Two's complement: adding the bits of a negative number subtracts.
         let Tally { bytes, unwritten_bytes } = tally;
         let more = bytes - reserved_bytes as i64;
         if more > 0 {
@@ -321,27 +331,28 @@ impl Account {
             self.unwritten_bytes.fetch_add(unwritten_bytes as u64, Ordering::Relaxed);
             let before = self.memory.unwritten_bytes.fetch_add(unwritten_bytes as u64, Ordering::Relaxed);
             let due = self.memory.flush_bytes();
-            // When it is passed, not by every commit beyond: the flusher looks around by itself, too.
+            // Notified only when the threshold is crossed, not by every later commit: the flusher
+            // also runs periodically.
             if before <= due && before.wrapping_add(unwritten_bytes as u64) > due {
                 self.memory.flush_due.notify_one();
             }
         }
     }
 
-    /// Counts what has been reserved.
+    /// Adds a reservation to the account.
     pub(crate) fn keep(&self, reservation: Reservation) {
         self.resident_bytes.fetch_add(reservation.bytes, Ordering::Relaxed);
         reservation.keep();
     }
 
-    /// Bytes have been evicted, and are to be freed when their readers have gone.
+    /// Marks bytes as evicted. They are freed when their readers have left.
     pub(crate) fn leave(&self, bytes: u64) {
         self.resident_bytes.fetch_sub(bytes, Ordering::Relaxed);
         self.leaving_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.memory.leaving_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Gives back what was evicted.
+    /// Releases evicted bytes.
     pub(crate) fn free(&self, bytes: u64) {
         if bytes > 0 {
             self.leaving_bytes.fetch_sub(bytes, Ordering::Relaxed);
@@ -366,7 +377,7 @@ impl Drop for Account {
     }
 }
 
-/// What this process takes of the machine's memory, files that it has mapped apart. `None` where the kernel does not tell.
+/// Resident memory of this process, without mapped files. None if the kernel does not report it.
 pub(crate) fn of_process() -> Option<u64> {
     let pages = std::fs::read_to_string("/proc/self/statm").ok()?;
     let mut pages = pages.split_ascii_whitespace().skip(1).map(str::parse::<u64>);
@@ -379,27 +390,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_others_take_is_not_for_pages() {
+    fn other_memory_reduces_the_page_limit() {
         let memory = MemoryBudget::new(1000);
         let places = |bytes, in_use_bytes| Places { bytes, in_use_bytes };
         assert_eq!(memory.balance(100, places(0, 0)), 0);
         assert_eq!(memory.limit_bytes(), 900);
         assert!(!memory.reserve(901) && memory.reserve(800));
-        // 750 bytes of pages, 50 of versions; 40 places are spare.
+        // 750 bytes of pages, 50 of versions, 40 of spare slots.
         assert_eq!(memory.balance(1000, places(790, 750)), 0);
         assert_eq!(memory.limit_bytes(), 840);
         assert_eq!(memory.balance(1300, places(790, 750)), 300);
         assert_eq!(memory.limit_bytes(), 540);
         assert!(memory.excess_bytes() >= 260 && !memory.reserve(1));
         assert_eq!(memory.balance(3000, places(800, 750)), 2000);
-        assert_eq!(memory.limit_bytes(), 500, "half of it in any case");
+        assert_eq!(memory.limit_bytes(), 500, "the limit must not fall below half of the budget");
         assert_eq!(memory.balance(810, places(760, 750)), 0);
         assert_eq!(memory.limit_bytes(), 1000);
         assert!(of_process().unwrap() > 1 << 20);
     }
 
     #[test]
-    fn an_account_gives_everything_back() {
+    fn account_releases_all_bytes() {
         let memory = MemoryBudget::new(1000);
         let account = Account::new(memory.clone());
         assert!(memory.reserve(700));
@@ -410,9 +421,9 @@ mod tests {
         account.settle(Tally { bytes: -50, unwritten_bytes: -500 });
         assert_eq!((memory.used_bytes(), memory.unwritten_bytes()), (800, 0));
         assert!(!memory.must_flush(0));
-        let waiting = memory.wait();
+        let waiters = memory.wait();
         assert!(memory.must_flush(0));
-        drop(waiting);
+        drop(waiters);
         assert!(!memory.must_flush(0));
         assert_eq!(account.resident_bytes(), 800);
         drop(account);

@@ -1,4 +1,4 @@
-//! What all partitions of a node share: logs, store, memory, clock.
+//! State shared by all partitions of a node: logs, store, memory, clock.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,60 +22,63 @@ use crate::tenure::Tenure;
 
 /// Shared by all partitions of a node.
 pub(crate) struct Node {
-    /// On the node's disk.
+    /// The local log, on the node's disk.
     pub log: Arc<CommitLog>,
-    /// In the store; opened when a partition first needs it.
+    /// The shared log, in the store. Opened when a partition first needs it.
     pub shared_log: OnceCell<Arc<CommitLog>>,
     pub store: Arc<PageStore>,
     pub spill: Arc<SpillArea>,
-    /// Temporary files of all tenants.
+    /// Space for temporary files of all tenants.
     pub temporary: Arc<NodeSpace>,
     pub memory: Arc<MemoryBudget>,
-    /// Its budget is of all that the process takes.
+    /// The memory budget covers the whole process, not only pages.
     pub whole_process: bool,
-    /// The longest SQL text of one statement.
+    /// Maximum length of one statement's SQL text.
     pub max_statement_bytes: usize,
     pub heap: Arc<Heap>,
     pub cache: Cache,
     pub disk: Disk,
     pub clock: Clock,
-    /// How long a statement computes before it yields its thread.
+    /// CPU time after which a statement yields its thread.
     pub time_slice: Duration,
     pub buffers: Buffers,
-    /// Lua for procedures.
+    /// Lua machines for procedures.
     pub machines: Arc<crate::procedure::Machines>,
     pub stats: NodeStats,
-    /// Who has a segment that nothing names yet.
+    /// Tracks stored segments that are not referenced yet.
     pub naming: Naming,
-    /// Held to read from when an old manifest is read until what it names is named anew, or read; to write while old
-    /// manifests are deleted. Who needs the flushes' lock too takes this one first.
+    /// Read-locked from reading an old manifest until its segments are referenced again or have
+    /// been read; write-locked while old manifests are deleted. Acquired before the flush lock if
+    /// both are needed.
     pub past: RwLock<()>,
-    /// Since when, and as which one, it owns the store; `None` if nobody else can own it, or it only reads.
+    /// Ownership of the store. None if no other process can own it, or on a replica.
     pub tenure: Option<Tenure>,
-    /// Segments that exports are reading, for as long as those live.
+    /// Segments in use by exports, which hold the strong references.
     pub exported: Mutex<Vec<Weak<Vec<SegmentId>>>>,
 }
 
-/// Whoever stores a segment enters before, and leaves when a manifest, a record or the partition's memory names it. The
-/// collector looks which segments there are, then waits until all have left that were there ([`Naming::settled`]), and only
-/// then asks who names what. So it holds nobody up, and what it finds to be nobody's will never be anybody's.
+/// Grace-period barrier between storing segments and garbage collection, like RCU. A task enters
+/// before it stores a segment, and leaves once a manifest, a record or the partition's memory
+/// references it. The collector lists the segments, waits until all tasks present at that time have
+/// left ([`Naming::settled`]), and only then collects the references. It blocks no task, and a
+/// segment that is unreferenced then stays unreferenced forever.
 #[derive(Default)]
-pub(crate) struct Naming(Mutex<Crowd>);
+pub(crate) struct Naming(Mutex<Generation>);
 
-/// Nothing is ever sent: the receiver notices when the last sender is gone.
-struct Crowd {
+/// A channel that carries no messages: the receiver is notified when the last sender is dropped.
+struct Generation {
     entered: mpsc::Sender<Infallible>,
     left: mpsc::Receiver<Infallible>,
 }
 
-impl Default for Crowd {
+impl Default for Generation {
     fn default() -> Self {
         let (entered, left) = mpsc::channel(1);
-        Crowd { entered, left }
+        Generation { entered, left }
     }
 }
 
-/// Has a segment that nothing names yet.
+/// Guard of a task that has a segment which is not referenced yet.
 pub(crate) struct Unnamed {
     _entered: mpsc::Sender<Infallible>,
 }
@@ -85,15 +88,15 @@ impl Naming {
         Unnamed { _entered: self.0.lock().entered.clone() }
     }
 
-    /// Waits until all have left that are there now.
+    /// Waits until all tasks that are inside now have left.
     pub(crate) async fn settled(&self) {
-        let Crowd { entered, mut left } = std::mem::take(&mut *self.0.lock());
+        let Generation { entered, mut left } = std::mem::take(&mut *self.0.lock());
         drop(entered);
         while left.recv().await.is_some() {}
     }
 }
 
-/// Counters of the node's commits.
+/// Counters of a node's commits.
 #[derive(Default, Debug)]
 pub(crate) struct NodeStats {
     pub records: AtomicU64,
@@ -102,19 +105,19 @@ pub(crate) struct NodeStats {
 }
 
 impl Node {
-    /// The logs that are open.
+    /// The open logs.
     pub(crate) fn logs(&self) -> impl Iterator<Item = &Arc<CommitLog>> {
         std::iter::once(&self.log).chain(self.shared_log.get())
     }
 
-    /// Segments that exports are reading.
+    /// Segments in use by exports.
     pub(crate) fn exported_segments(&self) -> Vec<SegmentId> {
         let mut exported = self.exported.lock();
         exported.retain(|segments| segments.strong_count() > 0);
         exported.iter().filter_map(Weak::upgrade).flat_map(|segments| segments.to_vec()).collect()
     }
 
-    /// What the numbers of new versions are not below.
+    /// Lower bound of the numbers of new versions.
     pub(crate) fn first_number(&self) -> u64 {
         self.tenure.as_ref().map_or(0, Tenure::first_number)
     }
@@ -127,13 +130,13 @@ impl Node {
     }
 }
 
-/// Record buffers for reuse, so that a commit allocates none.
+/// Pool of record buffers, so that commits do not allocate.
 #[derive(Default)]
 pub(crate) struct Buffers(Mutex<Vec<Vec<u8>>>);
 
 impl Buffers {
-    const KEPT: usize = 16;
-    const LARGEST_BYTES: usize = 64 << 10;
+    const MAX_BUFFERS: usize = 16;
+    const MAX_BUFFER_BYTES: usize = 64 << 10;
 
     pub(crate) fn take(&self) -> Vec<u8> {
         self.0.lock().pop().unwrap_or_default()
@@ -141,7 +144,7 @@ impl Buffers {
 
     pub(crate) fn give(&self, buffer: Vec<u8>) {
         let mut kept = self.0.lock();
-        if kept.len() < Self::KEPT && buffer.capacity() <= Self::LARGEST_BYTES {
+        if kept.len() < Self::MAX_BUFFERS && buffer.capacity() <= Self::MAX_BUFFER_BYTES {
             kept.push(buffer);
         }
     }

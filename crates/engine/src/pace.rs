@@ -1,16 +1,17 @@
-//! How much of the machine merging takes at most: bytes that are written in a second, and a share of one processor.
+//! Throttle of compaction: limits the bytes written per second and the share of one CPU.
 //!
 //! ```text
-//!   read, check, copy, write a piece      rest, until the piece has had the time that it is worth, the greater of
-//!   '--- bytes, processor time ---'         its bytes / 32 MiB a second   and   its processor time * 4
+//!   read, verify, copy, write a batch     sleep until the batch has taken its minimum time:
+//!   '------- bytes, CPU time -------'       max(bytes / 32 MiB/s, CPU time * 4)
 //! ```
 //!
-//! Each piece is looked at for itself: who has waited for the store for a minute does not make up for it. The processor time is that
-//! of the thread while the merge is polled ([`measured`]): indexes, checksums, copies. What other threads do for it, sending
-//! above all, goes with the bytes.
+//! Each batch is considered by itself: a long wait for the store earns no credit for later batches.
+//! CPU time is that of the thread while it polls the merge ([`measured`]): indexes, checksums,
+//! copies. Work of other threads, mainly sending, is covered by the byte limit.
 //!
-//! A node has one pace, which whoever compacts holds. So what one merge owes the next one rests for, and pauses stay short
-//! ([`LONGEST_REST`]) without being forgiven: a stop waits for one of them at most.
+//! A node has one throttle, held by the running compaction, so one merge's debt delays the next
+//! merge. A single sleep is at most [`MAX_SLEEP`], and the rest of the debt is carried over.
+//! Stopping the task waits for at most one sleep.
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -21,14 +22,14 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::time::Instant;
 
-/// Bytes that are written in a second: what a disk or a network of the slower kind has to spare beside the log.
+/// Write rate: what a slower disk or network can spare next to the log.
 const BYTES_PER_SECOND: u64 = 32 << 20;
-/// One part in so many of a processor's time.
-const PROCESSOR_SHARE: u32 = 4;
-/// One pause. The rest of what is owed comes with the next ones.
-const LONGEST_REST: Duration = Duration::from_millis(500);
+/// Compaction may use 1/4 of one CPU.
+const CPU_DIVISOR: u32 = 4;
+/// Maximum duration of one sleep. The rest of the debt is carried over.
+const MAX_SLEEP: Duration = Duration::from_millis(500);
 
-/// Processor time that has been spent and not been rested for, nanoseconds.
+/// CPU time used since the last sleep, in nanoseconds.
 #[derive(Default)]
 pub(crate) struct Spent(AtomicU64);
 
@@ -42,10 +43,10 @@ impl Spent {
     }
 }
 
-/// Keeps who merges within both budgets.
+/// Limits a compaction to both budgets.
 pub(crate) struct Pace {
     spent: Arc<Spent>,
-    /// When the next piece begins. In the future if that is owed still.
+    /// When the next batch begins; in the future while there is a debt.
     begun: Instant,
 }
 
@@ -56,38 +57,39 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// For [`measured`].
+    /// The counter for [`measured`].
     pub(crate) fn spent(&self) -> Arc<Spent> {
         self.spent.clone()
     }
 
-    /// Begins anew: what has passed since the last piece was none of anybody's.
+    /// Begins a merge: time since the last batch does not count.
     pub(crate) fn begin(&mut self) {
         self.begun = self.begun.max(Instant::now());
     }
 
-    /// Rests for what has been done since the last time, `bytes` written among it. Who is in a hurry owes nothing.
+    /// Sleeps for the work done since the last call, including `bytes` written. With `in_a_hurry`
+    /// it does not sleep, and clears the debt.
     pub(crate) async fn rest(&mut self, bytes: u64, in_a_hurry: bool) {
-        // What this poll has taken counts when it ends.
+        // The current poll's CPU time is added when the poll ends.
         tokio::task::yield_now().await;
-        let due = worth(bytes, self.spent.take());
+        let due = min_duration(bytes, self.spent.take());
         if in_a_hurry {
             self.begun = Instant::now();
             return;
         }
         let until = self.begun + due;
-        tokio::time::sleep_until(until.min(Instant::now() + LONGEST_REST)).await;
+        tokio::time::sleep_until(until.min(Instant::now() + MAX_SLEEP)).await;
         self.begun = until.max(Instant::now());
     }
 }
 
-/// How long work may take at least.
-fn worth(bytes: u64, spent: Duration) -> Duration {
+/// Minimum duration of a batch.
+fn min_duration(bytes: u64, spent: Duration) -> Duration {
     let writing = Duration::from_secs_f64(bytes as f64 / BYTES_PER_SECOND as f64);
-    writing.max(spent * PROCESSOR_SHARE)
+    writing.max(spent * CPU_DIVISOR)
 }
 
-/// Does something, and counts what it takes of the threads that poll it.
+/// Runs a future, and adds the CPU time of its polls to `spent`.
 pub(crate) async fn measured<T>(spent: Arc<Spent>, work: impl Future<Output = T>) -> T {
     let mut work = pin!(work);
     std::future::poll_fn(|context| poll_measured(&spent, work.as_mut(), context)).await
@@ -104,7 +106,7 @@ fn poll_measured<T>(
     polled
 }
 
-/// What the calling thread has used of processors, user and system.
+/// CPU time of the calling thread, user and system.
 fn thread_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
@@ -116,54 +118,57 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Time stands still but for rests, which timers round up to milliseconds.
-    async fn rests(pace: &mut Pace, bytes: u64, spent: Duration) -> Duration {
+    /// The clock advances only while the throttle sleeps; timers round up to milliseconds.
+    async fn sleep_time(pace: &mut Pace, bytes: u64, spent: Duration) -> Duration {
         pace.spent.add(spent);
         let began = Instant::now();
         pace.rest(bytes, false).await;
         began.elapsed()
     }
 
-    fn is_about(rested: Duration, expected: Duration) {
-        assert!(rested + 2 * MS > expected && rested < expected + 2 * MS, "{rested:?}, not {expected:?}");
+    fn assert_about(rested: Duration, expected: Duration) {
+        assert!(
+            rested + 2 * MS > expected && rested < expected + 2 * MS,
+            "slept {rested:?}, expected {expected:?}"
+        );
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_piece_takes_the_time_of_the_scarcer_budget() {
+    async fn batch_takes_the_time_of_the_scarcer_budget() {
         let mut pace = Pace::default();
-        is_about(rests(&mut pace, BYTES_PER_SECOND / 10, MS).await, 100 * MS);
-        is_about(rests(&mut pace, BYTES_PER_SECOND / 10, 50 * MS).await, 200 * MS);
-        is_about(rests(&mut pace, 0, 50 * MS).await, 200 * MS);
-        // What the piece has taken by itself counts, and no more than for that piece.
+        assert_about(sleep_time(&mut pace, BYTES_PER_SECOND / 10, MS).await, 100 * MS);
+        assert_about(sleep_time(&mut pace, BYTES_PER_SECOND / 10, 50 * MS).await, 200 * MS);
+        assert_about(sleep_time(&mut pace, 0, 50 * MS).await, 200 * MS);
+        // The batch's own duration counts, but only for this batch.
         tokio::time::sleep(150 * MS).await;
-        is_about(rests(&mut pace, 0, 50 * MS).await, 50 * MS);
+        assert_about(sleep_time(&mut pace, 0, 50 * MS).await, 50 * MS);
         tokio::time::sleep(1000 * MS).await;
-        is_about(rests(&mut pace, 0, 50 * MS).await, Duration::ZERO);
-        is_about(rests(&mut pace, 0, 50 * MS).await, 200 * MS);
-        // Before a merge there was none.
+        assert_about(sleep_time(&mut pace, 0, 50 * MS).await, Duration::ZERO);
+        assert_about(sleep_time(&mut pace, 0, 50 * MS).await, 200 * MS);
+        // The time before a merge does not count.
         tokio::time::sleep(1000 * MS).await;
         pace.begin();
-        is_about(rests(&mut pace, 0, 50 * MS).await, 200 * MS);
+        assert_about(sleep_time(&mut pace, 0, 50 * MS).await, 200 * MS);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_pause_is_short_and_what_is_owed_is_rested_for() {
+    async fn sleep_is_bounded_and_the_debt_is_carried_over() {
         let mut pace = Pace::default();
-        is_about(rests(&mut pace, 0, 300 * MS).await, LONGEST_REST);
+        assert_about(sleep_time(&mut pace, 0, 300 * MS).await, MAX_SLEEP);
         pace.begin();
-        is_about(rests(&mut pace, 0, Duration::ZERO).await, LONGEST_REST);
-        is_about(rests(&mut pace, 0, Duration::ZERO).await, 1200 * MS - 2 * LONGEST_REST);
-        is_about(rests(&mut pace, 0, Duration::ZERO).await, Duration::ZERO);
-        // Who is in a hurry owes nothing, now or later.
+        assert_about(sleep_time(&mut pace, 0, Duration::ZERO).await, MAX_SLEEP);
+        assert_about(sleep_time(&mut pace, 0, Duration::ZERO).await, 1200 * MS - 2 * MAX_SLEEP);
+        assert_about(sleep_time(&mut pace, 0, Duration::ZERO).await, Duration::ZERO);
+        // In a hurry there is no debt, neither now nor later.
         pace.spent.add(300 * MS);
         let began = Instant::now();
         pace.rest(BYTES_PER_SECOND, true).await;
-        is_about(rests(&mut pace, 0, Duration::ZERO).await, Duration::ZERO);
-        is_about(began.elapsed(), Duration::ZERO);
+        assert_about(sleep_time(&mut pace, 0, Duration::ZERO).await, Duration::ZERO);
+        assert_about(began.elapsed(), Duration::ZERO);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_a_thread_does_counts_and_waiting_does_not() {
+    async fn cpu_time_counts_and_waiting_does_not() {
         const WORK: Duration = Duration::from_millis(5);
         let spent = Arc::new(Spent::default());
         measured(spent.clone(), async {

@@ -1,22 +1,24 @@
-//! Memory for pages: places of 4 KiB each that are used again and again.
+//! Allocator for page memory: slots of 4 KiB that are reused.
 //!
-//! Pages come and go one by one, are made by one thread and freed by another, and are most of what a node holds. In a general
-//! allocator what is freed here and there lies between what is used, and nobody can tell how much that is. Here every place is as
-//! good as every other one: what has been freed last is used next, and what is spare is known, so that the rest of what the process
-//! takes is known too ([`crate::memory`]; decision 0011).
+//! Pages are allocated and freed one at a time, often by different threads, and are most of a
+//! node's memory. In a general-purpose allocator the freed ones would be scattered between used
+//! ones, and their total would be unknown. Here all slots are interchangeable: the most recently
+//! freed slot is reused next, and the number of spare slots is known, so the rest of the process's
+//! memory is known too ([`crate::memory`]; decision 0011).
 //!
 //! ```text
 //!  region, 64 MiB   [ used | spare | used | used | ... | never used yet ......... ]
 //!                            |  ^
-//!    a thread's few spare ones  '--- all others, under a lock, 16 at a time
+//!    a few per thread -------'  '--- all others, under a lock, 16 at a time
 //! ```
 //!
-//! Regions are never unmapped. What is spare beyond some is given back to the system ([`give_back`]): the place stays, its memory
-//! is taken away, and comes back as zeros when the place is used again.
+//! Regions are never unmapped. Spare memory beyond a threshold is returned to the system
+//! ([`give_back`]): the slot remains, its memory is discarded, and reads as zeros when the slot is
+//! reused.
 //!
-//! Regions may be backed by the processor's huge pages (a page of ours then costs no entry of its own in its tables), but
-//! for the first few MiB, so that a small node stays small; and not any more where some was given back, or the kernel would
-//! fill it up again.
+//! Regions may be backed by huge pages, so that one of our pages needs no page table entry of its
+//! own, with two exceptions: the first 8 MiB, so that a small node stays small; and ranges where
+//! memory was returned, or the kernel would fill them up again.
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::cell::RefCell;
@@ -27,50 +29,50 @@ use std::ptr::{self, NonNull};
 use fulmar_pages::{PAGE_SIZE, Page};
 use parking_lot::Mutex;
 
-/// Address space that is taken at once.
+/// Size of a region.
 const REGION_BYTES: usize = 64 << 20;
-/// One of the processor's huge pages.
+/// Size of a huge page.
 const HUGE_BYTES: usize = 2 << 20;
-/// Of the first region, not backed by huge pages.
+/// Part of the first region that is not backed by huge pages.
 const SMALL_BYTES: usize = 8 << 20;
-/// Places that go between a thread and the others at once.
+/// Slots moved between a thread and the shared pool at a time.
 const BATCH: usize = 16;
-/// Spare places that are kept in any case: 4 MiB.
-const KEPT: usize = 1024;
+/// Minimum number of spare slots that are kept: 4 MiB.
+const MIN_SPARE: usize = 1024;
 
-/// The bytes of a page, owned.
+/// An owned page.
 pub(crate) struct PageBytes(NonNull<Page>);
 
-// SAFETY: it owns its bytes, as a box does.
+// SAFETY: it owns its bytes, like a Box.
 unsafe impl Send for PageBytes {}
-// SAFETY: the same.
+// SAFETY: it owns its bytes, like a Box.
 unsafe impl Sync for PageBytes {}
 
 impl PageBytes {
     pub(crate) fn copy_of(page: &Page) -> PageBytes {
-        let place = take();
-        // SAFETY: the place is ours, and large enough.
-        unsafe { place.copy_from_nonoverlapping(page.into(), 1) };
-        PageBytes(place)
+        let slot = take();
+        // SAFETY: the slot is exclusively owned, and large enough.
+        unsafe { slot.copy_from_nonoverlapping(page.into(), 1) };
+        PageBytes(slot)
     }
 
     pub(crate) fn zeroed() -> PageBytes {
-        let place = take();
-        // SAFETY: the place is ours, and large enough.
-        unsafe { place.write_bytes(0, 1) };
-        PageBytes(place)
+        let slot = take();
+        // SAFETY: the slot is exclusively owned, and large enough.
+        unsafe { slot.write_bytes(0, 1) };
+        PageBytes(slot)
     }
 
     pub(crate) fn into_raw(self) -> *mut Page {
-        let place = self.0.as_ptr();
+        let slot = self.0.as_ptr();
         std::mem::forget(self);
-        place
+        slot
     }
 
     /// # Safety
-    /// `page` came from [`PageBytes::into_raw`], once.
+    /// `page` must come from [`PageBytes::into_raw`], and be used once.
     pub(crate) unsafe fn from_raw(page: *mut Page) -> PageBytes {
-        // SAFETY: the caller's promise; it was not null.
+        // SAFETY: guaranteed by the caller; the pointer was not null.
         PageBytes(unsafe { NonNull::new_unchecked(page) })
     }
 }
@@ -79,7 +81,7 @@ impl Deref for PageBytes {
     type Target = Page;
 
     fn deref(&self) -> &Page {
-        // SAFETY: initialized when it was made, and ours until it is dropped.
+        // SAFETY: initialized at construction, and exclusively owned until drop.
         unsafe { self.0.as_ref() }
     }
 }
@@ -103,59 +105,59 @@ impl fmt::Debug for PageBytes {
     }
 }
 
-/// Spare places of one thread.
-struct Near(Vec<NonNull<Page>>);
+/// Spare slots of one thread.
+struct LocalSlots(Vec<NonNull<Page>>);
 
 thread_local! {
-    static NEAR: RefCell<Near> = RefCell::new(Near(Vec::with_capacity(2 * BATCH)));
+    static LOCAL: RefCell<LocalSlots> = RefCell::new(LocalSlots(Vec::with_capacity(2 * BATCH)));
 }
 
-impl Drop for Near {
+impl Drop for LocalSlots {
     fn drop(&mut self) {
         POOL.lock().spare.append(&mut self.0);
     }
 }
 
 fn take() -> NonNull<Page> {
-    // A thread that ends has no places of its own any more.
-    let taken = NEAR.try_with(|near| {
-        let near = &mut near.borrow_mut().0;
-        if near.is_empty() {
-            POOL.lock().take(BATCH, near);
+    // A thread that is being torn down has no slots any more.
+    let taken = LOCAL.try_with(|local| {
+        let local = &mut local.borrow_mut().0;
+        if local.is_empty() {
+            POOL.lock().take(BATCH, local);
         }
-        near.pop()
+        local.pop()
     });
     taken.ok().flatten().unwrap_or_else(|| POOL.lock().take_one())
 }
 
-fn give(place: NonNull<Page>) {
-    let given = NEAR.try_with(|near| {
-        let near = &mut near.borrow_mut().0;
-        near.push(place);
-        if near.len() >= 2 * BATCH {
-            // Those that were given back last stay at hand.
-            POOL.lock().spare.extend(near.drain(..BATCH));
+fn give(slot: NonNull<Page>) {
+    let given = LOCAL.try_with(|local| {
+        let local = &mut local.borrow_mut().0;
+        local.push(slot);
+        if local.len() >= 2 * BATCH {
+            // The most recently freed slots stay with the thread.
+            POOL.lock().spare.extend(local.drain(..BATCH));
         }
     });
     if given.is_err() {
-        POOL.lock().spare.push(place);
+        POOL.lock().spare.push(slot);
     }
 }
 
-/// Places of the process that no thread has.
+/// The process's slots that are not cached by a thread.
 struct Pool {
-    /// Used before, those that were used last at the end.
+    /// Slots that were used before, most recently used last.
     spare: Vec<NonNull<Page>>,
-    /// Given back to the system.
+    /// Slots whose memory was returned to the system.
     empty: Vec<NonNull<Page>>,
-    /// Of the newest region what was never used: the first one, and how many.
+    /// The unused rest of the newest region: its first slot, and the number of slots.
     fresh: (*mut Page, usize),
     regions: usize,
-    /// Places that take memory: in use, or spare.
+    /// Number of slots with memory: in use, or spare.
     taken: usize,
 }
 
-// SAFETY: what it points to is owned by it.
+// SAFETY: it owns the memory that its pointers refer to.
 unsafe impl Send for Pool {}
 
 static POOL: Mutex<Pool> = Mutex::new(Pool {
@@ -176,29 +178,29 @@ impl Pool {
     }
 
     fn take_one(&mut self) -> NonNull<Page> {
-        if let Some(place) = self.spare.pop() {
-            return place;
+        if let Some(slot) = self.spare.pop() {
+            return slot;
         }
         self.taken += 1;
-        if let Some(place) = self.empty.pop() {
-            return place;
+        if let Some(slot) = self.empty.pop() {
+            return slot;
         }
         if self.fresh.1 == 0 {
             self.fresh = (map_region(self.regions == 0).as_ptr(), REGION_BYTES / PAGE_SIZE);
             self.regions += 1;
         }
-        let (place, left) = self.fresh;
-        // SAFETY: within the region, or at its end.
-        self.fresh = (unsafe { place.add(1) }, left - 1);
+        let (slot, left) = self.fresh;
+        // SAFETY: within the region, or one past its end.
+        self.fresh = (unsafe { slot.add(1) }, left - 1);
         // SAFETY: a region is not at address 0.
-        unsafe { NonNull::new_unchecked(place) }
+        unsafe { NonNull::new_unchecked(slot) }
     }
 }
 
-/// New memory, all zeros, at a multiple of [`HUGE_BYTES`].
+/// Maps a region of zeroed memory, aligned to [`HUGE_BYTES`].
 fn map_region(is_first: bool) -> NonNull<Page> {
     let layout = Layout::new::<[u8; REGION_BYTES]>();
-    // SAFETY: new memory, of which the part that is not a whole huge page is never used.
+    // SAFETY: new memory; the unaligned remainder is never used.
     unsafe {
         let bytes = REGION_BYTES + HUGE_BYTES;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -208,18 +210,18 @@ fn map_region(is_first: bool) -> NonNull<Page> {
         }
         let region = mapped.byte_add(mapped.align_offset(HUGE_BYTES));
         let small = if is_first { SMALL_BYTES } else { 0 };
-        // Where there are none, it goes without.
+        // If the request fails the region has normal pages.
         libc::madvise(region.byte_add(small), REGION_BYTES - small, libc::MADV_HUGEPAGE);
         NonNull::new(region.cast()).unwrap_or_else(|| handle_alloc_error(layout))
     }
 }
 
-/// What places take.
+/// Memory used by slots.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Places {
-    /// Those in use, and spare ones.
+    /// Slots in use and spare slots.
     pub(crate) bytes: u64,
-    /// Those in use, or at hand for one thread.
+    /// Slots in use or cached by a thread.
     pub(crate) in_use_bytes: u64,
 }
 
@@ -229,13 +231,14 @@ pub(crate) fn places() -> Places {
     Places { bytes: bytes(pool.taken), in_use_bytes: bytes(pool.taken - pool.spare.len()) }
 }
 
-/// Gives spare places' memory back to the system: so many bytes of it, if there are as many, and what is more than an eighth of all.
+/// Returns memory of spare slots to the system: `bytes` if that much is spare, and at least what
+/// exceeds an eighth of all slots.
 pub(crate) fn give_back(bytes: u64) {
     let mut places = {
         let pool = &mut *POOL.lock();
-        let much = pool.spare.len().saturating_sub(KEPT + pool.taken / 8);
+        let much = pool.spare.len().saturating_sub(MIN_SPARE + pool.taken / 8);
         let count = much.max((bytes / PAGE_SIZE as u64) as usize).min(pool.spare.len());
-        // Those that were used last are in the processor's caches.
+        // The most recently used slots are kept, since they are in the CPU caches.
         pool.spare.drain(..count).collect::<Vec<_>>()
     };
     places.sort_unstable();
@@ -244,7 +247,7 @@ pub(crate) fn give_back(bytes: u64) {
         let (start, bytes) = (run[0].as_ptr().cast::<libc::c_void>(), run.len() * PAGE_SIZE);
         let huge = start.map_addr(|address| address - address % HUGE_BYTES);
         let huge_bytes = (start.addr() + bytes - huge.addr()).next_multiple_of(HUGE_BYTES);
-        // SAFETY: places that nobody uses, whose bytes mean nothing; whole huge pages are of one region.
+        // SAFETY: unused slots, whose bytes are meaningless; a huge page never spans two regions.
         unsafe {
             libc::madvise(huge, huge_bytes, libc::MADV_NOHUGEPAGE);
             libc::madvise(start, bytes, libc::MADV_DONTNEED);
@@ -260,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_used_again_by_whichever_thread() {
+    fn slots_are_reused_across_threads() {
         let page = |i: usize| -> Page { [i as u8; PAGE_SIZE] };
         for round in 0..20 {
             let pages: Vec<_> = (0..1000).map(|i| PageBytes::copy_of(&page(i + round))).collect();
@@ -274,7 +277,7 @@ mod tests {
             });
             assert!(copies.iter().enumerate().all(|(i, bytes)| bytes[7] == (i + round) as u8 ^ 1));
             other.join().unwrap();
-            // SAFETY: once.
+            // SAFETY: each pointer is used once.
             let raw = copies.into_iter().map(|copy| unsafe { PageBytes::from_raw(copy.into_raw()) });
             assert!(raw.enumerate().all(|(i, bytes)| bytes[8] == (i + round) as u8));
         }

@@ -1,21 +1,24 @@
-//! Where the commits of each partition are made durable: in the node's own log, or in the one that it keeps in the store.
+//! Log routing: which commit log makes a partition's commits durable, the node's local log or its
+//! shared log in the store.
 //!
-//! The catalog says where; the engine is told when it starts, and when that changes ([`Engine::set_durability`]):
+//! The catalog records the choice. The engine learns it at startup and with every change
+//! ([`Engine::set_durability`]):
 //!
 //! ```text
-//!   flush ---> close, if nobody uses it ---> catalog ---> whoever opens it next does so with the other log
-//!              (who wants it now waits) --------------------^
+//!   flush ---> close, if unused ---> catalog ---> the next open uses the other log
+//!              (opens wait from now on) ---------------------^
 //! ```
 //!
-//! So a manifest covers all that a partition has ever written elsewhere. A start therefore reads of each log only the
-//! records of the partitions that commit to it, and whatever step a crash comes after, that is all there is.
+//! The flush leaves a manifest that covers everything the partition has written to its previous
+//! log. Recovery therefore reads from each log only the records of the partitions that commit to
+//! it, and is complete after a crash at any step.
 //!
-//! Should the catalog fail to answer, nobody knows which log a start would read: then the partition stays closed until
-//! the change is made again, or the node is started again.
+//! If the catalog does not answer, it is unknown which log a restart would read. The partition then
+//! stays closed until the change is requested again, or the node is restarted.
 //!
-//! The log in the store is opened when the first partition needs it: a node without such partitions asks the store
-//! nothing. If it turns out to be damaged when the node starts, nobody can tell whose commits it has lost: no partition that
-//! commits to it is opened, and the others go on ([`Places::refuse`]).
+//! The shared log is opened when the first partition needs it, so a node without such partitions
+//! sends no requests for it. If it is found damaged at startup, the lost commits may belong to any
+//! of its partitions: none of them is opened, and all others work normally ([`Places::refuse`]).
 
 use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
@@ -34,44 +37,44 @@ use crate::engine::CatalogPartitions;
 use crate::partition::{Replay, log_error};
 use crate::{Engine, Error, Result, flush, sqlstate};
 
-/// How long a partition may be used yet whose durability is to be changed: the flusher, the cache and short compactions have
-/// every one for a moment now and then.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a durability change waits until the partition is unused. The flusher, the cache and
+/// short compactions use each partition briefly now and then.
+const UNUSED_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How often who waits for that looks.
-const LOOK: Duration = Duration::from_millis(10);
+/// How often that wait checks.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// What is known of the partitions that do not commit to the node's own log.
+/// The log targets of all partitions that do not commit to the local log.
 pub(crate) struct Places {
     node_id: u128,
-    /// Of the log in the store.
+    /// Options of the shared log.
     options: SharedLogOptions,
-    /// The partitions of which the log in the store may hold records.
+    /// The partitions that the shared log may hold records of.
     known: Option<CatalogPartitions>,
-    elsewhere: watch::Sender<HashMap<PartitionId, Place>>,
-    /// Why the log in the store is not to be used until the next start.
+    targets: watch::Sender<HashMap<PartitionId, LogTarget>>,
+    /// Why the shared log cannot be used until the next start.
     refused: OnceLock<Error>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum LogTarget {
     Shared,
-    /// It is closed, and the catalog is being asked to change it.
+    /// The partition is closed, and the catalog has been asked for the change.
     Changing,
-    /// The catalog was asked, and has not answered.
+    /// The catalog was asked and has not answered.
     Unknown,
 }
 
-/// Why a change of durability was not made, as far as is known.
+/// Why a durability change failed.
 #[derive(Debug)]
 pub enum NotChanged {
-    /// The catalog has refused it.
+    /// The catalog rejected it.
     Refused(Error),
-    /// It has not answered.
+    /// The catalog did not answer, so the outcome is unknown.
     InDoubt(Error),
 }
 
-/// What a log held, by partition.
+/// Replayed records of a log, by partition.
 pub(crate) type Replays = HashMap<PartitionId, Arc<Replay>>;
 
 impl Places {
@@ -81,57 +84,59 @@ impl Places {
         options: SharedLogOptions,
         known: Option<CatalogPartitions>,
     ) -> Self {
-        let elsewhere = shared.iter().map(|id| (*id, Place::Shared)).collect();
-        Places { node_id, options, known, elsewhere: watch::Sender::new(elsewhere), refused: OnceLock::new() }
+        let targets = shared.iter().map(|id| (*id, LogTarget::Shared)).collect();
+        Places { node_id, options, known, targets: watch::Sender::new(targets), refused: OnceLock::new() }
     }
 
-    /// Whether all partitions commit to the node's own log.
+    /// Whether all partitions commit to the local log.
     pub(crate) fn all_local(&self) -> bool {
-        self.elsewhere.borrow().is_empty()
+        self.targets.borrow().is_empty()
     }
 
-    /// The log in the store is damaged. It is not opened again in this life of the node: what it held would be taken for nothing.
+    /// Marks the shared log as damaged. It is not opened again until the node restarts, since its
+    /// lost records would be treated as absent.
     pub(crate) fn refuse(&self, damage: &LogError) {
-        tracing::error!(error = %damage, "the log in the store is damaged; what is shared cannot be used");
+        tracing::error!(error = %damage, "the shared log is damaged; shared databases cannot be used");
         let error = Error::new(
             sqlstate::DATA_CORRUPTED,
-            "the log in the store is damaged, and with it what this database has committed last",
+            "shared log is damaged: recent commits of this database may be lost",
         );
         let _ = self.refused.set(error.hint(
-            "the node's log names the object; when that is restored and the node started again the database is as it was",
+            "Restore the object that the node's log names, and restart the node. No commits are lost then.",
         ));
     }
 
-    /// Returns the error of an operation that needs the log in the store, if that log was refused.
+    /// Returns an error if the shared log was found damaged.
     pub(crate) fn check(&self) -> Result<()> {
         self.refused.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
-    /// A partition was dropped.
+    /// Forgets a dropped partition.
     pub(crate) fn forget(&self, id: PartitionId) {
-        self.elsewhere.send_if_modified(|elsewhere| elsewhere.remove(&id).is_some());
+        self.targets.send_if_modified(|targets| targets.remove(&id).is_some());
     }
 
-    fn of(&self, id: PartitionId) -> Option<Place> {
-        self.elsewhere.borrow().get(&id).copied()
+    fn of(&self, id: PartitionId) -> Option<LogTarget> {
+        self.targets.borrow().get(&id).copied()
     }
 
-    /// Waits while a partition's place is being changed.
+    /// Waits until no change of the partition's log is in progress.
     pub(crate) async fn settled(&self, id: PartitionId) {
-        let mut elsewhere = self.elsewhere.subscribe();
-        // Its sender is ours.
-        let _ = elsewhere.wait_for(|elsewhere| elsewhere.get(&id) != Some(&Place::Changing)).await;
+        let mut targets = self.targets.subscribe();
+        // Cannot fail: `self` owns the sender.
+        let _ = targets.wait_for(|targets| targets.get(&id) != Some(&LogTarget::Changing)).await;
     }
 
-    /// Who wants to open the partition waits from now on. `None`: somebody else changes its place already.
-    fn begin_change(&self, id: PartitionId) -> Option<Change<'_>> {
+    /// Begins a change; from now on opens of the partition wait. Returns None if another change is
+    /// in progress.
+    fn begin_change(&self, id: PartitionId) -> Option<PendingChange<'_>> {
         let mut before = None;
-        self.elsewhere.send_modify(|elsewhere| before = elsewhere.insert(id, Place::Changing));
-        let is_ours = before != Some(Place::Changing);
-        is_ours.then(|| Change { places: self, id, before, outcome: Some(Place::Unknown) })
+        self.targets.send_modify(|targets| before = targets.insert(id, LogTarget::Changing));
+        let is_ours = before != Some(LogTarget::Changing);
+        is_ours.then(|| PendingChange { places: self, id, before, outcome: Some(LogTarget::Unknown) })
     }
 
-    /// Opens the log in the store. Answers also what it held of partitions that commit to it.
+    /// Opens the shared log. Also returns its records of partitions that commit to it.
     pub(crate) async fn open_log(
         &self,
         store: &PageStore,
@@ -143,7 +148,7 @@ impl Places {
             clock.observe(header.timestamp);
             clock.observe_id(header.transaction);
             refuse_unknown(self.known.as_ref(), header.partition, end)?;
-            if self.of(header.partition) == Some(Place::Shared) {
+            if self.of(header.partition) == Some(LogTarget::Shared) {
                 replays.entry(header.partition).or_default().push(end, record);
             }
             Ok(())
@@ -154,38 +159,40 @@ impl Places {
     }
 }
 
-/// What is said of a partition that the catalog does not know, by which
-/// [`Error::is_of_unknown_partition`] tells the error of a start.
-pub(crate) const UNKNOWN: &str = "which the catalog neither has nor has dropped";
+/// Part of the error of a startup that finds records of an unknown partition.
+/// [`Error::is_of_unknown_partition`] recognises the error by it.
+pub(crate) const UNKNOWN: &str = "which the catalog does not contain, even as a dropped partition";
 
-/// Refuses a log that holds a record of a partition that the catalog does not know. Nothing of the log was changed so far.
+/// Fails if a log contains a record of a partition that the catalog does not know. Nothing in the
+/// log has been changed at that point.
 pub(crate) fn refuse_unknown(
     known: Option<&CatalogPartitions>,
     id: PartitionId,
     position: Lsn,
 ) -> std::result::Result<(), LogError> {
     match known {
-        Some(known) if !known.admits(id) => {
-            Err(LogError::Replay { position, cause: format!("it belongs to partition {id}, {UNKNOWN}") })
-        }
+        Some(known) if !known.admits(id) => Err(LogError::Replay {
+            position,
+            cause: format!("the record belongs to partition {id}, {UNKNOWN}"),
+        }),
         _ => Ok(()),
     }
 }
 
-/// A change that the catalog is asked for. When it is over who waits goes on.
-struct Change<'a> {
+/// A change in progress. Dropping it releases the waiting opens.
+struct PendingChange<'a> {
     places: &'a Places,
     id: PartitionId,
-    before: Option<Place>,
-    /// What is known when it is over: nothing, unless the catalog answers.
-    outcome: Option<Place>,
+    before: Option<LogTarget>,
+    /// The target after the change. Unknown unless the catalog answers.
+    outcome: Option<LogTarget>,
 }
 
-impl Change<'_> {
+impl PendingChange<'_> {
     fn end(mut self, answer: std::result::Result<(), NotChanged>, durability: Durability) -> Result<()> {
         match answer {
             Ok(()) => {
-                self.outcome = (durability == Durability::Shared).then_some(Place::Shared);
+                self.outcome = (durability == Durability::Shared).then_some(LogTarget::Shared);
                 Ok(())
             }
             Err(NotChanged::Refused(error)) => {
@@ -197,30 +204,31 @@ impl Change<'_> {
     }
 }
 
-impl Drop for Change<'_> {
+impl Drop for PendingChange<'_> {
     fn drop(&mut self) {
-        self.places.elsewhere.send_modify(|elsewhere| {
-            // One that was dropped meanwhile is nowhere.
-            if elsewhere.remove(&self.id).is_some()
+        self.places.targets.send_modify(|targets| {
+            // A partition dropped meanwhile has no entry, and gets none.
+            if targets.remove(&self.id).is_some()
                 && let Some(place) = self.outcome
             {
-                elsewhere.insert(self.id, place);
+                targets.insert(self.id, place);
             }
         });
     }
 }
 
 impl Engine {
-    /// Opens the log in the store, if it is not open.
+    /// Opens the shared log if it is not open.
     async fn open_shared_log(self: &Arc<Self>) -> Result<()> {
         let engine = self.clone();
-        // In the engine's runtime: that of whoever asks may end before the log. And all of it: should who asks go away, the
-        // next one waits for the same opening, which another one would seal.
+        // Runs in the engine's runtime, since the caller's may end before the log does. The opening
+        // is a task of its own, so that it completes if the caller is dropped and later callers
+        // wait for it: a second opening would seal the log.
         let opening = self.node().spill.runtime().spawn(async move {
             let node = engine.node();
             engine.places.check()?;
             let open = async || {
-                // No partition commits to it yet, so it holds nothing that counts.
+                // No partition commits to the log yet, so its records are irrelevant.
                 let (log, _) = engine.places.open_log(&node.store, &node.clock).await.map_err(log_error)?;
                 engine.register_callbacks(&log);
                 Ok(log)
@@ -228,12 +236,12 @@ impl Engine {
             node.shared_log.get_or_try_init(open).await.map(drop)
         });
         opening.await.map_err(|cause| {
-            Error::new(sqlstate::INTERNAL, format!("opening the log in the store panicked: {cause}"))
+            Error::new(sqlstate::INTERNAL, format!("panic while opening the shared log: {cause}"))
         })?
     }
 
-    /// Registers the callbacks of a log: lost records discard the versions of its partitions, and a long backlog wakes the
-    /// flusher.
+    /// Registers a log's callbacks: discarded records discard the versions of its partitions, and a
+    /// long backlog wakes the flusher.
     pub(crate) fn register_callbacks(self: &Arc<Self>, log: &Arc<CommitLog>) {
         let flusher = self.flusher.task.clone();
         log.on_flush_due(Box::new(move || flusher.wake()));
@@ -248,19 +256,19 @@ impl Engine {
         }));
     }
 
-    /// The log that a partition commits to.
+    /// Returns the log that a partition commits to.
     pub(crate) fn log_of(&self, id: PartitionId) -> Result<Arc<CommitLog>> {
         let node = self.node();
         match (self.places.of(id), node.shared_log.get()) {
             (None, _) => Ok(node.log.clone()),
-            (Some(Place::Shared), Some(log)) => Ok(log.clone()),
-            (Some(Place::Shared), None) => self.places.check().and_then(|()| Err(changing())),
-            _ => Err(changing()),
+            (Some(LogTarget::Shared), Some(log)) => Ok(log.clone()),
+            (Some(LogTarget::Shared), None) => self.places.check().and_then(|()| Err(change_in_progress())),
+            _ => Err(change_in_progress()),
         }
     }
 
-    /// Makes a partition's commits durable in this place from now on. Nobody may be using it; `change` is to say it to
-    /// the catalog.
+    /// Changes a partition's durability. The partition must be unused; `change` records it in the
+    /// catalog.
     pub async fn set_durability(
         self: &Arc<Self>,
         id: PartitionId,
@@ -275,13 +283,13 @@ impl Engine {
         begun.end(change.await, durability)
     }
 
-    /// Flushes and closes a partition, which nobody opens until the change is over.
-    fn begin_change(&self, id: PartitionId) -> BoxFuture<'_, Result<Change<'_>>> {
+    /// Flushes and closes a partition, and keeps it closed until the change ends.
+    fn begin_change(&self, id: PartitionId) -> BoxFuture<'_, Result<PendingChange<'_>>> {
         async move {
-            let patience_ends = Instant::now() + PATIENCE;
+            let deadline = Instant::now() + UNUSED_TIMEOUT;
             loop {
-                // One whose place is not known was flushed and closed before.
-                if self.places.of(id) != Some(Place::Unknown) {
+                // A partition whose log is unknown has already been flushed and closed.
+                if self.places.of(id) != Some(LogTarget::Unknown) {
                     let partition = self.partition(id).await?;
                     flush::flush(self, vec![partition]).await?;
                     self.maintenance.forget(id);
@@ -291,18 +299,21 @@ impl Engine {
                 if let Some(begun) = begun {
                     return Ok(begun);
                 }
-                if Instant::now() >= patience_ends {
-                    return Err(Error::new(sqlstate::OBJECT_IN_USE, "the database is being used")
-                        .hint("End its sessions first; a transaction may still be coming to its end."));
+                if Instant::now() >= deadline {
+                    return Err(Error::new(
+                        sqlstate::OBJECT_IN_USE,
+                        "the database is being accessed by other sessions",
+                    )
+                    .hint("Terminate its sessions first. A transaction may still be finishing."));
                 }
-                tokio::time::sleep(LOOK).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
         }
         .boxed()
     }
 }
 
-fn changing() -> Error {
-    Error::new(sqlstate::IO_ERROR, "changing the durability of this database has not come to its end")
-        .hint("Change it again (ALTER DATABASE ... SET durability), or start the node again.")
+fn change_in_progress() -> Error {
+    Error::new(sqlstate::IO_ERROR, "a durability change for this database is still in progress")
+        .hint("Repeat ALTER DATABASE ... SET durability, or restart the node.")
 }

@@ -1,8 +1,9 @@
 //! The time slice of a fiber: how long it may compute before it yields its thread.
 //!
-//! A fiber checks its timer between pages and every few thousand steps of SQLite's virtual machine. The first check after a resume
-//! starts the slice; a later check reports that it is over. The length is configurable because tests must not depend on the speed of
-//! the machine: with [`Duration::ZERO`] every second check yields, with [`Duration::MAX`] none does.
+//! A fiber checks its timer between pages and every few thousand steps of SQLite's virtual machine.
+//! The first check after a resume starts the slice; a later check reports that it is over. The
+//! length is configurable because tests must not depend on the speed of the machine: with
+//! [`Duration::ZERO`] every second check yields, with [`Duration::MAX`] none does.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};

@@ -1,7 +1,8 @@
-//! Byte buffers that live in memory while they are small and in an unlinked temporary file when they grow.
+//! Byte buffers that spill to an unlinked temporary file when they grow beyond a threshold.
 //!
-//! SQLite's journals, temporary files and a transaction's changed pages go through here, so that a transaction of a
-//! gigabyte holds a few megabytes of memory. The file has no name: whatever happens, nothing is left behind.
+//! They hold SQLite's journals and temporary files and a transaction's changed pages, so that a
+//! transaction of 1 GB holds only a few megabytes of memory. The file has no name, so no crash
+//! leaves it behind.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -17,24 +18,24 @@ use tokio::runtime::Handle;
 use crate::temporary::{Quota, TemporaryCharge};
 use crate::{Error, sqlstate};
 
-/// Where spilled bytes go and how many there are.
+/// Directory of the temporary files, and their count.
 #[derive(Debug)]
 pub(crate) struct SpillArea {
     directory: PathBuf,
-    /// Bytes that one buffer may hold in memory before it moves to a file.
+    /// Maximum bytes of a buffer in memory; a larger buffer moves to a file.
     threshold_bytes: usize,
     files: AtomicU64,
     runtime: Handle,
 }
 
 impl SpillArea {
-    /// Must be called inside a tokio runtime, which is to outlive it.
+    /// Must be called inside a tokio runtime that outlives the area.
     pub(crate) fn new(directory: &Path, threshold_bytes: usize) -> Arc<Self> {
         let (directory, files) = (directory.to_owned(), AtomicU64::new(0));
         Arc::new(SpillArea { directory, threshold_bytes, files, runtime: Handle::current() })
     }
 
-    /// Temporary files made so far.
+    /// Number of temporary files created so far.
     pub(crate) fn files(&self) -> u64 {
         self.files.load(Ordering::Relaxed)
     }
@@ -43,27 +44,27 @@ impl SpillArea {
         self.threshold_bytes
     }
 
-    /// Where what blocks can be run on other threads, whoever's thread this is.
+    /// A runtime for blocking work, available on any thread.
     pub(crate) fn runtime(&self) -> &Handle {
         &self.runtime
     }
 
-    /// A file without a name, gone when it is closed.
+    /// Creates a file without a name. Closing deletes it.
     pub(crate) fn file(&self) -> io::Result<File> {
         use std::os::unix::fs::OpenOptionsExt;
         self.files.fetch_add(1, Ordering::Relaxed);
         File::options().read(true).write(true).custom_flags(libc::O_TMPFILE).mode(0o600).open(&self.directory)
     }
 
-    /// Closes files on another thread. What they have in the page cache goes with them: of a gigabyte that takes a tenth of a second.
+    /// Closes files on another thread, since freeing their page cache takes about 100 ms per GB.
     pub(crate) fn close(&self, files: impl Send + 'static) {
         let closing = || self.runtime.spawn_blocking(move || drop(files));
-        // If there can be no other thread the runtime panics, and the files are closed by that.
+        // If no thread can be started the runtime panics, and unwinding closes the files.
         let _ = catch_unwind(AssertUnwindSafe(closing));
     }
 }
 
-/// The temporary files of a connection: where they are, and who is charged for them.
+/// A connection's temporary files: their directory and the quota they are charged to.
 #[derive(Clone, Debug)]
 pub(crate) struct TemporaryFiles {
     pub(crate) area: Arc<SpillArea>,
@@ -77,10 +78,10 @@ impl TemporaryFiles {
     }
 }
 
-/// A file without a name whose bytes are charged before they are written.
+/// A file without a name. Bytes are charged before they are written.
 #[derive(Debug)]
 pub(crate) struct TemporaryFile {
-    /// `None` only while it is dropped.
+    /// None only during drop.
     open: Option<(File, TemporaryCharge)>,
     area: Arc<SpillArea>,
 }
@@ -110,22 +111,22 @@ impl TemporaryFile {
 
 impl Drop for TemporaryFile {
     fn drop(&mut self) {
-        // The file is closed first: its space is free when the charge is.
+        // The file is closed before the charge is released, so released space is really free.
         self.area.close(self.open.take());
     }
 }
 
-/// An I/O error that carries why the engine refused to write.
+/// Wraps the engine's reason for rejecting a write in an I/O error.
 pub(crate) fn refused(error: Error) -> io::Error {
     io::Error::other(error)
 }
 
-/// The engine's own error in an I/O error, if it is one.
+/// Extracts the engine's error from an I/O error, if it contains one.
 pub(crate) fn refusal(cause: &io::Error) -> Option<&Error> {
     cause.get_ref().and_then(|inner| inner.downcast_ref())
 }
 
-/// The error of a transaction whose temporary file could not be written or read.
+/// The error of a transaction whose temporary file could not be read or written.
 pub(crate) fn error(cause: &io::Error) -> Error {
     if let Some(refusal) = refusal(cause) {
         return refusal.clone();
@@ -134,20 +135,20 @@ pub(crate) fn error(cause: &io::Error) -> Error {
         Some(libc::ENOSPC | libc::EDQUOT) => sqlstate::DISK_FULL,
         _ => sqlstate::IO_ERROR,
     };
-    Error::new(state, format!("a large transaction could not use its temporary file: {cause}"))
-        .hint("free space on the disk of the data directory, or make the transaction smaller")
+    Error::new(state, format!("could not access temporary file: {cause}"))
+        .hint("Free space on the disk of the data directory, or make the transaction smaller.")
 }
 
-/// Bytes of the buffers that each thread keeps for reuse, of the largest one of them, and of a
-/// fresh one. A buffer is charged with all of its capacity. The largest fits into what a connection
-/// has charged ahead.
-const POOLED_BYTES: usize = 2 << 20;
-const LARGEST_POOLED_BYTES: usize = 128 << 10;
-const LEAST_POOLED_BYTES: usize = 16 << 10;
+/// Total size of the buffers that each thread keeps for reuse, the size of the largest pooled
+/// buffer, and the size of a new one. A buffer is charged with its full capacity. The largest fits
+/// into a connection's initial charge.
+const MAX_POOLED_BYTES: usize = 2 << 20;
+const MAX_POOLED_BUFFER_BYTES: usize = 128 << 10;
+const MIN_POOLED_BUFFER_BYTES: usize = 16 << 10;
 
 thread_local! {
-    /// A journal is filled and emptied by every transaction; thousands of connections share a few warm buffers. One that
-    /// has to grow copies all that it holds, time and again.
+    /// Every transaction fills and empties a journal. Thousands of connections share a few warm
+    /// buffers; growing a buffer would copy its contents each time.
     static POOL: RefCell<Pool> = const { RefCell::new(Pool { buffers: Vec::new(), bytes: 0 }) };
 }
 
@@ -156,14 +157,14 @@ struct Pool {
     bytes: usize,
 }
 
-/// An empty buffer: the one that was used last, or a fresh one.
+/// Returns an empty buffer: the most recently used one, or a new one.
 fn take_buffer() -> Vec<u8> {
     let kept = POOL.with_borrow_mut(|pool| {
         let buffer = pool.buffers.pop()?;
         pool.bytes -= buffer.capacity();
         Some(buffer)
     });
-    kept.unwrap_or_else(|| Vec::with_capacity(LEAST_POOLED_BYTES))
+    kept.unwrap_or_else(|| Vec::with_capacity(MIN_POOLED_BUFFER_BYTES))
 }
 
 fn give_buffer(mut buffer: Vec<u8>) {
@@ -171,15 +172,15 @@ fn give_buffer(mut buffer: Vec<u8>) {
     // `try_with`: a connection may be closed while its thread is being torn down.
     let _ = POOL.try_with(|pool| {
         let mut pool = pool.borrow_mut();
-        let is_useful = (LEAST_POOLED_BYTES..=LARGEST_POOLED_BYTES).contains(&buffer.capacity());
-        if is_useful && pool.bytes + buffer.capacity() <= POOLED_BYTES {
+        let is_useful = (MIN_POOLED_BUFFER_BYTES..=MAX_POOLED_BUFFER_BYTES).contains(&buffer.capacity());
+        if is_useful && pool.bytes + buffer.capacity() <= MAX_POOLED_BYTES {
             pool.bytes += buffer.capacity();
             pool.buffers.push(buffer);
         }
     });
 }
 
-/// A file's worth of bytes.
+/// The contents of one file.
 #[derive(Debug)]
 pub(crate) struct SpillBuffer {
     files: TemporaryFiles,
@@ -197,12 +198,12 @@ impl SpillBuffer {
         self.length
     }
 
-    /// Whether it lives in a file once it has so many bytes.
+    /// Whether a buffer of this length is kept in a file.
     pub(crate) fn needs_file(&self, length: u64) -> bool {
         self.file.is_some() || length > self.files.area.threshold_bytes as u64
     }
 
-    /// The memory that it takes with `length` bytes, unless it lives in a file.
+    /// Memory used by `length` bytes; 0 if the buffer is in a file.
     pub(crate) fn memory_bytes(&self, length: u64) -> u64 {
         match self.file {
             Some(_) => 0,
@@ -211,15 +212,15 @@ impl SpillBuffer {
         }
     }
 
-    /// Takes the buffer that the next bytes in memory go to. After that
-    /// [`SpillBuffer::memory_bytes`] is exact.
+    /// Acquires the buffer that the next bytes in memory are written to.
+    /// [`SpillBuffer::memory_bytes`] is exact afterwards.
     pub(crate) fn take_memory(&mut self) {
         if self.file.is_none() && self.memory.capacity() == 0 {
             self.memory = take_buffer();
         }
     }
 
-    /// Moves what is in memory to a file.
+    /// Moves the contents to a file.
     pub(crate) fn move_to_file(&mut self) -> io::Result<()> {
         if self.file.is_none() {
             let mut file = self.files.create()?;
@@ -256,19 +257,19 @@ impl SpillBuffer {
         self.memory.extend_from_slice(beyond);
     }
 
-    /// Fills `bytes` from `offset`; answers how many were there, the rest is zeros.
+    /// Fills `bytes` from `offset`. Returns the number of bytes available; the rest is zeros.
     pub(crate) fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<usize> {
         let available = self.length.saturating_sub(offset).min(bytes.len() as u64) as usize;
-        let (there, beyond) = bytes.split_at_mut(available);
+        let (present, beyond) = bytes.split_at_mut(available);
         match &self.file {
             Some(file) => {
                 let file = file.file()?;
                 let mut done = 0;
-                while done < there.len() {
-                    match file.read_at(&mut there[done..], offset + done as u64)? {
-                        // Beyond the file's end but within our length: a gap that was never written.
+                while done < present.len() {
+                    match file.read_at(&mut present[done..], offset + done as u64)? {
+                        // Beyond the file's end but within `length`: a gap that was never written.
                         0 => {
-                            there[done..].fill(0);
+                            present[done..].fill(0);
                             break;
                         }
                         n => done += n,
@@ -276,7 +277,7 @@ impl SpillBuffer {
                 }
             }
             None if available > 0 => {
-                there.copy_from_slice(&self.memory[offset as usize..offset as usize + available])
+                present.copy_from_slice(&self.memory[offset as usize..offset as usize + available])
             }
             None => {}
         }
@@ -306,7 +307,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::temporary::{NodeSpace, TenantSpace};
 
-    /// Temporary files of a tenant that may use `limit_bytes` for them.
+    /// Temporary files of a tenant with a quota of `limit_bytes`.
     pub(crate) fn files(directory: &Path, threshold_bytes: usize, limit_bytes: u64) -> TemporaryFiles {
         let space = TenantSpace::new(&NodeSpace::new());
         TemporaryFiles {
@@ -315,7 +316,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Waits until the files that were dropped are closed. Panics after two minutes.
+    /// Waits until all dropped files are closed. Panics after two minutes.
     pub(crate) async fn all_released(files: &TemporaryFiles) {
         let closed = async {
             while files.quota.used_bytes() > 0 {
@@ -323,11 +324,11 @@ pub(crate) mod tests {
             }
         };
         let deadline = std::time::Duration::from_secs(120);
-        tokio::time::timeout(deadline, closed).await.expect("dropped files are closed");
+        tokio::time::timeout(deadline, closed).await.expect("dropped files must be closed within 120 s");
     }
 
     #[tokio::test]
-    async fn a_buffer_in_a_file_is_charged_and_refused_beyond_the_limit() {
+    async fn buffer_in_a_file_is_charged_and_limited_by_the_quota() {
         let directory = tempfile::tempdir().unwrap();
         let files = files(directory.path(), 16, 100);
         let used = || files.quota.used_bytes();
@@ -338,7 +339,7 @@ pub(crate) mod tests {
         assert_eq!((used(), buffer.memory_bytes(100)), (100, 0));
         let refused = buffer.write_at(100, &[3]).unwrap_err();
         assert_eq!(error(&refused).state(), sqlstate::CONFIGURATION_LIMIT);
-        // What was written can be changed and read.
+        // Bytes that are already charged can be overwritten and read.
         buffer.write_at(50, &[4; 50]).unwrap();
         let mut read = [0; 100];
         assert_eq!(buffer.read_at(0, &mut read).unwrap(), 100);
@@ -350,9 +351,9 @@ pub(crate) mod tests {
         all_released(&files).await;
     }
 
-    /// Whatever the buffers had that the thread keeps, and however the bytes come.
+    /// Holds for any pooled buffer and any write pattern.
     #[tokio::test]
-    async fn a_buffer_takes_no_more_memory_than_it_says() {
+    async fn buffer_uses_no_more_memory_than_reported() {
         let directory = tempfile::tempdir().unwrap();
         let files = files(directory.path(), 4 << 20, u64::MAX);
         for largest in [10_000, 100_000, 1_500_000, 3_000_000] {
@@ -370,7 +371,10 @@ pub(crate) mod tests {
         }
         let mut buffer = SpillBuffer::new(files);
         buffer.write_at(0, &[1]).unwrap();
-        assert!(buffer.memory_bytes(1) <= LARGEST_POOLED_BYTES as u64, "a small file takes a small buffer");
+        assert!(
+            buffer.memory_bytes(1) <= MAX_POOLED_BUFFER_BYTES as u64,
+            "a small file must use a small buffer"
+        );
     }
 
     #[tokio::test]

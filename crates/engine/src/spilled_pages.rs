@@ -1,18 +1,21 @@
-//! Pages of a large transaction outside of memory.
+//! Spilled pages of a large transaction.
 //!
 //! ```text
-//! new page -> gathered, 256 KiB -> another thread: compressed, appended to a draft of the commit's segment -> a third: written
-//! a page that was handed over, changed again -> a plain file, where it can be changed as often as it likes
+//! new page -> buffer, 256 KiB -> second thread: compress, append to a draft of the segment
+//!                                  -> third thread: write
+//! changed again after it was handed over -> a plain file, where it can change any number of times
 //! ```
 //!
-//! A bulk load in the order of its keys spills each of its pages once: at the commit they are where they belong
-//! ([`crate::draft`]), and the session's thread has copied each once. Whatever it spills while the other thread is busy
-//! waits in the second of two buffers, and when that is full the session waits (its thread serves others meanwhile). Likewise
-//! with what is compressed while the third one waits for the disk.
+//! A bulk load in key order spills each page once: at the commit the pages are already in the
+//! segment ([`crate::draft`]), and the session's thread has copied each of them once. While the
+//! second thread is busy, pages go to a second buffer; when that is full too the session waits (its
+//! thread serves other sessions meanwhile). The same holds for compressed data while the third
+//! thread waits for the disk.
 //!
-//! The draft has one frame for each page at most, since a page that comes again goes to the plain file; and where many
-//! do, new pages go there at once. At the commit the plain pages are added to the draft. If most of the draft's frames mean
-//! nothing by then, all is written anew.
+//! The draft contains at most one frame per page, since a page that changes again goes to the plain
+//! file. If that happens often, new pages go to the plain file immediately. At the commit the pages
+//! of the plain file are added to the draft. If most of the draft's frames are obsolete by then,
+//! everything is rewritten.
 
 use std::fs::File;
 use std::io;
@@ -27,36 +30,38 @@ use crate::draft::{Draft, Piece};
 use crate::spill::{TemporaryFile, TemporaryFiles, refused};
 use crate::temporary::TemporaryCharge;
 
-/// New pages that gather before they are handed over.
-const GATHERED: usize = 64;
-/// Pages that a transaction has wanted again, from which on its draft goes through the page cache.
-const MOST_WANTED_AGAIN: usize = 64;
-/// Drafted pages that may come again before it is looked at how many they are.
-const FEW_REPLACED: u32 = 64;
-/// What a page is charged for in the draft: a page that does not shrink, the head of its frame and its entry in the index.
-const DRAFTED_BYTES: u64 = PAGE_SIZE as u64 + 64;
-/// Memory that the buffers between the threads take: pages that gather, pages that are compressed, pieces that are written.
-pub(crate) const BUFFERS_BYTES: u64 = 2 * GATHERED as u64 * PAGE_SIZE as u64 + (1 << 20);
-/// Memory that is kept for each page.
+/// New pages that are collected before they are handed over.
+const BUFFER_PAGES: usize = 64;
+/// Number of pages read back from which on the draft is written through the page cache.
+const MAX_DIRECT_READS: usize = 64;
+/// Number of replaced pages that never cause new pages to go to the plain file.
+const TOLERATED_REPLACED: u32 = 64;
+/// Charge of a page in the draft: an incompressible page, its frame header and its index entry.
+const DRAFT_PAGE_BYTES: u64 = PAGE_SIZE as u64 + 64;
+/// Memory of the buffers between the threads: pages being collected, pages being compressed, pieces
+/// being written.
+pub(crate) const BUFFERS_BYTES: u64 = 2 * BUFFER_PAGES as u64 * PAGE_SIZE as u64 + (1 << 20);
+/// Memory used per spilled page.
 pub(crate) const PLACE_BYTES: u64 = size_of::<FrameLocation>() as u64;
 
-/// Where a page is.
+/// Where a page is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// In the draft, or on its way there: its number among those.
+    /// In the draft or on the way to it, by index.
     Draft(u32),
-    /// In the plain file: its number there.
+    /// In the plain file, by index.
     Plain(u32),
 }
 
-/// What the other thread works on, and gives back.
+/// The state that the second thread works on and returns.
 struct Work {
     draft: Draft,
     pages: Vec<Page>,
     locations: Vec<FrameLocation>,
 }
 
-/// A draft that has become a segment, in a file that is not synced. It is charged until this is dropped.
+/// A draft that has become a segment, in a file that is not synced. It is charged until this is
+/// dropped.
 pub(crate) struct SpilledSegment {
     pub file: Arc<File>,
     pub bytes: u64,
@@ -65,21 +70,21 @@ pub(crate) struct SpilledSegment {
 
 pub(crate) struct SpilledPages {
     files: TemporaryFiles,
-    /// For the draft.
+    /// The charge of the draft.
     charge: TemporaryCharge,
-    /// Pages that are to be handed over next.
-    gathered: Vec<Page>,
-    /// Pages handed over before them.
+    /// Pages to be handed over next.
+    buffer: Vec<Page>,
+    /// Number of pages handed over so far.
     handed_over: u32,
-    /// At rest; `None` while `job` has it, and after a failure.
+    /// The idle state; None while `job` owns it, and after a failure.
     work: Option<Box<Work>>,
     job: Option<JoinHandle<Box<Work>>>,
     writing: Option<JoinHandle<io::Result<Vec<Piece>>>>,
-    /// Of the pages that are in the draft.
+    /// Locations of the pages in the draft.
     locations: Vec<FrameLocation>,
-    /// Pages in the draft that have been changed since.
+    /// Number of pages in the draft that have been replaced.
     replaced: u32,
-    wanted_again: usize,
+    read_back: usize,
     plain: Option<TemporaryFile>,
     plain_pages: u32,
 }
@@ -87,19 +92,19 @@ pub(crate) struct SpilledPages {
 impl SpilledPages {
     pub(crate) fn new(files: &TemporaryFiles) -> io::Result<Self> {
         let draft = Draft::new(files.area.file()?);
-        let pages = Vec::with_capacity(GATHERED);
+        let pages = Vec::with_capacity(BUFFER_PAGES);
         let work = Work { draft, pages, locations: Vec::new() };
         Ok(SpilledPages {
             files: files.clone(),
             charge: TemporaryCharge::new(&files.quota),
-            gathered: Vec::with_capacity(GATHERED),
+            buffer: Vec::with_capacity(BUFFER_PAGES),
             handed_over: 0,
             work: Some(Box::new(work)),
             job: None,
             writing: None,
             locations: Vec::new(),
             replaced: 0,
-            wanted_again: 0,
+            read_back: 0,
             plain: None,
             plain_pages: 0,
         })
@@ -107,22 +112,22 @@ impl SpilledPages {
 
     /// Adds a page.
     pub(crate) fn push(&mut self, page: &Page) -> io::Result<Place> {
-        match self.replaced > FEW_REPLACED + self.handed_over / 8 {
+        match self.replaced > TOLERATED_REPLACED + self.handed_over / 8 {
             true => self.push_plain(page),
             false => Ok(Place::Draft(self.push_draft(page)?)),
         }
     }
 
-    /// A page has changed again; answers where it is now.
+    /// Replaces a page that has changed again. Returns its new place.
     pub(crate) fn replace(&mut self, place: Place, page: &Page) -> io::Result<Place> {
         match place {
             Place::Plain(index) => {
                 self.plain()?.write_all_at(page, plain_offset(index))?;
                 Ok(place)
             }
-            Place::Draft(index) => match self.gathered_mut(index) {
-                Some(gathered) => {
-                    *gathered = *page;
+            Place::Draft(index) => match self.buffered_mut(index) {
+                Some(buffer) => {
+                    *buffer = *page;
                     Ok(place)
                 }
                 None => {
@@ -137,16 +142,16 @@ impl SpilledPages {
         match place {
             Place::Plain(index) => self.plain()?.file()?.read_exact_at(page, plain_offset(index)),
             Place::Draft(index) => {
-                if let Some(gathered) = self.gathered_mut(index) {
-                    *page = *gathered;
+                if let Some(buffer) = self.buffered_mut(index) {
+                    *page = *buffer;
                     return Ok(());
                 }
-                self.wanted_again += 1;
-                let cache = self.wanted_again > MOST_WANTED_AGAIN;
-                self.rest().await?;
+                self.read_back += 1;
+                let cache = self.read_back > MAX_DIRECT_READS;
+                self.wait_idle().await?;
                 let (Some(work), Some(location)) = (&mut self.work, self.locations.get(index as usize))
                 else {
-                    return Err(given_up());
+                    return Err(invalidated());
                 };
                 if cache {
                     work.draft.cache();
@@ -156,16 +161,16 @@ impl SpilledPages {
         }
     }
 
-    /// Whether pages have gathered that are to be handed over before more come.
+    /// Whether pages must be handed over before more are added.
     pub(crate) fn is_full(&self) -> bool {
-        self.gathered.len() >= GATHERED
+        self.buffer.len() >= BUFFER_PAGES
     }
 
-    /// Hands over what has gathered; waits until what was handed over before is compressed.
+    /// Hands over the collected pages, after waiting until the previous ones are compressed.
     pub(crate) async fn hand_over(&mut self) -> io::Result<()> {
-        self.compressed().await?;
-        let mut work = self.work.take().ok_or_else(given_up)?;
-        std::mem::swap(&mut work.pages, &mut self.gathered);
+        self.wait_compressed().await?;
+        let mut work = self.work.take().ok_or_else(invalidated)?;
+        std::mem::swap(&mut work.pages, &mut self.buffer);
         self.handed_over += work.pages.len() as u32;
         self.job = Some(self.files.area.runtime().spawn_blocking(move || {
             work.run();
@@ -174,9 +179,9 @@ impl SpilledPages {
         Ok(())
     }
 
-    /// Pages that the draft has been given, those that have been replaced included.
+    /// Number of pages in the draft, including replaced ones.
     pub(crate) fn drafted(&self) -> usize {
-        self.handed_over as usize + self.gathered.len()
+        self.handed_over as usize + self.buffer.len()
     }
 
     #[cfg(test)]
@@ -184,7 +189,7 @@ impl SpilledPages {
         self.plain_pages
     }
 
-    /// Adds a page to the draft, whatever happened before; answers its place there.
+    /// Adds a page to the draft unconditionally. Returns its index.
     pub(crate) async fn draft(&mut self, page: &Page) -> io::Result<u32> {
         if self.is_full() {
             self.hand_over().await?;
@@ -192,33 +197,33 @@ impl SpilledPages {
         self.push_draft(page)
     }
 
-    /// The draft becomes a segment: `frames` are the places in it of the partition's pages.
+    /// Turns the draft into a segment. `frames` maps the partition's pages to indexes in the draft.
     pub(crate) async fn finish(
         mut self,
         partition: PartitionId,
         frames: Vec<(PageNo, u32)>,
     ) -> io::Result<SpilledSegment> {
         self.hand_over().await?;
-        self.rest().await?;
-        let draft = self.work.take().ok_or_else(given_up)?.draft;
+        self.wait_idle().await?;
+        let draft = self.work.take().ok_or_else(invalidated)?.draft;
         let locations = &self.locations;
         let entry = |(no, index)| Some((partition, no, *locations.get(index as usize)?));
         let entries: Option<Vec<Entry>> = frames.into_iter().map(entry).collect();
-        let entries = entries.ok_or_else(given_up)?;
+        let entries = entries.ok_or_else(invalidated)?;
         let finished = self.files.area.runtime().spawn_blocking(move || draft.finish(entries)).await;
         let (file, bytes) = finished.map_err(io::Error::other)??;
         let unused = TemporaryCharge::new(&self.files.quota);
         Ok(SpilledSegment { file, bytes, _charge: std::mem::replace(&mut self.charge, unused) })
     }
 
-    /// Waits until the other threads have nothing to do.
-    async fn rest(&mut self) -> io::Result<()> {
-        self.compressed().await?;
-        self.written().await
+    /// Waits until the other threads are idle.
+    async fn wait_idle(&mut self) -> io::Result<()> {
+        self.wait_compressed().await?;
+        self.wait_written().await
     }
 
-    /// Waits for the thread that compresses. If that has made pieces, they are being written then.
-    async fn compressed(&mut self) -> io::Result<()> {
+    /// Waits until pages are compressed, and starts writing the finished pieces.
+    async fn wait_compressed(&mut self) -> io::Result<()> {
         if let Some(job) = &mut self.job {
             let done = job.await;
             self.job = None;
@@ -226,7 +231,7 @@ impl SpilledPages {
             self.locations.append(&mut work.locations);
         }
         if self.pieces().is_some_and(|pieces| !pieces.is_empty()) {
-            self.written().await?;
+            self.wait_written().await?;
             let mut pieces = self.pieces().map(std::mem::take).unwrap_or_default();
             self.writing = Some(self.files.area.runtime().spawn_blocking(move || {
                 pieces.iter_mut().try_for_each(Piece::write)?;
@@ -236,28 +241,28 @@ impl SpilledPages {
         Ok(())
     }
 
-    /// Waits for the thread that writes. If it has failed all is given up.
-    async fn written(&mut self) -> io::Result<()> {
+    /// Waits until pieces are written. A failure invalidates the draft.
+    async fn wait_written(&mut self) -> io::Result<()> {
         let Some(writing) = &mut self.writing else { return Ok(()) };
         let done = writing.await;
         self.writing = None;
-        // It is not compressing: whoever waits for this has waited for that.
+        // No job owns the state here: callers wait for compression first.
         let work = self.work.take();
         let pieces = done.map_err(io::Error::other).flatten()?;
-        let work = self.work.insert(work.ok_or_else(given_up)?);
+        let work = self.work.insert(work.ok_or_else(invalidated)?);
         pieces.into_iter().for_each(|piece| work.draft.take_back(piece));
         Ok(())
     }
 
-    /// Those that are to be written.
+    /// Pieces that are ready to be written.
     fn pieces(&mut self) -> Option<&mut Vec<Piece>> {
         self.work.as_mut().map(|work| work.draft.full())
     }
 
     fn push_draft(&mut self, page: &Page) -> io::Result<u32> {
-        self.charge.grow_by(DRAFTED_BYTES).map_err(refused)?;
-        self.gathered.push(*page);
-        Ok(self.handed_over + self.gathered.len() as u32 - 1)
+        self.charge.grow_by(DRAFT_PAGE_BYTES).map_err(refused)?;
+        self.buffer.push(*page);
+        Ok(self.handed_over + self.buffer.len() as u32 - 1)
     }
 
     fn push_plain(&mut self, page: &Page) -> io::Result<Place> {
@@ -274,9 +279,9 @@ impl SpilledPages {
         }
     }
 
-    /// The page, if it has not been handed over.
-    fn gathered_mut(&mut self, index: u32) -> Option<&mut Page> {
-        self.gathered.get_mut(index.checked_sub(self.handed_over)? as usize)
+    /// Returns a page that has not been handed over yet.
+    fn buffered_mut(&mut self, index: u32) -> Option<&mut Page> {
+        self.buffer.get_mut(index.checked_sub(self.handed_over)? as usize)
     }
 }
 
@@ -299,8 +304,8 @@ fn plain_offset(index: u32) -> u64 {
     u64::from(index) * PAGE_SIZE as u64
 }
 
-fn given_up() -> io::Error {
-    io::Error::other("the transaction's file was given up after an earlier failure")
+fn invalidated() -> io::Error {
+    io::Error::other("the transaction's temporary file is unusable after an earlier failure")
 }
 
 #[cfg(test)]
@@ -308,7 +313,7 @@ mod tests {
     use super::*;
     use crate::spill::tests::{all_released, files};
 
-    /// Pages that do not shrink.
+    /// Incompressible pages.
     fn noise() -> impl Iterator<Item = Page> {
         let mut state = 1u64;
         std::iter::from_fn(move || {
@@ -319,7 +324,7 @@ mod tests {
         })
     }
 
-    /// Pages whose draft is on a disk that is full.
+    /// Spilled pages whose draft is on a full disk.
     fn on_a_full_disk(files: &TemporaryFiles) -> SpilledPages {
         let mut pages = SpilledPages::new(files).unwrap();
         let full = Draft::new(File::options().write(true).open("/dev/full").unwrap());
@@ -328,12 +333,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_failure_of_the_other_thread_is_met_by_whoever_comes_next() {
+    async fn failure_of_a_background_thread_fails_the_next_call() {
         let directory = tempfile::tempdir().unwrap();
         let area = files(directory.path(), 0, u64::MAX);
         let mut pages = on_a_full_disk(&area);
         let mut failed = None;
-        for page in noise().take(10 * GATHERED) {
+        for page in noise().take(10 * BUFFER_PAGES) {
             if let Err(error) = pages.draft(&page).await {
                 failed = Some(error);
                 break;
@@ -346,22 +351,22 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_failure_that_nobody_has_met_is_met_at_the_end() {
+    async fn unreported_failure_fails_finish() {
         let directory = tempfile::tempdir().unwrap();
         let area = files(directory.path(), 0, u64::MAX);
         let mut pages = on_a_full_disk(&area);
-        // One piece, which is written when those are done that gather now.
-        for page in noise().take(GATHERED + 1) {
+        // One piece, whose write starts after the pages collected now are compressed.
+        for page in noise().take(BUFFER_PAGES + 1) {
             pages.draft(&page).await.unwrap();
         }
         let failed = pages.finish(PartitionId(1), Vec::new()).await.err().unwrap();
         assert_eq!(failed.raw_os_error(), Some(libc::ENOSPC));
     }
 
-    /// Several pieces, one after another and some at once; pages of all of them are read between.
+    /// Several pieces, written sequentially and concurrently, with reads of all of them in between.
     #[tokio::test]
-    async fn pieces_come_where_they_belong() {
-        const PAGES: u32 = 20 * GATHERED as u32;
+    async fn pieces_are_written_at_their_offsets() {
+        const PAGES: u32 = 20 * BUFFER_PAGES as u32;
         let directory = tempfile::tempdir().unwrap();
         let area = files(directory.path(), 0, u64::MAX);
         let mut pages = SpilledPages::new(&area).unwrap();
@@ -384,8 +389,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn pages_are_charged_before_they_are_written_and_until_the_segment_is_gone() {
-        const LIMIT: u64 = 300 * DRAFTED_BYTES;
+    async fn pages_are_charged_from_before_the_write_until_the_segment_is_dropped() {
+        const LIMIT: u64 = 300 * DRAFT_PAGE_BYTES;
         let directory = tempfile::tempdir().unwrap();
         let files = files(directory.path(), 0, LIMIT);
         let used = || files.quota.used_bytes();
@@ -394,9 +399,9 @@ mod tests {
         for page in &all[..290] {
             pages.draft(page).await.unwrap();
         }
-        // A drafted page that changes again takes a second place.
+        // A drafted page that changes again is charged a second time.
         pages.replace(Place::Draft(0), &all[1]).unwrap();
-        assert_eq!(used(), 290 * DRAFTED_BYTES + PAGE_SIZE as u64);
+        assert_eq!(used(), 290 * DRAFT_PAGE_BYTES + PAGE_SIZE as u64);
         let refused = loop {
             match pages.draft(&all[299]).await {
                 Ok(_) => {}

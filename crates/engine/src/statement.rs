@@ -1,15 +1,15 @@
-//! What is known of a statement once it has been prepared.
+//! Prepared statements and their results: descriptions, command tags, rows.
 
 use std::sync::Arc;
 
 use crate::value::ValueRef;
 
-/// What a statement does, as far as its answer to the client depends on it.
+/// The kind of a statement, as far as its answer to the client depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StatementKind {
     /// Nothing but white space and comments.
     Empty,
-    /// SELECT, VALUES, WITH ... SELECT, EXPLAIN, a PRAGMA that answers.
+    /// SELECT, VALUES, WITH ... SELECT, EXPLAIN, a PRAGMA that returns rows.
     Query,
     /// INSERT or REPLACE.
     Insert,
@@ -31,64 +31,66 @@ pub enum StatementKind {
     RollbackTo,
     /// CALL of a procedure.
     Call,
-    /// CREATE, DROP, ALTER, VACUUM, ... with the tag that PostgreSQL would answer.
+    /// CREATE, DROP, ALTER, VACUUM, ... with PostgreSQL's command tag.
     Utility(&'static str),
 }
 
-/// One column of a statement's answer.
+/// One column of a statement's result.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ColumnInfo {
-    /// Its name, as SQLite names it.
+    /// The column's name as SQLite reports it.
     pub name: String,
-    /// The declared type of the column it comes from; nothing for an expression.
+    /// The declared type of the source column; `None` for an expression.
     pub declared_type: Option<String>,
 }
 
 /// One parameter of a statement.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct ParameterInfo {
-    /// The declared type of the column it is compared with or stored in, where that can be told.
+    /// The declared type of the column it is compared with or stored in, if it can be determined.
     pub declared_type: Option<String>,
 }
 
 /// A prepared statement: text and description, not tied to a connection.
 #[derive(Debug)]
 pub struct Statement {
-    /// Names it in connections' caches; never given twice.
+    /// The key in the statement caches of connections; never reused.
     pub(crate) id: u64,
     /// The SQL text of this one statement, as it is given to SQLite.
     pub sql: Arc<str>,
     /// What it does.
     pub kind: StatementKind,
-    /// Whether SQLite says that it writes nothing.
+    /// True if SQLite reports that the statement writes nothing.
     pub read_only: bool,
     /// Its parameters: `$1` is the first.
     pub parameters: Vec<ParameterInfo>,
-    /// The columns of its answer; empty if it answers no rows.
+    /// The columns of its result; empty if it returns no rows.
     pub columns: Vec<ColumnInfo>,
-    /// What its text says to the engine.
+    /// What the engine has derived from its text.
     pub(crate) plan: crate::sql::Plan,
 }
 
-/// The message for a prepared statement whose columns have changed since: Postgres's, by which drivers know it.
+/// The message for a prepared statement whose result columns have changed. It is PostgreSQL's text:
+/// drivers recognize it.
 pub const STALE_PLAN: &str = "cached plan must not change result type";
 
-/// What is known of a statement beside its text.
+/// What the caller knows about a statement in addition to its text.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Known<'a> {
-    /// It may name system tables and functions.
+    /// It may reference system tables and functions.
     pub system: bool,
-    /// The declared types of some of its parameters; `[]` alone makes an array of what SQLite's text tells.
+    /// The declared types of some of its parameters. `[]` alone stands for an array of the type
+    /// that is derived from the SQL text.
     pub parameters: &'a [(u16, String)],
-    /// It changes the texts of `sqlite_schema`, which takes effect with the next statement. To be run in
-    /// [`Scope::Implicit`], or in the client's transaction.
+    /// It changes the text in `sqlite_schema`, which takes effect with the next statement. It must
+    /// run in [`Scope::Implicit`], or in the client's transaction.
     pub declares: bool,
-    /// It is asked about once, and not kept: another statement may have the same text.
+    /// It is prepared once and not cached: another statement may have the same text.
     pub once: bool,
 }
 
 impl Statement {
-    /// Whether another one has the same text and description.
+    /// Returns true if another statement has the same text and description.
     pub(crate) fn is_same(&self, other: &Statement) -> bool {
         self.sql == other.sql
             && (self.kind, self.read_only) == (other.kind, other.read_only)
@@ -97,7 +99,7 @@ impl Statement {
             && (self.plan.system, self.plan.declares) == (other.plan.system, other.plan.declares)
     }
 
-    /// Memory that it takes.
+    /// The memory it takes.
     pub(crate) fn memory_bytes(&self) -> u64 {
         let text = |text: &Option<String>| text.as_ref().map_or(0, String::capacity);
         let column = |column: &ColumnInfo| column.name.capacity() + text(&column.declared_type);
@@ -109,18 +111,19 @@ impl Statement {
         (size_of::<Statement>() + self.sql.len() + columns + parameters + call) as u64
     }
 
-    /// Whether it names system tables or functions.
+    /// Returns true if it references system tables or functions.
     pub fn uses_system(&self) -> bool {
         self.plan.system
     }
 
-    /// Whether a read-only transaction must not run it: it writes, or locks rows for somebody who will.
+    /// Returns true if a read-only transaction must reject it: it writes, or locks rows for a later
+    /// write.
     pub(crate) fn is_for_writers(&self) -> bool {
         !self.read_only || self.plan.for_update
     }
 }
 
-/// Whether a session is in a transaction, as ReadyForQuery tells it.
+/// The transaction status of a session, as reported in ReadyForQuery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransactionStatus {
     /// `I`
@@ -131,17 +134,17 @@ pub enum TransactionStatus {
     Failed,
 }
 
-/// In which transaction a statement runs when the client has not begun one.
+/// The transaction in which a statement runs if the client has not begun one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// In one of its own, durable before the answer.
+    /// Its own transaction, durable before the answer.
     Auto,
-    /// In the implicit transaction of a pipeline or of a query with several statements; the first opens it,
-    /// [`crate::Session::finish_implicit`] ends it.
+    /// The implicit transaction of a pipeline or of a query with several statements. The first
+    /// statement opens it, [`crate::Session::finish_implicit`] ends it.
     Implicit,
 }
 
-/// How a statement ended.
+/// The result of a statement that succeeded.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Completion {
     /// PostgreSQL's command tag: `SELECT 3`, `INSERT 0 1`, `CREATE TABLE`.
@@ -150,7 +153,7 @@ pub struct Completion {
     pub notices: Vec<(&'static str, String)>,
 }
 
-/// A command tag, formatted late so that nothing is allocated for it.
+/// A command tag. It is formatted late, so that no memory is allocated for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CommandTag {
     /// `SELECT n`
@@ -165,7 +168,7 @@ pub enum CommandTag {
     Copy(u64),
     /// A tag without a count.
     Plain(&'static str),
-    /// Nothing was there to run.
+    /// The query was empty.
     Empty,
 }
 
@@ -183,28 +186,28 @@ impl std::fmt::Display for CommandTag {
     }
 }
 
-/// A row that SQLite has just produced.
+/// A row that SQLite has just produced, valid until the next one.
 pub trait Row {
-    /// How many columns it has.
+    /// The number of columns.
     fn len(&self) -> usize;
     /// The value of a column, counted from 0. Panics if there is no such column.
     fn get(&self, column: usize) -> ValueRef<'_>;
-    /// Whether it has no column.
+    /// Returns true if the row has no columns.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// Takes a statement's rows, in order. The rows of a statement that fails, or that is run again before its
-/// answer is given, are withdrawn with [`RowSink::reset`].
+/// Receives a statement's rows in order. If the statement fails, or is replayed before its answer
+/// is sent, [`RowSink::reset`] withdraws the rows so far.
 pub trait RowSink: Send {
-    /// One row. An error ends the statement.
+    /// Receives one row. An error ends the statement.
     fn row(&mut self, row: &dyn Row) -> crate::Result<()>;
-    /// Forget the rows so far: the statement starts over.
+    /// Discards the rows received so far: the statement starts over.
     fn reset(&mut self);
 }
 
-/// For whom the rows do not matter.
+/// Discards all rows.
 pub(crate) struct Nowhere;
 
 impl RowSink for Nowhere {

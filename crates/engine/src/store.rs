@@ -1,4 +1,4 @@
-//! What the engine keeps of the store's names: frames without their 128-bit segment ids.
+//! Frames in the store, addressed without their 128-bit segment ids.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -8,7 +8,7 @@ use parking_lot::RwLock;
 
 use crate::{Error, Result, sqlstate};
 
-/// Where the bytes of a page lie in the store.
+/// Location of a page's bytes in the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Frame {
     /// Index into the partition's [`Segments`].
@@ -16,22 +16,23 @@ pub(crate) struct Frame {
     pub location: FrameLocation,
 }
 
-/// The segments that a partition's frames point into. Indexes stay good while the partition is open.
+/// The segments that a partition's frames point into. Indexes stay valid while the partition is
+/// open.
 #[derive(Default)]
-pub(crate) struct Segments(RwLock<Vec<Known>>);
+pub(crate) struct Segments(RwLock<Vec<SegmentUse>>);
 
-struct Known {
+struct SegmentUse {
     id: SegmentId,
-    /// Versions of pages whose frames lie in it.
+    /// Number of page versions with frames in this segment.
     versions: AtomicU32,
 }
 
 impl Segments {
-    /// The index of a segment, added if it is new.
+    /// Returns the index of a segment, which is added if it is new.
     pub(crate) fn index_of(&self, id: SegmentId) -> u32 {
         let mut segments = self.0.write();
         let at = segments.iter().rposition(|known| known.id == id).unwrap_or_else(|| {
-            segments.push(Known { id, versions: AtomicU32::new(0) });
+            segments.push(SegmentUse { id, versions: AtomicU32::new(0) });
             segments.len() - 1
         });
         at as u32
@@ -41,7 +42,7 @@ impl Segments {
         self.0.read().iter().map(|known| known.id).collect()
     }
 
-    /// Those that a version's frame lies in.
+    /// The segments that contain at least one version's frame.
     pub(crate) fn in_use(&self) -> Vec<SegmentId> {
         let segments = self.0.read();
         segments
@@ -51,23 +52,23 @@ impl Segments {
             .collect()
     }
 
-    /// A version's frame lies in this segment from now on.
+    /// Counts one more version with a frame in this segment.
     pub(crate) fn acquire(&self, index: u32) {
         if let Some(known) = self.0.read().get(index as usize) {
             known.versions.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// ... or no longer.
+    /// Counts one version less.
     pub(crate) fn release(&self, index: u32) {
         if let Some(known) = self.0.read().get(index as usize) {
             known.versions.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// The segment of a frame.
+    /// Returns the id of a segment.
     pub(crate) fn known(&self, index: u32) -> Result<SegmentId> {
         let known = self.0.read().get(index as usize).map(|known| known.id);
-        known.ok_or_else(|| Error::new(sqlstate::INTERNAL, "a frame of an unknown segment"))
+        known.ok_or_else(|| Error::new(sqlstate::INTERNAL, "frame in unknown segment"))
     }
 }

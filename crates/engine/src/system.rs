@@ -1,17 +1,19 @@
-//! System tables: what the node knows of itself and of a tenant's schema, as tables and functions of SQL.
+//! System tables and functions: information about the node and the tenant's schema, in SQL.
 //!
 //! ```text
 //! SELECT relname FROM pg_class WHERE relkind = 'r'
-//!                     `- a virtual table: its rows are asked of the session's [`System`] when the statement reads them
+//!                     `- a virtual table, whose rows the session's [`System`] produces on demand
 //! ```
 //!
-//! They are put into a connection (`connection/system`) when a statement first wants them (most connections never do), and answer for the
-//! session that has the connection: who may see what is the [`System`]'s affair. A user's table of the same name goes
-//! before. Views and triggers cannot use them: what is in a database must mean the same on every node.
+//! They are installed in a connection (`connection/system`) when a statement first uses them, which
+//! on most connections never happens. They answer for the connection's current session; the
+//! [`System`] decides about visibility. A user's table of the same name takes precedence. Views and
+//! triggers cannot use them: a database must mean the same on every node.
 //!
-//! Rows are produced while the statement reads them, one part of a table at a time: a tenant may have millions of columns, and
-//! `pg_attribute` has a row for each. A statement keeps up to 4 MiB of rows for joins that read them again; larger tables are
-//! produced again. Rows in memory are charged to the connection ([`crate::heap`]).
+//! Rows are produced while the statement reads them, one part of a table at a time: a tenant may
+//! have millions of columns, and `pg_attribute` has a row for each. A statement caches up to 4 MiB
+//! of rows for joins that read them again; larger tables are produced again. Rows in memory are
+//! charged to the connection ([`crate::heap`]).
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -29,42 +31,43 @@ use crate::{Error, Result, sqlstate};
 /// A table that is computed when it is read.
 #[derive(Clone, Copy, Debug)]
 pub struct SystemTable {
-    /// Its name; one with a dot in it must be quoted in SQL.
+    /// The table's name. A name with a dot must be quoted in SQL.
     pub name: &'static str,
-    /// Names and declared types of its columns.
+    /// Names and declared types of the columns.
     pub columns: &'static [(&'static str, &'static str)],
 }
 
-/// A function of a session's.
+/// A function that a session provides.
 #[derive(Debug)]
 pub struct SystemFunction {
-    /// Its name.
+    /// The function's name.
     pub name: &'static str,
-    /// How many arguments it takes; -1 for any number.
+    /// Number of arguments; -1 for any number.
     pub arguments: i32,
-    /// Whether it is given its first argument of all rows instead.
+    /// Whether the function aggregates: it then receives its first argument of all rows.
     pub aggregate: bool,
 }
 
-/// What there is, and what it answers to one session.
+/// The system tables and functions of a session.
 pub trait System: Send + Sync {
-    /// The tables: the same for all sessions.
+    /// The tables; the same for all sessions.
     fn tables(&self) -> &'static [SystemTable];
 
-    /// The functions: the same for all sessions.
+    /// The functions; the same for all sessions.
     fn functions(&self) -> &'static [SystemFunction];
 
-    /// A statement begins, for the first time or in a replay: what was found out for another one may be over.
+    /// Called when a statement begins or is replayed: cached information of earlier statements may
+    /// be outdated.
     fn begin(&self);
 
-    /// The rows of one part of a table, each with a value for every column; `None` behind the last part. Parts are counted
-    /// from 0, and are the same each time within a statement.
+    /// Returns the rows of one part of a table, each with a value for every column; None after the
+    /// last part. Parts are numbered from 0, and do not change during a statement.
     fn rows(&self, table: usize, part: usize, database: &Database<'_>) -> Result<Option<Vec<Vec<Value>>>>;
 
-    /// The columns of a table for which [`System::parts_with`] narrows the parts down.
+    /// The columns for which [`System::parts_with`] narrows the parts down.
     fn narrowing_columns(&self, table: usize) -> Vec<usize>;
 
-    /// Which parts of a table can have rows whose `column` equals `value`.
+    /// Returns the parts that can contain rows whose `column` equals `value`.
     fn parts_with(
         &self,
         table: usize,
@@ -77,25 +80,25 @@ pub trait System: Send + Sync {
     fn call(&self, function: usize, arguments: &[ValueRef<'_>], database: &Database<'_>) -> Result<Value>;
 }
 
-/// Which parts of a table are to be read.
+/// The parts of a table to be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parts {
-    /// Any of them.
+    /// All parts.
     All,
-    /// This one.
+    /// One part.
     One(usize),
-    /// None of them.
+    /// No part.
     None,
 }
 
-/// The tenant's database, as the statement sees it that asks.
+/// The tenant's database, as seen by the calling statement.
 pub struct Database<'a> {
     pub(crate) connection: &'a rusqlite::Connection,
     pub(crate) link: &'a Link,
 }
 
 impl Database<'_> {
-    /// Waits for something without holding the thread. A cancel of the statement ends that.
+    /// Waits for a future without holding the thread. Fails if the statement is cancelled.
     pub fn wait<F: Future>(&self, future: F) -> Result<F::Output> {
         self.link.wait(future).map_err(|_| self.link.cancel.borrow().error())
     }
@@ -109,12 +112,12 @@ impl Database<'_> {
         Ok(rows)
     }
 
-    /// Runs a query, and passes each row on.
+    /// Runs a query, and calls `take` for each row.
     pub fn each(&self, sql: &str, parameters: &[&str], mut take: impl FnMut(&[ValueRef<'_>])) -> Result<()> {
         let failed = |cause: rusqlite::Error| match cause.sqlite_error_code() {
             Some(ErrorCode::OutOfMemory) => heap::exhausted(),
             Some(ErrorCode::OperationInterrupted) => self.link.cancel.borrow().error(),
-            _ => Error::new(sqlstate::INTERNAL, format!("the schema cannot be read: {cause}")),
+            _ => Error::new(sqlstate::INTERNAL, format!("could not read the schema: {cause}")),
         };
         let mut statement = self.connection.prepare(sql).map_err(failed)?;
         let count = statement.column_count();
@@ -127,22 +130,22 @@ impl Database<'_> {
     }
 }
 
-/// A connection's part of it.
+/// State of the system tables in a connection.
 #[derive(Default)]
 pub(crate) struct Slot {
-    /// Of the session that has the connection.
+    /// The system of the connection's current session.
     pub(crate) system: Option<Arc<dyn System>>,
     pub(crate) installed: bool,
-    /// The running statement may use them: whoever else names one finds nothing.
+    /// Whether the running statement may use system tables. If not, they do not exist for it.
     pub(crate) active: bool,
     /// Rows that the running statement has read.
     pub(crate) kept: Kept,
 }
 
-/// Bytes of rows that are kept while a statement runs.
-const KEPT_BYTES: u64 = 4 << 20;
+/// Maximum size of the cached rows of a statement.
+const MAX_CACHED_BYTES: u64 = 4 << 20;
 
-/// Parts of tables that a statement may read again; `None` behind the last part of a table.
+/// Cached parts of tables; None after the last part of a table.
 #[derive(Default)]
 pub(crate) struct Kept {
     parts: HashMap<(usize, usize), Option<Rc<Rows>>>,
@@ -154,13 +157,13 @@ impl Kept {
         self.parts.get(&(table, part)).cloned()
     }
 
-    /// Keeps a part, if it is not too large. The others make room for it.
+    /// Caches a part, unless it is too large. If the cache is full it is emptied first.
     pub(crate) fn put(&mut self, table: usize, part: usize, rows: Option<Rc<Rows>>) {
         let bytes = rows.as_ref().map_or(0, |rows| rows.bytes);
-        if self.bytes + bytes > KEPT_BYTES {
+        if self.bytes + bytes > MAX_CACHED_BYTES {
             self.clear();
         }
-        if bytes <= KEPT_BYTES {
+        if bytes <= MAX_CACHED_BYTES {
             self.bytes += bytes;
             self.parts.insert((table, part), rows);
         }
@@ -174,13 +177,13 @@ impl Kept {
     }
 }
 
-/// The rows of a part of a table during one statement. They are created and dropped on the statement's fiber, whose connection is
-/// charged for them.
+/// The rows of a part of a table during one statement. They are created and dropped on the
+/// statement's fiber, whose connection is charged for them.
 #[derive(Default)]
 pub(crate) struct Rows {
     pub(crate) all: Vec<Vec<Value>>,
     bytes: u64,
-    /// Of columns that were looked up.
+    /// Indexes of columns that were looked up.
     indexes: RefCell<HashMap<usize, Option<Index>>>,
 }
 
@@ -213,7 +216,8 @@ impl Drop for Rows {
     }
 }
 
-/// Where values stand. All of a column are of one kind: else SQLite's comparison could find more than this.
+/// Row numbers by value. All values of a column have the same type: otherwise SQLite's comparison
+/// could match more rows than the index.
 pub(crate) type Index = HashMap<Key, Vec<usize>>;
 
 /// A value that can be looked up.
@@ -241,7 +245,8 @@ impl Key {
 }
 
 impl Rows {
-    /// The rows whose column holds `wanted`, in order; `None` if that must be compared one by one.
+    /// The rows whose column equals `wanted`, in order. None if the column cannot be indexed and
+    /// its rows must be compared one by one.
     pub(crate) fn matching(&self, column: usize, wanted: &Key) -> Option<Vec<usize>> {
         let mut indexes = self.indexes.borrow_mut();
         let index = indexes.entry(column).or_insert_with(|| self.index(column)).as_ref()?;

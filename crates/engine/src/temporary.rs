@@ -1,17 +1,20 @@
 //! Accounting of temporary files. Bytes are charged before they are written.
 //!
 //! ```text
-//! sorts, journals, temporary tables      (spill.rs)         \
-//! changed pages of a large transaction   (spilled_pages.rs)  +--> Charge --> Quota --> TenantSpace --> NodeSpace
-//! results that wait for their client     (the gateway)      /   (a file)  (a session)  (a tenant)
+//! sorts, journals, temporary tables (spill.rs)        \
+//! pages of a large transaction      (spilled_pages.rs) +> Charge > Quota > TenantSpace > NodeSpace
+//! results waiting for their client  (the gateway)     /   file    session  tenant
 //! ```
 //!
 //! - A tenant's files are limited to its `temp_file_limit`, and to half of the node's limit.
-//! - The node's limit is half of the free disk space above the reserve. It follows the disk ([`crate::disk`]), so temporary
-//!   files alone never bring the disk down to its reserve, where commits are rejected.
+//! - The node's limit is half of the free disk space above the reserve. It follows the disk
+//!   ([`crate::disk`]), so temporary files alone never bring the disk down to its reserve, where
+//!   commits are rejected.
 //!
-//! Exceeding a limit is SQLSTATE 53400, as in PostgreSQL; 53100 if no disk space above the reserve is free. A statement that was refused is rolled back, for which SQLite may
-//! have to write a little more: the quota is overdrawn for that ([`Quota::set_overdraft`]), and what is written is still counted.
+//! Exceeding a limit fails with SQLSTATE 53400, as in PostgreSQL, or with 53100 if no disk space
+//! above the reserve is free. SQLite may have to write a little more to roll back the failed
+//! statement: the quota can be overdrawn for that ([`Quota::set_overdraft`]), and these bytes are
+//! still counted.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,10 +25,10 @@ use crate::{Engine, Error, Result, sqlstate};
 
 /// The node's limit while the size of its disk is not known.
 const UNKNOWN_DISK_BYTES: u64 = 8 << 30;
-/// One tenant may use this part of the node's limit.
-const TENANT_PART: u64 = 2;
-/// All tenants together may use this part of the free disk space above the reserve.
-const NODE_PART: u64 = 2;
+/// One tenant may use 1/2 of the node's limit.
+const TENANT_DIVISOR: u64 = 2;
+/// All tenants together may use 1/2 of the free disk space above the reserve.
+const NODE_DIVISOR: u64 = 2;
 
 /// Temporary files of all tenants.
 #[derive(Debug)]
@@ -39,10 +42,11 @@ impl NodeSpace {
         Arc::new(NodeSpace { limit_bytes: AtomicU64::new(UNKNOWN_DISK_BYTES), used_bytes: AtomicU64::new(0) })
     }
 
-    /// Sets the limit from the free space of the disk, which the files that exist have already reduced.
+    /// Sets the limit from the free space of the disk, which is already reduced by the existing
+    /// files.
     pub(crate) fn follow_disk(&self, available_bytes: u64, reserve_bytes: u64) {
         let free_bytes = available_bytes.saturating_add(self.used_bytes()).saturating_sub(reserve_bytes);
-        self.limit_bytes.store(free_bytes / NODE_PART, Ordering::Relaxed);
+        self.limit_bytes.store(free_bytes / NODE_DIVISOR, Ordering::Relaxed);
     }
 
     pub(crate) fn used_bytes(&self) -> u64 {
@@ -74,7 +78,7 @@ impl TenantSpace {
 
     fn take(&self, bytes: u64, limit_bytes: u64) -> Result<()> {
         let node_bytes = self.node.limit_bytes();
-        let share_bytes = node_bytes / TENANT_PART;
+        let share_bytes = node_bytes / TENANT_DIVISOR;
         if !try_add(&self.used_bytes, bytes, limit_bytes.min(share_bytes)) {
             return Err(match limit_bytes <= share_bytes {
                 true => exceeds_limit(limit_bytes),
@@ -114,13 +118,13 @@ fn exceeds_limit(limit_bytes: u64) -> Error {
         )
 }
 
-fn exceeds_share(whose: &str, limit_bytes: u64) -> Error {
+fn exceeds_share(share: &str, limit_bytes: u64) -> Error {
     if limit_bytes == 0 {
-        return Error::new(sqlstate::DISK_FULL, "the disk is nearly full: temporary files are refused")
-            .detail("Less than the reserve (--disk-reserve) is free.")
-            .hint("Free space on the disk that holds the data directory.");
+        return Error::new(sqlstate::DISK_FULL, "disk nearly full: temporary files are rejected")
+            .detail("The free space is below the reserve (--disk-reserve).")
+            .hint("Free space on the disk of the data directory.");
     }
-    let message = format!("temporary file size exceeds {whose} ({}kB)", limit_bytes / 1024);
+    let message = format!("temporary file size exceeds {share} ({}kB)", limit_bytes / 1024);
     Error::new(sqlstate::CONFIGURATION_LIMIT, message)
         .detail(
             "Temporary files of all databases may use half of the free disk space above the reserve (--disk-reserve), those \
@@ -129,7 +133,7 @@ fn exceeds_share(whose: &str, limit_bytes: u64) -> Error {
         .hint("Sort or change fewer rows at a time, fetch large results completely, or free disk space.")
 }
 
-/// What a session may charge.
+/// The quota of a session.
 #[derive(Debug)]
 pub(crate) struct Quota {
     space: Arc<TenantSpace>,
@@ -147,12 +151,13 @@ impl Quota {
         self.limit_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// While it is set, charges beyond the limits are accepted: a refused statement is being rolled back.
+    /// While set, charges beyond the limits are accepted: a rejected statement is being rolled
+    /// back.
     pub(crate) fn set_overdraft(&self, on: bool) {
         self.overdraft.store(on, Ordering::Relaxed);
     }
 
-    /// Bytes that all sessions of the tenant have charged.
+    /// Bytes charged by all sessions of the tenant.
     #[cfg(test)]
     pub(crate) fn used_bytes(&self) -> u64 {
         self.space.used_bytes()
@@ -181,7 +186,7 @@ impl TemporaryCharge {
         TemporaryCharge { quota: quota.clone(), bytes: 0 }
     }
 
-    /// Charges what a file of `bytes` takes more than what is charged. Fails with 53400.
+    /// Charges the growth of a file to `bytes`. Fails with 53400.
     pub fn grow_to(&mut self, bytes: u64) -> Result<()> {
         let more = bytes.saturating_sub(self.bytes);
         if more > 0 {
@@ -282,11 +287,15 @@ mod tests {
             })
             .collect();
         let most: Vec<_> = charges.iter().map(|(_, most)| *most).collect();
-        assert_eq!(most, [Some(100), Some(100), None], "a quarter for a tenant, half for all");
-        // The files are on the disk now, and the limit is what it was.
+        assert_eq!(
+            most,
+            [Some(100), Some(100), None],
+            "the limit is a quarter for one tenant and half for all"
+        );
+        // The existing files have reduced the free space; the limit is unchanged.
         node.follow_disk(210 * MIB, 10 * MIB);
         assert_eq!(node.limit_bytes(), 200 * MIB);
-        // Other files have filled the disk: nothing more is charged.
+        // Other files have filled the disk, so charges fail.
         let mut late = TemporaryCharge::new(&Quota::new(TenantSpace::new(&node), u64::MAX));
         node.follow_disk(50 * MIB, 100 * MIB);
         let error = late.grow_to(1).unwrap_err();

@@ -1,26 +1,42 @@
-//! This process's time as the owner of a store: what it may do, and since when, because no other one owns it.
+//! Store ownership: fencing terms, and what a fenced process can still do.
 //!
-//! A store has one owner at a time, its partitions' and its collector: whoever has begun the last *term* ([`Term`]). Beginning one takes
-//! the store away from whoever held the term before. That one need not know it yet; it may even live for long, cut off from everything but
-//! the store: a *zombie*. Of what it can still do:
+//! A store has one owner at a time, which writes its partitions and collects its garbage: the
+//! process that began the latest *term* ([`Term`]). Beginning a term takes the store away from the
+//! previous owner. The previous owner may not notice; cut off from everything but the store, it can
+//! run on for a long time as a *zombie*. What a zombie can still do, and why it is harmless:
 //!
-//! | it | why it does no harm |
-//! | --- | --- |
-//! | commits | of `shared` partitions its log is sealed ([`fulmar_store`]'s `log/shared`). Of `local` ones nobody takes over; who copies a data directory and starts both has two databases, of which one stays |
-//! | stores a manifest | it has nothing that is not durable in its log, and a number of its own term: below all that its successor commits or stores ([`Tenure::first_number`]). So where the successor has stored one already it is the past; else it is the same version in another place. What its successor has stored it does not go on from ([`Tenure::check_number`]) |
-//! | stores a segment, and names it later | it puts a manifest only if the store has confirmed its term in the last five minutes ([`Engine::check_term_confirmed`]); its successor deletes no segment of earlier terms before an hour ([`Tenure::may_delete`]). If it is stopped between the two all the same, it finds that out after the put, and deletes a manifest that names a deleted segment ([`crate::flush`]) |
-//! | deletes | only what it has listed and then found to be still its own: [`Engine::check_term`]. That it knew all of; for why it is garbage for ever see [`crate::collect`] |
-//! | branches, restores | the same: they store manifests, and what those name was there behind that |
-//! | publishes its catalog | under a number of its own term, below all of its successor's (`meta/published`) |
+//! - **Commits.** Its log of `shared` partitions is sealed ([`fulmar_store`]'s `log/shared`).
+//!   `local` partitions are never taken over; starting two nodes on copies of one data directory
+//!   gives two databases, one of which survives.
+//! - **Stores a manifest.** The manifest contains only versions that are durable in its log, and
+//!   has a number of its own term, below all that its successor commits or stores
+//!   ([`Tenure::first_number`]). If the successor has already stored a manifest, the zombie's is
+//!   history; otherwise it is the same version in another place. The zombie never continues from a
+//!   version of its successor ([`Tenure::check_number`]).
+//! - **Stores a segment and references it later.** It puts a manifest only if the store confirmed
+//!   its term within the last 5 minutes ([`Engine::check_term_confirmed`]); its successor deletes
+//!   no segments of earlier terms during its first hour ([`Tenure::may_delete`]). If the process is
+//!   suspended in between nevertheless, it checks again after the put, and deletes a manifest that
+//!   references a deleted segment ([`crate::flush`]).
+//! - **Deletes.** It deletes only objects that it listed and afterwards found to be still its own
+//!   ([`Engine::check_term`]), so it knew everything that referenced them. [`crate::collect`]
+//!   argues why they are garbage forever.
+//! - **Branches and restores.** Both store manifests, and check after the put that the objects
+//!   these reference are still present.
+//! - **Publishes its catalog.** It uses a number of its own term, below all numbers of its
+//!   successor (`meta/published`).
 //!
-//! Who has found out that the store is another one's flushes, collects and commits nothing any more.
+//! A process that finds the store taken over stops flushing, collecting and committing.
 //!
 //! # When zombies are gone
-//! What an earlier process has asked of the store may arrive late, and it may have been stopped in the middle of a flush for a while. Object
-//! stores refuse requests that were signed more than a quarter of an hour ago, connections end sooner, and a flush names its segment
-//! within minutes; so an hour after the beginning of a term nothing of earlier ones comes any more. A process that ends well says how
-//! much of that is left. Where the store lies in the data directory, which is locked, no other process
-//! can have it, and it has no terms.
+//! Requests that an earlier process has sent to the store may arrive late, and the process may have
+//! been suspended during a flush. Object stores reject requests signed more than 15 minutes ago,
+//! connections time out sooner, and a flush references its segment within minutes. One hour after
+//! the beginning of a term, nothing of earlier terms arrives any more. A process that shuts down
+//! cleanly records how much of that hour is left.
+//!
+//! A store inside the data directory has no terms: the directory is locked, so no other process can
+//! own it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -32,50 +48,49 @@ use crate::clock::Clock;
 use crate::partition::store_error;
 use crate::{Engine, Error, Result, sqlstate};
 
-/// How long something of an earlier term may still arrive.
-const ZOMBIES_LAST: Duration = Duration::from_secs(3600);
-/// How old the last confirmation of the term may be when a manifest is put. With the time that the put itself takes this must
-/// stay far below [`ZOMBIES_LAST`].
-const CONFIRMATION_LASTS: Duration = Duration::from_secs(300);
+/// How long writes of earlier terms may still arrive.
+const FENCED_WRITE_GRACE: Duration = Duration::from_secs(3600);
+/// Maximum age of the term's last confirmation when a manifest is put. This plus the duration of
+/// the put must stay far below [`FENCED_WRITE_GRACE`].
+const MAX_CONFIRMATION_AGE: Duration = Duration::from_secs(300);
 
-/// The term in which a version was made, by its number; 0 where there are no terms.
+/// The term in which a version was made, from its number. 0 if the store has no terms.
 pub(crate) fn term_of(number: u64) -> u32 {
     (number >> VERSION_BITS) as u32
 }
 
-/// The term that this process has begun.
+/// The term that this process began.
 #[derive(Debug)]
 pub(crate) struct Tenure {
     term: Term,
-    /// From when on nothing of earlier terms arrives (monotonic milliseconds).
+    /// From this time on nothing of earlier terms arrives (monotonic milliseconds).
     alone_ms: u64,
-    /// Another process has begun a later one.
+    /// Another process has begun a later term.
     is_over: AtomicBool,
-    /// When the store was last asked for the term and confirmed it (monotonic milliseconds, before the request).
+    /// When the store last confirmed the term (monotonic milliseconds, taken before the request).
     confirmed_ms: AtomicU64,
 }
 
 impl Tenure {
-    /// Takes a store over.
+    /// Takes over a store by beginning a new term.
     pub(crate) async fn begin(store: &PageStore, clock: &Clock) -> Result<Tenure> {
         let asked_ms = clock.monotonic_ms();
         let term = store.begin_term().await.map_err(store_error)?;
-        let wait = term.wait.unwrap_or(ZOMBIES_LAST).min(ZOMBIES_LAST);
+        let wait = term.wait.unwrap_or(FENCED_WRITE_GRACE).min(FENCED_WRITE_GRACE);
         let alone_ms = clock.monotonic_ms() + wait.as_millis() as u64;
         Ok(Tenure { term, alone_ms, is_over: AtomicBool::new(false), confirmed_ms: AtomicU64::new(asked_ms) })
     }
 
-    /// The term.
     pub(crate) fn term(&self) -> &Term {
         &self.term
     }
 
-    /// Versions that are made in this term have this number or a greater one. Those of all earlier terms have smaller ones.
+    /// The smallest version number of this term. All earlier terms have smaller numbers.
     pub(crate) fn first_number(&self) -> u64 {
         u64::from(self.term.number) << VERSION_BITS
     }
 
-    /// Refuses to go on from a version that a later term has made.
+    /// Fails if a later term made this version: a fenced process must not continue from it.
     pub(crate) fn check_number(&self, number: u64) -> Result<()> {
         match term_of(number) > self.term.number {
             true => Err(taken_over()),
@@ -88,7 +103,8 @@ impl Tenure {
         self.is_over.load(Ordering::Relaxed)
     }
 
-    /// Whether a segment that nothing names will be named by nothing later, as far as other processes go.
+    /// Whether an unreferenced segment can be deleted, as far as other processes are concerned:
+    /// true if none of them can reference it later.
     pub(crate) fn may_delete(&self, segment: SegmentId, now_ms: u64) -> bool {
         // Before there were terms all bits were random.
         let term = if segment.term() > MOST_TERMS { 0 } else { segment.term() };
@@ -97,11 +113,11 @@ impl Tenure {
 }
 
 impl Engine {
-    /// Refuses what only the store's owner may do, if there is another one by now. For who has listed what he is about to delete, or
-    /// is about to name what he has stored.
+    /// Fails if this process no longer owns the store. Called between listing objects and deleting
+    /// them, and between storing objects and referencing them.
     pub(crate) async fn check_term(&self) -> Result<()> {
         let node = self.node();
-        // Alone, or a reader.
+        // No term: this process owns the store alone, or is a replica.
         let Some(tenure) = &node.tenure else { return self.check_owner() };
         let asked_ms = node.clock.monotonic_ms();
         if !tenure.is_over() && node.store.is_last_term(&tenure.term).await.map_err(store_error)? {
@@ -109,19 +125,20 @@ impl Engine {
             return Ok(());
         }
         if !tenure.is_over.swap(true, Ordering::Relaxed) {
-            tracing::error!("another process has taken over the store; this node commits nothing any more");
+            tracing::error!("another process has taken over the store; this node no longer accepts commits");
         }
         Err(taken_over())
     }
 
-    /// The same just before a manifest is put: a confirmation of the last five minutes is enough. The process may have been
-    /// stopped since an earlier check, for longer than its successor waits before it deletes segments.
+    /// Like [`Self::check_term`], for the moment before a manifest is put: a confirmation within
+    /// the last 5 minutes is enough. The process may have been suspended since an earlier check,
+    /// for longer than its successor waits before it deletes segments.
     pub(crate) async fn check_term_confirmed(&self) -> Result<()> {
         let node = self.node();
         let is_recent = |tenure: &Tenure| {
             let age_ms =
                 node.clock.monotonic_ms().saturating_sub(tenure.confirmed_ms.load(Ordering::Relaxed));
-            !tenure.is_over() && age_ms <= CONFIRMATION_LASTS.as_millis() as u64
+            !tenure.is_over() && age_ms <= MAX_CONFIRMATION_AGE.as_millis() as u64
         };
         if node.tenure.as_ref().is_some_and(is_recent) {
             return Ok(());
@@ -134,7 +151,7 @@ impl Engine {
         self.node().tenure.as_ref().is_some_and(Tenure::is_over)
     }
 
-    /// Nothing of this process is under way in the store any more.
+    /// Ends the term. None of this process's requests to the store may be in flight.
     pub(crate) async fn end_term(&self) -> Result<()> {
         let node = self.node();
         let Some(tenure) = &node.tenure else { return Ok(()) };
@@ -145,6 +162,6 @@ impl Engine {
 
 pub(crate) fn taken_over() -> Error {
     Error::new(sqlstate::IO_ERROR, "another process has taken over the store")
-        .detail("A node that was started later owns it now; this one flushes, collects and commits nothing any more.")
-        .hint("See that one node only is started with this data directory and this store, and end this one.")
+        .detail("A node that was started later owns it now; this one no longer flushes, collects or commits.")
+        .hint("Stop this node, and make sure that only one node uses this data directory and store.")
 }

@@ -1,4 +1,4 @@
-//! What one open transaction has read and changed, as the VFS sees it: pages.
+//! The pages that one open transaction has read and changed, as the VFS sees them.
 
 use std::io;
 
@@ -12,9 +12,11 @@ use crate::spill::{TemporaryFiles, refused};
 use crate::spilled_pages::{BUFFERS_BYTES, PLACE_BYTES, Place, SpilledPages, SpilledSegment};
 use crate::{Error, heap, spill};
 
-/// A set of pages that mostly grows: a list that is sorted and deduplicated whenever it has doubled, so that it never
-/// holds much more than one entry for each page of the partition. Its memory is charged to the connection; a set that may not grow
-/// stands for all pages, which costs conflicts.
+/// A set of pages that mostly grows: a list that is sorted and deduplicated whenever it has
+/// doubled. It therefore never holds much more than one entry per page of the partition.
+///
+/// Its memory is charged to the connection. A set that may not grow stands for all pages, which
+/// causes more conflicts.
 #[derive(Default, Debug)]
 pub(crate) struct PageSet {
     pages: Vec<PageNo>,
@@ -23,13 +25,14 @@ pub(crate) struct PageSet {
     charged_bytes: u64,
 }
 
-/// Entries of a [`PageSet`]: pages of 4 GiB.
+/// Maximum entries of a [`PageSet`]: the pages of a 4 GiB database.
 const MAX_PAGES: usize = 1 << 20;
-/// Entries for which nothing is charged.
-const FEW_PAGES: usize = 256;
+/// Entries whose memory is not charged.
+const UNCHARGED_PAGES: usize = 256;
 
 impl PageSet {
-    /// Adds a page. `charge` charges bytes of memory, and returns false if the connection may hold no more.
+    /// Adds a page. `charge` charges bytes of memory, and returns false if the connection has
+    /// reached its memory limit.
     pub(crate) fn insert(&mut self, page: PageNo, charge: impl Fn(u64) -> bool) {
         if self.everything || self.pages.last() == Some(&page) {
             return;
@@ -37,41 +40,44 @@ impl PageSet {
         if self.pages.len() >= self.compact_at {
             self.pages.sort_unstable();
             self.pages.dedup();
-            self.compact_at = (2 * self.pages.len()).max(FEW_PAGES);
-            // A list that grows has room for twice its entries.
+            self.compact_at = (2 * self.pages.len()).max(UNCHARGED_PAGES);
+            // A vector may have capacity for twice its entries.
             let bytes = (2 * self.compact_at * size_of::<PageNo>()) as u64;
             let lacking = bytes.saturating_sub(self.charged_bytes);
-            if self.compact_at > MAX_PAGES || (self.compact_at > FEW_PAGES && lacking > 0 && !charge(lacking))
+            if self.compact_at > MAX_PAGES
+                || (self.compact_at > UNCHARGED_PAGES && lacking > 0 && !charge(lacking))
             {
                 self.everything = true;
                 self.pages = Vec::new();
                 return;
             }
-            if self.compact_at > FEW_PAGES {
+            if self.compact_at > UNCHARGED_PAGES {
                 self.charged_bytes += lacking;
             }
         }
         self.pages.push(page);
     }
 
-    /// Adds a page that a commit writes without a change, of which there are few (see `partition/large`): it is not charged.
+    /// Adds a page that a commit writes without a change. Its memory is not charged: such pages are
+    /// few (see `partition/large`).
     pub(crate) fn insert_unchanged(&mut self, page: PageNo) {
         if !self.everything {
             self.pages.push(page);
         }
     }
 
-    /// All pages there are.
+    /// Makes the set stand for all pages.
     pub(crate) fn insert_everything(&mut self) {
         self.everything = true;
     }
 
-    /// A page of the set that has changed, if any has. `changed` is asked of each; where the set is everything, page 1
-    /// stands for it: the caller knows that some page has.
+    /// Returns a page of the set for which `changed` is true. If the set stands for all pages, it
+    /// returns page 1: the caller knows that some page has changed.
     pub(crate) fn find_changed(&self, mut changed: impl FnMut(PageNo) -> bool) -> Option<PageNo> {
         match self.everything {
             true => Some(1),
-            // Counters and allocation on page 1 change with every commit; the rest of it is compared apart.
+            // Counters and allocation on page 1 change with every commit; the caller compares the
+            // rest of it.
             false => self.pages.iter().copied().find(|page| *page != 1 && changed(*page)),
         }
     }
@@ -85,7 +91,7 @@ impl PageSet {
         self.pages.len()
     }
 
-    /// Forgets all pages. Returns the bytes of memory that are to be released.
+    /// Removes all pages. Returns the bytes of memory to release.
     #[must_use]
     pub(crate) fn clear(&mut self) -> u64 {
         self.pages.clear();
@@ -101,10 +107,11 @@ enum Changed {
     Spilled(Place),
 }
 
-/// The pages that a transaction has changed, private to it until it commits. Beyond the spill area's threshold they
-/// go to files ([`crate::spilled_pages`]), all but page 1.
+/// The pages that a transaction has changed, private to it until it commits. Above the spill area's
+/// threshold, all of them except page 1 go to temporary files ([`crate::spilled_pages`]).
 ///
-/// Its memory is charged to the connection. Pages for which the connection may hold no more memory go to files at once.
+/// Their memory is charged to the connection. If the connection has reached its memory limit,
+/// further pages go to files immediately.
 pub(crate) struct Overlay {
     files: TemporaryFiles,
     pages: HashMap<PageNo, Changed>,
@@ -114,7 +121,7 @@ pub(crate) struct Overlay {
     charged_bytes: u64,
 }
 
-/// Memory that a changed page takes beside its bytes: an entry of a table that is half full.
+/// Memory of a changed page in addition to its bytes: one entry of a hash table that is half full.
 const ENTRY_BYTES: u64 = 2 * size_of::<(PageNo, Changed)>() as u64 + PLACE_BYTES;
 
 impl Overlay {
@@ -130,8 +137,9 @@ impl Overlay {
         self.pages.len()
     }
 
-    /// Keeps a changed page. If [`Overlay::is_full`] then, it is to be relieved before the next one. `charge` charges bytes
-    /// of memory to the connection, and returns false if it may hold no more.
+    /// Stores a changed page. If [`Overlay::is_full`] is true afterwards, the caller must call
+    /// [`Overlay::relieve`] before the next write. `charge` charges bytes of memory to the
+    /// connection, and returns false if the connection has reached its memory limit.
     pub(crate) fn write(
         &mut self,
         page: PageNo,
@@ -172,7 +180,7 @@ impl Overlay {
         self.spilled.is_some()
     }
 
-    /// Whether pages wait for a file that had better be written.
+    /// Returns true if pages are buffered that should be written to a file.
     pub(crate) fn is_full(&self) -> bool {
         self.spilled.as_ref().is_some_and(SpilledPages::is_full)
     }
@@ -184,7 +192,7 @@ impl Overlay {
         }
     }
 
-    /// A changed page, if it is one and in memory. Page 1 is.
+    /// Returns a changed page if it is in memory. Page 1 always is.
     pub(crate) fn in_memory(&self, page: PageNo) -> Option<&Page> {
         match self.pages.get(&page)? {
             Changed::Memory(data) => Some(data),
@@ -192,7 +200,7 @@ impl Overlay {
         }
     }
 
-    /// Copies a changed page out; answers whether there is one.
+    /// Copies a changed page into `bytes`. Returns false if the page has not been changed.
     pub(crate) async fn read(&mut self, page: PageNo, bytes: &mut Page) -> io::Result<bool> {
         match (self.pages.get(&page), &mut self.spilled) {
             (None, _) => return Ok(false),
@@ -203,13 +211,14 @@ impl Overlay {
         Ok(true)
     }
 
-    /// Forgets what lies beyond the first `page_count` pages.
+    /// Removes the pages beyond the first `page_count`.
     pub(crate) fn truncate(&mut self, page_count: u32) {
         self.pages.retain(|page, _| *page <= page_count);
         self.in_memory = self.pages.values().filter(|changed| matches!(changed, Changed::Memory(_))).count();
     }
 
-    /// Charges the memory that the spilled pages will take in memory. Returns false if the connection may not hold as much.
+    /// Charges the memory that the spilled pages will take once they are back in memory. Returns
+    /// false if the connection's memory limit does not allow it.
     pub(crate) fn charge_spilled(&mut self, charge: impl Fn(u64) -> bool) -> bool {
         let bytes = ((self.pages.len() - self.in_memory) * PAGE_SIZE) as u64;
         let charged = charge(bytes);
@@ -217,7 +226,8 @@ impl Overlay {
         charged
     }
 
-    /// Brings the changed pages that have been spilled back into memory: they are few enough, and their memory is charged.
+    /// Reads the spilled pages back into memory. The caller has checked that they are few, and has
+    /// charged their memory.
     pub(crate) async fn bring_back(&mut self) -> io::Result<()> {
         let Some(spilled) = &mut self.spilled else { return Ok(()) };
         for changed in self.pages.values_mut() {
@@ -232,7 +242,8 @@ impl Overlay {
         Ok(())
     }
 
-    /// The changed pages in order, taken out. Those that have been spilled must have been brought back.
+    /// Removes and returns the changed pages in ascending order. Spilled pages must have been
+    /// brought back before.
     pub(crate) fn drain(&mut self) -> io::Result<Vec<(PageNo, PageBytes)>> {
         self.in_memory = 0;
         let in_memory = |(no, changed)| match changed {
@@ -244,7 +255,8 @@ impl Overlay {
         Ok(pages)
     }
 
-    /// Makes a segment of the changed pages up to `page_count`, but for page 1. The overlay is empty then.
+    /// Writes the changed pages up to `page_count`, except page 1, into a segment. The overlay is
+    /// empty afterwards.
     pub(crate) async fn make_segment(
         &mut self,
         partition: PartitionId,
@@ -260,7 +272,7 @@ impl Overlay {
         };
         let in_draft = |(_, changed): &&_| matches!(changed, Changed::Spilled(Place::Draft(_)));
         let live = pages.iter().filter(in_draft).count();
-        // Where most of the draft means nothing, all is written anew.
+        // If most of the draft is obsolete, rewrite all live pages into a new one.
         let mut old = None;
         if live * 2 < new.drafted() {
             old = Some(std::mem::replace(&mut new, SpilledPages::new(&self.files)?));
@@ -281,7 +293,7 @@ impl Overlay {
         new.finish(partition, frames).await
     }
 
-    /// Forgets all pages. Returns the bytes of memory that are to be released.
+    /// Removes all pages. Returns the bytes of memory to release.
     #[must_use]
     pub(crate) fn clear(&mut self) -> u64 {
         self.pages.clear();
@@ -292,62 +304,68 @@ impl Overlay {
     }
 }
 
-/// Why a commit (or the wish to write) was turned down; the transaction can be run again.
+/// Why a commit, or a request to write, was rejected. The transaction can be retried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Conflict {
     /// A page that the transaction read has changed since its snapshot.
     PageChanged(PageNo),
-    /// Both grew or shrank the file, or used the free list.
+    /// Both transactions grew or shrank the file, or used the free list.
     Allocation,
     /// The snapshot's version was discarded after a failed log write.
     Discarded,
-    /// The snapshot was held for too long, by a statement that runs.
+    /// A running statement held the snapshot for too long.
     Expired,
 }
 
-/// A commit that is visible to others; durable once the log is durable up to its position.
+/// A commit that is visible to other transactions. It is durable once the log is durable up to its
+/// position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Committed {
     pub snapshot: Snapshot,
 }
 
-/// The pages' side of an open transaction.
+/// The state of an open transaction at the level of pages.
 pub(crate) struct Transaction {
-    /// The pinned snapshot: from SQLite's SHARED lock until its release.
+    /// The pinned snapshot, from SQLite's SHARED lock until its release.
     pub snapshot: Option<Snapshot>,
-    /// Whether the snapshot is to be the current version: the transaction is about to write. Else the newest durable one.
+    /// If true, the snapshot is the current version, because the transaction is about to write.
+    /// Otherwise it is the newest durable one.
     pub current: bool,
-    /// Whether reads are noted. Not for a lone read-only statement: it is serializable as it is.
+    /// If true, reads are recorded. Not needed for a single read-only statement: it is serializable
+    /// without.
     pub track_reads: bool,
     pub reads: PageSet,
     pub overlay: Overlay,
     /// Size of the partition as this transaction sees it.
     pub page_count: u32,
-    /// The change counter that SQLite was last told; a new one each time, so that it drops its cache.
+    /// The change counter that SQLite was last given. It is new each time, so that SQLite drops its
+    /// cache.
     pub counter: u32,
-    /// The transaction is one statement. Then SQLite may keep its cache, if that is of the snapshot's version: what is read
-    /// from there cannot be noted, but then everything counts as read, and nobody else's commit comes between.
+    /// The transaction is a single statement. SQLite may then keep its cache if that has the
+    /// snapshot's version. Reads from the cache cannot be recorded, so all pages count as read; the
+    /// statement commits only if no other commit came in between.
     pub lone: bool,
-    /// The version that SQLite's cache holds pages of. At the same version a lone statement is told the same counter and
-    /// keeps them.
+    /// The version of the pages in SQLite's cache. A single statement at the same version is given
+    /// the same counter, so SQLite keeps the cache.
     pub cached: Option<u64>,
-    /// SQLite's cache may hold pages that were changed; cleared by who looks after the cache.
+    /// SQLite's cache may hold changed pages. Cleared by the code that manages the cache.
     pub wrote: bool,
     /// The turn that the session holds; 0 if none.
     pub turn: u64,
-    /// The id that the client may ask about; 0 if it never asked for it.
+    /// The transaction id that the client requested; 0 if it did not request one.
     pub id: u64,
-    /// The snapshot that the last transaction saw, kept for who waits for its durability.
+    /// The snapshot of the last transaction, kept for the session that waits until it is durable.
     pub seen: Option<Snapshot>,
     /// Set by the commit.
     pub committed: Option<Committed>,
     /// Set when the VFS refuses with SQLITE_BUSY_SNAPSHOT.
     pub conflict: Option<Conflict>,
-    /// Set when the VFS fails with an error of its own; goes to the client in place of SQLite's.
+    /// Set when the VFS fails with an error; the client gets it in place of SQLite's.
     pub failure: Option<Error>,
-    /// What it may take.
+    /// The resource limits of the transaction.
     pub limits: TransactionLimits,
-    /// It was refused more, and all that SQLite does from there is to roll it back, for which it may need a little more.
+    /// The transaction has exceeded a limit. SQLite only rolls it back from here on, and may need
+    /// slightly more for that.
     pub beyond_limits: bool,
 }
 
@@ -375,25 +393,28 @@ impl Transaction {
         }
     }
 
-    /// Whether it may hold so many bytes more, beside `buffered_bytes` in temporary files; notes it as its failure if not.
+    /// Returns true if the transaction may hold `more_bytes` more, in addition to `buffered_bytes`
+    /// in temporary files. Otherwise it records the error as its failure.
     pub(crate) fn may_hold(&mut self, more_bytes: u64, buffered_bytes: u64) -> bool {
         let overlay_bytes = (self.overlay.len() * PAGE_SIZE) as u64;
         self.keeps_within(self.limits.check_held(overlay_bytes + buffered_bytes + more_bytes))
     }
 
-    /// Whether the database may have so many pages; notes it as its failure if not.
+    /// Returns true if the database may grow to `pages` pages. Otherwise it records the error as
+    /// its failure.
     pub(crate) fn may_grow_to(&mut self, pages: u32) -> bool {
         let from = self.snapshot.map_or(0, |snapshot| snapshot.page_count);
         self.keeps_within(self.limits.check_size(from, pages))
     }
 
-    /// Whether it was refused more. Until the statement has been rolled back it may exceed its limits.
+    /// Records whether a limit was exceeded. Until the statement has been rolled back it may exceed
+    /// its limits.
     pub(crate) fn set_beyond_limits(&mut self, beyond: bool) {
         self.beyond_limits = beyond;
         self.overlay.files.quota.set_overdraft(beyond);
     }
 
-    /// Notes that its temporary file could not be written.
+    /// Records that its temporary file could not be written.
     pub(crate) fn spill_failed(&mut self, cause: &io::Error) {
         match spill::refusal(cause) {
             Some(refusal) => drop(self.keeps_within(Err(refusal.clone()))),
@@ -401,7 +422,7 @@ impl Transaction {
         }
     }
 
-    /// Whether a check of what it may take went well; notes it as its failure if not.
+    /// Returns true if a limit check succeeded. Otherwise it records the error as its failure.
     pub(crate) fn keeps_within(&mut self, checked: Result<(), Error>) -> bool {
         match checked {
             Err(error) if !self.beyond_limits => {
@@ -418,7 +439,7 @@ impl Transaction {
 mod tests {
     use super::*;
 
-    /// So many that some are in memory, some in files, some on their way there.
+    /// Enough that some pages are in memory, some in files, and some buffered in between.
     const PAGES: u32 = 400;
 
     fn overlay(directory: &std::path::Path) -> Overlay {
@@ -441,7 +462,8 @@ mod tests {
         assert!(!overlay.read(PAGES + 1, &mut bytes).await.unwrap());
     }
 
-    /// The pages of the overlay's segment, each with what it is filled with, and how many bytes it has.
+    /// Makes a segment of the overlay. Returns its pages, each with its fill value, and its size in
+    /// bytes.
     async fn segment(overlay: &mut Overlay, page_count: u32) -> (Vec<(u32, u32)>, u64) {
         use std::os::unix::fs::FileExt;
         let made = overlay.make_segment(PartitionId(9), page_count).await.unwrap();
@@ -459,7 +481,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_overlay_spills_and_gives_back_what_was_written() {
+    async fn overlay_spills_and_returns_written_pages() {
         let directory = tempfile::tempdir().unwrap();
         let mut overlay = overlay(directory.path());
         for no in (1..=PAGES).rev() {
@@ -482,7 +504,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_overlay_becomes_a_segment_whatever_happened_to_its_pages() {
+    async fn overlay_segment_contains_the_latest_version_of_each_page() {
         let directory = tempfile::tempdir().unwrap();
         let once = |no: u32| no;
         let some_again = |no: u32| if no.is_multiple_of(50) { no + 1 } else { no };
@@ -502,13 +524,16 @@ mod tests {
             assert_eq!(overlay.len(), 0);
             sizes.push(bytes);
         }
-        assert!(sizes[1] > sizes[0], "replaced frames stay: {sizes:?}");
-        assert!(sizes[2] < sizes[0] * 3 / 2, "too many do not: {sizes:?}");
+        assert!(sizes[1] > sizes[0], "a few replaced frames must stay in the draft: {sizes:?}");
+        assert!(
+            sizes[2] < sizes[0] * 3 / 2,
+            "a draft of mostly obsolete frames must be rewritten: {sizes:?}"
+        );
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
     }
 
     #[tokio::test]
-    async fn pages_that_come_again_and_again_take_no_space_again() {
+    async fn rewritten_pages_reuse_their_space() {
         let directory = tempfile::tempdir().unwrap();
         let mut overlay = overlay(directory.path());
         for round in 0..20 {
@@ -523,7 +548,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_overlay_without_memory_spills_at_once_and_releases_what_it_charged() {
+    async fn overlay_without_memory_spills_immediately_and_releases_its_charge() {
         let directory = tempfile::tempdir().unwrap();
         let mut overlay = Overlay::new(crate::spill::tests::files(directory.path(), 1 << 20, u64::MAX));
         let in_memory = PAGE_SIZE as u64 + ENTRY_BYTES;
@@ -538,7 +563,7 @@ mod tests {
         assert!(overlay.in_memory(3).is_some() && overlay.in_memory(4).is_none());
         let error = overlay.write(12, &[1; PAGE_SIZE], charge).unwrap_err();
         assert_eq!(crate::spill::error(&error).state(), "53200");
-        // A page that is there can be changed.
+        // A page that is already there can still be changed.
         overlay.write(11, &[1; PAGE_SIZE], charge).unwrap();
         assert!(!overlay.charge_spilled(|bytes| bytes < 8 * PAGE_SIZE as u64));
         assert!(overlay.charge_spilled(|bytes| bytes == 8 * PAGE_SIZE as u64));
@@ -547,10 +572,10 @@ mod tests {
     }
 
     #[test]
-    fn a_page_set_stays_small() {
+    fn page_set_is_deduplicated() {
         let mut set = PageSet::default();
         for round in 0..10_000u32 {
-            set.insert(round % 10, |_| panic!("a small set is not charged"));
+            set.insert(round % 10, |_| panic!("a small set must not be charged"));
         }
         assert!(set.pages.len() <= 512);
         let distinct: std::collections::BTreeSet<_> = set.iter().collect();
@@ -558,7 +583,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_set_without_memory_stands_for_all_pages() {
+    fn page_set_without_memory_stands_for_all_pages() {
         let mut set = PageSet::default();
         let charged = std::cell::Cell::new(0);
         let charge = |bytes| charged.replace(charged.get() + bytes) + bytes <= 100_000;

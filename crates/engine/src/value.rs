@@ -1,6 +1,6 @@
-//! SQL values as SQLite knows them.
+//! SQL values of SQLite's five storage classes.
 
-/// A value that is owned: a bound parameter, or a value kept beyond its row.
+/// An owned value: a bound parameter, or a value kept beyond its row.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     /// SQL NULL.

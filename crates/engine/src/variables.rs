@@ -1,22 +1,25 @@
-//! What SQL functions see of the session and its transaction. It is fixed when a transaction begins, so that a replay
-//! computes what the first run computed.
+//! Session state that SQL functions read. It is fixed when a transaction begins, so that a replay
+//! computes the same results as the first run.
 
-/// The session's side of a connection.
+/// A session's state on a connection.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Variables {
     /// "now", in milliseconds since 1970.
     pub clock_ms: u64,
     /// State of `random()` and `randomblob()`.
     pub random: u64,
-    /// What `changes()` answers before this connection has changed anything for the session.
+    /// The result of `changes()` until a statement of the session has changed rows on this
+    /// connection.
     pub changes: i64,
-    /// What `total_changes()` answered when the session got this connection, less the connection's own count then.
+    /// `total_changes()` when the session got this connection, minus the connection's own count at
+    /// that time.
     pub total_changes_base: i64,
-    /// Whether this connection has run a statement of the session that changes rows.
+    /// True once a statement of the session that changes rows has run on this connection.
     pub changed: bool,
-    /// The transaction's id, once the client has asked for it.
+    /// The transaction's id, assigned when the client first asks for it.
     pub transaction_id: u64,
-    /// Whether the session's user may write: else asking how a transaction ended must not decide it.
+    /// Whether the session's user may write. If not, asking for a transaction's outcome must not
+    /// decide it.
     pub may_write: bool,
 }
 

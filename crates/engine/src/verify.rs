@@ -1,16 +1,27 @@
-//! Reads everything that is kept and compares it with its checksums: what an operator does before a backup is trusted.
+//! Verifies all stored data against its checksums, for example before a backup is trusted. Nothing
+//! is changed.
 //!
-//! | | of a node that runs ([`Session::verify`]) | of a directory without a node ([`verify_directory`]), or of a store alone ([`verify_store`]) |
-//! | --- | --- | --- |
-//! | manifests | all | all |
-//! | segments | those that manifests name, or open partitions read | all, and that those which are named are there, by logs too |
-//! | the log in the directory | - (it is being written; the next start reads it) | every record that counts, as a start would, but nothing is written |
-//! | logs in the store | - (the same) | all objects, also what a start passes over, and that none is missing |
-//! | lists of hot pages, catalogs for readers, terms, fates of manifests | - (they come and go) | all; that there is a catalog, and the term that somebody has written in |
+//! A running node ([`Session::verify`]) reads:
+//! - all manifests;
+//! - the segments that manifests reference or open partitions read.
 //!
-//! (A damaged list of hot pages is a hint that nobody takes; a damaged catalog is replaced by the next one, a damaged fate keeps its manifest.)
+//! It skips the logs, which are being written and are read by the next start, and all short-lived
+//! objects.
 //!
-//! Nothing is changed. Of each object the first damage is told; the others are read all the same.
+//! On a data directory without a node ([`verify_directory`]), or a store alone ([`verify_store`]),
+//! it reads:
+//! - all manifests;
+//! - all segments, and checks that every segment referenced by a manifest or a log exists;
+//! - the log in the directory: every record that counts, as a start would, but without writing;
+//! - logs in the store: all objects, including those that a start skips, and checks that none is
+//!   missing;
+//! - lists of hot pages, catalogs for replicas, terms and manifest holds; and checks that a catalog
+//!   and the term of the newest manifest exist.
+//!
+//! (A damaged list of hot pages is ignored, a damaged catalog is replaced by the next one, and a
+//! damaged hold keeps its manifest.)
+//!
+//! Only the first damage of each object is reported; all other objects are still read.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
@@ -24,55 +35,55 @@ use crate::partition::{log_error, store_error};
 use crate::tenure::term_of;
 use crate::{Engine, Error, Result, Session, sqlstate};
 
-/// Manifests that are read at the same time.
-const READS_AT_ONCE: usize = 16;
+/// Maximum number of concurrent manifest reads.
+const MAX_CONCURRENT_READS: usize = 16;
 
-/// A place that is not as it was written.
+/// A damaged place in a file or object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
-    /// The file, from the data directory on.
+    /// Path of the file, relative to the data directory.
     pub file: String,
-    /// Where in it.
+    /// Offset of the damage within the file.
     pub offset: Option<u64>,
-    /// What is wrong there, and what to do.
+    /// What is wrong, and the remedy.
     pub problem: String,
-    /// Whose data it has, as far as that is known: none for what is nobody's, or everybody's.
+    /// Affected partitions, as far as known. Empty if the data belongs to no partition or to all.
     pub partitions: Vec<PartitionId>,
 }
 
-/// Who names which segments.
+/// Segments and the partitions that reference them.
 type Users = BTreeMap<SegmentId, BTreeSet<PartitionId>>;
 
-/// What manifests say.
+/// What the manifests reference.
 #[derive(Default)]
 struct Named {
-    /// The segments that they name, with those who do.
+    /// Referenced segments, and the partitions that reference them.
     users: Users,
-    /// Each partition's newest version.
+    /// Newest version number of each partition.
     newest: HashMap<PartitionId, u64>,
-    /// The last term in which one was stored.
+    /// The latest term in which a manifest was stored.
     term: u32,
 }
 
-/// What was read.
+/// Result of a verification.
 #[derive(Clone, Debug, Default)]
 pub struct Verified {
-    /// Records of the log.
+    /// Log records read.
     pub records: u64,
-    /// Manifests.
+    /// Manifests read.
     pub manifests: u64,
-    /// Segments.
+    /// Segments read.
     pub segments: u64,
-    /// Pages in segments.
+    /// Pages in these segments.
     pub pages: u64,
-    /// Other objects of the store.
+    /// Other objects read.
     pub others: u64,
-    /// What was found.
+    /// Damage found.
     pub damage: Vec<Damage>,
 }
 
 impl Verified {
-    /// Notes what is wrong with an object of the store. That it cannot be told is an error.
+    /// Records damage of an object in the store. Any other error is returned.
     fn note(&mut self, error: StoreError, partitions: Vec<PartitionId>) -> Result<()> {
         let Some(object) = error.damaged_object() else { return Err(store_error(error)) };
         let file = format!("store/{object}");
@@ -84,12 +95,13 @@ impl Verified {
         Ok(())
     }
 
-    /// Reads all manifests. Those of epochs that a partition has not come to are garbage, and count for nothing.
+    /// Reads all manifests. Manifests above a partition's epoch are garbage and do not count as its
+    /// newest version.
     async fn manifests(&mut self, store: &PageStore, epoch: impl Fn(PartitionId) -> u32) -> Result<Named> {
         let mut named = Named::default();
         let names = store.list_manifests(None).await.map_err(store_error)?;
         let read = |name| async move { (name, store.read_manifest(name).await) };
-        let mut reads = stream::iter(names.into_iter().map(read)).buffered(READS_AT_ONCE);
+        let mut reads = stream::iter(names.into_iter().map(read)).buffered(MAX_CONCURRENT_READS);
         while let Some((name, read)) = reads.next().await {
             self.manifests += 1;
             named.term = named.term.max(term_of(name.number));
@@ -108,7 +120,8 @@ impl Verified {
         Ok(named)
     }
 
-    /// Reads what there is beside manifests, segments and logs. Something was stored in this term.
+    /// Reads all objects except manifests, segments and logs. `term` is the latest term in which
+    /// something was stored.
     async fn others(
         &mut self,
         store: &PageStore,
@@ -134,12 +147,12 @@ impl Verified {
         store.check_terms(&terms, term).or_else(|missing| self.note(missing, Vec::new()))
     }
 
-    /// A node puts its catalog into the store before it takes connections.
+    // At least one catalog must exist: a node stores its catalog before it accepts connections.
     async fn catalogs(&mut self, store: &PageStore) -> Result<()> {
         let numbers = store.list_catalogs().await.map_err(store_error)?;
         if numbers.is_empty() && self.manifests > 0 {
-            let problem = "there is no catalog, so nobody can read the store beside its owner, nor tell its databases by their \
-                           names; the owner puts one there when it starts";
+            let problem = "no catalog found: replicas cannot open the store, and its databases \
+                           cannot be listed by name; the primary writes a catalog when it starts";
             self.damage.push(Damage {
                 file: "store/catalog".to_owned(),
                 offset: None,
@@ -180,7 +193,7 @@ impl Verified {
 }
 
 impl Verified {
-    /// Reads all segments that there are, or that somebody names.
+    /// Reads all existing and all referenced segments.
     async fn segments(
         &mut self,
         store: &PageStore,
@@ -190,16 +203,17 @@ impl Verified {
         for segment in store.list_segments().await.map_err(store_error)? {
             users.entry(segment).or_default();
         }
-        for (done, (segment, users_of_it)) in users.iter().enumerate() {
+        for (done, (segment, segment_users)) in users.iter().enumerate() {
             progress(done as u64, users.len() as u64);
-            self.segment(store, *segment, users_of_it).await?;
+            self.segment(store, *segment, segment_users).await?;
         }
         Ok(())
     }
 }
 
 impl Session {
-    /// Verifies all that this node keeps of its partitions in the store. Can be cancelled like a statement.
+    /// Verifies the data that this node keeps in the store for its partitions. Can be cancelled
+    /// like a statement.
     pub async fn verify(&mut self) -> Result<Verified> {
         let _running = self.start();
         let engine = self.engine().clone();
@@ -214,7 +228,8 @@ impl Session {
 }
 
 impl Engine {
-    /// Reads the manifests, and keeps what they name from the collector for as long as the answer lives.
+    /// Reads the manifests, and keeps the referenced segments from garbage collection while the
+    /// result lives.
     async fn hold_named(&self, verified: &mut Verified) -> Result<(Users, Arc<Vec<SegmentId>>)> {
         let _past = self.node().past.read().await;
         let mut users = verified.manifests(&self.node().store, |id| self.era(id).epoch).await?.users;
@@ -229,11 +244,12 @@ impl Engine {
     }
 }
 
-/// The partitions that a catalog knows, with their epochs.
+/// The partitions in the catalog, with their epochs.
 pub type KnownPartitions = HashMap<PartitionId, u32>;
 
-/// Verifies a data directory that no node uses, and its store. `live` are the partitions that the catalog knows, if it could be
-/// read; `progress` is told how many segments of how many have been read.
+/// Verifies a data directory that no node uses, and its store. `live` holds the partitions in the
+/// catalog, if the catalog could be read. `progress` receives the number of segments read and their
+/// total.
 pub async fn verify_directory(
     data: &Path,
     store: Arc<dyn Store>,
@@ -242,13 +258,13 @@ pub async fn verify_directory(
 ) -> Result<Verified> {
     let log = data.join("log");
     let read = tokio::task::spawn_blocking(move || read_log(&log)).await;
-    let panicked = |error| Error::new(sqlstate::INTERNAL, format!("reading the log panicked: {error}"));
+    let panicked = |error| Error::new(sqlstate::INTERNAL, format!("panic while reading the log: {error}"));
     let log = read.map_err(panicked)?.map_err(log_error)?;
     verify_kept(store, vec![log], live, progress).await
 }
 
-/// Verifies a store without the data directory that it belongs to, which no node uses now. `live` are the partitions that the
-/// catalog in the store knows, if it could be read.
+/// Verifies a store without its data directory. No node may use it. `live` holds the partitions in
+/// the store's catalog, if the catalog could be read.
 pub async fn verify_store(
     store: Arc<dyn Store>,
     live: Option<&KnownPartitions>,
@@ -257,7 +273,7 @@ pub async fn verify_store(
     verify_kept(store, Vec::new(), live, progress).await
 }
 
-/// Reads all of a store. `logs` are those that were read elsewhere.
+/// Reads everything in a store. `logs` are the results of logs outside of it.
 async fn verify_kept(
     store: Arc<dyn Store>,
     mut logs: Vec<FromLog>,
@@ -271,7 +287,8 @@ async fn verify_kept(
     for node in CommitLog::nodes_in(store.store()).await.map_err(log_error)? {
         logs.push(read_shared_logs(&store, node).await.map_err(log_error)?);
     }
-    // A record that a manifest covers, or whose partition was dropped, may name what has been collected.
+    // A record may reference collected segments if a manifest covers it or its partition was
+    // dropped.
     let needed = |partition: &PartitionId, number: u64| {
         live.is_some_and(|live| live.contains_key(partition))
             && newest.get(partition).is_none_or(|newest| *newest < number)
@@ -289,13 +306,13 @@ async fn verify_kept(
     Ok(verified)
 }
 
-/// What a log holds.
+/// What was read from a log.
 #[derive(Default)]
 struct FromLog {
     records: u64,
-    /// Objects of the store that were read for it.
+    /// Number of the log's objects in the store.
     objects: u64,
-    /// Segments of large commits: partition, version's number, name.
+    /// Segments of large commits: partition, version number, segment id.
     named: Vec<(PartitionId, u64, SegmentId)>,
     damage: Vec<Damage>,
 }
@@ -307,7 +324,7 @@ impl FromLog {
         self.named.extend(record.segments().map(|id| (header.partition, header.version.number, id)));
     }
 
-    /// Notes what is wrong, and `remedy`. That it cannot be told is an error.
+    /// Records damage together with `remedy`. Any other error is returned.
     fn note_damage(&mut self, error: LogError, remedy: &str) -> std::result::Result<(), LogError> {
         let LogError::Corrupt { file, offset, problem } = error else { return Err(error) };
         let problem = format!("{problem}; {remedy}");
@@ -325,11 +342,10 @@ async fn read_shared_logs(store: &PageStore, node: u128) -> std::result::Result<
     let checked = CommitLog::verify_shared(store.store().clone(), node, &mut note).await?;
     found.objects = checked.objects;
     for error in checked.damage {
-        let remedy =
-            "restore it from a copy of the store: commits of any database that is shared may be in it";
+        let remedy = "restore it from a copy of the store: it may contain commits of any shared database";
         found.note_damage(error, remedy)?;
     }
-    // Objects are told by their names, wherever the store is.
+    // Report objects by their names in the store, independent of the store's location.
     let below = format!("{}/", store.store());
     for damage in &mut found.damage {
         if let Some(object) = damage.file.strip_prefix(&below) {
@@ -350,7 +366,7 @@ fn read_log(directory: &Path) -> std::result::Result<FromLog, LogError> {
         found.note(record);
         Ok(())
     });
-    let remedy = "restore the directory from a backup: commits of any database that is local may be in it";
+    let remedy = "restore the directory from a backup: it may contain commits of any local database";
     read.or_else(|error| found.note_damage(error, remedy))?;
     Ok(found)
 }

@@ -1,4 +1,4 @@
-//! Transactions larger than memory allows.
+//! Transactions larger than the memory budget: spilling to temporary files and segments.
 
 mod common;
 
@@ -9,7 +9,7 @@ use fulmar_engine::{CancelReason, Config, Value, sqlstate};
 use fulmar_pages::PartitionId;
 use fulmar_store::{Backend, FailureKind, FaultyStore, StoreFault, StoreOperation};
 
-/// Resident memory of this process, bytes.
+/// Resident memory of this process, in bytes.
 fn resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
@@ -18,10 +18,10 @@ fn resident_bytes() -> u64 {
 
 const ROWS: &str = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 15000) SELECT i, randomblob(3500) FROM n";
 
-const SOME_ROWS: &str = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5000) SELECT i, randomblob(3500) FROM n";
+const FEWER_ROWS: &str = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5000) SELECT i, randomblob(3500) FROM n";
 
 #[tokio::test]
-async fn a_gigabyte_of_changes_fits_into_256_megabytes() {
+async fn transaction_of_a_gigabyte_runs_within_256_mib() {
     let directory = tempfile::tempdir().unwrap();
     let memory = 256 << 20;
     let start = || common::start_when_free(|| Config::new(directory.path(), memory));
@@ -31,19 +31,24 @@ async fn a_gigabyte_of_changes_fits_into_256_megabytes() {
     a.run(&format!("INSERT INTO t(id, v) {ROWS}")).await.unwrap();
     let before = resident_bytes();
     a.run("BEGIN").await.unwrap();
-    let mut most = 0;
+    let mut peak_bytes = 0;
     for round in 0..18 {
         a.run(&format!("UPDATE t SET v = randomblob(3500), n = {round}")).await.unwrap();
-        most = most.max(resident_bytes());
+        peak_bytes = peak_bytes.max(resident_bytes());
     }
     a.run("COMMIT").await.unwrap();
-    most = most.max(resident_bytes());
-    assert!(most < before.max(memory) + (64 << 20), "{} MiB resident, {} before", most >> 20, before >> 20);
+    peak_bytes = peak_bytes.max(resident_bytes());
+    assert!(
+        peak_bytes < before.max(memory) + (64 << 20),
+        "resident memory must stay within the budget: {} MiB, {} MiB before",
+        peak_bytes >> 20,
+        before >> 20
+    );
     assert!(engine.statistics().temporary_files > 0);
     assert_eq!(a.int("SELECT count(*) FROM t WHERE n = 17 AND length(v) = 3500").await, 15000);
     a.run("UPDATE t SET n = -1 WHERE id = 5").await.unwrap();
     a.close().await;
-    // Without a clean stop the large commit comes back from the log's record and its segment.
+    // Without a clean stop, the large commit is recovered from the log's record and its segment.
     drop(engine);
     let engine = start().await;
     let mut a = Client { session: engine.session(PartitionId(1)) };
@@ -60,7 +65,7 @@ async fn a_gigabyte_of_changes_fits_into_256_megabytes() {
 }
 
 #[tokio::test]
-async fn a_rolled_back_large_transaction_leaves_nothing() {
+async fn rollback_of_a_large_transaction_leaves_no_pages() {
     let node = Node::start().await;
     let mut a = node.client(1);
     a.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)").await.unwrap();
@@ -69,19 +74,19 @@ async fn a_rolled_back_large_transaction_leaves_nothing() {
     assert_eq!(a.int("PRAGMA page_count").await, 2);
 }
 
-/// What a table holds, as numbers that any change changes.
+/// Aggregates of the table that change with every change of its rows.
 const SUMS: &str = "SELECT count(*) || ' ' || sum(id) || ' ' || sum(n) || ' ' || sum(id * length(v)) FROM t";
 
 #[tokio::test]
-async fn what_was_spilled_is_read_changed_and_taken_back() {
+async fn spilled_pages_can_be_read_changed_and_rolled_back() {
     let node = Node::start().await;
     let mut a = node.client(1);
     a.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB, n INTEGER DEFAULT 1); CREATE INDEX i ON t(n, id)")
         .await
         .unwrap();
-    a.run(&format!("BEGIN; INSERT INTO t(id, v) {SOME_ROWS}")).await.unwrap();
+    a.run(&format!("BEGIN; INSERT INTO t(id, v) {FEWER_ROWS}")).await.unwrap();
     assert_eq!(a.int("SELECT sum(length(v)) FROM t WHERE id % 7 = 0").await, 714 * 3500);
-    // Some pages again, once and twice; then all of them, and back.
+    // Changes some pages again, once and twice, then all of them, and rolls back.
     a.run("UPDATE t SET n = 2 WHERE id % 50 = 0; UPDATE t SET n = 3 WHERE id % 100 = 0").await.unwrap();
     let sums = a.value(SUMS).await;
     a.run("SAVEPOINT s; UPDATE t SET v = randomblob(3400), n = 4; DELETE FROM t WHERE id > 3000")
@@ -107,14 +112,14 @@ async fn what_was_spilled_is_read_changed_and_taken_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_large_transaction_that_is_cancelled_is_taken_back() {
+async fn cancelled_large_transaction_is_rolled_back() {
     let node = Node::start().await;
     let mut a = node.client(1);
     a.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB, n INTEGER DEFAULT 1)").await.unwrap();
-    a.run(&format!("INSERT INTO t(id, v) {SOME_ROWS}")).await.unwrap();
+    a.run(&format!("INSERT INTO t(id, v) {FEWER_ROWS}")).await.unwrap();
     let sums = a.value(SUMS).await;
     for spilled in 1..=3 {
-        // In the middle of its writes: when it has made so many files more.
+        // Cancels in the middle of the writes: when the statement has created `spilled` more files.
         let engine = node.engine.clone();
         let before = engine.statistics().temporary_files;
         let canceller = a.session.canceller();
@@ -135,9 +140,10 @@ async fn a_large_transaction_that_is_cancelled_is_taken_back() {
     assert_eq!(a.value("PRAGMA integrity_check").await, Value::Text("ok".into()));
 }
 
-/// A store that is no local directory is sent the segment; what it refuses has not happened.
+/// A large commit is uploaded to a store that is not a local directory. If the store rejects it,
+/// the commit fails without a change.
 #[tokio::test]
-async fn a_large_commit_goes_to_any_store_or_fails_as_a_whole() {
+async fn large_commit_is_uploaded_or_fails_atomically() {
     let directory = tempfile::tempdir().unwrap();
     let store = FaultyStore::new(Arc::new(Backend::memory()));
     let config =
@@ -151,10 +157,10 @@ async fn a_large_commit_goes_to_any_store_or_fails_as_a_whole() {
     let mut a = Client { session: engine.session(PartitionId(1)) };
     a.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB, n INTEGER DEFAULT 1)").await.unwrap();
     refuse(Some(StoreFault::Fail(FailureKind::Other)));
-    assert_eq!(a.state(&format!("INSERT INTO t(id, v) {SOME_ROWS}")).await, sqlstate::IO_ERROR);
+    assert_eq!(a.state(&format!("INSERT INTO t(id, v) {FEWER_ROWS}")).await, sqlstate::IO_ERROR);
     assert_eq!(a.int("SELECT count(*) FROM t").await, 0);
     refuse(None);
-    a.run(&format!("INSERT INTO t(id, v) {SOME_ROWS}")).await.unwrap();
+    a.run(&format!("INSERT INTO t(id, v) {FEWER_ROWS}")).await.unwrap();
     let sums = a.value(SUMS).await;
     a.close().await;
     drop(engine);
@@ -165,30 +171,31 @@ async fn a_large_commit_goes_to_any_store_or_fails_as_a_whole() {
 }
 
 #[tokio::test]
-async fn a_disk_that_refuses_a_large_transaction_harms_nothing() {
+async fn large_transaction_on_a_failing_disk_is_rolled_back() {
     let node = Node::start().await;
     let mut a = node.client(1);
     a.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB, n INTEGER DEFAULT 1)").await.unwrap();
-    let temporary = node.directory.path().join("tmp");
-    std::fs::remove_dir(&temporary).unwrap();
-    let error = a.run(&format!("INSERT INTO t(id, v) {SOME_ROWS}")).await.unwrap_err();
+    let temporary_directory = node.directory.path().join("tmp");
+    std::fs::remove_dir(&temporary_directory).unwrap();
+    let error = a.run(&format!("INSERT INTO t(id, v) {FEWER_ROWS}")).await.unwrap_err();
     assert_eq!(error.state(), sqlstate::IO_ERROR, "{error}");
     assert!(error.message().contains("temporary file"), "{error}");
     assert_eq!(a.int("SELECT count(*) FROM t").await, 0);
-    std::fs::create_dir(&temporary).unwrap();
-    // The store cannot take its name: a file is where its directory should be.
+    std::fs::create_dir(&temporary_directory).unwrap();
+    // The store cannot create the segment: a file is in the place of its directory.
     let segments = node.directory.path().join("store/segments");
     std::fs::write(&segments, "").unwrap();
-    assert_eq!(a.state(&format!("INSERT INTO t(id, v) {SOME_ROWS}")).await, sqlstate::IO_ERROR);
+    assert_eq!(a.state(&format!("INSERT INTO t(id, v) {FEWER_ROWS}")).await, sqlstate::IO_ERROR);
     assert_eq!(a.int("SELECT count(*) FROM t").await, 0);
     std::fs::remove_file(&segments).unwrap();
-    a.run(&format!("INSERT INTO t(id, v) {SOME_ROWS}")).await.unwrap();
+    a.run(&format!("INSERT INTO t(id, v) {FEWER_ROWS}")).await.unwrap();
     assert_eq!(a.int("SELECT count(*) FROM t").await, 5000);
 }
 
-/// Transactions that are too large to be replayed wait for a log that is busy with others: that is no conflict.
+/// Transactions that are too large to be replayed wait for a log that is busy with other tenants.
+/// The wait is not a conflict.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_busy_log_costs_large_transactions_no_error() {
+async fn large_transactions_wait_for_a_busy_log() {
     const TENANTS: u64 = 8;
     let node = Node::start().await;
     let tenants = (1..=TENANTS).map(|partition| {

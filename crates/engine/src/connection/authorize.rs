@@ -1,8 +1,10 @@
-//! What a tenant's SQL may do: everything inside its own database, nothing outside it.
+//! The authorizer for tenants' SQL: everything inside the tenant's database is allowed, nothing
+//! outside it.
 //!
-//! There is no other file to open (the VFS opens one main file a connection and refuses the rest), no extension to
-//! load, and no function that reaches the machine; this authorizer makes the refusals early and clear, and lets only
-//! those PRAGMAs through that cannot break how we run SQLite.
+//! A statement could not reach anything outside: the VFS opens one main file per connection and
+//! rejects all others, and there are no extensions to load and no functions that access the
+//! machine. The authorizer rejects such statements early, with a clear error. It also allows only
+//! those PRAGMAs that cannot break the engine's use of SQLite.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -10,7 +12,8 @@ use libsqlite3_sys as ffi;
 
 use crate::vfs::Link;
 
-/// PRAGMAs that may be read, and given an argument where they take one (a table's name, say).
+/// PRAGMAs that may be read, and may be given an argument if they take one (the name of a table,
+/// for example).
 const READABLE: [&str; 23] = [
     "application_id",
     "collation_list",
@@ -37,10 +40,10 @@ const READABLE: [&str; 23] = [
     "table_xinfo",
 ];
 
-/// PRAGMAs that may be set: they are part of the data, or of the session's own transaction.
+/// PRAGMAs that may be set: they are part of the data, or of the session's transaction.
 const SETTABLE: [&str; 4] = ["application_id", "defer_foreign_keys", "optimize", "user_version"];
 
-/// Functions that would reach outside, should a build of SQLite ever have them.
+/// Functions that access files or memory, in case a build of SQLite has them.
 const FORBIDDEN_FUNCTIONS: [&str; 6] =
     ["load_extension", "readfile", "writefile", "edit", "fts3_tokenizer", "sqlite_dbpage"];
 
@@ -59,10 +62,10 @@ unsafe extern "C" fn authorize(
     _database: *const c_char,
     _trigger: *const c_char,
 ) -> c_int {
-    // SAFETY: the link outlives the handle; SQLite's strings live during the call.
+    // SAFETY: the link outlives the handle; SQLite's strings are valid during the call.
     let (link, first, second) = unsafe { (&*link.cast::<Link>(), text(first), text(second)) };
-    // SQLite asks while it compiles. A statement that it runs is compiled again when the schema has
-    // changed.
+    // SQLite calls this while it compiles. It compiles a running statement again after a schema
+    // change.
     link.held.begin_compiling();
     let allowed = match action {
         // VACUUM attaches a nameless temporary database.
@@ -81,7 +84,8 @@ fn pragma_allowed(link: &Link, name: &str, argument: Option<&str>) -> bool {
     let listed = |list: &[&str]| list.iter().any(|known| known.eq_ignore_ascii_case(name));
     match argument {
         None => listed(&READABLE) || listed(&["page_size", "schema_version", "user_version"]),
-        // Settings of the connection would outlive the session in the pool; and text is UTF-8.
+        // Connection settings would outlive the session in the pool, and the encoding is always
+        // UTF-8.
         Some(_) if name.eq_ignore_ascii_case("foreign_keys") || name.eq_ignore_ascii_case("encoding") => {
             false
         }
@@ -90,8 +94,8 @@ fn pragma_allowed(link: &Link, name: &str, argument: Option<&str>) -> bool {
 }
 
 /// # Safety
-/// `pointer` is null or a C string that lives long enough.
+/// `pointer` is null or a C string that is valid for `'a`.
 unsafe fn text<'a>(pointer: *const c_char) -> Option<&'a str> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's contract.
     (!pointer.is_null()).then(|| unsafe { CStr::from_ptr(pointer) }.to_str().unwrap_or("?"))
 }

@@ -1,12 +1,13 @@
-//! Changing what a declaration says, where the rows stay as they are.
+//! Declaration changes: edits the text of the schema without touching rows.
 //!
-//! Some changes of a table are changes of its text alone: rows that stand in the order of a column *are* declared with it
-//! as their key. SQLite lets nobody change the texts of `sqlite_schema` unless it is told to; here it is told so for
-//! one statement at a time, which the gateway has made and no tenant has written ([`crate::Known::declares`]).
+//! Some changes of a table change only its declaration. For example, rows that are in the order of
+//! a column can be *declared* with that column as their key. SQLite rejects changes to the text in
+//! `sqlite_schema` unless they are enabled. Here they are enabled for one statement at a time,
+//! which the gateway has written, not a tenant ([`crate::Known::declares`]).
 //!
-//! The change is one of pages like any other: it is part of its transaction, taken back with it, and conflicts
-//! with what others do to the schema. That all connections read the texts anew, this one too, is the schema's version's
-//! doing, which is raised in the same transaction.
+//! The change is a change of pages like any other: it is part of its transaction, is rolled back
+//! with it, and conflicts with other changes of the schema. The schema version is incremented in
+//! the same transaction, so that all connections, including this one, parse the schema again.
 
 use std::ffi::{CString, c_int};
 use std::ptr;
@@ -19,7 +20,7 @@ use crate::statement::RowSink;
 use crate::{Error, Result, sqlstate};
 
 impl Connection {
-    /// Runs `body`, which may change texts of `sqlite_schema`; on the fiber.
+    /// Runs `body`, which may change the text in `sqlite_schema`; on the fiber.
     pub(crate) fn with_open_schema<T>(&mut self, body: impl FnOnce(&mut Connection) -> T) -> T {
         self.open_schema(true);
         let done = body(self);
@@ -30,12 +31,14 @@ impl Connection {
     fn open_schema(&mut self, open: bool) {
         let options = [(ffi::SQLITE_DBCONFIG_DEFENSIVE, !open), (ffi::SQLITE_DBCONFIG_WRITABLE_SCHEMA, open)];
         for (option, value) in options {
-            // SAFETY: a valid handle, and options that take a number and a place for the answer, which may be null.
+            // SAFETY: a valid handle, and options that take a number and an output pointer, which
+            // may be null.
             unsafe { ffi::sqlite3_db_config(self.db, option, c_int::from(value), ptr::null_mut::<c_int>()) };
         }
     }
 
-    /// Runs a statement that changes texts of `sqlite_schema`, within a transaction; on the fiber.
+    /// Runs a statement that changes the text in `sqlite_schema`, inside a transaction; on the
+    /// fiber.
     pub(crate) fn declare_here(&mut self, run: &Run<'_>, sink: &mut dyn RowSink) -> Step {
         self.with_open_schema(|connection| match connection.run_here(run, sink) {
             Step::Done(rows) => match connection.raise_schema_version_here() {
@@ -49,7 +52,7 @@ impl Connection {
     fn raise_schema_version_here(&mut self) -> Result<()> {
         let (raw, _) = self.prepare_raw("PRAGMA main.schema_version")?;
         let handle = Handle::without_parameters(raw);
-        // SAFETY: a valid statement, which answers one number.
+        // SAFETY: a valid statement that returns one number.
         let (code, version) =
             unsafe { (ffi::sqlite3_step(handle.raw), ffi::sqlite3_column_int(handle.raw, 0)) };
         if code != ffi::SQLITE_ROW {

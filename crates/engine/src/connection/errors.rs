@@ -1,4 +1,4 @@
-//! SQLite's errors as a PostgreSQL client expects them.
+//! Converts SQLite errors into errors with SQLSTATEs, as PostgreSQL clients expect them.
 
 use std::ffi::c_int;
 
@@ -6,15 +6,16 @@ use libsqlite3_sys as ffi;
 
 use crate::{Error, heap, sqlstate};
 
-/// The error for a result code and its message. `offset` is the place in the SQL text in bytes, or negative.
+/// The error for a result code and its message. `offset` is the position in the SQL text in bytes,
+/// or negative.
 pub(crate) fn sqlite_error(code: c_int, message: String, offset: c_int) -> Error {
     let error = match code {
         ffi::SQLITE_CONSTRAINT_UNIQUE | ffi::SQLITE_CONSTRAINT_PRIMARYKEY | ffi::SQLITE_CONSTRAINT_ROWID => {
             Error::new(sqlstate::UNIQUE_VIOLATION, unique(&message))
         }
         ffi::SQLITE_CONSTRAINT_FOREIGNKEY => {
-            Error::new(sqlstate::FOREIGN_KEY_VIOLATION, "a foreign key is violated")
-                .hint("PRAGMA foreign_key_check lists rows without their parents")
+            Error::new(sqlstate::FOREIGN_KEY_VIOLATION, "foreign key constraint violated")
+                .hint("Run PRAGMA foreign_key_check to list the rows without a parent.")
         }
         ffi::SQLITE_CONSTRAINT_NOTNULL => Error::new(sqlstate::NOT_NULL_VIOLATION, message),
         ffi::SQLITE_CONSTRAINT_CHECK => Error::new(sqlstate::CHECK_VIOLATION, message),
@@ -27,17 +28,17 @@ pub(crate) fn sqlite_error(code: c_int, message: String, offset: c_int) -> Error
     }
 }
 
-/// The error of a statement that needs more stack than there is.
+/// The error for a statement that exceeds the stack.
 pub(super) fn stack_exhausted() -> Error {
     Error::new(sqlstate::STATEMENT_TOO_COMPLEX, "stack depth limit exceeded")
         .hint("Nest fewer subqueries, views, expressions or generated columns.")
 }
 
-/// The error for a value, a row or a text that is longer than SQLite's limit.
+/// The error for a value, a row or a text that exceeds SQLite's length limit.
 pub(crate) fn too_large(message: String, largest_value_bytes: u64) -> Error {
     let hint = format!(
-        "A value or row may have up to {} kB: max_value_size of the database, and at most an eighth of the node's \
-         --memory.",
+        "A value or row may have up to {} kB: max_value_size of the database, and at most an eighth of \
+         the node's memory for statements, which is set by --memory.",
         largest_value_bytes / 1024
     );
     Error::new(sqlstate::PROGRAM_LIMIT, message).hint(hint)
@@ -58,28 +59,27 @@ fn by_primary_code(code: c_int, message: String) -> Error {
         ffi::SQLITE_RANGE => Error::new(sqlstate::PROTOCOL_VIOLATION, message),
         ffi::SQLITE_TOOBIG => Error::new(sqlstate::PROGRAM_LIMIT, message),
         ffi::SQLITE_NOMEM => heap::exhausted(),
-        ffi::SQLITE_FULL => {
-            Error::new(sqlstate::DISK_FULL, "a temporary file could not grow: the disk is full")
-                .hint("free space on the disk of the data directory")
-        }
+        ffi::SQLITE_FULL => Error::new(sqlstate::DISK_FULL, "could not extend temporary file: disk is full")
+            .hint("Free space on the disk of the data directory."),
         ffi::SQLITE_INTERRUPT => {
             Error::new(sqlstate::QUERY_CANCELED, "canceling statement due to user request")
         }
         ffi::SQLITE_AUTH | ffi::SQLITE_PERM => Error::new(sqlstate::INSUFFICIENT_PRIVILEGE, message)
-            .hint("see docs/sql.md for what is permitted inside a tenant"),
+            .hint("See docs/sql.md for the operations that are permitted in a tenant."),
         ffi::SQLITE_READONLY => {
             Error::new(sqlstate::READ_ONLY_TRANSACTION, "cannot write in a read-only transaction")
         }
         ffi::SQLITE_CORRUPT | ffi::SQLITE_NOTADB => Error::new(sqlstate::DATA_CORRUPTED, message),
         ffi::SQLITE_IOERR | ffi::SQLITE_CANTOPEN => Error::new(sqlstate::IO_ERROR, message),
         ffi::SQLITE_BUSY | ffi::SQLITE_LOCKED => Error::new(sqlstate::SERIALIZATION_FAILURE, message),
-        ffi::SQLITE_SCHEMA => Error::new(sqlstate::SERIALIZATION_FAILURE, "the schema has changed")
-            .hint("run the statement again"),
+        ffi::SQLITE_SCHEMA => {
+            Error::new(sqlstate::SERIALIZATION_FAILURE, "schema has changed").hint("Retry the statement.")
+        }
         _ => Error::new(sqlstate::INTERNAL, format!("{message} (SQLite code {code})")),
     }
 }
 
-/// SQLITE_ERROR is told apart by its message.
+/// SQLITE_ERROR has no extended codes: the message determines the SQLSTATE.
 fn general(message: String) -> Error {
     let state = match message.as_str() {
         m if m.starts_with("no such table") => sqlstate::UNDEFINED_TABLE,
@@ -122,7 +122,7 @@ fn general(message: String) -> Error {
             error.hint("A superuser can raise the limit with ALTER DATABASE ... SET max_pattern_length.")
         }
         sqlstate::SYNTAX_ERROR | sqlstate::UNDEFINED_FUNCTION => {
-            error.hint("the SQL is SQLite's: see docs/sql.md")
+            error.hint("The SQL dialect is SQLite's; see docs/sql.md.")
         }
         _ => error,
     }

@@ -1,8 +1,10 @@
-//! A SQLite connection on a partition: opened, kept and used by one session at a time.
+//! SQLite connections and their pool. A connection belongs to one partition, and one session at a
+//! time uses it.
 //!
-//! Sessions hold no connection between transactions: they take one from the partition's [`Pool`] and give it back, so
-//! thousands of idle sessions cost no SQLite memory and a few connections stay warm. Prepared statements belong to
-//! connections; each keeps those it used last ([`statements`]).
+//! Sessions hold no connection between transactions: they take one from the partition's [`Pool`]
+//! and return it. So thousands of idle sessions use no SQLite memory, and a few connections stay
+//! warm. Prepared statements belong to connections; each caches the most recently used ones
+//! ([`statements`]).
 
 mod authorize;
 mod declaration;
@@ -30,7 +32,7 @@ use crate::variables::Variables;
 use crate::vfs::{self, Link};
 use crate::{Error, Result, TransactionLimits, heap, sqlstate};
 
-/// Steps of SQLite's virtual machine between two looks at the clock and at the cancel flag.
+/// Steps of SQLite's virtual machine between two checks of the clock and the cancel flag.
 const STEPS_PER_CHECKPOINT: c_int = 2000;
 
 /// An open connection. All calls into SQLite go through [`Connection::run`], on a fiber.
@@ -39,25 +41,31 @@ pub(crate) struct Connection {
     pub(crate) link: Box<Link>,
     statements: statements::Cache,
     pub(crate) procedures: Known,
-    /// The session has left something in this connection that others must not see (temporary tables, settings).
+    /// The session has left state in this connection that other sessions must not see (temporary
+    /// tables, settings).
     pub(crate) tainted: bool,
-    /// Those of SQLite's limits that depend on the tenant, as they are set.
+    /// The current values of those SQLite limits that depend on the tenant.
     limits: [c_int; TENANT_LIMITS],
 }
 
-// SAFETY: connections are opened NOMUTEX and used by one session at a time; see `fiber` for suspended ones.
+// SAFETY: connections are opened NOMUTEX and used by one session at a time; see `fiber` for
+// suspended ones.
 unsafe impl Send for Connection {}
 
-/// Settings of every connection. Why each: our own journal buffers never need to be durable, so synchronous is off;
-/// TRUNCATE keeps the journal in a spillable buffer (MEMORY never spills); any mmap size makes SQLite read through
-/// xFetch, without a copy.
+/// Settings of every connection:
+///
+/// - synchronous is off, since the journal buffers of the VFS need no durability;
+/// - the journal mode is TRUNCATE, which keeps the journal in a spillable buffer (MEMORY never
+///   spills);
+/// - an mmap size is set (any value), so that SQLite reads through xFetch without a copy.
 const SETTINGS: &CStr = c"PRAGMA page_size=4096; PRAGMA mmap_size=1073741824; \
     PRAGMA synchronous=OFF; PRAGMA journal_mode=TRUNCATE; PRAGMA temp_store=FILE; PRAGMA foreign_keys=ON; \
     PRAGMA recursive_triggers=OFF";
 
-/// Limits that keep the stack of a fiber within bounds, and lengths within reason.
+/// Limits that bound the stack use of a fiber, and the length of SQL.
 const LIMITS: [(c_int, c_int); 5] = [
-    // Of the schema's texts too. Statements keep to the node's limit before they come here.
+    // Also applies to SQL in the schema. Statements are checked against the node's lower limit
+    // before they get here.
     (ffi::SQLITE_LIMIT_SQL_LENGTH, MAX_STATEMENT_BYTES as c_int),
     (ffi::SQLITE_LIMIT_EXPR_DEPTH, 200),
     (ffi::SQLITE_LIMIT_COMPOUND_SELECT, 50),
@@ -67,19 +75,19 @@ const LIMITS: [(c_int, c_int); 5] = [
 
 /// Limits that depend on the tenant, each with its upper bound: see [`TransactionLimits`].
 const TENANT_LIMITS: usize = 3;
-const LARGEST_VALUE_BYTES: u64 = 256 << 20;
-const LONGEST_PATTERN_BYTES: u64 = 50_000;
-const MOST_PARAMETERS: u64 = 32_766;
+const MAX_VALUE_BYTES: u64 = 256 << 20;
+const MAX_PATTERN_BYTES: u64 = 50_000;
+const MAX_PARAMETERS: u64 = 32_766;
 
-/// SQLite's cache holds only pages that are written, and spills to the overlay: on a small node sooner, so that a transaction that
-/// writes is a small one to the heap.
+/// The size of SQLite's page cache. It holds only pages that are written, and spills to the
+/// overlay. It is smaller on a small node, so that a writing transaction takes little of the heap.
 const CACHE_BYTES: std::ops::RangeInclusive<u64> = 512 << 10..=2 << 20;
-/// The part of the tenant's memory for statements that the cache of one connection may take.
-const CACHE_PART: u64 = 64;
+/// The page cache of one connection may take the tenant's statement memory divided by this.
+const CACHE_DIVISOR: u64 = 64;
 
-/// Changed pages that SQLite's cache keeps between transactions. They would be read anew all the same if another
-/// connection wrote meanwhile.
-const KEPT_CACHE_BYTES: c_int = 24 << 10;
+/// Maximum of changed pages that SQLite's cache keeps between transactions. SQLite would have to
+/// read them again anyway if another connection has written meanwhile.
+const MAX_IDLE_CACHE_BYTES: c_int = 24 << 10;
 
 impl Connection {
     /// Opens a connection on a partition.
@@ -103,7 +111,7 @@ impl Connection {
         body: impl FnOnce(&mut Connection) -> T + 'a,
     ) -> Result<Fiber<'a, T>> {
         let link: *const Link = &*self.link;
-        // SAFETY: the link lives in this connection, which the fiber borrows until its end.
+        // SAFETY: the link is part of this connection, which the fiber borrows until its end.
         let fiber = unsafe {
             Fiber::new(&raw const (*link).suspender, link.cast(), move || {
                 let result = body(self);
@@ -113,8 +121,8 @@ impl Connection {
             })
         };
         fiber.map_err(|e| {
-            Error::new(sqlstate::OUT_OF_MEMORY, format!("no stack for a statement: {e}"))
-                .hint("too many statements wait at once; run fewer, or raise vm.max_map_count")
+            Error::new(sqlstate::OUT_OF_MEMORY, format!("could not allocate a stack for a statement: {e}"))
+                .hint("Run fewer concurrent statements, or raise vm.max_map_count.")
         })
     }
 
@@ -124,13 +132,15 @@ impl Connection {
             | ffi::SQLITE_OPEN_NOMUTEX
             | ffi::SQLITE_OPEN_PRIVATECACHE
             | ffi::SQLITE_OPEN_EXRESCODE;
-        // SAFETY: plain calls of SQLite's interface with valid pointers; on failure the handle is closed by `drop`.
+        // SAFETY: plain calls of SQLite's API with valid pointers. On failure `drop` closes the
+        // handle.
         unsafe {
             let code = ffi::sqlite3_open_v2(c"partition".as_ptr(), &mut self.db, FLAGS, vfs::NAME.as_ptr());
             if code != ffi::SQLITE_OK {
                 return Err(self.error(code));
             }
-            // SQLite's small pool of every connection would be cold whenever the connection is used; the allocator's is warm.
+            // SQLite's small lookaside pool would be cold in a connection that was not in use; the
+            // allocator's pool is warm.
             let no_pool = ptr::null_mut::<c_void>();
             ffi::sqlite3_db_config(self.db, ffi::SQLITE_DBCONFIG_LOOKASIDE, no_pool, 0, 0);
             for (option, value) in [
@@ -138,7 +148,8 @@ impl Connection {
                 (ffi::SQLITE_DBCONFIG_DEFENSIVE, 1),
                 (ffi::SQLITE_DBCONFIG_DQS_DML, 0),
                 (ffi::SQLITE_DBCONFIG_DQS_DDL, 0),
-                // Plans do not depend on parameters: else each binding of one that statistics speak of prepares anew.
+                // Query plans must not depend on parameters. Otherwise a parameter with statistics
+                // would cause a new preparation for each binding.
                 (ffi::SQLITE_DBCONFIG_ENABLE_QPSG, 1),
             ] {
                 ffi::sqlite3_db_config(self.db, option, value as c_int, ptr::null_mut::<c_int>());
@@ -151,7 +162,7 @@ impl Connection {
             ffi::sqlite3_progress_handler(self.db, STEPS_PER_CHECKPOINT, Some(progress), link as *mut c_void);
         }
         self.execute_here(SETTINGS)?;
-        let cache_bytes = self.link.partition.heap().limit_bytes() / CACHE_PART;
+        let cache_bytes = self.link.partition.heap().limit_bytes() / CACHE_DIVISOR;
         let cache_kib = cache_bytes.clamp(*CACHE_BYTES.start(), *CACHE_BYTES.end()) >> 10;
         let cache = CString::new(format!("PRAGMA cache_size=-{cache_kib}")).unwrap_or_default();
         self.execute_here(&cache)?;
@@ -160,7 +171,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Runs statements without answers; on the fiber.
+    /// Runs statements that return no rows; on the fiber.
     pub(crate) fn execute_here(&mut self, sql: &CStr) -> Result<()> {
         // SAFETY: a valid handle and a C string.
         let code =
@@ -169,7 +180,7 @@ impl Connection {
         if code == ffi::SQLITE_OK { Ok(()) } else { Err(self.error(code)) }
     }
 
-    /// Sets what the next transactions may take.
+    /// Sets the resource limits of the next transactions.
     pub(crate) fn set_limits(&mut self, limits: TransactionLimits) {
         self.link.transaction.borrow_mut().limits = limits;
         self.link.files.quota.set_limit(limits.temporary_bytes);
@@ -177,10 +188,10 @@ impl Connection {
         let wanted = [
             (
                 ffi::SQLITE_LIMIT_LENGTH,
-                limits.value_bytes.min(LARGEST_VALUE_BYTES.min(heap.largest_value_bytes())),
+                limits.value_bytes.min(MAX_VALUE_BYTES.min(heap.largest_value_bytes())),
             ),
-            (ffi::SQLITE_LIMIT_LIKE_PATTERN_LENGTH, limits.pattern_bytes.min(LONGEST_PATTERN_BYTES)),
-            (ffi::SQLITE_LIMIT_VARIABLE_NUMBER, limits.parameters.min(MOST_PARAMETERS)),
+            (ffi::SQLITE_LIMIT_LIKE_PATTERN_LENGTH, limits.pattern_bytes.min(MAX_PATTERN_BYTES)),
+            (ffi::SQLITE_LIMIT_VARIABLE_NUMBER, limits.parameters.min(MAX_PARAMETERS)),
         ];
         for (current, (limit, value)) in self.limits.iter_mut().zip(wanted) {
             let value = value as c_int; // within its upper bound
@@ -192,7 +203,7 @@ impl Connection {
         }
     }
 
-    /// Bytes that a value or row may have.
+    /// Maximum bytes of a value or row.
     pub(crate) fn largest_value_bytes(&self) -> u64 {
         self.limits[0] as u64
     }
@@ -203,33 +214,35 @@ impl Connection {
         unsafe { system::enter(self.db, &self.link) }
     }
 
-    /// After a write to temporary tables was refused; on the fiber. SQLite takes it back when it is asked for them again,
-    /// and until then their file is as large as it was.
+    /// Called on the fiber after a write to temporary tables was rejected. SQLite rolls the write
+    /// back when the tables are next read; until then their file keeps its size.
     pub(crate) fn recover_temporary_here(&mut self) {
-        // If that fails too, it is tried again by who uses them next.
+        // If this fails too, the next use of the tables repeats it.
         let _ = self.execute_here(c"SELECT 1 FROM sqlite_temp_schema LIMIT 1");
     }
 
-    /// Whether no transaction is open in SQLite.
+    /// Returns true if no transaction is open in SQLite.
     pub(crate) fn is_autocommit(&self) -> bool {
         // SAFETY: a valid handle.
         unsafe { ffi::sqlite3_get_autocommit(self.db) != 0 }
     }
 
-    /// Whether the open transaction holds SQLite's write lock: it has changed something, or was about to.
+    /// Returns true if the open transaction holds SQLite's write lock: it has changed something, or
+    /// was about to.
     pub(crate) fn is_writing(&self) -> bool {
         // SAFETY: a valid handle.
         unsafe { ffi::sqlite3_txn_state(self.db, c"main".as_ptr()) == ffi::SQLITE_TXN_WRITE }
     }
 
-    /// Whether the open transaction has changed anything, temporary tables included.
+    /// Returns true if the open transaction has changed anything, including temporary tables.
     pub(crate) fn has_changes(&self) -> bool {
-        // SAFETY: a valid handle; no name means all of its databases.
+        // SAFETY: a valid handle; null means all of its databases.
         unsafe { ffi::sqlite3_txn_state(self.db, ptr::null()) == ffi::SQLITE_TXN_WRITE }
     }
 
-    /// Puts what functions see back to where the transaction began, for a replay. A transaction id that the client knows
-    /// stays. `total_changes` is what the session had counted before.
+    /// Resets the state that SQL functions read to the beginning of the transaction, for a replay.
+    /// A transaction id that the client knows is kept. `total_changes` is the session's count from
+    /// before the transaction.
     pub(crate) fn restore(
         &mut self,
         begun: &Variables,
@@ -251,7 +264,8 @@ impl Connection {
         self.set_last_insert_rowid(last_insert_rowid);
     }
 
-    /// Rows changed by the last statement that changes rows, and by all of this connection.
+    /// Rows changed by the last statement that changes rows, and by all statements of this
+    /// connection.
     pub(crate) fn changes(&self) -> (i64, i64) {
         // SAFETY: a valid handle.
         unsafe { (ffi::sqlite3_changes64(self.db), ffi::sqlite3_total_changes64(self.db)) }
@@ -267,7 +281,8 @@ impl Connection {
         unsafe { ffi::sqlite3_set_last_insert_rowid(self.db, rowid) }
     }
 
-    /// The error of the last call, which answered `code`. What the VFS noted goes before SQLite's view of it.
+    /// The error of the last call, which returned `code`. An error recorded by the VFS takes
+    /// precedence over SQLite's.
     pub(crate) fn error(&self, code: c_int) -> Error {
         if let Some(failure) = self.link.failure() {
             return failure;
@@ -276,7 +291,7 @@ impl Connection {
         if self.link.take_stack_exhausted() && no_memory {
             return errors::stack_exhausted();
         }
-        // SAFETY: a valid or null handle; the message is copied at once.
+        // SAFETY: a valid or null handle; the message is copied immediately.
         let (message, offset) = unsafe {
             let text = CStr::from_ptr(ffi::sqlite3_errmsg(self.db)).to_string_lossy().into_owned();
             (text, ffi::sqlite3_error_offset(self.db))
@@ -287,26 +302,26 @@ impl Connection {
         }
     }
 
-    /// Gives back memory that the next transaction most likely has no use for.
+    /// Releases memory that the next transaction is unlikely to need.
     pub(crate) fn trim(&mut self) {
         let link: *const Link = &*self.link;
-        // SAFETY: the link lives in this connection, as long as it does.
+        // SAFETY: the link is part of this connection.
         unsafe { fiber::within(link.cast(), || self.trim_here()) };
     }
 
-    /// It waits for nothing, so it is on no fiber of its own.
+    /// Runs without a fiber, since it never waits.
     fn trim_here(&mut self) {
         self.statements.trim();
         system::leave(&self.link);
         let wrote = std::mem::take(&mut self.link.transaction.borrow_mut().wrote);
-        if wrote && self.cached_bytes() > KEPT_CACHE_BYTES {
-            // SAFETY: a valid handle, used by nobody else now.
+        if wrote && self.cached_bytes() > MAX_IDLE_CACHE_BYTES {
+            // SAFETY: a valid handle that no other thread uses now.
             unsafe { ffi::sqlite3_db_release_memory(self.db) };
         }
         self.link.held.settle(self.link.partition.heap());
     }
 
-    /// What SQLite's page cache holds: copies of the pages that were written.
+    /// Memory of SQLite's page cache: copies of the pages that were written.
     fn cached_bytes(&self) -> c_int {
         let (mut now, mut most) = (0, 0);
         // SAFETY: a valid handle, and out parameters.
@@ -329,7 +344,8 @@ impl Drop for Connection {
         if self.db.is_null() {
             return;
         }
-        // Closing rolls back what is open and waits for nothing. It may want to give way; dropped then, it goes on to its end.
+        // Closing rolls back the open transaction. It never waits, but may yield; a fiber that is
+        // dropped then runs to its end.
         if let Ok(fiber) = self.run(Connection::close_here) {
             let _ = futures::FutureExt::now_or_never(fiber);
         }
@@ -337,7 +353,7 @@ impl Drop for Connection {
 }
 
 unsafe extern "C" fn progress(link: *mut c_void) -> c_int {
-    // SAFETY: the link outlives the handle. A panic cannot happen before the catch in `checkpoint`'s callees.
+    // SAFETY: the link outlives the handle. No panic can occur before the catch below.
     let link = unsafe { &*link.cast::<Link>() };
     let ends = || !link.controls.get() && link.checkpoint();
     let ends = std::panic::catch_unwind(std::panic::AssertUnwindSafe(ends)).unwrap_or(true);
@@ -345,7 +361,7 @@ unsafe extern "C" fn progress(link: *mut c_void) -> c_int {
     c_int::from(ends)
 }
 
-/// Connections of a partition that wait for a session.
+/// The idle connections of a partition.
 #[derive(Default)]
 #[expect(
     clippy::vec_box,
@@ -353,12 +369,13 @@ unsafe extern "C" fn progress(link: *mut c_void) -> c_int {
 )]
 pub(crate) struct Pool(Mutex<Vec<Box<Connection>>>);
 
-/// Connections that a partition keeps open at most (some 50 KiB each, for as long as it is used); more may be in use. As
-/// many are in use as transactions are open at once, and opening one costs as much as a dozen statements.
-const KEPT_CONNECTIONS: usize = 64;
+/// Maximum of idle connections of a partition (about 50 KiB each, as long as the partition is
+/// open). More may be in use, one per open transaction. Opening a connection costs as much as a
+/// dozen statements.
+const MAX_POOLED_CONNECTIONS: usize = 64;
 
 impl Pool {
-    /// The connection that was used last, so that few stay warm.
+    /// Takes the connection that was used last, so that few connections stay warm.
     pub(crate) fn take(&self) -> Option<Box<Connection>> {
         self.0.lock().pop()
     }
@@ -368,7 +385,7 @@ impl Pool {
             && !connection.link.held.is_much()
             && !connection.link.partition.heap().is_crowded();
         let mut kept = self.0.lock();
-        if keeps && kept.len() < KEPT_CONNECTIONS {
+        if keeps && kept.len() < MAX_POOLED_CONNECTIONS {
             kept.push(connection);
         } else {
             drop(kept);
@@ -376,12 +393,12 @@ impl Pool {
         }
     }
 
-    /// How many wait.
+    /// The number of idle connections.
     pub(crate) fn len(&self) -> usize {
         self.0.lock().len()
     }
 
-    /// Closes all that wait.
+    /// Closes all idle connections.
     pub(crate) fn clear(&self) {
         let connections = std::mem::take(&mut *self.0.lock());
         drop(connections);

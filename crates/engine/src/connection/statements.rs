@@ -1,4 +1,4 @@
-//! Prepared statements of a connection: preparing, binding, stepping.
+//! The prepared statements of a connection: preparing, binding, stepping, caching.
 
 use std::ffi::{CStr, c_int};
 use std::ptr;
@@ -13,20 +13,22 @@ use crate::statement::{Nowhere, Row, RowSink};
 use crate::value::{Value, ValueRef};
 use crate::{Error, Result, heap, sqlstate};
 
-/// Statements that one connection keeps, and their memory.
-const KEPT: usize = 64;
-const KEPT_BYTES: usize = 1 << 20;
+/// Maximum of cached statements per connection, and of their memory.
+const MAX_CACHED_STATEMENTS: usize = 64;
+const MAX_CACHED_BYTES: usize = 1 << 20;
 
-/// A statement that takes more memory (an INSERT of many rows, say) is kept within a transaction, not beyond.
+/// A statement that takes more memory (a large multi-row INSERT, for example) stays cached only
+/// until the end of the transaction.
 const BULKY_BYTES: usize = 48 << 10;
 
-/// A statement of SQLite's, and how its parameters are numbered.
+/// A SQLite statement, and the numbers of its parameters.
 pub(super) struct Handle {
     pub(super) raw: *mut ffi::sqlite3_stmt,
-    /// For each of SQLite's parameters, the client's number (from 1). SQLite numbers `$2, $1` by appearance.
+    /// The client's number (from 1) of each SQLite parameter. SQLite numbers `$2, $1` by
+    /// appearance.
     numbers: Box<[u16]>,
     used: u64,
-    /// Memory that it took when it was put into the cache.
+    /// Its memory when it was put into the cache.
     bytes: usize,
 }
 
@@ -35,7 +37,7 @@ impl Handle {
         Handle { raw, numbers: Box::default(), used: 0, bytes: 0 }
     }
 
-    /// Memory that SQLite takes for the statement.
+    /// Memory that SQLite uses for the statement.
     fn memory_bytes(&self) -> c_int {
         if self.raw.is_null() {
             return 0;
@@ -47,12 +49,12 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: owned, finalized once; null is allowed.
+        // SAFETY: owned, and finalized once; null is allowed.
         unsafe { ffi::sqlite3_finalize(self.raw) };
     }
 }
 
-/// The statements that a connection used last, by the id of [`crate::Statement`].
+/// The most recently used statements of a connection, by the id of [`crate::Statement`].
 #[derive(Default)]
 pub(super) struct Cache {
     handles: HashMap<u64, Handle>,
@@ -60,7 +62,7 @@ pub(super) struct Cache {
     bytes: usize,
     clock: u64,
     bulky: bool,
-    /// Ids of texts that have no [`crate::Statement`].
+    /// Ids of SQL texts that have no [`crate::Statement`].
     texts: HashMap<Box<str>, u64>,
     text_bytes: usize,
 }
@@ -71,11 +73,11 @@ impl Cache {
         self.bytes = 0;
     }
 
-    /// Adds a statement. Those that were used longest ago make room for it.
+    /// Adds a statement, and evicts the least recently used ones if necessary.
     fn insert(&mut self, id: u64, mut handle: Handle) {
         handle.bytes = handle.memory_bytes() as usize;
         self.remove(id);
-        while self.handles.len() >= KEPT || self.bytes + handle.bytes > KEPT_BYTES {
+        while self.handles.len() >= MAX_CACHED_STATEMENTS || self.bytes + handle.bytes > MAX_CACHED_BYTES {
             let oldest = self.handles.iter().min_by_key(|(_, handle)| handle.used).map(|(id, _)| *id);
             let Some(oldest) = oldest else { break };
             self.remove(oldest);
@@ -91,7 +93,7 @@ impl Cache {
         }
     }
 
-    /// Forgets statements that take much memory.
+    /// Evicts statements that take much memory.
     pub(super) fn trim(&mut self) {
         if std::mem::take(&mut self.bulky) {
             self.handles.retain(|_, handle| handle.bytes <= BULKY_BYTES);
@@ -100,45 +102,48 @@ impl Cache {
     }
 }
 
-/// Columns with their declared types, where they have one.
+/// Column names, with their declared types if they have one.
 pub(crate) type Columns = Vec<(String, Option<String>)>;
 
-/// What SQLite says of a statement's text.
+/// SQLite's description of a statement.
 pub(crate) struct Prepared {
-    /// Length of the first statement's text; what follows is the next one's.
+    /// Length of the first statement's text; the rest belongs to the next statement.
     pub length: usize,
-    /// Whether there is a statement at all.
+    /// True if the text contains no statement.
     pub empty: bool,
     pub read_only: bool,
     /// 0, or 1 for EXPLAIN, 2 for EXPLAIN QUERY PLAN.
     pub explain: c_int,
     /// Number of parameters: the highest `$n`.
     pub parameters: usize,
-    /// Names and declared types of the answer's columns.
+    /// Names and declared types of the result columns.
     pub columns: Columns,
 }
 
-/// How a statement's steps ended.
+/// The result of running a statement.
 pub(crate) enum Step {
-    /// To its end; rows given to the sink.
+    /// It succeeded, with this many rows given to the sink.
     Done(u64),
-    /// With a conflict; it can be run again.
+    /// It conflicted, and can be replayed.
     Conflict,
-    /// With an error.
+    /// It failed.
     Failed(Error),
 }
 
-/// The engine's own texts, with the ids that they are kept under.
+/// The engine's statements, with the ids that they are cached under.
 pub(crate) const BEGIN: (u64, &str) = (u64::MAX, "BEGIN");
 pub(crate) const COMMIT: (u64, &str) = (u64::MAX - 1, "COMMIT");
 pub(crate) const ROLLBACK: (u64, &str) = (u64::MAX - 2, "ROLLBACK");
 
-/// Ids of texts that procedures run: above those that the engine gives to statements, below its own texts.
+/// Ids of SQL texts of procedures: above those of statements, below those of the engine's
+/// statements.
 const TEXT_IDS: u64 = 1 << 63;
-/// Bytes of the texts of procedures that a connection knows; a longer one is prepared each time that it is run.
-const KNOWN_TEXT_BYTES: usize = 64 << 10;
+/// Maximum bytes of procedures' SQL texts that a connection caches. A longer text is prepared on
+/// each run.
+const MAX_CACHED_TEXT_BYTES: usize = 64 << 10;
 
-/// A statement to be run: its id, its text, and how many columns the client was told of, if it was.
+/// A statement to run: its id, its text, and the number of columns that was reported to the client,
+/// if any.
 pub(crate) struct Run<'a> {
     pub id: u64,
     pub sql: &'a str,
@@ -147,7 +152,8 @@ pub(crate) struct Run<'a> {
 }
 
 impl Connection {
-    /// Prepares the first statement of `sql` and describes it; on the fiber. The handle is kept under `id`.
+    /// Prepares the first statement of `sql` and describes it; on the fiber. The handle is cached
+    /// under `id`.
     pub(crate) fn describe_here(&mut self, id: u64, sql: &str) -> Result<Prepared> {
         let (raw, length) = self.prepare_raw(sql)?;
         let handle = Handle { raw, numbers: parameter_numbers(raw)?, used: 0, bytes: 0 };
@@ -176,7 +182,7 @@ impl Connection {
         let mut columns: Vec<Columns> = Vec::new();
         let mut bytes = 0;
         for (number, table) in tables.iter().enumerate() {
-            if bytes > NAME_BYTES {
+            if bytes > MAX_COLUMN_NAME_BYTES {
                 break;
             }
             if tables[..number].contains(table) {
@@ -185,9 +191,9 @@ impl Connection {
             let sql = format!("SELECT * FROM \"{}\" LIMIT 0", table.replace('"', "\"\""));
             let raw = match self.prepare_raw(&sql) {
                 Ok((raw, _)) => raw,
-                // The description is kept, so it must not depend on a cancel or a lack of memory.
+                // The description is cached, so it must not depend on a cancel or a lack of memory.
                 Err(error) if !error.is_of_the_sql() => return Err(error),
-                // A name of a common table expression is no table.
+                // The name of a common table expression is not a table.
                 Err(_) => continue,
             };
             let handle = Handle::without_parameters(raw);
@@ -225,7 +231,7 @@ impl Connection {
         Ok((raw, consumed.min(sql.len())))
     }
 
-    /// Runs a statement to its end; on the fiber. The caller has put the transaction's context into the link.
+    /// Runs a statement; on the fiber. The caller has put the transaction's context into the link.
     pub(crate) fn run_here(&mut self, run: &Run<'_>, sink: &mut dyn RowSink) -> Step {
         self.link.failed.set(false);
         let raw = match self.handle(run) {
@@ -241,7 +247,7 @@ impl Connection {
             Ok(()) => self.step_to_end(raw, run, sink),
             Err(error) => Step::Failed(error),
         };
-        // SAFETY: a valid statement. The reset's code repeats that of the step.
+        // SAFETY: a valid statement. The reset returns the same code as the step.
         unsafe {
             ffi::sqlite3_reset(raw);
             ffi::sqlite3_clear_bindings(raw);
@@ -263,8 +269,9 @@ impl Connection {
         Ok(raw)
     }
 
-    /// Runs an EXPLAIN; on the fiber. What is run finds out by itself whether others have changed the schema; what is
-    /// explained is not run, so it is prepared anew, by a connection that has looked.
+    /// Runs an EXPLAIN; on the fiber. SQLite checks for schema changes only when it runs a
+    /// statement, not when it explains one. So the statement is prepared again, after a read of the
+    /// schema.
     pub(crate) fn explain_here(&mut self, run: &Run<'_>, sink: &mut dyn RowSink) -> Step {
         self.statements.remove(run.id);
         match self.execute_here(c"SELECT 1 FROM sqlite_schema LIMIT 1") {
@@ -278,30 +285,32 @@ impl Connection {
         loop {
             // SAFETY: a valid, bound statement.
             match unsafe { ffi::sqlite3_step(raw) } {
-                // A row that reports a failure of ours as one of the data, or an end that passes over it.
+                // A row that hides a failed callback, or an end that ignores it.
                 ffi::SQLITE_ROW | ffi::SQLITE_DONE if self.link.failed.get() && !self.has_committed() => {
                     let error = self.failure_here();
-                    self.take_back(raw);
+                    self.interrupt(raw);
                     return self.failed(error);
                 }
                 ffi::SQLITE_ROW => {
                     let row = StatementRow::of(raw);
-                    // SQLite prepares anew when the schema changes; the client was told of other columns.
+                    // SQLite prepares the statement again after a schema change; the client knows
+                    // the old columns.
                     let refused = match run.columns {
                         Some(columns) if row.columns as usize != columns => Err(plan_changed()),
                         _ => sink.row(&row),
                     };
                     rows += 1;
                     if let Err(error) = refused {
-                        self.take_back(raw);
+                        self.interrupt(raw);
                         return Step::Failed(error);
                     }
                 }
                 ffi::SQLITE_DONE => return Step::Done(rows),
-                // It looks at the clock once more when all is done, and takes a cancel then for a failure.
+                // SQLite checks the clock once more after a commit, and reports a cancel at that
+                // moment as a failure.
                 _ if self.has_committed() => return Step::Done(rows),
                 code => {
-                    // SAFETY: as above; the message must be taken before the reset.
+                    // SAFETY: as above. The message must be read before the reset.
                     let error = self.error(code);
                     return self.failed(error);
                 }
@@ -309,12 +318,12 @@ impl Connection {
         }
     }
 
-    /// Whether the statement was a transaction of its own, and has been committed.
+    /// Returns true if the statement ran in its own transaction, and that has been committed.
     fn has_committed(&self) -> bool {
         self.is_autocommit() && self.link.transaction.borrow().committed.is_some()
     }
 
-    /// Why a callback has failed that SQLite did not report.
+    /// The error of a callback whose failure SQLite did not report.
     fn failure_here(&self) -> Error {
         match self.link.failure() {
             Some(failure) => failure,
@@ -322,10 +331,10 @@ impl Connection {
         }
     }
 
-    /// Ends a statement whose rows nobody takes. One that writes has made all its changes by its first row, and would keep
-    /// them: it is interrupted, with which SQLite takes back the transaction that it is in.
-    fn take_back(&mut self, raw: *mut ffi::sqlite3_stmt) {
-        // SAFETY: a valid statement that has just answered a row.
+    /// Ends a statement whose rows are rejected. A statement that writes has made all its changes
+    /// before its first row. It is interrupted, so that SQLite rolls back the transaction.
+    fn interrupt(&mut self, raw: *mut ffi::sqlite3_stmt) {
+        // SAFETY: a valid statement that has just returned a row.
         unsafe {
             if ffi::sqlite3_stmt_readonly(raw) == 0 {
                 ffi::sqlite3_interrupt(self.db);
@@ -334,7 +343,7 @@ impl Connection {
         }
     }
 
-    /// A conflict that the VFS noted, or the error.
+    /// A conflict if the VFS has recorded one, otherwise the error.
     pub(super) fn failed(&mut self, error: Error) -> Step {
         match self.link.transaction.borrow().conflict {
             Some(_) => Step::Conflict,
@@ -342,19 +351,19 @@ impl Connection {
         }
     }
 
-    /// The id of a text that procedures run, if it has one.
+    /// The id of a procedure's SQL text, if it is cached.
     pub(crate) fn known_text(&self, sql: &str) -> Option<u64> {
         self.statements.texts.get(sql).copied()
     }
 
-    /// Gives a text an id.
+    /// Assigns an id to a procedure's SQL text.
     pub(crate) fn know_text(&mut self, sql: &str) -> u64 {
         let cache = &mut self.statements;
         cache.clock += 1;
         let id = TEXT_IDS + cache.clock;
-        if sql.len() <= KNOWN_TEXT_BYTES {
+        if sql.len() <= MAX_CACHED_TEXT_BYTES {
             cache.text_bytes += sql.len();
-            if cache.text_bytes > KNOWN_TEXT_BYTES {
+            if cache.text_bytes > MAX_CACHED_TEXT_BYTES {
                 cache.texts.clear();
                 cache.text_bytes = sql.len();
             }
@@ -363,22 +372,22 @@ impl Connection {
         id
     }
 
-    /// Tells the names of a statement's columns, as of its last run; on the fiber.
-    pub(crate) fn column_names_here(&self, id: u64, mut tell: impl FnMut(&[u8])) {
+    /// Reports the column names of a statement, as of its last run; on the fiber.
+    pub(crate) fn column_names_here(&self, id: u64, mut report: impl FnMut(&[u8])) {
         let Some(handle) = self.statements.handles.get(&id) else { return };
-        // SAFETY: a valid statement; a name lives until the next call about that column.
+        // SAFETY: a valid statement; a name is valid until the next call for that column.
         unsafe {
             for column in 0..ffi::sqlite3_column_count(handle.raw) {
                 let name = ffi::sqlite3_column_name(handle.raw, column);
-                tell(if name.is_null() { b"" } else { CStr::from_ptr(name).to_bytes() });
+                report(if name.is_null() { b"" } else { CStr::from_ptr(name).to_bytes() });
             }
         }
     }
 
-    /// Runs a text of the engine's own (BEGIN, COMMIT ...), kept prepared under `id`; on the fiber.
+    /// Runs one of the engine's statements (BEGIN, COMMIT ...), cached under `id`; on the fiber.
     pub(crate) fn control_here(&mut self, id: u64, sql: &str) -> Step {
-        // A COMMIT writes, and keeps to the limits whatever was refused before. A ROLLBACK may need
-        // the overdraft.
+        // A COMMIT writes, and must respect the limits even if something was rejected before. A
+        // ROLLBACK may need the overdraft.
         if id == COMMIT.0 {
             self.link.begin_statement();
         }
@@ -389,14 +398,15 @@ impl Connection {
     }
 }
 
-/// Bytes of the names of a statement's columns, each of which may be the longest name of a table.
-const NAME_BYTES: usize = 1 << 20;
+/// Maximum bytes of the column names of a result. Each can be as long as the longest name in the
+/// schema.
+const MAX_COLUMN_NAME_BYTES: usize = 1 << 20;
 
 /// Names and declared types of a statement's columns.
 fn declared_columns(raw: *mut ffi::sqlite3_stmt) -> Result<Columns> {
     let mut columns = Columns::new();
-    let mut left_bytes = NAME_BYTES;
-    // SAFETY: a valid statement; names are copied at once.
+    let mut left_bytes = MAX_COLUMN_NAME_BYTES;
+    // SAFETY: a valid statement; names are copied immediately.
     unsafe {
         let text = |pointer: *const std::ffi::c_char| {
             (!pointer.is_null()).then(|| CStr::from_ptr(pointer).to_string_lossy().into_owned())
@@ -406,8 +416,8 @@ fn declared_columns(raw: *mut ffi::sqlite3_stmt) -> Result<Columns> {
             let declared = text(ffi::sqlite3_column_decltype(raw, column));
             let bytes = name.len() + declared.as_ref().map_or(0, String::len);
             left_bytes = left_bytes.checked_sub(bytes).ok_or_else(|| {
-                let message = format!("the column names of a result exceed {NAME_BYTES} bytes");
-                Error::new(sqlstate::PROGRAM_LIMIT, message).hint("Name the columns with AS.")
+                let message = format!("column names of the result exceed {MAX_COLUMN_NAME_BYTES} bytes");
+                Error::new(sqlstate::PROGRAM_LIMIT, message).hint("Give the columns shorter names with AS.")
             })?;
             columns.push((name, declared));
         }
@@ -417,16 +427,16 @@ fn declared_columns(raw: *mut ffi::sqlite3_stmt) -> Result<Columns> {
 
 fn plan_changed() -> Error {
     Error::new(sqlstate::FEATURE_NOT_SUPPORTED, crate::STALE_PLAN)
-        .hint("the table was altered since the statement was prepared: prepare it again")
+        .hint("The table was altered after the statement was prepared. Prepare the statement again.")
 }
 
-/// The client's number of each of SQLite's parameters.
+/// The client's number of each SQLite parameter.
 fn parameter_numbers(raw: *mut ffi::sqlite3_stmt) -> Result<Box<[u16]>> {
     // SAFETY: a valid statement, or null.
     let count = if raw.is_null() { 0 } else { unsafe { ffi::sqlite3_bind_parameter_count(raw) } };
     let mut numbers = Vec::with_capacity(count as usize);
     for index in 1..=count {
-        // SAFETY: a valid statement; the name is looked at at once.
+        // SAFETY: a valid statement; the name is used immediately.
         let name = unsafe {
             let name = ffi::sqlite3_bind_parameter_name(raw, index);
             if name.is_null() { &[][..] } else { CStr::from_ptr(name).to_bytes() }
@@ -439,7 +449,7 @@ fn parameter_numbers(raw: *mut ffi::sqlite3_stmt) -> Result<Box<[u16]>> {
         let Some(number) = number.filter(|n| *n > 0) else {
             let name = String::from_utf8_lossy(name).into_owned();
             return Err(Error::new(sqlstate::SYNTAX_ERROR, format!("parameter \"{name}\" is not numbered"))
-                .hint("parameters are $1, $2, ..."));
+                .hint("Name the parameters $1, $2, ..."));
         };
         numbers.push(number);
     }
@@ -456,11 +466,11 @@ fn bind(
         let Some(value) = parameters.get(*number as usize - 1) else {
             return Err(Error::new(
                 sqlstate::PROTOCOL_VIOLATION,
-                format!("there is no value for parameter ${number}"),
+                format!("no value found for parameter ${number}"),
             ));
         };
-        // SAFETY: a valid statement. The values outlive the run (bindings are cleared before it returns), so SQLite
-        // need not copy them.
+        // SAFETY: a valid statement. The values outlive the run (bindings are cleared before it
+        // returns), so SQLite need not copy them.
         let code = unsafe {
             match value {
                 Value::Null => ffi::sqlite3_bind_null(raw, index),
@@ -483,7 +493,7 @@ fn bind(
                     too_large(format!("parameter ${number} is too large"), largest_value_bytes)
                 }
                 code => {
-                    let message = format!("parameter ${number} cannot be bound (SQLite code {code})");
+                    let message = format!("could not bind parameter ${number} (SQLite code {code})");
                     Error::new(sqlstate::INTERNAL, message)
                 }
             });
@@ -500,7 +510,7 @@ struct StatementRow {
 
 impl StatementRow {
     fn of(raw: *mut ffi::sqlite3_stmt) -> Self {
-        // SAFETY: a valid statement that has just answered a row.
+        // SAFETY: a valid statement that has just returned a row.
         StatementRow { raw, columns: unsafe { ffi::sqlite3_data_count(raw) } }
     }
 }
@@ -511,15 +521,17 @@ impl Row for StatementRow {
     }
 
     fn get(&self, column: usize) -> ValueRef<'_> {
-        assert!(column < self.len(), "column {column} of {}", self.columns);
+        assert!(column < self.len(), "column {column} out of range for a row of {} columns", self.columns);
         let column = column as c_int;
-        // SAFETY: a column of the current row; the pointers stay valid until the next step, which needs this row gone.
+        // SAFETY: a column of the current row. The pointers are valid until the next step, and this
+        // row does not outlive it.
         unsafe {
             match ffi::sqlite3_column_type(self.raw, column) {
                 ffi::SQLITE_INTEGER => ValueRef::Integer(ffi::sqlite3_column_int64(self.raw, column)),
                 ffi::SQLITE_FLOAT => ValueRef::Real(ffi::sqlite3_column_double(self.raw, column)),
                 ffi::SQLITE_TEXT => {
-                    // As a blob: a text would be copied out of its page to be ended with a zero. Partitions are UTF-8.
+                    // Read as a blob: SQLite would copy a text out of its page to add a terminating
+                    // zero. Partitions are UTF-8.
                     let text = ffi::sqlite3_column_blob(self.raw, column);
                     ValueRef::Text(bytes(text.cast(), ffi::sqlite3_column_bytes(self.raw, column)))
                 }
@@ -534,11 +546,11 @@ impl Row for StatementRow {
 }
 
 /// # Safety
-/// `pointer` is null or points to `length` bytes that live long enough.
+/// `pointer` is null or points to `length` bytes that are valid for `'a`.
 unsafe fn bytes<'a>(pointer: *const u8, length: c_int) -> &'a [u8] {
     if pointer.is_null() {
         return &[];
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's contract.
     unsafe { std::slice::from_raw_parts(pointer, length as usize) }
 }

@@ -1,5 +1,5 @@
-//! System tables in a connection: SQLite's virtual tables and functions over what a session's
-//! [`System`](crate::System) answers.
+//! System tables in a connection: SQLite virtual tables and functions that read from the session's
+//! [`System`](crate::System).
 
 use std::borrow::Cow;
 use std::ffi::{CStr, CString, c_int};
@@ -20,10 +20,10 @@ use crate::value::{Value, ValueRef};
 use crate::vfs::Link;
 use crate::{Error, Result, heap, sqlstate};
 
-/// Makes a connection ready for a statement that uses system tables; on the fiber.
+/// Prepares a connection for a statement that uses system tables; on the fiber.
 ///
 /// # Safety
-/// `db` is a valid handle, used by nobody else now, and `link` outlives it.
+/// `db` is a valid handle that no other thread uses now, and `link` outlives it.
 pub(super) unsafe fn enter(db: *mut ffi::sqlite3, link: &Link) -> Result<()> {
     let system = {
         let mut slot = link.system.borrow_mut();
@@ -37,16 +37,16 @@ pub(super) unsafe fn enter(db: *mut ffi::sqlite3, link: &Link) -> Result<()> {
         system
     };
     let source = Source { db, link };
-    // SAFETY: the caller's promise; the handle is not closed when this goes.
+    // SAFETY: the caller's contract; dropping this does not close the handle.
     let connection = unsafe { rusqlite::Connection::from_handle(db) };
     connection.and_then(|connection| install(&connection, source, &*system)).map_err(|cause| {
-        Error::new(sqlstate::INTERNAL, format!("the system tables cannot be registered: {cause}"))
+        Error::new(sqlstate::INTERNAL, format!("could not register the system tables: {cause}"))
     })?;
     link.system.borrow_mut().installed = true;
     Ok(())
 }
 
-/// Forgets the rows that a statement has asked for.
+/// Drops the cached rows of the statement.
 pub(super) fn leave(link: &Link) {
     let mut slot = link.system.borrow_mut();
     slot.system = None;
@@ -63,8 +63,8 @@ fn install(connection: &rusqlite::Connection, source: Source, system: &dyn Syste
     let flags = FunctionFlags::SQLITE_UTF8 | FunctionFlags::SQLITE_DIRECTONLY;
     for (number, function) in system.functions().iter().enumerate() {
         if function.aggregate {
-            let gather = Gather { source, number };
-            connection.create_aggregate_function(function.name, function.arguments, flags, gather)?;
+            let aggregate = CollectAggregate { source, number };
+            connection.create_aggregate_function(function.name, function.arguments, flags, aggregate)?;
         } else {
             let call = move |context: &Context<'_>| {
                 let arguments: Vec<ValueRef<'_>> =
@@ -77,14 +77,15 @@ fn install(connection: &rusqlite::Connection, source: Source, system: &dyn Syste
     Ok(())
 }
 
-/// Where a table or function belongs.
+/// The connection that a table or function is registered with.
 #[derive(Clone, Copy)]
 struct Source {
     db: *mut ffi::sqlite3,
     link: *const Link,
 }
 
-// SAFETY: registered with a connection, which is used by one fiber at a time and outlives what was registered.
+// SAFETY: registered with a connection, which one fiber at a time uses and which outlives the
+// registration.
 unsafe impl Send for Source {}
 // SAFETY: as above.
 unsafe impl Sync for Source {}
@@ -92,9 +93,9 @@ impl std::panic::RefUnwindSafe for Source {}
 impl std::panic::UnwindSafe for Source {}
 
 impl Source {
-    /// Asks the session's system. What goes wrong is remembered as it is; SQLite only knows that something did.
+    /// Calls the session's system. The error is recorded in full; SQLite only gets an error code.
     fn ask<T>(&self, ask: impl FnOnce(&dyn System, &Database<'_>) -> Result<T>) -> rusqlite::Result<T> {
-        // SAFETY: the link outlives the connection, which calls.
+        // SAFETY: the link outlives the connection, which is the caller.
         let link = unsafe { &*self.link };
         let system = {
             let slot = link.system.borrow();
@@ -102,10 +103,10 @@ impl Source {
         };
         let answer = catch_unwind(AssertUnwindSafe(|| {
             let Some(system) = system else {
-                let message = "no such function or table here: it is there for questions to the catalog";
+                let message = "system tables and functions can only be used in catalog queries";
                 return Err(Error::new(sqlstate::UNDEFINED_FUNCTION, message));
             };
-            // SAFETY: a valid handle, which is not closed when this goes.
+            // SAFETY: a valid handle; dropping this does not close it.
             let connection = unsafe { rusqlite::Connection::from_handle(self.db) };
             let connection = connection.map_err(|cause| Error::new(sqlstate::INTERNAL, cause.to_string()))?;
             ask(&*system, &Database { connection: &connection, link })
@@ -113,9 +114,9 @@ impl Source {
         let error = match answer {
             Ok(Ok(answer)) => return Ok(answer),
             Ok(Err(error)) => error,
-            Err(_) => Error::new(sqlstate::INTERNAL, "a system table could not be computed"),
+            Err(_) => Error::new(sqlstate::INTERNAL, "could not compute a system table"),
         };
-        // A cancel is told as what it is.
+        // A cancel must be reported as a cancel.
         if !link.cancel.borrow().is_set() {
             link.transaction.borrow_mut().failure.get_or_insert(error);
         }
@@ -126,8 +127,8 @@ impl Source {
         self.ask(|system, database| system.call(function, arguments, database)).map(owned)
     }
 
-    /// A part of a table; `None` behind the last one. Each part that has to be produced ends the time slice if it is over, and
-    /// heeds a cancel.
+    /// Returns one part of a table; `None` behind the last one. Before it produces a part, it
+    /// yields if the time slice is over, and checks for a cancel.
     fn part(&self, table: usize, part: usize) -> rusqlite::Result<Option<Rc<Rows>>> {
         // SAFETY: as in `ask`.
         let link = unsafe { &*self.link };
@@ -146,13 +147,13 @@ impl Source {
     }
 }
 
-/// A failure without a text: SQLite would be asked for memory for that, and when it has none left (see [`crate::heap`]) the
-/// wrapper around it ends the process.
+/// An error without a text: SQLite would have to allocate it, and if no memory is left (see
+/// [`crate::heap`]) the rusqlite wrapper aborts the process.
 fn failed(code: c_int) -> rusqlite::Error {
     rusqlite::Error::SqliteFailure(ffi::Error::new(code), None)
 }
 
-/// What a virtual table is registered with.
+/// The registration data of a virtual table.
 struct TableOf {
     source: Source,
     number: usize,
@@ -174,17 +175,17 @@ struct Cursor<'t> {
     base: ffi::sqlite3_vtab_cursor,
     source: Source,
     number: usize,
-    /// The column that must equal something, and what.
+    /// The equality constraint to check here: column and value.
     wanted: Option<(usize, Key)>,
-    /// The part to be read next; `None` behind the last.
+    /// The part to read next; `None` behind the last one.
     next: Option<usize>,
-    /// No other part has rows that are wanted.
+    /// No other part can have matching rows.
     only: bool,
     rows: Rc<Rows>,
-    /// Those of the part that the statement wants; `None` for all.
+    /// The matching rows of the part; `None` for all.
     chosen: Option<Vec<usize>>,
     at: usize,
-    /// Rows that were passed.
+    /// Rows returned so far.
     passed: i64,
     table: PhantomData<&'t Table>,
 }
@@ -214,7 +215,8 @@ unsafe impl<'t> VTab<'t> for Table {
         Ok((Cow::Owned(declaration), table))
     }
 
-    /// Uses one equality constraint, preferably on a column that determines the part of the table. SQLite checks the others.
+    /// Uses one equality constraint, preferably on a column that determines the part of the table.
+    /// SQLite checks the others.
     fn best_index(&self, info: &mut IndexInfo) -> rusqlite::Result<bool> {
         const ALL_ROWS: f64 = 1000.0;
         const SOME_ROWS: f64 = 10.0;
@@ -263,7 +265,7 @@ unsafe impl<'t> VTab<'t> for Table {
 }
 
 impl Cursor<'_> {
-    /// The row that it stands on.
+    /// The index of the current row.
     fn row(&self) -> Option<usize> {
         match &self.chosen {
             Some(chosen) => chosen.get(self.at).copied(),
@@ -271,8 +273,8 @@ impl Cursor<'_> {
         }
     }
 
-    /// Goes to the next part that has wanted rows, unless it stands on one.
-    fn settle(&mut self) -> rusqlite::Result<()> {
+    /// Advances to the next part with matching rows, unless there is a current row.
+    fn advance(&mut self) -> rusqlite::Result<()> {
         while self.row().is_none() {
             // Freed before the next part is produced.
             self.rows = Rc::default();
@@ -297,7 +299,8 @@ unsafe impl VTabCursor for Cursor<'_> {
         (self.next, self.only) = (Some(0), false);
         if column > 0 {
             let column = column as usize - 1;
-            // A text that was given without a zero at its end is copied for it, for which there may be no memory: the wrapper panics.
+            // A text without a terminating zero is copied to add one. Without memory for the copy
+            // the wrapper panics.
             let wanted = catch_unwind(AssertUnwindSafe(|| {
                 values.iter().next().and_then(|value| Key::of(borrowed(value)))
             }));
@@ -313,13 +316,13 @@ unsafe impl VTabCursor for Cursor<'_> {
                 self.wanted = Some((column, wanted));
             }
         }
-        self.settle()
+        self.advance()
     }
 
     fn next(&mut self) -> rusqlite::Result<()> {
         self.at += 1;
         self.passed += 1;
-        self.settle()
+        self.advance()
     }
 
     fn eof(&self) -> bool {
@@ -337,22 +340,22 @@ unsafe impl VTabCursor for Cursor<'_> {
     }
 }
 
-/// An aggregate function: the values of its argument, in order.
-struct Gather {
+/// An aggregate function that collects the values of its argument, in order.
+struct CollectAggregate {
     source: Source,
     number: usize,
 }
 
-/// The values of one group, which are charged to the connection.
+/// The values of one group. Their memory is charged to the connection.
 #[derive(Default)]
-struct Gathered {
+struct CollectedValues {
     values: Vec<Value>,
     bytes: u64,
 }
 
-impl Gathered {
+impl CollectedValues {
     fn push(&mut self, value: Value, bytes: usize) -> Result<()> {
-        // The result is made of them while they are held.
+        // Twice: the result is built while the values are still held.
         let bytes = 2 * (size_of::<Value>() + bytes) as u64;
         if !heap::change(0, bytes) {
             return Err(heap::exhausted());
@@ -363,43 +366,44 @@ impl Gathered {
     }
 }
 
-impl Drop for Gathered {
+impl Drop for CollectedValues {
     fn drop(&mut self) {
         heap::change(self.bytes, 0);
     }
 }
 
-/// Values that one aggregate gathers at most.
-const GATHERED: usize = 100_000;
-/// Bytes of one of them.
-const LONGEST_GATHERED_BYTES: usize = 1 << 10;
+/// Maximum of values that one aggregate collects.
+const MAX_COLLECTED_VALUES: usize = 100_000;
+/// Maximum bytes of one of them.
+const MAX_COLLECTED_VALUE_BYTES: usize = 1 << 10;
 
-impl Aggregate<Gathered, rusqlite::types::Value> for Gather {
-    fn init(&self, _: &mut Context<'_>) -> rusqlite::Result<Gathered> {
-        Ok(Gathered::default())
+impl Aggregate<CollectedValues, rusqlite::types::Value> for CollectAggregate {
+    fn init(&self, _: &mut Context<'_>) -> rusqlite::Result<CollectedValues> {
+        Ok(CollectedValues::default())
     }
 
-    fn step(&self, context: &mut Context<'_>, gathered: &mut Gathered) -> rusqlite::Result<()> {
+    fn step(&self, context: &mut Context<'_>, collected: &mut CollectedValues) -> rusqlite::Result<()> {
         let bytes = match context.get_raw(0) {
             rusqlite::types::ValueRef::Text(bytes) | rusqlite::types::ValueRef::Blob(bytes) => bytes.len(),
             _ => 0,
         };
-        if gathered.values.len() == GATHERED || bytes > LONGEST_GATHERED_BYTES {
-            let message =
-                format!("an array has at most {GATHERED} elements of {LONGEST_GATHERED_BYTES} bytes");
+        if collected.values.len() == MAX_COLLECTED_VALUES || bytes > MAX_COLLECTED_VALUE_BYTES {
+            let message = format!(
+                "array size exceeds the maximum of {MAX_COLLECTED_VALUES} elements of {MAX_COLLECTED_VALUE_BYTES} bytes"
+            );
             return self.source.ask(|_, _| Err(Error::new(sqlstate::PROGRAM_LIMIT, message)));
         }
         let value = borrowed(context.get_raw(0)).to_owned();
-        self.source.ask(|_, _| gathered.push(value, bytes))
+        self.source.ask(|_, _| collected.push(value, bytes))
     }
 
     fn finalize(
         &self,
         _: &mut Context<'_>,
-        gathered: Option<Gathered>,
+        collected: Option<CollectedValues>,
     ) -> rusqlite::Result<rusqlite::types::Value> {
-        let Some(gathered) = gathered else { return Ok(rusqlite::types::Value::Null) };
-        let arguments: Vec<ValueRef<'_>> = gathered.values.iter().map(Value::as_ref).collect();
+        let Some(collected) = collected else { return Ok(rusqlite::types::Value::Null) };
+        let arguments: Vec<ValueRef<'_>> = collected.values.iter().map(Value::as_ref).collect();
         self.source.call(self.number, &arguments)
     }
 }

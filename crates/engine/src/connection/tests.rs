@@ -11,10 +11,10 @@ use crate::heap::Held;
 use crate::statement::{Nowhere, Row, RowSink};
 use crate::{CancelReason, Canceller, Config, Definition, Engine, Scope};
 
-/// SQLite looks at the clock once in some thousand steps, of a kept statement over all its runs: at last also behind the only
-/// step of a BEGIN, which has been done by then.
+/// SQLite checks the clock once per some thousand steps, which it counts over all runs of a cached
+/// statement. Eventually it checks after the only step of a BEGIN, which has then succeeded.
 #[tokio::test]
-async fn a_cancel_takes_no_control_statement_for_a_failure() {
+async fn cancel_does_not_fail_a_completed_control_statement() {
     let data = tempfile::tempdir().unwrap();
     let engine = Engine::start(Config::new(data.path(), 64 << 20)).await.unwrap();
     let mut connection = Connection::open(engine.partition(PartitionId(1)).await.unwrap()).await.unwrap();
@@ -65,7 +65,7 @@ async fn engine_with_data(data: &std::path::Path) -> Arc<Engine> {
     engine
 }
 
-/// What a check answers: its rows, or the error.
+/// The result of a check: its rows, or the error.
 async fn check(connection: &mut Connection, number: u64, sql: &str) -> (Vec<String>, Option<Error>) {
     let mut texts = Texts::default();
     let step = connection.run(|connection| {
@@ -84,9 +84,9 @@ async fn check(connection: &mut Connection, number: u64, sql: &str) -> (Vec<Stri
     }
 }
 
-/// A check makes a row of each page that it cannot read, and goes on.
+/// SQLite's check returns a row for each page that it cannot read, and continues.
 #[tokio::test]
-async fn a_check_that_is_cancelled_reports_no_damage() {
+async fn cancelled_check_reports_no_damage() {
     let data = tempfile::tempdir().unwrap();
     let engine = engine_with_data(data.path()).await;
     let partition = engine.partition(PartitionId(1)).await.unwrap();
@@ -120,9 +120,9 @@ async fn a_check_that_is_cancelled_reports_no_damage() {
     engine.shutdown().await.unwrap();
 }
 
-/// Nor does one that gets too little memory, whatever it was about to do with it.
+/// The same for a check that runs out of memory at any point.
 #[tokio::test]
-async fn a_check_without_memory_reports_no_damage() {
+async fn check_without_memory_reports_no_damage() {
     const STEP: u64 = 64 << 10;
     let data = tempfile::tempdir().unwrap();
     let engine = engine_with_data(data.path()).await;
@@ -155,7 +155,7 @@ async fn a_check_without_memory_reports_no_damage() {
     engine.shutdown().await.unwrap();
 }
 
-/// Occupies the thread that a tenant may have of the offload pool, until the sender is dropped.
+/// Occupies the tenant's only thread of the offload pool until the sender is dropped.
 fn occupy_pool(tenant: PartitionId) -> mpsc::Sender<()> {
     let (release, held) = mpsc::channel::<()>();
     let (started, runs) = mpsc::channel();
@@ -164,7 +164,7 @@ fn occupy_pool(tenant: PartitionId) -> mpsc::Sender<()> {
         let body = || {
             suspender.offload(tenant.0);
             started.send(()).unwrap();
-            let _ = held.recv(); // an error: the sender was dropped
+            let _ = held.recv(); // fails when the sender is dropped
         };
         // SAFETY: the suspender outlives the fiber.
         let fiber = unsafe { Fiber::new(&raw const suspender, ptr::null(), body) };
@@ -174,8 +174,8 @@ fn occupy_pool(tenant: PartitionId) -> mpsc::Sender<()> {
     release
 }
 
-/// Runs `body` until it ends, or waits for the offload pool, whose thread the tenant has occupied.
-/// Returns true in the second case. Then the fiber is dropped.
+/// Runs `body` until it ends, or waits for the offload pool, whose thread is occupied. Returns true
+/// in the second case; the fiber is then dropped.
 async fn moves_to_pool(connection: &mut Connection, body: impl FnOnce(&mut Connection)) -> bool {
     let flag = Arc::new(CancelFlag::default());
     *connection.link.cancel.borrow_mut() = flag.clone();
@@ -189,7 +189,7 @@ async fn moves_to_pool(connection: &mut Connection, body: impl FnOnce(&mut Conne
     .await
 }
 
-/// A query that is short and stands for an expression of 2 to the power of `times` terms.
+/// A short query that expands to an expression of 2 to the power of `times` terms.
 fn doubled(times: usize) -> String {
     let expressions: Vec<String> = (0..times)
         .map(|n| match n {
@@ -201,7 +201,7 @@ fn doubled(times: usize) -> String {
 }
 
 #[tokio::test]
-async fn statements_that_take_much_memory_to_compile_leave_the_worker() {
+async fn statements_that_need_much_memory_to_compile_are_offloaded() {
     let data = tempfile::tempdir().unwrap();
     let engine = engine_with_data(data.path()).await;
     let partition = engine.partition(PartitionId(1)).await.unwrap();
@@ -212,7 +212,7 @@ async fn statements_that_take_much_memory_to_compile_leave_the_worker() {
             connection.run_here(&run, &mut Nowhere);
         }
     };
-    // Its expression takes more memory than the tenant has before an allocation exceeds 64 KiB.
+    // Its expression exceeds the tenant's memory before a single allocation exceeds 64 KiB.
     const TIMES: usize = 20;
     let mut connection = Connection::open(partition.clone()).await.unwrap();
     let ordinary = [
@@ -227,25 +227,28 @@ async fn statements_that_take_much_memory_to_compile_leave_the_worker() {
         let moved = moves_to_pool(&mut connection, run(number, sql.clone())).await;
         assert!(!moved, "{sql}");
     }
-    // A statement that is kept is compiled again when the schema has changed.
+    // A cached statement is compiled again after a schema change.
     let mut session = engine.session(PartitionId(1));
     session
         .run(&format!("DROP VIEW few; CREATE VIEW few AS {}", doubled(TIMES).replace("count(a)", "a")))
         .await;
     session.close().await;
     let kept = run(104, "SELECT count(a) FROM few".to_owned());
-    assert!(moves_to_pool(&mut connection, kept).await, "compiled again");
+    assert!(moves_to_pool(&mut connection, kept).await, "recompilation must leave the worker");
     drop(connection);
 
     let mut connection = Connection::open(partition.clone()).await.unwrap();
-    assert!(moves_to_pool(&mut connection, run(200, doubled(TIMES))).await, "compiled first");
+    assert!(
+        moves_to_pool(&mut connection, run(200, doubled(TIMES))).await,
+        "first compilation must leave the worker"
+    );
     drop((connection, partition));
     engine.shutdown().await.unwrap();
 }
 
-/// SQLite keeps their statement journal in pieces of 64 KiB and a header.
+/// SQLite keeps their statement journal in chunks of 64 KiB and a header.
 #[tokio::test]
-async fn inserts_of_several_rows_in_a_transaction_stay_on_their_worker() {
+async fn multi_row_inserts_in_a_transaction_are_not_offloaded() {
     let data = tempfile::tempdir().unwrap();
     let engine = engine_with_data(data.path()).await;
     let partition = engine.partition(PartitionId(1)).await.unwrap();
@@ -270,9 +273,9 @@ async fn inserts_of_several_rows_in_a_transaction_stay_on_their_worker() {
     engine.shutdown().await.unwrap();
 }
 
-/// A call that is meant for the offload pool is not made on the thread that drops the statement.
+/// A call that must run on the offload pool must not run on the thread that drops the statement.
 #[tokio::test]
-async fn a_statement_that_is_dropped_before_it_is_offloaded_ends_there() {
+async fn statement_dropped_before_it_is_offloaded_fails() {
     let data = tempfile::tempdir().unwrap();
     let engine = engine_with_data(data.path()).await;
     let partition = engine.partition(PartitionId(1)).await.unwrap();
@@ -297,7 +300,7 @@ async fn a_statement_that_is_dropped_before_it_is_offloaded_ends_there() {
 }
 
 #[tokio::test]
-async fn closing_a_pooled_connection_leaves_the_statement_of_its_last_session_cancellable() {
+async fn closing_a_pooled_connection_does_not_affect_its_last_session() {
     let data = tempfile::tempdir().unwrap();
     let engine = engine_with_data(data.path()).await;
     let partition = engine.partition(PartitionId(1)).await.unwrap();
@@ -315,7 +318,7 @@ async fn closing_a_pooled_connection_leaves_the_statement_of_its_last_session_ca
 }
 
 #[tokio::test]
-async fn a_call_holds_no_memory_that_its_tenant_may_not_hold() {
+async fn procedure_call_respects_the_tenants_memory_limit() {
     const STEP: u64 = 64 << 10;
     let data = tempfile::tempdir().unwrap();
     let engine = engine_with_data(data.path()).await;
@@ -336,9 +339,9 @@ async fn a_call_holds_no_memory_that_its_tenant_may_not_hold() {
         let called = session.execute(&call, &[crate::Value::Integer(rows)], Scope::Auto, &mut Nowhere).await;
         called.map_or_else(|error| error.state(), |_| sqlstate::SUCCESSFUL_COMPLETION)
     };
-    // About 1 MiB, and nearly nothing.
-    const MUCH: i64 = 8000;
-    assert_eq!(state_of(MUCH).await, sqlstate::SUCCESSFUL_COMPLETION);
+    // About 1 MiB.
+    const LARGE_CALL_ROWS: i64 = 8000;
+    assert_eq!(state_of(LARGE_CALL_ROWS).await, sqlstate::SUCCESSFUL_COMPLETION);
     let heap = partition.heap();
     let mut others = Vec::new();
     while heap.used_bytes() + 4 * STEP <= heap.limit_bytes() {
@@ -347,9 +350,9 @@ async fn a_call_holds_no_memory_that_its_tenant_may_not_hold() {
         others.push(held);
     }
     assert_eq!(state_of(1).await, sqlstate::SUCCESSFUL_COMPLETION);
-    assert_eq!(state_of(MUCH).await, sqlstate::OUT_OF_MEMORY);
+    assert_eq!(state_of(LARGE_CALL_ROWS).await, sqlstate::OUT_OF_MEMORY);
     others.iter().for_each(|held| held.give_all(heap));
-    assert_eq!(state_of(MUCH).await, sqlstate::SUCCESSFUL_COMPLETION);
+    assert_eq!(state_of(LARGE_CALL_ROWS).await, sqlstate::SUCCESSFUL_COMPLETION);
     session.close().await;
     drop(partition);
     engine.shutdown().await.unwrap();

@@ -1,4 +1,4 @@
-//! How an engine is set up.
+//! Engine configuration.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -18,72 +18,80 @@ use crate::history::{self, RetentionSource};
 use crate::partition::SnapshotBounds;
 use crate::slice::DEFAULT_TIME_SLICE;
 
-/// The longest SQL text of one statement, in bytes, unless something else is configured.
+/// Default maximum length of one statement's SQL text in bytes.
 pub const DEFAULT_STATEMENT_BYTES: usize = 1 << 20;
-/// The least that can be configured.
+/// Smallest configurable maximum.
 pub const MIN_STATEMENT_BYTES: usize = 64 << 10;
-/// The most that can be configured: SQLite's own limit, within which it must read the schema whatever is configured.
+/// Largest configurable maximum: SQLite's own limit, which must allow reading the schema at any
+/// setting.
 pub const MAX_STATEMENT_BYTES: usize = 16 << 20;
 
-/// How an engine is set up. [`Config::new`] gives what a node on a machine of its own wants; the rest is for tests.
+/// Engine configuration. [`Config::new`] has the defaults for a node on its own machine; the other
+/// fields are mostly for tests.
 pub struct Config {
-    /// Where log, store and temporary files live.
+    /// Directory of log, store and temporary files.
     pub data: PathBuf,
-    /// The budget for the pages of all partitions together.
+    /// Memory budget for the pages of all partitions.
     pub memory_bytes: u64,
-    /// Whether it is one for all that the process takes: pages get what others leave of it, at least half.
+    /// Whether the budget covers the whole process: pages then get what other memory leaves of it,
+    /// at least half.
     pub whole_process: bool,
-    /// The longest SQL text of one statement, in bytes; within [`MIN_STATEMENT_BYTES`] and [`MAX_STATEMENT_BYTES`].
+    /// Maximum length of one statement's SQL text in bytes, within [`MIN_STATEMENT_BYTES`] and
+    /// [`MAX_STATEMENT_BYTES`].
     pub max_statement_bytes: usize,
-    /// The partitions that exist, as the catalog has them; what the log holds of others is passed over. `None`: all.
+    /// The partitions that exist in the catalog. Log records of other partitions are skipped. None:
+    /// all exist.
     pub live: Option<HashSet<PartitionId>>,
-    /// The partitions of which logs and store may hold data. A start is refused if they hold data of others. `None`: of all.
+    /// The partitions of which logs and store may contain data. The start fails if they contain
+    /// data of others. None: any partition.
     pub known: Option<CatalogPartitions>,
-    /// Of those that were restored: where they stand since.
+    /// Current eras of the restored partitions.
     pub eras: HashMap<PartitionId, Era>,
-    /// How long history is kept.
+    /// Retention period of the history.
     pub retention: RetentionSource,
-    /// Sizes of the log.
+    /// Options of the local log.
     pub log: LogOptions,
-    /// Sizes of the log in the store.
+    /// Options of the shared log in the store.
     pub shared_log: SharedLogOptions,
-    /// How long a partition may be changed without a manifest that says so.
+    /// Maximum time that a partition is dirty without a new manifest.
     pub manifest_interval: Duration,
-    /// How long a partition that nobody uses stays open.
+    /// Time after which an unused partition is closed.
     pub idle_after: Duration,
-    /// Address space of a statement's stack, in bytes. A statement that needs more than a sixteenth of it gets 54001.
+    /// Address space of a statement's stack in bytes. A statement that needs more than 1/16 of it
+    /// fails with 54001.
     pub statement_stack_bytes: usize,
-    /// How long snapshots are held.
+    /// Bounds of snapshots.
     pub snapshots: SnapshotBounds,
-    /// Bytes of the data directory's file system that are kept free; 0 for none. `None`: 1 GiB, or 5 % if that is less.
+    /// Bytes to keep free in the data directory's file system; 0 for none. None: 1 GiB, or 5 % if
+    /// that is less.
     pub disk_reserve_bytes: Option<u64>,
-    /// What of it may hold pieces of segments, for a store that is farther away; 0 for none.
+    /// Maximum size of the disk cache for a remote store; 0 for none.
     pub disk_cache_bytes: u64,
-    /// Tells the space of that file system, if it shall not be asked itself.
+    /// Reads the space of that file system; None asks the operating system.
     pub space: Option<SpaceSource>,
-    /// Clocks.
+    /// Time source.
     pub time: Arc<dyn TimeSource>,
-    /// How long a statement computes before it yields its thread to other sessions. Tests set zero or [`Duration::MAX`], so that
-    /// their results do not depend on the machine's speed.
+    /// CPU time after which a statement yields its thread to other sessions. Tests set zero or
+    /// [`Duration::MAX`], so that their results do not depend on the machine's speed.
     pub time_slice: Duration,
-    /// The log's files, if they shall not lie in `data`.
+    /// The log's files; None for files in `data`.
     pub files: Option<Arc<dyn LogFiles>>,
-    /// The store, if it shall not lie in `data`.
+    /// The store; None for a directory in `data`.
     pub store: Option<Arc<dyn Store>>,
-    /// Whether no other process can have the store, nor have had it a moment ago: it lies where whoever looks holds the lock of `data`.
-    /// (That is so if it is not given.)
+    /// Whether no other process can own the store, now or recently, because it is protected by the
+    /// lock of `data`. (Always true if `store` is None.)
     pub alone: bool,
-    /// Names the node's log in the store.
+    /// Identifies the node's log in the store.
     pub node_id: u128,
-    /// The partitions whose commits are made durable in the store, as the catalog has them.
+    /// Partitions with `shared` durability in the catalog.
     pub shared: HashSet<PartitionId>,
-    /// Who owns the partitions that the store holds, if they are only to be read: then there is no log, and `data` is for
+    /// Makes the node a read replica of this primary: it has no log, and `data` contains only
     /// temporary files.
     pub beside: Option<Owner>,
 }
 
-/// The partitions that the catalog has, as existing or as dropped. Data of any other partition proves that the catalog is older than
-/// the data; nothing may be deleted on its word.
+/// The partitions in the catalog, existing or dropped. Data of any other partition proves that the
+/// catalog is older than the data; nothing may be deleted based on such a catalog.
 #[derive(Clone)]
 pub struct CatalogPartitions {
     /// All partitions with smaller ids are known.
@@ -100,28 +108,29 @@ impl CatalogPartitions {
         id < self.from || (self.knows)(id)
     }
 
-    /// Returns true for a partition that may have data: a known one, or one that is accepted.
+    /// Returns true for a partition that may have data: a known or an accepted one.
     pub(crate) fn admits(&self, id: PartitionId) -> bool {
         self.has(id) || (self.accepts)(id)
     }
 }
 
-/// What may wait in memory to be written to the log; as much again may be on its way. A sixteenth of the memory for pages:
-/// `--memory` is said of a node's memory, so what it takes beside its pages is in proportion to them.
+/// Maximum size of the records that wait to be written to the log; the same amount may be in
+/// flight. 1/16 of the page memory, since `--memory` is a node's total budget and other memory
+/// should be in proportion.
 fn pending_bytes(memory_bytes: u64) -> usize {
-    const LEAST: u64 = 8 << 20;
-    const MOST: u64 = 64 << 20;
-    (memory_bytes / 16).clamp(LEAST, MOST) as usize
+    const MIN_BYTES: u64 = 8 << 20;
+    const MAX_BYTES: u64 = 64 << 20;
+    (memory_bytes / 16).clamp(MIN_BYTES, MAX_BYTES) as usize
 }
 
-/// Bytes that may be unflushed in the shared log. A start holds all of them in memory.
+/// Maximum size of unflushed records in the shared log. A start holds all of them in memory.
 fn backlog_bytes(memory_bytes: u64) -> u64 {
-    const LEAST: u64 = 32 << 20;
-    (memory_bytes / 4).clamp(LEAST, SharedLogOptions::default().backlog_bytes)
+    const MIN_BYTES: u64 = 32 << 20;
+    (memory_bytes / 4).clamp(MIN_BYTES, SharedLogOptions::default().backlog_bytes)
 }
 
 impl Config {
-    /// An engine on a directory.
+    /// The default configuration of an engine in a directory.
     pub fn new(data: impl Into<PathBuf>, memory_bytes: u64) -> Self {
         Config {
             data: data.into(),

@@ -1,4 +1,4 @@
-//! The engine of one node: its partitions, opened on first use and closed when nobody uses them.
+//! The engine of one node: opens partitions on first use and closes idle ones.
 
 mod config;
 mod start;
@@ -36,29 +36,31 @@ use crate::{Error, Result, Session, sqlstate};
 
 pub(crate) type Slot = Arc<OnceCell<Arc<Partition>>>;
 
-/// All partitions of one node, their log and their memory.
+/// All partitions of a node, with their logs and memory.
 pub struct Engine {
     node: Arc<Node>,
     partitions: Mutex<HashMap<PartitionId, Slot>>,
-    /// Versions of the past that somebody looks at.
+    /// The open historical versions.
     pub(crate) past: Past,
     /// Partitions that are being opened.
     opening: SingleFlight<PartitionId, Result<Arc<Partition>>>,
-    /// Of every partition that has been open.
+    /// Statistics of every partition that has been open.
     counted: Mutex<HashMap<PartitionId, Arc<PartitionStats>>>,
-    /// What the log held of partitions that have not been opened since the start.
+    /// Log records of partitions that have not been opened since the start.
     replays: Mutex<HashMap<PartitionId, Arc<Replay>>>,
-    /// Of partitions that were restored.
+    /// The eras of restored partitions.
     eras: Mutex<HashMap<PartitionId, Era>>,
-    /// Partitions of which the catalog may say that they were restored, or not: they are not opened again, and what they may open from stays.
+    /// Partitions with a restore of unknown outcome in the catalog. They are not opened, and all
+    /// their possible manifests are kept.
     pub(crate) undecided: Mutex<HashSet<PartitionId>>,
     pub(crate) retention: RetentionSource,
-    /// Partitions whose creation was refused since the start, because another process created one with the same id.
+    /// Ids whose creation failed since the start because another process has created a partition
+    /// with the same id.
     pub(crate) foreign: Mutex<HashSet<PartitionId>>,
-    /// Partitions that were dropped since the start; their ids are never used again.
+    /// Partitions dropped since the start. Their ids are never reused.
     dropped: Mutex<HashSet<PartitionId>>,
     pub(crate) places: Places,
-    /// The other node, whose partitions these are.
+    /// Set on a replica: the state of following the primary.
     pub(crate) beside: Option<Arc<Beside>>,
     recovery: Recovery,
     tickets: AtomicU64,
@@ -68,7 +70,7 @@ pub struct Engine {
     pub(crate) hot: HotLists,
 }
 
-/// A partition that has not been opened since the start, though its log holds records of it.
+/// A partition that has records in its log and has not been opened since the start.
 pub(crate) struct Unopened {
     pub id: PartitionId,
     pub log: Arc<CommitLog>,
@@ -76,13 +78,14 @@ pub(crate) struct Unopened {
 }
 
 impl Engine {
-    /// A session on a partition. The partition is opened when the first statement needs it.
+    /// Creates a session on a partition, which is opened when the first statement needs it.
     pub fn session(self: &Arc<Self>, partition: PartitionId) -> Session {
         Session::new(self.clone(), partition)
     }
 
-    /// Forgets a partition: whoever uses it gets 57P04, and its manifests are deleted; segments that nobody else names
-    /// are collected later. Calling it again, or for what was never made, does no harm.
+    /// Drops a partition: its sessions get 57P04, its manifests are deleted, and its segments are
+    /// collected later unless other partitions reference them. Idempotent; does nothing for a
+    /// partition that never existed.
     pub async fn drop_partition(&self, id: PartitionId) -> Result<()> {
         self.check_owner()?;
         self.dropped.lock().insert(id);
@@ -100,7 +103,7 @@ impl Engine {
         flush::delete(self, id).await
     }
 
-    /// Flushes what has changed, seals the log and stops. Sessions must have been closed.
+    /// Flushes all changes, seals the logs and stops. All sessions must have been closed.
     pub fn shutdown(&self) -> BoxFuture<'_, Result<()>> {
         async move {
             self.hot.stop_reading();
@@ -112,7 +115,7 @@ impl Engine {
             self.flusher.task.stop().await;
             let flushed = flush::flush_all(self).await;
             let logs: Vec<_> = self.node.logs().cloned().collect();
-            // All of them, whatever becomes of the first.
+            // Close every log, even if closing one fails.
             let close = move || {
                 let closed: Vec<_> = logs.iter().map(|log| log.close()).collect();
                 closed.into_iter().find(|closed| closed.is_err()).unwrap_or(Ok(()))
@@ -120,41 +123,42 @@ impl Engine {
             let closed = tokio::task::spawn_blocking(close).await;
             self.hot.node_ends(self.open_partitions()).await;
             let store = self.node.store.clone();
-            // What it does not write now the next start does without.
+            // Unwritten contents of the disk cache are not needed after a restart.
             let _ = tokio::task::spawn_blocking(move || store.disk_cache().map(DiskCache::close)).await;
             match closed {
                 Ok(closed) => flushed.and(closed.map_err(crate::partition::log_error))?,
-                Err(e) => return Err(Error::new(sqlstate::INTERNAL, format!("closing a log panicked: {e}"))),
+                Err(e) => {
+                    return Err(Error::new(sqlstate::INTERNAL, format!("panic while closing a log: {e}")));
+                }
             }
             self.end_term().await
         }
         .boxed()
     }
 
-    /// The store, for what else is kept in it.
+    /// The store, for other data that is kept in it.
     pub fn store(&self) -> PageStore {
         PageStore::clone(&self.node.store)
     }
 
-    /// Of so many bytes of its pages in memory others take nothing from a partition, unless all floors together leave
-    /// them too little.
+    /// Sets how much page memory a partition keeps under pressure. The floor is ignored if all
+    /// floors together leave too little for the others.
     pub(crate) fn set_cache_floor(&self, id: PartitionId, bytes: u64) {
         self.counted(id).cache_floor_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// Writes segments and manifests for everything that has changed. For tests and tools; the engine does it by
-    /// itself.
+    /// Flushes all changed partitions. For tests and tools; the engine does so by itself.
     pub async fn flush(&self) -> Result<()> {
         self.check_owner()?;
         flush::flush_all(self).await
     }
 
-    /// What the start has read.
+    /// Statistics of the recovery at the start.
     pub fn recovery(&self) -> Recovery {
         self.recovery
     }
 
-    /// The longest SQL text of one statement, in bytes.
+    /// Maximum length of one statement's SQL text in bytes.
     pub fn max_statement_bytes(&self) -> usize {
         self.node.max_statement_bytes
     }
@@ -163,24 +167,24 @@ impl Engine {
         &self.node
     }
 
-    /// A number that was not given before.
+    /// Returns a new unique number.
     pub(crate) fn ticket(&self) -> u64 {
         self.tickets.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// A seed for a transaction's random functions.
+    /// Returns a seed for a transaction's random functions.
     pub(crate) fn seed(&self) -> u64 {
         self.seeds.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed)
     }
 
-    /// A partition, opened if it is not.
+    /// Returns a partition, and opens it if necessary.
     pub(crate) async fn partition(&self, id: PartitionId) -> Result<Arc<Partition>> {
         let slot = self.partitions.lock().entry(id).or_default().clone();
         let partition = match slot.get() {
             Some(partition) => partition.clone(),
             None => self.opening.run(id, self.open_in(&slot, id)).await?,
         };
-        // Asked for after the opening: a drop that came before is seen here, one that comes later finds the partition.
+        // Checked after the opening: an earlier drop is seen here, a later one finds the partition.
         if self.dropped.lock().contains(&id) {
             partition.close();
             self.partitions.lock().remove(&id);
@@ -192,13 +196,14 @@ impl Engine {
         Ok(partition)
     }
 
-    /// Boxed: opening has kilobytes of state, which every session's future would have to have room for.
+    /// Boxed: opening has kilobytes of state, which would enlarge every session's future.
     fn open_in<'a>(&'a self, slot: &'a Slot, id: PartitionId) -> BoxFuture<'a, Result<Arc<Partition>>> {
         async move {
             let opened = slot.get_or_try_init(|| self.open_partition(id)).await?;
-            // Not before: who looks for what a log names, or wants to cut it, must find it here or there.
+            // Only now: flushes and the collector must find the partition's records in one of the
+            // two maps.
             self.replays.lock().remove(&id);
-            // What another node owns that one compacts.
+            // A replica does not compact.
             if !self.reads_beside() {
                 self.maintenance.opened(opened);
             }
@@ -228,12 +233,12 @@ impl Engine {
         Ok(opened)
     }
 
-    /// What is counted of a partition.
+    /// Returns a partition's statistics.
     pub(crate) fn counted(&self, id: PartitionId) -> Arc<PartitionStats> {
         self.counted.lock().entry(id).or_default().clone()
     }
 
-    /// Where a partition stands.
+    /// Returns a partition's era.
     pub(crate) fn era(&self, id: PartitionId) -> Era {
         let known = match &self.beside {
             Some(beside) => beside.standing(id).map(|standing| standing.era),
@@ -242,22 +247,22 @@ impl Engine {
         known.unwrap_or(Era::first(id))
     }
 
-    /// Where all partitions stand that were restored.
+    /// The eras of all restored partitions.
     pub(crate) fn eras(&self) -> HashMap<PartitionId, Era> {
         self.eras.lock().clone()
     }
 
-    /// Whether it is not known if a partition was restored.
+    /// Whether a restore of the partition has an unknown outcome.
     pub(crate) fn is_undecided(&self, id: PartitionId) -> bool {
         self.undecided.lock().contains(&id)
     }
 
-    /// A partition was restored.
+    /// Records the new era of a restored partition.
     pub(crate) fn enter(&self, id: PartitionId, era: Era) {
         self.eras.lock().insert(id, era);
     }
 
-    /// Refuses a partition that was dropped.
+    /// Fails if the partition was dropped.
     pub(crate) fn check_not_dropped(&self, id: PartitionId) -> Result<()> {
         let is_gone = match &self.beside {
             Some(beside) => beside.standing(id).is_none(),
@@ -266,7 +271,7 @@ impl Engine {
         if is_gone { Err(dropped_error()) } else { Ok(()) }
     }
 
-    /// Whether something of a partition may not be in its newest manifest.
+    /// Whether a partition may have changes that are not in its newest manifest.
     pub(crate) fn may_be_dirty(&self, id: PartitionId) -> bool {
         self.replays.lock().contains_key(&id) || self.partitions.lock().contains_key(&id)
     }
@@ -275,7 +280,7 @@ impl Engine {
         self.partitions.lock().values().filter_map(|slot| slot.get().cloned()).collect()
     }
 
-    /// Partitions whose records in their log have not been applied yet.
+    /// Partitions whose log records have not been applied yet.
     pub(crate) fn unopened(&self) -> Vec<Unopened> {
         let replays = self.replays.lock();
         let unopened = replays.iter().filter_map(|(id, replay)| {
@@ -284,7 +289,7 @@ impl Engine {
         unopened.collect()
     }
 
-    /// Segments that records name which have not been applied yet.
+    /// Segments referenced by log records that have not been applied yet.
     pub(crate) fn unopened_segments(&self) -> Vec<SegmentId> {
         let replays = self.replays.lock();
         let records = replays.values().flat_map(|replay| replay.records());
@@ -294,12 +299,12 @@ impl Engine {
             .collect()
     }
 
-    /// Closes a partition that nobody uses and that is flushed. Answers it, if it was open and is closed now.
+    /// Closes a partition if it is unused and flushed. Returns it if it was open and is closed now.
     pub(crate) fn close_if_unused(&self, id: PartitionId) -> Option<Arc<Partition>> {
         self.close_if_unused_and(id, || ())
     }
 
-    /// The same; `then` is done before anybody can open it again.
+    /// Like [`Self::close_if_unused`]; `then` runs before the partition can be opened again.
     pub(crate) fn close_if_unused_and(&self, id: PartitionId, then: impl FnOnce()) -> Option<Arc<Partition>> {
         let mut partitions = self.partitions.lock();
         let old = partitions.get(&id).cloned();
@@ -307,7 +312,7 @@ impl Engine {
             let is_idle = |partition: &Arc<Partition>| {
                 partition.is_unused(1) && partition.is_settled() && !self.is_undecided(id)
             };
-            // Both counts are ours alone: nobody holds the partition but its slot, and nobody is about to.
+            // Two references: the map's and this one. No task holds the partition or is opening it.
             let unused = Arc::strong_count(slot) == 2 && slot.get().is_none_or(is_idle);
             if !unused {
                 return None;
@@ -321,12 +326,12 @@ impl Engine {
         Some(closed)
     }
 
-    /// A partition, if it is open.
+    /// Returns a partition if it is open.
     pub(crate) fn open_one(&self, id: PartitionId) -> Option<Arc<Partition>> {
         self.partitions.lock().get(&id).and_then(|slot| slot.get().cloned())
     }
 
-    /// Takes a partition away, if it is open and `which` says so: who asks for it next opens it anew.
+    /// Removes a partition from the open ones if `which` accepts it. The next access reopens it.
     pub(crate) fn take_open(
         &self,
         id: PartitionId,
@@ -338,7 +343,7 @@ impl Engine {
         Some(open)
     }
 
-    /// Forgets a partition that is closed for good: who asks for it next opens it anew.
+    /// Removes a permanently closed partition from the open ones. The next access reopens it.
     pub(crate) fn forget_open(&self, partition: &Arc<Partition>) {
         let mut partitions = self.partitions.lock();
         let is_it = |slot: &Slot| slot.get().is_some_and(|open| Arc::ptr_eq(open, partition));
@@ -352,7 +357,7 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // Waiting connections and their partition hold each other.
+        // Pooled connections and their partition reference each other.
         for partition in self.open_partitions().into_iter().chain(self.past.open()) {
             partition.pool.clear();
         }

@@ -1,4 +1,4 @@
-//! The start of an engine: its log is read, its store taken over, its tasks begun.
+//! Startup of an engine: recovers the logs, takes over the store, and starts the background tasks.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -36,26 +36,28 @@ use crate::temporary::NodeSpace;
 use crate::tenure::Tenure;
 use crate::{Error, Result, sqlstate};
 
-/// Bytes that one transaction's journal, or its changed pages, may hold in memory before they go to a file.
+/// Maximum size of a transaction's journal, and of its changed pages, in memory. Beyond it they
+/// move to a file.
 const SPILL_BYTES: usize = 4 << 20;
 
 impl Engine {
-    /// Opens the data directory, recovers what the log holds, and starts the log's and the flush tasks. Must be called
-    /// inside a tokio runtime, which is to outlive the engine.
+    /// Opens the data directory, recovers the logs, and starts the background tasks. Must be called
+    /// inside a tokio runtime that outlives the engine.
     ///
-    /// A plain function that answers a box, as some others of this crate: a future is compiled where it is polled, so all that a start
-    /// begins would be compiled anew in each program.
+    /// Returns a boxed future instead of being async, like some other functions of this crate: a
+    /// future is compiled where it is polled, so the whole startup would be compiled again in each
+    /// program.
     pub fn start(config: Config) -> BoxFuture<'static, Result<Arc<Engine>>> {
         async move {
             crate::fiber::stack::set_stack_bytes(config.statement_stack_bytes);
             let temporary = config.data.join("tmp");
-            make(&temporary)?;
+            create_directory(&temporary)?;
             let is_alone = config.alone || config.store.is_none();
             let store = match config.store {
                 Some(store) => PageStore::open(store),
                 None => {
                     let directory = config.data.join("store");
-                    make(&directory)?;
+                    create_directory(&directory)?;
                     PageStore::open_directory(&directory).map_err(store_error)?
                 }
             };
@@ -75,7 +77,7 @@ impl Engine {
                     futures::try_join!(recovered, refuse_unknown_in(&store, known.as_ref()))?.0
                 }
             };
-            // Whoever has the log has the directory.
+            // The process that has locked the log owns the directory.
             let cache = config.data.join("cache");
             let store = with_disk_cache(store, cache, config.disk_cache_bytes, config.memory_bytes).await?;
             let tenure = match is_alone || config.beside.is_some() {
@@ -172,7 +174,7 @@ impl Engine {
     }
 }
 
-/// Puts a cache in a directory before the store, or removes the one that an earlier start has had.
+/// Puts a disk cache in front of the store, or removes the cache of an earlier start.
 async fn with_disk_cache(
     store: PageStore,
     directory: PathBuf,
@@ -182,10 +184,10 @@ async fn with_disk_cache(
     let opened = tokio::task::spawn_blocking(move || {
         if bytes > 0 {
             let opened = DiskCache::open(&directory, DiskCacheOptions { bytes, memory_bytes });
-            return opened.map(Some).map_err(|e| cannot("open", &directory, &e));
+            return opened.map(Some).map_err(|e| io_error("open", &directory, &e));
         }
         if let Err(error) = DiskCache::remove(&directory) {
-            tracing::warn!(directory = %directory.display(), %error, "an old disk cache cannot be removed");
+            tracing::warn!(directory = %directory.display(), %error, "could not remove an old disk cache");
         }
         Ok(None)
     });
@@ -194,20 +196,20 @@ async fn with_disk_cache(
             Some(cache) => store.with_disk_cache(cache),
             None => store,
         }),
-        Err(e) => Err(Error::new(sqlstate::INTERNAL, format!("opening the disk cache panicked: {e}"))),
+        Err(e) => Err(Error::new(sqlstate::INTERNAL, format!("panic while opening the disk cache: {e}"))),
     }
 }
 
-/// The files of the log: below the data directory, unless others were given.
+/// The files of the log: in the data directory, unless others are configured.
 fn log_files(files: Option<Arc<dyn LogFiles>>, data: &Path) -> Result<Arc<dyn LogFiles>> {
     if let Some(files) = files {
         return Ok(files);
     }
     let directory = data.join("log");
-    Ok(Arc::new(StdFiles::open(&directory).map_err(|e| cannot("open", &directory, &e))?))
+    Ok(Arc::new(StdFiles::open(&directory).map_err(|e| io_error("open", &directory, &e))?))
 }
 
-/// Opens the log and sorts what it holds by partition.
+/// Opens the log, and sorts its records by partition.
 async fn recover(
     options: LogOptions,
     files: Arc<dyn LogFiles>,
@@ -232,11 +234,11 @@ async fn recover(
     });
     match opened.await {
         Ok(result) => result.map_err(log_error),
-        Err(e) => Err(Error::new(sqlstate::INTERNAL, format!("reading the log panicked: {e}"))),
+        Err(e) => Err(Error::new(sqlstate::INTERNAL, format!("panic while reading the log: {e}"))),
     }
 }
 
-/// Refuses a store that holds manifests of a partition that the catalog does not know.
+/// Fails if the store contains manifests of a partition that the catalog does not know.
 async fn refuse_unknown_in(store: &PageStore, known: Option<&CatalogPartitions>) -> Result<()> {
     let Some(known) = known else { return Ok(()) };
     let found = store.find_partition(known.from, &|id| !known.has(id), &|id| !known.admits(id)).await;
@@ -245,16 +247,16 @@ async fn refuse_unknown_in(store: &PageStore, known: Option<&CatalogPartitions>)
         None => Ok(()),
         Some(id) => Err(Error::new(
             sqlstate::DATA_CORRUPTED,
-            format!("the store holds data of partition {id}, {UNKNOWN}"),
+            format!("the store contains data of partition {id}, {UNKNOWN}"),
         )),
     }
 }
 
-fn make(directory: &Path) -> Result<()> {
-    std::fs::create_dir_all(directory).map_err(|e| cannot("create", directory, &e))
+fn create_directory(directory: &Path) -> Result<()> {
+    std::fs::create_dir_all(directory).map_err(|e| io_error("create", directory, &e))
 }
 
-fn cannot(verb: &str, path: &Path, error: &std::io::Error) -> Error {
-    Error::new(sqlstate::IO_ERROR, format!("cannot {verb} {}: {error}", path.display()))
-        .hint("check that the directory exists and belongs to the user that runs the node")
+fn io_error(verb: &str, path: &Path, error: &std::io::Error) -> Error {
+    Error::new(sqlstate::IO_ERROR, format!("could not {verb} \"{}\": {error}", path.display()))
+        .hint("Check that the directory exists and is owned by the user that runs the node.")
 }

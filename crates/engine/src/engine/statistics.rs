@@ -1,4 +1,4 @@
-//! What an engine counts.
+//! Statistics of an engine.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,120 +8,120 @@ use fulmar_store::{DiskCache, DiskCacheStatistics, OperationStatistics};
 use super::Engine;
 use crate::health::LogHealth;
 
-/// Counters of a node, for metrics. All are totals since the start unless they say otherwise.
+/// Statistics of a node, for metrics. Totals since the start, or current values where noted.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EngineStatistics {
     /// Bytes of commit records.
     pub record_bytes: u64,
-    /// Commit records.
+    /// Number of commit records.
     pub records: u64,
     /// Changed pages in commit records.
     pub record_pages: u64,
-    /// Bytes written to the log, frames included.
+    /// Bytes written to the log, including frame headers.
     pub log_bytes: u64,
-    /// Syncs of the log.
+    /// Number of syncs of the log.
     pub log_syncs: u64,
-    /// Bytes of the log's files, now.
+    /// Current size of the log's files in bytes.
     pub log_size_bytes: u64,
-    /// Smoothed time of a sync, microseconds, now.
+    /// Current smoothed duration of a sync in microseconds.
     pub log_sync_us: u64,
-    /// Log failures.
+    /// Number of log failures.
     pub log_failures: u64,
-    /// Bytes of objects put into the log in the store.
+    /// Bytes of objects put into the shared log.
     pub shared_log_bytes: u64,
-    /// Those objects.
+    /// Number of these objects.
     pub shared_log_puts: u64,
-    /// Bytes of the objects that are needed, now.
+    /// Current size of the shared log's required objects in bytes.
     pub shared_log_size_bytes: u64,
-    /// These objects, now.
+    /// Current number of these objects.
     pub shared_log_backlog_objects: u64,
-    /// Smoothed time until one is known to be there, microseconds, now.
+    /// Current smoothed time in microseconds until an object is known to be stored.
     pub shared_log_put_us: u64,
-    /// Times that another process has closed that log.
+    /// How often another process has sealed the shared log.
     pub shared_log_failures: u64,
-    /// 1 while it takes no commits, now.
+    /// 1 while the shared log accepts no commits, otherwise 0.
     pub shared_log_refuses: u64,
-    /// Bytes of pages in memory, now.
+    /// Current size of pages in memory in bytes.
     pub memory_bytes: u64,
-    /// Those of them that no segment of the store holds yet, now.
+    /// The part of them that is in no segment of the store yet.
     pub memory_unwritten_bytes: u64,
-    /// The budget for them.
+    /// The current limit for them.
     pub memory_limit_bytes: u64,
-    /// What the data directory's file system still has, now.
+    /// Space available in the data directory's file system.
     pub disk_available_bytes: u64,
-    /// What of it is kept free.
+    /// Space reserved in it.
     pub disk_reserve_bytes: u64,
-    /// 0: enough is left; 1: commits that need more space are refused; 2: all are.
+    /// 0: enough space; 1: commits that need more space are rejected; 2: all commits are rejected.
     pub disk_level: u64,
-    /// What is counted of the disk cache, if there is one.
+    /// Statistics of the disk cache, if there is one.
     pub disk_cache: Option<DiskCacheStatistics>,
-    /// Open partitions, now.
+    /// Current number of open partitions.
     pub open_partitions: u64,
-    /// Commits.
+    /// Number of commits.
     pub commits: u64,
-    /// Transactions, lone statements among them, that met a newer version of what they had read.
+    /// Transactions and autocommitted statements whose read set had changed at the commit.
     pub conflicts: u64,
-    /// Replays.
+    /// Number of replays.
     pub replays: u64,
     /// Pages that statements found in memory.
     pub page_hits: u64,
-    /// Pages that they had to read from the store.
+    /// Pages that statements read from the store.
     pub page_misses: u64,
-    /// Pages that were read with others, before they were asked for.
+    /// Pages read together with others, before they were requested.
     pub pages_read_ahead: u64,
-    /// Pages that were read when their partition opened, since its last life had used them.
+    /// Pages prewarmed when their partition was opened.
     pub pages_warmed: u64,
-    /// Pages that left memory for others.
+    /// Pages evicted from memory.
     pub pages_evicted: u64,
-    /// Flushes.
+    /// Number of flushes.
     pub flushes: u64,
-    /// Temporary files made by large transactions and sorts.
+    /// Temporary files created by large transactions and sorts.
     pub temporary_files: u64,
-    /// Bytes charged for temporary files, those of results included, now.
+    /// Bytes currently charged for temporary files, including results.
     pub temporary_bytes: u64,
-    /// The limit for them, now.
+    /// Their current limit.
     pub temporary_limit_bytes: u64,
-    /// Bytes of memory that statements are charged for, now.
+    /// Bytes of memory currently charged to statements.
     pub statement_bytes: u64,
-    /// The limit for them.
+    /// Their limit.
     pub statement_limit_bytes: u64,
 }
 
-/// What is counted of one partition.
+/// Statistics of one partition.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PartitionStatistics {
-    /// Commits.
+    /// Number of commits.
     pub commits: u64,
-    /// Transactions that met a newer version of what they had read.
+    /// Transactions whose read set had changed at the commit.
     pub conflicts: u64,
-    /// Transactions that were run again.
+    /// Number of replays.
     pub replays: u64,
-    /// Turns that transactions have taken.
+    /// Number of turns that transactions have taken.
     pub turns: u64,
-    /// Bytes of its commit records.
+    /// Bytes of the partition's commit records.
     pub log_bytes: u64,
     /// Changed pages in them.
     pub log_pages: u64,
     /// Pages that statements found in memory.
     pub page_hits: u64,
-    /// Pages that they had to read from the store.
+    /// Pages that statements read from the store.
     pub page_misses: u64,
-    /// Pages that were read with others, before they were asked for.
+    /// Pages read together with others, before they were requested.
     pub pages_read_ahead: u64,
-    /// Pages that were read when it opened, since its last life had used them.
+    /// Pages prewarmed when the partition was opened.
     pub pages_warmed: u64,
-    /// Warm-ups that have ended. Each opening of a partition with a list of hot pages starts one.
+    /// Completed prewarmings. Each opening with a list of hot pages starts one.
     pub warmups_ended: u64,
-    /// Pages that left memory for others.
+    /// Pages evicted from memory.
     pub pages_evicted: u64,
-    /// Bytes of its pages in memory, now; `None` while it is closed.
+    /// Current size of the partition's pages in memory in bytes; None while it is closed.
     pub memory_bytes: Option<u64>,
-    /// Bytes of the database, now; `None` while it is closed.
+    /// Current size of the database in bytes; None while it is closed.
     pub size_bytes: Option<u64>,
 }
 
 impl Engine {
-    /// Counters for metrics.
+    /// Returns the node's statistics.
     pub fn statistics(&self) -> EngineStatistics {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let log = self.node.log.statistics();
@@ -175,12 +175,12 @@ impl Engine {
         statistics
     }
 
-    /// What is counted of the store, by operation.
+    /// Returns the store's statistics, by operation.
     pub fn store_statistics(&self) -> Vec<OperationStatistics> {
         self.node.store.statistics()
     }
 
-    /// What is counted of one partition since the node started; `None` if nobody has used it.
+    /// Returns a partition's statistics since the node started; None if it has not been used.
     pub fn partition_statistics(&self, id: PartitionId) -> Option<PartitionStatistics> {
         let stats = self.counted.lock().get(&id)?.clone();
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

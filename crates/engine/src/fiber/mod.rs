@@ -1,7 +1,8 @@
-//! Fibers: SQLite on stackful coroutines, so that it can wait without holding a thread.
+//! Fibers: stackful coroutines for SQLite, so that it can wait without blocking a thread.
 //!
-//! SQLite calls down into our VFS and expects an answer on return. When the answer is not there yet (a page is still in the
-//! store), the callback suspends the whole C stack, and the thread serves other sessions:
+//! SQLite calls the VFS and expects the result on return. If the result is not available yet (a
+//! page is still in the store), the callback suspends the whole C stack, and the thread serves
+//! other sessions:
 //!
 //! ```text
 //!  tokio task                      fiber (own stack)
@@ -11,19 +12,21 @@
 //!                                                     load.poll(cx): Pending (cx's waker is kept)
 //!  Poll::Pending  <-- suspend ---------------------'
 //!     ... the load is done, the waker wakes the task ...
-//!  Fiber::poll(cx) -- resume(cx) --> load.poll(cx): Ready -> xFetch returns -> ... -> closure returns
+//!  Fiber::poll(cx) -- resume(cx) --> load.poll(cx): Ready -> xFetch returns -> closure returns
 //!  Poll::Ready(r) <-- return --------------------------------------------------'
 //! ```
 //!
-//! A fiber that may compute for long without interruption leaves its thread for good and continues on the offload pool
-//! ([`offload`]). Its stack is described in [`stack`].
+//! A fiber that may compute for a long time without interruption moves to the offload pool and
+//! stays there ([`offload`]). Its stack is described in [`stack`].
 //!
-//! Rules that keep this sound, each for a reason:
-//! - A suspended fiber is never dropped: its C frames cannot be unwound. [`Fiber`]'s destructor resumes it with
-//!   the *abandoned* mark set, upon which every wait fails immediately and SQLite unwinds itself by error codes.
-//! - No thread-local is read on a fiber across a suspension, since the fiber may continue on another thread.
-//!   [`current`] is set again by every `poll` and only read between two suspensions.
-//! - No lock of ours is held while a fiber waits.
+//! Rules for soundness:
+//!
+//! - A suspended fiber is never freed: its C frames cannot be unwound. [`Fiber`]'s destructor
+//!   resumes it as *abandoned*. Then every wait fails immediately, and SQLite unwinds through its
+//!   error codes.
+//! - No thread-local is read on a fiber across a suspension, since the fiber may continue on
+//!   another thread. [`current`] is set by every `poll` and only read between two suspensions.
+//! - No lock of the engine is held while a fiber waits.
 
 pub(crate) mod offload;
 pub(crate) mod overflow;
@@ -45,7 +48,7 @@ use stack::FiberStack;
 
 use crate::slice::SliceTimer;
 
-/// Stacks kept for reuse by each thread; an idle one holds 8 KiB, and 64 KiB at most.
+/// Stacks that each thread caches for reuse. An idle one holds 8 KiB of memory, at most 64 KiB.
 const POOLED_STACKS: usize = 64;
 
 /// The context of the poll that resumed the fiber; null when the fiber is abandoned.
@@ -53,31 +56,31 @@ type Resume = *mut Context<'static>;
 
 /// Why a fiber is suspended.
 #[derive(Clone, Copy)]
-enum Suspended {
-    /// Until its waker is called.
-    Waits,
-    /// It wants to continue on the offload pool, as a statement of this partition.
-    WantsOffload(u64),
+enum Suspension {
+    /// It waits for its waker.
+    Wait,
+    /// It asks to continue on the offload pool, as a statement of this partition.
+    Offload(u64),
 }
 
-type FiberCoroutine<T> = Coroutine<Resume, Suspended, T, FiberStack>;
+type FiberCoroutine<T> = Coroutine<Resume, Suspension, T, FiberStack>;
 
-/// What a fiber's callbacks use to wait. Lives in the connection that the fiber drives.
+/// The interface by which callbacks on a fiber wait. Part of the connection that the fiber drives.
 pub(crate) struct Suspender {
-    yielder: Cell<*const Yielder<Resume, Suspended>>,
+    yielder: Cell<*const Yielder<Resume, Suspension>>,
     context: Cell<Resume>,
     slice: SliceTimer,
-    /// Of the stack in use; 0 outside of a fiber.
+    /// The soft limit of the stack in use; 0 outside a fiber.
     soft_limit: Cell<usize>,
-    /// The guard page of the stack in use; empty outside of a fiber.
+    /// The guard page of the stack in use; empty outside a fiber.
     guard: Cell<(usize, usize)>,
-    /// The lowest stack pointer that was seen on it.
+    /// The lowest stack pointer seen on it.
     deepest: Cell<usize>,
     /// The fiber runs on the offload pool.
     offloaded: Cell<bool>,
 }
 
-/// The fiber that waited was abandoned: end as soon as possible.
+/// The fiber was abandoned while it waited. The caller must return as soon as possible.
 #[derive(Debug)]
 pub(crate) struct Abandoned;
 
@@ -94,12 +97,12 @@ impl Suspender {
         }
     }
 
-    /// Sets how long a fiber computes before it yields.
+    /// Sets how long a fiber computes before it should yield.
     pub(crate) fn with_time_slice(self, length: Duration) -> Self {
         Suspender { slice: SliceTimer::new(length), ..self }
     }
 
-    /// Waits for `future`; suspends the fiber while it is pending.
+    /// Wait for `future`; suspends the fiber while it is pending.
     pub(crate) fn wait<F: Future>(&self, future: F) -> Result<F::Output, Abandoned> {
         let mut future = pin!(future);
         loop {
@@ -107,25 +110,29 @@ impl Suspender {
             if context.is_null() || self.yielder.get().is_null() {
                 return Err(Abandoned);
             }
-            // SAFETY: `poll` stored the context of the call that is resuming us; it outlives this resumption.
+            // SAFETY: `poll` stored the context of the call that resumes this fiber; it outlives
+            // this resumption.
             match poll_on_this_thread(future.as_mut(), unsafe { &mut *context }) {
                 Poll::Ready(output) => return Ok(output),
-                Poll::Pending => self.suspend(Suspended::Waits),
+                Poll::Pending => self.suspend(Suspension::Wait),
             }
         }
     }
 
-    /// Returns true if the fiber should yield because its time slice is over. Always false outside a fiber.
+    /// Returns true if the fiber should yield because its time slice is over. Always false outside
+    /// a fiber.
     pub(crate) fn slice_is_over(&self) -> bool {
         self.slice.is_over() && !self.yielder.get().is_null()
     }
 
-    /// Lets other work run on this thread, then goes on. The thread looks at its sockets before.
+    /// Yields to other tasks on this thread. The thread polls its sockets before the fiber
+    /// continues.
     pub(crate) fn yield_now(&self) -> Result<(), Abandoned> {
         self.wait(tokio::task::yield_now())
     }
 
-    /// Whether the fiber's stack has room for what may follow an allocation. True outside of a fiber.
+    /// Returns true if the stack has room for the code that runs after an allocation. Always true
+    /// outside a fiber.
     pub(crate) fn has_stack(&self) -> bool {
         let here = 0_u8;
         let pointer = (&raw const here).addr();
@@ -135,13 +142,13 @@ impl Suspender {
         pointer >= self.soft_limit.get()
     }
 
-    /// Whether the address is in the guard page of the stack in use. Async-signal-safe.
+    /// Returns true if the address is in the guard page of the stack in use. Async-signal-safe.
     pub(crate) fn is_in_guard(&self, address: usize) -> bool {
         let (start, end) = self.guard.get();
         (start..end).contains(&address)
     }
 
-    /// Runs `body` on another stack. It may suspend the fiber.
+    /// Runs `body` on another stack. `body` may suspend the fiber.
     pub(crate) fn on_stack<T>(&self, stack: &mut FiberStack, body: impl FnOnce() -> T) -> T {
         let entered = EnteredStack {
             suspender: self,
@@ -156,37 +163,40 @@ impl Suspender {
         result
     }
 
-    /// Whether [`Suspender::offload`] would move the fiber: it runs on a worker, and was not abandoned.
+    /// Returns true if [`Suspender::offload`] would move the fiber: it runs on a worker, and was
+    /// not abandoned.
     pub(crate) fn can_offload(&self) -> bool {
         !self.context.get().is_null() && !self.yielder.get().is_null() && !self.offloaded.get()
     }
 
-    /// Whether the fiber runs on the offload pool.
+    /// Returns true if the fiber runs on the offload pool.
     pub(crate) fn is_offloaded(&self) -> bool {
         self.offloaded.get()
     }
 
-    /// Whether the fiber was dropped, and runs only to unwind.
+    /// Returns true if the fiber was dropped, and runs only to unwind.
     pub(crate) fn is_abandoned(&self) -> bool {
         self.context.get().is_null() && !self.yielder.get().is_null()
     }
 
-    /// Continues on the offload pool, as a statement of the partition `tenant`. Only if [`Suspender::can_offload`].
+    /// Continues on the offload pool, as a statement of the partition `tenant`. Requires
+    /// [`Suspender::can_offload`].
     pub(crate) fn offload(&self, tenant: u64) {
-        self.suspend(Suspended::WantsOffload(tenant));
+        self.suspend(Suspension::Offload(tenant));
         self.offloaded.set(on_offload_thread());
     }
 
     #[inline(never)]
-    fn suspend(&self, why: Suspended) {
-        // SAFETY: the yielder lives on the fiber's own stack, on which we run; it was checked not to be null.
+    fn suspend(&self, why: Suspension) {
+        // SAFETY: the yielder is on the fiber's stack, which is the current one; it was checked not
+        // to be null.
         let context = unsafe { (*self.yielder.get()).suspend(why) };
         self.context.set(context);
         self.slice.reset();
     }
 }
 
-/// Restores what a suspender knew of the stack in use, after a panic too.
+/// Restores a suspender's state of the stack in use, also after a panic.
 struct EnteredStack<'a> {
     suspender: &'a Suspender,
     soft_limit: usize,
@@ -202,8 +212,9 @@ impl Drop for EnteredStack<'_> {
     }
 }
 
-/// Polls in a frame of its own. In one with the suspension the compiler would look up the thread-locals that a future uses (the
-/// runtime's, when it wakes or defers) once for all polls, and go on with those of the thread that the fiber has left.
+/// Polls in a separate stack frame. In the frame of the suspension the compiler could look up the
+/// thread-locals that a future uses (the runtime's, when it wakes or defers) once for all polls,
+/// and would then use those of the thread that the fiber has left.
 #[inline(never)]
 fn poll_on_this_thread<F: Future>(future: Pin<&mut F>, context: &mut Context<'_>) -> Poll<F::Output> {
     future.poll(context)
@@ -215,7 +226,7 @@ thread_local! {
     static OFFLOAD_THREAD: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is one of the offload pool's.
+/// Returns true if this thread belongs to the offload pool.
 #[inline(never)]
 fn on_offload_thread() -> bool {
     OFFLOAD_THREAD.get()
@@ -231,16 +242,18 @@ pub(crate) fn current() -> *const () {
     CURRENT.get()
 }
 
-/// Runs `body` here, without a fiber: it waits for nothing. While it runs, [`current`] answers `environment`.
+/// Runs `body` on this thread without a fiber; `body` must not wait. While it runs, [`current`]
+/// returns `environment`.
 ///
 /// # Safety
-/// `environment` must be what a fiber's may be, and stay valid until `body` has ended.
+/// `environment` must be valid as the environment of a fiber, until `body` has ended.
 pub(crate) unsafe fn within<T>(environment: *const (), body: impl FnOnce() -> T) -> T {
     let _environment = Environment::enter(environment);
     body()
 }
 
-/// While it lives, [`current`] answers the environment that it was made for. A panic on its way through the fiber ends it too.
+/// While this exists, [`current`] returns the given environment. A panic in the fiber drops it as
+/// well.
 struct Environment {
     outer: *const (),
 }
@@ -257,25 +270,25 @@ impl Drop for Environment {
     }
 }
 
-/// A closure that runs on a stack of its own and can wait; a future of its result.
+/// A closure that runs on a separate stack and can wait; a future of its result.
 pub(crate) struct Fiber<'a, T> {
-    place: Place<T>,
+    location: Location<T>,
     suspender: *const Suspender,
     environment: *const (),
     borrows: PhantomData<&'a mut ()>,
 }
 
 /// Where a fiber continues.
-enum Place<T> {
-    /// On the thread that polls it.
+enum Location<T> {
+    /// On the polling thread.
     Here(FiberCoroutine<T>),
-    /// On the offload pool. The body was made by `Box::into_raw`.
+    /// On the offload pool. The body came from `Box::into_raw`.
     Offloaded { job: Arc<Job>, body: *mut Body<T> },
-    /// It has ended.
-    Nowhere,
+    /// Ended: it has ended.
+    Ended,
 }
 
-/// An offloaded fiber, as the pool sees it.
+/// An offloaded fiber from the pool's point of view.
 struct Body<T> {
     coroutine: FiberCoroutine<T>,
     environment: *const (),
@@ -286,8 +299,8 @@ impl<T> Resumable for Body<T> {
     fn resume(&mut self, context: Resume) -> bool {
         loop {
             match resume(&mut self.coroutine, self.environment, context) {
-                CoroutineResult::Yield(Suspended::Waits) => return false,
-                CoroutineResult::Yield(Suspended::WantsOffload(_)) => {}
+                CoroutineResult::Yield(Suspension::Wait) => return false,
+                CoroutineResult::Yield(Suspension::Offload(_)) => {}
                 CoroutineResult::Return(value) => {
                     self.result = Some(value);
                     return true;
@@ -297,26 +310,28 @@ impl<T> Resumable for Body<T> {
     }
 }
 
-// SAFETY: what lies on the stack of a suspended fiber is SQLite's frames (connections are opened NOMUTEX and hold
-// nothing of their thread) and our callbacks, which keep no thread-bound value across a wait (module rules).
+// SAFETY: the stack of a suspended fiber contains frames of SQLite (connections are opened NOMUTEX
+// and keep no state of their thread) and of the engine's callbacks, which keep no thread-bound
+// value across a wait (see the rules above).
 unsafe impl<T: Send> Send for Fiber<'_, T> {}
 
-/// Continues a coroutine on this thread.
+/// Resumes a coroutine on this thread.
 fn resume<T>(
     coroutine: &mut FiberCoroutine<T>,
     environment: *const (),
     context: Resume,
-) -> CoroutineResult<Suspended, T> {
+) -> CoroutineResult<Suspension, T> {
     let _environment = Environment::enter(environment);
     coroutine.resume(context)
 }
 
 impl<'a, T: 'a> Fiber<'a, T> {
-    /// A fiber that will run `body`. While it runs, [`current`] answers `environment`.
+    /// Creates a fiber that will run `body`. While it runs, [`current`] returns `environment`.
     ///
     /// # Safety
-    /// `suspender` and `environment` must stay valid until the fiber is dropped, and no other fiber may use
-    /// `suspender` meanwhile. What `body` uses must be usable from another thread while the caller waits.
+    /// `suspender` and `environment` must stay valid until the fiber is dropped, and no other fiber
+    /// may use `suspender` meanwhile. Everything that `body` uses must be usable from another
+    /// thread while the caller waits.
     pub(crate) unsafe fn new(
         suspender: *const Suspender,
         environment: *const (),
@@ -328,9 +343,10 @@ impl<'a, T: 'a> Fiber<'a, T> {
             None => FiberStack::new()?,
         };
         let (soft_limit, guard) = (stack.soft_limit(), stack.guard());
-        // SAFETY: what `body` borrows outlives 'a, and the fiber is driven to its end before it is dropped.
+        // SAFETY: everything that `body` borrows outlives 'a, and the fiber runs to its end before
+        // it is dropped.
         let coroutine = unsafe {
-            Coroutine::with_stack_unchecked(stack, move |yielder: &Yielder<Resume, Suspended>, context| {
+            Coroutine::with_stack_unchecked(stack, move |yielder: &Yielder<Resume, Suspension>, context| {
                 let suspender = &*suspender;
                 suspender.context.set(context);
                 suspender.yielder.set(yielder);
@@ -344,23 +360,23 @@ impl<'a, T: 'a> Fiber<'a, T> {
                 body()
             })
         };
-        Ok(Fiber { place: Place::Here(coroutine), suspender, environment, borrows: PhantomData })
+        Ok(Fiber { location: Location::Here(coroutine), suspender, environment, borrows: PhantomData })
     }
 
-    /// Continues on this thread. `None` if the fiber moved to the offload pool.
+    /// Resumes on this thread. Returns `None` if the fiber has moved to the offload pool.
     fn resume_here(&mut self, context: Resume) -> Option<Poll<T>> {
         loop {
-            let Place::Here(coroutine) = &mut self.place else { return None };
+            let Location::Here(coroutine) = &mut self.location else { return None };
             match resume(coroutine, self.environment, context) {
-                CoroutineResult::Yield(Suspended::Waits) => return Some(Poll::Pending),
-                // If there is no thread for it, it continues here.
-                CoroutineResult::Yield(Suspended::WantsOffload(tenant)) => {
+                CoroutineResult::Yield(Suspension::Wait) => return Some(Poll::Pending),
+                // If the pool has no thread, the fiber continues here.
+                CoroutineResult::Yield(Suspension::Offload(tenant)) => {
                     if self.offload(tenant) {
                         return None;
                     }
                 }
                 CoroutineResult::Return(value) => {
-                    if let Place::Here(ended) = std::mem::replace(&mut self.place, Place::Nowhere) {
+                    if let Location::Here(ended) = std::mem::replace(&mut self.location, Location::Ended) {
                         self.recycle(ended.into_stack());
                     }
                     return Some(Poll::Ready(value));
@@ -369,9 +385,9 @@ impl<'a, T: 'a> Fiber<'a, T> {
         }
     }
 
-    /// Gives the fiber to the pool. Returns false if the pool has no thread.
+    /// Moves the fiber to the pool. Returns false if the pool has no thread.
     fn offload(&mut self, tenant: u64) -> bool {
-        let Place::Here(coroutine) = std::mem::replace(&mut self.place, Place::Nowhere) else {
+        let Location::Here(coroutine) = std::mem::replace(&mut self.location, Location::Ended) else {
             return false;
         };
         let body = Box::new(Body { coroutine, environment: self.environment, result: None });
@@ -379,17 +395,17 @@ impl<'a, T: 'a> Fiber<'a, T> {
         // SAFETY: the body is freed when the job has stopped.
         let job = unsafe { Job::new(tenant, body) };
         if offload::submit(&job) {
-            self.place = Place::Offloaded { job, body };
+            self.location = Location::Offloaded { job, body };
             return true;
         }
         // SAFETY: the job was not started.
         let body = unsafe { Box::from_raw(body) };
-        self.place = Place::Here(body.coroutine);
+        self.location = Location::Here(body.coroutine);
         false
     }
 
     fn recycle(&self, stack: FiberStack) {
-        // SAFETY: the caller of `new` keeps the suspender valid until we are dropped.
+        // SAFETY: the caller of `new` keeps the suspender valid until this fiber is dropped.
         let deepest = unsafe { (*self.suspender).deepest.get() };
         recycle(stack, deepest);
     }
@@ -406,7 +422,7 @@ impl Drop for ClearYielder<'_> {
     }
 }
 
-/// Keeps a stack for the next fiber of this thread.
+/// Caches a stack for the next fiber of this thread.
 fn recycle(stack: FiberStack, deepest: usize) {
     // `try_with`: a fiber may end while its thread is being torn down.
     let _ = STACKS.try_with(|stacks| {
@@ -422,21 +438,21 @@ impl<'a, T: 'a> Future for Fiber<'a, T> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
-        if let Place::Here(_) = self.place {
+        if let Location::Here(_) = self.location {
             let context = (&raw mut *cx).cast();
             if let Some(polled) = self.resume_here(context) {
                 return polled;
             }
         }
-        let Place::Offloaded { job, body } = &self.place else {
-            unreachable!("a fiber polled after its end")
+        let Location::Offloaded { job, body } = &self.location else {
+            unreachable!("a fiber must not be polled after its end")
         };
         if !job.poll_end(cx.waker()) {
             return Poll::Pending;
         }
-        // SAFETY: the job has ended, so the body is this fiber's alone again.
+        // SAFETY: the job has ended, so this fiber owns the body again.
         let body = unsafe { Box::from_raw(*body) };
-        self.place = Place::Nowhere;
+        self.location = Location::Ended;
         let Body { coroutine, result, .. } = *body;
         self.recycle(coroutine.into_stack());
         match result {
@@ -450,13 +466,13 @@ impl<T> Unpin for Fiber<'_, T> {}
 
 impl<T> Drop for Fiber<'_, T> {
     fn drop(&mut self) {
-        let mut coroutine = match std::mem::replace(&mut self.place, Place::Nowhere) {
-            Place::Nowhere => return,
-            Place::Here(coroutine) => coroutine,
-            Place::Offloaded { job, body } => {
-                // Waits if the job runs: what the fiber borrows must not go before.
+        let mut coroutine = match std::mem::replace(&mut self.location, Location::Ended) {
+            Location::Ended => return,
+            Location::Here(coroutine) => coroutine,
+            Location::Offloaded { job, body } => {
+                // Wait while the job runs: the fiber's borrows must stay valid until then.
                 job.stop();
-                // SAFETY: the job is stopped, so the body is this fiber's alone again.
+                // SAFETY: the job is stopped, so this fiber owns the body again.
                 let body = unsafe { Box::from_raw(body) };
                 body.coroutine
             }
@@ -464,10 +480,11 @@ impl<T> Drop for Fiber<'_, T> {
         if !coroutine.started() {
             return;
         }
-        // Every wait of an abandoned fiber fails immediately; a loop all the same, since SQLite may retry.
+        // Every wait of an abandoned fiber fails immediately. It needs a loop, since SQLite may
+        // retry.
         let _environment = Environment::enter(self.environment);
         while !coroutine.done() {
-            // SAFETY: the caller of `new` keeps the suspender valid until we are dropped.
+            // SAFETY: the caller of `new` keeps the suspender valid until this fiber is dropped.
             unsafe { (*self.suspender).context.set(ptr::null_mut()) };
             let _ = coroutine.resume(ptr::null_mut());
         }
@@ -487,7 +504,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_to_its_end_without_waiting() {
+    fn fiber_that_never_waits_completes_on_the_first_poll() {
         let suspender = Suspender::new();
         // SAFETY: the suspender outlives the fiber.
         let fiber = unsafe { Fiber::new(&suspender, ptr::null(), || 7) }.unwrap();
@@ -495,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_and_is_resumed_on_another_thread() {
+    fn fiber_can_be_resumed_on_another_thread() {
         let suspender = Box::new(Suspender::new());
         let address = &*suspender as *const Suspender as usize;
         let (send, receive) = tokio::sync::oneshot::channel::<u32>();
@@ -514,13 +531,13 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_leaves_no_environment_behind() {
+    fn panic_resets_the_environment() {
         let (suspender, environment) = (Suspender::new(), 7);
         let panicking = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            // SAFETY: both outlive the fiber, and nobody looks at the environment.
+            // SAFETY: both outlive the fiber, and the environment is not dereferenced.
             let fiber = unsafe {
                 Fiber::<()>::new(&raw const suspender, (&raw const environment).cast(), || {
-                    panic!("as asked, in {:?}", current())
+                    panic!("expected, in {:?}", current())
                 })
             };
             poll_once(fiber.unwrap())
@@ -529,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn an_abandoned_fiber_runs_to_its_end() {
+    fn abandoned_fiber_runs_to_its_end() {
         let suspender = Suspender::new();
         let ended = Cell::new(false);
         // SAFETY: the suspender outlives the fiber.
@@ -557,7 +574,7 @@ mod tests {
         let body = || {
             suspender.offload(1);
             assert!(suspender.is_offloaded() && !suspender.can_offload());
-            // Blocks its thread until the polling thread has seen that it is free.
+            // Blocks its thread until the polling thread has sent its id.
             receive.recv().unwrap() != std::thread::current().id()
         };
         // SAFETY: the suspender outlives the fiber.
@@ -618,7 +635,7 @@ mod tests {
     }
 
     #[test]
-    fn too_deep_a_stack_is_noticed() {
+    fn stack_beyond_the_soft_limit_is_detected() {
         fn recurse(suspender: &Suspender, depth: usize) -> usize {
             let frame = std::hint::black_box([0_u8; 1024]);
             if !suspender.has_stack() || depth == 100_000 {
@@ -629,8 +646,8 @@ mod tests {
         let suspender = Suspender::new();
         // SAFETY: the suspender outlives the fiber.
         let fiber = unsafe { Fiber::new(&raw const suspender, ptr::null(), || recurse(&suspender, 0)) };
-        let Poll::Ready(depth) = poll_once(fiber.unwrap()) else { panic!("it waits for nothing") };
+        let Poll::Ready(depth) = poll_once(fiber.unwrap()) else { panic!("the fiber must not wait") };
         assert!((100..2000).contains(&depth), "{depth}");
-        assert!(suspender.has_stack(), "there is no limit outside of a fiber");
+        assert!(suspender.has_stack(), "there must be no limit outside a fiber");
     }
 }

@@ -1,10 +1,10 @@
-//! The offload pool: threads for fibers that may compute for long without interruption.
+//! The offload pool: threads for fibers that may compute for a long time without interruption.
 //!
-//! A single call into SQLite can take minutes (`json_patch` of two large objects is quadratic), and while it runs nothing can
-//! be taken from its thread. On a worker it would freeze every session of that worker. What makes such calls slow is large
-//! input, so a fiber leaves its worker as soon as it handles a text, a parameter or an allocation of more than
-//! [`OFFLOAD_BYTES`], or needs more than 1 MiB to compile a statement (`Link::offload`), and
-//! continues on a thread of this pool until it ends:
+//! A single call into SQLite can take minutes (`json_patch` of two large objects is quadratic), and
+//! it cannot be preempted. On a worker it would block every session of that worker. Such calls are
+//! slow because of large input. So a fiber leaves its worker as soon as it handles a text, a
+//! parameter or an allocation of more than [`OFFLOAD_BYTES`], or needs more than 1 MiB to compile a
+//! statement (`Link::offload`). It continues on a thread of this pool until it ends:
 //!
 //! ```text
 //!  worker                                     pool thread
@@ -19,17 +19,19 @@
 //!  Poll::Ready
 //! ```
 //!
-//! - A tenant occupies at most one thread; its other jobs wait in a queue of its own, and tenants take turns. So a tenant
-//!   that runs an expensive call delays only its own large statements.
+//! - A tenant occupies at most one thread. Its other jobs wait in the tenant's queue, and tenants
+//!   take turns. So a tenant that runs an expensive call delays only its own large statements.
 //! - Threads have a low scheduling priority ([`NICENESS`]): workers come first.
-//! - A job yields after each time slice that it can be interrupted in, as on a worker, and goes to the end of the queue.
-//! - A job that has not yielded for [`STUCK_AFTER`] is in a call that may not return for long. Its
-//!   thread is not counted among the [`MAX_PROGRESSING`] that the pool may have, so calls that do
-//!   not return delay no other tenant's jobs. Such a thread gets the lowest priority
-//!   ([`STUCK_NICENESS`]) and ends with its job: any number of them, up to [`MAX_THREADS`], leaves
-//!   the workers their CPU time.
+//! - A job yields after each time slice where it can be interrupted, as on a worker, and goes to
+//!   the end of the queue.
+//! - A job that has not yielded for [`STUCK_AFTER`] is stuck: it is in a call that may not return
+//!   for a long time. Its thread does not count towards the [`MAX_PROGRESSING`] threads of the
+//!   pool, so stuck calls do not delay other tenants' jobs. Its thread gets the lowest priority
+//!   ([`STUCK_NICENESS`]) and ends with the job. Any number of stuck threads, up to
+//!   [`MAX_THREADS`], leaves the workers their CPU time.
 //!
-//! A job is a small executor task: its waker queues it again, and only its end wakes the task that awaits the fiber.
+//! A job is a small executor task: its waker queues it again, and only its end wakes the task that
+//! awaits the fiber.
 
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
@@ -44,30 +46,31 @@ use tokio::runtime::Handle;
 
 use super::Resume;
 
-/// A statement that handles a larger text, parameter or allocation leaves its worker. Quadratic functions take some
-/// milliseconds on smaller input.
+/// A statement that handles a larger text, parameter or allocation leaves its worker. Quadratic
+/// functions take a few milliseconds on smaller input.
 ///
-/// More than 64 KiB: SQLite keeps the statement journal, which every INSERT of several rows has, in
-/// pieces of 64 KiB and a header.
+/// It is more than 64 KiB because SQLite keeps the statement journal of every multi-row INSERT in
+/// chunks of 64 KiB and a header.
 pub(crate) const OFFLOAD_BYTES: usize = 72 << 10;
 
-/// Threads of the pool that are not stuck.
+/// Maximum of threads that are not stuck.
 const MAX_PROGRESSING: usize = 8;
-/// All threads of the pool. Each can be held for long by one tenant.
+/// Maximum of threads in total. One tenant can occupy each of them for a long time.
 const MAX_THREADS: usize = 256;
-/// A job that runs for longer without yielding is stuck. A time slice takes 1 ms of CPU time.
+/// A job that has run for this time without yielding is stuck. A time slice is 1 ms of CPU time.
 const STUCK_AFTER: Duration = Duration::from_millis(100);
 /// An idle thread ends after this time.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Added to the threads' nice value. A thread of the pool then gets about a tenth of the CPU time of a busy worker.
+/// Added to the threads' nice value. A thread of the pool then gets about a tenth of the CPU time
+/// of a busy worker.
 const NICENESS: i32 = 10;
 /// The nice value of stuck threads. To the system's scheduler 256 of them weigh as much as 4
-/// workers; with [`NICENESS`] as much as 27.
+/// workers; with [`NICENESS`], as much as 27.
 const STUCK_NICENESS: i32 = 19;
 
-/// A coroutine that can be continued.
+/// A coroutine that can be resumed.
 pub(super) trait Resumable {
-    /// Continues until the next suspension. Returns true if it has ended.
+    /// Runs until the next suspension. Returns true if the coroutine has ended.
     fn resume(&mut self, context: Resume) -> bool;
 }
 
@@ -90,22 +93,24 @@ unsafe impl Send for Job {}
 unsafe impl Sync for Job {}
 
 enum State {
-    /// For its waker.
+    /// Waits for its waker.
     Waiting,
     /// In the pool's queue.
     Queued,
     Running {
         woken: bool,
     },
-    /// It has ended, possibly with a panic, or its fiber was dropped. The pool does not touch `body` any more.
+    /// It has ended, possibly with a panic, or its fiber was dropped. The pool does not touch
+    /// `body` any more.
     Stopped(Option<Box<dyn Any + Send>>),
 }
 
 impl Job {
-    /// A job of a tenant, to be given to [`submit`].
+    /// Creates a job of a tenant, to be passed to [`submit`].
     ///
     /// # Safety
-    /// `body` must stay valid until [`Job::stop`] has returned or [`Job::poll_end`] has returned true.
+    /// `body` must stay valid until [`Job::stop`] has returned or [`Job::poll_end`] has returned
+    /// true.
     pub(super) unsafe fn new<'a>(tenant: u64, body: *mut (dyn Resumable + 'a)) -> Arc<Job> {
         // SAFETY: only the lifetime changes; the caller keeps the body valid.
         let body: *mut dyn Resumable = unsafe { std::mem::transmute(body) };
@@ -119,7 +124,8 @@ impl Job {
         })
     }
 
-    /// Whether the job has ended; if not, the task is woken when it has. Continues a panic of the fiber.
+    /// Returns true if the job has ended. Otherwise the task is woken when it has. Resumes a panic
+    /// of the fiber.
     pub(super) fn poll_end(&self, task: &Waker) -> bool {
         self.task.register(task);
         let panic = match &mut *self.state.lock() {
@@ -132,7 +138,7 @@ impl Job {
         true
     }
 
-    /// Takes the job from the pool. Waits while it runs: the fiber's borrows end with this call.
+    /// Removes the job from the pool. Waits while it runs: the fiber's borrows end with this call.
     pub(super) fn stop(&self) {
         let mut state = self.state.lock();
         while matches!(*state, State::Running { .. }) {
@@ -143,7 +149,8 @@ impl Job {
         }
     }
 
-    /// Runs the job until its next suspension, on a thread of the pool. Returns true if it is to be queued again.
+    /// Runs the job until its next suspension, on a thread of the pool. Returns true if it must be
+    /// queued again.
     fn run(self: &Arc<Job>) -> bool {
         {
             let mut state = self.state.lock();
@@ -157,7 +164,7 @@ impl Job {
         let runtime = self.runtime.as_ref().map(Handle::enter);
         let resumed = catch_unwind(AssertUnwindSafe(|| {
             let context: *mut Context<'_> = &raw mut context;
-            // SAFETY: the state is `Running`, so the body is valid and used by this thread alone.
+            // SAFETY: the state is `Running`, so the body is valid and only this thread uses it.
             unsafe { (*self.body).resume(context.cast()) }
         }));
         drop(runtime);
@@ -198,7 +205,8 @@ impl Wake for Job {
     }
 }
 
-/// Gives a job to the pool. Returns false if no thread could be started; then the job is still the caller's.
+/// Submits a job to the pool. Returns false if no thread could be started; the caller then keeps
+/// the job.
 pub(super) fn submit(job: &Arc<Job>) -> bool {
     if !POOL.has_thread() {
         return false;
@@ -212,38 +220,38 @@ static POOL: LazyLock<Pool> = LazyLock::new(Pool::default);
 #[derive(Default)]
 struct Pool {
     queues: Mutex<Queues>,
-    /// Signalled when a tenant has its turn.
+    /// Signalled when it is a tenant's turn.
     queued: Condvar,
-    /// Signalled when a tenant has its turn and there is no thread for it.
+    /// Signalled when it is a tenant's turn and there is no thread for it.
     lacking: Condvar,
 }
 
 #[derive(Default)]
 struct Queues {
     jobs: HashMap<u64, VecDeque<Arc<Job>>>,
-    /// Tenants that have jobs queued and none running, in the order of their turns.
+    /// Tenants that have queued jobs and none running, in the order of their turns.
     turns: VecDeque<u64>,
-    /// Tenants that have a job running.
+    /// Tenants that have a running job.
     running: HashMap<u64, Run>,
     threads: usize,
     watch: Watch,
 }
 
-/// What the thread does that looks for stuck jobs ([`watch`]).
+/// The state of the thread that detects stuck jobs ([`watch`]).
 #[derive(Default, PartialEq, Eq)]
 enum Watch {
     #[default]
     Absent,
     /// It waits until there is no thread for a tenant's turn.
     Idle,
-    /// It looks every [`STUCK_AFTER`].
+    /// It checks every [`STUCK_AFTER`].
     Polls,
 }
 
-/// A job's stay on a thread, from one suspension to the next.
+/// One run of a job on a thread, from one suspension to the next.
 struct Run {
     since: Instant,
-    /// The thread, as the system calls it.
+    /// The thread's id in the system.
     thread: libc::pid_t,
     /// The thread has the priority of a stuck one. It ends after the run.
     demoted: bool,
@@ -265,7 +273,8 @@ impl Queues {
         }
     }
 
-    /// The next job, for this thread; its tenant has no other one until [`Queues::finish`].
+    /// Returns the next job, to be run on `thread`. Its tenant gets no other one until
+    /// [`Queues::finish`].
     fn next(&mut self, now: Instant, thread: libc::pid_t) -> Option<Arc<Job>> {
         let tenant = self.turns.pop_front()?;
         let jobs = self.jobs.get_mut(&tenant)?;
@@ -277,7 +286,7 @@ impl Queues {
         job
     }
 
-    /// A tenant's job is no longer running. Returns true if its thread was demoted.
+    /// Records that a tenant's job is no longer running. Returns true if its thread was demoted.
     fn finish(&mut self, tenant: u64) -> bool {
         let run = self.running.remove(&tenant);
         if self.jobs.contains_key(&tenant) {
@@ -286,12 +295,12 @@ impl Queues {
         run.is_some_and(|run| run.demoted)
     }
 
-    /// Whether more tenants have their turn than threads are about to take a job.
+    /// Returns true if more tenants are due than threads are about to take a job.
     fn lacks_threads(&self) -> bool {
         self.turns.len() > self.threads.saturating_sub(self.running.len())
     }
 
-    /// Whether another thread is to be started.
+    /// Returns true if another thread should be started.
     fn wants_thread(&self, now: Instant) -> bool {
         let stuck = self.running.values().filter(|run| run.is_stuck(now)).count();
         self.lacks_threads() && self.threads < MAX_THREADS && self.threads < MAX_PROGRESSING + stuck
@@ -315,14 +324,14 @@ impl Pool {
         self.queued.notify_one();
     }
 
-    /// Whether there is a thread, starting the first one if need be.
+    /// Returns true if there is a thread. Starts the first one if necessary.
     fn has_thread(&self) -> bool {
         let mut queues = self.queues.lock();
         queues.threads > 0 || self.start_thread(&mut queues)
     }
 
-    /// Starts threads for the tenants that have their turn, as far as the bounds allow; later if
-    /// jobs turn out to be stuck.
+    /// Starts threads for the tenants that are due, within the bounds. If jobs turn out to be
+    /// stuck, [`watch`] starts more later.
     fn add_threads(&self, queues: &mut Queues) {
         let now = Instant::now();
         while queues.wants_thread(now) {
@@ -363,14 +372,14 @@ fn spawn(name: &str, body: fn()) -> bool {
 
 /// Sets the nice value of a thread of this process.
 fn lower_priority(thread: libc::pid_t, niceness: i32) {
-    // SAFETY: a plain call. On Linux the value is that of the thread alone.
+    // SAFETY: a plain call. On Linux the value applies to the thread only.
     if unsafe { libc::setpriority(libc::PRIO_PROCESS, thread as libc::id_t, niceness) } != 0 {
         tracing::warn!(error = %std::io::Error::last_os_error(), "could not lower the priority of a thread");
     }
 }
 
-/// What a thread of the pool does until it has been idle for [`IDLE_TIMEOUT`], or its job was
-/// stuck.
+/// The main loop of a pool thread. It ends after it has been idle for [`IDLE_TIMEOUT`], or after
+/// its job was stuck.
 fn serve() {
     super::set_offload_thread();
     // SAFETY: a plain call.
@@ -388,7 +397,7 @@ fn serve() {
                 queues.push(job);
             }
             let demoted = queues.finish(tenant);
-            // No thread can raise its priority again, so another one takes its place.
+            // A thread cannot raise its priority again, so another one replaces it.
             if demoted && (queues.threads > 1 || pool.start_thread(&mut queues)) {
                 queues.threads -= 1;
                 pool.add_threads(&mut queues);
@@ -398,7 +407,7 @@ fn serve() {
             continue;
         }
         let timed_out = pool.queued.wait_for(&mut queues, IDLE_TIMEOUT).timed_out();
-        // The last thread stays: a job may have been promised one.
+        // The last thread stays: `submit` may have relied on it.
         if timed_out && queues.turns.is_empty() && queues.threads > 1 {
             queues.threads -= 1;
             return;
@@ -406,8 +415,8 @@ fn serve() {
     }
 }
 
-/// Starts threads when jobs turn out to be stuck while tenants wait for their turn. Ends when none
-/// has waited for [`IDLE_TIMEOUT`].
+/// Starts threads when jobs turn out to be stuck while tenants wait for their turn. Ends after no
+/// tenant has waited for [`IDLE_TIMEOUT`].
 fn watch() {
     let pool = &*POOL;
     let mut queues = pool.queues.lock();
@@ -432,7 +441,7 @@ mod tests {
 
     use super::*;
 
-    /// Reports each run, then waits to be told to end it.
+    /// Reports each run, then waits for the signal to end it.
     struct Reporting {
         name: &'static str,
         started: mpsc::Sender<&'static str>,
@@ -485,7 +494,7 @@ mod tests {
         second.finish();
     }
 
-    /// No wait of a test takes longer, unless it would never end.
+    /// The timeout of the tests' waits: far longer than any of them takes.
     const DEADLINE: Duration = Duration::from_secs(120);
 
     #[test]
@@ -510,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_are_added_only_beside_stuck_ones() {
+    fn threads_are_added_only_if_others_are_stuck() {
         let began = Instant::now();
         let queues = |threads: usize| Queues {
             turns: VecDeque::from([7]),
@@ -522,11 +531,14 @@ mod tests {
         };
         let later = began + STUCK_AFTER;
         assert!(queues(MAX_PROGRESSING - 1).wants_thread(began));
-        assert!(!queues(MAX_PROGRESSING).wants_thread(began), "all threads make progress");
-        assert!(queues(MAX_PROGRESSING).wants_thread(later), "all threads are stuck");
-        assert!(!queues(MAX_THREADS).wants_thread(later), "there are enough");
+        assert!(
+            !queues(MAX_PROGRESSING).wants_thread(began),
+            "no thread is added while all threads make progress"
+        );
+        assert!(queues(MAX_PROGRESSING).wants_thread(later), "a thread is added if all threads are stuck");
+        assert!(!queues(MAX_THREADS).wants_thread(later), "the pool must not exceed MAX_THREADS");
         let idle = Queues { threads: 2 * MAX_PROGRESSING + 1, ..queues(2 * MAX_PROGRESSING) };
-        assert!(!idle.wants_thread(later), "a thread is about to take the job");
+        assert!(!idle.wants_thread(later), "no thread is added if an idle one can take the job");
     }
 
     #[test]

@@ -1,9 +1,10 @@
-//! Reports a stack overflow: which tenant's statement it was, before the process ends.
+//! Reports a stack overflow with its tenant and statement, before the process ends.
 //!
-//! An overflow is not survivable. C frames cannot be unwound from the middle of a function, and the connection may hold
-//! anything. [`super::stack`] explains why it should never happen; if it does, the operator must learn which statement to
-//! keep away. The handler runs on the thread's alternate signal stack, which Rust sets up for every thread that it
-//! starts, and uses only `write`. Then it lets the previous handler (Rust's own) have the signal.
+//! A process cannot survive an overflow: C frames cannot be unwound from the middle of a function,
+//! and the connection may be in any state. [`super::stack`] explains why it should never happen. If
+//! it does, the operator must learn which statement to avoid. The handler runs on the thread's
+//! alternate signal stack, which Rust sets up for every thread that it starts, and it only calls
+//! `write`. Then it passes the signal to the previous handler (Rust's).
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -12,21 +13,21 @@ use std::sync::OnceLock;
 
 use libc::{c_int, c_void, siginfo_t};
 
-/// Bytes of the statement's text that are reported.
+/// Maximum bytes of the statement's text in the report.
 const MAX_TEXT_BYTES: usize = 1024;
 
-/// What runs on the current fiber.
+/// The statement that runs on the current fiber.
 #[derive(Clone, Copy)]
 pub(crate) struct Running {
-    /// The tenant's name, or nothing if it is not known.
+    /// The tenant's name; empty if it is not known.
     pub tenant: (*const u8, usize),
     pub partition: u64,
-    /// The statement's text, or nothing between statements.
+    /// The statement's text; empty between statements.
     pub text: (*const u8, usize),
 }
 
-/// Describes what the fiber with this environment pointer runs, if the address is in its guard page. Must be
-/// async-signal-safe.
+/// Describes the statement of the fiber with this environment pointer, if the address is in its
+/// guard page. Must be async-signal-safe.
 pub(crate) type Describe = unsafe fn(*const (), usize) -> Option<Running>;
 
 struct Installed {
@@ -41,7 +42,8 @@ pub(crate) fn install(describe: Describe) -> io::Result<()> {
     if INSTALLED.get().is_some() {
         return Ok(());
     }
-    // SAFETY: plain calls with valid pointers. The handler finds `INSTALLED` set, or ignores a signal that comes before.
+    // SAFETY: plain calls with valid pointers. The handler ignores signals until `INSTALLED` is
+    // set.
     unsafe {
         let mut previous = MaybeUninit::<libc::sigaction>::zeroed().assume_init();
         if libc::sigaction(libc::SIGSEGV, ptr::null(), &mut previous) != 0 {
@@ -60,7 +62,8 @@ pub(crate) fn install(describe: Describe) -> io::Result<()> {
 
 unsafe extern "C" fn handle(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     let Some(installed) = INSTALLED.get() else { return };
-    // SAFETY: the kernel's arguments. The environment of the fiber that faulted is valid while the fiber runs.
+    // SAFETY: the kernel's arguments. The environment of the faulting fiber is valid while the
+    // fiber runs.
     unsafe {
         let address = (*info).si_addr() as usize;
         if let Some(running) = (installed.describe)(super::current(), address) {
@@ -81,18 +84,18 @@ unsafe extern "C" fn handle(signal: c_int, info: *mut siginfo_t, context: *mut c
     }
 }
 
-/// Writes to standard error, where the node's log goes.
+/// Writes to standard error, as the node's log does.
 ///
 /// # Safety
-/// The texts must be valid.
+/// The pointers in `running` must be valid.
 unsafe fn report(running: &Running) {
     let mut digits = [0_u8; 20];
     let partition = decimal(running.partition, &mut digits);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's contract.
     let (tenant, text) =
         unsafe { (text_of(running.tenant, usize::MAX), text_of(running.text, MAX_TEXT_BYTES)) };
     for part in [
-        b"FATAL: stack overflow in a statement; the node ends. Database \"",
+        b"FATAL: stack overflow in a statement; terminating the node. Database \"",
         tenant,
         b"\", partition ",
         partition,
@@ -110,7 +113,7 @@ unsafe fn text_of<'a>((start, bytes): (*const u8, usize), max_bytes: usize) -> &
     if start.is_null() {
         return b"";
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's contract.
     unsafe { std::slice::from_raw_parts(start, bytes.min(max_bytes)) }
 }
 
@@ -140,7 +143,7 @@ mod tests {
     const CHILD: &str = "FULMAR_TEST_OVERFLOWS";
 
     unsafe fn describe(environment: *const (), address: usize) -> Option<Running> {
-        // SAFETY: the test's fiber has its suspender as environment.
+        // SAFETY: the environment of the test's fiber is its suspender.
         let suspender = unsafe { environment.cast::<Suspender>().as_ref() }?;
         const TEXTS: (&str, &str) = ("shop", "SELECT deep");
         suspender.is_in_guard(address).then(|| Running {
@@ -150,7 +153,7 @@ mod tests {
         })
     }
 
-    /// Runs this test again in a process of its own, which overflows a fiber's stack.
+    /// Runs this test again in a child process, which overflows a fiber's stack.
     #[test]
     fn overflow_is_reported_before_the_process_ends() {
         #[expect(unconditional_recursion, reason = "it overflows the stack")]

@@ -1,9 +1,9 @@
-//! Stacks of fibers: reserved address space, touched lazily, with a guard page at the low end.
+//! Stacks of fibers: reserved address space, populated lazily, with a guard page at the low end.
 //!
-//! SQLite recurses over what a statement contains, and no limit of SQLite's bounds that depth for all statements: the
-//! query flattener substitutes expressions into each other after their depth was checked, generated columns and views
-//! refer to one another, and table-valued and full-text functions have parsers of their own. A fiber therefore gets far
-//! more address space than it may use:
+//! SQLite recurses over the contents of a statement, and none of its limits bounds that depth for
+//! all statements: the query flattener substitutes expressions into each other after their depth
+//! was checked, generated columns and views refer to one another, and table-valued and full-text
+//! functions have their own parsers. A fiber therefore has far more address space than it may use:
 //!
 //! ```text
 //!  limit                                                                        base
@@ -12,18 +12,20 @@
 //!                                                         soft limit
 //! ```
 //!
-//! - **Budget.** Whenever SQLite asks for memory, the allocator compares the stack pointer with the soft limit
-//!   ([`super::Suspender::has_stack`]). Below it the request fails, SQLite unwinds by its out-of-memory path, and the
-//!   statement gets SQLSTATE 54001. SQLite has no deep structure that it built without allocating each level of it while it
-//!   recursed, so the depth of every expression, FROM clause and query tree is bounded by the budget.
-//! - **Reserve.** SQLite also walks these structures without allocating (name resolution, code generation, deletion). Such a
-//!   walk is as deep as the structure, and its frames are at most a few times larger than those of the functions
-//!   that built it. The reserve is 15 times the budget.
-//! - **Guard.** What overflows all the same hits the guard page, and [`super::overflow`] reports the tenant and the statement
-//!   before the process ends.
+//! - **Budget.** Whenever SQLite allocates memory, the allocator compares the stack pointer with
+//!   the soft limit ([`super::Suspender::has_stack`]). Below it the allocation fails, SQLite
+//!   unwinds through its out-of-memory path, and the statement gets SQLSTATE 54001. SQLite builds
+//!   every deep structure by recursion that allocates at each level, so the budget bounds the depth
+//!   of every expression, FROM clause and query tree.
+//! - **Reserve.** SQLite also walks these structures without allocating (name resolution, code
+//!   generation, deletion). Such a walk is as deep as the structure, and its frames are at most a
+//!   few times larger than those of the functions that built it. The reserve is 15 times the
+//!   budget.
+//! - **Guard.** A stack that overflows nevertheless hits the guard page, and [`super::overflow`]
+//!   reports the tenant and the statement before the process ends.
 //!
-//! Untouched address space costs nothing: an ordinary statement touches 8 KiB. A stack that was used deeply returns the memory
-//! before it is reused.
+//! Untouched address space costs nothing: an ordinary statement touches 8 KiB. A stack that was
+//! used deeply returns its memory before it is reused.
 
 use std::cell::Cell;
 use std::io;
@@ -35,11 +37,12 @@ use corosensei::stack::{Stack, StackPointer};
 
 /// Address space of a stack, unless configured otherwise.
 pub(crate) const DEFAULT_STACK_BYTES: usize = 16 << 20;
-/// The smallest stack that can be configured. Its budget is 256 KiB; the deepest JSON path takes about 200 KiB.
+/// The smallest stack that can be configured. Its budget is 256 KiB; the deepest JSON path takes
+/// about 200 KiB.
 pub(crate) const MIN_STACK_BYTES: usize = 4 << 20;
-/// The budget is this part of the stack.
+/// The stack size divided by this is the budget.
 const BUDGET_DIVISOR: usize = 16;
-/// What a pooled stack may keep resident: a stack that was deeper gives the rest back to the system.
+/// Memory that a pooled stack may keep. A stack that was deeper returns the rest to the system.
 const RESIDENT_BYTES: usize = 64 << 10;
 /// Uses of a stack between two trims that are not caused by its depth.
 const TRIM_INTERVAL: u32 = 64;
@@ -47,7 +50,7 @@ const GUARD_BYTES: usize = 4096;
 
 static STACK_BYTES: AtomicUsize = AtomicUsize::new(DEFAULT_STACK_BYTES);
 
-/// Sets the size of stacks that are created from now on, in bytes. It is raised to [`MIN_STACK_BYTES`] if it is smaller.
+/// Sets the size of stacks that are created from now on, in bytes; at least [`MIN_STACK_BYTES`].
 pub(crate) fn set_stack_bytes(bytes: usize) {
     STACK_BYTES.store(bytes.max(MIN_STACK_BYTES).next_multiple_of(GUARD_BYTES), Ordering::Relaxed);
 }
@@ -60,18 +63,19 @@ pub(crate) struct FiberStack {
 }
 
 impl FiberStack {
-    /// Reserves a stack. Fails if the process has too many mappings (`vm.max_map_count`) or no address space left.
+    /// Reserves a stack. Fails if the process has too many mappings (`vm.max_map_count`) or no
+    /// address space left.
     pub(crate) fn new() -> io::Result<FiberStack> {
         let bytes = STACK_BYTES.load(Ordering::Relaxed) + GUARD_BYTES;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_STACK;
-        // SAFETY: a new mapping at an address of the system's choice.
+        // SAFETY: a new mapping at an address that the system chooses.
         let start =
             unsafe { libc::mmap(ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
         let stack = FiberStack { base: start as usize + bytes, bytes, uses: Cell::new(0) };
-        // SAFETY: within the mapping. Without the advice a first touch could bring in 2 MiB.
+        // SAFETY: within the mapping. Without the advice a first touch could allocate 2 MiB.
         let guarded = unsafe {
             libc::madvise(start, bytes, libc::MADV_NOHUGEPAGE);
             libc::mprotect(start, GUARD_BYTES, libc::PROT_NONE)
@@ -82,7 +86,7 @@ impl FiberStack {
         Ok(stack)
     }
 
-    /// Allocations fail when the stack pointer is below this address.
+    /// The address below which allocations fail.
     pub(crate) fn soft_limit(&self) -> usize {
         self.base - (self.bytes - GUARD_BYTES) / BUDGET_DIVISOR
     }
@@ -91,14 +95,15 @@ impl FiberStack {
         self.base - RESIDENT_BYTES
     }
 
-    /// Addresses of the guard page.
+    /// The address range of the guard page.
     pub(crate) fn guard(&self) -> (usize, usize) {
         let start = self.base - self.bytes;
         (start, start + GUARD_BYTES)
     }
 
-    /// Called after each use. Returns memory to the system if the stack pointer was seen below the resident part. Recursion that
-    /// does not allocate is not seen, so each stack is also trimmed at intervals.
+    /// Called after each use. Returns memory to the system if the stack pointer was seen below the
+    /// resident part. Recursion without allocations is not seen, so each stack is also trimmed at
+    /// intervals.
     pub(crate) fn trim_if_deep(&self, deepest: usize) {
         let uses = self.uses.replace(self.uses.get().wrapping_add(1));
         if deepest < self.resident_limit() || uses.is_multiple_of(TRIM_INTERVAL) {
@@ -106,17 +111,18 @@ impl FiberStack {
         }
     }
 
-    /// Returns what lies deeper than the resident part to the system. Nothing may be running on the stack.
+    /// Returns the memory below the resident part to the system. Nothing may be running on the
+    /// stack.
     fn trim(&self) {
         let start = self.guard().1;
-        // SAFETY: within the mapping, and no frame is there.
+        // SAFETY: within the mapping, and without frames.
         unsafe { libc::madvise(start as *mut _, self.resident_limit() - start, libc::MADV_DONTNEED) };
     }
 }
 
 impl Drop for FiberStack {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this stack's own, and no fiber runs on it.
+        // SAFETY: this stack owns the mapping, and no fiber runs on it.
         unsafe { libc::munmap((self.base - self.bytes) as *mut _, self.bytes) };
     }
 }
@@ -162,7 +168,7 @@ mod tests {
     fn limits_are_ordered() {
         let stack = FiberStack::new().unwrap();
         assert!(stack.guard().1 < stack.soft_limit());
-        assert!(stack.soft_limit() < stack.resident_limit(), "the budget exceeds what is kept resident");
+        assert!(stack.soft_limit() < stack.resident_limit(), "the budget must exceed the resident part");
         assert_eq!(stack.base % corosensei::stack::MIN_STACK_SIZE, 0);
     }
 }

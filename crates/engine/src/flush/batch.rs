@@ -1,15 +1,16 @@
-//! Flushing some partitions together: one segment for all of them, then a manifest for each.
+//! Flushes several partitions together: one segment for all, then one manifest per partition.
 //!
-//! A failure that concerns one partition does not keep the others from being flushed: its log does not answer, a page of it
-//! cannot be read, or the store answers and refuses its manifest. That partition stays dirty. If the store itself does not
-//! answer, the flush ends, and the next one tries again. Results are nested accordingly: the outer error is the store's, the
-//! inner one a partition's.
+//! A failure of one partition does not keep the others from being flushed: its log does not
+//! respond, one of its pages cannot be read, or the store rejects its manifest. That partition
+//! stays dirty. If the store itself does not respond, the flush ends, and the next one retries.
+//! Results are nested accordingly: the outer error is the store's, the inner one a partition's.
 //!
-//! # A manifest that nobody answers for
-//! When a put fails nobody can tell whether the manifest is there, or will appear. So it is remembered
-//! ([`Partition::begin_to_name`]), with what it names, and is put again before the partition's next one, and before the partition
-//! is closed: then it is there.
-//! Whatever else stands in its place is not ours, and is left alone; the next manifest has a higher number.
+//! # Manifests of uncertain outcome
+//! After a failed put it is unknown whether the manifest exists, or will appear later. It is
+//! therefore recorded together with its references ([`Partition::begin_to_name`]), and is put again
+//! before the partition's next manifest and before the partition is closed. After that it exists.
+//! If a different object has its name, that object is left alone, and the next manifest gets a
+//! higher number.
 
 use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
@@ -28,58 +29,61 @@ use super::settled;
 use crate::partition::{Flush, NamedSegment, Partition, log_error, store_error};
 use crate::{Engine, Error, Result, sqlstate};
 
-/// Pages that are flushed together into one segment, at most (about: a partition is not cut).
+/// Approximate maximum number of pages flushed into one segment. A partition is not split.
 const BATCH_PAGES: usize = 8192;
-/// Manifests that are written at the same time.
-const MANIFESTS_AT_ONCE: usize = 16;
-/// How long a flush waits for the logs to make durable what a batch writes. All others of the node wait with it.
-pub(super) const LOG_PATIENCE: Duration = Duration::from_secs(3);
-/// How long a flush waits for that in all its batches together.
-const TOTAL_LOG_PATIENCE: Duration = Duration::from_secs(12);
+/// Maximum number of manifests written concurrently.
+const MAX_CONCURRENT_MANIFESTS: usize = 16;
+/// How long a flush waits until the commits of one batch are durable in the logs. All later flushes
+/// of the node wait meanwhile.
+pub(super) const LOG_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long a flush waits for that over all its batches.
+const TOTAL_LOG_TIMEOUT: Duration = Duration::from_secs(12);
 
-/// How long a flush may still wait for the logs. Only the wait counts: writing the pages of earlier batches
-/// does not shorten the wait of later ones.
-struct LogPatience {
+/// The remaining time that a flush can wait for the logs. Only the wait counts: writing the pages
+/// of earlier batches does not shorten the wait of later ones.
+struct LogWaitBudget {
     left: Duration,
 }
 
-impl LogPatience {
+impl LogWaitBudget {
     fn new() -> Self {
-        LogPatience { left: TOTAL_LOG_PATIENCE }
+        LogWaitBudget { left: TOTAL_LOG_TIMEOUT }
     }
 
-    /// The deadline of a batch that begins to wait now. Commits that are durable already pass any deadline.
+    /// The deadline of a batch that begins to wait now. Commits that are already durable pass any
+    /// deadline.
     fn deadline(&self) -> Instant {
-        Instant::now() + LOG_PATIENCE.min(self.left)
+        Instant::now() + LOG_TIMEOUT.min(self.left)
     }
 
-    /// A batch has waited since then.
+    /// Deducts the time that a batch has waited since `begun`.
     fn spend(&mut self, begun: Instant) {
         self.left = self.left.saturating_sub(begun.elapsed());
     }
 }
 
-/// A partition of a batch.
+/// A partition in a batch.
 struct Flushing {
     partition: Arc<Partition>,
     flush: Flush,
-    /// An error: it is not flushed this time.
+    /// An error excludes the partition from this flush.
     outcome: Result<()>,
 }
 
-/// Flushes partitions, some together in one segment. Answers the first error of any.
+/// Flushes partitions, in batches that share a segment. Returns the first error of any partition.
 pub(crate) async fn flush(engine: &Engine, partitions: Vec<Arc<Partition>>) -> Result<()> {
     let _one = settled(engine).await;
     flush_settled(engine, partitions).await
 }
 
-/// The same, for who keeps others from flushing. When the store has failed nothing more is asked of it this time.
+/// Like [`flush`], for callers that hold the flush lock. Once the store has failed, no more
+/// requests are sent to it by this flush.
 pub(crate) fn flush_settled(
     engine: &Engine,
     mut partitions: Vec<Arc<Partition>>,
 ) -> BoxFuture<'_, Result<()>> {
     async move {
-        let mut patience = LogPatience::new();
+        let mut wait_budget = LogWaitBudget::new();
         let unsure: Vec<_> = partitions.iter().filter(|partition| partition.is_unsure()).cloned().collect();
         if !unsure.is_empty() {
             engine.check_term().await?;
@@ -87,7 +91,8 @@ pub(crate) fn flush_settled(
         let settling = unsure
             .iter()
             .map(|partition| async move { (partition.id, settle_unsure(engine, partition).await) });
-        let mut settling = stream::iter(settling.collect::<Vec<_>>()).buffer_unordered(MANIFESTS_AT_ONCE);
+        let mut settling =
+            stream::iter(settling.collect::<Vec<_>>()).buffer_unordered(MAX_CONCURRENT_MANIFESTS);
         let (mut result, mut failed) = (Ok(()), HashSet::new());
         while let Some((id, settled)) = settling.next().await {
             if let Err(error) = settled? {
@@ -104,7 +109,7 @@ pub(crate) fn flush_settled(
                 batch.push(Flushing { partition, flush, outcome: Ok(()) });
             }
             if !batch.is_empty() && (pages >= BATCH_PAGES || partitions.is_empty()) {
-                result = result.and(flush_batch(engine, std::mem::take(&mut batch), &mut patience).await?);
+                result = result.and(flush_batch(engine, std::mem::take(&mut batch), &mut wait_budget).await?);
                 pages = 0;
             }
         }
@@ -113,15 +118,16 @@ pub(crate) fn flush_settled(
     .boxed()
 }
 
-/// Writes a manifest of a partition whose segments have been merged, with what has changed meanwhile. For who keeps others
-/// from flushing, and has called [`settle_unsure`].
+/// Writes a manifest for a partition whose segments have been merged, together with its changes
+/// since. The caller holds the flush lock and has called [`settle_unsure`].
 pub(crate) async fn name_anew(engine: &Engine, partition: Arc<Partition>) -> Result<()> {
     let flush = partition.begin_any_flush();
     let batch = vec![Flushing { partition, flush, outcome: Ok(()) }];
-    flush_batch(engine, batch, &mut LogPatience::new()).await?
+    flush_batch(engine, batch, &mut LogWaitBudget::new()).await?
 }
 
-/// Stores the manifest that an earlier flush may or may not have stored. For who keeps others from flushing.
+/// Stores the manifest of an earlier flush whose outcome is unknown. The caller holds the flush
+/// lock.
 pub(crate) async fn settle_unsure(engine: &Engine, partition: &Partition) -> Result<Result<()>> {
     let unsure = partition.unsure_manifest().filter(|_| !partition.is_dropped());
     let Some((manifest, pages)) = unsure else { return Ok(Ok(())) };
@@ -136,25 +142,26 @@ pub(crate) async fn settle_unsure(engine: &Engine, partition: &Partition) -> Res
     Ok(stored)
 }
 
-/// The inner error is the first of any partition.
+/// Flushes a batch. The inner error is the first of any partition.
 async fn flush_batch(
     engine: &Engine,
     mut batch: Vec<Flushing>,
-    patience: &mut LogPatience,
+    wait_budget: &mut LogWaitBudget,
 ) -> Result<Result<()>> {
     let _unnamed = engine.node().naming.enter();
-    let (begun, deadline) = (Instant::now(), patience.deadline());
+    let (begun, deadline) = (Instant::now(), wait_budget.deadline());
     for one in &mut batch {
         one.outcome = wait_durable(one, deadline).await;
     }
-    patience.spend(begun);
+    wait_budget.spend(begun);
     let segment = match write_segment(engine, &mut batch).await {
-        // Behind the segment: until it is named only minutes go by.
+        // Checked after the segment was written: it will be referenced within minutes.
         Ok(segment) => engine.check_term().await.map(|()| segment),
         failed => failed,
     };
     let failed = OnceLock::new();
-    // Each manifest is a few syncs of small files: the disk takes many at once.
+    // Written concurrently: each manifest is a few syncs of small files, and the disk handles many
+    // in parallel.
     let naming = batch.into_iter().map(|Flushing { partition, flush, outcome }| {
         let (segment, failed) = (segment.clone(), &failed);
         async move {
@@ -169,7 +176,7 @@ async fn flush_batch(
                 Err(error)
             });
             let done = named.is_ok();
-            // What was not flushed stays due.
+            // After an error the partition stays dirty.
             partition.end_flush(flush, done);
             if done {
                 engine.maintenance.flushed(&partition);
@@ -178,7 +185,7 @@ async fn flush_batch(
         }
     });
     let outcomes: Vec<Result<Option<Manifest>>> =
-        stream::iter(naming).buffer_unordered(MANIFESTS_AT_ONCE).collect().await;
+        stream::iter(naming).buffer_unordered(MAX_CONCURRENT_MANIFESTS).collect().await;
     engine.flusher.count();
     let (mut stored, mut result) = (Vec::new(), Ok(()));
     for outcome in outcomes {
@@ -191,16 +198,17 @@ async fn flush_batch(
     failed.into_inner().map_or(Ok(result), Err)
 }
 
-/// Checks once more, after manifests were stored, that the store was still this process's. If it was not, a manifest that names
-/// a segment which the new owner has deleted is deleted: as the newest one it would keep its partition from being opened.
+/// Checks after manifests were stored that this process still owned the store. If it did not, a
+/// manifest that references a segment deleted by the new owner is deleted again: as the newest one
+/// it would keep its partition from being opened.
 ///
-/// Only such a manifest: from one whose segments are all there the new owner may have opened the partition already, and the
-/// records of its log then continue from that version.
+/// Other manifests are kept: the new owner may have opened the partition from one whose segments
+/// all exist, and the records of its log then continue from that version.
 async fn delete_if_taken_over(engine: &Engine, stored: &[Manifest]) -> Result<()> {
     if stored.is_empty() {
         return Ok(());
     }
-    // Without an answer of the store nothing is deleted.
+    // If the store does not answer, nothing is deleted.
     let checked = engine.check_term().await;
     if !engine.is_taken_over() {
         return Ok(());
@@ -208,34 +216,40 @@ async fn delete_if_taken_over(engine: &Engine, stored: &[Manifest]) -> Result<()
     let store = &engine.node().store;
     let segments: HashSet<SegmentId> =
         store.list_segments().await.map_err(store_error)?.into_iter().collect();
-    let cannot_be_read =
+    let is_unreadable =
         |manifest: &&Manifest| manifest.segments.iter().any(|part| !segments.contains(&part.id));
-    let unreadable: Vec<&Manifest> = stored.iter().filter(cannot_be_read).collect();
+    let unreadable: Vec<&Manifest> = stored.iter().filter(is_unreadable).collect();
     for manifest in unreadable {
-        tracing::warn!(partition = %manifest.partition, "deleting a manifest that was stored after the store was taken over");
+        tracing::warn!(
+            partition = %manifest.partition,
+            "deleting a manifest that was stored after another process took over the store"
+        );
         store.delete_manifest(ManifestName::of(manifest)).await.map_err(store_error)?;
     }
     checked
 }
 
-/// Somebody else may commit to the partition by now, and go on with its manifests.
+/// Fails if the partition's log was fenced: another process may commit to the partition and store
+/// its manifests.
 fn check_fence(partition: &Partition) -> Result<()> {
     partition.log.fenced().map_or(Ok(()), |fenced| Err(log_error(fenced)))
 }
 
-/// Waits until what is flushed is durable in the log.
+/// Waits until the log has made the flushed version durable.
 async fn wait_durable(one: &Flushing, deadline: Instant) -> Result<()> {
     check_fence(&one.partition)?;
     let log = &one.partition.log;
     timeout_at(deadline, log.wait_durable(one.flush.snapshot.lsn))
         .await
-        .map_err(|_| silent_log())?
+        .map_err(|_| log_timeout())?
         .map_err(log_error)
 }
 
-pub(super) fn silent_log() -> Error {
-    Error::new(sqlstate::IO_ERROR, "the last commits of the database are not durable yet, and cannot be flushed")
-        .hint("see to what its log is kept on: the disk, or the store for `durability = 'shared'`; it is tried again")
+pub(super) fn log_timeout() -> Error {
+    Error::new(sqlstate::IO_ERROR, "cannot flush the database: its latest commits are not durable yet").hint(
+        "Check the log's storage: the disk, or the object store for durability = 'shared'. \
+         The flush is retried.",
+    )
 }
 
 /// Writes the changed pages of all partitions of a batch into one segment.
@@ -257,8 +271,9 @@ async fn write_segment(engine: &Engine, batch: &mut [Flushing]) -> Result<Option
     Ok(Some(id))
 }
 
-/// Writes a partition's changed pages. The outer error is the segment's, the inner one the partition's: then there may be some
-/// of its pages in the segment, which nobody names.
+/// Writes a partition's changed pages. The outer error is the segment's, the inner one the
+/// partition's. After an inner error the segment may contain some of its pages, which are not
+/// referenced.
 async fn push_pages(
     one: &Flushing,
     builder: &mut SegmentBuilder,
@@ -267,7 +282,7 @@ async fn push_pages(
     let mut page = Box::new(ZERO_PAGE);
     for no in &one.flush.pages {
         match one.partition.copy_page(*no, &one.flush.snapshot, &mut page).await {
-            // What was changed a moment ago is likely to be used again.
+            // Recently changed pages are likely to be read again, so they are cached.
             Ok(true) => {
                 let frame = builder.push(one.partition.id, *no, &page, writer.buffer());
                 writer.keep(frame);
@@ -282,7 +297,8 @@ async fn push_pages(
     Ok(Ok(()))
 }
 
-/// Makes the manifest that names the segment, and answers it. Those before it are history.
+/// Stores the manifest that references the segment, and returns it. Earlier manifests become
+/// history.
 async fn name_segment(
     engine: &Engine,
     partition: &Partition,
@@ -315,7 +331,8 @@ async fn name_segment(
         return Ok(Err(error));
     }
     failpoint::hit(failpoint::FLUSH_AFTER_MANIFEST);
-    // Before it counts as named: if this fails the flush has failed, and the pages are written again.
+    // Done before the manifest is recorded as named: if this fails the flush has failed, and the
+    // pages are written again.
     if let Some(segment) = segment {
         partition.learn_frames(flush, segment).await?;
     }
@@ -323,8 +340,9 @@ async fn name_segment(
     Ok(Ok(Some(manifest)))
 }
 
-/// Stores a manifest, or finds it stored. An object that has its name and is not it, or cannot be read, keeps the name: then the
-/// partition's next manifest gets the next number, and whatever the object is, a start opens from that one.
+/// Stores a manifest, or finds it stored. If its name is taken by a different or unreadable object,
+/// the partition's next manifest uses the next number; a start opens from that one, whatever the
+/// object is.
 async fn put(engine: &Engine, partition: &Partition, manifest: &Manifest) -> Result<Result<()>> {
     engine.check_term_confirmed().await?;
     let store = &engine.node().store;
@@ -375,7 +393,7 @@ mod tests {
         }
     }
 
-    /// A process on a store, and its open partition.
+    /// Starts a process on a store, and opens its partition.
     async fn owner(store: &Backend, time: &Arc<Manual>) -> (tempfile::TempDir, Arc<Engine>, Arc<Partition>) {
         let directory = tempfile::tempdir().unwrap();
         let (store, time) = (Some(Arc::new(store.clone()) as Arc<dyn fulmar_store::Store>), time.clone());
@@ -397,9 +415,9 @@ mod tests {
         }
     }
 
-    /// Its last check was before it was stopped.
+    /// The process is suspended after its last check.
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_process_that_was_stopped_asks_again_before_it_stores_a_manifest() {
+    async fn suspended_process_rechecks_its_term_before_it_stores_a_manifest() {
         let (store, time) = (Backend::memory(), Arc::new(Manual::default()));
         let (_first, zombie, partition) = owner(&store, &time).await;
         zombie.check_term().await.unwrap();
@@ -411,9 +429,9 @@ mod tests {
         assert_eq!(zombie.node().store.list_manifests(None).await.unwrap(), []);
     }
 
-    /// It was stopped between its check and the put.
+    /// The process is suspended between its check and the put.
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_manifest_of_a_deleted_segment_goes_when_the_store_was_taken_over() {
+    async fn manifest_of_a_deleted_segment_is_deleted_after_a_takeover() {
         let (store, time) = (Backend::memory(), Arc::new(Manual::default()));
         let (_first, zombie, partition) = owner(&store, &time).await;
         let pages = zombie.node().store.clone();
@@ -424,25 +442,29 @@ mod tests {
             put(&zombie, &partition, manifest).await.unwrap().unwrap();
         }
         delete_if_taken_over(&zombie, &[readable.clone(), broken.clone()]).await.unwrap();
-        assert_eq!(pages.list_manifests(None).await.unwrap().len(), 2, "it owns the store");
+        assert_eq!(
+            pages.list_manifests(None).await.unwrap().len(),
+            2,
+            "no manifest is deleted while the process owns the store"
+        );
         let _term = PageStore::open(Arc::new(store.clone())).begin_term().await.unwrap();
         delete_if_taken_over(&zombie, &[readable.clone(), broken]).await.unwrap_err();
         assert_eq!(pages.list_manifests(None).await.unwrap(), [ManifestName::of(&readable)]);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_waiting_for_the_log_uses_up_patience() {
-        let mut patience = LogPatience::new();
+    async fn only_waiting_for_the_log_consumes_the_wait_budget() {
+        let mut wait_budget = LogWaitBudget::new();
         for _ in 0..4 {
-            // Earlier batches are written meanwhile.
+            // Writing earlier batches takes time.
             advance(Duration::from_secs(60)).await;
             let begun = Instant::now();
-            assert_eq!(patience.deadline() - begun, LOG_PATIENCE, "each batch gets its full time");
-            timeout_at(patience.deadline(), pending::<()>()).await.unwrap_err();
-            patience.spend(begun);
+            assert_eq!(wait_budget.deadline() - begun, LOG_TIMEOUT, "each batch must get its full timeout");
+            timeout_at(wait_budget.deadline(), pending::<()>()).await.unwrap_err();
+            wait_budget.spend(begun);
         }
-        assert!(patience.deadline() <= Instant::now(), "all batches together have a bound");
-        let durable = timeout_at(patience.deadline(), std::future::ready(()));
-        assert!(durable.await.is_ok(), "a durable commit passes any deadline");
+        assert!(wait_budget.deadline() <= Instant::now(), "the wait of all batches together must be bounded");
+        let durable = timeout_at(wait_budget.deadline(), std::future::ready(()));
+        assert!(durable.await.is_ok(), "a durable commit must pass any deadline");
     }
 }

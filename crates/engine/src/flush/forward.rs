@@ -1,48 +1,61 @@
-//! Records of partitions that cannot be opened are carried forward, to the end of their log, so that it can be cut behind them.
+//! Log relocation: appends records of partitions that cannot be opened to the end of their log, so
+//! that the log can be truncated before them.
 //!
-//! A partition whose manifest or segment is damaged cannot be flushed until that is restored, maybe for days. What the log holds
-//! of it would be the oldest before long, and the log, which cannot be cut behind it, would reach its bound: then commits
-//! of *all* tenants are refused. The records are in memory ([`crate::partition::Replay`]), so they are appended once more, as they are:
+//! A partition with a damaged manifest or segment cannot be flushed until the damage is repaired,
+//! perhaps for days. Its records soon become the oldest in the log. Since the log cannot be
+//! truncated past them it would reach its size limit, and then commits of *all* tenants would be
+//! rejected. The records are in memory ([`crate::partition::Replay`]), so they are appended again
+//! unchanged:
 //!
 //! ```text
-//!   oldest                                    others (the first record of anybody else that no manifest covers)
+//!   oldest                                    others (first uncovered record of other partitions)
 //!     | 1 2 . . 3 . . . . . . . . . . . . . . . | . . . |
-//!     |                                         | . . . 1 2 . 3 |      appended, and waited for
-//!                                               | . . . 1 2 . 3 |      cut
+//!     |                                         | . . . 1 2 . 3 |      appended, and durable
+//!                                               | . . . 1 2 . 3 |      truncated
 //! ```
 //!
 //! # Why nothing is lost
-//! Each record has one place where the log is kept for it. It becomes that of the copy when the copy is durable, and not before; and
-//! the log is cut before the first place of all. So of each record the log holds a copy at any time, and the crash may
-//! come when it likes: in the midst of appending, or before the cut, the log holds some twice. A start takes each once, in the
-//! order of their numbers, and for its place the later one, which is durable: it goes on as if nothing had happened. A failed
-//! write takes back what was appended and not yet durable; those records are still where they were.
+//! Each record has one position for which the log is retained. It changes to the position of the
+//! copy once the copy is durable, and not before, and the log is truncated before the lowest of
+//! these positions. So the log contains a copy of each record at any time. After a crash during
+//! appending, or before the truncation, it contains some records twice. A start applies each record
+//! once, in the order of their version numbers, and takes the later position, which is durable; the
+//! state is as before the crash. A failed write discards appended copies that are not yet durable;
+//! the originals are still in place.
 //!
-//! What was appended and has not been heard of when patience ends is waited for by the next round, and not appended again.
+//! Copies that are not durable when the time-out ends are awaited by the next round, and not
+//! appended again.
 //!
-//! A log that is full takes copies all the same, in a reserve that commits leave ([`Urgency::MakesRoom`]): the store may have been away
-//! for so long that all that others have committed stands behind what is to be carried.
+//! A full log still accepts copies, in a reserve that commits do not use ([`Urgency::MakesRoom`]):
+//! if the store was unavailable for long enough, all commits of other partitions may come after the
+//! records to be relocated.
 //!
-//! A cut gives back whole files or objects, so a part of the older copies may stay. Therefore a start must not
-//! take the first record that it meets for the oldest.
+//! Truncation frees whole files or objects, so some of the older copies may remain. A start must
+//! therefore not assume that the first copy of a record that it reads is the oldest record.
 //!
-//! # Who else reads the log
-//! A partition that is opened meanwhile keeps the log from where its records stood when that began, until it is flushed. Copies that
-//! come after its own commits change nothing: their numbers are lower, and what they tell is told.
+//! # Other readers of the log
+//! A partition that is opened meanwhile retains the log from where its records were when the
+//! opening began, until it is flushed. Copies that come after its own commits have no effect: their
+//! version numbers are lower, and their contents are already applied.
 //!
-//! Who reads beside the owner ([`crate::beside`]) and has followed so far passes over what it has, by the number. Who begins anew while
-//! the older copies are there in part finds that they go on from a version that it has not, and is left behind (40001) until the owner
-//! has opened the partition, with what is restored, and flushed it. Records of the format's first version do not say what they go on
-//! from, so it would not notice; a partition that has some keeps its place in the log.
+//! A replica ([`crate::beside`]) that has followed so far skips known records by their numbers. A
+//! replica that starts while only part of the older copies is left finds that they continue from a
+//! version that it does not have. It reports 40001 for the partition until the primary has opened
+//! the repaired partition and flushed it. Records of format version 1 do not contain the version
+//! that they continue from, so a replica would not notice; a partition with such records is not
+//! relocated.
 //!
-//! When the partition is flushed at last, older copies may be there yet, without the newest ones. They tell as little of a manifest that
-//! is lost in that moment as a log that holds nothing of it.
+//! When the partition is flushed at last, older copies may remain without the newest ones. If a
+//! manifest is lost at that moment, they reveal as little about it as a log without any of its
+//! records.
 //!
 //! # How much is written
-//! Only what keeps a log that is long from being cut, and only if a quarter of what would be given back is others': where those records are
-//! nearly all there is the log would be written in circles. (So they may take some 600 MiB of a log of 1 GiB; beyond it commits
-//! are refused as before.) A sixteenth of the log's bound at a time, then it is cut: so it never takes much more than it did. And for
-//! some seconds at most, since flushes wait for it; the next one goes on.
+//! - Only records that keep an overlong log from being truncated, and only if at least a quarter of
+//!   the space to be freed belongs to other partitions. If nearly all records were relocated, the
+//!   log would be rewritten in circles. (They can take about 600 MiB of a log of 1 GiB; beyond that
+//!   commits are rejected.)
+//! - At most a 16th of the log's capacity before each truncation, so the log hardly grows.
+//! - For a few seconds at most, since flushes wait meanwhile; the next round continues.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -53,22 +66,22 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use tokio::time::{Instant, timeout_at};
 
-use super::batch::{LOG_PATIENCE, silent_log};
+use super::batch::{LOG_TIMEOUT, log_timeout};
 use super::{Pressure, first_uncovered, settled};
 use crate::engine::Unopened;
 use crate::partition::{Logged, log_error};
 use crate::{Engine, Result};
 
-/// So much of a log is looked through before it is cut: a part of its bound.
-const STEP_PART: u64 = 16;
-/// Of what would be given back others' records are one part in so many, at least.
-const OTHERS_PART: u64 = 4;
-/// Bytes that are appended before they are waited for: what others append meanwhile waits behind them.
-const PIECE_BYTES: u64 = 4 << 20;
+/// A step covers 1/16 of the log's capacity, then the log is truncated.
+const STEP_DIVISOR: u64 = 16;
+/// Other partitions' records must be at least 1/4 of the space to be freed.
+const MIN_OTHERS_DIVISOR: u64 = 4;
+/// Bytes appended before waiting for durability. Concurrent appends queue behind them.
+const BATCH_BYTES: u64 = 4 << 20;
 
-/// Carries forward some of what keeps the logs from being cut, of partitions that could not be opened. Answers whether there was
-/// anything; then there may be more when the logs have been cut.
-pub(super) fn carry<'a>(
+/// Relocates records of partitions that could not be opened, if they keep a log from being
+/// truncated. Returns true if there were any; more may be due after the truncation.
+pub(super) fn relocate<'a>(
     engine: &'a Engine,
     unopenable: &'a HashSet<PartitionId>,
     deadline: Instant,
@@ -77,16 +90,16 @@ pub(super) fn carry<'a>(
         if unopenable.is_empty() {
             return Ok(false);
         }
-        // One at a time, as flushes.
+        // Relocations exclude each other and flushes.
         let _one = settled(engine).await;
         let logs: Vec<Arc<CommitLog>> = engine.node().logs().cloned().collect();
         let mut result = Ok(false);
         for log in logs {
-            let held = held_by(engine, &log, unopenable);
-            if let Some(upto) = worth_it(engine, &log, &held) {
-                let carried = carry_before(&log, &held, upto, deadline).await;
-                held.iter().for_each(|one| one.replay.look_for_first());
-                result = result.and_then(|before| carried.map(|some| some || before));
+            let movable = movable_partitions(engine, &log, unopenable);
+            if let Some(upto) = relocation_end(engine, &log, &movable) {
+                let relocated = relocate_before(&log, &movable, upto, deadline).await;
+                movable.iter().for_each(|one| one.replay.look_for_first());
+                result = result.and_then(|before| relocated.map(|some| some || before));
             }
         }
         result
@@ -94,53 +107,64 @@ pub(super) fn carry<'a>(
     .boxed()
 }
 
-/// Those whose records can be carried forward in this log.
-fn held_by(engine: &Engine, log: &Arc<CommitLog>, unopenable: &HashSet<PartitionId>) -> Vec<Unopened> {
-    let mut held = engine.unopened();
-    held.retain(|one| Arc::ptr_eq(&one.log, log) && unopenable.contains(&one.id) && one.replay.may_move());
-    held
+/// The partitions whose records in this log can be relocated.
+fn movable_partitions(
+    engine: &Engine,
+    log: &Arc<CommitLog>,
+    unopenable: &HashSet<PartitionId>,
+) -> Vec<Unopened> {
+    let mut movable = engine.unopened();
+    movable.retain(|one| Arc::ptr_eq(&one.log, log) && unopenable.contains(&one.id) && one.replay.may_move());
+    movable
 }
 
-/// Up to where records are to be carried forward, if they are what keeps the log from being cut, and not nearly all of it.
-fn worth_it(engine: &Engine, log: &Arc<CommitLog>, held: &[Unopened]) -> Option<Lsn> {
+/// Returns the position before which records are to be relocated. None if they do not keep the log
+/// from being truncated, or are nearly all of it.
+fn relocation_end(engine: &Engine, log: &Arc<CommitLog>, movable: &[Unopened]) -> Option<Lsn> {
     let pressure = Pressure::of(log, engine.flusher.log_bytes);
-    if !held.iter().any(|one| pressure.is_on(one.replay.since())) {
+    if !movable.iter().any(|one| pressure.is_on(one.replay.since())) {
         return None;
     }
-    // A start finds copies that another life has left.
-    held.iter().for_each(|one| one.replay.look_for_first());
-    let since = held.iter().map(|one| one.replay.since()).min().filter(|since| pressure.is_on(*since))?;
-    let ids = held.iter().map(|one| one.id).collect();
+    // Finds copies that an earlier process appended.
+    movable.iter().for_each(|one| one.replay.look_for_first());
+    let since = movable.iter().map(|one| one.replay.since()).min().filter(|since| pressure.is_on(*since))?;
+    let ids = movable.iter().map(|one| one.id).collect();
     let others = first_uncovered(engine, log, &ids);
     let span = others.0.checked_sub(since.0)?;
-    let bytes: u64 = placed_before(held, others).map(Logged::bytes).sum();
-    let is_worth_it = bytes <= span / OTHERS_PART * (OTHERS_PART - 1);
-    is_worth_it.then(|| others.min(Lsn(since.0 + log.capacity_bytes() / STEP_PART)))
+    let bytes: u64 = placed_before(movable, others).map(Logged::bytes).sum();
+    let is_worth_it = bytes <= span / MIN_OTHERS_DIVISOR * (MIN_OTHERS_DIVISOR - 1);
+    is_worth_it.then(|| others.min(Lsn(since.0 + log.capacity_bytes() / STEP_DIVISOR)))
 }
 
-fn placed_before(held: &[Unopened], upto: Lsn) -> impl Iterator<Item = &Logged> {
-    held.iter().flat_map(move |one| one.replay.placed_before(upto))
+fn placed_before(movable: &[Unopened], upto: Lsn) -> impl Iterator<Item = &Logged> {
+    movable.iter().flat_map(move |one| one.replay.placed_before(upto))
 }
 
-/// Appends what stands before a position once more, as far as it comes until the deadline. Answers whether there was anything.
-async fn carry_before(log: &CommitLog, held: &[Unopened], upto: Lsn, deadline: Instant) -> Result<bool> {
-    let records: Vec<&Logged> = placed_before(held, upto).collect();
+/// Relocates the records before a position until the deadline. Returns true if there were any.
+async fn relocate_before(
+    log: &CommitLog,
+    movable: &[Unopened],
+    upto: Lsn,
+    deadline: Instant,
+) -> Result<bool> {
+    let records: Vec<&Logged> = placed_before(movable, upto).collect();
     let mut rest = records.as_slice();
     while !rest.is_empty() && Instant::now() < deadline {
-        let carried = carry_piece(log, rest).await?;
-        rest = &rest[carried..];
+        let relocated = relocate_batch(log, rest).await?;
+        rest = &rest[relocated..];
     }
     Ok(!records.is_empty())
 }
 
-/// Appends the first of these records once more, and waits until they are durable: that is their place from then on. Answers how
-/// many they are. What was appended before and is not durable yet is waited for, and not appended again.
-async fn carry_piece(log: &CommitLog, records: &[&Logged]) -> Result<usize> {
-    let patience_ends = Instant::now() + LOG_PATIENCE;
+/// Appends a batch of the first records and waits until it is durable, which changes their
+/// positions. Returns the number of records in the batch. Records with a copy that is not durable
+/// yet are not appended again.
+async fn relocate_batch(log: &CommitLog, records: &[&Logged]) -> Result<usize> {
+    let deadline = Instant::now() + LOG_TIMEOUT;
     let (mut copied, mut bytes, mut appended) = (0, 0, Ok(()));
     for record in records {
         if record.copy().is_none() {
-            match append(log, &record.body, patience_ends).await {
+            match append(log, &record.body, deadline).await {
                 Ok(end) => record.copied(end),
                 Err(error) => {
                     appended = Err(error);
@@ -149,41 +173,41 @@ async fn carry_piece(log: &CommitLog, records: &[&Logged]) -> Result<usize> {
             }
         }
         (copied, bytes) = (copied + 1, bytes + record.bytes());
-        if bytes >= PIECE_BYTES {
+        if bytes >= BATCH_BYTES {
             break;
         }
     }
-    let waited = wait_for_copies(log, &records[..copied], patience_ends).await;
+    let waited = wait_for_copies(log, &records[..copied], deadline).await;
     appended.and(waited).map(|()| copied)
 }
 
-/// Waits for the last of the copies, and moves each record of which the copy is durable: that the last one is says nothing of the
-/// others, which a failed write may have taken back before.
-async fn wait_for_copies(log: &CommitLog, records: &[&Logged], patience_ends: Instant) -> Result<()> {
+/// Waits for the last copy, and moves each record whose copy is durable. Each copy is checked,
+/// since an earlier failed write may have discarded some of them.
+async fn wait_for_copies(log: &CommitLog, records: &[&Logged], deadline: Instant) -> Result<()> {
     let Some(last) = records.iter().filter_map(|record| record.copy()).max() else { return Ok(()) };
-    let waited = timeout_at(patience_ends, log.wait_durable(last)).await;
+    let waited = timeout_at(deadline, log.wait_durable(last)).await;
     for record in records {
         match record.copy() {
             Some(end) if log.is_durable(end) => record.move_to(end),
-            // It was taken back: the next round appends it again.
+            // The copy was discarded; the next round appends it again.
             Some(end) if end <= log.durable() => record.forget_copy(),
             _ => {}
         }
     }
-    waited.map_err(|_| silent_log())?.map_err(log_error)
+    waited.map_err(|_| log_timeout())?.map_err(log_error)
 }
 
-async fn append(log: &CommitLog, body: &[u8], patience_ends: Instant) -> Result<Lsn> {
-    while Instant::now() < patience_ends {
+async fn append(log: &CommitLog, body: &[u8], deadline: Instant) -> Result<Lsn> {
+    while Instant::now() < deadline {
         match log.append(body, Urgency::MakesRoom) {
             Err(LogError::Busy) => {
-                let room = timeout_at(patience_ends, log.wait_room(body.len(), Urgency::MakesRoom)).await;
-                room.map_err(|_| silent_log())?.map_err(log_error)?;
+                let room = timeout_at(deadline, log.wait_room(body.len(), Urgency::MakesRoom)).await;
+                room.map_err(|_| log_timeout())?.map_err(log_error)?;
             }
             appended => return appended.map_err(log_error),
         }
     }
-    Err(silent_log())
+    Err(log_timeout())
 }
 
 #[cfg(test)]
@@ -212,10 +236,10 @@ mod tests {
         builder.finish().to_vec()
     }
 
-    /// A failed write takes the first copy back; the log goes on, and what is appended then is durable. The first record must not be taken
-    /// for one that has moved.
+    /// A failed write discards the first copy; the log then recovers, and later copies are durable.
+    /// The first record must not be treated as moved.
     #[tokio::test]
-    async fn a_copy_that_was_taken_back_is_none() {
+    async fn discarded_copy_does_not_move_its_record() {
         let files = FaultyFiles::new();
         let options = LogOptions { retry_delay: Duration::from_millis(1), ..LogOptions::default() };
         let log = CommitLog::open(options, Arc::new(files.clone()), &mut |_, _| Ok(())).unwrap();
@@ -237,13 +261,13 @@ mod tests {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
-        tokio::time::timeout_at(soon, works).await.expect("timed out: the log works again");
+        tokio::time::timeout_at(soon, works).await.expect("timed out waiting for the log to recover");
         records[1].copied(append(&log, &records[1].body, soon).await.unwrap());
 
         wait_for_copies(&log, &records, soon).await.unwrap();
         assert!(records.iter().all(|record| record.copy().is_none()));
-        assert_eq!(replay.placed_before(place).count(), 1, "the second has moved, and it alone");
-        assert_eq!(carry_piece(&log, &records[..1]).await.unwrap(), 1);
+        assert_eq!(replay.placed_before(place).count(), 1, "only the second record has moved");
+        assert_eq!(relocate_batch(&log, &records[..1]).await.unwrap(), 1);
         assert_eq!(replay.placed_before(place).count(), 0);
     }
 }

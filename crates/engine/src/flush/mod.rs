@@ -1,46 +1,54 @@
-//! Flushes: changed pages become segments, segments become manifests, and the log gets shorter.
+//! Flushing: writes changed pages to segments, references the segments in manifests, and truncates
+//! the log.
 //!
 //! ```text
 //!  changed pages at a pinned, durable version
-//!     -> segment   (synced; named by nobody yet: garbage if we die now)
-//!     -> manifest  (synced, created only if absent: from here on the partition opens without the log's older records)
-//!     -> log truncation (whole files that hold nothing unflushed; [`forward`] says what becomes of what cannot be flushed)
+//!     -> segment   (synced; not referenced yet: garbage if the process dies here)
+//!     -> manifest  (synced, created only if absent: from here on the partition opens without the
+//!                   log's older records)
+//!     -> log truncation (whole files without unflushed records; [`forward`] handles records that
+//!                   cannot be flushed)
 //! ```
 //!
-//! Whoever dies between two of these steps leaves the step before it complete and garbage at most: an unnamed segment,
-//! an older manifest, a log that is longer than it need be. Records that a manifest covers are passed over by their
-//! version when the log is read.
+//! A crash between two of these steps leaves the previous step complete, and at most garbage: an
+//! unreferenced segment, an older manifest, or a longer log than necessary. When the log is read,
+//! records that a manifest covers are skipped by their version.
 //!
-//! A flush holds up nobody: it reads a pinned snapshot, and the pages changed meanwhile belong to the next one. It
-//! contains only durable versions: it waits for the log first.
+//! Flushes block no transaction: a flush reads a pinned snapshot, and pages changed meanwhile
+//! belong to the next one. A flush contains only durable versions: it waits for the log first.
 //!
 //! # The backlog of the shared log
 //!
-//! A start reads all unflushed records. In the shared log they are bounded to 64 MiB or 4,000 objects, whichever comes first
-//! ([`fulmar_store`]'s `log/shared/state`). Two rules keep the bound:
+//! A start reads all unflushed records. In the shared log they are limited to 64 MiB or 4,000
+//! objects, whichever comes first ([`fulmar_store`]'s `log/shared/state`). Two rules keep this
+//! limit:
 //!
-//! 1. Once the backlog exceeds half of the bound, the partitions with the older records are flushed. The log wakes the
-//!    flusher when the backlog crosses that point.
-//! 2. Records of an earlier process are flushed as soon as the node has started, the oldest first. The log is truncated after
-//!    every [`UNOPENED_TOGETHER`] partitions. A process that is killed every few seconds, before any other flush is due,
-//!    therefore leaves the records that it added and none that it found.
+//! 1. Once the backlog exceeds half of the limit, the partitions with the older records are
+//!    flushed. The log wakes the flusher at that point.
+//! 2. Records of an earlier process are flushed as soon as the node has started, oldest first. The
+//!    log is truncated after every [`MAX_UNOPENED_BATCH`] partitions. A process that is killed
+//!    every few seconds, before any other flush is due, therefore leaves the records that it added
+//!    and none that it found.
 //!
-//! Why no crash point loses a record: these rules only choose *when* a partition is flushed. The log is still truncated
-//! only before the first record that no durable manifest covers ([`first_uncovered`]), which is determined after the flush
-//! from two sets that a partition is always in while it has such a record:
+//! Why no crash point loses a record: these rules only choose *when* a partition is flushed. The
+//! log is still truncated only before the first record that no durable manifest covers
+//! ([`first_uncovered`]). That position is determined after the flush, from two sets. A partition
+//! with such a record is always in one of them:
 //!
 //! ```text
-//!   found by the start --> unopened --> opened, and dirty from its first record --> manifest is durable --> not dirty
-//!                          (in both for a moment: it leaves the first set after it has entered the second)
+//!   found by the start --> unopened --> opened, and dirty --> manifest is durable --> not dirty
+//!                                       from its first record
+//!                          (in both for a moment: it enters the second set first)
 //! ```
 //!
-//! A crash between the manifest and the truncation leaves records that the manifest covers. The next start finds them, opens
-//! the partition, applies none of them, and truncates the log then. A crash between the truncation and the object that
-//! states it leaves the records readable, which is the same case. A partition that cannot be opened stays in the first set.
+//! A crash between the manifest and the truncation leaves records that the manifest covers. The
+//! next start finds them, opens the partition, applies none of them, and truncates the log then. A
+//! crash between the truncation and the object that states it leaves the records readable, which is
+//! the same case. A partition that cannot be opened stays in the first set.
 //!
-//! A flush writes what has changed and nothing else; that segments stay few is for [`crate::compact`]. Manifests of before are
-//! history ([`crate::history`]) until they have had their time; they and the segments that nothing names are deleted by the
-//! collector ([`crate::collect`]).
+//! A flush writes only what has changed; [`crate::compact`] keeps the number of segments small.
+//! Earlier manifests are restore points ([`crate::history`]) until they expire. The collector
+//! ([`crate::collect`]) deletes them, and the segments that are no longer referenced.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -55,7 +63,7 @@ use futures::stream::{self, StreamExt};
 use tokio::sync::{MutexGuard, Notify};
 use tokio::time::Instant;
 
-use self::batch::LOG_PATIENCE;
+use self::batch::LOG_TIMEOUT;
 pub(crate) use self::batch::{flush, flush_settled, name_anew, settle_unsure};
 use crate::background::Background;
 use crate::engine::Unopened;
@@ -65,33 +73,35 @@ use crate::{Engine, Result};
 mod batch;
 mod forward;
 
-/// Beyond this much log, or a quarter of the memory budget, what holds its oldest records is flushed at once: a start holds
-/// all of them in memory. The more log there is, the fewer times a page that changes all the time is flushed.
-const LOG_BYTES: u64 = 384 << 20;
-/// With how little memory ever.
-const LEAST_LOG_BYTES: u64 = 32 << 20;
-/// Partitions with records of an earlier process that are opened and flushed together, before the log is truncated.
-const UNOPENED_TOGETHER: usize = 64;
-/// Partitions of these that are opened at the same time.
+/// Upper bound of the log size, or a quarter of the memory budget if that is less, since a start
+/// holds the whole log in memory. Beyond it the partitions with the oldest records are flushed
+/// immediately. The larger the log, the less often a frequently changed page is flushed.
+const MAX_LOG_BYTES: u64 = 384 << 20;
+/// Lower bound of the log size, for small memory budgets.
+const MIN_LOG_BYTES: u64 = 32 << 20;
+/// Number of partitions with records of an earlier process that are opened and flushed before the
+/// log is truncated.
+const MAX_UNOPENED_BATCH: usize = 64;
+/// How many of these partitions are opened concurrently.
 const CONCURRENT_OPENINGS: usize = 8;
-/// Beyond such a part of what all log files may take, everything that is dirty is flushed.
-const LOG_FILES_PART: u64 = 2;
+/// All dirty partitions are flushed once the log files exceed 1/2 of their capacity.
+const LOG_FILES_DIVISOR: u64 = 2;
 
-/// When flushes happen, and how many did.
+/// Configuration and state of flushing.
 pub(crate) struct Flusher {
     manifest_interval: Duration,
     idle_after: Duration,
     snapshots: SnapshotBounds,
-    /// How much log there may be before something is flushed because of it.
+    /// Log size beyond which the partitions with the oldest records are flushed.
     log_bytes: u64,
     pub(crate) task: Arc<Background>,
     flushes: AtomicU64,
-    /// One flush at a time.
+    /// Flushes are exclusive.
     flushing: tokio::sync::Mutex<()>,
 }
 
 impl Flusher {
-    /// For a node with a budget of `memory_bytes`. `due` wakes it.
+    /// Creates a flusher for a node with a memory budget of `memory_bytes`. `due` wakes it.
     pub(crate) fn new(
         manifest_interval: Duration,
         idle_after: Duration,
@@ -103,7 +113,7 @@ impl Flusher {
             manifest_interval,
             idle_after,
             snapshots,
-            log_bytes: (memory_bytes / 4).clamp(LEAST_LOG_BYTES, LOG_BYTES),
+            log_bytes: (memory_bytes / 4).clamp(MIN_LOG_BYTES, MAX_LOG_BYTES),
             task: Background::new(due),
             flushes: AtomicU64::new(0),
             flushing: tokio::sync::Mutex::default(),
@@ -127,15 +137,15 @@ impl Flusher {
     }
 }
 
-/// One look around.
+/// One round of the background task.
 pub(crate) async fn round(engine: Arc<Engine>) {
     if let Err(error) = flush_due(&engine).await {
-        tracing::warn!(%error, "a flush failed; it is tried again");
+        tracing::warn!(%error, "flush failed; will retry");
     }
     engine.node().memory.flush_ended();
 }
 
-/// Sweeps, bounds snapshots, flushes what is due and closes what is idle.
+/// Sweeps partitions, enforces snapshot bounds, flushes due partitions and closes idle ones.
 async fn flush_due(engine: &Engine) -> Result<()> {
     let node = engine.node();
     let now = node.clock.monotonic_ms();
@@ -146,17 +156,18 @@ async fn flush_due(engine: &Engine) -> Result<()> {
         is_due && !engine.flusher.task.is_stopping()
     };
     let (unopenable, opened) = flush_unopened(engine, is_due).await;
-    let pressures = Pressures::of(engine);
+    let pressures = LogPressures::of(engine);
     let mut due = Vec::new();
     let filled = node.memory.must_flush(engine.open_partitions().iter().map(|p| p.changed_bytes()).sum());
     for partition in engine.open_partitions() {
         partition.sweep();
         partition.bound_snapshots(now, &engine.flusher.snapshots);
-        // The slot and we.
+        // Two references: the slot and this one.
         let unused =
             partition.is_unused(2) && now.saturating_sub(partition.used_ms.load(Ordering::Relaxed)) > idle;
         if unused {
-            // Most of what an unused partition holds; the rest waits for its flush.
+            // The connections are most of an unused partition's memory; the rest is freed after its
+            // flush.
             partition.pool.clear();
         }
         if partition.is_unsure() {
@@ -184,21 +195,22 @@ async fn flush_due(engine: &Engine) -> Result<()> {
     opened.and(flushed).and(shorten(engine, &unopenable).await)
 }
 
-/// Opens and flushes the due partitions that have unapplied records in a log, the oldest records first, and truncates the
-/// logs after every [`UNOPENED_TOGETHER`] partitions. Returns the partitions that cannot be opened, and the first error.
+/// Opens and flushes the due partitions that have unapplied records in a log, oldest records first,
+/// and truncates the logs after every [`MAX_UNOPENED_BATCH`] partitions. Returns the partitions
+/// that cannot be opened, and the first error.
 async fn flush_unopened(
     engine: &Engine,
     is_due: impl Fn(&CommitLog, &Pressure, Lsn) -> bool,
 ) -> (HashSet<PartitionId>, Result<()>) {
     let (mut unopenable, mut result) = (HashSet::new(), Ok(()));
     loop {
-        let pressures = Pressures::of(engine);
+        let pressures = LogPressures::of(engine);
         let mut due = engine.unopened();
         due.retain(|one| {
             !unopenable.contains(&one.id) && is_due(&one.log, pressures.on(&one.log), one.replay.since())
         });
         due.sort_by_key(|one| one.replay.since());
-        due.truncate(UNOPENED_TOGETHER);
+        due.truncate(MAX_UNOPENED_BATCH);
         if due.is_empty() {
             return (unopenable, result);
         }
@@ -209,7 +221,7 @@ async fn flush_unopened(
         while let Some((id, partition)) = opening.next().await {
             match partition {
                 Ok(partition) => opened.push(partition),
-                // The others are flushed all the same.
+                // The remaining partitions are still flushed.
                 Err(error) => {
                     unopenable.insert(id);
                     result = result.and(Err(error));
@@ -227,19 +239,19 @@ async fn flush_unopened(
     }
 }
 
-/// Returns true if a record at this position was left in the shared log by an earlier process. Every object that stays in
-/// the shared log slows down each further start.
+/// Returns true if an earlier process left a record at this position in the shared log. Every
+/// object that stays in the shared log slows down each further start.
 fn is_left_behind(log: &CommitLog, since: Lsn) -> bool {
     log.is_shared() && since < log.began()
 }
 
 /// The pressure of each of the node's logs.
-struct Pressures<'a>(Vec<(&'a Arc<CommitLog>, Pressure)>);
+struct LogPressures<'a>(Vec<(&'a Arc<CommitLog>, Pressure)>);
 
-impl<'a> Pressures<'a> {
+impl<'a> LogPressures<'a> {
     fn of(engine: &'a Engine) -> Self {
         let logs = engine.node().logs();
-        Pressures(logs.map(|log| (log, Pressure::of(log, engine.flusher.log_bytes))).collect())
+        LogPressures(logs.map(|log| (log, Pressure::of(log, engine.flusher.log_bytes))).collect())
     }
 
     fn on(&self, log: &Arc<CommitLog>) -> &Pressure {
@@ -247,19 +259,19 @@ impl<'a> Pressures<'a> {
     }
 }
 
-/// Whether a log has become long.
+/// Which records of a log must be flushed because the log has grown too long.
 enum Pressure {
     No,
-    /// On whoever still needs what stands before this position.
+    /// Records before this position.
     Before(Lsn),
-    /// On everybody.
+    /// All records.
     All,
 }
 
 impl Pressure {
     fn of(log: &CommitLog, most_bytes: u64) -> Pressure {
         let oldest = log.oldest().0;
-        if log.size_bytes() > log.capacity_bytes() / LOG_FILES_PART {
+        if log.size_bytes() > log.capacity_bytes() / LOG_FILES_DIVISOR {
             Pressure::All
         } else if let Some(position) = log.flush_before() {
             Pressure::Before(position)
@@ -270,7 +282,7 @@ impl Pressure {
         }
     }
 
-    /// Whether it is on a partition that needs the log from here on.
+    /// Whether the pressure applies to a partition whose oldest unflushed record is at `since`.
     fn is_on(&self, since: Lsn) -> bool {
         match self {
             Pressure::No => false,
@@ -280,7 +292,7 @@ impl Pressure {
     }
 }
 
-/// Flushes everything that has changed.
+/// Flushes all changed partitions.
 pub(crate) async fn flush_all(engine: &Engine) -> Result<()> {
     let (unopenable, opened) = flush_unopened(engine, |_, _, _| true).await;
     let dirty = engine.open_partitions().into_iter().filter(|p| !p.is_settled()).collect();
@@ -288,14 +300,14 @@ pub(crate) async fn flush_all(engine: &Engine) -> Result<()> {
     opened.and(flushed).and(shorten(engine, &unopenable).await)
 }
 
-/// Cuts each log before the first record that no manifest covers; if it is long, records of partitions that could not be opened are
-/// carried out of the way.
+/// Truncates each log before its first uncovered record. If a log is too long, first relocates the
+/// records of partitions that could not be opened.
 async fn shorten(engine: &Engine, unopenable: &HashSet<PartitionId>) -> Result<()> {
-    let deadline = Instant::now() + LOG_PATIENCE;
+    let deadline = Instant::now() + LOG_TIMEOUT;
     loop {
-        let carried = forward::carry(engine, unopenable, deadline).await;
+        let relocated = forward::relocate(engine, unopenable, deadline).await;
         truncate(engine);
-        if !carried? || Instant::now() >= deadline {
+        if !relocated? || Instant::now() >= deadline {
             return Ok(());
         }
     }
@@ -308,45 +320,48 @@ fn truncate(engine: &Engine) {
             failpoint::hit(failpoint::FLUSH_BEFORE_TRUNCATE);
             log.truncate(upto);
         } else if log.is_shared() {
-            // Claims of earlier processes that committed nothing take an object each, and no positions.
+            // Claims of earlier processes that committed nothing occupy an object each, but no
+            // positions.
             log.truncate(upto);
         }
     }
 }
 
-/// Where the first record stands in a log that no manifest covers; those of the partitions `but` do not count.
-fn first_uncovered(engine: &Engine, log: &Arc<CommitLog>, but: &HashSet<PartitionId>) -> Lsn {
-    // Read before the partitions are asked: a commit after it lies above it.
+/// Position of the first record in a log that no manifest covers. Partitions in `except` are
+/// ignored.
+fn first_uncovered(engine: &Engine, log: &Arc<CommitLog>, except: &HashSet<PartitionId>) -> Lsn {
+    // Read before the partitions are examined: any later commit is at a higher position.
     let durable = log.durable();
     let unopened = engine.unopened().into_iter().map(|one| (one.id, one.log, one.replay.since()));
     let dirty = engine.open_partitions().into_iter();
     let dirty = dirty.filter_map(|p| p.oldest_dirty().map(|(since, _)| (p.id, p.log.clone(), since)));
-    let needed = unopened.chain(dirty).filter(|(id, of, _)| Arc::ptr_eq(of, log) && !but.contains(id));
+    let needed = unopened.chain(dirty).filter(|(id, of, _)| Arc::ptr_eq(of, log) && !except.contains(id));
     needed.map(|(_, _, since)| since).fold(durable, Lsn::min)
 }
 
-/// While this is held no manifest is replaced by a newer one.
+/// While the guard is held, no manifest is replaced by a newer one.
 pub(crate) async fn settled(engine: &Engine) -> MutexGuard<'_, ()> {
     engine.flusher.flushing.lock().await
 }
 
-/// Deletes a dropped partition's manifests, what was decided of them, and its list of hot pages.
+/// Deletes a dropped partition's manifests, anchors, holds and its list of hot pages.
 pub(crate) fn delete(engine: &Engine, id: PartitionId) -> BoxFuture<'_, Result<()>> {
     async move {
-        let alone = engine.node().past.write().await;
-        let one = settled(engine).await;
+        let past_guard = engine.node().past.write().await;
+        let flush_guard = settled(engine).await;
         let store = &engine.node().store;
         let listed = store.list_partitions(Some(id)).await.map_err(store_error)?;
         engine.check_term().await?;
-        // Before those: nobody misses a dropped partition's.
+        // Anchors go before manifests, so that no manifest is reported missing.
         for anchor in listed.anchors {
             store.delete_anchor(anchor).await.map_err(store_error)?;
         }
         for manifest in listed.manifests {
             store.delete_manifest(manifest).await.map_err(store_error)?;
         }
-        drop((one, alone));
-        // After those: what is left of a partition without a manifest the collector deletes.
+        drop((flush_guard, past_guard));
+        // Holds go after manifests: the collector deletes what is left of a partition without a
+        // manifest.
         for fate in listed.fates.into_iter().rev() {
             store.delete_fate(fate).await.map_err(store_error)?;
         }

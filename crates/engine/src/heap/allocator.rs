@@ -1,4 +1,4 @@
-//! Between SQLite and its allocator: what SQLite asks for is counted, and what it gives back is kept at hand.
+//! Wraps SQLite's allocator: counts allocations, and caches freed blocks.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
@@ -8,7 +8,7 @@ use libsqlite3_sys as ffi;
 
 use super::blocks;
 
-/// SQLite's way to the allocator.
+/// The allocator that SQLite would use without the wrapper.
 struct Allocator {
     malloc: unsafe extern "C" fn(c_int) -> *mut c_void,
     realloc: unsafe extern "C" fn(*mut c_void, c_int) -> *mut c_void,
@@ -18,14 +18,17 @@ struct Allocator {
 
 static ALLOCATOR: OnceLock<Allocator> = OnceLock::new();
 
-/// Puts us between SQLite and its allocator. That must be before SQLite is first used, by whoever in this process: before `main`.
+/// Installs the wrapper. This must happen before any code in the process uses SQLite: before
+/// `main`.
 #[used]
-// SAFETY: the section holds pointers to functions of this type, which the system calls once when the program begins.
+// SAFETY: the section contains pointers to functions of this type, which the system calls once when
+// the program starts.
 #[unsafe(link_section = ".init_array")]
 static INSTALL: extern "C" fn() = install;
 
 extern "C" fn install() {
-    // SAFETY: SQLite fills the structure in, copies it, and is not in use yet; its functions live as long as the process.
+    // SAFETY: SQLite fills in the structure, copies it, and is not in use yet. Its functions exist
+    // as long as the process.
     unsafe {
         let mut methods = std::mem::zeroed::<ffi::sqlite3_mem_methods>();
         if ffi::sqlite3_config(ffi::SQLITE_CONFIG_GETMALLOC, &raw mut methods) != ffi::SQLITE_OK {
@@ -42,13 +45,14 @@ extern "C" fn install() {
         methods.xFree = Some(counted_free);
         methods.xRoundup = Some(rounded);
         ffi::sqlite3_config(ffi::SQLITE_CONFIG_MALLOC, &raw mut methods);
-        // With SQLite's own statistics each allocation holds a global mutex, and a fiber may be suspended in one.
+        // With SQLite's statistics each allocation would hold a global mutex, and a fiber may be
+        // suspended in an allocation.
         ffi::sqlite3_config(ffi::SQLITE_CONFIG_MEMSTATUS, 0 as c_int);
     }
 }
 
-/// More memory is wanted by the connection that runs on this thread; answers whether it may have it. Who is no connection of a
-/// partition's (the metadata store) may.
+/// Charges memory to the connection that runs on this thread. Returns false if a limit is reached.
+/// Without such a connection (the metadata store) it always succeeds.
 fn take(bytes: c_int) -> bool {
     super::change(0, u64::from(bytes.unsigned_abs()))
 }
@@ -63,10 +67,10 @@ unsafe extern "C" fn counted_malloc(bytes: c_int) -> *mut c_void {
     if !super::admit(bytes) || !take(bytes) {
         return ptr::null_mut();
     }
-    if let Some(kept) = blocks::take(bytes) {
-        return kept.as_ptr();
+    if let Some(cached) = blocks::take(bytes) {
+        return cached.as_ptr();
     }
-    // SAFETY: SQLite's own call.
+    // SAFETY: the call that SQLite would make.
     let memory = unsafe { (allocator.malloc)(bytes) };
     if memory.is_null() {
         give(bytes);
@@ -77,7 +81,7 @@ unsafe extern "C" fn counted_malloc(bytes: c_int) -> *mut c_void {
 unsafe extern "C" fn counted_realloc(memory: *mut c_void, bytes: c_int) -> *mut c_void {
     let Some(allocator) = ALLOCATOR.get() else { return ptr::null_mut() };
     let bytes = blocks::rounded(bytes);
-    // SAFETY: SQLite's own call, with memory that it had from here.
+    // SAFETY: the call that SQLite would make, with memory that was allocated here.
     let before = unsafe { (allocator.size)(memory) };
     if bytes > before && !(super::admit(bytes) && take(bytes - before)) {
         return ptr::null_mut();
@@ -94,7 +98,8 @@ unsafe extern "C" fn counted_realloc(memory: *mut c_void, bytes: c_int) -> *mut 
 
 unsafe extern "C" fn counted_free(memory: *mut c_void) {
     let (Some(allocator), Some(block)) = (ALLOCATOR.get(), NonNull::new(memory)) else { return };
-    // SAFETY: SQLite's own call, with memory that it had from here and uses no more.
+    // SAFETY: the call that SQLite would make, with memory that was allocated here and is no longer
+    // used.
     unsafe {
         let bytes = (allocator.size)(memory);
         give(bytes);
@@ -108,13 +113,13 @@ unsafe extern "C" fn rounded(bytes: c_int) -> c_int {
     blocks::rounded(bytes)
 }
 
-/// Gives back to the allocator what a thread has kept.
+/// Frees a cached block.
 ///
 /// # Safety
 /// The block was given to [`blocks::keep`], and was not taken since.
 pub(super) unsafe fn free(block: NonNull<c_void>) {
     if let Some(allocator) = ALLOCATOR.get() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { (allocator.free)(block.as_ptr()) };
     }
 }

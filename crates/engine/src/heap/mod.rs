@@ -1,27 +1,32 @@
-//! Memory of statements: SQLite's own (values, prepared statements, schemas, caches), and what else a connection holds beside pages
-//! (buffers of temporary files, changed pages before they spill, Lua).
+//! Accounting of statement memory: SQLite's heap (values, prepared statements, schemas, caches),
+//! and other memory of connections except pages (buffers of temporary files, changed pages before
+//! they spill, Lua).
 //!
-//! One statement can ask for any amount of it: `SELECT max(hex(zeroblob(100000000)), ...)`. It is counted where it is
-//! allocated, by the connection that runs, and charged to the tenant and to the node before it is allocated:
+//! One statement can request any amount of it: `SELECT max(hex(zeroblob(100000000)), ...)`. Memory
+//! is counted where the running connection allocates it, and is charged to the tenant and to the
+//! node before it is allocated:
 //!
 //! ```text
-//!  sqlite3_malloc --> Held, of a connection --(in steps)--> Heap of the partition --> Heap of the node
+//!  sqlite3_malloc --> Held, of a connection --(in steps)--> Heap of partition --> Heap of node
 //!                                                               | full: SQLITE_NOMEM
 //!  the statement is rolled back (53200) <-----------------------'
 //! ```
 //!
-//! - The node's limit is three eighths of `--memory`, and at least [`MIN_NODE_BYTES`]. A tenant may use half of it.
-//! - The first [`SMALL_BYTES`] of a connection may use the whole limit. What a connection holds beyond may use three quarters of it.
-//!   So statements that hold much leave a quarter to those that hold little, in the same tenant and in others.
-//! - Steps are small for the first MiB, and 1 MiB beyond. An ordinary statement stays within what its connection has charged
-//!   before, and touches nothing that is shared.
-//! - While more than half of a limit is in use, connections are closed after their transaction instead of waiting for the next one
-//!   ([`Heap::is_crowded`]). A connection that holds more than [`MAX_IDLE_BYTES`] is always closed.
+//! - The node's limit is three eighths of `--memory`, and at least [`MIN_NODE_BYTES`]. A tenant may
+//!   use half of it.
+//! - The first [`SMALL_BYTES`] of a connection may use the whole limit. Memory of a connection
+//!   beyond that may use three quarters of it. So statements that hold much memory leave a quarter
+//!   to those that hold little, in the same tenant and in others.
+//! - Charging steps are small for the first MiB, and 1 MiB beyond. An ordinary statement stays
+//!   within the amount that its connection has charged before, and accesses no shared state.
+//! - While more than half of a limit is in use, connections are closed after their transaction
+//!   instead of being pooled ([`Heap::is_crowded`]). A connection that holds more than
+//!   [`MAX_IDLE_BYTES`] is always closed.
 //!
-//! | module | what it does |
+//! | module | purpose |
 //! | --- | --- |
-//! | [`allocator`] | stands between SQLite and its allocator, and counts |
-//! | [`blocks`] | blocks that a thread keeps for its next statement |
+//! | [`allocator`] | wraps SQLite's allocator, and counts |
+//! | [`blocks`] | a per-thread cache of freed blocks |
 
 mod allocator;
 mod blocks;
@@ -34,64 +39,66 @@ pub(crate) use blocks::let_go;
 
 use crate::{Error, Result, sqlstate, vfs};
 
-/// A connection that holds no more than this is a small one.
+/// A connection that holds no more than this is small.
 const SMALL_BYTES: u64 = 1 << 20;
-/// The step in which a small connection charges, and a larger one.
+/// The charging step of a small connection, and of a larger one.
 const SMALL_STEP_BYTES: u64 = 64 << 10;
 const STEP_BYTES: u64 = 1 << 20;
-/// What a connection keeps charged during a transaction when it holds less, so that it does not charge for each value.
-const KEPT_BYTES: u64 = 1 << 20;
+/// Unused memory that stays charged to a connection during a transaction, so that it does not
+/// charge for each value.
+const MAX_SPARE_BYTES: u64 = 1 << 20;
 /// The same between two transactions.
-const KEPT_IDLE_BYTES: u64 = 256 << 10;
+const MAX_IDLE_SPARE_BYTES: u64 = 256 << 10;
 /// A statement whose compilation has taken more memory continues on the offload pool
 /// ([`Held::begin_compiling`]).
-const COMPILED_BYTES: u64 = 1 << 20;
+const OFFLOAD_COMPILE_BYTES: u64 = 1 << 20;
 /// A connection that holds more between two transactions is closed.
 const MAX_IDLE_BYTES: u64 = 16 << 20;
 
-/// The lower bound of a node's limit: that of a node with 256 MiB, which is the smallest useful budget.
+/// The lower bound of a node's limit: the limit with 256 MiB of memory, the smallest useful budget.
 const MIN_NODE_BYTES: u64 = 96 << 20;
-/// A value may take this part of its tenant's limit. A statement that computes one often has a second and a third in hand.
-const VALUE_PART: u64 = 4;
+/// A value may take the tenant's limit divided by this. A statement that computes a value often
+/// holds a second and a third one.
+const VALUE_DIVISOR: u64 = 4;
 
-/// What the connections of a partition, or of a node, may hold together.
+/// The memory limit of the connections of a partition, or of a node, and its use.
 #[derive(Debug)]
 pub(crate) struct Heap {
     limit_bytes: u64,
     used_bytes: AtomicU64,
-    above: Option<Arc<Heap>>,
+    parent: Option<Arc<Heap>>,
 }
 
 impl Heap {
-    /// Of a node with a memory budget of `memory_bytes`.
+    /// The heap of a node with a memory budget of `memory_bytes`.
     pub(crate) fn of_node(memory_bytes: u64) -> Arc<Heap> {
         let limit_bytes = (memory_bytes / 8 * 3).max(MIN_NODE_BYTES);
-        Arc::new(Heap { limit_bytes, used_bytes: AtomicU64::new(0), above: None })
+        Arc::new(Heap { limit_bytes, used_bytes: AtomicU64::new(0), parent: None })
     }
 
-    /// Of one of its partitions.
+    /// The heap of one of the node's partitions.
     pub(crate) fn of_partition(node: &Arc<Heap>) -> Heap {
         Heap {
             limit_bytes: node.partition_limit_bytes(),
             used_bytes: AtomicU64::new(0),
-            above: Some(node.clone()),
+            parent: Some(node.clone()),
         }
     }
 
-    /// What one partition may hold, of a node's heap.
+    /// The limit of one partition, for a node's heap.
     pub(crate) fn partition_limit_bytes(&self) -> u64 {
         self.limit_bytes / 2
     }
 
-    /// Bytes that one value or row may have, of a partition's heap.
+    /// The maximum size of a value or row, for a partition's heap.
     pub(crate) fn largest_value_bytes(&self) -> u64 {
-        self.limit_bytes / VALUE_PART
+        self.limit_bytes / VALUE_DIVISOR
     }
 
-    /// Whether memory is short: connections are not kept for the next transaction.
+    /// Returns true if memory is short: connections are then not pooled.
     pub(crate) fn is_crowded(&self) -> bool {
         self.used_bytes.load(Ordering::Relaxed) > self.limit_bytes / 2
-            || self.above.as_ref().is_some_and(|above| above.is_crowded())
+            || self.parent.as_ref().is_some_and(|parent| parent.is_crowded())
     }
 
     pub(crate) fn used_bytes(&self) -> u64 {
@@ -102,9 +109,9 @@ impl Heap {
         self.limit_bytes
     }
 
-    /// Charges bytes of a connection, which is a `small` one with them or not.
+    /// Charges bytes of a connection. `small` is true if the connection is still small with them.
     fn take(&self, bytes: u64, small: bool) -> bool {
-        if self.above.as_ref().is_some_and(|above| !above.take(bytes, small)) {
+        if self.parent.as_ref().is_some_and(|parent| !parent.take(bytes, small)) {
             return false;
         }
         let limit_bytes = if small { self.limit_bytes } else { self.limit_bytes / 4 * 3 };
@@ -118,32 +125,33 @@ impl Heap {
 
     fn give(&self, bytes: u64) {
         self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
-        if let Some(above) = &self.above {
-            above.give(bytes);
+        if let Some(parent) = &self.parent {
+            parent.give(bytes);
         }
     }
 }
 
-/// What a connection holds, and what of that is charged. It is used by one thread at a time, as the connection is.
+/// The memory that a connection holds, and the part that is charged. Used by one thread at a time,
+/// like the connection.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     bytes: Cell<u64>,
     charged_bytes: Cell<u64>,
     refused: Cell<bool>,
-    /// What was held when SQLite began to compile a statement, while it does.
+    /// The memory that was held when SQLite began to compile a statement, while it does.
     compiles_from: Cell<Option<u64>>,
-    /// Compilation has taken more than [`COMPILED_BYTES`] since.
+    /// The compilation has taken more than [`OFFLOAD_COMPILE_BYTES`].
     grew: Cell<bool>,
 }
 
 impl Held {
-    /// Charges more bytes. Returns false if the tenant, or the node, may hold no more.
+    /// Charges more bytes. Returns false if the limit of the tenant or the node is reached.
     pub(crate) fn take(&self, bytes: u64, heap: &Heap) -> bool {
         let held = self.bytes.get() + bytes;
         let lacking = held.saturating_sub(self.charged_bytes.get());
         if lacking > 0 {
             let compiled = self.compiles_from.get().map_or(0, |from| held.saturating_sub(from));
-            self.grew.set(self.grew.get() || compiled > COMPILED_BYTES);
+            self.grew.set(self.grew.get() || compiled > OFFLOAD_COMPILE_BYTES);
             let small = held <= SMALL_BYTES;
             let step = lacking.next_multiple_of(if small { SMALL_STEP_BYTES } else { STEP_BYTES });
             if !heap.take(step, small) {
@@ -156,10 +164,11 @@ impl Held {
         true
     }
 
-    /// SQLite compiles a statement. That cannot be interrupted everywhere, and a short text may
-    /// stand for an expression of any size (each of a chain of common table expressions uses the
-    /// one before twice), which is built of small allocations. So the memory that it takes is
-    /// watched, where [`Held::take`] charges: ordinary statements take some KiB and cost nothing.
+    /// Called when SQLite begins to compile a statement. Compilation cannot be interrupted
+    /// everywhere. A short text may expand to an expression of any size (if each of a chain of
+    /// common table expressions uses the previous one twice), which is built of small allocations.
+    /// So [`Held::take`] watches the memory of the compilation when it charges. Ordinary statements
+    /// take a few KiB and are not affected.
     pub(crate) fn begin_compiling(&self) {
         if self.compiles_from.get().is_none() {
             self.compiles_from.set(Some(self.bytes.get()));
@@ -171,70 +180,72 @@ impl Held {
         self.grew.set(false);
     }
 
-    /// Whether compilation has taken much memory since this was asked last.
+    /// Returns true if compilation has taken much memory since the last call.
     pub(crate) fn take_growth(&self) -> bool {
         self.grew.get() && self.grew.take()
     }
 
     pub(crate) fn give(&self, bytes: u64, heap: &Heap) {
         self.bytes.set(self.bytes.get().saturating_sub(bytes));
-        self.release(KEPT_BYTES, heap);
+        self.release(MAX_SPARE_BYTES, heap);
     }
 
-    /// Releases what is charged and not held, but for `kept_bytes`, in whole steps.
-    fn release(&self, kept_bytes: u64, heap: &Heap) {
+    /// Releases charged memory that is not held, in whole steps, except `max_spare_bytes`.
+    fn release(&self, max_spare_bytes: u64, heap: &Heap) {
         let spare = self.charged_bytes.get().saturating_sub(self.bytes.get());
-        if spare > kept_bytes {
+        if spare > max_spare_bytes {
             let step = spare - spare % SMALL_STEP_BYTES;
             heap.give(step);
             self.charged_bytes.set(self.charged_bytes.get() - step);
         }
     }
 
-    /// The transaction has ended: little stays charged for the next one.
+    /// Called at the end of a transaction: little unused memory stays charged for the next one.
     pub(crate) fn settle(&self, heap: &Heap) {
-        self.release(KEPT_IDLE_BYTES, heap);
+        self.release(MAX_IDLE_SPARE_BYTES, heap);
     }
 
-    /// Whether a charge was refused since this was asked last.
+    /// Returns true if a charge was rejected since the last call.
     pub(crate) fn was_refused(&self) -> bool {
         self.refused.take()
     }
 
-    /// Whether it is too much to wait for the next transaction with.
+    /// Returns true if the connection holds too much to be pooled.
     pub(crate) fn is_much(&self) -> bool {
         self.bytes.get() > MAX_IDLE_BYTES
     }
 
-    /// The connection has been closed.
+    /// Releases everything when the connection is closed.
     pub(crate) fn give_all(&self, heap: &Heap) {
         self.bytes.set(0);
         heap.give(self.charged_bytes.take());
     }
 }
 
-/// Called before each of SQLite's allocations. Returns false if the connection that runs on this thread has too little stack left
-/// for it ([`crate::fiber::stack`]), or its fiber was dropped. A large allocation moves the
-/// connection's fiber to the offload pool first, so this may return on another thread.
+/// Called before each of SQLite's allocations. Returns false if the connection that runs on this
+/// thread has too little stack left for it ([`crate::fiber::stack`]), or its fiber was dropped. A
+/// large allocation first moves the connection's fiber to the offload pool, so this may return on
+/// another thread.
 #[inline(never)]
 pub(crate) fn admit(bytes: std::ffi::c_int) -> bool {
-    // SAFETY: called by SQLite; the link is used by the fiber that runs.
+    // SAFETY: called by SQLite; the running fiber uses the link.
     unsafe { vfs::current() }.is_none_or(|link| link.admit_allocation(bytes as usize))
 }
 
-/// Bytes that the connection which runs on this thread holds outside of SQLite, until this is dropped (on its fiber).
+/// Memory outside SQLite that the connection which runs on this thread holds until this is dropped
+/// (on its fiber).
 #[derive(Debug, Default)]
 pub(crate) struct Lease(u64);
 
 impl Lease {
-    /// Fails with 53200 if the connection may hold no more.
+    /// Fails with 53200 if the connection has reached its limit.
     pub(crate) fn new(bytes: u64) -> Result<Lease> {
         let mut lease = Lease(0);
         lease.set(bytes)?;
         Ok(lease)
     }
 
-    /// Changes how much is held.
+    /// Changes the amount that is held.
     pub(crate) fn set(&mut self, bytes: u64) -> Result<()> {
         if !change(self.0, bytes) {
             return Err(exhausted());
@@ -250,7 +261,8 @@ impl Drop for Lease {
     }
 }
 
-/// Memory of a tenant that no connection holds, such as descriptions of its statements. Dropping it releases the charge.
+/// Memory of a tenant that no connection holds, such as descriptions of its statements. Dropping
+/// this releases the charge.
 #[derive(Debug, Default)]
 pub(crate) struct Charge {
     bytes: u64,
@@ -258,7 +270,7 @@ pub(crate) struct Charge {
 }
 
 impl Charge {
-    /// Charges more bytes. Returns false if the tenant, or the node, may hold no more.
+    /// Charges more bytes. Returns false if the limit of the tenant or the node is reached.
     pub(crate) fn grow_by(&mut self, bytes: u64, heap: &Arc<Heap>) -> bool {
         let taken = heap.take(bytes, false);
         if taken {
@@ -281,10 +293,11 @@ impl Drop for Charge {
     }
 }
 
-/// Changes what the connection that runs on this thread holds, in bytes. Returns false, and changes nothing, if it may not hold
-/// more. Nothing is counted where no connection runs (the metadata store).
+/// Changes the memory that the connection on this thread holds from `before` to `now` bytes.
+/// Returns false, and changes nothing, if a limit is reached. Nothing is counted if no connection
+/// runs here (the metadata store).
 pub(crate) fn change(before: u64, now: u64) -> bool {
-    // SAFETY: called by SQLite, or by what a connection has called; the answer is not kept.
+    // SAFETY: called by SQLite, or by code that a connection has called; the result is not kept.
     let Some(link) = (unsafe { vfs::current() }) else { return true };
     let heap = link.partition.heap();
     if now > before {
@@ -294,13 +307,13 @@ pub(crate) fn change(before: u64, now: u64) -> bool {
     true
 }
 
-/// The error of a statement that would have to hold more than its tenant, or the node, may.
+/// The error for a statement that exceeds the memory limit of its tenant or the node.
 pub(crate) fn exhausted() -> Error {
     Error::new(sqlstate::OUT_OF_MEMORY, "out of memory")
         .detail(
-            "The statements of the database, or of all databases together, hold as much memory as they may.",
+            "The statements of the database, or of all databases together, have reached their memory limit.",
         )
-        .hint("Run smaller or fewer statements at a time, or start the node with a larger --memory.")
+        .hint("Run smaller or fewer concurrent statements, or start the node with a larger --memory.")
 }
 
 #[cfg(test)]
@@ -320,20 +333,23 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_is_charged_and_released() {
+    fn held_memory_is_charged_and_released() {
         let (node, one, _) = heaps();
         assert_eq!(
             (node.limit_bytes, one.limit_bytes, one.largest_value_bytes()),
             (96 * MIB, 48 * MIB, 12 * MIB)
         );
         let (small, large) = (Held::default(), Held::default());
-        assert!(small.take(1, &one) && used(&one) == 1 && used(&node) == 1, "the first byte counts");
+        assert!(
+            small.take(1, &one) && used(&one) == 1 && used(&node) == 1,
+            "the first byte must charge a step"
+        );
         assert!(small.take(SMALL_STEP_BYTES, &one) && used(&one) == 2);
         assert!(large.take(5 * MIB, &one) && used(&one) == 82);
         large.give(4 * MIB, &one);
-        assert_eq!(used(&one), 18, "what is not held any more is released");
+        assert_eq!(used(&one), 18, "memory that is no longer held must be released");
         large.give(MIB / 2, &one);
-        assert_eq!(used(&one), 18, "but for some that the next value will take");
+        assert_eq!(used(&one), 18, "some spare memory must stay charged");
         large.settle(&one);
         assert_eq!(used(&one), 10);
         for held in [&small, &large] {
@@ -343,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn large_statements_leave_room_for_small_ones() {
+    fn large_statements_leave_memory_to_small_ones() {
         let (node, one, other) = heaps();
         let large: Vec<_> = (0..50).map(|_| Held::default()).collect();
         let most =
@@ -355,8 +371,8 @@ mod tests {
         let most_small =
             |heap: &Heap, small: &[Held]| small.iter().take_while(|held| held.take(MIB / 2, heap)).count();
         assert_eq!((most_small(&one, &small[..50]), most_small(&other, &small[50..])), (24, 24));
-        assert_eq!(node.used_bytes(), node.limit_bytes, "nothing is beyond the limit");
-        // Memory on a small node is what it is, and in proportion to the budget on a larger one.
+        assert_eq!(node.used_bytes(), node.limit_bytes, "the limit must not be exceeded");
+        // The minimum on a small node, and in proportion to the budget on a larger one.
         assert_eq!(Heap::of_node(0).limit_bytes, 96 * MIB);
         assert_eq!(Heap::of_node(8 << 30).limit_bytes, 3 << 30);
     }

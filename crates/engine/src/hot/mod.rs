@@ -1,32 +1,36 @@
-//! Hot pages: what a partition was working with when it was closed is what its next life begins with. And what else a partition at rest
-//! leaves in the store: an anchor, by which its newest manifest is missed if it is gone ([`fulmar_store`]'s `objects/anchors`). Where none
-//! was written, by a crash or a slow store, the collector does it.
+//! Prewarming: when a partition is closed, the list of its hot pages is stored, and the next
+//! opening reads these pages first. Also stores an anchor for a closed partition, by which a
+//! missing newest manifest is noticed ([`fulmar_store`]'s `objects/anchors`). If no anchor was
+//! written, because of a crash or a slow store, the collector writes it.
 //!
 //! ```text
-//!   a partition is closed, since it is idle or the node ends      it opens again
-//!     -> which pages are in memory, and were touched?               -> the listing that finds the manifest finds the list
-//!     -> a list in the store, the hottest first                     -> a task of its own reads those pages ([`warm`])
-//!     -> the list that it had before is deleted                     -> the first statement is answered meanwhile
+//!   a partition is closed: idle, or the node stops    the partition opens again
+//!     -> select touched pages that are in memory        -> the manifest's listing has the list
+//!     -> store their list, hottest first                -> a task reads these pages ([`warm`])
+//!     -> delete the previous list                       -> the first statement does not wait
 //! ```
 //!
-//! The list is a hint. Nobody waits for it to be written or read, what goes wrong with it is logged and forgotten, and
-//! nothing is wrong with a partition that has none. A partition that is closed for any other reason (it is dropped,
-//! restored, or commits to another log from now on) writes none.
+//! The list is a hint. No statement waits for its reading or writing, failures are logged and
+//! ignored, and a partition without a list works normally. A partition that is closed for another
+//! reason (it is dropped, restored, or changes its log) stores none.
 //!
-//! What most lives of a tenant touch is the same, and an object costs something: where a list would say nearly what the
-//! one says with which the partition has opened, that one stays.
+//! A tenant's working set rarely changes, and an object costs money: if a new list would be nearly
+//! the same as the one that the partition opened with, the old one is kept.
 //!
-//! # Crashes, and what comes late
-//! A list is one object, made whole or not at all. Who dies before it is made leaves the one before it, which is as good
-//! as it was. Who dies before that one is deleted leaves both: the newer one counts, and the collector deletes the other.
-//! A put that was given up and arrives later is older than what was put since; or its partition has been dropped meanwhile,
-//! and has no manifest any more, so that the collector deletes it too ([`crate::collect`]). The other way round the
-//! collector takes no list for garbage that a partition will open with: pages are in memory that lie in segments, a
-//! partition is closed when all of it is named by a manifest, so there was a manifest before there was the list, and there
-//! is one until the partition is dropped. If an opening finds a list that is gone when it is read, it does without.
+//! # Crashes and late requests
+//! - A list is one object, which exists completely or not at all. A crash before it is stored
+//!   leaves the previous list, which is as useful as before. A crash before the previous list is
+//!   deleted leaves both: the newer one counts, and the collector deletes the other.
+//! - A put that was given up and arrives late is older than later lists; or its partition has been
+//!   dropped and has no manifest, so the collector deletes the list ([`crate::collect`]).
+//! - The collector never deletes a list that a partition will open with. Its pages are in segments,
+//!   and a partition is closed only when a manifest references all of them; so the manifest existed
+//!   before the list, and exists until the partition is dropped.
+//! - If a list is missing when it is read, the partition opens without it.
 //!
-//! Pages in a list may have been cut off or changed since, and after a restore they may be others: those of an older epoch
-//! are not used, and of the others what there is now is read, wherever it lies.
+//! Pages in a list may have been truncated, changed or, after a restore, replaced since. Lists of
+//! an older epoch are not used; for other lists the current versions of the pages are read,
+//! wherever they are.
 
 mod warm;
 
@@ -41,27 +45,29 @@ use tokio::sync::Semaphore;
 
 use crate::partition::Partition;
 
-/// Lists that are being stored, at once and in all. Who comes when a slow store has so many to do writes none.
-const PUTS_AT_ONCE: usize = 8;
-const MOST_PUTS: usize = 1000;
+/// Maximum number of concurrent and of pending puts of lists. Beyond that partitions are closed
+/// without a list.
+const MAX_CONCURRENT_PUTS: usize = 8;
+const MAX_PENDING_PUTS: usize = 1000;
 
-/// Fewer pages are no list: a read or two bring them, and an object for each life of thousands of small tenants costs more.
-const LEAST_PAGES: usize = 32;
+/// Minimum length of a list. Fewer pages are read with one or two requests, and an object per
+/// opening of thousands of small tenants would cost more.
+const MIN_PAGES: usize = 32;
 
-/// How long the end of a node may take because of its lists.
-const PATIENCE_AT_THE_END: Duration = Duration::from_secs(3);
+/// Maximum delay of a node's shutdown for storing lists.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The lists of a node's partitions.
+/// The hot page lists of a node's partitions.
 pub(crate) struct HotLists {
     store: Arc<PageStore>,
     reads: Arc<Semaphore>,
     puts: Arc<Semaphore>,
-    /// Places for those who wait for one of the puts.
+    /// Permits of pending puts.
     waiting: Arc<Semaphore>,
 }
 
-/// What is to be stored of a partition.
-struct Last {
+/// What is stored about a closed partition.
+struct ClosingRecord {
     /// Its newest manifest, if that has no anchor yet.
     anchor: Option<ManifestName>,
     /// Its hot pages, and the list that they replace.
@@ -72,55 +78,55 @@ impl HotLists {
     pub(crate) fn new(store: Arc<PageStore>) -> Self {
         HotLists {
             reads: Arc::new(Semaphore::new(warm::reads_of_a_node(&store))),
-            puts: Arc::new(Semaphore::new(PUTS_AT_ONCE)),
-            waiting: Arc::new(Semaphore::new(MOST_PUTS)),
+            puts: Arc::new(Semaphore::new(MAX_CONCURRENT_PUTS)),
+            waiting: Arc::new(Semaphore::new(MAX_PENDING_PUTS)),
             store,
         }
     }
 
-    /// A partition was closed because nobody uses it: its list is written, in a while.
+    /// Stores the list of a partition that was closed because it was idle, in the background.
     pub(crate) fn closed(&self, partition: &Partition) {
-        let Ok(place) = self.waiting.clone().try_acquire_owned() else {
-            tracing::debug!(partition = %partition.id, "its hot pages are not noted: the store is slow");
+        let Ok(permit) = self.waiting.clone().try_acquire_owned() else {
+            tracing::debug!(partition = %partition.id, "hot pages not stored: the object store is slow");
             return;
         };
-        let Some(last) = Last::of(partition) else { return };
+        let Some(last) = ClosingRecord::of(partition) else { return };
         let (store, puts) = (self.store.clone(), self.puts.clone());
         tokio::spawn(async move {
             let _turn = puts.acquire().await;
             last.store(&store).await;
-            drop(place);
+            drop(permit);
         });
     }
 
-    /// The node ends, with these partitions open: writes their lists, and those that are on their way, as far as that is
-    /// soon done.
+    /// Stores the lists of the partitions that are open when the node stops, and finishes pending
+    /// ones, within a time limit.
     pub(crate) async fn node_ends(&self, partitions: Vec<Arc<Partition>>) {
         let all = async {
-            let lists = partitions.iter().filter_map(|partition| Last::of(partition));
+            let lists = partitions.iter().filter_map(|partition| ClosingRecord::of(partition));
             let puts = lists.map(|last| last.store(&self.store));
-            stream::iter(puts.collect::<Vec<_>>()).for_each_concurrent(PUTS_AT_ONCE, |put| put).await;
-            let _all_done = self.waiting.acquire_many(MOST_PUTS as u32).await;
+            stream::iter(puts.collect::<Vec<_>>()).for_each_concurrent(MAX_CONCURRENT_PUTS, |put| put).await;
+            let _all_done = self.waiting.acquire_many(MAX_PENDING_PUTS as u32).await;
         };
-        if tokio::time::timeout(PATIENCE_AT_THE_END, all).await.is_err() {
-            tracing::debug!("the hot pages of some partitions are not noted: the store is slow");
+        if tokio::time::timeout(SHUTDOWN_TIMEOUT, all).await.is_err() {
+            tracing::debug!("hot pages of some partitions not stored: the object store is slow");
         }
     }
 
-    /// Nothing more is read.
+    /// Stops all prewarming.
     pub(crate) fn stop_reading(&self) {
         self.reads.close();
     }
 }
 
-impl Last {
-    /// What is to be noted of a partition that nobody uses any more, if there is something.
-    fn of(partition: &Partition) -> Option<Last> {
-        // What is not settled is not named by a manifest, or not by ours.
+impl ClosingRecord {
+    /// Returns what is to be stored about an unused partition, if anything.
+    fn of(partition: &Partition) -> Option<ClosingRecord> {
+        // A partition that is not settled has changes without a manifest, or a fenced log.
         if partition.is_closed() || !partition.is_settled() || partition.log.fenced().is_some() {
             return None;
         }
-        let last = Last { anchor: partition.new_manifest(), list: list_of(partition) };
+        let last = ClosingRecord { anchor: partition.new_manifest(), list: list_of(partition) };
         (last.anchor.is_some() || last.list.is_some()).then_some(last)
     }
 
@@ -128,28 +134,31 @@ impl Last {
         if let Some(manifest) = self.anchor
             && let Err(error) = store.put_anchor(manifest).await
         {
-            tracing::debug!(%error, partition = %manifest.partition, "its newest manifest is not noted; the collector does it");
+            tracing::debug!(
+                %error,
+                partition = %manifest.partition,
+                "could not store an anchor; the collector will"
+            );
         }
         let Some((list, before)) = self.list else { return };
         let mut stored = store.put_hot_pages(&list).await;
-        // Not before: it is better to have two of them than none.
+        // In this order: two lists are better than none.
         if let (Ok(()), Some(before)) = (&stored, before) {
             stored = store.delete_hot_pages(before).await;
         }
         if let Err(error) = stored {
-            tracing::debug!(%error, partition = %list.partition, "its hot pages are not noted");
+            tracing::debug!(%error, partition = %list.partition, "could not store hot pages");
         }
     }
 }
 
-/// A partition's hot pages and the list that they replace, if it is worth it.
+/// Returns a partition's hot pages and the list that they replace, if storing them is worthwhile.
 fn list_of(partition: &Partition) -> Option<(HotPages, Option<HotPagesName>)> {
     let node = &partition.node;
     let pages = partition.hottest();
     let before = partition.hot_list.get();
-    // Space that is short is not for hints.
-    let is_useless =
-        pages.len() < LEAST_PAGES || before.is_some_and(|before| are_alike(&before.pages, &pages));
+    // Hints are not stored while disk space is low.
+    let is_useless = pages.len() < MIN_PAGES || before.is_some_and(|before| are_alike(&before.pages, &pages));
     if is_useless || node.disk.is_low() {
         return None;
     }
@@ -158,7 +167,7 @@ fn list_of(partition: &Partition) -> Option<(HotPages, Option<HotPagesName>)> {
     Some((list, partition.hot_name.get().copied()))
 }
 
-/// Whether two lists of pages have at least seven of eight in common.
+/// Whether two lists of pages have at least 7/8 in common.
 fn are_alike(before: &[PageNo], now: &[PageNo]) -> bool {
     let known: HashSet<PageNo> = before.iter().copied().collect();
     let common = now.iter().filter(|page| known.contains(*page)).count();

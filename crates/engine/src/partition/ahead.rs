@@ -1,17 +1,20 @@
-//! Read-ahead: what a scan will want next is read with what it wants now, by one request to the store.
+//! Read-ahead for scans: reads the next pages together with a missed one, in one request to the
+//! store.
 //!
 //! ```text
-//!  page wanted:   100    101     103                 106                            (a miss each)
-//!  read with it:         102     104 105 106 ->      no miss: 107 ... 114, with 107
+//!  pages missed:      100    101     103                 107
+//!  read with them:           102     104 105 106         108 ... 114
 //! ```
 //!
-//! A scan of a table visits its pages in the order in which they were made, so their numbers ascend, more or less: other
-//! tables' pages, and interior ones, lie between. A miss a little above what the last one has brought counts as the scan going
-//! on, and the window doubles; any other one as the beginning of something else.
+//! A table scan visits pages in the order in which they were created. Their numbers mostly ascend,
+//! with gaps for the pages of other tables and for interior pages. A miss up to 4 pages behind the
+//! last window counts as a continued scan, and doubles the window (at most 32 pages). Any other
+//! miss starts with a window of 1.
 //!
-//! Of the pages of the window those are read that the snapshot sees in the same segment, near each other: pages that are
-//! written together lie in the order of their numbers. They only come along where memory is free for them, and that they
-//! are wanted then is not counted as a touch: else a scan would make hot what it reads once.
+//! Of the window, those pages are read that the snapshot sees in the same segment, close to each
+//! other: pages that are written together are in the order of their numbers. They are read only if
+//! memory is free for all of them. Their first access is not counted, so a scan does not make the
+//! pages hot that it reads once.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
@@ -24,46 +27,46 @@ use crate::Result;
 use crate::memory::Reservation;
 use crate::page_memory::PageBytes;
 
-/// Pages that are read at once, at most.
+/// The maximum of pages per read.
 pub(super) const MOST_PAGES: u32 = 32;
 
-/// Pages that a scan may pass over.
-const SLACK_PAGES: u32 = 4;
+/// Pages that a scan may skip between two misses.
+const MAX_SKIPPED_PAGES: u32 = 4;
 
-/// Bytes between two pages of a segment that are read for nothing, at most, rather than by a request of their own.
-const GAP_BYTES: u64 = 16 << 10;
+/// The maximum gap between two pages in a segment that is read and discarded, to save a request.
+const MAX_GAP_BYTES: u64 = 16 << 10;
 
-/// What one reader missed last.
+/// The sequential-read detector of one reader.
 #[derive(Default)]
 pub(crate) struct Ahead {
-    /// The page after those that came with it.
+    /// The page behind the last window.
     next: Cell<PageNo>,
     pages: Cell<u32>,
 }
 
 impl Ahead {
-    /// A page is missed: how many are to be read, with it and after it.
+    /// Records a miss. Returns how many pages to read, including the missed one.
     pub(crate) fn missed(&self, page: PageNo) -> u32 {
         let next = self.next.get();
-        let goes_on = page >= next && page - next <= SLACK_PAGES && next > 0;
-        let pages = if goes_on { (2 * self.pages.get()).min(MOST_PAGES) } else { 1 };
+        let is_sequential = page >= next && page - next <= MAX_SKIPPED_PAGES && next > 0;
+        let pages = if is_sequential { (2 * self.pages.get()).min(MOST_PAGES) } else { 1 };
         self.pages.set(pages);
         self.next.set(page.saturating_add(pages));
         pages
     }
 }
 
-/// A version that is absent, and where it lies in its segment.
+/// An absent version, and its position in its segment.
 pub(super) type Near<'a> = (PageNo, &'a PageVersion, FrameLocation);
 
-/// Whether two places of a segment, the second behind the first, are read by one request.
+/// Returns true if one request should read both positions. The second one is behind the first.
 pub(super) fn are_near(a: &FrameLocation, b: &FrameLocation) -> bool {
-    b.offset.saturating_sub(a.offset + u64::from(a.length)) <= GAP_BYTES
+    b.offset.saturating_sub(a.offset + u64::from(a.length)) <= MAX_GAP_BYTES
 }
 
 impl Partition {
-    /// Of the next `pages` after one that lies at `location` those that can be read with it, in the order in which they lie;
-    /// the page itself is among them. The caller has pinned the snapshot.
+    /// The pages among the next `pages` that can be read together with the one at `location`, in
+    /// their order in the segment. That page is included. The caller has pinned the snapshot.
     pub(super) fn near<'a>(
         &'a self,
         (segment, first): (SegmentId, Near<'a>),
@@ -87,7 +90,8 @@ impl Partition {
         Ok(run.map_or_else(|| vec![first], <[_]>::to_vec))
     }
 
-    /// Reads pages that lie near each other, and puts them into memory, if there is room for them at once.
+    /// Reads pages that are close to each other into memory. Fails if memory for all of them is not
+    /// available immediately.
     pub(super) async fn read_near(&self, segment: SegmentId, near: &[Near<'_>]) -> Result<()> {
         let memory = &self.node.memory;
         if !memory.reserve((near.len() * PAGE_SIZE) as u64) {
@@ -116,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_window_grows_while_a_scan_goes_on() {
+    fn window_doubles_during_a_sequential_scan() {
         let ahead = Ahead::default();
         let windows = [100, 101, 103, 109, 117, 140, 175, 210, 90, 91, 5000].map(|page| ahead.missed(page));
         assert_eq!(windows, [1, 2, 4, 8, 16, 1, 1, 1, 1, 2, 1]);

@@ -1,4 +1,4 @@
-//! What clients are told that meet a partition which cannot do what they ask.
+//! Errors that clients get if a partition rejects an operation.
 
 use fulmar_pages::{FormatError, PartitionId};
 use fulmar_store::{FullCause, LogError, StoreError};
@@ -7,63 +7,67 @@ use tracing::Instrument;
 use crate::{Error, Result, sqlstate};
 
 pub(crate) fn dropped_error() -> Error {
-    Error::new(sqlstate::DATABASE_DROPPED, "the database was dropped").hint("connect to another database")
+    Error::new(sqlstate::DATABASE_DROPPED, "database was dropped")
 }
 
-/// The error of who wants to write where the past is shown.
+/// The error for a write in a historical session.
 pub(crate) fn past_is_read_only() -> Error {
-    Error::new(sqlstate::READ_ONLY_TRANSACTION, "cannot write to the database as it was in the past")
-        .detail("fulmar.as_of is set: the session sees the database as it was then.")
-        .hint("RESET fulmar.as_of, and write to the database as it is now.")
+    Error::new(sqlstate::READ_ONLY_TRANSACTION, "cannot write in a historical session")
+        .detail("fulmar.as_of is set.")
+        .hint("Run RESET fulmar.as_of to return to the current data.")
 }
 
-/// The error of who would write to what somebody else owns.
+/// The error for a write on a read replica.
 pub(crate) fn owner_writes() -> Error {
-    Error::new(sqlstate::READ_ONLY_TRANSACTION, "this node only reads the databases of another one")
-        .hint("Connect to the node that owns the store for that.")
+    Error::new(sqlstate::READ_ONLY_TRANSACTION, "cannot write on a read-only node")
+        .hint("Connect to the primary node.")
 }
 
-/// The error of who needs what the owner has deleted since.
+/// The error for data that the primary has deleted since the snapshot.
 pub(super) fn left_behind() -> Error {
-    let message = "what the transaction's snapshot was made of is not in the store any more";
-    Error::new(sqlstate::SERIALIZATION_FAILURE, message)
-        .detail("The node that owns the store keeps it for as long as the database's retention says, and no longer.")
-        .hint("Run the transaction again: it sees a newer snapshot then.")
+    Error::new(sqlstate::SERIALIZATION_FAILURE, "snapshot too old")
+        .detail("Its data was deleted from the store after the retention period of the database.")
+        .hint("Retry the transaction.")
 }
 
 pub(super) fn decided_aborted(id: u64) -> Error {
     Error::new(
         sqlstate::SERIALIZATION_FAILURE,
-        format!("transaction {id} was aborted: its outcome was asked for before it committed"),
+        format!("transaction {id} was aborted because its outcome was requested before it committed"),
     )
-    .hint("run the transaction again")
+    .hint("Retry the transaction.")
 }
 
 pub(super) fn corrupt(id: PartitionId, error: FormatError) -> Error {
-    Error::new(sqlstate::DATA_CORRUPTED, format!("a log record of partition {id} is damaged: {error}"))
-        .hint("restore the data directory from a backup")
+    Error::new(sqlstate::DATA_CORRUPTED, format!("log record of partition {id} is damaged: {error}"))
+        .hint("Restore the data directory from a backup.")
 }
 
-/// Clients are told what could not be done; where, and what the store has said, only the log. Whose object it is its name says, or nobody
-/// knows here: [`store_error_of`] for who does.
+/// Converts a store error for clients. They get what failed; location and cause go to the
+/// node's log only. The partition is derived from the object's name if possible; [`store_error_of`]
+/// is for callers that know it.
 pub(crate) fn store_error(error: StoreError) -> Error {
-    told(error.partition(), &error)
+    report(error.partition(), &error)
 }
 
 /// The same for an object that a partition needs.
 pub(crate) fn store_error_of(id: PartitionId, error: StoreError) -> Error {
-    told(Some(id), &error)
+    report(Some(id), &error)
 }
 
-fn told(id: Option<PartitionId>, error: &StoreError) -> Error {
-    tracing::warn!(%error, partition = id.map(tracing::field::display), "the store does not do its work");
-    let told = Error::new(sqlstate::IO_ERROR, error.for_tenants()).hint(match error.damaged_object() {
-        Some(_) => "restore the object from a copy of the store; `fulmar verify` tells what else is damaged",
-        None => "see to the store; `fulmar verify` reads all of it, and /metrics counts its failures",
-    });
+/// Logs a store error, and converts it for clients.
+fn report(id: Option<PartitionId>, error: &StoreError) -> Error {
+    tracing::warn!(%error, partition = id.map(tracing::field::display), "object store request failed");
+    let client_error =
+        Error::new(sqlstate::IO_ERROR, error.for_tenants()).hint(match error.damaged_object() {
+            Some(_) => {
+                "Restore the object from a copy of the store. Run `fulmar verify` to find other damage."
+            }
+            None => "Check the object store. `fulmar verify` reads all of it; /metrics counts its failures.",
+        });
     match id {
-        Some(id) => told.detail(belongs_to(id)),
-        None => told,
+        Some(id) => client_error.detail(belongs_to(id)),
+        None => client_error,
     }
 }
 
@@ -71,7 +75,8 @@ fn belongs_to(id: PartitionId) -> String {
     format!("It belongs to partition {id}.")
 }
 
-/// Opens a partition. What of the store cannot be read meanwhile is told with whose it is, here and in the log.
+/// Opens a partition. Store errors meanwhile are attributed to it, in the error's detail and in the
+/// log.
 pub(crate) async fn opening<T>(id: PartitionId, open: impl Future<Output = Result<T>>) -> Result<T> {
     let opened = open.instrument(tracing::error_span!("opening", partition = %id)).await;
     opened.map_err(|error| match error.state() == sqlstate::IO_ERROR && error.get_detail().is_none() {
@@ -80,47 +85,58 @@ pub(crate) async fn opening<T>(id: PartitionId, open: impl Future<Output = Resul
     })
 }
 
-/// Clients are told what could not be done; where, and what the store has said, only the log.
+/// Converts a log error on a read replica. Clients get what failed; location and cause go to
+/// the node's log only.
 pub(crate) fn log_unreadable(error: LogError) -> Error {
-    tracing::warn!(%error, "the log of the node that owns the store cannot be read; who reads next tries again");
+    tracing::warn!(%error, "could not read the primary's log; the next read retries");
     let state = match error {
         LogError::Corrupt { .. } => sqlstate::DATA_CORRUPTED,
         _ => sqlstate::IO_ERROR,
     };
-    Error::new(state, "the log of the node that owns the store cannot be read").hint(
-        "Run the transaction again; if it persists, see to the store, or connect to the node that owns it.",
+    Error::new(state, "could not read the primary's log").hint(
+        "Retry the transaction. If the error persists, check the object store, or connect to the \
+         primary node.",
     )
 }
 
 pub(crate) fn log_error(error: LogError) -> Error {
     match error {
         LogError::Full(FullCause::Disk { .. }) => {
-            Error::new(sqlstate::DISK_FULL, "the disk is full: the commit log cannot grow")
+            Error::new(sqlstate::DISK_FULL, "disk is full: cannot extend the commit log")
                 .detail(error.to_string())
-                .hint("free space on the disk that holds the data directory; the transaction was rolled back and can be run again")
+                .hint(
+                    "The transaction was rolled back. Free space on the disk of the data directory, \
+                     then retry it.",
+                )
         }
         LogError::Full(FullCause::Capacity { .. }) => {
-            Error::new(sqlstate::DISK_FULL, "the commit log is full: flushes to the store are behind")
+            Error::new(sqlstate::DISK_FULL, "commit log is full: flushes to the store are behind")
                 .detail(error.to_string())
-                .hint("see whether the store takes them (the node's log says why not); the transaction was rolled back and can be run again")
+                .hint(
+                    "The transaction was rolled back and can be retried. Check that the object \
+                     store accepts writes; see the node's log.",
+                )
         }
-        LogError::Busy => Error::new(sqlstate::OUT_OF_MEMORY, "the commit log cannot keep up")
-            .hint("run the transaction again; if it persists, the disk (of a database that is shared: the store) is too slow for the load"),
+        LogError::Busy => Error::new(sqlstate::OUT_OF_MEMORY, "commit log is overloaded").hint(
+            "Retry the transaction. If the error persists, the disk (for a shared database: the \
+             object store) is too slow for the load.",
+        ),
         LogError::Unreachable { .. } | LogError::Store { .. } => {
-            // Where the store is, and what it has said, only the node's log tells; of the first it has been told.
+            // Location and cause go to the node's log only. The log has already reported the first
+            // of the two kinds.
             if matches!(error, LogError::Store { .. }) {
-                tracing::warn!(%error, "the commit log in the store cannot be written or read");
+                tracing::warn!(%error, "could not access the commit log in the store");
             }
-            Error::new(sqlstate::IO_ERROR, "the commit log in the store cannot be written or read")
-                .hint("the transaction was rolled back and can be run again when the store answers")
+            Error::new(sqlstate::IO_ERROR, "could not access the commit log in the store")
+                .hint("The transaction was rolled back. Retry it when the object store is available again.")
         }
         LogError::Fenced { .. } | LogError::Contended { .. } => {
             Error::new(sqlstate::IO_ERROR, "another process has taken over this node's log in the store")
                 .detail(error.to_string())
-                .hint("see that one node only is started with this data directory and this store")
+                .hint("Start only one node with this data directory and store.")
         }
         LogError::ReadOnly => past_is_read_only(),
-        other => Error::new(sqlstate::IO_ERROR, format!("the commit log failed: {other}"))
-            .hint("the transaction was rolled back; check the disk that holds the data directory"),
+        other => Error::new(sqlstate::IO_ERROR, format!("commit log failed: {other}"))
+            .hint("The transaction was rolled back. Check the disk of the data directory."),
     }
 }

@@ -1,4 +1,5 @@
-//! A partition's side of flushes and compaction: what has changed since the last manifest, and what that names.
+//! The partition's part of flushes and compaction: the changes since the last manifest, and the
+//! segments that it names.
 
 use fulmar_pages::manifest::{Manifest, SegmentRef};
 use fulmar_pages::{Outcome, PAGE_SIZE, PageNo, SegmentId};
@@ -12,38 +13,38 @@ use crate::compact::Work;
 use crate::memory::Tally;
 use crate::store::Frame;
 
-/// A segment that the newest manifest names.
+/// A segment named by the newest manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NamedSegment {
     pub segment: SegmentRef,
-    /// The partition's pages in it, live or not.
+    /// The partition's pages in it, live or obsolete.
     pub pages: u64,
 }
 
-/// A page's frame that was copied into another segment.
+/// A frame that was copied into another segment.
 pub(crate) struct CopiedFrame {
     pub page: PageNo,
-    /// Where it was.
+    /// The frame in the old segment.
     pub old: Frame,
-    /// Where it is in the other segment.
+    /// The frame in the new segment.
     pub new: Frame,
 }
 
-/// What the newest manifest says.
+/// The content of the newest manifest.
 #[derive(Default)]
 pub(super) struct Named {
-    /// The oldest first.
+    /// Oldest first.
     segments: Vec<NamedSegment>,
     number: u64,
-    /// The number when the partition was opened.
+    /// Its number when the partition was opened.
     opened_number: u64,
     page_count: u32,
-    /// A newer manifest that is being stored, or of which it is not known whether it was.
+    /// A newer manifest that is being stored, or whose put has an unknown outcome.
     unsure: Option<(Manifest, Vec<u64>)>,
 }
 
 impl Named {
-    /// `pages` are those of the partition in each of the segments.
+    /// `pages` are the partition's pages in each of the segments.
     pub(super) fn new(manifest: Option<&Manifest>, pages: &[u64]) -> Self {
         let Some(manifest) = manifest else { return Named::default() };
         let segments = manifest.segments.iter().zip(pages);
@@ -59,34 +60,35 @@ impl Named {
     }
 }
 
-/// A flush under way: a pinned snapshot and the pages to write.
+/// A running flush: a pinned snapshot and the pages to write.
 pub(crate) struct Flush {
     pub snapshot: Snapshot,
-    /// Of its manifest.
+    /// The number of its manifest.
     pub number: u64,
     /// When the snapshot was current.
     pub timestamp: u64,
     pub pages: Vec<PageNo>,
-    /// Segments of large commits since the last flush, which the manifest names as they are.
+    /// Segments of large commits since the last flush. The manifest names them as they are.
     pub large: Vec<LargeSegment>,
-    /// All that had changed, those pages included that were cut off: a failed log write may bring them back.
+    /// All changed pages, including those that were cut off: a failed log write may bring them
+    /// back.
     changed: HashSet<PageNo>,
 }
 
 impl Partition {
-    /// Where in the log the first unflushed commit begins, and when it was made (monotonic milliseconds).
-    /// A flush that is under way counts as not done.
+    /// Where in the log the first unflushed commit begins, and when it was made (monotonic
+    /// milliseconds). Commits of a running flush count as unflushed.
     pub(crate) fn oldest_dirty(&self) -> Option<(Lsn, u64)> {
         let commits = self.commits.lock();
         commits.flushing_since.or(commits.dirty_since)
     }
 
-    /// Takes over what has changed since the last flush; `None` if nothing has.
+    /// Begins a flush of the changes since the last one; `None` if there are none.
     pub(crate) fn begin_flush(&self) -> Option<Flush> {
         self.oldest_dirty().is_some().then(|| self.begin_any_flush())
     }
 
-    /// The same for who wants a manifest in any case.
+    /// Begins a flush that stores a manifest even without changes.
     pub(crate) fn begin_any_flush(&self) -> Flush {
         let mut commits = self.commits.lock();
         commits.flushing_since = commits.dirty_since.take();
@@ -94,7 +96,7 @@ impl Partition {
         let large = commits.large.clone();
         let snapshot = self.pin();
         let timestamp = self.node.clock.tick();
-        // Where no commit has come since the newest manifest, the next one needs a number of its own.
+        // If there was no commit since the newest manifest, the next manifest needs a new number.
         let number =
             if snapshot.number > self.named.lock().number { snapshot.number } else { commits.take_number() };
         drop(commits);
@@ -104,7 +106,7 @@ impl Partition {
         Flush { snapshot, number, timestamp, pages, large, changed }
     }
 
-    /// Gives the snapshot back; after a failure what was to be flushed stays due.
+    /// Releases the snapshot. If the flush failed, its pages are dirty again.
     pub(crate) fn end_flush(&self, flush: Flush, done: bool) {
         let mut commits = self.commits.lock();
         let since = commits.flushing_since.take();
@@ -121,7 +123,7 @@ impl Partition {
         self.named.lock().number
     }
 
-    /// Its newest manifest, if that has come since it was opened.
+    /// The newest manifest, if it was stored since the partition was opened.
     pub(crate) fn new_manifest(&self) -> Option<ManifestName> {
         let named = self.named.lock();
         let is_new = named.number > named.opened_number;
@@ -132,52 +134,55 @@ impl Partition {
         self.named.lock().segments.clone()
     }
 
-    /// A new manifest is about to be stored. If no answer comes it may be there nevertheless, or appear later. So its
-    /// segments are kept, and it is the first to be stored by the next flush: then it is there, or never will be.
+    /// Records that a manifest is about to be stored. If its put gets no answer, it may exist, or
+    /// appear later. Therefore its segments are kept, and the next flush stores it first: then it
+    /// exists, or never will.
     pub(crate) fn begin_to_name(&self, manifest: &Manifest, pages: &[u64]) {
         self.named.lock().unsure = Some((manifest.clone(), pages.to_vec()));
     }
 
-    /// Whether all that was committed is named by a manifest, and it is known by which.
+    /// Returns true if a manifest names all commits, and it is known which one.
     pub(crate) fn is_settled(&self) -> bool {
         self.oldest_dirty().is_none() && !self.is_unsure()
     }
 
-    /// Whether there is an [`Partition::unsure_manifest`].
+    /// Returns true if there is a manifest in doubt ([`Partition::unsure_manifest`]).
     pub(crate) fn is_unsure(&self) -> bool {
         self.named.lock().unsure.is_some()
     }
 
-    /// Another manifest has the name of one that was to be stored, which therefore never will be.
+    /// Drops the uncertain manifest: another one has its name, so it will never be stored.
     pub(crate) fn number_is_taken(&self, manifest: &Manifest) {
         let mut named = self.named.lock();
         named.unsure = None;
         named.number = named.number.max(manifest.version.number);
     }
 
-    /// The manifest that an earlier flush began to store, and the partition's pages in each of its segments.
+    /// The manifest whose put by an earlier flush is uncertain, and the partition's pages in each
+    /// of its segments.
     pub(crate) fn unsure_manifest(&self) -> Option<(Manifest, Vec<u64>)> {
         self.named.lock().unsure.clone()
     }
 
-    /// The new manifest is durable; `pages` are those of the partition in each of its segments.
+    /// Records that the new manifest is durable. `pages` are the partition's pages in each of its
+    /// segments.
     pub(crate) fn set_named(&self, manifest: &Manifest, pages: &[u64]) {
         let mut named = self.named.lock();
         let opened_number = named.opened_number;
         *named = Named { opened_number, ..Named::new(Some(manifest), pages) };
         drop(named);
-        // Not before: until the manifest is durable it is here that the collector finds them.
+        // Not earlier: until the manifest is durable, the collector finds the segments here.
         self.commits.lock().large.retain(|large| large.number > manifest.version.number);
     }
 
-    /// What there is to compact.
+    /// The compaction to do, if any.
     pub(crate) fn compaction(&self) -> Option<Work> {
         let named = self.named.lock();
         Work::of(&named.segments, named.page_count)
     }
 
-    /// Neighbours have been merged: the next manifest names that segment in their place. Answers whether they were still
-    /// there. Callers hold the flushes' lock.
+    /// Replaces adjacent segments by the one that they were merged into; the next manifest names
+    /// that. Returns false if they are no longer in the list. Callers hold the flush lock.
     pub(crate) fn replace_named(&self, sources: &[NamedSegment], merged: NamedSegment) -> bool {
         let mut named = self.named.lock();
         let Some(begin) = named.segments.windows(sources.len()).position(|found| found == sources) else {
@@ -187,8 +192,8 @@ impl Partition {
         true
     }
 
-    /// A manifest that names the segment is durable: the pages that the flush has written can be read from there, and may
-    /// leave memory.
+    /// Records the frames of flushed pages, after a manifest that names the segment is durable. The
+    /// pages can then be evicted.
     pub(crate) async fn learn_frames(&self, flush: &Flush, segment: SegmentId) -> Result<()> {
         let index =
             self.node.store.segment_index(segment).await.map_err(|error| store_error_of(self.id, error))?;
@@ -205,11 +210,11 @@ impl Partition {
         Ok(())
     }
 
-    /// Frames have been copied into a segment: the versions that were read from the old places are read from the new ones from
-    /// now on. A version is moved only if its frame is the very one that was copied, so it has the same bytes in the new
-    /// place, whatever was committed or flushed meanwhile. Versions that only older snapshots see stay where they are,
-    /// until those let go of them. Whoever has looked up the old place, and finds the segment collected, looks again
-    /// ([`super::load`]).
+    /// Moves versions to the frames that compaction has copied. A version is moved only if its
+    /// frame is the one that was copied, so the new frame has the same bytes, whatever was
+    /// committed or flushed meanwhile. Versions that only older snapshots see keep their frames
+    /// until those snapshots are released. A reader that has looked up the old frame, and finds its
+    /// segment deleted, looks it up again ([`super::load`]).
     pub(crate) fn move_frames(&self, copied: impl Iterator<Item = CopiedFrame>) {
         let snapshot = self.pin();
         for CopiedFrame { page, old, new } in copied {
@@ -221,23 +226,24 @@ impl Partition {
         self.unpin(snapshot);
     }
 
-    /// What a segment is called in the partition's frames; looked up once for many of them.
+    /// The index of a segment in the partition's frames, for callers that need it for many frames.
     pub(crate) fn segment_number(&self, id: SegmentId) -> u32 {
         self.pages.segments().index_of(id)
     }
 
-    /// Bytes of pages that the next flush would write.
+    /// Bytes that the next flush would write.
     pub(crate) fn changed_bytes(&self) -> u64 {
         (self.commits.lock().dirty.len() * PAGE_SIZE) as u64
     }
 
-    /// Outcomes for the manifest: the horizon, and what is durable.
+    /// The horizon and the durable outcomes, for the manifest.
     pub(crate) fn durable_outcomes(&self) -> (u64, Vec<Outcome>) {
         self.outcomes.durable(self.log.durable())
     }
 
-    /// Segments that are needed besides those that the newest manifest names: absent pages may still be read from them,
-    /// records in the log and the next manifest name them, or it is not known whether a manifest does.
+    /// Segments that are needed in addition to those that the newest manifest names. Absent pages
+    /// may be read from them, records in the log and the next manifest name them, or an uncertain
+    /// manifest does.
     pub(crate) fn frame_segments(&self) -> Vec<SegmentId> {
         let mut segments = self.pages.segments().in_use();
         segments.extend(self.commits.lock().large.iter().map(|large| large.segment.id));
@@ -246,9 +252,10 @@ impl Partition {
         segments
     }
 
-    /// Whether nobody is attached, besides so many who are known, and nothing is pinned.
+    /// Returns true if no session uses the partition, apart from `known` references, and nothing is
+    /// pinned.
     pub(crate) fn is_unused(self: &std::sync::Arc<Self>, known: usize) -> bool {
-        // Waiting connections hold one each.
+        // Each pooled connection holds one reference.
         std::sync::Arc::strong_count(self) <= known + self.pool.len() && self.current_is_unpinned()
     }
 }

@@ -1,27 +1,31 @@
-//! A partition that another process owns: records of the owner's log become its versions.
+//! Read replica of a partition that another process owns: applies the primary's log records.
 //!
 //! ```text
-//!   manifest at version 90       records 88 89 | 91 92 95 96      the first two are in the manifest
-//!   current: 90 ---------------------------------> 92 ---> 96     object by object, whole commits always
+//!  manifest at version 90     records 88 89 | 91 92 95 96    the manifest contains the first two
+//!  current: 90 -------------------------------> 92 ---> 96   object by object, whole commits only
 //! ```
 //!
-//! One at a time applies records ([`Following`]), up to a place in the log that a look has answered; everybody else goes on
-//! reading at the snapshots that they have. Several records at once make one version: the last one's. So what is seen is always what
-//! the owner's partition was after some commit.
+//! One task at a time applies records ([`Following`]), up to a position that a poll of the log has
+//! returned. Other sessions continue to read at their snapshots. Several records of one batch
+//! become one version, the last record's. So a reader always sees the primary's partition as it was
+//! after some commit.
 //!
 //! # Memory
-//! Pages that records have made lie in no segment that is known, so they stay in memory. When the owner has flushed, a manifest
-//! says where they lie: [`Partition::adopt`] learns it, and they may leave. It moves all others to the segments of the newest
-//! manifest, too, so that those which compaction has replaced are not needed any more when the owner collects them.
+//! Pages made by records are in no known segment, so they stay in memory. After the primary has
+//! flushed, a manifest names their segments. [`Partition::adopt`] takes their frames from it, and
+//! they can be evicted. It also moves all other pages to the segments of the newest manifest, so
+//! that segments which compaction has replaced are not needed any more when the primary deletes
+//! them.
 //!
-//! # What cannot go on
-//! Where the log has been cut behind the partition's place, or a segment is gone from the store, the partition is *left behind*:
-//! whoever comes next opens it anew, at the newest manifest. Who has it goes on with the pages that are in memory; a page that is not
-//! gets 40001, and never another version of it.
+//! # Stale partitions
+//! If the log was truncated beyond the replica's position, or a segment was deleted from the store,
+//! the partition is *left behind* (stale). The next session opens it again at the newest manifest.
+//! Sessions that use the stale one can still read the pages in memory. For any other page they get
+//! 40001, never a different version of it.
 //!
-//! # Interruptions
-//! Whoever applies may go away at any await: a batch is put in as a whole, and the place moves on after that. What is applied
-//! again is passed over by its number.
+//! # Cancellation
+//! Applying can be cancelled at any await: a batch is installed as a whole, and the position
+//! advances after that. A record that is applied again is skipped by its number.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -38,28 +42,29 @@ use crate::page_memory::PageBytes;
 use crate::store::Frame;
 use crate::{Error, Result};
 
-/// Pages that are changed by records before they are made a version, about.
+/// Pages changed by records, approximately, before a batch becomes a version.
 const BATCH_PAGES: usize = 1024;
 
-/// How far a partition has followed its owner.
+/// The replication state of a partition.
 pub(crate) struct Following {
     pub durability: Durability,
-    /// Everything before is applied.
+    /// Everything before this position is applied.
     place: tokio::sync::Mutex<LogPlace>,
-    /// When the manifest that it was opened with was made (milliseconds since 1970), if there was one.
+    /// When the manifest that it was opened with was made (milliseconds since 1970); `None` without
+    /// one.
     pub manifest_unix_ms: Option<u64>,
-    /// When a newer one was looked for (monotonic milliseconds).
-    looked_ms: AtomicU64,
+    /// When it last checked for a newer manifest (monotonic milliseconds).
+    checked_ms: AtomicU64,
 }
 
-/// What came of following the owner.
+/// The result of applying the primary's log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Followed {
-    /// Everything up to the place is applied.
+    /// Everything up to the position is applied.
     Here,
-    /// Some of it is not there any more.
+    /// Some of it has been deleted.
     LeftBehind,
-    /// The owner has restored it, and goes on with another one.
+    /// The primary has restored the partition, and continues with a new epoch.
     Restored,
 }
 
@@ -67,7 +72,7 @@ pub(crate) enum Followed {
 struct Batch {
     number: u64,
     page_count: u32,
-    /// The fewest pages that the partition has had meanwhile: what lies beyond has no base.
+    /// The minimum of the partition's size during the batch. Pages beyond it have no base.
     least_pages: u32,
     pages: HashMap<PageNo, PageBytes>,
     frames: HashMap<PageNo, Frame>,
@@ -90,15 +95,16 @@ impl Following {
         manifest_unix_ms: Option<u64>,
         now_ms: u64,
     ) -> Self {
-        Following { durability, place: place.into(), manifest_unix_ms, looked_ms: now_ms.into() }
+        Following { durability, place: place.into(), manifest_unix_ms, checked_ms: now_ms.into() }
     }
 
-    /// Whether so much time has passed since a newer manifest was looked for. Then that counts as done.
+    /// Returns true if the last check for a newer manifest was at least `period_ms` ago. The caller
+    /// must then check: it counts as done.
     pub(crate) fn is_due(&self, now_ms: u64, period_ms: u64) -> bool {
-        let looked_ms = self.looked_ms.load(Ordering::Relaxed);
+        let checked_ms = self.checked_ms.load(Ordering::Relaxed);
         let exchange =
-            || self.looked_ms.compare_exchange(looked_ms, now_ms, Ordering::Relaxed, Ordering::Relaxed);
-        now_ms.saturating_sub(looked_ms) >= period_ms && exchange().is_ok()
+            || self.checked_ms.compare_exchange(checked_ms, now_ms, Ordering::Relaxed, Ordering::Relaxed);
+        now_ms.saturating_sub(checked_ms) >= period_ms && exchange().is_ok()
     }
 }
 
@@ -114,10 +120,10 @@ impl Batch {
         }
     }
 
-    /// Pages that the partition had and has lost, which are there again and have not been written.
+    /// Pages that were cut off, are within the size again, and have not been written since.
     fn ended(&self, before: &Snapshot) -> Vec<PageNo> {
-        let there_again = self.least_pages + 1..=before.page_count.min(self.page_count);
-        there_again.filter(|no| !self.pages.contains_key(no) && !self.frames.contains_key(no)).collect()
+        let regrown = self.least_pages + 1..=before.page_count.min(self.page_count);
+        regrown.filter(|no| !self.pages.contains_key(no) && !self.frames.contains_key(no)).collect()
     }
 }
 
@@ -126,7 +132,7 @@ impl Partition {
         Pinned(self, self.pin())
     }
 
-    /// Applies what the owner's log holds up to a place.
+    /// Applies the primary's log up to a position.
     pub(crate) async fn catch_up(&self, tail: &LogTail, to: LogPlace) -> Result<Followed> {
         let Some(following) = self.following.get() else { return Ok(Followed::Here) };
         let mut place = following.place.lock().await;
@@ -143,7 +149,7 @@ impl Partition {
         Ok(Followed::Here)
     }
 
-    /// Applies records in their order.
+    /// Applies records in order.
     async fn apply<'r>(&self, records: impl Iterator<Item = Record<'r>>) -> Result<Followed> {
         let mut records = records.peekable();
         while records.peek().is_some() {
@@ -162,7 +168,8 @@ impl Partition {
         Ok(Followed::Here)
     }
 
-    /// Adds a record to a batch upon `current`. What is covered is passed over, and so is what came before a restore.
+    /// Adds a record to a batch based on `current`. Skips records that are applied already, and
+    /// those from before a restore.
     async fn add(&self, batch: &mut Batch, record: &Record<'_>, current: &Snapshot) -> Result<Followed> {
         let version = &record.header.version;
         if !matches!(record.header.kind, RecordKind::Commit | RecordKind::Decide)
@@ -176,7 +183,8 @@ impl Partition {
         if version.number <= batch.number {
             return Ok(Followed::Here);
         }
-        // It goes on from what was never here: the manifest that has it is not the one that was found.
+        // It is based on a version that the replica does not have: a newer manifest contains that
+        // one.
         if record.header.previous.is_some_and(|previous| previous > batch.number) {
             return Ok(Followed::LeftBehind);
         }
@@ -203,7 +211,7 @@ impl Partition {
                 diff::apply(entry.diff, page).map_err(|error| corrupt(self.id, error))?;
             }
         }
-        // Not before all of it is there: a record that fails leaves the batch to nobody.
+        // Only after the whole record is applied: if a record fails, the batch is dropped.
         (batch.number, batch.page_count) = (version.number, record.header.page_count);
         if batch.page_count < batch.least_pages {
             batch.least_pages = batch.page_count;
@@ -215,7 +223,7 @@ impl Partition {
         Ok(Followed::Here)
     }
 
-    /// A page as the batch has it, or as it was before.
+    /// A page as it is in the batch, or else at the base version.
     async fn base(&self, batch: &Batch, no: PageNo, current: &Snapshot) -> Result<PageBytes> {
         let mut page = PageBytes::zeroed();
         if let Some(Frame { segment, location }) = batch.frames.get(&no) {
@@ -231,7 +239,7 @@ impl Partition {
         Ok(page)
     }
 
-    /// Makes a batch the version after the pinned one.
+    /// Installs a batch as the version after the pinned one.
     async fn put(&self, batch: Batch, current: Pinned<'_>) -> Result<()> {
         if batch.number == current.1.number {
             return Ok(());
@@ -241,11 +249,11 @@ impl Partition {
         let room = self.node.room(bytes).await?;
         let frames = batch.frames.into_iter().filter(|(no, _)| !batch.pages.contains_key(no)).collect();
         let new = NewPages { frames, ended, pages: batch.pages.into_iter().collect() };
-        // What was committed for good is durable at once.
+        // Commits that the primary has made durable are durable here.
         let snapshot = Snapshot { number: batch.number, lsn: Lsn(0), page_count: batch.page_count };
         let mut tally = Tally::default();
         let mut commits = self.commits.lock();
-        // What it replaces goes at once, if nobody else sees it.
+        // Unpinned first, so that the replaced version is freed now if no other reader sees it.
         drop(current);
         for (transaction, committed) in batch.outcomes {
             self.outcomes.decided(transaction, committed, Lsn(0));
@@ -257,20 +265,20 @@ impl Partition {
         Ok(())
     }
 
-    /// The number of the manifest whose segments its pages are read from.
+    /// The number of the manifest that it reads its pages from.
     pub(crate) fn manifest_number(&self) -> u64 {
         self.named_number()
     }
 
-    /// That manifest's name; `None` if there is none.
+    /// The name of that manifest; `None` if there is none.
     pub(crate) fn manifest_name(&self) -> Option<ManifestName> {
         let number = self.manifest_number();
         (number > 0).then_some(ManifestName { partition: self.id, epoch: self.epoch, number })
     }
 
-    /// Reads its pages from where a newer manifest says, as far as they are what that says. One that is ahead of what has been
-    /// applied tells nothing yet. (A page that is visible now and not newer than the manifest is the manifest's: had
-    /// another one come between, it would be visible.)
+    /// Moves its pages to the frames that a newer manifest names, as far as they are the manifest's
+    /// versions. A manifest ahead of the applied position is ignored. (A page that is visible now
+    /// and not newer than the manifest is the manifest's: a version in between would be visible.)
     pub(crate) async fn adopt(&self, manifest: &Manifest) -> Result<()> {
         let number = manifest.version.number;
         if number <= self.manifest_number() || number > self.current().number {
@@ -290,7 +298,7 @@ impl Partition {
         }
         self.pages.account().settle(tally);
         let mut commits = self.commits.lock();
-        // What has come meanwhile stays.
+        // Pages that were changed meanwhile stay dirty.
         for no in placed.iter().filter(|no| self.pages.newest_number(**no) <= number) {
             commits.dirty.remove(no);
         }
@@ -301,7 +309,8 @@ impl Partition {
         Ok(())
     }
 
-    /// What reading a page of a segment has failed with. A segment that is gone leaves a partition of somebody else's behind.
+    /// The error for a page that could not be read. A missing segment makes a replica's partition
+    /// stale.
     pub(super) fn read_error(&self, error: StoreError) -> Error {
         match error {
             StoreError::Missing { .. } if self.following.get().is_some() => {

@@ -1,4 +1,4 @@
-//! A partition's side of [`crate::hot`]: which pages it works with, and how others come in before they are asked for.
+//! The partition's part of [`crate::hot`]: reports its hot pages, and prewarms pages.
 
 use std::sync::atomic::Ordering;
 
@@ -9,14 +9,15 @@ use super::{Partition, ahead};
 use crate::memory::Reservation;
 use crate::page_memory::PageBytes;
 
-/// Pages that lie near each other in a segment, in the order in which they lie.
+/// Pages that are close to each other in a segment, in their order there.
 pub(crate) struct Run {
     pub segment: SegmentId,
     pub pages: Vec<(PageNo, FrameLocation)>,
 }
 
 impl Partition {
-    /// The pages in memory that somebody has touched, those first that would leave last; so many as a list may have.
+    /// The pages in memory that have been accessed, hottest first, at most as many as a list may
+    /// have.
     pub(crate) fn hottest(&self) -> Vec<PageNo> {
         let snapshot = self.pin();
         // SAFETY: pinned.
@@ -26,11 +27,11 @@ impl Partition {
         hottest
     }
 
-    /// Those of the pages that there are, and that are not in memory, as they can be read.
+    /// The given pages that exist and are not in memory, grouped by reads.
     pub(crate) fn absent(&self, pages: &[PageNo]) -> Vec<Run> {
         let snapshot = self.pin();
         let lies = |no: &PageNo| {
-            // SAFETY: pinned. (No page is asked for as 0: a list has none.)
+            // SAFETY: pinned. (No page is requested as 0: a list has none.)
             let version = unsafe { self.find(*no, &snapshot) }.filter(|version| !version.is_resident())?;
             let (segment, location) = self.pages.frame(version).ok()??;
             Some((segment, *no, location))
@@ -47,10 +48,11 @@ impl Partition {
         near.map(run).collect()
     }
 
-    /// Puts the bytes of a run into memory, as far as that is free. Answers whether it was for all of them.
+    /// Fills the pages of a run, as long as memory is free. Returns true if all had room.
     ///
-    /// A version gets the bytes if it lies where they were read: then they are its own, whatever has been committed, flushed
-    /// or merged since the place was looked up. One that lies elsewhere by now stays absent.
+    /// A version gets the bytes only if its frame is still the one that was read. Then the bytes
+    /// are its own, whatever was committed, flushed or merged since. A version that has moved stays
+    /// absent.
     pub(crate) fn warmed(&self, run: &Run, bytes: &[u8]) -> bool {
         let memory = &self.node.memory;
         let snapshot = self.pin();

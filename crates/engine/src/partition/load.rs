@@ -1,9 +1,12 @@
-//! Bringing a partition in: from its manifest, from the log's records since, and page by page from the store.
+//! Opening a partition from its manifest and the log, and reading its pages from the store.
 //!
-//! A partition opens with a manifest (the newest one, or that of a time, see [`crate::past`]) and the indexes of its segments
-//! alone; pages are read when they are touched, or because they were in an earlier life ([`crate::hot`]), and may leave again.
-//! What the log holds beyond the manifest is applied when the partition opens, not when the node starts: recovery
-//! reads the log once and sorts its records by partition, and ten thousand idle tenants cost nothing.
+//! - Opening reads only the manifest (the newest one, or a historical one, see [`crate::past`]) and
+//!   the indexes of its segments.
+//! - Pages are read on access, or prewarmed because they were in use before the partition was
+//!   closed ([`crate::hot`]). They can be evicted again.
+//! - Log records beyond the manifest are applied when the partition is opened, not when the node
+//!   starts. Recovery reads the log once and sorts its records by partition, so ten thousand idle
+//!   tenants cost nothing.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -35,11 +38,11 @@ use crate::sql::StatementCache;
 use crate::store::{Frame, Segments};
 use crate::{Error, Result, sqlstate};
 
-/// Loads that are under way, so that many readers of one cold page cause one read.
+/// Loads in progress, so that concurrent readers of one absent page cause one read.
 pub(super) type Loading = SingleFlight<usize, Result<()>>;
 
 impl Partition {
-    /// Opens a partition of this node as this manifest and what the log holds beyond it say.
+    /// Opens a partition of this node from a manifest and the log records beyond it.
     pub(crate) async fn open(
         node: Arc<Node>,
         log: Arc<CommitLog>,
@@ -83,7 +86,8 @@ impl Partition {
             pages.install(no, recovered.number, Some(page), None, &mut tally);
             commits.dirty.insert(no);
         }
-        // Without asking for room: the flush that makes some may be waiting for this.
+        // Settled without waiting for memory: the flush that frees memory may be waiting for this
+        // opening.
         account.settle(tally);
         let now_ms = node.clock.monotonic_ms();
         commits.dirty_since = dirty_since.filter(|_| recovered.applied).map(|since| (since, now_ms));
@@ -123,8 +127,9 @@ impl Partition {
         Ok(partition)
     }
 
-    /// Validation looks at page 1 of any version under the commit lock, so it is always in memory. Nobody is asked for room: the
-    /// flush that makes some may be waiting for this.
+    /// Loads page 1. Validation reads page 1 of any version under the commit lock, so it must
+    /// always be in memory. This does not wait for memory: the flush that frees some may be waiting
+    /// for this opening.
     async fn load_page_one(&self) -> Result<()> {
         let snapshot = self.pin();
         // SAFETY: pinned until after the load.
@@ -139,9 +144,9 @@ impl Partition {
         loaded
     }
 
-    /// Brings the bytes of an absent version of a page to memory, from where they may have left again when the caller
-    /// looks. The caller holds a pin on a snapshot that sees it, and is outside of the residence.
-    /// `ahead` pages are read with it at most, itself included.
+    /// Reads the bytes of an absent version into memory. They may be evicted again before the
+    /// caller reads them. The caller holds a pin on a snapshot that sees the version, and is
+    /// outside the residence. `ahead` is the maximum number of pages to read, including this one.
     pub(crate) async fn load(
         &self,
         page: PageNo,
@@ -173,7 +178,7 @@ impl Partition {
                 && let Some((segment, location)) = self.pages.frame(version)?
             {
                 let near = self.near((segment, (page, version, location)), ahead, snapshot)?;
-                // If that fails, for whatever reason, the one page may do.
+                // If that fails for any reason, read the one page.
                 if near.len() > 1 && self.read_near(segment, &near).await.is_ok() && version.is_resident() {
                     version.touch();
                     return Ok(());
@@ -186,7 +191,7 @@ impl Partition {
         .boxed()
     }
 
-    /// Puts bytes in that were read from the store, and for which there is room.
+    /// Adds bytes that were read from the store, for which memory is reserved.
     pub(super) fn arrived(&self, no: PageNo, version: &PageVersion, page: PageBytes, room: Reservation) {
         if version.fill(page) {
             self.pages.account().keep(room);
@@ -194,18 +199,16 @@ impl Partition {
         }
     }
 
-    /// Reads the bytes of a version from the store. The caller holds a pin on a snapshot that sees it.
+    /// Reads the bytes of a version from the store. The caller holds a pin on a snapshot that sees
+    /// it.
     async fn read(&self, version: &PageVersion) -> Result<PageBytes> {
         loop {
             let Some((segment, location)) = self.pages.frame(version)? else {
-                return Err(Error::new(
-                    sqlstate::INTERNAL,
-                    "a page without a place in the store is not in memory",
-                ));
+                return Err(Error::new(sqlstate::INTERNAL, "page is neither in memory nor in the store"));
             };
             let mut page = PageBytes::zeroed();
             match self.node.store.read_page(segment, location, &mut page).await {
-                // A flush has written it anew meanwhile, and the old segment has been collected.
+                // The page has moved to another segment meanwhile, and the old one was deleted.
                 Err(StoreError::Missing { .. })
                     if self.pages.frame(version)? != Some((segment, location)) => {}
                 result => return result.map(|()| page).map_err(|error| self.read_error(error)),
@@ -213,11 +216,12 @@ impl Partition {
         }
     }
 
-    /// Copies a page at a pinned snapshot, without bringing it to memory. Answers whether there is one.
+    /// Copies a page at a pinned snapshot without keeping it in memory. Returns false if there is
+    /// no such page.
     pub(crate) async fn copy_page(&self, no: PageNo, snapshot: &Snapshot, out: &mut Page) -> Result<bool> {
         // SAFETY: pinned by the caller.
         let Some(version) = (unsafe { self.find(no, snapshot) }) else { return Ok(false) };
-        // SAFETY: nothing is freed until it is copied.
+        // SAFETY: nothing is freed while it is copied.
         let copied =
             self.residence.undisturbed(|| unsafe { version.data() }.map(|page| *out = *page).is_some());
         if !copied {
@@ -227,33 +231,35 @@ impl Partition {
     }
 }
 
-/// The error of a log that goes on from a version which is stored nowhere.
-fn goes_on_from_elsewhere(id: PartitionId, epoch: u32, found: u64, previous: u64) -> Error {
+/// The error for a log record that is based on a version which no manifest has.
+fn missing_manifest(id: PartitionId, epoch: u32, found: u64, previous: u64) -> Error {
     let message = format!(
-        "a manifest of this database is missing: manifests/{id}/{epoch:08x}/{previous:016x} or one near it"
+        "manifest of this database is missing: manifests/{id}/{epoch:08x}/{previous:016x} or one near it"
     );
     Error::new(sqlstate::DATA_CORRUPTED, message)
-        .detail(format!("Its log goes on from version {previous}; the newest that is stored is {found}."))
-        .hint("restore what is missing from a copy of the store, or from a version that the bucket keeps")
+        .detail(format!(
+            "The next record in its log is based on version {previous}; the newest stored version is {found}."
+        ))
+        .hint("Restore the missing object from a copy of the store, or from an older version in the bucket.")
 }
 
-/// The error of a log that has two versions of a number.
+/// The error for a log with two different records of one version.
 fn ambiguous(id: PartitionId, number: u64) -> Error {
-    let message = format!("partition {id}: the log holds two records of version {number} that differ");
-    Error::new(sqlstate::DATA_CORRUPTED, message).hint("restore the data directory from a backup")
+    let message = format!("partition {id}: log contains two different records of version {number}");
+    Error::new(sqlstate::DATA_CORRUPTED, message).hint("Restore the data directory from a backup.")
 }
 
-/// A partition's state while records are applied to it.
+/// The state of a partition during recovery.
 struct Recovered {
     epoch: u32,
     base_number: u64,
     number: u64,
     page_count: u32,
     frames: HashMap<PageNo, Frame>,
-    /// Pages in each of the segments that the manifest names, live or not.
+    /// The partition's pages in each of the segments that the manifest names, live or obsolete.
     named_pages: Vec<u64>,
     pages: HashMap<PageNo, PageBytes>,
-    /// Segments of large commits, which the next manifest names as they are.
+    /// Segments of large commits. The next manifest names them as they are.
     large: Vec<LargeSegment>,
     horizon: u64,
     outcomes: BTreeMap<u64, bool>,
@@ -285,14 +291,15 @@ impl Recovered {
         self
     }
 
-    /// Forgets what lies beyond the end: a page that comes back there has no base to differ from.
+    /// Drops the pages beyond the end: a page that is added there later has no base for diffs.
     fn cut(&mut self) {
         let end = self.page_count;
         self.pages.retain(|no, _| *no <= end);
         self.frames.retain(|no, _| *no <= end);
     }
 
-    /// Whether a record is to be applied: it is no manifest's yet, and not from before a restore.
+    /// Returns true if a record must be applied: the manifest does not contain it, and it is not
+    /// from before a restore.
     fn needs(&self, record: &Record<'_>) -> bool {
         let version = &record.header.version;
         matches!(record.header.kind, RecordKind::Commit | RecordKind::Decide)
@@ -300,8 +307,9 @@ impl Recovered {
             && version.number > self.base_number
     }
 
-    /// Applies the next record that is needed. Numbers may have gaps (a discarded commit's number is not reused), but a record goes on
-    /// from a version that there is: else a manifest is gone, and its diffs are of pages that are not here.
+    /// Applies the next record. Numbers may have gaps (a discarded commit's number is not reused),
+    /// but a record must be based on a version that exists. Otherwise a manifest is missing, and
+    /// the record's diffs are relative to pages that are not here.
     async fn apply(
         &mut self,
         node: &Node,
@@ -310,7 +318,7 @@ impl Recovered {
         record: &Record<'_>,
     ) -> Result<()> {
         if let Some(previous) = record.header.previous.filter(|previous| *previous > self.number) {
-            return Err(goes_on_from_elsewhere(id, self.epoch, self.number, previous));
+            return Err(missing_manifest(id, self.epoch, self.number, previous));
         }
         self.number = record.header.version.number;
         let before = std::mem::replace(&mut self.page_count, record.header.page_count);
@@ -347,8 +355,8 @@ impl Recovered {
     }
 }
 
-/// Where each page of a manifest's version lies: later segments override earlier ones. With it, how many pages of the
-/// partition each segment has.
+/// Returns the frame of each page of the manifest's version (later segments override earlier ones),
+/// and how many of the partition's pages each segment has.
 pub(crate) async fn read_frames(
     node: &Node,
     segments: &Segments,
@@ -358,7 +366,7 @@ pub(crate) async fn read_frames(
     let reads: Vec<_> = manifest.segments.iter().map(|part| node.store.segment_index(part.id)).collect();
     let reads = stream::iter(reads).buffered(node.store.reads_at_once());
     let indexes: Vec<_> = reads.try_collect().await.map_err(store_error)?;
-    // In one piece: growing would take several times as much fresh memory, which is dear.
+    // Allocated once: growing would need several times as much fresh memory, which is expensive.
     let most: usize =
         manifest.segments.iter().zip(&indexes).map(|(part, index)| index.pages_of(part.partition)).sum();
     let mut frames = HashMap::with_capacity(most.min(manifest.page_count as usize));

@@ -1,14 +1,17 @@
-//! A partition: one SQLite database held as versioned pages.
+//! A partition: one SQLite database stored as multi-version pages.
 //!
-//! - [`table`] holds the versions ([`version`]) of the pages, [`snapshots`] who sees which, [`residence`] which are in memory,
-//! - [`commit`] makes the next version out of a transaction's changes, or says with what it conflicts,
-//! - [`large`] puts the pages of large commits into the store first,
-//! - [`turns`] and [`rows`] are where transactions wait for each other,
-//! - [`outcomes`] remembers how transactions ended whose clients may ask,
-//! - [`flush`] tells what has changed since the last manifest,
-//! - [`follow`] makes versions of what another process has committed, for who reads beside it,
-//! - [`error`] says why something cannot be done,
-//! - [`load`] brings in what lies in the store and in the log ([`replay`]), [`ahead`] what a scan will want next, [`hot`] what was wanted before.
+//! - [`table`]: the versions ([`version`]) of the pages. [`snapshots`]: which versions are pinned.
+//!   [`residence`]: which pages are in memory.
+//! - [`commit`]: validates a transaction's changes and makes them the next version, or reports a
+//!   conflict.
+//! - [`large`]: writes the pages of large commits to the store before the commit.
+//! - [`turns`], [`rows`]: the write turn and the row locks, for which transactions wait.
+//! - [`outcomes`]: the outcomes of transactions whose clients may ask for them.
+//! - [`flush`]: the changes since the last manifest.
+//! - [`follow`]: a read replica; applies the commits of another process.
+//! - [`error`]: errors that clients get.
+//! - [`load`]: opens a partition from the store and from the log's records ([`replay`]).
+//! - [`ahead`]: read-ahead for scans. [`hot`]: prewarming after an opening.
 
 mod ahead;
 mod commit;
@@ -64,50 +67,51 @@ use crate::temporary::{NodeSpace, Quota, TenantSpace};
 use crate::tenure::{Tenure, taken_over};
 use crate::{Error, Result, sqlstate};
 
-/// Counters of one partition, kept for those who decide where it should live, and its floor. They outlive its closing.
+/// Statistics of one partition, the input to placement decisions, and its cache floor. They outlive
+/// the closing of the partition.
 #[derive(Default, Debug)]
 pub(crate) struct PartitionStats {
     pub commits: AtomicU64,
     pub conflicts: AtomicU64,
     pub replays: AtomicU64,
-    /// Turns of its lives before this one.
+    /// Turns granted before the current opening.
     pub turns: AtomicU64,
     pub log_bytes: AtomicU64,
     pub log_pages: AtomicU64,
-    /// Pages found in memory, in its lives before this one.
+    /// Pages found in memory before the current opening.
     pub page_hits: AtomicU64,
     /// Pages that had to be read from the store.
     pub page_misses: AtomicU64,
-    /// Pages that were read with others.
+    /// Pages read ahead, together with a page that was missed.
     pub pages_read_ahead: AtomicU64,
-    /// Pages that were read because a life of before had used them.
+    /// Pages prewarmed: read because they were in use before the partition was closed.
     pub pages_warmed: AtomicU64,
-    /// Warm-ups that have ended, for whatever reason.
+    /// Prewarms that have ended, successfully or not.
     pub warmups_ended: AtomicU64,
     pub pages_evicted: AtomicU64,
-    /// What others leave it of the memory for pages.
+    /// Memory for pages that evictions on behalf of other partitions leave to this one.
     pub cache_floor_bytes: AtomicU64,
-    /// What SQLite holds for it, of whatever time its sessions look at.
+    /// SQLite's heap for the partition, current and historical sessions together.
     heap: OnceLock<Arc<Heap>>,
     /// Its temporary files.
     temporary: OnceLock<Arc<TenantSpace>>,
 }
 
 impl PartitionStats {
-    /// What the temporary files of its sessions are charged to.
+    /// The account that temporary files of the partition's sessions are charged to.
     pub(crate) fn temporary_space(&self, node: &Arc<NodeSpace>) -> Arc<TenantSpace> {
         self.temporary.get_or_init(|| TenantSpace::new(node)).clone()
     }
 }
 
-/// How long snapshots are held, and how much of what was replaced since.
+/// Bounds on old snapshots: their age, and the replaced pages that they retain.
 #[derive(Clone, Copy, Debug)]
 pub struct SnapshotBounds {
-    /// Bytes of replaced pages that the old snapshots of a partition may hold back.
+    /// Bytes of replaced pages that the old snapshots of a partition may retain.
     pub bytes: u64,
-    /// A snapshot that is older is let go of.
+    /// The maximum age of a snapshot; it expires after that.
     pub age: Duration,
-    /// The same while more than `bytes` are held back.
+    /// The maximum age of a snapshot while more than `bytes` are retained.
     pub age_if_large: Duration,
 }
 
@@ -120,7 +124,7 @@ impl Default for SnapshotBounds {
 const OPEN: u8 = 0;
 const RESTORING: u8 = 1;
 const DROPPED: u8 = 2;
-const LEFT_BEHIND: u8 = 3;
+const STALE: u8 = 3;
 
 /// One partition, open on this node.
 pub(crate) struct Partition {
@@ -128,7 +132,7 @@ pub(crate) struct Partition {
     pub lineage: u64,
     pub epoch: u32,
     pub node: Arc<Node>,
-    /// Where its commits are made durable.
+    /// The log that makes its commits durable.
     pub log: Arc<CommitLog>,
     pages: table::PageTable,
     pub residence: Arc<Residence>,
@@ -140,22 +144,23 @@ pub(crate) struct Partition {
     pub pool: Pool,
     pub statements: StatementCache,
     pub stats: Arc<PartitionStats>,
-    /// [`OPEN`], or why nothing may be committed any more.
+    /// [`OPEN`], or the reason why commits are rejected.
     closed: AtomicU8,
-    /// Ranges (after, up to) of versions that were discarded while somebody may still see them.
+    /// Ranges (after, up to) of versions that were discarded, and that a snapshot may still show.
     doomed: RwLock<Vec<(u64, u64)>>,
     any_doomed: AtomicBool,
     loading: load::Loading,
     named: Mutex<flush::Named>,
-    /// Snapshots below this version are to be let go of; `expiry` tells who waits.
+    /// Snapshots below this version have expired; `expiry` notifies their holders.
     expired: AtomicU64,
     expiry: Notify,
-    /// The list of hot pages that it has opened with, if there is one; and what it says, once that is read.
+    /// The list of hot pages that was found when the partition was opened, and its content once it
+    /// has been read.
     pub(crate) hot_name: OnceLock<HotPagesName>,
     pub(crate) hot_list: OnceLock<HotPages>,
-    /// Of a partition that another process owns: how far it is known.
+    /// Set on a read replica: the position up to which the primary's log has been applied.
     pub(crate) following: OnceLock<Following>,
-    /// Milliseconds on the node's clock when it was last used.
+    /// When it was last used (milliseconds on the node's monotonic clock).
     pub(crate) used_ms: AtomicU64,
 }
 
@@ -170,13 +175,13 @@ impl Partition {
         self.snapshots.lock().pin_durable(self.log.durable())
     }
 
-    /// Gives a pin back.
+    /// Releases a pin.
     pub(crate) fn unpin(&self, snapshot: Snapshot) {
         self.snapshots.lock().unpin(snapshot.number);
     }
 
-    /// Asks holders of old snapshots to let go, if what commits have replaced since takes too much memory or they are too
-    /// old. Called now and then.
+    /// Expires old snapshots: those above the maximum age, which is lower while they retain too
+    /// many bytes of replaced pages. Called periodically.
     pub(crate) fn bound_snapshots(&self, now_ms: u64, bounds: &SnapshotBounds) {
         let held_bytes = self.commits.lock().held_bytes();
         if held_bytes == 0 {
@@ -190,16 +195,16 @@ impl Partition {
         }
     }
 
-    /// Whether the holder of this snapshot is asked to let go of it.
+    /// Returns true if the holder of this snapshot must release it.
     pub(crate) fn is_expired(&self, snapshot: &Snapshot) -> bool {
         snapshot.number < self.expired.load(Ordering::Acquire)
     }
 
-    /// Waits until the holder of this snapshot is asked to let go of it.
+    /// Waits until the holder of this snapshot must release it.
     pub(crate) async fn expired(&self, snapshot: Snapshot) {
         loop {
             let mut notified = std::pin::pin!(self.expiry.notified());
-            // Before the look, so that no notice falls between.
+            // Enabled before the check, so that no notification is lost in between.
             notified.as_mut().enable();
             if self.is_expired(&snapshot) {
                 return;
@@ -208,34 +213,34 @@ impl Partition {
         }
     }
 
-    /// What its connections may hold.
+    /// The memory account of its connections.
     pub(crate) fn heap(&self) -> &Arc<Heap> {
         self.stats.heap.get_or_init(|| Arc::new(Heap::of_partition(&self.node.heap)))
     }
 
-    /// The temporary files of a new connection.
+    /// The temporary files for a new connection.
     pub(crate) fn temporary_files(&self) -> TemporaryFiles {
         let space = self.stats.temporary_space(&self.node.temporary);
         TemporaryFiles { area: self.node.spill.clone(), quota: Quota::new(space, u64::MAX) }
     }
 
-    /// Bytes of its pages that are in memory.
+    /// Bytes of its pages in memory.
     pub(crate) fn resident_bytes(&self) -> u64 {
         self.pages.account().resident_bytes()
     }
 
-    /// Whether others are to take nothing of its memory.
+    /// Returns true if evictions on behalf of other partitions must leave its pages alone.
     pub(crate) fn is_at_its_floor(&self) -> bool {
-        // The floor is the database's as it is now.
+        // The floor applies to the current database, not to a historical version.
         !self.is_past() && self.resident_bytes() <= self.stats.cache_floor_bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether it is a version of the past ([`crate::past`]), which nobody writes to.
+    /// Returns true if it is a historical version ([`crate::past`]), which is read-only.
     pub(crate) fn is_past(&self) -> bool {
         self.log.is_read_only() && self.following.get().is_none()
     }
 
-    /// The error of who would write to what nobody can write to here; `None` where that can be done.
+    /// The error for a write if the partition is read-only here; `None` if it accepts writes.
     pub(crate) fn refuses_writes(&self) -> Option<Error> {
         match (self.log.is_read_only(), self.following.get()) {
             (false, _) => None,
@@ -244,7 +249,8 @@ impl Partition {
         }
     }
 
-    /// Evicts pages whose turn it is by the node's clock. Answers how many, and whether there are more of those.
+    /// Evicts up to `most` pages of the clock's current class. Returns how many, and whether that
+    /// class has more.
     pub(crate) fn evict(&self, clock: u64, most: usize) -> (usize, bool) {
         let _commits = self.commits.lock();
         let (evicted, more) = self.residence.evict(clock, most, &self.pages, |version| self.cost(version));
@@ -252,16 +258,17 @@ impl Partition {
         (evicted, more)
     }
 
-    /// What it costs to read a version back that lies in the store, see [`crate::cache`]. The caller holds the commit lock.
+    /// The cost of reading a version back from the store, see [`crate::cache`]. The caller holds
+    /// the commit lock.
     fn cost(&self, version: &PageVersion) -> u64 {
-        let Some(near) = self.node.store.disk_cache() else { return 1 };
+        let Some(disk_cache) = self.node.store.disk_cache() else { return 1 };
         match self.pages.frame(version) {
-            Ok(Some((segment, location))) => near.cost(segment, location),
+            Ok(Some((segment, location))) => disk_cache.cost(segment, location),
             _ => 1,
         }
     }
 
-    /// The current version, not pinned.
+    /// The current version, without pinning it.
     pub(crate) fn current(&self) -> Snapshot {
         self.snapshots.lock().current()
     }
@@ -269,21 +276,21 @@ impl Partition {
     /// The version of a page that a pinned snapshot sees; `None` if the page was never written.
     ///
     /// # Safety
-    /// `snapshot` is pinned for as long as the answer is used.
+    /// `snapshot` is pinned for as long as the result is used.
     pub(crate) unsafe fn find(&self, page: PageNo, snapshot: &Snapshot) -> Option<&PageVersion> {
         if page > snapshot.page_count {
             return None;
         }
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller's contract.
         unsafe { self.pages.find(page, snapshot.number) }
     }
 
-    /// Whether a page has not changed between `snapshot`, which is pinned, and now.
+    /// Returns true if a page has not changed since `snapshot`, which is pinned.
     pub(crate) fn unchanged_since(&self, page: PageNo, snapshot: &Snapshot) -> bool {
         self.pages.newest_number(page) <= snapshot.number
     }
 
-    /// Whether the version that a snapshot shows was discarded after a failed log write.
+    /// Returns true if the snapshot's version was discarded after a failed log write.
     pub(crate) fn is_doomed(&self, snapshot: &Snapshot) -> bool {
         self.any_doomed.load(Ordering::Acquire)
             && self
@@ -293,34 +300,35 @@ impl Partition {
                 .any(|(after, upto)| snapshot.number > *after && snapshot.number <= *upto)
     }
 
-    /// It was dropped: from now on nothing is committed.
+    /// Closes the partition because the database was dropped. Commits are rejected from now on.
     pub(crate) fn close(&self) {
         let _commits = self.commits.lock();
         self.closed.store(DROPPED, Ordering::Release);
     }
 
-    /// From now on nothing is committed, unless it opens again. Answers whether it was open.
+    /// Rejects commits during a restore, until [`Partition::reopen`]. Returns true if the partition
+    /// was open.
     pub(crate) fn close_to_restore(&self) -> bool {
         let _commits = self.commits.lock();
         self.closed.compare_exchange(OPEN, RESTORING, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// It was not restored.
+    /// Accepts commits again after a restore that failed.
     pub(crate) fn reopen(&self) {
         let _was_dropped = self.closed.compare_exchange(RESTORING, OPEN, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// It is not to be opened by anybody any more as it is: its owner has gone on.
+    /// Marks a replica's partition as stale: the primary has deleted or replaced what it was built
+    /// from. The next session opens the partition again.
     pub(crate) fn leave(&self) {
-        let _was_closed =
-            self.closed.compare_exchange(OPEN, LEFT_BEHIND, Ordering::AcqRel, Ordering::Acquire);
+        let _was_closed = self.closed.compare_exchange(OPEN, STALE, Ordering::AcqRel, Ordering::Acquire);
     }
 
     pub(crate) fn is_left_behind(&self) -> bool {
-        self.closed.load(Ordering::Acquire) == LEFT_BEHIND
+        self.closed.load(Ordering::Acquire) == STALE
     }
 
-    /// Nobody finds it any more.
+    /// Releases its resources after it was removed from the list of open partitions.
     pub(crate) fn let_go(&self) {
         self.pool.clear();
         self.stats.turns.fetch_add(self.turns.taken(), Ordering::Relaxed);
@@ -335,7 +343,8 @@ impl Partition {
         self.closed.load(Ordering::Acquire) == DROPPED
     }
 
-    /// Why nothing can be committed, if that is so: it is closed, or another process owns the store.
+    /// The reason why commits are rejected: it is closed, or another process has taken over the
+    /// store. `None` if they are accepted.
     pub(crate) fn takes_nothing(&self) -> Option<Error> {
         if self.is_closed() {
             return Some(self.closed_error());
@@ -343,49 +352,52 @@ impl Partition {
         self.node.tenure.as_ref().filter(|tenure| tenure.is_over()).map(|_| taken_over())
     }
 
-    /// Refuses to read it if another process is known to own it: the store, or the log that it commits to.
+    /// Rejects reads if another process is known to have taken over the store, or the log that the
+    /// partition commits to.
     pub(crate) fn check_not_taken_over(&self) -> Result<()> {
         if self.node.tenure.as_ref().is_some_and(Tenure::is_over) {
             return Err(taken_over());
         }
-        // The counter of failures comes first: it is read without a lock, and a log that was taken over has failed.
+        // The failure counter is checked first: it is read without a lock, and a fenced log has
+        // failed.
         match self.log.statistics().failures.load(Ordering::Relaxed) {
             0 => Ok(()),
             _ => self.log.fenced().map_or(Ok(()), |fenced| Err(log_error(fenced))),
         }
     }
 
-    /// Why nothing can be committed.
+    /// The reason why commits are rejected.
     pub(crate) fn closed_error(&self) -> Error {
         match self.closed.load(Ordering::Acquire) {
             DROPPED => dropped_error(),
-            LEFT_BEHIND => error::left_behind(),
-            _ => Error::new(sqlstate::ADMIN_SHUTDOWN, "the database is being restored to an earlier version")
-                .hint("connect again, and look at what is there; it takes a moment"),
+            STALE => error::left_behind(),
+            _ => Error::new(sqlstate::ADMIN_SHUTDOWN, "database is being restored to an earlier version")
+                .hint("Reconnect in a moment, and check the data."),
         }
     }
 
-    /// Whether no snapshot is pinned.
+    /// Returns true if no snapshot is pinned.
     pub(crate) fn current_is_unpinned(&self) -> bool {
         self.snapshots.lock().is_idle()
     }
 
-    /// The schema cookie of the current version: descriptions of statements are good while it stays.
+    /// The schema cookie of the current version. Descriptions of statements are valid while it does
+    /// not change.
     pub(crate) fn schema_cookie(&self) -> u32 {
         let snapshot = self.pin();
-        // SAFETY: pinned until the bytes are copied; it is page 1.
+        // SAFETY: pinned until the bytes are copied, and page 1 is always in memory.
         let page = unsafe { self.resident(1, &snapshot) };
         let cookie = page.map_or(0, |page| u32::from_be_bytes([page[40], page[41], page[42], page[43]]));
         self.unpin(snapshot);
         cookie
     }
 
-    /// The bytes of a page at a pinned snapshot, if they are in memory.
+    /// The bytes of a page at a pinned snapshot; `None` if they are not in memory.
     ///
     /// # Safety
     /// As [`Partition::find`] and [`PageVersion::data`].
     pub(crate) unsafe fn resident(&self, page: PageNo, snapshot: &Snapshot) -> Option<&Page> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller's contract.
         unsafe { self.find(page, snapshot).and_then(|version| version.data()) }
     }
 }

@@ -1,14 +1,16 @@
-//! How transactions ended, for clients that ask (`pg_xact_status`).
+//! Transaction outcomes, for clients that ask (`pg_xact_status`).
 //!
-//! Only a transaction whose client asked for its id (`pg_current_xact_id()`) can be asked about, so only those are
-//! kept: a client that lost its connection around a COMMIT can ask any gateway what became of it.
+//! A client that lost its connection around a COMMIT can ask any gateway for the outcome. Only
+//! transactions whose id the client requested (`pg_current_xact_id()`) can be asked about, so only
+//! those are recorded.
 //!
-//! **Asking decides.** An id that is not decided yet is made aborted, durably, before the answer; the transaction, should
-//! it still be running somewhere, then fails at its commit. Both happen under the partition's commit lock, so one of
-//! them comes first.
+//! **Asking decides.** An undecided id becomes aborted, durably, before the answer. If the
+//! transaction is still running, its commit fails. Both happen under the partition's commit lock,
+//! so one of them comes first.
 //!
-//! An id tells when it was given (milliseconds since 2024, then a counter), so that the oldest outcomes can be
-//! forgotten and an id from before the [horizon](Inner::horizon) is answered with NULL, never with a guess.
+//! An id contains the time when it was assigned (milliseconds since 2024, then a counter). The
+//! oldest outcomes can therefore be dropped: an id below the [horizon](Inner::horizon) is answered
+//! with NULL, never with a guess.
 
 use std::collections::BTreeMap;
 
@@ -16,23 +18,23 @@ use fulmar_pages::Outcome;
 use fulmar_store::Lsn;
 use parking_lot::Mutex;
 
-/// Outcomes kept for a partition; beyond, the oldest go.
-const KEPT: usize = 20_000;
+/// Outcomes recorded for a partition; above this the oldest are dropped.
+const MAX_OUTCOMES: usize = 20_000;
 
-/// What is known of a transaction.
+/// The recorded state of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Status {
-    /// Decided; durable once the log is durable up to the position.
+    /// Decided: committed or not. Durable once the log is durable up to the position.
     Decided(bool, Lsn),
     /// Not decided.
     Open,
-    /// From before what is remembered.
+    /// Older than the horizon.
     Forgotten,
 }
 
 struct Inner {
     decided: BTreeMap<u64, (bool, Lsn)>,
-    /// Ids below are forgotten.
+    /// Outcomes of lower ids have been dropped.
     horizon: u64,
 }
 
@@ -54,28 +56,29 @@ impl Outcomes {
         }
     }
 
-    /// Whether nobody has decided otherwise. Callers hold the commit lock.
+    /// Returns true if the transaction has not been decided. Callers hold the commit lock.
     pub(super) fn may_commit(&self, id: u64) -> bool {
         self.status(id) == Status::Open
     }
 
-    /// Notes an outcome. Callers hold the commit lock.
+    /// Records an outcome. Callers hold the commit lock.
     pub(super) fn decided(&self, id: u64, committed: bool, lsn: Lsn) {
         let mut inner = self.0.lock();
         inner.decided.insert(id, (committed, lsn));
-        while inner.decided.len() > KEPT {
+        while inner.decided.len() > MAX_OUTCOMES {
             if let Some((oldest, _)) = inner.decided.pop_first() {
                 inner.horizon = inner.horizon.max(oldest + 1);
             }
         }
     }
 
-    /// Forgets what was decided beyond the log's durable end: it was lost, and is open again.
+    /// Removes the outcomes beyond the log's durable end: they were lost, and their transactions
+    /// are undecided again.
     pub(super) fn discard(&self, durable: Lsn) {
         self.0.lock().decided.retain(|_, (_, lsn)| *lsn <= durable);
     }
 
-    /// For the manifest: the horizon and what is durable.
+    /// The horizon and the durable outcomes, for the manifest.
     pub(super) fn durable(&self, durable: Lsn) -> (u64, Vec<Outcome>) {
         let inner = self.0.lock();
         let known = inner.decided.iter().filter(|(_, (_, lsn))| *lsn <= durable);
@@ -91,11 +94,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn forgets_the_oldest_and_says_so() {
+    fn drops_the_oldest_outcomes_and_reports_them_as_forgotten() {
         let outcomes = Outcomes::new(0, std::iter::once(Outcome { transaction: 5, committed: true }));
         assert_eq!(outcomes.status(5), Status::Decided(true, Lsn(0)));
         assert_eq!(outcomes.status(6), Status::Open);
-        for id in 10..10 + KEPT as u64 {
+        for id in 10..10 + MAX_OUTCOMES as u64 {
             outcomes.decided(id, false, Lsn(id));
         }
         assert_eq!(outcomes.status(5), Status::Forgotten);

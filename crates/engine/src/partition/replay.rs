@@ -1,16 +1,19 @@
-//! What the log holds of a partition that has not been opened since the start: its records, in memory, to be applied when it is.
+//! The log records of a partition that has not been opened since the start. They are in memory, and
+//! are applied when the partition is opened.
 //!
-//! The log may hold a record more than once: those of a partition that cannot be opened are carried to its end
-//! ([`crate::flush`]), and whatever of the older copies has not been cut off yet is read with them.
+//! The log may contain a record more than once. Records of a partition that cannot be opened are
+//! copied to the end of the log ([`crate::flush`]); older copies that have not been truncated are
+//! read as well.
 //!
 //! ```text
-//!   log:      | 7  8  9 | 10 . . . | 7 . 8  9 |          (the file with 1 to 6 has been given back)
-//!   replay:     7  8  9  10        each once, in the order of their numbers; 7, 8 and 9 stand at the later places
+//!  log:      | 7  8  9 | 10 . . . | 7 . 8  9 |      (the file with 1 to 6 has been truncated)
+//!  replay:     7  8  9  10        each once, ordered by number; 7, 8 and 9 at the later positions
 //! ```
 //!
-//! So records are told apart by epoch and number, which are given once (a commit that was lost may leave its number to
-//! another one, but is not in the log that a start reads), and it is not the log's order that counts but theirs. Two that have
-//! the same and are not the same are damage: the partition is not opened.
+//! Records are therefore identified by epoch and number, which are unique (a lost commit may leave
+//! its number to another one, but is not in the log that a start reads). They are applied in the
+//! order of these, not of the log. Two different records with the same epoch and number are
+//! corruption: the partition is not opened.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,27 +21,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use fulmar_pages::Record;
 use fulmar_store::Lsn;
 
-/// The most that a log puts around a record's bytes.
+/// The maximum overhead of a log per record.
 const FRAME_BYTES: u64 = 32;
 
-/// The log's records of one partition.
+/// The log records of one partition.
 pub(crate) struct Replay {
     /// By epoch, number and kind.
     records: BTreeMap<(u32, u64, u8), Logged>,
-    /// At or before the place of any.
+    /// At or before the position of all records.
     since: AtomicU64,
-    /// Whether each says which one it goes on from, and no two have one number.
+    /// True if each record names its predecessor, and no two records have the same number.
     may_move: bool,
 }
 
-/// A record that stands in the log.
+/// A record in the log.
 pub(crate) struct Logged {
     /// At or before its beginning.
     place: AtomicU64,
-    /// Where a copy ends that was appended, of which it is not known yet whether it is durable; 0 if there is none.
+    /// The end of a copy that was appended and is not known to be durable; 0 if there is none.
     copy: AtomicU64,
     pub body: Box<[u8]>,
-    /// There is another one of its number.
+    /// There is a different record with the same number.
     pub is_ambiguous: bool,
 }
 
@@ -49,32 +52,32 @@ impl Default for Replay {
 }
 
 impl Logged {
-    /// Where a record begins that ends there, or before that.
+    /// A position at or before the beginning of a record that ends at `end`.
     fn place(end: Lsn, body: &[u8]) -> u64 {
         end.0.saturating_sub(body.len() as u64 + FRAME_BYTES)
     }
 
-    /// Bytes that it takes in a log, about.
+    /// Its approximate size in the log.
     pub(crate) fn bytes(&self) -> u64 {
         self.body.len() as u64 + FRAME_BYTES
     }
 
-    /// Where the copy ends that was appended and has not been heard of.
+    /// The end of the copy that was appended and is not known to be durable.
     pub(crate) fn copy(&self) -> Option<Lsn> {
         Some(self.copy.load(Ordering::Acquire)).filter(|end| *end > 0).map(Lsn)
     }
 
-    /// A copy was appended.
+    /// Records that a copy was appended.
     pub(crate) fn copied(&self, end: Lsn) {
         self.copy.store(end.0, Ordering::Release);
     }
 
-    /// The copy is lost.
+    /// Records that the copy was lost.
     pub(crate) fn forget_copy(&self) {
         self.copy.store(0, Ordering::Release);
     }
 
-    /// It stands at another place, where it is durable.
+    /// Moves the record to the position of its copy, which is durable.
     pub(crate) fn move_to(&self, end: Lsn) {
         self.place.store(Logged::place(end, &self.body), Ordering::Release);
         self.forget_copy();
@@ -82,7 +85,8 @@ impl Logged {
 }
 
 impl Replay {
-    /// Adds a record that ends there. They come in the log's order: of one that has come before this is the later copy.
+    /// Adds a record that ends at `end`. Records come in the log's order: if a record is known,
+    /// this is its later copy.
     pub(crate) fn push(&mut self, end: Lsn, record: &Record<'_>) {
         let header = &record.header;
         let key = (header.version.epoch, header.version.number, header.kind as u8);
@@ -106,23 +110,24 @@ impl Replay {
         self.records.values()
     }
 
-    /// At or before the first place where the log must be kept for them.
+    /// The position from which the log must be kept for them, or one before it.
     pub(crate) fn since(&self) -> Lsn {
         Lsn(self.since.load(Ordering::Acquire))
     }
 
-    /// Whether the records may be carried to another place: each says which version it goes on from (the first version of their format
-    /// does not), and of no two that have one number, and are not the same, would one be left to be taken for the truth.
+    /// Returns true if the records may be copied to another position. Each must name its
+    /// predecessor (the first version of the format does not). No two may have the same number and
+    /// differ: truncation would leave one of them, and recovery would trust it.
     pub(crate) fn may_move(&self) -> bool {
         self.may_move
     }
 
-    /// The records that stand before a position.
+    /// The records at positions before `upto`.
     pub(crate) fn placed_before(&self, upto: Lsn) -> impl Iterator<Item = &Logged> {
         self.records().filter(move |record| record.place.load(Ordering::Acquire) < upto.0)
     }
 
-    /// Looks where the first of them stands by now.
+    /// Updates [`Replay::since`] after records were moved.
     pub(crate) fn look_for_first(&self) {
         let places = self.records().map(|record| record.place.load(Ordering::Acquire));
         self.since.store(places.min().unwrap_or(u64::MAX), Ordering::Release);
@@ -136,7 +141,7 @@ mod tests {
 
     use super::*;
 
-    /// The body of a commit.
+    /// The body of a commit record.
     fn body(epoch: u32, number: u64) -> Vec<u8> {
         body_of(epoch, number, number)
     }
@@ -156,7 +161,7 @@ mod tests {
         builder.finish().to_vec()
     }
 
-    /// What a log holds of commits that end there.
+    /// The replay of a log with commits that end at these positions.
     fn read(log: &[(u64, u32, u64)]) -> Replay {
         let mut replay = Replay::default();
         for (end, epoch, number) in log {
@@ -174,34 +179,34 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_stands_twice_is_one_in_its_place() {
-        // The older copies of 1 and 2 are cut off; 5 has been written behind the copies of 1 to 3.
+    fn duplicate_records_are_applied_once_in_order() {
+        // The older copies of 1 and 2 are truncated; 5 was written after the copies of 1 to 3.
         let replay =
             read(&[(3000, 1, 3), (4000, 1, 4), (5000, 1, 1), (6000, 1, 2), (7000, 1, 3), (8000, 1, 5)]);
         assert_eq!(numbers(replay.records()), [(1, 1), (1, 2), (1, 3), (1, 4), (1, 5)]);
-        // A crash in the midst of carrying leaves both.
+        // A crash during copying leaves both copies.
         let replay = read(&[(1000, 1, 1), (2000, 1, 2), (3000, 1, 3), (4000, 1, 1), (5000, 1, 2)]);
         assert_eq!(numbers(replay.records()), [(1, 1), (1, 2), (1, 3)]);
         assert!(replay.records().all(|record| !record.is_ambiguous));
-        // A number of another epoch is another record.
+        // The same number in another epoch is another record.
         let replay = read(&[(1000, 1, 2), (2000, 2, 1), (3000, 2, 2), (4000, 1, 2)]);
         assert_eq!(numbers(replay.records()), [(1, 2), (2, 1), (2, 2)]);
     }
 
     #[test]
-    fn two_that_differ_are_no_copies() {
+    fn records_with_the_same_number_that_differ_are_ambiguous() {
         let mut replay = read(&[(1000, 1, 1), (2000, 1, 2)]);
         let other = body_of(1, 2, 3);
         replay.push(Lsn(3000), &record::decode(&other).unwrap());
         let ambiguous: Vec<_> = replay.records().map(|record| record.is_ambiguous).collect();
         assert_eq!(ambiguous, [false, true]);
-        assert!(!replay.may_move(), "one of them would be left, and taken for the truth");
+        assert!(!replay.may_move(), "truncation would leave one of two conflicting records");
     }
 
     #[test]
-    fn the_later_copy_is_the_one_that_the_log_is_kept_for() {
+    fn log_is_kept_for_the_later_copy() {
         let replay = read(&[(1000, 1, 1), (2000, 1, 2), (3000, 1, 3), (4000, 1, 1)]);
-        assert!(replay.since() < Lsn(1000), "until somebody looks nothing is given away");
+        assert!(replay.since() < Lsn(1000), "the log must be kept until the positions are updated");
         replay.look_for_first();
         assert!((1000..2000).contains(&replay.since().0), "{}", replay.since());
         assert_eq!(numbers(replay.placed_before(Lsn(3000))), [(1, 2), (1, 3)]);
@@ -214,16 +219,16 @@ mod tests {
     }
 
     #[test]
-    fn nothing_keeps_no_log() {
+    fn empty_replay_keeps_no_log() {
         let replay = Replay::default();
         replay.look_for_first();
         assert_eq!(replay.since(), Lsn(u64::MAX));
     }
 
     #[test]
-    fn records_of_the_first_format_are_told() {
+    fn records_of_the_first_format_are_not_moved() {
         assert!(read(&[(1000, 1, 1)]).may_move());
-        // Its numbers stand at fixed places, and there is no previous one.
+        // Its numbers are at fixed positions, and it has no predecessor.
         let newest = body(1, 2);
         let mut first = vec![1, newest[1]];
         first.extend(2_u64.to_le_bytes());

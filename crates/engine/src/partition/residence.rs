@@ -1,30 +1,38 @@
-//! Which pages of a partition are in memory, in which order they leave, and when their bytes may be freed.
+//! Buffer residency of a partition: which pages are in memory, in which order they are evicted, and
+//! when their memory is freed.
 //!
-//! # Order
-//! A page that a flush has written, or that was read from the store, is queued in one of eight classes (of 32 where pages do not
-//! all cost the same); the node's clock ([`crate::cache`]) points at the class that leaves next. A page is queued once at
-//! most, whatever it has of versions.
+//! # Eviction order
+//! A page that was flushed, or was read from the store, is queued in one of 8 classes (32 if pages
+//! have different costs). The node's clock ([`crate::cache`]) points at the class that is evicted
+//! next. A page is queued at most once, however many versions it has.
 //!
 //! ```text
 //!         clock
 //!           v
 //!   ... | 41 | 42 | 43 | 44 | 45 | 46 | 47 | 48 |      (modulo 8)
 //!         |    ^--- a new page
-//!         '--- looked at: untouched since -> evicted; touched n times -> class 41 + n, times what it costs
+//!         '--- checked: not accessed since -> evicted
+//!                       accessed n times  -> class 41 + n, n multiplied by the page's cost
 //! ```
 //!
-//! # When bytes are freed
-//! A reader finds bytes without a lock and uses them for a while; SQLite keeps pointers to some pages while it waits for
-//! others. Who evicts takes the bytes out of their version and puts them into *limbo*, with the era, which then ends. They
-//! are freed when every reader that is *inside* came in a later era, and nobody *holds* them:
-//! - A reader is inside while its fiber runs: it enters, which notes the era, before it looks for bytes; a full fence on
-//!   either side of "note, look" and "take out, read the notes" makes one of the two see the other. So either the reader
-//!   does not find what was taken out, or whoever frees finds the reader inside, in that era or an earlier one.
-//! - Before it waits, or ends, a reader steps aside: what SQLite has fetched and not given back is *held*, which is
-//!   counted under the lock, and only then it leaves. It stays held, whatever is evicted, until SQLite gives it back.
+//! # When memory is freed
+//! A reader finds a page's bytes without a lock and uses them for a while. SQLite keeps pointers to
+//! some pages while it waits for others. Therefore eviction uses epoch-based reclamation: it takes
+//! the bytes out of their version and puts them into *limbo* with the current era, then begins a
+//! new era. The bytes are freed when every reader that is *inside* entered in a later era, and no
+//! reader *holds* them:
 //!
-//! So nobody who waits keeps back more than what it holds, and a reader that runs is inside for a time slice at most. What
-//! was found inside is not used outside, unless it is held.
+//! - A reader is inside while its fiber runs. It enters, which records the era, before it looks up
+//!   bytes. A full fence between "record the era" and "look up", and between "take out" and "check
+//!   the records", ensures that one side sees the other. Either the reader does not find the bytes
+//!   that were taken out, or the thread that frees sees the reader inside, in that era or an
+//!   earlier one.
+//! - Before it waits, or ends, a reader steps aside. Pages that SQLite has fetched and not released
+//!   become *held*, which is counted under the lock; only then the reader leaves. A held page stays
+//!   in memory, whatever is evicted, until SQLite releases it.
+//!
+//! So a waiting reader retains only the pages that it holds, and a running reader is inside for at
+//! most one time slice. Bytes that were found inside are not used outside, unless they are held.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -39,22 +47,24 @@ use super::table::{Evicted, PageTable};
 use super::version::{HOTTEST, PageVersion, Taken};
 use crate::memory::Account;
 
-/// Classes of pages in memory, where all cost the same: the one that leaves next, and those that touches lead to.
+/// Eviction classes if all pages have the same cost: the one to evict next, and one per number of
+/// accesses.
 pub(crate) const CLASSES: u64 = HOTTEST as u64 + 1;
 
-/// Where some cost more: their touches lead farther, those of a hot one to the last class.
+/// Eviction classes if some pages cost more. Accesses to those lead further; those to a hot page
+/// lead to the last class.
 pub(crate) const CLASSES_OF_TIERS: u64 = 4 * CLASSES;
 
-/// Pages that are looked at, at most, for each one that is to be evicted, before others may have the locks.
-const LOOKS: usize = 4;
+/// Pages checked at most per page to evict, before the locks are released.
+const MAX_CHECKS_PER_EVICTION: usize = 4;
 
-/// The pages of one partition that are in memory and may leave it.
+/// The evictable pages of one partition that are in memory.
 pub(crate) struct Residence {
     account: Arc<Account>,
-    /// Grows with every eviction.
+    /// Incremented by every eviction.
     era: AtomicU64,
-    /// Something waits to be freed.
-    waits: AtomicBool,
+    /// True if evicted bytes wait to be freed.
+    limbo_pending: AtomicBool,
     inner: Mutex<Inner>,
 }
 
@@ -62,29 +72,29 @@ pub(crate) struct Residence {
 struct Inner {
     classes: Box<[VecDeque<PageNo>]>,
     queued: PageBits,
-    /// What was evicted in which era, oldest first.
+    /// Evicted bytes by the era of their eviction, oldest first.
     limbo: VecDeque<(u64, Vec<Taken>)>,
-    /// What readers hold that stepped aside, by address.
+    /// Pages held by readers that stepped aside, by address.
     held: HashMap<usize, Held>,
-    readers: Vec<Arc<Seat>>,
-    /// Of readers that are gone.
+    readers: Vec<Arc<ReaderSlot>>,
+    /// The hits of readers that have been dropped.
     earlier_hits: u64,
 }
 
-/// Bytes that readers hold.
+/// A page that readers hold.
 #[derive(Default)]
 struct Held {
     readers: u32,
-    /// If they have been evicted meanwhile.
+    /// Its bytes, if the page has been evicted meanwhile.
     taken: Option<Taken>,
 }
 
-/// A bit for each page.
+/// One bit per page.
 #[derive(Default)]
 struct PageBits(Vec<u64>);
 
 impl PageBits {
-    /// Sets a page's bit; answers whether it was not set.
+    /// Sets a page's bit. Returns true if it was not set.
     fn insert(&mut self, page: PageNo) -> bool {
         let (word, bit) = (page as usize / 64, 1 << (page % 64));
         if word >= self.0.len() {
@@ -102,18 +112,18 @@ impl PageBits {
     }
 }
 
-/// What a reader tells others. On a cache line of its own; only the reader writes.
+/// The shared state of one reader. On a separate cache line; only the reader writes it.
 #[repr(align(64))]
 #[derive(Default)]
-struct Seat {
-    /// The era in which it came in; 0 while it is outside.
+struct ReaderSlot {
+    /// The era in which it entered; 0 while it is outside.
     era: AtomicU64,
     /// Pages that it found in memory.
     hits: AtomicU64,
 }
 
 impl Inner {
-    /// The class that leaves so many rounds of the clock later than the one that it points at.
+    /// The class that is evicted `rounds` rounds of the clock after the current one.
     fn class(&mut self, clock: u64, rounds: u64) -> &mut VecDeque<PageNo> {
         let classes = self.classes.len() as u64;
         &mut self.classes[((clock + rounds.min(classes - 1)) % classes) as usize]
@@ -121,14 +131,19 @@ impl Inner {
 }
 
 impl Residence {
-    /// Of a partition on a node whose cache has so many classes.
+    /// Creates the residence of a partition whose node's cache has `classes` classes.
     pub(crate) fn new(account: Arc<Account>, classes: u64) -> Arc<Self> {
-        let (era, waits) = (AtomicU64::new(1), AtomicBool::new(false));
+        let (era, limbo_pending) = (AtomicU64::new(1), AtomicBool::new(false));
         let classes = (0..classes).map(|_| VecDeque::new()).collect();
-        Arc::new(Residence { account, era, waits, inner: Mutex::new(Inner { classes, ..Inner::default() }) })
+        Arc::new(Residence {
+            account,
+            era,
+            limbo_pending,
+            inner: Mutex::new(Inner { classes, ..Inner::default() }),
+        })
     }
 
-    /// Queues pages whose bytes may leave: they lie in the store. Page 1 stays.
+    /// Queues pages for eviction: their bytes are in the store. Page 1 is never evicted.
     pub(crate) fn queue(&self, pages: impl IntoIterator<Item = PageNo>, clock: u64) {
         let inner = &mut *self.inner.lock();
         for page in pages {
@@ -138,8 +153,9 @@ impl Residence {
         }
     }
 
-    /// Evicts pages of the class that the clock points at, `most` of them. Answers how many, and whether that class has
-    /// more. `cost` is asked what it costs to read a version back, if that was touched. The caller holds the commit lock.
+    /// Evicts up to `most` pages of the class that the clock points at. Returns how many, and
+    /// whether that class has more. `cost` returns the cost of reading a version back, if it was
+    /// accessed. The caller holds the commit lock.
     pub(super) fn evict(
         &self,
         clock: u64,
@@ -149,15 +165,16 @@ impl Residence {
     ) -> (usize, bool) {
         let inner = &mut *self.inner.lock();
         let mut taken = Vec::new();
-        let mut looks = LOOKS * most;
-        while taken.len() < most && looks > 0 {
+        let mut checks = MAX_CHECKS_PER_EVICTION * most;
+        while taken.len() < most && checks > 0 {
             let class = inner.class(clock, 0);
             let Some(page) = class.pop_front() else {
-                // It is filled anew from nothing: else each class would keep the room for all pages.
+                // Start with an empty allocation: otherwise each class would keep capacity for all
+                // pages.
                 *class = VecDeque::new();
                 break;
             };
-            looks -= 1;
+            checks -= 1;
             match table.evict(page, &mut taken) {
                 Evicted::Out => inner.queued.remove(page),
                 Evicted::Touched(heat, version) => {
@@ -177,7 +194,8 @@ impl Residence {
         (evicted, !inner.class(clock, 0).is_empty())
     }
 
-    /// The queued pages of which `heat` knows how often they were touched, those first that would leave last, `most` at most.
+    /// The queued pages whose accesses `heat` knows, hottest first (those that would be evicted
+    /// last), at most `most`.
     pub(super) fn hottest(
         &self,
         clock: u64,
@@ -194,16 +212,16 @@ impl Residence {
             }
         }
         drop(inner);
-        // Of one class neighbours together: they are read with one request.
+        // Pages of one class are sorted by number: neighbors are read with one request.
         later.iter_mut().for_each(|pages| pages.sort_unstable());
         later.into_iter().rev().flatten().take(most).collect()
     }
 
-    /// Frees what nobody can use any more.
+    /// Frees the bytes in limbo that no reader can use any more.
     fn free(&self, inner: &mut Inner) {
         fence(Ordering::SeqCst);
         let inside =
-            inner.readers.iter().map(|seat| seat.era.load(Ordering::Acquire)).filter(|era| *era != 0);
+            inner.readers.iter().map(|slot| slot.era.load(Ordering::Acquire)).filter(|era| *era != 0);
         let oldest = inside.min().unwrap_or(u64::MAX);
         let mut freed = 0;
         while inner.limbo.front().is_some_and(|(era, _)| *era < oldest) {
@@ -214,31 +232,31 @@ impl Residence {
                 }
             }
         }
-        self.waits.store(!inner.limbo.is_empty(), Ordering::Relaxed);
+        self.limbo_pending.store(!inner.limbo.is_empty(), Ordering::Relaxed);
         self.account.free(freed);
     }
 
-    /// Frees what waited for readers that have left since. Answers whether something still waits.
+    /// Frees the bytes in limbo whose readers have left. Returns true if some are still in use.
     pub(crate) fn free_limbo(&self) -> bool {
-        if self.waits.load(Ordering::Relaxed) {
+        if self.limbo_pending.load(Ordering::Relaxed) {
             self.free(&mut self.inner.lock());
         }
-        self.waits.load(Ordering::Relaxed)
+        self.limbo_pending.load(Ordering::Relaxed)
     }
 
     /// Pages that readers found in memory.
     pub(crate) fn hits(&self) -> u64 {
         let inner = self.inner.lock();
-        inner.earlier_hits + inner.readers.iter().map(|seat| seat.hits.load(Ordering::Relaxed)).sum::<u64>()
+        inner.earlier_hits + inner.readers.iter().map(|slot| slot.hits.load(Ordering::Relaxed)).sum::<u64>()
     }
 
-    /// Runs `body` while nothing is taken out or freed.
+    /// Runs `body` while no page is evicted or freed.
     pub(super) fn undisturbed<T>(&self, body: impl FnOnce() -> T) -> T {
         let _inner = self.inner.lock();
         body()
     }
 
-    /// One who held bytes has given them back.
+    /// Releases a page that one reader held.
     fn give_back(&self, inner: &mut Inner, page: *const Page) {
         if let Some(held) = inner.held.get_mut(&(page as usize)) {
             held.readers -= 1;
@@ -250,35 +268,35 @@ impl Residence {
     }
 }
 
-/// One who looks at pages: a connection. It is used by one thread at a time.
+/// A reader of pages: a connection. Used by one thread at a time.
 pub(crate) struct Reader {
     residence: Arc<Residence>,
-    seat: Arc<Seat>,
+    slot: Arc<ReaderSlot>,
     inside: Cell<bool>,
     hits: Cell<u64>,
-    /// What SQLite has fetched and not given back, and whether it is held.
+    /// Pages that SQLite has fetched and not released, and whether each is held.
     fetched: RefCell<Vec<(*const Page, bool)>>,
 }
 
 impl Reader {
     pub(crate) fn new(residence: Arc<Residence>) -> Self {
-        let seat = Arc::<Seat>::default();
-        residence.inner.lock().readers.push(seat.clone());
+        let slot = Arc::<ReaderSlot>::default();
+        residence.inner.lock().readers.push(slot.clone());
         Reader {
             residence,
-            seat,
+            slot,
             inside: Cell::default(),
             hits: Cell::default(),
             fetched: RefCell::default(),
         }
     }
 
-    /// From here on bytes that are found stay good, until it steps aside.
+    /// Enters: bytes that are found from here on stay valid until the reader steps aside.
     #[inline]
     pub(crate) fn enter(&self) {
         if !self.inside.get() {
-            // What it read in earlier stays has been read when others see that it is in this one.
-            self.seat.era.store(self.residence.era.load(Ordering::Acquire), Ordering::Release);
+            // Reads of earlier stays are complete before other threads see the new era.
+            self.slot.era.store(self.residence.era.load(Ordering::Acquire), Ordering::Release);
             fence(Ordering::SeqCst);
             self.inside.set(true);
         }
@@ -290,17 +308,17 @@ impl Reader {
         self.hits.set(self.hits.get() + 1);
     }
 
-    /// Bytes are handed out that were found inside; they stay good until they are released.
+    /// Records that bytes were handed out. They stay valid until they are released.
     #[inline]
     pub(crate) fn fetched(&self, page: &Page) {
         self.fetched.borrow_mut().push((page, false));
     }
 
-    /// Bytes that were handed out are given back.
+    /// Records that bytes were released.
     #[inline]
     pub(crate) fn released(&self, page: *const Page) {
         let mut fetched = self.fetched.borrow_mut();
-        // What was fetched last is mostly given back first.
+        // Pages are mostly released in reverse order.
         let Some(at) = fetched.iter().rposition(|(other, _)| *other == page) else { return };
         let (_, held) = fetched.swap_remove(at);
         if held {
@@ -308,7 +326,7 @@ impl Reader {
         }
     }
 
-    /// It is about to wait, or has ended.
+    /// Steps aside: the reader is about to wait, or has ended.
     pub(crate) fn step_aside(&self) {
         if !self.inside.get() {
             return;
@@ -321,11 +339,12 @@ impl Reader {
                 *held = true;
             }
         }
-        self.seat.hits.store(self.hits.get(), Ordering::Relaxed);
-        self.seat.era.store(0, Ordering::Release);
+        self.slot.hits.store(self.hits.get(), Ordering::Relaxed);
+        self.slot.era.store(0, Ordering::Release);
         self.inside.set(false);
-        // Whoever else is at it may not have seen that this one has left; the next one will.
-        if self.residence.waits.load(Ordering::Relaxed)
+        // A thread that holds the lock now may not have seen that this reader has left; the next
+        // one will.
+        if self.residence.limbo_pending.load(Ordering::Relaxed)
             && let Some(mut inner) = self.residence.inner.try_lock()
         {
             self.residence.free(&mut inner);
@@ -336,7 +355,7 @@ impl Reader {
 impl Drop for Reader {
     fn drop(&mut self) {
         let inner = &mut *self.residence.inner.lock();
-        inner.readers.retain(|seat| !Arc::ptr_eq(seat, &self.seat));
+        inner.readers.retain(|slot| !Arc::ptr_eq(slot, &self.slot));
         inner.earlier_hits += self.hits.get();
         for (page, _) in self.fetched.get_mut().iter().filter(|(_, held)| *held) {
             self.residence.give_back(inner, *page);

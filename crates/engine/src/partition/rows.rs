@@ -1,13 +1,15 @@
-//! Row locks: what has been shown to a client stays true until its transaction ends.
+//! Row locks: a row that a client was shown stays unchanged until the client's transaction ends.
 //!
-//! Pages are validated at the commit, and a transaction whose pages changed is replayed unseen. That fails only if a
-//! replay would answer differently: if the client was shown a row that somebody else changed since. So a transaction
-//! locks the rows that it shows *and* writes: those of `SELECT ... FOR UPDATE`, and those that it updated by key and
-//! then read back. Writers of a locked row queue, first come first served; blind updates lock nothing.
+//! Pages are validated at commit, and a transaction whose pages have changed is replayed without
+//! the client's knowledge. That fails only if the replay returns a different answer, because a row
+//! that the client was shown has been changed by another transaction. Therefore a transaction locks
+//! the rows that it shows *and* writes: those of `SELECT ... FOR UPDATE`, and those that it updated
+//! by key and then read back. Writers of a locked row queue, first come first served. Blind updates
+//! lock nothing.
 //!
-//! A row is named by table and the equality predicates of the statement (`aid = 5`), hashed. Two names of one row
-//! (`aid = 5`, `name = 'x'`) are two locks: then only the replay stands between them, which is still serializable. A
-//! collision of hashes only makes somebody wait.
+//! A row is named by its table and the equality predicates of the statement (`aid = 5`), hashed.
+//! Two names of one row (`aid = 5`, `name = 'x'`) are two locks: then only replay protects the row,
+//! which is still serializable. A hash collision only makes a transaction wait.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,7 +24,7 @@ pub(crate) type RowName = u64;
 #[derive(Default)]
 struct State {
     locks: HashMap<RowName, Lock>,
-    /// What each waiting transaction waits for.
+    /// The row that each waiting transaction waits for.
     waiting: HashMap<u64, RowName>,
 }
 
@@ -38,23 +40,24 @@ pub(crate) struct RowLocks {
     held: AtomicUsize,
 }
 
-/// Waiting would close a circle of waiting transactions.
+/// Waiting would create a cycle of waiting transactions.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Deadlock;
 
 impl RowLocks {
-    /// Whether any row is locked: lets statements skip the rest.
+    /// Returns true if any row is locked. Lets statements skip the other checks.
     pub(crate) fn any(&self) -> bool {
         self.held.load(Ordering::Acquire) > 0
     }
 
-    /// Whether somebody else holds the lock.
+    /// Returns true if another transaction holds the lock.
     pub(crate) fn held_by_other(&self, row: RowName, owner: u64) -> bool {
         self.any() && self.state.lock().locks.get(&row).is_some_and(|lock| lock.holder != owner)
     }
 
-    /// Takes the lock without waiting; answers whether it is the owner's now. Who must let go of something before it waits asks
-    /// here: between a look and [`RowLocks::take`] another thread might take the lock.
+    /// Acquires the lock without waiting. Returns true if `owner` holds it now. A caller that must
+    /// release something before it waits uses this: between a check and [`RowLocks::take`] another
+    /// thread could acquire the lock.
     pub(crate) fn try_take(&self, row: RowName, owner: u64) -> bool {
         self.take_in(&mut self.state.lock(), row, owner)
     }
@@ -67,8 +70,8 @@ impl RowLocks {
         lock.holder == owner
     }
 
-    /// Takes the lock, waiting for those before. `owner` gives it back with [`RowLocks::release`], also if this future
-    /// is dropped while it waits.
+    /// Acquires the lock after all earlier waiters. `owner` must call [`RowLocks::release`], also
+    /// if this future is dropped while it waits.
     pub(crate) async fn take(&self, row: RowName, owner: u64) -> Result<(), Deadlock> {
         let turn = {
             let mut state = self.state.lock();
@@ -76,7 +79,7 @@ impl RowLocks {
                 return Ok(());
             }
             let State { locks, waiting } = &mut *state;
-            if closes_circle(locks, waiting, row, owner) {
+            if would_deadlock(locks, waiting, row, owner) {
                 return Err(Deadlock);
             }
             waiting.insert(owner, row);
@@ -86,12 +89,12 @@ impl RowLocks {
             }
             receive
         };
-        // The sender is dropped only after it was used, or by `release` of ourselves.
+        // The sender is dropped only after it was used, or by this owner's own `release`.
         let _ = turn.await;
         Ok(())
     }
 
-    /// Gives back a lock, or a place in its queue.
+    /// Releases a lock, or leaves its queue.
     pub(crate) fn release(&self, row: RowName, owner: u64) {
         let mut state = self.state.lock();
         let State { locks, waiting } = &mut *state;
@@ -113,9 +116,10 @@ impl RowLocks {
     }
 }
 
-/// Whether the holder of `row` (or whoever it waits for, and so on) waits for `owner`. Each transaction waits for one
-/// row at a time and each row has one holder, so the chain is a line; its length is bounded by the waiters.
-fn closes_circle(
+/// Returns true if the holder of `row` waits for `owner`, directly or through other transactions.
+/// Each transaction waits for one row at a time and each row has one holder, so the path is a line,
+/// no longer than the number of waiters.
+fn would_deadlock(
     locks: &HashMap<RowName, Lock>,
     waiting: &HashMap<u64, RowName>,
     row: RowName,
@@ -141,7 +145,7 @@ mod tests {
     use futures::FutureExt;
 
     #[tokio::test]
-    async fn locks_are_passed_on_in_order() {
+    async fn locks_are_granted_in_order() {
         let locks = RowLocks::default();
         locks.take(1, 10).await.unwrap();
         locks.take(1, 10).await.unwrap();
@@ -160,7 +164,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_circle_is_refused() {
+    async fn deadlock_is_detected() {
         let locks = RowLocks::default();
         locks.take(1, 10).await.unwrap();
         locks.take(2, 20).await.unwrap();
@@ -175,7 +179,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_waiter_that_goes_away_is_skipped() {
+    async fn cancelled_waiter_is_skipped() {
         let locks = RowLocks::default();
         locks.take(1, 10).await.unwrap();
         let mut second = Box::pin(locks.take(1, 20));

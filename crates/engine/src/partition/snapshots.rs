@@ -1,45 +1,46 @@
-//! Which snapshots of a partition are held, which version is current, and which is durable.
+//! The pinned snapshots of a partition, its current version, and its durable version.
 //!
-//! Writers begin at the current version. Readers begin at the newest *durable* one: it shows everything that was ever
-//! acknowledged, and their answers need not wait for the disk.
+//! Writers begin at the current version. Readers begin at the newest *durable* version: it includes
+//! every acknowledged commit, and their answers need not wait for the disk.
 //!
 //! # Bounds
-//! A snapshot keeps in memory what commits have replaced since. [`Snapshots::older_than`] finds those that were held for
-//! too long; their holders are asked to let go ([`super::Partition::bound_snapshots`]). They do it themselves: SQLite may have
-//! pointers into the pages, so nobody can take a snapshot away from outside. Ages are counted from the first look at a
-//! pin on a version that is not the newest any more, so that pinning needs no clock.
+//! A snapshot retains the page versions that later commits have replaced. [`Snapshots::older_than`]
+//! finds the snapshots that were held for too long, and [`super::Partition::bound_snapshots`] asks
+//! their holders to release them. The holders release them themselves: SQLite may have pointers
+//! into the pages, so a snapshot cannot be revoked from outside. The age of a pin is counted from
+//! the first check that finds it below the newest durable version, so that pinning needs no clock.
 
 use std::collections::VecDeque;
 
 use fulmar_store::Lsn;
 
-/// A version of a partition that a reader holds on to.
+/// A version of a partition, mostly one that is pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Snapshot {
-    /// The commit's number.
+    /// The number of the commit.
     pub number: u64,
     /// The commit is durable once the log is durable up to here.
     pub lsn: Lsn,
-    /// Pages of the partition at that version.
+    /// The size of the partition at that version, in pages.
     pub page_count: u32,
 }
 
-/// The current version and the pins on it and on older ones.
+/// The current version, and the pinned versions.
 pub(crate) struct Snapshots {
     current: Snapshot,
-    /// The newest version that was seen to be durable.
+    /// The newest version known to be durable.
     durable: Snapshot,
-    /// Versions after it, oldest first.
+    /// Versions that are not known to be durable, oldest first.
     pending: VecDeque<Snapshot>,
-    /// Oldest first. Short: one entry for each version that somebody holds.
+    /// Oldest first. Short: one entry per pinned version.
     pinned: VecDeque<Pin>,
 }
 
-/// A version that is held.
+/// A pinned version.
 struct Pin {
     number: u64,
     count: u32,
-    /// When who bounds snapshots first saw it to be old (monotonic milliseconds).
+    /// When a check first found it old (monotonic milliseconds).
     seen_ms: Option<u64>,
 }
 
@@ -52,19 +53,19 @@ impl Snapshots {
         self.current
     }
 
-    /// A commit has made a version.
+    /// Adds the version of a commit.
     pub(crate) fn push(&mut self, snapshot: Snapshot) {
         self.current = snapshot;
         self.pending.push_back(snapshot);
     }
 
-    /// The versions after this one were discarded.
+    /// Falls back to a version: the ones after it were discarded.
     pub(crate) fn fall_back(&mut self, snapshot: Snapshot) {
         self.current = snapshot;
         self.pending.retain(|pending| pending.number <= snapshot.number);
     }
 
-    /// The newest version that is durable, where the log is durable up to `lsn`.
+    /// The newest durable version, if the log is durable up to `lsn`.
     pub(crate) fn durable(&mut self, lsn: Lsn) -> Snapshot {
         while let Some(next) = self.pending.front().filter(|next| next.lsn <= lsn) {
             self.durable = *next;
@@ -96,10 +97,10 @@ impl Snapshots {
         snapshot
     }
 
-    /// Gives a pin back.
+    /// Releases a pin.
     pub(crate) fn unpin(&mut self, number: u64) {
         let Some(at) = self.pinned.iter().rposition(|pin| pin.number == number) else {
-            debug_assert!(false, "unpinned a snapshot that was not pinned");
+            debug_assert!(false, "every unpinned snapshot must have been pinned");
             return;
         };
         self.pinned[at].count -= 1;
@@ -108,19 +109,20 @@ impl Snapshots {
         }
     }
 
-    /// The oldest version that anybody can see from now on, where the log is durable up to `lsn`.
+    /// The oldest version that a reader may see from now on, if the log is durable up to `lsn`.
     pub(crate) fn oldest_from(&mut self, lsn: Lsn) -> u64 {
         let durable = self.durable(lsn).number;
         self.pinned.front().map_or(durable, |pin| pin.number.min(durable))
     }
 
-    /// Whether all pins were taken on versions above `number`, or there is none.
+    /// Returns true if all pinned versions are above `number`.
     pub(crate) fn all_above(&self, number: u64) -> bool {
         self.pinned.front().is_none_or(|pin| pin.number > number)
     }
 
-    /// The newest version that has been held for `age_ms` at least since it was seen to be old: older than the newest
-    /// durable one, where the log is durable up to `lsn`. So nobody who begins from now on can be asked to let go.
+    /// The newest version that was held for at least `age_ms` since it was found old. A version is
+    /// old if it is below the newest durable one, with the log durable up to `lsn`. So a snapshot
+    /// that is pinned from now on does not expire with it.
     pub(crate) fn older_than(&mut self, lsn: Lsn, now_ms: u64, age_ms: u64) -> Option<u64> {
         let durable = self.durable(lsn).number;
         let old = self.pinned.iter_mut().take_while(|pin| pin.number < durable);
@@ -131,7 +133,7 @@ impl Snapshots {
         .max()
     }
 
-    /// Whether nothing is pinned.
+    /// Returns true if nothing is pinned.
     pub(crate) fn is_idle(&self) -> bool {
         self.pinned.is_empty()
     }
@@ -142,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_is_the_oldest_pin_or_the_newest_durable_version() {
+    fn oldest_visible_is_the_oldest_pin_or_the_newest_durable_version() {
         let at = |number| Snapshot { number, lsn: Lsn(number), page_count: 1 };
         let mut snapshots = Snapshots::new(at(5));
         assert_eq!(snapshots.pin().number, 5);
@@ -163,13 +165,17 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_held_for_long_and_is_not_current_is_old() {
+    fn snapshot_is_old_if_held_for_the_age_and_not_current() {
         let at = |number| Snapshot { number, lsn: Lsn(number), page_count: 1 };
         let mut snapshots = Snapshots::new(at(5));
         snapshots.pin();
-        assert_eq!(snapshots.older_than(Lsn(5), 1_000, 0), None, "it is current");
+        assert_eq!(snapshots.older_than(Lsn(5), 1_000, 0), None, "the current version is not old");
         snapshots.push(at(6));
-        assert_eq!(snapshots.older_than(Lsn(5), 1_100, 0), None, "what came after it is not durable");
+        assert_eq!(
+            snapshots.older_than(Lsn(5), 1_100, 0),
+            None,
+            "without a newer durable version it is not old"
+        );
         assert_eq!(snapshots.older_than(Lsn(6), 1_200, 400), None);
         snapshots.pin();
         snapshots.push(at(7));

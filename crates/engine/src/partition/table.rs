@@ -1,4 +1,4 @@
-//! The versioned pages of one partition: for each page a chain of versions, newest first.
+//! The multi-version page table of one partition: for each page a chain of versions, newest first.
 //!
 //! ```text
 //!  slot of page 7 -> [version 12] -> [version 9] -> [version 3] -> end
@@ -6,18 +6,25 @@
 //!        reader at 12..---'               '--- reader at snapshot 10
 //! ```
 //!
-//! Readers take no lock. What makes that safe for versions:
-//! - Versions are only put in front, under the partition's commit lock, before the version becomes current.
-//! - A chain is only cut *behind* the first version that the oldest pinned snapshot sees (or, if none is pinned, the
-//!   current one). A reader stops at the first version at or below its own snapshot, and its snapshot is at or above
-//!   the oldest: it never looks behind the cut, and what it has found is not freed while its snapshot is pinned.
-//! - Slots live in buckets of doubling size that never move.
+//! Readers take no lock. This is safe for versions because:
 //!
-//! A version's bytes may leave sooner: a version may be *absent*, its bytes lie in a segment of the store ([`Frame`]) and
-//! are read when they are touched. A version whose frame is known may be evicted; what makes that safe for readers is
-//! [`super::residence`]'s. A version that has no frame yet stays in memory, until a flush has written it; the one of page 1
-//! stays always. An *end* has neither bytes nor frame: the page was cut off, and does not exist until a newer version. It is
-//! freed when the page is written, or when no version from it on covers the page.
+//! - Versions are only added at the front, under the partition's commit lock, before the version
+//!   becomes current.
+//! - A chain is only cut *behind* the first version that the oldest pinned snapshot sees (or the
+//!   current version, if none is pinned). A reader stops at the first version at or below its own
+//!   snapshot, which is at or above the oldest one. So it never reads behind the cut, and the
+//!   version that it has found is not freed while its snapshot is pinned.
+//! - Slots are in buckets of doubling size that never move.
+//!
+//! A version's bytes can be evicted before the version is freed:
+//!
+//! - An *absent* version has no bytes in memory. They are in a segment of the store ([`Frame`]) and
+//!   are read on the next access.
+//! - A version with a known frame may be evicted; [`super::residence`] makes that safe for readers.
+//! - A version without a frame stays in memory until a flush has written it. Page 1 always stays.
+//! - An *end marker* has neither bytes nor a frame: the page was cut off, and does not exist until
+//!   a newer version. It is freed when the page is written, or when no version from it on covers
+//!   the page.
 
 use std::ptr;
 use std::sync::Arc;
@@ -32,16 +39,17 @@ use crate::memory::{Account, Tally};
 use crate::page_memory::PageBytes;
 use crate::store::{Frame, Segments};
 
-/// Slots in the first bucket; every next one is twice as large.
+/// Slots in the first bucket. Each further bucket is twice as large as the one before.
 const FIRST_BUCKET: usize = 64;
 /// Enough for 2^32 pages.
 const BUCKETS: usize = 27;
 
-/// What became of a page that was to be evicted.
+/// The result of an attempt to evict a page.
 pub(super) enum Evicted<'a> {
-    /// This version of it has been touched so often since it was looked at last, and no other more often.
+    /// This version was accessed this many times since the last check, more often than any other
+    /// version of the page.
     Touched(u8, &'a PageVersion),
-    /// Nothing of it that could be evicted is in memory any more.
+    /// No evictable version of the page is in memory any more.
     Out,
 }
 
@@ -50,7 +58,7 @@ pub(crate) struct PageTable {
     buckets: [AtomicPtr<AtomicPtr<PageVersion>>; BUCKETS],
     segments: Segments,
     /// Held while a frame is read or changed: its fields belong together.
-    moving: Mutex<()>,
+    frame_lock: Mutex<()>,
     account: Arc<Account>,
 }
 
@@ -65,12 +73,12 @@ impl PageTable {
         PageTable {
             buckets: [const { AtomicPtr::new(ptr::null_mut()) }; BUCKETS],
             segments: Segments::default(),
-            moving: Mutex::default(),
+            frame_lock: Mutex::default(),
             account,
         }
     }
 
-    /// The segments of its frames.
+    /// The segments that its frames are in.
     pub(crate) fn segments(&self) -> &Segments {
         &self.segments
     }
@@ -82,11 +90,12 @@ impl PageTable {
     fn slot(&self, page: PageNo) -> Option<&AtomicPtr<PageVersion>> {
         let (bucket, offset) = locate(page);
         let slots = self.buckets[bucket].load(Ordering::Acquire);
-        // SAFETY: a bucket, once there, holds `FIRST_BUCKET << bucket` slots and stays until the table is dropped.
+        // SAFETY: a bucket, once created, has `FIRST_BUCKET << bucket` slots and exists until the
+        // table is dropped.
         (!slots.is_null()).then(|| unsafe { &*slots.add(offset) })
     }
 
-    /// The slot of a page, made if need be. Callers hold the commit lock.
+    /// The slot of a page, created if necessary. Callers hold the commit lock.
     fn slot_or_new(&self, page: PageNo, tally: &mut Tally) -> &AtomicPtr<PageVersion> {
         let (bucket, offset) = locate(page);
         let mut slots = self.buckets[bucket].load(Ordering::Acquire);
@@ -104,11 +113,12 @@ impl PageTable {
     /// The newest version of a page at or below `snapshot`.
     ///
     /// # Safety
-    /// The caller holds a pin on `snapshot` (or the commit lock) for as long as it uses the answer.
+    /// The caller holds a pin on `snapshot` (or the commit lock) for as long as it uses the result.
     pub(crate) unsafe fn find(&self, page: PageNo, snapshot: u64) -> Option<&PageVersion> {
         let mut version = self.slot(page)?.load(Ordering::Acquire);
         loop {
-            // SAFETY: the module's argument: nothing at or before the first visible version is freed under a pin.
+            // SAFETY: see the module's argument: no version up to the first visible one is freed
+            // under a pin.
             let found = unsafe { version.as_ref() }?;
             if found.number() <= snapshot {
                 return (!found.is_end()).then_some(found);
@@ -117,14 +127,16 @@ impl PageTable {
         }
     }
 
-    /// The number of the newest version of a page; 0 if it has none. Callers hold the commit lock or a pin.
+    /// The number of the newest version of a page; 0 if it has none. Callers hold the commit lock
+    /// or a pin.
     pub(crate) fn newest_number(&self, page: PageNo) -> u64 {
         let Some(slot) = self.slot(page) else { return 0 };
         // SAFETY: the newest version is never freed while a pin or the commit lock is held.
         unsafe { slot.load(Ordering::Acquire).as_ref() }.map_or(0, PageVersion::number)
     }
 
-    /// Puts a version in front. Callers hold the commit lock. Answers whether it covers one whose bytes are in memory.
+    /// Adds a version at the front of the chain. Returns true if the bytes of the version behind it
+    /// are in memory. Callers hold the commit lock.
     pub(crate) fn install(
         &self,
         page: PageNo,
@@ -147,39 +159,41 @@ impl PageTable {
         covers
     }
 
-    /// Ends the chain of a page that is cut off the partition's end. Else the page would show its old bytes once the
-    /// partition has grown again over it, until somebody writes it (SQLite does not write a page that is allocated and
-    /// freed by one transaction). Callers hold the commit lock.
+    /// Adds an end marker for a page that is cut off the partition's end. Without it, the page
+    /// would show its old bytes once the partition has grown over it again, until it is written:
+    /// SQLite does not write a page that one transaction allocates and frees. Callers hold the
+    /// commit lock.
     pub(crate) fn end(&self, page: PageNo, number: u64, tally: &mut Tally) {
         if self.newest_number(page) != 0 {
             self.install(page, number, None, None, tally);
         }
     }
 
-    /// Where a version's bytes lie in the store, if they are there. The caller holds a pin that sees the version, or the commit
-    /// lock.
+    /// The position of a version's bytes in the store; `None` if they are not there. The caller
+    /// holds a pin that sees the version, or the commit lock.
     pub(crate) fn frame(&self, version: &PageVersion) -> Result<Option<(SegmentId, FrameLocation)>> {
-        let _moving = self.moving.lock();
+        let _guard = self.frame_lock.lock();
         let Some(Frame { segment, location }) = version.frame() else { return Ok(None) };
         Ok(Some((self.segments.known(segment)?, location)))
     }
 
-    /// The same bytes lie there from now on. The caller holds a pin that sees the version.
+    /// Records that the version's bytes are in this frame. The caller holds a pin that sees the
+    /// version.
     pub(crate) fn set_frame(&self, version: &PageVersion, frame: Frame, tally: &mut Tally) {
-        let _moving = self.moving.lock();
+        let _guard = self.frame_lock.lock();
         match version.segment() {
             Some(segment) => self.segments.release(segment),
-            // Its bytes are counted as unwritten; who has no frame is not evicted.
+            // Its bytes are counted as unwritten: a version without a frame is not evicted.
             None => tally.unwritten_bytes -= version.tally().unwritten_bytes,
         }
         self.segments.acquire(frame.segment);
         version.set_frame(frame);
     }
 
-    /// As [`PageTable::set_frame`]; answers whether the bytes were not known to lie there.
+    /// As [`PageTable::set_frame`]. Returns true if the frame was not known before.
     pub(crate) fn place(&self, version: &PageVersion, frame: Frame, tally: &mut Tally) -> bool {
         let is_new = {
-            let _moving = self.moving.lock();
+            let _guard = self.frame_lock.lock();
             version.frame() != Some(frame)
         };
         if is_new {
@@ -188,10 +202,10 @@ impl PageTable {
         is_new
     }
 
-    /// If a version's bytes lie at one place, they are read from another one from now on, where they lie too. The caller
-    /// holds a pin that sees the version.
+    /// Moves a version from one frame to another one with the same bytes, unless it has left `from`
+    /// meanwhile. The caller holds a pin that sees the version.
     pub(crate) fn move_frame(&self, version: &PageVersion, from: Frame, to: Frame) {
-        let _moving = self.moving.lock();
+        let _guard = self.frame_lock.lock();
         if version.frame() == Some(from) {
             self.segments.release(from.segment);
             self.segments.acquire(to.segment);
@@ -199,27 +213,28 @@ impl PageTable {
         }
     }
 
-    /// Takes the bytes of a page's versions out of them, where they lie in the store, unless one has been touched since
-    /// this looked last. Callers hold the commit lock.
+    /// Evicts the bytes of a page's versions that are in the store, except those accessed since the
+    /// last call. Callers hold the commit lock.
     pub(super) fn evict(&self, page: PageNo, taken: &mut Vec<Taken>) -> Evicted<'_> {
         let Some(slot) = self.slot(page) else { return Evicted::Out };
         let mut version = slot.load(Ordering::Acquire);
         let mut hottest = Evicted::Out;
         // SAFETY: only the commit lock's holder frees versions, and that is the caller.
-        while let Some(looked) = unsafe { version.as_ref() } {
-            if looked.segment().is_some() && looked.is_resident() {
-                match looked.cool() {
-                    0 => taken.extend(looked.take()),
+        while let Some(candidate) = unsafe { version.as_ref() } {
+            if candidate.segment().is_some() && candidate.is_resident() {
+                match candidate.cool() {
+                    0 => taken.extend(candidate.take()),
                     touched if matches!(hottest, Evicted::Touched(heat, _) if heat >= touched) => {}
-                    touched => hottest = Evicted::Touched(touched, looked),
+                    touched => hottest = Evicted::Touched(touched, candidate),
                 }
             }
-            version = looked.older.load(Ordering::Acquire);
+            version = candidate.older.load(Ordering::Acquire);
         }
         hottest
     }
 
-    /// Frees the versions of a page that nobody at or above `oldest` can see. Callers hold the commit lock.
+    /// Frees the versions of a page that no snapshot at or above `oldest` can see. Callers hold the
+    /// commit lock.
     pub(crate) fn prune(&self, page: PageNo, oldest: u64, tally: &mut Tally) {
         let Some(slot) = self.slot(page) else { return };
         let mut version = slot.load(Ordering::Acquire);
@@ -232,9 +247,9 @@ impl PageTable {
         }
     }
 
-    /// Frees all versions of a page that was cut off the partition's end by version `number`, unless it has been written
-    /// since. The current version must not cover the page: then no reader at or above `number` looks for it. Callers hold the
-    /// commit lock.
+    /// Frees all versions of a page that version `number` cut off the partition's end, unless the
+    /// page has been written since. The current version must not cover the page: then no reader at
+    /// or above `number` looks it up. Callers hold the commit lock.
     pub(crate) fn remove(&self, page: PageNo, number: u64, tally: &mut Tally) {
         if self.newest_number(page) > number {
             return;
@@ -244,13 +259,14 @@ impl PageTable {
         }
     }
 
-    /// Takes the versions above `number` off a page's chain: their commits have been discarded. They are handed to
-    /// the caller, who keeps them until no reader can hold them. Callers hold the commit lock.
+    /// Removes the versions above `number` from a page's chain: their commits have been discarded.
+    /// The caller keeps them until no reader can hold a pointer to them. Callers hold the commit
+    /// lock.
     #[expect(clippy::vec_box, reason = "readers may hold pointers to the versions")]
     pub(crate) fn discard_above(&self, page: PageNo, number: u64, graveyard: &mut Vec<Box<PageVersion>>) {
         let Some(slot) = self.slot(page) else { return };
         let mut version = slot.load(Ordering::Acquire);
-        // SAFETY: as in `prune`; the versions taken off are kept alive in the graveyard.
+        // SAFETY: as in `prune`; the removed versions are kept alive in the graveyard.
         while let Some(taken) = unsafe { version.as_ref() } {
             if taken.number() <= number {
                 break;
@@ -263,7 +279,7 @@ impl PageTable {
         }
     }
 
-    /// Frees a version that is off its chain and that nobody holds.
+    /// Frees a version that is off its chain and that no reader holds.
     pub(crate) fn free(&self, version: PageVersion, tally: &mut Tally) {
         let gone = version.tally();
         tally.bytes -= gone.bytes;
@@ -291,9 +307,9 @@ impl Drop for PageTable {
                 continue;
             }
             for offset in 0..FIRST_BUCKET << bucket {
-                // SAFETY: see `slot`; nobody else is left.
+                // SAFETY: see `slot`; `&mut self` excludes all other users.
                 let version = unsafe { *(*slots.add(offset)).get_mut() };
-                // The account gives everything back by itself.
+                // The account releases its bytes when it is dropped.
                 self.free_chain(version, &mut Tally::default());
             }
             // SAFETY: it was made from a boxed slice of that length.
@@ -326,13 +342,13 @@ mod tests {
     }
 
     #[test]
-    fn readers_see_their_snapshot_and_pruning_keeps_what_they_see() {
+    fn readers_see_their_snapshot_and_pruning_keeps_visible_versions() {
         let table = table();
         let mut tally = Tally::default();
         for number in [3, 9, 12] {
             table.install(7, number, Some(PageBytes::copy_of(&[number as u8; PAGE_SIZE])), None, &mut tally);
         }
-        // SAFETY: one thread; nothing is pruned or evicted while the answers are used.
+        // SAFETY: single-threaded; nothing is pruned or evicted while the results are used.
         let at = |snapshot| unsafe { table.find(7, snapshot).map(|v| v.data().unwrap()[0]) };
         assert_eq!([at(2), at(3), at(10), at(12), at(99)], [None, Some(3), Some(9), Some(12), Some(12)]);
         assert_eq!(table.newest_number(7), 12);
@@ -347,11 +363,11 @@ mod tests {
     }
 
     #[test]
-    fn only_what_lies_in_the_store_and_is_not_touched_is_evicted() {
+    fn evicts_only_untouched_versions_that_are_in_the_store() {
         let table = table();
         let mut tally = Tally::default();
         table.install(7, 1, Some(PageBytes::copy_of(&[1; PAGE_SIZE])), None, &mut tally);
-        // SAFETY: one thread.
+        // SAFETY: single-threaded.
         let version = unsafe { table.find(7, 1) }.unwrap();
         let mut taken = Vec::new();
         assert!(matches!(table.evict(7, &mut taken), Evicted::Out) && taken.is_empty());
@@ -366,7 +382,8 @@ mod tests {
         assert!(matches!(table.evict(7, &mut taken), Evicted::Out) && taken.len() == 1);
         assert!(!version.is_resident() && version.fill(PageBytes::copy_of(&[1; PAGE_SIZE])));
 
-        // Elsewhere, and gone: the segments are no longer of use.
+        // Once the version has moved, and again once it is removed, the old segment is no longer in
+        // use.
         let moved = table.segments().index_of(SegmentId(6));
         table.set_frame(version, Frame { segment: moved, ..frame }, &mut tally);
         assert_eq!(table.segments().in_use(), [SegmentId(6)]);

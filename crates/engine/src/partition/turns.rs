@@ -1,10 +1,14 @@
-//! Turns: the right to be the one writer of a contended partition for a moment, first come first served.
+//! Write turns: a fair lock for the writers of a contended partition, first come first served.
 //!
-//! A turn comes in two strengths. At first it only keeps its holder apart from the others that queue for one: two
-//! replays at a time would be each other's conflicts. Whoever conflicts is some few of many, so the others go on
-//! committing meanwhile; if every replay stopped them, they would meet the next one, and all would soon stand in line.
-//! Whoever is overtaken all the same, or must not be, makes its turn *exclusive*: the commits of others wait for its end in the
-//! queue, so what its holder runs cannot be overtaken.
+//! A turn has two strengths:
+//!
+//! - A plain turn excludes only other turns: two replays at a time would conflict with each other.
+//!   Optimistic commits continue. At moderate contention only few transactions conflict; if each
+//!   replay stopped all other commits, they would queue for the next replay, and soon all would
+//!   wait.
+//! - An *exclusive* turn also excludes commits without a turn: they wait in the commit queue until
+//!   it ends. A replay that is overtaken, or must not be, makes its turn exclusive, so that it
+//!   cannot be overtaken again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,14 +18,14 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// The queue for a partition's turn.
 pub(crate) struct Turns {
     queue: Arc<Semaphore>,
-    /// The ticket of the turn that is held exclusively; 0 if none is.
+    /// The ticket of the exclusive turn; 0 if there is none.
     holder: Arc<AtomicU64>,
     tickets: AtomicU64,
-    /// How often commits conflict, smoothed, in 1/65536.
+    /// The smoothed share of commits that conflict, in 1/65536.
     contention: AtomicU64,
 }
 
-/// A turn that is held; passed on when it is dropped.
+/// A turn that is held; the next waiter gets it when it is dropped.
 pub(crate) struct Turn {
     ticket: u64,
     holder: Arc<AtomicU64>,
@@ -29,12 +33,12 @@ pub(crate) struct Turn {
 }
 
 impl Turn {
-    /// What the transaction shows at its commit.
+    /// The number by which a commit recognizes the transaction that holds the turn.
     pub(crate) fn ticket(&self) -> u64 {
         self.ticket
     }
 
-    /// From now on nobody else commits until the turn ends.
+    /// Makes the turn exclusive: other transactions cannot commit until it ends.
     pub(crate) fn exclude_others(&self) {
         self.holder.store(self.ticket, Ordering::Release);
     }
@@ -42,14 +46,14 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        // Nobody else can be the holder: the permit is ours until we are gone.
+        // No other turn can be the holder: the permit is held until the end of this drop.
         self.holder.store(0, Ordering::Release);
     }
 }
 
-/// One conflict in two commits makes a partition contended: up to there it is cheaper to run the losers twice, on all
-/// processors, than everything once, one after the other.
-const CONTENDED: u64 = 65536 / 2;
+/// A partition is contended if more than half of its commits conflict. Below that it is cheaper to
+/// run the losers twice, on all CPUs, than to run every transaction once, one after the other.
+const CONTENTION_THRESHOLD: u64 = 65536 / 2;
 
 impl Turns {
     pub(crate) fn new() -> Self {
@@ -69,33 +73,33 @@ impl Turns {
         Turn { ticket, holder: self.holder.clone(), _permit: permit }
     }
 
-    /// How many there have been.
+    /// The number of turns granted so far.
     pub(crate) fn taken(&self) -> u64 {
         self.tickets.load(Ordering::Relaxed)
     }
 
-    /// The ticket of the turn that is held exclusively; 0 if none is.
+    /// The ticket of the exclusive turn; 0 if there is none.
     pub(crate) fn holder(&self) -> u64 {
         self.holder.load(Ordering::Acquire)
     }
 
-    /// Counts an optimistic commit that went through or conflicted.
+    /// Records whether an optimistic commit conflicted.
     pub(crate) fn note(&self, conflicted: bool) {
         let old = self.contention.load(Ordering::Relaxed);
         let sample = if conflicted { 65536 } else { 0 };
-        // Lost updates of concurrent counters do not matter.
+        // Lost updates by concurrent callers do not matter.
         self.contention.store(old - old / 16 + sample / 16, Ordering::Relaxed);
     }
 
-    /// Lets the memory of contention fade: called for each commit in a turn, so that the partition becomes optimistic
-    /// again some hundred commits later and finds out anew.
+    /// Decays the contention. Called for each commit in a turn, so that the partition becomes
+    /// optimistic again after some hundred commits and measures the contention again.
     pub(crate) fn fade(&self) {
         let old = self.contention.load(Ordering::Relaxed);
         self.contention.store(old - old / 256, Ordering::Relaxed);
     }
 
-    /// Whether writers had better take turns from the start.
+    /// Returns true if writers should take turns from the start.
     pub(crate) fn contended(&self) -> bool {
-        self.contention.load(Ordering::Relaxed) > CONTENDED
+        self.contention.load(Ordering::Relaxed) > CONTENTION_THRESHOLD
     }
 }

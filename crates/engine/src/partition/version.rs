@@ -1,4 +1,5 @@
-//! One version of one page: its number, its bytes if they are in memory, and where they lie in the store.
+//! One version of one page: its number, its bytes if they are in memory, and its position in the
+//! store.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
@@ -9,18 +10,18 @@ use crate::memory::Tally;
 use crate::page_memory::PageBytes;
 use crate::store::Frame;
 
-/// What a version takes besides its bytes.
+/// Memory of a version in addition to its bytes.
 pub(super) const VERSION_BYTES: i64 = size_of::<PageVersion>() as i64;
 pub(super) const PAGE_BYTES: i64 = PAGE_SIZE as i64;
 
 /// The frame is not known.
 const NO_SEGMENT: u32 = u32::MAX;
 
-/// Touches that are counted.
+/// The maximum of the access counter.
 pub(super) const HOTTEST: u8 = 7;
 
-/// Nobody has touched it since it came along with another. The first touch is not counted.
-const CAME_ALONG: u8 = u8::MAX;
+/// It was prefetched and has not been accessed since. The first access is not counted.
+const PREFETCHED: u8 = u8::MAX;
 
 /// One version of one page.
 pub(crate) struct PageVersion {
@@ -28,12 +29,12 @@ pub(crate) struct PageVersion {
     pub(super) older: AtomicPtr<PageVersion>,
     /// Null while the bytes are in the store only.
     data: AtomicPtr<Page>,
-    // The frame. Once known it changes only to another place of the same bytes. Who reads or writes all of it holds the
-    // page table's lock.
+    // The frame. Once known, it changes only to another copy of the same bytes. Callers that read
+    // or write all three fields hold the page table's lock.
     offset: AtomicU64,
     segment: AtomicU32,
     length: AtomicU16,
-    /// Touches since it came, or was looked at last by who evicts.
+    /// Accesses since it arrived, or since eviction last checked it.
     heat: AtomicU8,
     is_end: bool,
 }
@@ -63,7 +64,8 @@ impl PageVersion {
         self.number
     }
 
-    /// Whether the page was cut off the partition's end: from here on it does not exist, until a newer version.
+    /// Returns true if the page was cut off the partition's end: it does not exist until a newer
+    /// version.
     pub(super) fn is_end(&self) -> bool {
         self.is_end
     }
@@ -71,19 +73,19 @@ impl PageVersion {
     /// The page's bytes, if they are in memory.
     ///
     /// # Safety
-    /// While the answer is used the caller is inside of the partition's [`super::residence`], or holds its lock; or the
-    /// page is page 1.
+    /// While the result is used, the caller is inside the partition's [`super::residence`], or
+    /// holds its lock; or the page is page 1.
     pub(crate) unsafe fn data(&self) -> Option<&Page> {
-        // SAFETY: bytes that are taken out are kept for those inside.
+        // SAFETY: bytes that are evicted are kept for readers inside.
         unsafe { self.data.load(Ordering::Acquire).as_ref() }
     }
 
-    /// Whether the bytes are in memory, at this moment.
+    /// Returns true if the bytes are in memory at this moment.
     pub(crate) fn is_resident(&self) -> bool {
         !self.data.load(Ordering::Relaxed).is_null()
     }
 
-    /// Puts in the bytes that were read from the store; answers whether they were the first to arrive.
+    /// Adds the bytes that were read from the store. Returns false if they have been added before.
     pub(crate) fn fill(&self, page: PageBytes) -> bool {
         let page = page.into_raw();
         let filled =
@@ -95,64 +97,65 @@ impl PageVersion {
         filled
     }
 
-    /// Takes the bytes out; the version is absent. Whoever is inside may still use them.
+    /// Evicts the bytes; the version is then absent. Readers inside may still use them.
     pub(super) fn take(&self) -> Option<Taken> {
         let page = self.data.swap(ptr::null_mut(), Ordering::AcqRel);
         (!page.is_null()).then(|| Taken(page))
     }
 
-    /// The segment of its frame, if that is known.
+    /// The segment of its frame, if the frame is known.
     pub(super) fn segment(&self) -> Option<u32> {
         let segment = self.segment.load(Ordering::Acquire);
         (segment != NO_SEGMENT).then_some(segment)
     }
 
-    /// Where the bytes are in the store, if they are there. Callers hold the page table's lock.
+    /// The frame of its bytes in the store, if it is known. Callers hold the page table's lock.
     pub(super) fn frame(&self) -> Option<Frame> {
         let (offset, length) = (self.offset.load(Ordering::Relaxed), self.length.load(Ordering::Relaxed));
         let location = FrameLocation { offset, length: length.into() };
         self.segment().map(|segment| Frame { segment, location })
     }
 
-    /// The same bytes lie there from now on. Callers hold the page table's lock.
+    /// Records that the same bytes are in this frame. Callers hold the page table's lock.
     pub(super) fn set_frame(&self, frame: Frame) {
         self.offset.store(frame.location.offset, Ordering::Relaxed);
         self.length.store(frame.location.length as u16, Ordering::Relaxed);
         self.segment.store(frame.segment, Ordering::Release);
     }
 
-    /// Notes that its bytes were wanted and there. Plain stores, and none for what is hot: two that meet lose a count.
+    /// Counts an access that found the bytes in memory. Uses plain stores, and none for a hot page:
+    /// of two concurrent accesses one may not be counted.
     #[inline]
     pub(crate) fn touch(&self) {
         let heat = self.heat.load(Ordering::Relaxed);
         if heat < HOTTEST {
             self.heat.store(heat + 1, Ordering::Relaxed);
-        } else if heat == CAME_ALONG {
+        } else if heat == PREFETCHED {
             self.heat.store(0, Ordering::Relaxed);
         }
     }
 
-    /// It is read before anybody has asked for it.
+    /// Marks the version as prefetched.
     pub(crate) fn comes_along(&self) {
-        self.heat.store(CAME_ALONG, Ordering::Relaxed);
+        self.heat.store(PREFETCHED, Ordering::Relaxed);
     }
 
-    /// How often it was touched since it was looked at by who evicts; `None` if it is not in memory, or nobody has asked for
-    /// it since it came.
+    /// Accesses since eviction last checked it; `None` if it is not in memory, or was prefetched
+    /// and not accessed since.
     pub(super) fn heat(&self) -> Option<u8> {
         let heat = self.heat.load(Ordering::Relaxed);
-        (heat != CAME_ALONG && self.is_resident()).then_some(heat)
+        (heat != PREFETCHED && self.is_resident()).then_some(heat)
     }
 
-    /// How often it was touched since this was asked last.
+    /// Resets the access counter, and returns its previous value.
     pub(super) fn cool(&self) -> u8 {
         match self.heat.swap(0, Ordering::Relaxed) {
-            CAME_ALONG => 0,
+            PREFETCHED => 0,
             touched => touched,
         }
     }
 
-    /// What goes with it from an account.
+    /// The amounts to subtract from an account when the version is freed.
     pub(super) fn tally(&self) -> Tally {
         let bytes = if self.is_resident() { PAGE_BYTES } else { 0 };
         let unwritten_bytes = if self.segment().is_some() { 0 } else { bytes };
@@ -166,10 +169,11 @@ impl Drop for PageVersion {
     }
 }
 
-/// Bytes that were taken out of their version, freed when this is dropped. A pointer and no box: others may still read.
+/// Bytes that were taken out of their version, freed when this is dropped. A pointer and not a box:
+/// readers may still use the bytes.
 pub(super) struct Taken(*mut Page);
 
-// SAFETY: it owns the bytes, which nobody changes.
+// SAFETY: it owns the bytes, which are not modified.
 unsafe impl Send for Taken {}
 
 impl Taken {
@@ -180,9 +184,10 @@ impl Taken {
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        // SAFETY: it came from `PageBytes::into_raw`, and only one has taken it out of its version.
+        // SAFETY: it came from `PageBytes::into_raw`, and was taken out of its version exactly
+        // once.
         let page = unsafe { PageBytes::from_raw(self.0) };
-        // In tests whoever reads on is found out.
+        // Tests overwrite the bytes, so that a reader that still uses them fails.
         #[cfg(test)]
         let page = {
             let mut page = page;

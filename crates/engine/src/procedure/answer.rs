@@ -1,5 +1,5 @@
-//! What a procedure has returned, on its way to the client: a list of rows, or one row. A row is a table with fields or values in
-//! order.
+//! Sends the rows that a procedure returns to the client. The result is a list of rows, or one row.
+//! A row is a table with named fields or with values in order.
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -13,7 +13,7 @@ use crate::statement::{Row, RowSink};
 use crate::value::ValueRef;
 use crate::{Error, Value, sqlstate};
 
-/// Sends the rows; answers how many.
+/// Sends the rows, and returns their number.
 pub(super) fn send_rows(
     lua: &Lua,
     memory_bytes: usize,
@@ -25,14 +25,14 @@ pub(super) fn send_rows(
         mlua::Value::Nil => return Ok(0),
         mlua::Value::Table(_) => {}
         other => {
-            let message = format!("a procedure returns a table of rows, not a {}", other.type_name());
+            let message = format!("procedure must return a table of rows, not a {}", other.type_name());
             return Err(mlua::Error::external(Error::new(sqlstate::DATATYPE_MISMATCH, message)));
         }
     }
     let mut sent = Ok(Ok(0));
     let trusted = Trusted::new(lua, memory_bytes)?;
-    // SAFETY: the table is what the function is called with. Lua's memory is not limited, so what is called of it raises nothing,
-    // and no panic gets into it.
+    // SAFETY: the table is the function's only argument. Lua's memory limit is disabled, so the
+    // called Lua functions raise no errors, and panics are caught before they reach Lua.
     unsafe {
         lua.exec_raw::<()>(answer, |state| {
             sent = catch_unwind(AssertUnwindSafe(|| send_all(state, memory_bytes, returns, sink)));
@@ -44,7 +44,7 @@ pub(super) fn send_rows(
 }
 
 /// # Safety
-/// The stack holds the table, and nothing else. Lua's memory is not limited.
+/// The stack must contain the table and nothing else. Lua's memory limit must be disabled.
 unsafe fn send_all(
     state: *mut ffi::lua_State,
     memory_bytes: usize,
@@ -52,7 +52,8 @@ unsafe fn send_all(
     sink: &mut dyn RowSink,
 ) -> mlua::Result<u64> {
     const TABLE: c_int = 1;
-    // SAFETY: the caller's promise; a function of C's has room for twenty values, and at most three are there at a time.
+    // SAFETY: guaranteed by the caller; a C function has space for 20 values, and at most three are
+    // used at a time.
     unsafe {
         let count = ffi::lua_rawlen(state, TABLE);
         let is_one_row = if count == 0 {
@@ -70,7 +71,7 @@ unsafe fn send_all(
         for index in 1..=count as c_int {
             ffi::lua_rawgeti(state, TABLE, index.into());
             if ffi::lua_type(state, -1) != ffi::LUA_TTABLE {
-                let message = format!("row {index} of a procedure's answer is not a table");
+                let message = format!("row {index} returned by the procedure is not a table");
                 return Err(mlua::Error::external(Error::new(sqlstate::DATATYPE_MISMATCH, message)));
             }
             send_row(state, TABLE + 1, memory_bytes, returns, sink)?;
@@ -81,9 +82,9 @@ unsafe fn send_all(
 }
 
 /// # Safety
-/// There is a table at the index, and room for two values.
+/// There must be a table at the index, and space for two values.
 unsafe fn has_fields(state: *mut ffi::lua_State, table: c_int) -> bool {
-    // SAFETY: the caller's promise; `nil` is where a walk begins.
+    // SAFETY: guaranteed by the caller; `nil` starts the iteration.
     unsafe {
         ffi::lua_pushnil(state);
         let found = ffi::lua_next(state, table) != 0;
@@ -95,7 +96,8 @@ unsafe fn has_fields(state: *mut ffi::lua_State, table: c_int) -> bool {
 }
 
 /// # Safety
-/// There is a table at the index, and room for one value. Lua's memory is not limited.
+/// There must be a table at the index, and space for one value. Lua's memory limit must be
+/// disabled.
 unsafe fn send_row(
     state: *mut ffi::lua_State,
     row: c_int,
@@ -109,7 +111,7 @@ unsafe fn send_row(
     let mut room = Room::new(memory_bytes);
     let mut values = Vec::with_capacity(returns.len());
     for (index, (name, _)) in returns.iter().enumerate() {
-        // SAFETY: the caller's promise; what is pushed is popped.
+        // SAFETY: guaranteed by the caller; each pushed value is popped.
         let value = unsafe {
             ffi::lua_pushlstring(state, name.as_ptr().cast(), name.len());
             ffi::lua_rawget(state, row);

@@ -1,4 +1,4 @@
-//! What is kept of a procedure, and finding it.
+//! Stored procedure definitions: format, lookup and caching.
 
 use std::sync::Arc;
 
@@ -9,56 +9,56 @@ use crate::statement::{Row, RowSink};
 use crate::value::ValueRef;
 use crate::{ColumnInfo, Error, ParameterInfo, Result, Value, sqlstate};
 
-/// The table of a tenant's procedures: an ordinary one, which its owner sees and may copy.
+/// The table of a tenant's procedures: an ordinary table that its owner can read and copy.
 pub const TABLE: &str = "fulmar_procedures";
 
-/// Makes it. Parameters and columns are lines, each a name and a declared type.
+/// Creates the table. Parameters and columns are stored as lines, each a name and a declared type.
 pub const CREATE_TABLE: &str = "CREATE TABLE IF NOT EXISTS main.fulmar_procedures(\
     name TEXT PRIMARY KEY, parameters TEXT NOT NULL, returns TEXT NOT NULL, source TEXT NOT NULL) WITHOUT ROWID";
 
 const FIND: (u64, &str) =
     (u64::MAX - 16, "SELECT parameters, returns, source FROM main.fulmar_procedures WHERE name = $1");
 
-/// Length of a procedure's source, and of the lists of its parameters and columns.
-const LONGEST_BYTES: usize = 256 << 10;
+/// Maximum length of a procedure's source, and of the lists of its parameters and columns.
+const MAX_TEXT_BYTES: usize = 256 << 10;
 
-/// Parameters, and columns of the answer. A table has no more columns either.
-const MOST_COLUMNS: usize = 2000;
+/// Maximum number of parameters, and of result columns; the same as for a table.
+const MAX_COLUMNS: usize = 2000;
 
-/// A procedure as CREATE PROCEDURE says it.
+/// A procedure as specified by CREATE PROCEDURE.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Definition {
     /// In lower case, unless it was quoted.
     pub name: String,
     /// Names and declared types.
     pub parameters: Vec<(String, String)>,
-    /// The columns of its answer; empty if it answers no rows.
+    /// The result columns; empty if the procedure returns no rows.
     pub returns: Vec<(String, String)>,
-    /// Lua.
+    /// The Lua source.
     pub source: String,
 }
 
 impl Definition {
-    /// Checks that it can be run: its names and its syntax. The errors say where.
+    /// Checks the names and the syntax. Errors contain the position.
     pub fn check(&self) -> Result<()> {
         for (name, _) in &self.parameters {
             if !is_lua_name(name) {
-                let message = format!("a parameter of a Lua procedure cannot be named \"{name}\"");
+                let message = format!("invalid parameter name \"{name}\" for a Lua procedure");
                 return Err(Error::new(sqlstate::SYNTAX_ERROR, message)
-                    .hint("letters, digits and underscores, and no word of Lua's own"));
+                    .hint("Use letters, digits and underscores, and no reserved word of Lua."));
             }
         }
-        if self.source.len() > LONGEST_BYTES {
+        if self.source.len() > MAX_TEXT_BYTES {
             return Err(too_long(&self.name));
         }
         if let Some((name, _)) = self.returns.iter().find(|(name, _)| name.contains(char::is_whitespace)) {
-            let message = format!("a column of a procedure's answer cannot be named \"{name}\"");
-            return Err(Error::new(sqlstate::SYNTAX_ERROR, message).hint("names without white space"));
+            let message = format!("invalid result column name \"{name}\" for a procedure");
+            return Err(Error::new(sqlstate::SYNTAX_ERROR, message).hint("Use a name without white space."));
         }
         super::check(&self.name, &self.chunk())
     }
 
-    /// The row of [`TABLE`] for it.
+    /// The procedure's row in [`TABLE`].
     pub fn values(&self) -> [Value; 4] {
         [
             Value::Text(self.name.clone()),
@@ -73,7 +73,8 @@ impl Definition {
     }
 }
 
-/// What Lua is given: parameters are locals, on the line where the source begins, so that its lines keep their numbers.
+/// The Lua chunk: parameters become locals on the line where the source begins, so that line
+/// numbers are preserved.
 fn chunk<'a>(parameters: impl Iterator<Item = &'a str>, source: &str) -> String {
     let mut chunk = String::from("local db");
     parameters.for_each(|name| chunk.extend([", ", name]));
@@ -98,7 +99,7 @@ fn lines(columns: &[(String, String)]) -> String {
     columns.iter().map(|(name, declared)| format!("{name} {declared}")).collect::<Vec<_>>().join("\n")
 }
 
-/// Names and declared types out of lines.
+/// Parses lines into names and declared types.
 fn columns(lines: &str) -> Vec<(String, String)> {
     let split = |line: &str| {
         let (name, declared) = line.split_once(' ').unwrap_or((line, ""));
@@ -109,18 +110,19 @@ fn columns(lines: &str) -> Vec<(String, String)> {
 
 /// A definition that was read in a transaction.
 pub(super) struct Loaded {
-    /// As they were read: parameters, returns, source.
+    /// The stored texts: parameters, returns, source.
     texts: [Box<[u8]>; 3],
     /// Names and declared types.
     parameters: Vec<(String, String)>,
     returns: Vec<(String, String)>,
-    /// What Lua is given.
+    /// The Lua chunk.
     pub(super) chunk: String,
 }
 
 impl Loaded {
-    /// Reads the definition of that name; an error if the transaction cannot go on. If there is none, that of the name in
-    /// lower case: so all were kept once, quoted or not, and outside of ASCII too.
+    /// Reads the definition of a name. Fails if the transaction cannot continue. If there is no
+    /// such definition the name in lower case is tried: old definitions were stored under
+    /// lower-case names, quoted or not, including non-ASCII letters.
     pub(super) fn find(
         connection: &mut Connection,
         name: &str,
@@ -143,7 +145,7 @@ impl Loaded {
         let run = Run { id: FIND.0, sql: FIND.1, columns: None, parameters: &parameters };
         match connection.run_here(&run, &mut found) {
             Step::Done(_) => {}
-            // Nobody has made a procedure yet.
+            // No procedure has been created yet.
             Step::Failed(error) if error.state() == sqlstate::UNDEFINED_TABLE => return Ok(None),
             other => return Err(other),
         }
@@ -164,41 +166,41 @@ impl Loaded {
         }
     }
 
-    /// Memory that it takes.
+    /// Memory used by the definition.
     pub(super) fn memory_bytes(&self) -> u64 {
         let texts = self.texts.iter().map(|text| text.len()).sum::<usize>();
-        // Each name and type is a block of its own.
+        // Each name and type is a separate allocation.
         const COLUMN_BYTES: usize = size_of::<(String, String)>() + 64;
         let columns = (self.parameters.len() + self.returns.len()) * COLUMN_BYTES;
         (2 * texts + self.chunk.len() + columns) as u64
     }
 
-    /// How many parameters it has.
+    /// Number of parameters.
     pub(super) fn parameter_count(&self) -> usize {
         self.parameters.len()
     }
 
-    /// The columns of its answer, with their declared types.
+    /// The result columns, with their declared types.
     pub(super) fn returns(&self) -> &[(String, String)] {
         &self.returns
     }
 }
 
-/// The definitions that a connection has read of late. They are read anew for each call, in its transaction; what is
-/// spared is making the same of the same texts.
+/// A connection's cache of definitions. The texts are read for each call, in its transaction; the
+/// cache saves parsing unchanged texts.
 #[derive(Default)]
 pub(crate) struct Known(HashMap<Box<str>, Arc<Loaded>>);
 
 impl Known {
-    const MOST: usize = 16;
-    /// A larger one is made anew for each call.
-    const LARGEST_BYTES: u64 = 64 << 10;
+    const MAX_DEFINITIONS: usize = 16;
+    /// Larger definitions are parsed for each call.
+    const MAX_DEFINITION_BYTES: u64 = 64 << 10;
 
     fn keep(&mut self, name: &str, loaded: &Arc<Loaded>) {
-        if self.0.len() >= Known::MOST {
+        if self.0.len() >= Known::MAX_DEFINITIONS {
             self.0.clear();
         }
-        if loaded.memory_bytes() <= Known::LARGEST_BYTES {
+        if loaded.memory_bytes() <= Known::MAX_DEFINITION_BYTES {
             self.0.insert(name.into(), loaded.clone());
         }
     }
@@ -206,23 +208,23 @@ impl Known {
 
 struct Found<'a> {
     name: &'a str,
-    /// What was read the last time; `None` when it is not that any more.
+    /// The cached definition; None if the texts have changed.
     known: Option<Arc<Loaded>>,
     loaded: Option<Arc<Loaded>>,
 }
 
 impl RowSink for Found<'_> {
     fn row(&mut self, row: &dyn Row) -> Result<()> {
-        // An ordinary table: anything may be in it.
+        // The table is an ordinary one, so its contents are untrusted.
         let text = |column| match row.get(column) {
-            ValueRef::Text(text) if text.len() > LONGEST_BYTES => Err(too_long(self.name)),
+            ValueRef::Text(text) if text.len() > MAX_TEXT_BYTES => Err(too_long(self.name)),
             ValueRef::Text(text) => Ok(text),
             _ => Ok(&[][..]),
         };
         let texts = [text(0)?, text(1)?, text(2)?];
-        if texts[..2].iter().any(|lines| memchr::memchr_iter(b'\n', lines).count() >= MOST_COLUMNS) {
+        if texts[..2].iter().any(|lines| memchr::memchr_iter(b'\n', lines).count() >= MAX_COLUMNS) {
             let message =
-                format!("procedure \"{}\" has more than {MOST_COLUMNS} parameters or columns", self.name);
+                format!("procedure \"{}\" has more than {MAX_COLUMNS} parameters or columns", self.name);
             return Err(Error::new(sqlstate::PROGRAM_LIMIT, message));
         }
         self.known.take_if(|known| known.texts.each_ref().map(|text| &**text) != texts);
@@ -235,7 +237,8 @@ impl RowSink for Found<'_> {
     }
 }
 
-/// What a client is told of a CALL before it runs: the types of the procedure's parameters in order, and its columns.
+/// Describes a CALL before it runs: the types of the procedure's parameters in order, and its
+/// result columns.
 pub(crate) fn describe_here(
     connection: &mut Connection,
     name: &str,
@@ -254,26 +257,27 @@ pub(crate) fn describe_here(
         }
         Ok(None) => Err(unknown(name)),
         Err(Step::Failed(error)) => Err(error),
-        Err(_) => {
-            Err(Error::new(sqlstate::SERIALIZATION_FAILURE, "the procedure changed while it was looked up"))
-        }
+        Err(_) => Err(Error::new(
+            sqlstate::SERIALIZATION_FAILURE,
+            "could not serialize access due to a concurrent change of the procedure",
+        )),
     }
 }
 
 fn too_long(name: &str) -> Error {
-    let message = format!("procedure \"{name}\" has more than {} KiB", LONGEST_BYTES >> 10);
-    Error::new(sqlstate::PROGRAM_LIMIT, message).hint("data belongs into tables")
+    let message = format!("procedure \"{name}\" exceeds the size limit of {} KiB", MAX_TEXT_BYTES >> 10);
+    Error::new(sqlstate::PROGRAM_LIMIT, message).hint("Store data in tables.")
 }
 
 pub(super) fn unknown(name: &str) -> Error {
     Error::new(sqlstate::UNDEFINED_FUNCTION, format!("procedure \"{name}\" does not exist"))
-        .hint("SELECT name FROM fulmar_procedures shows those that do")
+        .hint("SELECT name FROM fulmar_procedures lists the existing ones.")
 }
 
 pub(super) fn check_count(name: &str, wanted: usize, given: usize) -> Result<()> {
     if wanted == given {
         return Ok(());
     }
-    let message = format!("procedure \"{name}\" takes {wanted} arguments, and {given} were given");
+    let message = format!("procedure \"{name}\" takes {wanted} arguments but {given} were given");
     Err(Error::new(sqlstate::UNDEFINED_FUNCTION, message))
 }

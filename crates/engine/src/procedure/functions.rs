@@ -1,15 +1,17 @@
-//! The functions of `db`, as Lua calls them.
+//! The functions of `db`, the Lua side.
 //!
-//! `query` and `exec` are C functions: they take their arguments off Lua's stack and leave the answer there. A wrapped closure
-//! would make a handle for each argument and run each answer in a protected call, which takes as many instructions as a short statement.
+//! `query` and `exec` are C functions: they read their arguments from the Lua stack and push their
+//! results. A wrapped Rust closure would create a handle for each argument and convert each result
+//! in a protected call, which costs as many instructions as a short statement.
 //!
 //! # Errors
-//! An error of Lua's is an exception that leaves through the frames of whoever raises it. So nothing is raised here while a value
-//! of Rust's lives: the error is left with [`Lent`], and a wrapped closure, the function's second upvalue, takes it from there and
-//! raises it as the library does, with a traceback.
+//! A Lua error is an exception that unwinds through the frames of its raiser. So no error is raised
+//! here while a Rust value is alive: the error is stored in [`Lent`], and a wrapped closure, the
+//! function's second upvalue, takes it from there and raises it as the library does, with a
+//! traceback.
 //!
-//! A panic does not enter Lua, which could catch it and go on. It is kept until the call has ended, to which `db` answers nothing any
-//! more, and goes on then.
+//! A panic must not enter Lua, which could catch it and continue. It is stored until the call has
+//! ended, and then resumed; meanwhile all calls of `db` fail.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -27,12 +29,12 @@ use super::vm::ended;
 use crate::heap::Lease;
 use crate::{Error, Result, Value, sqlstate};
 
-/// The upvalues: whom to ask, and who raises what went wrong.
+/// Indexes of the upvalues: the lent host, and the closure that raises errors.
 const LENT: c_int = 1;
 const RAISE: c_int = 2;
 const UPVALUES: c_int = 2;
 
-/// The `db` that procedures are given: one for all calls of a machine.
+/// Creates the `db` table of a machine, which all its calls use.
 pub(super) fn database(lua: &Lua, lent: &Rc<Lent>) -> mlua::Result<Table> {
     let db = lua.create_table()?;
     db.raw_set("query", function(lua, lent, query)?)?;
@@ -51,8 +53,8 @@ fn function(lua: &Lua, lent: &Rc<Lent>, function: ffi::lua_CFunction) -> mlua::R
     let left = lent.clone();
     let raise = lua.create_function(move |_, ()| -> mlua::Result<()> { Err(left.take_failure()) })?;
     let lent = Rc::as_ptr(lent).cast_mut().cast::<c_void>();
-    // SAFETY: two values on a stack with room for them become the upvalues. The closure that raises keeps what is lent alive
-    // for as long as the function has it.
+    // SAFETY: two values on a stack with enough space become the upvalues. The raising closure
+    // keeps `lent` alive as long as the function has it.
     unsafe {
         lua.exec_raw(raise, |state| {
             ffi::lua_pushlightuserdata(state, lent);
@@ -62,9 +64,10 @@ fn function(lua: &Lua, lent: &Rc<Lent>, function: ffi::lua_CFunction) -> mlua::R
     }
 }
 
-/// `db.query(sql, ...)`: runs a statement and answers its rows, a list of tables with a field for each column.
+/// `db.query(sql, ...)`: runs a statement and returns its rows, a list of tables with a field per
+/// column.
 unsafe extern "C-unwind" fn query(state: *mut ffi::lua_State) -> c_int {
-    // SAFETY: Lua calls it with its state, as one of `function`'s.
+    // SAFETY: Lua calls it with its state, as a function created by `function`.
     unsafe {
         answer(state, |host, lua, sql, parameters| {
             host.query(lua, sql, parameters)?;
@@ -74,9 +77,9 @@ unsafe extern "C-unwind" fn query(state: *mut ffi::lua_State) -> c_int {
     }
 }
 
-/// `db.exec(sql, ...)`: runs a statement and answers how many rows it has changed.
+/// `db.exec(sql, ...)`: runs a statement and returns the number of changed rows.
 unsafe extern "C-unwind" fn exec(state: *mut ffi::lua_State) -> c_int {
-    // SAFETY: as above; there is room for one value, since each function of C's has room for twenty.
+    // SAFETY: as above; there is space for one value, since a C function has space for 20.
     unsafe {
         answer(state, |host, _, sql, parameters| {
             let changed = host.exec(sql, parameters)?;
@@ -86,15 +89,16 @@ unsafe extern "C-unwind" fn exec(state: *mut ffi::lua_State) -> c_int {
     }
 }
 
-/// Asks the host with the arguments that are on the stack; what `ask` has pushed is the answer.
+/// Runs `ask` with the arguments on the stack. The value that `ask` has pushed is the result.
 ///
 /// # Safety
-/// `state` is that of a running function of [`function`]'s.
+/// `state` must be the state of a running function created by [`function`].
 unsafe fn answer(
     state: *mut ffi::lua_State,
     ask: impl FnOnce(&mut Host<'_>, &Lua, &str, &[Value]) -> mlua::Result<()>,
 ) -> c_int {
-    // SAFETY: the upvalue is a `Lent`, which lives as long as the function; the arguments are read where they are.
+    // SAFETY: the upvalue is a `Lent` that lives as long as the function; the arguments stay on the
+    // stack while they are read.
     let answered = unsafe {
         let lent = &*ffi::lua_tolightuserdata(state, ffi::lua_upvalueindex(LENT)).cast::<Lent>();
         let asked = catch_unwind(AssertUnwindSafe(|| {
@@ -115,7 +119,7 @@ unsafe fn answer(
         }
     };
     if !answered {
-        // SAFETY: nothing of Rust's is left in this frame or its callers' up to Lua's.
+        // SAFETY: no Rust value is left in this frame or in those of its callers up to Lua.
         unsafe {
             ffi::lua_pushvalue(state, ffi::lua_upvalueindex(RAISE));
             ffi::lua_call(state, 0, 0);
@@ -124,17 +128,17 @@ unsafe fn answer(
     1
 }
 
-/// The statement and its parameters.
+/// Reads the statement and its parameters.
 ///
 /// # Safety
-/// The stack holds the arguments, and nobody touches them while the text is used.
+/// The stack must contain the arguments, which must not change while the text is used.
 unsafe fn arguments<'s>(state: *mut ffi::lua_State, room: &mut Room) -> Result<(&'s str, Vec<Value>)> {
-    // SAFETY: the caller's promise; indexes up to the top are arguments.
+    // SAFETY: guaranteed by the caller; indexes up to the top are arguments.
     unsafe {
         let sql = match ffi::lua_type(state, 1) {
-            ffi::LUA_TSTRING => text_at(state, 1, || "a statement".to_owned()),
-            _ => Err(Error::new(sqlstate::DATATYPE_MISMATCH, "a statement is a string")
-                .hint("db.query(\"SELECT ... WHERE id = $1\", id)")),
+            ffi::LUA_TSTRING => text_at(state, 1, || "the statement".to_owned()),
+            _ => Err(Error::new(sqlstate::DATATYPE_MISMATCH, "the statement must be a string")
+                .hint("For example: db.query(\"SELECT ... WHERE id = $1\", id)")),
         }?;
         let parameters = (2..=ffi::lua_gettop(state))
             .map(|index| from_stack(state, index, room, || format!("argument ${}", index - 1)));
@@ -142,11 +146,12 @@ unsafe fn arguments<'s>(state: *mut ffi::lua_State, room: &mut Room) -> Result<(
     }
 }
 
-/// The host of the call that a machine runs, while it runs; the functions of `db` outlive calls.
+/// The host of the running call. The functions of `db` outlive calls, so they access it through
+/// this.
 pub(super) struct Lent {
     limits: Rc<Limits>,
     host: Cell<Option<(NonNull<c_void>, NonNull<Lua>)>>,
-    /// What a function is about to raise.
+    /// The error to be raised.
     failure: RefCell<Option<mlua::Error>>,
     panic: Cell<Option<Box<dyn Any + Send>>>,
 }
@@ -156,7 +161,7 @@ impl Lent {
         Lent { limits, host: Cell::default(), failure: RefCell::default(), panic: Cell::default() }
     }
 
-    /// Lends `host` to the functions of `lua`'s `db` for the time of `call`.
+    /// Lends `host` to the functions of `lua`'s `db` for the duration of `call`.
     pub(super) fn lend<R>(&self, host: &mut Host<'_>, lua: &Lua, call: impl FnOnce() -> R) -> R {
         struct Back<'a>(&'a Lent);
         impl Drop for Back<'_> {
@@ -175,39 +180,41 @@ impl Lent {
 
     fn with<R>(&self, ask: impl FnOnce(&mut Host<'_>, &Lua) -> mlua::Result<R>) -> mlua::Result<R> {
         let Some(lent) = self.host.take() else {
-            return Err(mlua::Error::runtime("the database is not to be had here"));
+            return Err(mlua::Error::runtime("`db` is not available in this context"));
         };
-        // SAFETY: both were lent by a call that still runs, which does not touch the host meanwhile; whoever uses it has
-        // taken it, so there is one at a time. Who panics does not put it back.
+        // SAFETY: both were lent by a call that is still running and does not use the host
+        // meanwhile. The host was taken out of the cell, so there is one user at a time. After a
+        // panic it is not put back.
         let answer = unsafe {
             let (host, lua) = (lent.0.cast::<Host<'_>>().as_mut(), lent.1.as_ref());
-            // A statement may wait: what Lua holds meanwhile is charged before.
+            // A statement may wait, so Lua's memory is charged first.
             if self.limits.charge(lua) { ask(host, lua) } else { Err(ended()) }
         };
         self.host.set(Some(lent));
         answer
     }
 
-    /// Keeps what is to be raised; answers `false`.
+    /// Stores the error to be raised. Returns false.
     fn leave(&self, error: mlua::Error) -> bool {
         *self.failure.borrow_mut() = Some(error);
         false
     }
 
     fn take_failure(&self) -> mlua::Error {
-        self.failure.borrow_mut().take().unwrap_or_else(|| mlua::Error::runtime("nothing has failed"))
+        self.failure.borrow_mut().take().unwrap_or_else(|| mlua::Error::runtime("no error to raise"))
     }
 }
 
-/// While it lives, Lua's memory is not limited: with a limit each string and field that we make is made in a protected
-/// call, which costs more than the query, and a call of ours into Lua may raise an error. What we make is counted by who makes it.
+/// Disables Lua's memory limit while it lives. With a limit, each string and field is created in a
+/// protected call, which costs more than the query, and a call into Lua may raise an error. The
+/// callers account for the memory instead.
 pub(super) struct Trusted<'l> {
     lua: &'l Lua,
     memory_bytes: usize,
 }
 
 impl<'l> Trusted<'l> {
-    /// `memory_bytes` is the limit afterwards.
+    /// `memory_bytes` is the limit that is restored on drop.
     pub(super) fn new(lua: &'l Lua, memory_bytes: usize) -> mlua::Result<Self> {
         lua.set_memory_limit(0)?;
         Ok(Trusted { lua, memory_bytes })
@@ -216,7 +223,7 @@ impl<'l> Trusted<'l> {
 
 impl Drop for Trusted<'_> {
     fn drop(&mut self) {
-        // It cannot fail: the machine's memory is ours, and was limited before.
+        // Cannot fail: the machine uses the built-in allocator and had a limit before.
         let _ = self.lua.set_memory_limit(self.memory_bytes);
     }
 }

@@ -1,8 +1,8 @@
-//! What a procedure can ask of the database: `db.query`, `db.exec`, `db.abort`.
+//! The functions of `db`, the database side: `db.query`, `db.exec`, `db.abort`.
 //!
-//! Each runs one statement on the transaction's connection. What goes wrong with a statement is an error of Lua's, which
-//! a procedure may catch; what ends the whole transaction is remembered here as well ([`Host::end`]), and no catching
-//! undoes it.
+//! Each runs one statement on the transaction's connection. A failed statement is a Lua error,
+//! which the procedure may catch. Whatever ends the whole transaction is recorded here as well
+//! ([`Host::end`]), and cannot be undone by catching the error.
 
 use mlua::Lua;
 
@@ -13,15 +13,15 @@ use crate::sql::{classify, tokens};
 use crate::statement::{Nowhere, RowSink};
 use crate::{Error, Result, StatementKind, Value, sqlstate};
 
-/// Length of a statement's text.
-const LONGEST_TEXT_BYTES: usize = 1 << 20;
+/// Maximum length of a statement's text.
+const MAX_TEXT_BYTES: usize = 1 << 20;
 
-/// The side of the database.
+/// The database, as seen by a running procedure.
 pub(super) struct Host<'c> {
     connection: &'c mut Connection,
-    /// The transaction cannot go on: how it ends.
+    /// How the transaction has ended, if it cannot continue.
     end: Option<Step>,
-    /// Of the last query.
+    /// The rows of the last query.
     rows: Rows,
 }
 
@@ -30,17 +30,17 @@ impl<'c> Host<'c> {
         Host { connection, end: None, rows: Rows::default() }
     }
 
-    /// Of the connection; valid as long as it.
+    /// The connection's suspender, valid as long as the connection.
     pub(super) fn suspender(&self) -> *const Suspender {
         &raw const self.connection.link.suspender
     }
 
-    /// Memory that a call may use.
+    /// Memory limit of a call.
     pub(super) fn memory_bytes(&self) -> usize {
         self.connection.link.partition.node.machines.memory_bytes()
     }
 
-    /// Runs a statement; its rows are in [`Host::rows`] then.
+    /// Runs a statement, and stores its rows in [`Host::rows`].
     pub(super) fn query(&mut self, lua: &Lua, sql: &str, parameters: &[Value]) -> mlua::Result<()> {
         let mut rows = std::mem::take(&mut self.rows);
         rows.begin(lua.used_memory(), self.memory_bytes());
@@ -55,16 +55,16 @@ impl<'c> Host<'c> {
         &mut self.rows
     }
 
-    /// Runs a statement and answers how many rows it has changed.
+    /// Runs a statement, and returns the number of changed rows.
     pub(super) fn exec(&mut self, sql: &str, parameters: &[Value]) -> mlua::Result<i64> {
         let (_, before) = self.connection.changes();
         self.run(sql, parameters, &mut Nowhere)?;
         let (changed, after) = self.connection.changes();
-        // A statement that changes nothing leaves the count of the one before.
+        // A statement without changes leaves SQLite's counter of the previous one unchanged.
         Ok(if after == before { 0 } else { changed })
     }
 
-    /// Ends the procedure and its transaction with an error of its own.
+    /// Ends the procedure and its transaction with a user-defined error.
     pub(super) fn abort(&mut self, message: &str) -> mlua::Error {
         const RAISED: &str = "P0001";
         self.finish(Step::Failed(Error::new(RAISED, message)))
@@ -75,12 +75,12 @@ impl<'c> Host<'c> {
         mlua::Error::runtime("the transaction has ended")
     }
 
-    /// Answers the id of the statement.
+    /// Runs a statement, and returns its id.
     fn run(&mut self, sql: &str, parameters: &[Value], sink: &mut dyn RowSink) -> mlua::Result<u64> {
         if self.end.is_some() {
             return Err(mlua::Error::runtime("the transaction has ended"));
         }
-        // Many short statements take as long as a long one.
+        // Many short statements can take as long as one long one.
         if self.connection.link.checkpoint() {
             let conflict = self.connection.link.transaction.borrow().conflict.is_some();
             let cancelled = self.connection.link.cancel.borrow().error();
@@ -95,13 +95,13 @@ impl<'c> Host<'c> {
         };
         let run = Run { id, sql, columns: None, parameters };
         self.connection.link.variables.borrow_mut().changed = true;
-        // The procedure may have caught the error of a statement that was refused: its overdraft
-        // ends here.
+        // The procedure may have caught the error of a statement that exceeded a limit: its
+        // overdraft ends here.
         self.connection.link.begin_statement();
         match self.connection.run_here(&run, sink) {
             Step::Done(_) => Ok(id),
             Step::Conflict => Err(self.finish(Step::Conflict)),
-            // SQLite has rolled everything back, or nobody wants to go on.
+            // SQLite has rolled back the transaction, or the statement was cancelled.
             Step::Failed(error)
                 if self.connection.is_autocommit() || error.state() == sqlstate::QUERY_CANCELED =>
             {
@@ -115,7 +115,7 @@ impl<'c> Host<'c> {
         self.connection.link.cancel.borrow().is_set()
     }
 
-    /// How the CALL ends, after Lua has ended with `outcome`.
+    /// The outcome of the CALL, given the outcome of the Lua code.
     pub(super) fn settle(self, outcome: Result<u64>) -> Step {
         if let Some(end) = self.end {
             return end;
@@ -129,16 +129,17 @@ impl<'c> Host<'c> {
     }
 }
 
-/// Only statements that read and change data: a procedure has no say in transactions, schema and settings.
+/// Accepts only statements that read and change data: a procedure cannot control transactions,
+/// schema and settings.
 fn check(sql: &str) -> Result<()> {
-    if sql.len() > LONGEST_TEXT_BYTES {
-        let message = format!("a statement of a procedure has at most {} KiB", LONGEST_TEXT_BYTES >> 10);
-        return Err(Error::new(sqlstate::PROGRAM_LIMIT, message).hint("pass values as parameters"));
+    if sql.len() > MAX_TEXT_BYTES {
+        let message = format!("a statement in a procedure exceeds the limit of {} KiB", MAX_TEXT_BYTES >> 10);
+        return Err(Error::new(sqlstate::PROGRAM_LIMIT, message).hint("Pass values as parameters."));
     }
     let all: Vec<_> = tokens(sql).collect();
     let end = all.iter().position(|token| token.is_symbol(";")).unwrap_or(all.len());
     if all[end..].iter().any(|token| !token.is_symbol(";")) {
-        return Err(Error::new(sqlstate::SYNTAX_ERROR, "a procedure runs one statement at a time"));
+        return Err(Error::new(sqlstate::SYNTAX_ERROR, "cannot run multiple statements in one call"));
     }
     let first = &all[..end];
     use StatementKind::{Delete, Insert, Query, Update};
@@ -148,6 +149,6 @@ fn check(sql: &str) -> Result<()> {
     }
     Err(Error::new(
         sqlstate::FEATURE_NOT_SUPPORTED,
-        "a procedure can run SELECT, INSERT, UPDATE and DELETE only",
+        "only SELECT, INSERT, UPDATE and DELETE are supported in a procedure",
     ))
 }

@@ -1,4 +1,4 @@
-//! What a call may use: steps, memory, and time until it is told to end.
+//! Limits of a call: steps, memory, and the time until it notices a cancel.
 
 use std::cell::Cell;
 
@@ -6,31 +6,33 @@ use mlua::Lua;
 
 use crate::{Error, Result, heap, sqlstate};
 
-/// Memory that a call may use at most, bytes. On a small node it is a part of what a tenant may hold.
+/// Maximum memory of a call in bytes. On a small node the limit is a share of the tenant's.
 pub(super) const MAX_MEMORY_BYTES: usize = 64 << 20;
-/// A machine that holds more after a call is not kept.
-pub(super) const KEPT_BYTES: usize = 2 << 20;
-/// Turns of loops and calls of functions that a call may make.
-pub(super) const MOST_STEPS: u64 = 20_000_000;
-/// Steps between two looks at the clock, at the cancel flag and at the memory.
+/// A machine that holds more memory after a call is discarded.
+pub(super) const MAX_IDLE_MACHINE_BYTES: usize = 2 << 20;
+/// Maximum number of steps of a call: loop iterations and function calls.
+pub(super) const MAX_STEPS: u64 = 20_000_000;
+/// Steps between two checks of the clock, the cancel flag and the memory.
 const STEPS_PER_CHECKPOINT: u64 = 32;
-/// Who holds more may have texts that a single step works long on: it looks at each.
+/// A call that holds more memory may have texts on which a single step takes long, so every step is
+/// checked.
 const LARGE_BYTES: usize = 4 << 20;
 
-/// What a call has used, and whether it was told to end. Lua may catch the error that tells it.
+/// The resources that a call has used, and whether it must end. Lua code may catch the error that
+/// ends it, so the decision is stored here.
 pub(super) struct Limits {
-    /// Memory that a call may use.
+    /// Maximum memory of the call.
     memory_bytes: usize,
     steps: Cell<u64>,
     ended: Cell<bool>,
-    /// A step may take long: there is a look at each.
+    /// Every step is checked, since a step may take long.
     watched: Cell<bool>,
-    /// Memory of the machine before its first call. Without that no call can run, so it need not be
-    /// charged.
+    /// Memory of the machine before its first call. Without it no call can run, so a call that
+    /// needs no more is not rejected.
     empty_bytes: Cell<usize>,
-    /// Charged to the connection, bytes.
+    /// Bytes charged to the connection.
     held: Cell<usize>,
-    /// It was told to end since its tenant, or the node, holds too much.
+    /// The call must end because its tenant or the node is out of memory.
     crowded: Cell<bool>,
 }
 
@@ -51,7 +53,7 @@ impl Limits {
         self.memory_bytes
     }
 
-    /// Notes what the machine holds before its first call.
+    /// Records the machine's memory before its first call.
     pub(super) fn set_empty(&self, lua: &Lua) {
         self.empty_bytes.set(lua.used_memory());
     }
@@ -63,12 +65,12 @@ impl Limits {
         self.crowded.set(false);
     }
 
-    /// From here on there is a look at each step of the call.
+    /// Checks every further step of the call.
     pub(super) fn watch(&self) {
         self.watched.set(true);
     }
 
-    /// Counts a step. Answers whether the call must end.
+    /// Counts a step. Returns true if the call must end.
     pub(super) fn step(&self, lua: &Lua) -> bool {
         let taken = self.steps.get() + 1;
         self.steps.set(taken);
@@ -76,10 +78,11 @@ impl Limits {
             self.charge(lua);
             self.ended.set(self.ended.get() || crate::vfs::checkpoint_here());
         }
-        taken > MOST_STEPS || self.ended.get()
+        taken > MAX_STEPS || self.ended.get()
     }
 
-    /// Charges what Lua holds now. Returns false if the call must end, since its tenant or the node holds too much.
+    /// Charges Lua's current memory. Returns false if the call must end because its tenant or the
+    /// node is out of memory.
     pub(super) fn charge(&self, lua: &Lua) -> bool {
         let bytes = lua.used_memory();
         self.watched.set(self.watched.get() || bytes > LARGE_BYTES);
@@ -90,34 +93,37 @@ impl Limits {
         !self.crowded.get()
     }
 
-    /// The call has ended. Answers the limit that ended it, if one did.
+    /// Ends the call. Returns the limit that ended it, if any.
     pub(super) fn end(&self, name: &str) -> Result<()> {
         self.hold(0);
-        if self.steps.get() > MOST_STEPS {
-            let message = format!("procedure \"{name}\" takes more than {MOST_STEPS} steps");
-            return Err(Error::new(sqlstate::PROGRAM_LIMIT, message).hint("let SQL do the work on many rows"));
+        if self.steps.get() > MAX_STEPS {
+            let message = format!("procedure \"{name}\" exceeded the limit of {MAX_STEPS} steps");
+            return Err(
+                Error::new(sqlstate::PROGRAM_LIMIT, message).hint("Process large numbers of rows in SQL.")
+            );
         }
         if self.crowded.get() {
             return Err(heap::exhausted());
         }
         if self.ended.get() {
-            return Err(Error::new(sqlstate::QUERY_CANCELED, "the procedure was ended"));
+            return Err(Error::new(sqlstate::QUERY_CANCELED, "procedure was terminated"));
         }
         Ok(())
     }
 
-    /// Charges what the machine holds to the connection that calls. Answers whether it may hold as much.
+    /// Charges the machine's memory to the calling connection. Returns false if that exceeds a
+    /// limit.
     fn hold(&self, bytes: usize) -> bool {
-        let may = heap::change(self.held.get() as u64, bytes as u64);
-        if may {
+        let fits = heap::change(self.held.get() as u64, bytes as u64);
+        if fits {
             self.held.set(bytes);
         }
-        may
+        fits
     }
 }
 
 impl Drop for Limits {
-    /// A call that panicked gives back here what it held: still on its fiber.
+    /// Releases the charge of a call that panicked, still on its fiber.
     fn drop(&mut self) {
         self.hold(0);
     }

@@ -1,4 +1,5 @@
-//! Procedures: a transaction in one round trip, written in Lua (Luau), run beside the data.
+//! Stored procedures: a transaction in one round trip, written in Lua (Luau), executed next to the
+//! data.
 //!
 //! ```text
 //! CREATE PROCEDURE transfer(source INTEGER, target INTEGER, amount INTEGER) LANGUAGE lua AS $$
@@ -9,26 +10,28 @@
 //! $$
 //! ```
 //!
-//! A definition is a row of the ordinary table [`TABLE`] in the tenant's own database, so it commits, replays, moves and
-//! is copied like all data. CALL is a statement like any other ([`call_here`]): it runs on the statement's fiber, its
-//! queries run on the transaction's connection, and after a conflict it is run again as a whole.
+//! A definition is a row of the ordinary table [`TABLE`] in the tenant's database, so it is
+//! committed, replayed, moved and copied like all data. CALL is a normal statement ([`call_here`]):
+//! it runs on the statement's fiber, its queries run on the transaction's connection, and after a
+//! conflict it is run again as a whole.
 //!
-//! | module | what it does |
+//! | module | contents |
 //! | --- | --- |
-//! | [`answer`] | what a procedure returns, as rows |
-//! | [`definition`] | what is kept of a procedure |
-//! | [`functions`] | `db.query`, `db.exec`, `db.abort`, as Lua calls them |
-//! | [`host`] | what they do |
-//! | [`limits`] | what a call may use |
-//! | [`rows`] | the rows of a query as tables of Lua's |
-//! | [`values`] | SQL's values as Lua's, and back |
-//! | [`vm`] | the machines: sandbox, what they keep |
+//! | [`answer`] | returned rows |
+//! | [`definition`] | stored definitions |
+//! | [`functions`] | `db.query`, `db.exec`, `db.abort`: the Lua side |
+//! | [`host`] | the same: the database side |
+//! | [`limits`] | limits of a call |
+//! | [`rows`] | query rows as Lua tables |
+//! | [`values`] | conversion between SQL and Lua values |
+//! | [`vm`] | Lua machines: sandbox, reuse |
 //!
 //! # What a procedure can do
-//! Compute, and use `db`. It has no files, clock, randomness, coroutines or globals of its own; SQL's `now()` and
-//! `random()` are the transaction's. It may use 64 MiB (less on a small node) and [`limits::MOST_STEPS`]; `statement_timeout` and a
-//! cancel end it like any statement. An error of SQL's can be caught with `pcall` (the statement that failed has changed
-//! nothing); an abort, a conflict or a cancel cannot: `db` answers nothing else from then on.
+//! A procedure can compute, and use `db`. It has no files, clock, randomness, coroutines or
+//! writable globals; SQL's `now()` and `random()` are those of the transaction. It may use 64 MiB
+//! (less on a small node) and [`limits::MAX_STEPS`]; `statement_timeout` and a cancel end it like
+//! any statement. `pcall` can catch an SQL error (the failed statement has changed nothing), but
+//! not an abort, a conflict or a cancel: from then on all calls of `db` fail.
 
 mod answer;
 mod definition;
@@ -55,17 +58,18 @@ use crate::statement::{Row, RowSink};
 use crate::value::ValueRef;
 use crate::{Error, Result, Value, sqlstate};
 
-/// What a CALL says.
+/// A parsed CALL.
 #[derive(Debug)]
 pub(crate) struct Call {
     pub name: String,
-    /// Names the query for the arguments in connections' caches.
+    /// Identifies the query of the arguments in the connections' statement caches.
     pub arguments_id: u64,
-    /// `SELECT` and the arguments, as they were written; `None` if there are none.
+    /// `SELECT` and the text of the arguments; None if there are none.
     pub arguments: Option<String>,
 }
 
-/// Runs a CALL; on the fiber. Outside a transaction it is one of its own: what it did is committed, or nothing is.
+/// Runs a CALL, on the fiber. Outside of a transaction it runs in one of its own, which is
+/// committed or rolled back as a whole.
 pub(crate) fn call_here(
     connection: &mut Connection,
     call: &Call,
@@ -105,7 +109,7 @@ fn run(
             if loaded.returns().len() != columns {
                 return Step::Failed(
                     Error::new(sqlstate::FEATURE_NOT_SUPPORTED, crate::STALE_PLAN)
-                        .hint("the procedure was replaced since the CALL was prepared: prepare it again"),
+                        .hint("The procedure was replaced after the CALL was prepared. Prepare it again."),
                 );
             }
             execute(connection, call, &loaded, arguments, sink)
@@ -173,7 +177,7 @@ fn value_bytes(value: &Value) -> u64 {
     (size_of::<Value>() + bytes) as u64
 }
 
-/// Keeps the one row that the arguments are.
+/// Receives the row of the arguments.
 struct OneRow {
     row: Option<Vec<Value>>,
     memory_bytes: usize,
@@ -182,7 +186,7 @@ struct OneRow {
 impl RowSink for OneRow {
     fn row(&mut self, row: &dyn Row) -> Result<()> {
         if self.row.is_some() {
-            return Err(Error::new(sqlstate::SYNTAX_ERROR, "the arguments of a CALL are one row"));
+            return Err(Error::new(sqlstate::SYNTAX_ERROR, "the arguments of CALL must be a single row"));
         }
         let mut room = Room::new(self.memory_bytes);
         let values = (0..row.len()).map(|column| {

@@ -1,15 +1,17 @@
--- What replaces functions of Lua's library before they are frozen; see vm.rs. `watch` has the clock looked at in each step that follows.
+-- Replacements of Lua library functions, installed before the library is frozen; see vm.rs.
+-- After `watch()` the clock is checked in every step.
 local watch = ...
 local format, sort, move = string.format, table.sort, table.move
-local tostring_plain, mostComparisons, mostMoved = tostring, 2 ^ 22, 2 ^ 22
+local original_tostring, maxComparisons, maxMoved = tostring, 2 ^ 22, 2 ^ 22
 
 for _, name in { "find", "gmatch", "gsub", "match", "split" } do
     local search = string[name]
     string[name] = function(text, pattern, ...)
         if type(text) == "string" and type(pattern) == "string" then
-            -- In one step: each place of the text with all of the pattern.
+            -- Upper bound for the search, which is a single step: it compares the whole pattern at
+            -- each position of the text.
             local comparisons = #text * #pattern
-            if comparisons > mostComparisons then
+            if comparisons > maxComparisons then
                 error(`string.{name}: the text and the pattern are too long`, 2)
             end
             if comparisons > 2 ^ 16 then
@@ -21,11 +23,11 @@ for _, name in { "find", "gmatch", "gsub", "match", "split" } do
 end
 
 table.move = function(from, first, last, ...)
-    -- What is no number moves nothing, and says so.
-    local least, most = tonumber(first) or 0, tonumber(last) or 0
-    -- Also for what is no number of an element: comparisons with NaN fail.
-    if not (math.abs(least) < 2 ^ 31 and math.abs(most) < 2 ^ 31 and most - least < mostMoved) then
-        error("table.move: there are too many elements to move", 2)
+    -- Non-numbers count as 0 here; `move` raises an error for them.
+    local low, high = tonumber(first) or 0, tonumber(last) or 0
+    -- Written so that NaN is rejected too: comparisons with NaN are false.
+    if not (math.abs(low) < 2 ^ 31 and math.abs(high) < 2 ^ 31 and high - low < maxMoved) then
+        error("table.move: too many elements to move", 2)
     end
     watch()
     return move(from, first, last, ...)
@@ -41,9 +43,9 @@ local addressed = { table = true, ["function"] = true, userdata = true, buffer =
 
 local function show(value)
     local kind = type(value)
-    -- What an error of SQL's is; only our side makes userdata.
+    -- SQL errors; only the host creates userdata.
     if kind == "userdata" and typeof(value) == "error" then
-        return tostring_plain(value)
+        return original_tostring(value)
     end
     if addressed[kind] then
         local meta = getmetatable(value)
@@ -51,7 +53,7 @@ local function show(value)
             return kind
         end
     end
-    return tostring_plain(value)
+    return original_tostring(value)
 end
 
 tostring = show

@@ -1,39 +1,40 @@
-//! Rows of a query on their way into Lua.
+//! Transfers the rows of a query to Lua.
 //!
-//! While SQLite runs they are noted in one buffer; then Lua's tables are made of it in one go.
+//! While SQLite runs, the rows are collected in one buffer; then all Lua tables are created from
+//! it.
 
 use std::ffi::c_int;
 
 use mlua::ffi;
 
-use super::values::{number_of, too_much};
+use super::values::{memory_exceeded, number_of};
 use crate::Result;
 use crate::heap::Lease;
 use crate::statement::{Row, RowSink};
 use crate::value::ValueRef;
 
-/// What a field takes in a table of Lua's, its value's head included.
+/// Memory of a field in a Lua table, including its value's header.
 const FIELD_BYTES: usize = 64;
-/// Slots of Lua's stack beside the columns' names: the list, a row, a name and a value.
-const SLOTS: usize = 8;
-/// The tag of a value, and its length or number.
+/// Lua stack slots in addition to the column names: the list, a row, a name and a value.
+const EXTRA_SLOTS: usize = 8;
+/// Size of a value's tag and its length or number.
 const HEAD_BYTES: usize = 1 + size_of::<f64>();
-/// A buffer that is kept for the next query.
-const KEPT_BYTES: usize = 64 << 10;
+/// Maximum size of a buffer that is kept for the next query.
+const MAX_IDLE_BUFFER_BYTES: usize = 64 << 10;
 
-/// Rows as they were read: for each value a tag, then a number, or a length and bytes.
+/// Encoded rows: for each value a tag, then a number, or a length and bytes.
 #[derive(Default)]
 pub(super) struct Rows {
     bytes: Vec<u8>,
     count: c_int,
-    /// The columns' names, each behind its length.
+    /// The column names, each after its length.
     names: Vec<u8>,
     columns: usize,
-    /// What the tables may take.
+    /// Remaining memory for the tables.
     room: usize,
-    /// What a call may use.
+    /// Memory limit of the call.
     memory_bytes: usize,
-    /// For `bytes`.
+    /// The charge of `bytes`.
     lease: Lease,
 }
 
@@ -43,7 +44,7 @@ const TEXT: u8 = 2;
 const BLOB: u8 = 3;
 
 impl Rows {
-    /// Forgets the rows of the query before; Lua holds `used` bytes now.
+    /// Discards the rows of the previous query. `used` is Lua's current memory.
     pub(super) fn begin(&mut self, used: usize, memory_bytes: usize) {
         self.reset();
         self.memory_bytes = memory_bytes;
@@ -51,11 +52,11 @@ impl Rows {
     }
 
     fn take_room(&mut self, bytes: usize) -> Result<()> {
-        self.room = self.room.checked_sub(bytes).ok_or_else(|| too_much(self.memory_bytes))?;
+        self.room = self.room.checked_sub(bytes).ok_or_else(|| memory_exceeded(self.memory_bytes))?;
         Ok(())
     }
 
-    /// Makes room for bytes of a value, which are charged first.
+    /// Reserves space for the bytes of a value, which are charged first.
     fn reserve(&mut self, bytes: usize) -> Result<()> {
         let needed = self.bytes.len() + bytes;
         if needed > self.bytes.capacity() {
@@ -71,7 +72,7 @@ impl Rows {
             self.take_room(bytes.len())?;
             self.reserve(HEAD_BYTES + bytes.len())?;
             self.bytes.push(tag);
-            // Values have at most 256 MiB.
+            // Values are at most 256 MiB long.
             self.bytes.extend_from_slice(&(bytes.len() as u32).to_ne_bytes());
             self.bytes.extend_from_slice(bytes);
             Ok(())
@@ -92,27 +93,28 @@ impl Rows {
         Ok(())
     }
 
-    /// Notes the name of the next column.
+    /// Adds the name of the next column.
     pub(super) fn name(&mut self, name: &[u8]) {
         self.names.extend_from_slice(&(name.len() as u32).to_ne_bytes());
         self.names.extend_from_slice(name);
         self.columns += 1;
     }
 
-    /// Pushes a list of tables with a field for each value that is not NULL, and gives back what many rows have taken.
+    /// Pushes a list of tables with a field for each value that is not NULL, and frees a large
+    /// buffer.
     ///
     /// # Safety
-    /// `state` is that of a running function of C's. Lua's memory is not limited meanwhile: then nothing that is called here
-    /// fails, but for want of stack, which is looked at first.
+    /// `state` must be the state of a running C function, and Lua's memory limit must be disabled:
+    /// then the called Lua functions can only fail for lack of stack space, which is checked first.
     pub(super) unsafe fn push(&mut self, state: *mut ffi::lua_State) -> mlua::Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
-            if ffi::lua_checkstack(state, (self.columns + SLOTS) as c_int) == 0 {
+            if ffi::lua_checkstack(state, (self.columns + EXTRA_SLOTS) as c_int) == 0 {
                 return Err(mlua::Error::StackError);
             }
             self.push_list(state);
         }
-        if self.bytes.capacity() > KEPT_BYTES {
+        if self.bytes.capacity() > MAX_IDLE_BUFFER_BYTES {
             self.bytes = Vec::new();
             self.lease = Lease::default();
         }
@@ -120,10 +122,10 @@ impl Rows {
     }
 
     /// # Safety
-    /// The stack has room for the names and [`SLOTS`] more.
+    /// The stack must have space for the names and [`EXTRA_SLOTS`] more.
     unsafe fn push_list(&self, state: *mut ffi::lua_State) {
         let (mut names, mut rest) = (&self.names[..], &self.bytes[..]);
-        // SAFETY: every index is one that was pushed here.
+        // SAFETY: every index refers to a value that was pushed here.
         unsafe {
             ffi::lua_createtable(state, self.count, 0);
             let list = ffi::lua_gettop(state);
@@ -148,7 +150,7 @@ impl Rows {
     }
 }
 
-/// Takes so many bytes off the front.
+/// Takes `bytes` bytes from the front.
 fn take_slice<'a>(rest: &mut &'a [u8], bytes: usize) -> &'a [u8] {
     let (taken, behind) = rest.split_at(bytes);
     *rest = behind;
@@ -162,9 +164,9 @@ fn take<const N: usize>(rest: &mut &[u8]) -> [u8; N] {
 }
 
 /// # Safety
-/// The stack has room for one value.
+/// The stack must have space for one value.
 unsafe fn push_value(state: *mut ffi::lua_State, tag: u8, rest: &mut &[u8]) {
-    // SAFETY: the caller's promise; a buffer has as many bytes as were asked for.
+    // SAFETY: guaranteed by the caller; a new buffer has the requested size.
     unsafe {
         if tag == NUMBER {
             return ffi::lua_pushnumber(state, f64::from_ne_bytes(take(rest)));

@@ -1,12 +1,12 @@
-//! SQL's values as Lua's, and back.
+//! Conversion between SQL and Lua values.
 //!
 //! | SQL | Lua |
 //! | --- | --- |
 //! | NULL | `nil` (in a row: no such field) |
-//! | INTEGER, REAL | a number, which is a double: integers beyond 2^53 are refused, not rounded |
+//! | INTEGER, REAL | a number (double); integers beyond 2^53 fail instead of being rounded |
 //! | TEXT | a string |
 //! | BLOB | a buffer |
-//! | (1, 0) | `true`, `false`: only on their way to SQL |
+//! | (1, 0) | `true`, `false`: only from Lua to SQL |
 
 use std::ffi::{CStr, c_int};
 
@@ -15,13 +15,14 @@ use mlua::{Lua, ffi};
 use crate::value::ValueRef;
 use crate::{Error, Result, Value, sqlstate};
 
-/// Up to here every integer is a double.
-const EXACT: i64 = 1 << 53;
+/// Every integer up to this is exactly representable as a double.
+const MAX_EXACT_INTEGER: i64 = 1 << 53;
 
-/// What values may still take, bytes: they are ours, outside of the memory that Lua counts.
+/// Remaining memory for values in bytes. They are Rust values, outside of the memory that Lua
+/// counts.
 pub(super) struct Room {
     left: usize,
-    /// What a call may use.
+    /// Memory limit of the call.
     memory_bytes: usize,
 }
 
@@ -32,22 +33,22 @@ impl Room {
 
     pub(super) fn take(&mut self, bytes: usize) -> Result<()> {
         let left = self.left.checked_sub(bytes + size_of::<Value>());
-        self.left = left.ok_or_else(|| too_much(self.memory_bytes))?;
+        self.left = left.ok_or_else(|| memory_exceeded(self.memory_bytes))?;
         Ok(())
     }
 
-    /// What has been taken.
+    /// Memory taken so far.
     pub(super) fn taken(&self) -> u64 {
         (self.memory_bytes - self.left) as u64
     }
 }
 
-pub(super) fn too_much(memory_bytes: usize) -> Error {
-    let message = format!("the values take more than the {} MiB of a procedure", memory_bytes >> 20);
-    Error::new(sqlstate::OUT_OF_MEMORY, message).hint("let SQL do the work on many rows")
+pub(super) fn memory_exceeded(memory_bytes: usize) -> Error {
+    let message = format!("values exceed the procedure's memory limit of {} MiB", memory_bytes >> 20);
+    Error::new(sqlstate::OUT_OF_MEMORY, message).hint("Process large numbers of rows in SQL.")
 }
 
-/// A value of SQL's for Lua.
+/// Converts an SQL value to Lua.
 pub(super) fn to_lua(lua: &Lua, value: ValueRef<'_>) -> Result<mlua::Value> {
     Ok(match value {
         ValueRef::Text(text) => mlua::Value::String(lua.create_string(text).map_err(no_memory)?),
@@ -56,14 +57,14 @@ pub(super) fn to_lua(lua: &Lua, value: ValueRef<'_>) -> Result<mlua::Value> {
     })
 }
 
-/// A number of SQL's as Lua has it; `None` if it is no number.
+/// Converts an SQL number to a Lua number; None if the value is not a number.
 pub(super) fn number_of(value: ValueRef<'_>) -> Result<Option<f64>> {
     match value {
-        ValueRef::Integer(i) if (-EXACT..=EXACT).contains(&i) => Ok(Some(i as f64)),
+        ValueRef::Integer(i) if (-MAX_EXACT_INTEGER..=MAX_EXACT_INTEGER).contains(&i) => Ok(Some(i as f64)),
         ValueRef::Integer(i) => {
-            let message = format!("the integer {i} does not fit a number of Lua's");
+            let message = format!("integer {i} cannot be represented exactly as a Lua number");
             Err(Error::new(sqlstate::NUMERIC_OUT_OF_RANGE, message)
-                .hint("numbers of Lua's are exact up to 2^53; CAST(... AS TEXT) keeps all digits"))
+                .hint("Lua numbers are exact up to 2^53. CAST(... AS TEXT) preserves all digits."))
         }
         ValueRef::Real(r) => Ok(Some(r)),
         ValueRef::Null | ValueRef::Text(_) | ValueRef::Blob(_) => Ok(None),
@@ -71,27 +72,27 @@ pub(super) fn number_of(value: ValueRef<'_>) -> Result<Option<f64>> {
 }
 
 fn no_memory(cause: mlua::Error) -> Error {
-    Error::new(sqlstate::OUT_OF_MEMORY, format!("a procedure's memory is full: {cause}"))
+    Error::new(sqlstate::OUT_OF_MEMORY, format!("procedure out of memory: {cause}"))
 }
 
-/// A value of Lua's for SQL: that at an index of the stack. `what` names it in the error.
+/// Converts the Lua value at a stack index to SQL. `what` names it in errors.
 ///
 /// # Safety
-/// There is a value at the index.
+/// There must be a value at the index.
 pub(super) unsafe fn from_stack(
     state: *mut ffi::lua_State,
     index: c_int,
     room: &mut Room,
     what: impl Fn() -> String,
 ) -> Result<Value> {
-    // SAFETY: the caller's promise; each is asked for as what it is. What a string or a buffer holds stays where it is
-    // while it is on the stack.
+    // SAFETY: guaranteed by the caller; each value is read as its actual type. The contents of a
+    // string or buffer do not move while it is on the stack.
     unsafe {
         let value = match ffi::lua_type(state, index) {
             ffi::LUA_TNIL => Value::Null,
             ffi::LUA_TBOOLEAN => Value::Integer((ffi::lua_toboolean(state, index) != 0).into()),
             ffi::LUA_TNUMBER => match ffi::lua_tonumber(state, index) {
-                n if n.fract() == 0.0 && n.abs() <= EXACT as f64 => Value::Integer(n as i64),
+                n if n.fract() == 0.0 && n.abs() <= MAX_EXACT_INTEGER as f64 => Value::Integer(n as i64),
                 n => Value::Real(n),
             },
             ffi::LUA_TSTRING => {
@@ -107,9 +108,9 @@ pub(super) unsafe fn from_stack(
             }
             other => {
                 let name = CStr::from_ptr(ffi::lua_typename(state, other)).to_string_lossy();
-                let message = format!("{} is a {name}, which SQL has no value for", what());
+                let message = format!("{} is a {name}, which has no SQL equivalent", what());
                 return Err(Error::new(sqlstate::DATATYPE_MISMATCH, message)
-                    .hint("nil, booleans, numbers, strings and buffers are values"));
+                    .hint("Supported types are nil, boolean, number, string and buffer."));
             }
         };
         room.take(0)?;
@@ -117,23 +118,23 @@ pub(super) unsafe fn from_stack(
     }
 }
 
-/// The text of the string at an index of the stack, if it is UTF-8.
+/// The text of the string at a stack index. Fails if it is not UTF-8.
 ///
 /// # Safety
-/// There is a string, and it stays on the stack while the text is used.
+/// There must be a string, which must stay on the stack while the text is used.
 pub(super) unsafe fn text_at<'s>(
     state: *mut ffi::lua_State,
     index: c_int,
     what: impl Fn() -> String,
 ) -> Result<&'s str> {
     let mut length = 0;
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let bytes = unsafe {
         let start = ffi::lua_tolstring(state, index, &raw mut length).cast::<u8>();
         std::slice::from_raw_parts(start, length)
     };
     str::from_utf8(bytes).map_err(|_| {
-        Error::new(sqlstate::INVALID_TEXT, format!("{} is a string that is not UTF-8", what()))
-            .hint("bytes that are no text are buffers: buffer.fromstring(...)")
+        Error::new(sqlstate::INVALID_TEXT, format!("{} is not valid UTF-8", what()))
+            .hint("Pass binary data as a buffer: buffer.fromstring(...).")
     })
 }

@@ -1,10 +1,11 @@
-//! Machines that run Lua: made once, sandboxed, used for one call at a time by whoever calls.
+//! Lua machines: created once, sandboxed, and used by one call at a time.
 //!
-//! A machine belongs to no tenant. Nothing of a call outlives it but what Lua compiled: libraries and globals are
-//! read-only, a chunk is called anew each time, and a machine that holds much memory after a call is thrown away.
+//! A machine belongs to no tenant. Only compiled code survives a call: libraries and globals are
+//! read-only, a chunk is called with new locals each time, and a machine that holds much memory
+//! after a call is discarded.
 //!
-//! Lua runs on a stack of its own: it nests calls into C up to 200 deep, and the statements that it runs need the budget of a
-//! fiber's stack below that.
+//! Lua runs on a separate stack: it nests C calls up to 200 deep, and the statements that it runs
+//! need the budget of a fiber's stack in addition.
 
 use std::rc::Rc;
 
@@ -17,21 +18,22 @@ use super::answer::send_rows;
 use super::definition::Loaded;
 use super::functions::{Lent, Trusted, database};
 use super::host::Host;
-use super::limits::{KEPT_BYTES, Limits, MAX_MEMORY_BYTES};
+use super::limits::{Limits, MAX_IDLE_MACHINE_BYTES, MAX_MEMORY_BYTES};
 use super::values::to_lua;
 use crate::fiber::stack::FiberStack;
 use crate::heap::Heap;
 use crate::statement::RowSink;
 use crate::{Error, Result, Value, sqlstate};
 
-/// Machines that wait for a call.
-const KEPT: usize = 16;
-/// Chunks that a machine keeps compiled.
-const KEPT_CHUNKS: usize = 64;
-/// A longer chunk is compiled for each call.
-const LONGEST_KEPT_CHUNK_BYTES: usize = 16 << 10;
+/// Maximum number of idle machines.
+const MAX_IDLE: usize = 16;
+/// Maximum number of compiled chunks that a machine caches.
+const MAX_CHUNKS: usize = 64;
+/// Longer chunks are compiled for each call.
+const MAX_CACHED_CHUNK_BYTES: usize = 16 << 10;
 
-/// What is left of Lua's globals. Not here: anything that reads a clock, randomness, files or the machine itself.
+/// The globals that are kept. Anything that reads a clock, randomness, files or the machine itself
+/// is removed.
 const GLOBALS: [&str; 26] = [
     "assert",
     "bit32",
@@ -61,33 +63,34 @@ const GLOBALS: [&str; 26] = [
     "_VERSION",
 ];
 
-/// Functions of Lua's that must be other than they are.
+/// Replacements of Lua library functions.
 ///
-/// A call into Lua's library cannot be ended, so none may take long: those that look for a pattern compare a long text with a
-/// long pattern at every place, `table.move` moves what is not there, and `sort` without an order compares whole strings. `tostring` shows where a table lies in
-/// memory, which is nobody's business and another place when the procedure is run again.
+/// A call into Lua's library cannot be interrupted, so none may take long: pattern functions can
+/// compare a long text with a long pattern at every position, `table.move` moves elements that do
+/// not exist, and `sort` without a comparator compares whole strings. `tostring` reveals the memory
+/// address of a table, which must stay private and differs when the procedure is run again.
 const PRELUDE: &str = include_str!("prelude.lua");
 
 /// The machines of a node.
 pub(crate) struct Machines {
     kept: Mutex<Vec<Machine>>,
-    /// Memory that a call may use.
+    /// Maximum memory of a call.
     memory_bytes: usize,
-    /// Memory of all machines that are kept.
+    /// Maximum memory of all idle machines.
     kept_bytes: usize,
 }
 
-/// Machines that are kept may take this part of the memory for statements of the node.
-const KEPT_PART: u64 = 16;
+/// Idle machines may use 1/16 of the node's statement memory.
+const IDLE_DIVISOR: u64 = 16;
 
 impl Machines {
-    /// Of a node whose connections may hold what `heap` says.
+    /// Creates the machines of a node whose statement memory is limited by `heap`.
     pub(crate) fn new(heap: &Heap) -> Machines {
         let call_bytes = heap.partition_limit_bytes() / 4;
         Machines {
             kept: Mutex::default(),
             memory_bytes: call_bytes.min(MAX_MEMORY_BYTES as u64) as usize,
-            kept_bytes: (heap.limit_bytes() / KEPT_PART) as usize,
+            kept_bytes: (heap.limit_bytes() / IDLE_DIVISOR) as usize,
         }
     }
 
@@ -104,13 +107,13 @@ impl Machines {
         let bytes = machine.lua.used_memory();
         let mut kept = self.kept.lock();
         let kept_bytes = kept.iter().map(|machine| machine.lua.used_memory()).sum::<usize>();
-        if kept.len() < KEPT && bytes <= KEPT_BYTES && kept_bytes + bytes <= self.kept_bytes {
+        if kept.len() < MAX_IDLE && bytes <= MAX_IDLE_MACHINE_BYTES && kept_bytes + bytes <= self.kept_bytes {
             kept.push(machine);
         }
     }
 }
 
-/// Compiles a chunk; tells what is wrong with it.
+/// Compiles a chunk, and returns its syntax error, if any.
 pub(crate) fn check(name: &str, chunk: &str) -> Result<()> {
     let mut machine = Machine::new(MAX_CHECK_BYTES)?;
     let Machine { lua, stack, .. } = &mut machine;
@@ -119,14 +122,16 @@ pub(crate) fn check(name: &str, chunk: &str) -> Result<()> {
         .map_err(|cause| failure(name, MAX_CHECK_BYTES, &cause))
 }
 
-/// Memory to compile a chunk with, which has 1 MiB at most, when it is created. No call is suspended meanwhile.
+/// Memory for compiling a chunk, which is limited to 1 MiB, at its creation. No fiber is suspended
+/// meanwhile.
 const MAX_CHECK_BYTES: usize = MAX_MEMORY_BYTES;
 
-/// One of them.
+/// A Lua machine.
 pub(super) struct Machine {
-    /// By their texts, each with the name that it was compiled under. Before `lua`: they belong to it.
+    /// Compiled chunks by text, each with the name that it was compiled under. Dropped before
+    /// `lua`, to which they belong.
     chunks: HashMap<Box<str>, (Box<str>, Function)>,
-    /// Likewise: the functions of a procedure's `db`, which are for whom it is lent to.
+    /// Likewise: the functions of a procedure's `db`, valid while a host is lent.
     db: Table,
     lent: Rc<Lent>,
     lua: Lua,
@@ -134,26 +139,29 @@ pub(super) struct Machine {
     limits: Rc<Limits>,
 }
 
-// SAFETY: all that refers to the machine is in it, or on the fiber that runs it and moves between threads with it; Lua
-// keeps nothing of its thread.
+// SAFETY: everything that refers to the machine is inside it, or on the fiber that runs it and
+// moves between threads with it; Lua stores no thread-specific state.
 unsafe impl Send for Machine {}
 
 impl Machine {
     fn new(memory_bytes: usize) -> Result<Machine> {
         let stack = FiberStack::new().map_err(|cause| {
-            Error::new(sqlstate::OUT_OF_MEMORY, format!("no stack for a procedure: {cause}"))
-                .hint("too many procedures run at once; run fewer, or raise vm.max_map_count")
+            Error::new(
+                sqlstate::OUT_OF_MEMORY,
+                format!("could not allocate a stack for a procedure: {cause}"),
+            )
+            .hint("Run fewer procedures concurrently, or raise vm.max_map_count.")
         })?;
         let limits = Rc::new(Limits::new(memory_bytes));
         let lent = Rc::new(Lent::new(limits.clone()));
         let (lua, db) = sandbox(&limits)
             .and_then(|lua| database(&lua, &lent).map(|db| (lua, db)))
-            .map_err(|cause| Error::new(sqlstate::INTERNAL, format!("Lua cannot be started: {cause}")))?;
+            .map_err(|cause| Error::new(sqlstate::INTERNAL, format!("could not start Lua: {cause}")))?;
         limits.set_empty(&lua);
         Ok(Machine { chunks: HashMap::new(), db, lent, lua, stack, limits })
     }
 
-    /// Calls a procedure; its rows go to `sink`. Answers how many.
+    /// Calls a procedure and passes its rows to `sink`. Returns their number.
     pub(super) fn run(
         &mut self,
         name: &str,
@@ -166,25 +174,27 @@ impl Machine {
         let memory_bytes = limits.memory_bytes();
         limits.begin();
         let suspender = host.suspender();
-        // SAFETY: the link lives in the connection, which outlives the call.
+        // SAFETY: the link is part of the connection, which outlives the call.
         let called = unsafe { &*suspender }.on_stack(stack, || {
-            // By the whole text: a hash could be made to collide, and machines are shared by tenants.
+            // Looked up by the whole text: a hash collision could be provoked, and tenants share
+            // machines.
             let chunk = loaded.chunk.as_str();
             let function = match chunks.get(chunk) {
-                // It names itself in errors.
+                // The name must match too, since errors contain it.
                 Some((kept, function)) if **kept == *name => function.clone(),
                 _ => {
                     let function = load(lua, name, chunk)?;
-                    if chunks.len() >= KEPT_CHUNKS {
+                    if chunks.len() >= MAX_CHUNKS {
                         chunks.clear();
                     }
-                    if chunk.len() <= LONGEST_KEPT_CHUNK_BYTES {
+                    if chunk.len() <= MAX_CACHED_CHUNK_BYTES {
                         chunks.insert(chunk.into(), (name.into(), function.clone()));
                     }
                     function
                 }
             };
-            let answer = lent.lend(host, lua, || function.call(given(lua, memory_bytes, db, arguments)?))?;
+            let answer =
+                lent.lend(host, lua, || function.call(chunk_arguments(lua, memory_bytes, db, arguments)?))?;
             if loaded.returns().is_empty() {
                 Ok(0)
             } else {
@@ -223,35 +233,42 @@ fn sandbox(limits: &Rc<Limits>) -> mlua::Result<Lua> {
     })?;
     lua.load(PRELUDE).set_name("=prelude").call::<()>(watch)?;
     lua.sandbox(true)?;
-    // Without this a procedure's globals would stay for the next call, which may be another tenant's.
+    // Otherwise a procedure's globals would be visible to the next call, perhaps of another tenant.
     lua.globals().set_readonly(true);
     let limits = limits.clone();
     lua.set_interrupt(move |lua| if limits.step(lua) { Err(ended()) } else { Ok(VmState::Continue) });
     Ok(lua)
 }
 
-/// What Lua is told when a limit, a cancel or a conflict ends it; the client is told the reason.
+/// The Lua error that ends a call because of a limit, a cancel or a conflict. The client receives
+/// the actual reason.
 pub(super) fn ended() -> mlua::Error {
-    mlua::Error::runtime("the procedure was ended")
+    mlua::Error::runtime("procedure was terminated")
 }
 
 fn load(lua: &Lua, name: &str, chunk: &str) -> mlua::Result<Function> {
-    // Text only: bytecode is trusted by Lua, and must not come from a tenant.
+    // Text only: Lua trusts bytecode, so it must not come from a tenant.
     lua.load(chunk).set_mode(mlua::chunk::ChunkMode::Text).set_name(format!("={name}")).into_function()
 }
 
-/// What a chunk is called with: `db`, then the arguments.
-fn given(lua: &Lua, memory_bytes: usize, db: &Table, arguments: &[Value]) -> mlua::Result<MultiValue> {
+/// The arguments of a chunk: `db`, then the procedure's arguments.
+fn chunk_arguments(
+    lua: &Lua,
+    memory_bytes: usize,
+    db: &Table,
+    arguments: &[Value],
+) -> mlua::Result<MultiValue> {
     let _trusted = Trusted::new(lua, memory_bytes)?;
-    let mut given = MultiValue::with_capacity(arguments.len() + 1);
-    given.push_back(mlua::Value::Table(db.clone()));
+    let mut values = MultiValue::with_capacity(arguments.len() + 1);
+    values.push_back(mlua::Value::Table(db.clone()));
     for argument in arguments {
-        given.push_back(to_lua(lua, argument.as_ref()).map_err(mlua::Error::external)?);
+        values.push_back(to_lua(lua, argument.as_ref()).map_err(mlua::Error::external)?);
     }
-    Ok(given)
+    Ok(values)
 }
 
-/// An error of Lua's for the client. One of ours that Lua handed on is what it was.
+/// Converts a Lua error for the client. An engine error that was passed through Lua is returned as
+/// it was.
 fn failure(name: &str, memory_bytes: usize, cause: &mlua::Error) -> Error {
     const EXTERNAL_ROUTINE: &str = "38000";
     match cause {
@@ -259,7 +276,7 @@ fn failure(name: &str, memory_bytes: usize, cause: &mlua::Error) -> Error {
             let failed = failure(name, memory_bytes, cause);
             let line = traceback.lines().map(str::trim).find(|line| line.starts_with(&format!("{name}:")));
             match line {
-                Some(line) if failed.get_detail().is_none() => failed.detail(format!("in procedure {line}")),
+                Some(line) if failed.get_detail().is_none() => failed.detail(format!("In procedure {line}")),
                 _ => failed,
             }
         }
@@ -268,8 +285,9 @@ fn failure(name: &str, memory_bytes: usize, cause: &mlua::Error) -> Error {
             None => Error::new(EXTERNAL_ROUTINE, ours.to_string()),
         },
         mlua::Error::MemoryError(_) => {
-            let message = format!("procedure \"{name}\" uses more than {} MiB", memory_bytes >> 20);
-            Error::new(sqlstate::OUT_OF_MEMORY, message).hint("let SQL do the work on many rows")
+            let message =
+                format!("procedure \"{name}\" exceeded its memory limit of {} MiB", memory_bytes >> 20);
+            Error::new(sqlstate::OUT_OF_MEMORY, message).hint("Process large numbers of rows in SQL.")
         }
         mlua::Error::SyntaxError { message, .. } => Error::new(sqlstate::SYNTAX_ERROR, message.clone()),
         mlua::Error::RuntimeError(message) => match message.split_once("\nstack traceback:\n") {

@@ -1,15 +1,15 @@
-//! A statement that is a transaction of its own.
+//! Autocommitted statements: each is a transaction of its own.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::journal::{End, run_statement};
-use super::{MOST_ATTEMPTS, Remembered, Session, serialization_failure};
+use super::{MAX_ATTEMPTS, Remembered, Session, serialization_failure};
 use crate::connection::Connection;
 use crate::partition::{Partition, RowName, Turn};
 use crate::{Completion, Result, RowSink, Statement, Value};
 
-/// A row lock that a lone statement waits for; given back when it is dropped.
+/// A row lock of an autocommitted statement, released on drop.
 struct RowLock {
     partition: Arc<Partition>,
     row: RowName,
@@ -34,7 +34,7 @@ impl Session {
         }
         let variables = self.variables();
         let mut connection = self.checkout(variables).await?;
-        // A procedure reads and writes more than once: what it has read is noted page by page.
+        // A procedure runs several statements, so its reads are tracked page by page.
         connection.link.transaction.borrow_mut().lone = statement.plan.call.is_none();
         let end = if statement.read_only {
             {
@@ -51,7 +51,7 @@ impl Session {
         };
         let end = match end {
             Ok(end) => end,
-            // Cancelled while it waited. The connection may hold the session's temporary tables.
+            // Cancelled while waiting. The connection may hold the session's temporary tables.
             Err(error) => {
                 self.give_back(connection);
                 return Err(error);
@@ -78,12 +78,13 @@ impl Session {
             End::Conflict if statement.read_only => Err(super::snapshot_too_old()),
             End::Conflict => {
                 self.turn_first = true;
-                Err(serialization_failure("the partition changed at every attempt"))
+                Err(serialization_failure("The partition changed at every attempt."))
             }
         }
     }
 
-    /// Tries once without a turn, unless the partition is contended; then in turn, and at last where nobody can overtake.
+    /// Runs a write: first without a turn, unless the partition is contended; after a conflict in a
+    /// turn, and finally with all other commits excluded.
     async fn write_auto(
         &mut self,
         connection: &mut Box<Connection>,
@@ -104,7 +105,7 @@ impl Session {
         }
         self.turn_first = false;
         let begun = connection.link.variables.borrow().clone();
-        for attempt in 0..MOST_ATTEMPTS {
+        for attempt in 0..MAX_ATTEMPTS {
             if attempt > 0 {
                 let Remembered { last_insert_rowid, changes, total_changes } = self.remembered;
                 connection.restore(&begun, last_insert_rowid, changes, total_changes);
@@ -134,7 +135,8 @@ impl Session {
         Ok(End::Conflict)
     }
 
-    /// A row that an open transaction has shown to its client is not changed under it: queue for it.
+    /// Waits for a row that an open transaction has shown to its client, so that it is not changed
+    /// meanwhile.
     async fn wait_for_row(
         &mut self,
         partition: &Arc<Partition>,
@@ -152,7 +154,7 @@ impl Session {
             return Ok(None);
         }
         let lock = RowLock { partition: partition.clone(), row, owner };
-        // A lone statement holds nothing else: no circle can close through it.
+        // An autocommitted statement holds no other lock, so it cannot be part of a deadlock.
         let _ = self.cancellable(partition.rows.take(row, owner)).await?;
         Ok(Some(lock))
     }

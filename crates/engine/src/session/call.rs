@@ -1,19 +1,20 @@
-//! Preparing a CALL: what it calls, and what it takes and answers.
+//! Prepares a CALL: resolves the procedure, its parameters and its result columns.
 
 use super::Session;
-use super::prepare::ask;
+use super::prepare::with_connection;
 use crate::procedure::{Call, describe_here};
 use crate::sql::Token;
 use crate::{Error, ParameterInfo, Result, Statement, sqlstate};
 
-/// `CALL name(arguments)`: the arguments are a query of their own.
+/// Describes `CALL name(arguments)`. The arguments are prepared as a query of their own.
 pub(super) async fn describe(
     session: &mut Session,
     statement: &mut Statement,
     words: &[Token<'_>],
     sql: &str,
 ) -> Result<()> {
-    let malformed = || Error::new(sqlstate::SYNTAX_ERROR, "malformed CALL").hint("CALL name(argument, ...)");
+    let malformed =
+        || Error::new(sqlstate::SYNTAX_ERROR, "syntax error in CALL").hint("Use CALL name(argument, ...).");
     let words = match words {
         [_, schema, dot, words @ ..] if dot.is_symbol(".") && is_main(schema) => words,
         [_, words @ ..] => words,
@@ -28,7 +29,7 @@ pub(super) async fn describe(
     let arguments_id = session.engine.ticket();
     let described = {
         let (name, arguments) = (name.clone(), arguments.clone());
-        ask(session, |connection| {
+        with_connection(session, |connection| {
             let (parameters, columns) = describe_here(connection, &name)?;
             let count = match &arguments {
                 Some(arguments) => connection.describe_here(arguments_id, arguments)?.parameters,
@@ -40,7 +41,7 @@ pub(super) async fn describe(
     };
     let (parameters, columns, count) = described?;
     statement.parameters = vec![ParameterInfo::default(); count];
-    // An argument that is a parameter has the type of the procedure's.
+    // A parameter that is passed directly as an argument gets the procedure parameter's type.
     let mut depth = 0_usize;
     let separates = |token: &Token<'_>| {
         depth = (depth + usize::from(token.is_symbol("("))).saturating_sub(token.is_symbol(")").into());
@@ -61,7 +62,8 @@ pub(super) async fn describe(
     Ok(())
 }
 
-/// Where all procedures are: in the database, which Postgres's clients call `public`.
+/// Whether a schema contains procedures: the database itself, which PostgreSQL clients call
+/// `public`.
 fn is_main(schema: &Token<'_>) -> bool {
     schema.identifier().is_some_and(|schema| ["public", "main"].contains(&schema.as_str()))
 }

@@ -1,17 +1,17 @@
-//! BEGIN, COMMIT, ROLLBACK, savepoints.
+//! Transaction control: BEGIN, COMMIT, ROLLBACK, savepoints.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::open::Open;
-use super::{MOST_ATTEMPTS, READS_ONLY, Session, serialization_failure};
+use super::{MAX_ATTEMPTS, READ_ONLY_USER_HINT, Session, serialization_failure};
 use crate::connection::Step;
 use crate::connection::{COMMIT, ROLLBACK};
 use crate::partition::{Partition, RowName};
 use crate::sql::Begin;
 use crate::{CommandTag, Completion, Error, Result, RowSink, Scope, Statement, StatementKind, sqlstate};
 
-/// How a COMMIT went inside SQLite.
+/// Outcome of a COMMIT in SQLite.
 enum Outcome {
     Committed,
     Failed(Error),
@@ -22,9 +22,9 @@ impl Session {
         if begin.read_only == Some(false) && !self.may_write {
             return Err(Error::new(
                 sqlstate::INSUFFICIENT_PRIVILEGE,
-                "permission denied to begin a transaction that writes",
+                "permission denied to begin a read-write transaction",
             )
-            .hint(READS_ONLY));
+            .hint(READ_ONLY_USER_HINT));
         }
         let notices = match &mut self.open {
             Some(open) if open.is_implicit() => {
@@ -37,7 +37,7 @@ impl Session {
             }
             None => {
                 let read_only = begin.read_only.unwrap_or(self.begins_read_only());
-                // Who does not write has no use for the turn.
+                // A read-only transaction does not need the turn.
                 let immediate = begin.immediate && !read_only;
                 self.open = Some(Open::new(&self.engine, read_only, immediate));
                 Vec::new()
@@ -71,7 +71,7 @@ impl Session {
         };
         if open.lost {
             return Ok(Outcome::Failed(serialization_failure(
-                "the transaction was rolled back by an earlier error",
+                "The transaction was rolled back by an earlier error.",
             )));
         }
         if let Some(retired) = open.retired.take() {
@@ -86,7 +86,7 @@ impl Session {
                 self.replay_in(open).await?;
             }
             if open.connection.as_ref().is_some_and(|connection| connection.link.is_stale()) {
-                // What is bound to conflict is replayed at once.
+                // A commit that is certain to conflict is replayed immediately.
                 partition.stats.conflicts.fetch_add(1, Ordering::Relaxed);
                 partition.turns.note(true);
                 self.take_turn(open, &partition, false).await?;
@@ -94,7 +94,7 @@ impl Session {
             }
         }
         let in_turn = open.turn.is_some();
-        for attempt in 0..MOST_ATTEMPTS {
+        for attempt in 0..MAX_ATTEMPTS {
             let Some(connection) = &mut open.connection else { return Ok(Outcome::Committed) };
             {
                 let mut transaction = connection.link.transaction.borrow_mut();
@@ -124,10 +124,11 @@ impl Session {
                 }
             }
         }
-        Ok(Outcome::Failed(serialization_failure("the partition changed at every attempt")))
+        Ok(Outcome::Failed(serialization_failure("The partition changed at every attempt.")))
     }
 
-    /// Rows that this transaction updated blindly may have been shown to a client by another: that one goes first.
+    /// Waits for row locks on rows that this transaction updated without reading them: another
+    /// transaction that has shown such a row to its client goes first.
     async fn wait_for_shown_rows(&mut self, open: &mut Open, partition: &Arc<Partition>) -> Result<()> {
         if !partition.rows.any() {
             return Ok(());
@@ -141,7 +142,8 @@ impl Session {
     }
 
     pub(super) async fn rollback(&mut self) -> Result<Completion> {
-        // After a failed COMMIT clients send ROLLBACK although none is open: a notice, no error.
+        // After a failed COMMIT clients send ROLLBACK although no transaction is open, so this is a
+        // notice and not an error.
         let Some(open) = self.open.take() else { return Ok(none_in_progress("ROLLBACK")) };
         self.roll_back(open).await?;
         Ok(Completion { tag: CommandTag::Plain("ROLLBACK"), notices: Vec::new() })
@@ -157,7 +159,8 @@ impl Session {
         self.conclude(open, false).await
     }
 
-    /// The transaction is over in SQLite: gives everything back, then waits until what the client is told is durable.
+    /// Called when the transaction has ended in SQLite. Releases its resources, then waits until
+    /// its answer is durable.
     async fn conclude(&mut self, mut open: Open, committed: bool) -> Result<()> {
         let Some(connection) = open.connection.take() else { return Ok(()) };
         let partition = connection.link.partition.clone();
@@ -168,7 +171,7 @@ impl Session {
         let id = connection.link.variables.borrow().transaction_id;
         connection.link.held.give(open.charged_bytes(), partition.heap());
         self.give_back(connection);
-        // Turn and row locks go to the next before this one waits for the disk.
+        // Releases the turn and row locks before waiting for the disk.
         drop(open);
         if id != 0 && version.is_none() {
             partition.decide(id, committed).await?;
@@ -182,7 +185,7 @@ impl Session {
         Ok(())
     }
 
-    /// SAVEPOINT, RELEASE and ROLLBACK TO where no transaction is open.
+    /// SAVEPOINT, RELEASE and ROLLBACK TO outside of a transaction.
     pub(super) async fn savepoint_outside(
         &mut self,
         statement: &Arc<Statement>,
@@ -194,7 +197,7 @@ impl Session {
             return self.run_open(statement, &[], sink).await;
         }
         Err(Error::new(sqlstate::NO_ACTIVE_TRANSACTION, "savepoints can only be used in transaction blocks")
-            .hint("BEGIN first"))
+            .hint("Run BEGIN first."))
     }
 }
 

@@ -1,10 +1,12 @@
-//! A turn held across client round trips (BEGIN IMMEDIATE, and the next try after a 40001).
+//! A turn held across client round trips (BEGIN IMMEDIATE, and the next attempt after a 40001),
+//! with time limits.
 //!
-//! It is held while the client keeps going. A client that falls silent for longer than a few of its own round trips, or
-//! that takes too long in all, loses it: the turn is passed on and the transaction goes on optimistically.
+//! The transaction keeps the turn while its client is active. If the client is silent for longer
+//! than a few of its own round trips, or holds the turn too long in total, the turn is passed on,
+//! and the transaction continues optimistically.
 //!
-//! One task looks after a turn, however many statements it is held for: it sleeps until the client's silence has been too
-//! long, and finds then that it has, or that the client has gone on meanwhile.
+//! One task watches a turn, for any number of statements: it sleeps until the silence limit, and
+//! then either takes the turn away or finds that the client has been active meanwhile.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,43 +17,44 @@ use tokio::task::AbortHandle;
 
 use crate::partition::Turn;
 
-/// A client that is silent for this long loses its turn, however slow it has been before.
-const LONGEST_SILENCE: Duration = Duration::from_millis(10);
-/// A client is given at least this long between two statements.
-const SHORTEST_SILENCE: Duration = Duration::from_millis(2);
-/// Nobody holds a turn for longer.
-const LONGEST_HOLD: Duration = Duration::from_secs(1);
+/// Maximum silence of any client.
+const MAX_SILENCE: Duration = Duration::from_millis(10);
+/// Silence that is allowed to every client.
+const MIN_SILENCE: Duration = Duration::from_millis(2);
+/// Maximum time that a turn is held in total.
+const MAX_HOLD: Duration = Duration::from_secs(1);
 
 struct Inner {
     turn: Option<Turn>,
-    /// When the client has been silent for too long; `None` while a statement runs.
-    ends: Option<Instant>,
-    /// By a task that will look when that is.
+    /// When the silence limit is reached; None while a statement runs.
+    deadline: Option<Instant>,
+    /// The task that checks at that time.
     watch: Option<AbortHandle>,
 }
 
 impl Inner {
-    /// Takes the turn away if it is time. Answers when to look again; never, if the next one who waits has to start a watch.
-    fn look(&mut self) -> Option<Instant> {
-        let later = self.ends.filter(|ends| self.turn.is_some() && *ends > Instant::now());
-        if later.is_none() {
-            if self.ends.is_some() {
+    /// Takes the turn away if the limit is reached. Returns the time of the next check; None ends
+    /// the watch, and the next pause starts another one.
+    fn expire_if_due(&mut self) -> Option<Instant> {
+        let next_check = self.deadline.filter(|deadline| self.turn.is_some() && *deadline > Instant::now());
+        if next_check.is_none() {
+            if self.deadline.is_some() {
                 self.turn = None;
             }
             self.watch = None;
         }
-        later
+        next_check
     }
 }
 
-/// A turn that may be taken away while the client is silent.
+/// A turn that can be taken away while the client is silent.
 pub(super) struct HeldTurn {
     inner: Arc<Mutex<Inner>>,
     since: Instant,
     answered: Option<Instant>,
-    /// The client's round trip, smoothed, in microseconds.
+    /// The client's smoothed round trip time in microseconds.
     round_trip_us: AtomicU64,
-    /// Kept through silence: the transaction cannot be replayed.
+    /// Long silence is tolerated, since the transaction cannot be replayed.
     patient: bool,
 }
 
@@ -60,7 +63,7 @@ impl Drop for HeldTurn {
         let mut inner = self.inner.lock();
         inner.turn = None;
         if let Some(watch) = inner.watch.take().filter(|_| self.patient) {
-            // It would sleep for half a minute.
+            // It would sleep for up to 30 s.
             watch.abort();
         }
     }
@@ -69,7 +72,7 @@ impl Drop for HeldTurn {
 impl HeldTurn {
     pub(super) fn new(turn: Turn, patient: bool) -> Self {
         HeldTurn {
-            inner: Arc::new(Mutex::new(Inner { turn: Some(turn), ends: None, watch: None })),
+            inner: Arc::new(Mutex::new(Inner { turn: Some(turn), deadline: None, watch: None })),
             since: Instant::now(),
             answered: None,
             round_trip_us: AtomicU64::new(0),
@@ -77,7 +80,7 @@ impl HeldTurn {
         }
     }
 
-    /// A statement begins: the ticket of the turn, if it is still held; 0 if it was passed on.
+    /// Called when a statement begins. Returns the turn's ticket, or 0 if the turn was passed on.
     pub(super) fn resume(&mut self) -> u64 {
         if let Some(answered) = self.answered.take() {
             let sample = answered.elapsed().as_micros() as u64;
@@ -86,18 +89,18 @@ impl HeldTurn {
                 .store(if old == 0 { sample } else { (3 * old + sample) / 4 }, Ordering::Relaxed);
         }
         let mut inner = self.inner.lock();
-        inner.ends = None;
+        inner.deadline = None;
         inner.turn.as_ref().map_or(0, Turn::ticket)
     }
 
-    /// From now on nobody else commits, as long as the turn is held.
+    /// Prevents all other commits while the turn is held.
     pub(super) fn exclude_others(&self) {
         if let Some(turn) = &self.inner.lock().turn {
             turn.exclude_others();
         }
     }
 
-    /// The statement is answered: from now on the client's silence counts.
+    /// Called when the statement is answered: the client's silence counts from now on.
     pub(super) fn pause(&mut self) {
         let now = Instant::now();
         self.answered = Some(now);
@@ -105,21 +108,22 @@ impl HeldTurn {
         if inner.turn.is_none() {
             return;
         }
-        let patience = if self.patient {
-            30 * LONGEST_HOLD
+        let silence_limit = if self.patient {
+            30 * MAX_HOLD
         } else {
             Duration::from_micros(4 * self.round_trip_us.load(Ordering::Relaxed))
-                .clamp(SHORTEST_SILENCE, LONGEST_SILENCE)
-                .min(LONGEST_HOLD.saturating_sub(self.since.elapsed()))
+                .clamp(MIN_SILENCE, MAX_SILENCE)
+                .min(MAX_HOLD.saturating_sub(self.since.elapsed()))
         };
-        // If this is sooner than the one who watches will look, it looks after the longest silence at most.
-        inner.ends = Some(now + patience);
+        // If this is sooner than the running watch's next check, the turn is taken away with a
+        // delay of at most the maximum silence.
+        inner.deadline = Some(now + silence_limit);
         if inner.watch.is_none() {
             let watched = self.inner.clone();
             let watch = tokio::spawn(async move {
                 loop {
-                    let Some(ends) = watched.lock().look() else { break };
-                    tokio::time::sleep_until(ends.into()).await;
+                    let Some(deadline) = watched.lock().expire_if_due() else { break };
+                    tokio::time::sleep_until(deadline.into()).await;
                 }
             });
             inner.watch = Some(watch.abort_handle());

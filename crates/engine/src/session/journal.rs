@@ -1,10 +1,11 @@
-//! The journal of an open transaction: its statements, their parameters, and a hash of everything that the client was
-//! sent. After a conflict the transaction is run again from it; if every answer hashes the same, the client need not
-//! know.
+//! The replay journal of an open transaction: its statements, their parameters, and a hash of
+//! everything that the client was sent. After a conflict the transaction is replayed from it. If
+//! every answer has the same hash the client does not notice.
 //!
-//! The hash covers everything that the client was sent: rows in order with the type and bytes of each value, the command tag,
-//! notices, and errors with all their fields. A statement that was cancelled is not kept: it has changed nothing, and whether a cancel comes in
-//! time is not the data's doing. Nor is one for which memory, disk or a limit was too small.
+//! The hash covers everything sent to the client: rows in order with the type and bytes of each
+//! value, the command tag, notices, and errors with all their fields. Cancelled statements are not
+//! recorded: they have changed nothing, and the timing of a cancel does not depend on the data.
+//! Neither are statements that failed for lack of memory, of disk space, or because of a limit.
 
 use std::hash::Hash;
 use std::sync::Arc;
@@ -17,33 +18,35 @@ use crate::statement::{CommandTag, Row, RowSink, StatementKind};
 use crate::value::ValueRef;
 use crate::{Completion, Error, Result, Statement, Value};
 
-/// Bytes of statements and parameters that a transaction may keep for a replay. Beyond, it takes its turn and holds it; likewise
-/// if its connection may hold no more memory.
+/// Maximum size of a transaction's journal. Beyond it, or if its connection reaches its memory
+/// limit, the transaction acquires the turn and keeps it.
 const MAX_BYTES: u64 = 4 << 20;
-/// Entries in which the same statement is searched, so that a text that is run again and again is kept and counted once.
+/// Number of recent entries that are searched for the same statement, so that a repeated text is
+/// stored and counted once.
 const RECENT_ENTRIES: usize = 16;
 
-/// One statement of an open transaction.
+/// A statement of an open transaction.
 pub(super) struct Entry {
     pub statement: Arc<Statement>,
     pub parameters: Box<[Value]>,
-    /// The hash of what the client was sent.
+    /// Hash of everything that the client was sent.
     pub answer: u64,
 }
 
-/// What an open transaction has run so far. Its memory is charged to the transaction's connection.
+/// The statements that an open transaction has run. Their memory is charged to the transaction's
+/// connection.
 #[derive(Default)]
 pub(super) struct Journal {
     entries: Vec<Entry>,
     bytes: u64,
     charged_bytes: u64,
-    /// It grew beyond its bound and was dropped: the transaction cannot be replayed.
+    /// The journal exceeded its limit and was discarded: the transaction cannot be replayed.
     pub overflowed: bool,
 }
 
 impl Journal {
-    /// Makes room for one more statement. `charge` charges bytes of memory to the connection. Returns false if there is none:
-    /// then the statement cannot be added.
+    /// Reserves space for one more statement. `charge` charges memory to the connection. Returns
+    /// false if there is no space: then the statement cannot be added.
     pub(super) fn reserve(
         &mut self,
         statement: &Arc<Statement>,
@@ -57,7 +60,7 @@ impl Journal {
         fits
     }
 
-    /// Adds a statement. If no room was reserved for it, the journal overflows.
+    /// Adds a statement. If no space was reserved for it, the journal overflows.
     pub(super) fn push(&mut self, statement: &Arc<Statement>, parameters: &[Value], answer: u64) {
         if self.overflowed {
             return;
@@ -68,19 +71,20 @@ impl Journal {
             self.entries = Vec::new();
             return;
         }
-        let statement = self.known(statement).unwrap_or(statement).clone();
+        let statement = self.find_recent(statement).unwrap_or(statement).clone();
         self.entries.push(Entry { statement, parameters: parameters.into(), answer });
     }
 
-    /// Memory that one more statement takes.
+    /// Memory of one more statement.
     fn added_bytes(&self, statement: &Arc<Statement>, parameters: &[Value]) -> u64 {
-        // The list has room for twice its entries after it has grown.
+        // After a reallocation the vector has a capacity of twice its length.
         let entry = 2 * size_of::<Entry>() + parameters.iter().map(value_bytes).sum::<usize>();
-        entry as u64 + if self.known(statement).is_some() { 0 } else { statement.memory_bytes() }
+        entry as u64 + if self.find_recent(statement).is_some() { 0 } else { statement.memory_bytes() }
     }
 
-    /// The same statement, if it was run recently. A text of many statements makes a new one of each.
-    fn known(&self, statement: &Arc<Statement>) -> Option<&Arc<Statement>> {
+    /// The same statement, if it was run recently. A text with many statements creates a new object
+    /// for each of them.
+    fn find_recent(&self, statement: &Arc<Statement>) -> Option<&Arc<Statement>> {
         let mut recent = self.entries.iter().rev().take(RECENT_ENTRIES).map(|entry| &entry.statement);
         recent.find(|known| Arc::ptr_eq(known, statement) || known.is_same(statement))
     }
@@ -89,7 +93,7 @@ impl Journal {
         &self.entries
     }
 
-    /// Memory that is charged to the connection.
+    /// Memory charged to the connection.
     pub(super) fn charged_bytes(&self) -> u64 {
         self.charged_bytes
     }
@@ -111,21 +115,21 @@ pub(super) enum End {
     Failed(Error),
 }
 
-/// Hashes what goes to the client on its way.
+/// Hashes everything that passes through it to the client.
 pub(super) struct HashingSink<'a> {
     inner: Option<&'a mut dyn RowSink>,
     hash: Xxh3,
 }
 
 impl<'a> HashingSink<'a> {
-    /// Rows go on to `inner`, if there is one.
+    /// Rows are passed on to `inner`, if there is one.
     pub(super) fn new(inner: Option<&'a mut dyn RowSink>) -> Self {
         HashingSink { inner, hash: Xxh3::new() }
     }
 
-    /// The hash of rows and end.
+    /// The hash of the rows and the end.
     pub(super) fn answer(mut self, end: &End) -> u64 {
-        // All fields are hashed, those too that are added later.
+        // Derived hashes, so that fields added later are covered too.
         match end {
             End::Done(completion) => {
                 self.hash.update(b"T");
@@ -182,7 +186,7 @@ impl RowSink for HashingSink<'_> {
     }
 }
 
-/// Runs one statement on the fiber; tells its tag.
+/// Runs one statement on the fiber, and determines its tag.
 pub(super) fn run_statement(
     connection: &mut Connection,
     statement: &Statement,
@@ -205,7 +209,8 @@ pub(super) fn run_statement(
     if matches!(statement.kind, StatementKind::Insert | StatementKind::Update | StatementKind::Delete) {
         connection.link.variables.borrow_mut().changed = true;
     }
-    // What is read-only, since it may be rolled back: a column may have such a name too.
+    // A read-only integrity check can be rolled back. The name alone does not decide: a column may
+    // have it too.
     let step = match &statement.plan.call {
         Some(call) => call_here(connection, call, parameters, statement.columns.len(), sink),
         None if statement.plan.checks_integrity && statement.read_only => {
@@ -248,15 +253,15 @@ fn tag(connection: &mut Connection, kind: StatementKind, rows: u64) -> CommandTa
     }
 }
 
-/// How a replay went.
+/// Outcome of a replay.
 pub(super) enum Replayed {
     Same,
-    /// The statement at this place answered something else.
+    /// The statement with this index returned a different answer.
     Differs(usize),
     Conflict,
 }
 
-/// Rolls back and runs the journal again on a fresh snapshot; on the fiber.
+/// Rolls back, and runs the journal again on a fresh snapshot. Runs on the fiber.
 pub(super) fn replay(connection: &mut Connection, entries: &[Entry]) -> Result<Replayed> {
     if !connection.is_autocommit() {
         connection.control_here(ROLLBACK.0, ROLLBACK.1);
@@ -265,8 +270,8 @@ pub(super) fn replay(connection: &mut Connection, entries: &[Entry]) -> Result<R
     if let Step::Failed(error) = connection.control_here(BEGIN.0, BEGIN.1) {
         return Err(error);
     }
-    for (place, entry) in entries.iter().enumerate() {
-        // Here, since each statement may be too short to come to a checkpoint.
+    for (index, entry) in entries.iter().enumerate() {
+        // Checked here because each statement may be too short to reach a checkpoint.
         if connection.link.checkpoint() {
             let cancel = connection.link.cancel.borrow();
             return if cancel.is_set() { Err(cancel.error()) } else { Ok(Replayed::Conflict) };
@@ -279,14 +284,14 @@ pub(super) fn replay(connection: &mut Connection, entries: &[Entry]) -> Result<R
         if connection.link.cancel.borrow().is_set() {
             return Err(connection.link.cancel.borrow().error());
         }
-        // It went well before, and may again when there is more room.
+        // The statement succeeded before, and may again when resources are available.
         if let End::Failed(error) = &end
             && error.is_of_resources()
         {
             return Err(error.clone());
         }
         if sink.answer(&end) != entry.answer {
-            return Ok(Replayed::Differs(place));
+            return Ok(Replayed::Differs(index));
         }
     }
     Ok(Replayed::Same)
@@ -315,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hash_covers_all_fields_of_an_error() {
+    fn hash_covers_all_fields_of_an_error() {
         let error = || Error::new(sqlstate::SYNTAX_ERROR, "message").detail("detail").hint("hint");
         let base = hash(End::Failed(error()));
         assert_eq!(hash(End::Failed(error())), base);
@@ -333,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hash_covers_the_tag_and_notices() {
+    fn hash_covers_the_tag_and_notices() {
         let done = |tag, notices: &[(&'static str, &str)]| {
             let notices = notices.iter().map(|(state, text)| (*state, (*text).to_owned())).collect();
             hash(End::Done(Completion { tag, notices }))
@@ -348,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn the_journal_counts_texts_once_where_they_are_run_again() {
+    fn journal_counts_repeated_texts_once() {
         let mut journal = Journal::default();
         let (long, short) = (statement(&"x".repeat(100_000)), statement("y"));
         for _ in 0..1000 {
@@ -358,7 +363,7 @@ mod tests {
             }
         }
         assert!(!journal.overflowed && journal.charged_bytes() < 400_000, "{}", journal.charged_bytes());
-        // Another one with the same text is the same.
+        // A different object with the same text counts as the same statement.
         let before = journal.charged_bytes();
         assert!(journal.reserve(&statement(&"x".repeat(100_000)), &[], |_| true));
         assert!(journal.charged_bytes() - before < 1000);
@@ -374,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn the_journal_counts_parameters_and_overflows_without_memory() {
+    fn journal_counts_parameters_and_overflows_without_memory() {
         let statement = statement("z");
         let mut journal = Journal::default();
         let parameters = [Value::Text("p".repeat(1000)), Value::Integer(1)];

@@ -1,19 +1,21 @@
-//! Letting go of a snapshot that has been held for too long ("Bounds" in `partition/snapshots`).
+//! Snapshot expiry: releases a snapshot that has been held for too long ("Bounds" in
+//! `partition/snapshots`).
 //!
 //! ```text
 //!  open transaction, between statements            the partition
 //!  ------------------------------------            -------------
-//!  the gateway waits for the client,               the flusher looks around: too old, or too much
-//!  or lock_row for a row: expired()  <------------ held back: asks everybody below a version
-//!  retire(): ROLLBACK in SQLite, unpin ----------> what was held is freed at the next look
-//!     ... the client speaks again ...
-//!  a statement, or what is to be prepared: replay on a fresh snapshot; other answers: 40001
-//!  COMMIT: the same, unless nothing was written: what was read is consistent as it is
-//!  ROLLBACK: nothing left to do
+//!  the gateway waits for the client,               the flusher checks: too old, or too many bytes
+//!  or lock_row for a row: expired()  <------------ retained: expires snapshots below a version
+//!  retire(): ROLLBACK in SQLite, unpin ----------> retained versions are freed by the next check
+//!     ... the client sends its next message ...
+//!  statement, or prepare: replay on a fresh snapshot; if an answer differs: 40001
+//!  COMMIT: the same, unless nothing was written: the reads were consistent
+//!  ROLLBACK: nothing to do
 //! ```
 //!
-//! A statement that runs cannot let go; the progress handler ends it (`Conflict::Expired`), with 40001 unless it is a lone
-//! write, which is run again in its turn.
+//! A running statement cannot release its snapshot; the progress handler ends it
+//! (`Conflict::Expired`) with 40001, unless it is an autocommitted write, which is run again in a
+//! turn.
 
 use std::sync::Arc;
 
@@ -24,14 +26,15 @@ use crate::connection::Step;
 use crate::partition::{Partition, Snapshot};
 use crate::{Error, Result};
 
-/// A transaction without its snapshot.
+/// A transaction that has released its snapshot.
 pub(super) struct Retired {
-    /// Whether it had changed something: if not, there is nothing to commit.
+    /// Whether it had written. If not, there is nothing to commit.
     pub(super) wrote: bool,
 }
 
 impl Open {
-    /// Rolls back in SQLite, while the pages that its cursors point to are still there, and with that gives the snapshot up.
+    /// Rolls back in SQLite, while the pages that its cursors reference still exist, and thereby
+    /// releases the snapshot.
     pub(super) async fn retire(&mut self) -> Result<()> {
         let Some(connection) = &mut self.connection else { return Ok(()) };
         if connection.is_autocommit() {
@@ -50,14 +53,14 @@ impl Open {
         }
     }
 
-    /// The snapshot that it holds between its statements.
+    /// The snapshot that the transaction holds between statements.
     fn held_snapshot(&self) -> Option<(Arc<Partition>, Snapshot)> {
         let connection = self.connection.as_ref()?;
         let snapshot = connection.link.transaction.borrow().snapshot?;
         Some((connection.link.partition.clone(), snapshot))
     }
 
-    /// Waits until it is asked to let its snapshot go; for ever if it holds none.
+    /// Waits until the snapshot expires. Never returns if the transaction holds none.
     pub(super) fn expired(&self) -> impl Future<Output = ()> + use<> {
         let held = self.held_snapshot();
         async {
@@ -70,13 +73,13 @@ impl Open {
 }
 
 impl Session {
-    /// Whether an open transaction holds a snapshot between its statements.
+    /// Whether an open transaction holds a snapshot between statements.
     pub fn holds_snapshot(&self) -> bool {
         self.open.as_ref().is_some_and(|open| open.held_snapshot().is_some())
     }
 
-    /// Waits until the open transaction is asked to let go of its snapshot, since it has been held for too long. For ever
-    /// if there is none.
+    /// Waits until the open transaction's snapshot has been held for too long and must be released.
+    /// Never returns if there is none.
     pub async fn snapshot_expired(&self) {
         match &self.open {
             Some(open) => open.expired().await,
@@ -84,8 +87,8 @@ impl Session {
         }
     }
 
-    /// Lets go of the open transaction's snapshot. Its next statement runs it again on a fresh one, unseen if the answers
-    /// are the same; else that statement fails with 40001.
+    /// Releases the open transaction's snapshot. Its next statement replays it on a fresh snapshot,
+    /// invisibly if the answers are the same, and fails with 40001 otherwise.
     pub async fn let_snapshot_go(&mut self) -> Result<()> {
         match &mut self.open {
             Some(open) => open.retire().await,
@@ -93,13 +96,13 @@ impl Session {
         }
     }
 
-    /// Whether the open transaction has let its snapshot go and could go on from there.
-    pub(super) fn has_let_go(&self) -> bool {
+    /// Whether the open transaction has released its snapshot and can continue with a replay.
+    pub(super) fn has_retired(&self) -> bool {
         self.open.as_ref().is_some_and(|open| open.retired.is_some() && !open.failed)
     }
 
-    /// Rebuilds a transaction that let its snapshot go, before something is prepared that may depend on its own schema
-    /// changes.
+    /// Rebuilds a transaction that has released its snapshot, before a statement is prepared that
+    /// may depend on the transaction's own schema changes.
     pub(super) async fn rebuild(&mut self) -> Result<()> {
         let Some(mut open) = self.open.take() else { return Ok(()) };
         open.retired = None;
@@ -117,7 +120,9 @@ impl Session {
     }
 }
 
-/// The error of a statement that ran for so long that its snapshot held back too much.
+/// The error of a statement whose snapshot retained too much memory.
 pub(crate) fn snapshot_too_old() -> Error {
-    serialization_failure("its snapshot was too old: what others have replaced since takes too much memory")
+    serialization_failure(
+        "The snapshot was too old: the page versions replaced since then use too much memory.",
+    )
 }

@@ -1,10 +1,12 @@
-//! Transactions that see the partition as it was at a time (`fulmar.as_of`, [`crate::past`]).
+//! Time travel: transactions that read the partition as of a time (`fulmar.as_of`,
+//! [`crate::past`]), and transactions on replicas.
 //!
-//! The session has the version from the first transaction that sees it until it looks elsewhere, so all its
-//! transactions see the same one. An open transaction stays with what it has seen.
+//! The session keeps the historical version from the first transaction that reads it until
+//! `fulmar.as_of` changes, so all its transactions read the same version. An open transaction keeps
+//! the version that it has read.
 //!
-//! Where another node owns the partition ([`crate::beside`]) each transaction sees what is not older than the session allows
-//! (`fulmar.staleness`) when it begins.
+//! On a replica ([`crate::beside`]) each transaction reads a snapshot that is at most
+//! `fulmar.staleness` old when the transaction begins.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,39 +17,40 @@ use crate::beside::Beside;
 use crate::partition::Partition;
 use crate::past::PastVersion;
 
-/// Where a session looks.
-pub(super) struct LookBack {
+/// The historical version that a session reads.
+pub(super) struct HistoricalView {
     at_unix_ms: u64,
-    /// Once it is open.
+    /// Set once the version is open.
     version: Option<PastVersion>,
 }
 
 impl Session {
-    /// From its next transaction on the session sees its partition as it was at a time (milliseconds since 1970), and
-    /// writes nothing; `None`: as it is now.
+    /// Sets the time as of which the session reads its partition (milliseconds since 1970), from
+    /// its next transaction on. These transactions are read-only. None selects the current version.
     pub fn set_as_of(&mut self, at_unix_ms: Option<u64>) {
         if self.as_of() != at_unix_ms {
-            self.past = at_unix_ms.map(|at_unix_ms| LookBack { at_unix_ms, version: None });
+            self.past = at_unix_ms.map(|at_unix_ms| HistoricalView { at_unix_ms, version: None });
         }
     }
 
-    /// The time that was asked for.
+    /// The requested time.
     pub fn as_of(&self) -> Option<u64> {
         self.past.as_ref().map(|past| past.at_unix_ms)
     }
 
-    /// Whether there is an open transaction that has seen something: it stays with the version that it sees.
+    /// Whether an open transaction has read something. It then keeps the version that it has read.
     pub fn has_seen_something(&self) -> bool {
         self.seen_partition().is_some()
     }
 
-    /// The partition, or the version of the past, that the open transaction sees.
+    /// The partition, or the historical version, that the open transaction reads.
     pub(super) fn seen_partition(&self) -> Option<&Arc<Partition>> {
         self.open.as_ref().and_then(|open| open.seen_partition())
     }
 
-    /// When what its transactions see was the current version (milliseconds since 1970); of what another node owns: when it was
-    /// at least. `None` if they see the newest one, or if none has looked yet.
+    /// When the version that the session's transactions read was current (milliseconds since 1970);
+    /// on a replica a lower bound of that time. None if they read the newest version, or have not
+    /// read yet.
     pub fn snapshot_time(&self) -> Option<u64> {
         match &self.past {
             Some(past) => past.version.as_ref().map(|version| version.time_unix_ms),
@@ -55,19 +58,20 @@ impl Session {
         }
     }
 
-    /// How old what its transactions see is, at most; nothing where it is the newest version.
+    /// Maximum age of the data that the session's transactions read; zero for the newest version.
     pub fn snapshot_age(&self) -> Duration {
         let now_ms = self.engine.node().clock.unix_ms();
         Duration::from_millis(self.snapshot_time().map_or(0, |time_ms| now_ms.saturating_sub(time_ms)))
     }
 
-    /// How old what its transactions see may be, from the next one on, where another node owns the partition; `None`: as old as
-    /// it likes.
+    /// Sets the maximum age of a snapshot on a replica, from the next transaction on. None allows
+    /// any age.
     pub fn set_staleness(&mut self, staleness: Option<Duration>) {
         self.staleness = staleness;
     }
 
-    /// Opens the version that its next transaction would see, if that is not the newest one here.
+    /// Opens the version that the session's next transaction would read, if that is a historical
+    /// version or on a replica.
     pub async fn look_back(&mut self) -> Result<()> {
         let _running = self.start();
         if self.as_of().is_none() && !self.engine.reads_beside() {
@@ -76,31 +80,32 @@ impl Session {
         self.partition().await.map(drop)
     }
 
-    /// What another node owns, as young as the session wants it.
+    /// Returns a replica's partition within the session's staleness.
     pub(super) async fn partition_beside(&mut self, beside: Arc<Beside>) -> Result<Arc<Partition>> {
         let (engine, id, staleness) = (self.engine.clone(), self.id, self.staleness);
         let coming = Box::pin(async move { engine.partition_beside(&beside, id, staleness).await });
         let seen = self.cancellable(coming).await??;
         self.partition = Some(seen.partition.clone());
-        // What is open stays with what it has seen, whoever asks for the partition meanwhile.
+        // An open transaction keeps the version that it has read, even if the partition is
+        // requested meanwhile.
         if !self.has_seen_something() {
             self.seen_unix_ms = seen.unix_ms;
         }
         Ok(seen.partition)
     }
 
-    /// The partition as it was then, opened on first use.
+    /// Returns the partition as of a time, opened on first use.
     pub(super) async fn partition_at(&mut self, at_unix_ms: u64) -> Result<Arc<Partition>> {
         let version = self.past.as_ref().and_then(|past| past.version.as_ref());
         if let Some(version) = version.filter(|version| !version.partition.is_closed()) {
             return Ok(version.partition.clone());
         }
         let (engine, id) = (self.engine.clone(), self.id);
-        // Boxed: opening has kilobytes of state, which every session's future would have to have room for.
+        // Boxed: opening has kilobytes of state, which would enlarge every session's future.
         let opening = Box::pin(async move { engine.partition_at(id, at_unix_ms).await });
         let version = self.cancellable(opening).await??;
         let partition = version.partition.clone();
-        self.past = Some(LookBack { at_unix_ms, version: Some(version) });
+        self.past = Some(HistoricalView { at_unix_ms, version: Some(version) });
         Ok(partition)
     }
 }

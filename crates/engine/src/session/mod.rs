@@ -1,22 +1,24 @@
-//! A client's side of the engine: prepare, execute, transactions.
+//! A client session: prepare, execute, transactions.
 //!
-//! | module | what it does |
+//! | module | contents |
 //! | --- | --- |
+//! | [`prepare`] | preparing statements |
 //! | [`call`] | preparing a CALL |
-//! | [`auto`] | a statement that is a transaction of its own |
-//! | [`open`] | statements inside BEGIN ... COMMIT, or inside a pipeline |
+//! | [`auto`] | autocommitted statements |
+//! | [`open`] | statements in a transaction block or a pipeline |
 //! | [`control`] | BEGIN, COMMIT, ROLLBACK, savepoints |
-//! | [`journal`] | what an open transaction has answered, and its replay |
-//! | [`let_go`] | snapshots that have been held for too long |
-//! | [`look_back`] | transactions on a version of the past, or on what another node owns |
+//! | [`journal`] | the journal of an open transaction, and its replay |
+//! | [`let_go`] | expiry of old snapshots |
+//! | [`look_back`] | transactions on historical versions, and on replicas |
 //! | [`held_turn`] | a turn held across client round trips, and its bounds |
 //!
 //! # Answers wait for durability
-//! A commit is visible to other writers at once; its answer waits until the log is durable. Statements that only read
-//! begin at the newest durable version: it shows everything that was ever acknowledged, and their answers wait for
-//! nothing. A transaction that has written (or holds a turn or a row) sees the current version and answers its
-//! intermediate statements at once: they are provisional until its COMMIT, which waits. So nobody acts on a commit that
-//! a crash could take back. No thread is held while an answer waits.
+//! A commit is visible to other writers immediately; its answer waits until the log is durable.
+//! Read-only statements begin at the newest durable version, which contains every acknowledged
+//! commit, and their answers wait for nothing. A transaction that has written (or holds a turn or a
+//! row lock) sees the current version, and its intermediate statements are answered immediately:
+//! they are provisional until its COMMIT, which waits. So no client acts on a commit that a crash
+//! could undo. No thread is held while an answer waits.
 
 mod auto;
 mod call;
@@ -47,14 +49,15 @@ use crate::{
     StatementKind, System, TemporarySpace, TransactionLimits, TransactionStatus, Value, sqlstate,
 };
 
-/// Attempts of one transaction before it gives up; each one after the first is made in a turn, so more than a few mean
-/// that the partition is being discarded under it again and again.
-const MOST_ATTEMPTS: u32 = 20;
+/// Maximum number of attempts of one transaction. Each attempt after the first is made in a turn,
+/// so reaching the limit means that the partition's versions are discarded repeatedly.
+const MAX_ATTEMPTS: u32 = 20;
 
-/// The remedy of who may not write.
-const READS_ONLY: &str = "the user may only read this database; GRANT CONNECT ON DATABASE lets it write";
+/// Hint for users without write access.
+const READ_ONLY_USER_HINT: &str =
+    "The user has read-only access to this database. GRANT CONNECT ON DATABASE allows it to write.";
 
-/// What SQL functions remember of a session between transactions.
+/// Session state that SQL functions read, kept between transactions.
 #[derive(Clone, Copy, Debug, Default)]
 struct Remembered {
     last_insert_rowid: i64,
@@ -62,11 +65,11 @@ struct Remembered {
     total_changes: i64,
 }
 
-/// One client's session on one partition. Its futures are run to their end (cancel with a [`Canceller`]); one that is
-/// dropped midway rolls its transaction back. Dropping one whose statement is in a call that cannot
-/// be interrupted ([`Canceller::is_offloaded`]) blocks the thread until the call returns: such a
-/// future must not be dropped on a thread that serves others. Before that call, and at its next
-/// large allocation, the statement ends at once.
+/// One client's session on one partition. Its futures should be run to completion (cancel with a
+/// [`Canceller`]). Dropping one early rolls its transaction back. If its statement is in a call
+/// that cannot be interrupted ([`Canceller::is_offloaded`]), the drop blocks the thread until the
+/// call returns, so such a future must not be dropped on a worker thread. Otherwise the statement
+/// ends immediately, at the latest at its next large allocation.
 pub struct Session {
     engine: Arc<Engine>,
     id: PartitionId,
@@ -74,23 +77,24 @@ pub struct Session {
     tenant: Arc<str>,
     partition: Option<Arc<Partition>>,
     open: Option<open::Open>,
-    /// A connection that the session must keep: it holds its temporary tables.
+    /// A connection with the session's temporary tables, which the session must keep.
     own: Option<Box<Connection>>,
-    /// What answers for system tables, once a statement has wanted them.
+    /// The provider of system tables, set when a statement first uses them.
     system: Option<Arc<dyn System>>,
     flag: Arc<CancelFlag>,
     running: Arc<AtomicBool>,
     default_read_only: bool,
-    /// The version of the past that its transactions see, if they do.
-    past: Option<look_back::LookBack>,
-    /// How old what its transactions see may be, where another node owns the partition; `None`: as old as it likes.
+    /// The historical version that transactions read, if `fulmar.as_of` is set.
+    past: Option<look_back::HistoricalView>,
+    /// On a replica, the maximum age of a transaction's snapshot; None for any age.
     staleness: Option<Duration>,
-    /// All that was acknowledged before is in what its last transaction there has seen (milliseconds since 1970).
+    /// On a replica, the last transaction's snapshot contains every commit acknowledged before this
+    /// time (milliseconds since 1970).
     seen_unix_ms: Option<u64>,
-    /// Whether its user may write at all.
+    /// Whether the session's user may write.
     may_write: bool,
     limits: TransactionLimits,
-    /// The last transaction got 40001: the next one takes its turn first.
+    /// The last transaction failed with 40001, so the next one acquires the turn first.
     turn_first: bool,
     remembered: Remembered,
     /// A statement has begun and not ended.
@@ -121,8 +125,9 @@ impl Session {
         }
     }
 
-    /// Prepares the first statement of `sql`; answers it and the rest of the text (empty if there is none).
-    /// Runs nothing. In a failed transaction only transaction control is accepted (25P02).
+    /// Prepares the first statement of `sql`, without running it. Returns it and the rest of the
+    /// text (empty if there is none). In a failed transaction only transaction control is accepted
+    /// (25P02).
     pub async fn prepare<'a>(&mut self, sql: &'a str) -> Result<(Arc<Statement>, &'a str)> {
         let _running = self.start();
         let prepared = prepare::prepare(self, sql, Known::default()).await;
@@ -132,7 +137,7 @@ impl Session {
         prepared
     }
 
-    /// From now on system tables and functions answer from `system`.
+    /// Sets the provider of system tables and functions.
     pub fn set_system(&mut self, system: Arc<dyn System>) {
         if let Some(connection) = self.open.as_ref().and_then(|open| open.connection.as_ref()) {
             connection.link.system.borrow_mut().system = Some(system.clone());
@@ -140,7 +145,8 @@ impl Session {
         self.system = Some(system);
     }
 
-    /// Like [`Session::prepare`], for a text of which more is known. The same text must not come with something else.
+    /// Like [`Session::prepare`], with additional information about the text. The same text must
+    /// always come with the same information.
     pub async fn prepare_as<'a>(
         &mut self,
         sql: &'a str,
@@ -154,17 +160,17 @@ impl Session {
         prepared
     }
 
-    /// An error outside of the engine (a parameter that cannot be decoded, say) has reached the client: the open
-    /// transaction, if there is one, has failed.
+    /// Marks the open transaction as failed, after an error outside of the engine (a malformed
+    /// parameter, for example) was sent to the client.
     pub fn fail(&mut self) {
         if let Some(open) = &mut self.open {
             open.failed = true;
         }
     }
 
-    /// Runs a statement to its end and waits until what the answer shows is durable. All rows have gone to `sink`
-    /// when it returns. Transaction control (BEGIN, COMMIT, SAVEPOINT ...) goes through here too.
-    /// A COMMIT of a failed transaction answers the tag ROLLBACK, as PostgreSQL does.
+    /// Runs a statement to completion, and waits until the answer is durable. On return all rows
+    /// have been passed to `sink`. Also runs transaction control (BEGIN, COMMIT, SAVEPOINT ...). A
+    /// COMMIT of a failed transaction returns the tag ROLLBACK, as in PostgreSQL.
     pub async fn execute(
         &mut self,
         statement: &Arc<Statement>,
@@ -204,8 +210,8 @@ impl Session {
         }
     }
 
-    /// Commits the implicit transaction, if there is one (or rolls it back if it has failed); waits until it is
-    /// durable.
+    /// Commits the implicit transaction, if there is one (or rolls it back if it has failed), and
+    /// waits until it is durable.
     pub async fn finish_implicit(&mut self) -> Result<()> {
         if !self.open.as_ref().is_some_and(|open| open.is_implicit()) {
             return Ok(());
@@ -214,7 +220,7 @@ impl Session {
         self.commit().await.map(|_| ())
     }
 
-    /// For ReadyForQuery. An implicit transaction counts as idle.
+    /// The status for ReadyForQuery. An implicit transaction counts as idle.
     pub fn status(&self) -> TransactionStatus {
         match &self.open {
             Some(open) if open.is_implicit() => TransactionStatus::Idle,
@@ -224,30 +230,30 @@ impl Session {
         }
     }
 
-    /// To cancel this session from elsewhere.
+    /// Returns a handle to cancel this session's statements.
     pub fn canceller(&self) -> Canceller {
         Canceller { flag: self.flag.clone(), running: self.running.clone() }
     }
 
-    /// A session on another partition. What cancels this one cancels it too.
+    /// Creates a session on another partition that shares this session's canceller.
     pub fn beside(&self, partition: PartitionId) -> Session {
-        let mut beside = Session::new(self.engine.clone(), partition);
-        (beside.flag, beside.running) = (self.flag.clone(), self.running.clone());
-        beside
+        let mut other = Session::new(self.engine.clone(), partition);
+        (other.flag, other.running) = (self.flag.clone(), self.running.clone());
+        other
     }
 
-    /// Names the tenant in reports about what the session runs.
+    /// Sets the tenant's name for reports.
     pub fn set_tenant(&mut self, name: &str) {
         self.tenant = name.into();
     }
 
-    /// Whether transactions are read-only unless they say otherwise (`default_transaction_read_only`).
+    /// Sets whether transactions are read-only by default (`default_transaction_read_only`).
     pub fn set_default_read_only(&mut self, on: bool) {
         self.default_read_only = on;
     }
 
-    /// Whether its user may write at all, from its next statement on. If not, all its transactions are read-only, whatever
-    /// they ask for, and so is the rest of the open one.
+    /// Sets whether the session's user may write, from the next statement on. If not, all its
+    /// transactions are read-only whatever they request, including the rest of the open one.
     pub fn set_may_write(&mut self, may_write: bool) {
         self.may_write = may_write;
         if let Some(open) = self.open.as_mut().filter(|_| !may_write) {
@@ -259,7 +265,8 @@ impl Session {
         self.default_read_only || !self.may_write || self.past.is_some() || self.engine.reads_beside()
     }
 
-    /// The error of who writes in a read-only transaction, `of_past` if that sees the past.
+    /// The error of a write in a read-only transaction. `of_past`: the transaction reads a
+    /// historical version.
     fn read_only_error(&self, of_past: bool) -> Error {
         if of_past {
             return past_is_read_only();
@@ -269,12 +276,13 @@ impl Session {
         }
         let error = Error::new(sqlstate::READ_ONLY_TRANSACTION, "cannot write in a read-only transaction");
         error.hint(match self.may_write {
-            true => "begin a transaction with READ WRITE, or SET default_transaction_read_only = off",
-            false => READS_ONLY,
+            true => "Begin a transaction with READ WRITE, or run SET default_transaction_read_only = off.",
+            false => READ_ONLY_USER_HINT,
         })
     }
 
-    /// What its transactions may take, the open one included, from its next statement on.
+    /// Sets the limits of the session's transactions, including the open one, from the next
+    /// statement on.
     pub fn set_limits(&mut self, limits: TransactionLimits) {
         self.limits = limits;
         if let Some(connection) = self.open.as_mut().and_then(|open| open.connection.as_mut()) {
@@ -287,20 +295,20 @@ impl Session {
         TemporarySpace::new(self.engine.clone(), self.id)
     }
 
-    /// Between two statements that came together, each of which may be too short to do so: lets others on this thread work.
-    /// What is cancelled meanwhile is the second one.
+    /// Yields the thread to other sessions. Called between statements of one message, each of which
+    /// may be too short to yield. A cancel during the call fails it.
     pub async fn give_way(&mut self) -> Result<()> {
         let _running = self.start();
         tokio::task::yield_now().await;
         self.check_cancelled()
     }
 
-    /// What others leave its partition of the memory for pages, for as long as the node runs.
+    /// Sets how much page memory the partition keeps under pressure, until the node stops.
     pub fn set_cache_floor(&self, bytes: u64) {
         self.engine.set_cache_floor(self.id, bytes);
     }
 
-    /// Rolls back what is open and gives back what the session held.
+    /// Rolls back the open transaction and releases all resources.
     pub async fn close(&mut self) {
         let _ = self.rollback().await;
         self.own = None;
@@ -308,8 +316,9 @@ impl Session {
         self.past = None;
     }
 
-    /// If the last statement's future was dropped, it may have committed without anybody having waited for it. Whether it
-    /// did must not change between this session's next statements, so they begin when it is durable or lost.
+    /// If the last statement's future was dropped, it may have committed without waiting for
+    /// durability. Its outcome must not change between this session's next statements, so they wait
+    /// until the outcome is final.
     async fn settle(&mut self) {
         if std::mem::take(&mut self.unsettled) {
             let appended = self.partition.as_ref().map(|partition| partition.log.appended());
@@ -317,7 +326,7 @@ impl Session {
         }
     }
 
-    /// Runs all statements of a text, whose rows do not matter.
+    /// Runs all statements of a text, and discards their rows.
     #[cfg(test)]
     pub(crate) async fn run(&mut self, mut sql: &str) {
         while !sql.is_empty() {
@@ -337,13 +346,14 @@ impl Session {
         &self.engine
     }
 
-    /// For what is long and no statement of SQLite's.
+    /// Fails if the session is cancelled. For long operations outside of SQLite.
     pub(crate) fn check_cancelled(&self) -> Result<()> {
         if self.flag.is_set() { Err(self.flag.error()) } else { Ok(()) }
     }
 
-    /// The partition that the session's transaction sees, opened on first use. From a store that does not answer that takes
-    /// a minute to fail. Refused once another process is known to own it: what is read here would be outdated, without end.
+    /// The partition that the session's transaction reads, opened on first use. If the store does
+    /// not respond, opening fails after a minute. Fails if another process has taken over the
+    /// store, since all reads would be outdated.
     async fn partition(&mut self) -> Result<Arc<Partition>> {
         let partition = self.find_partition().await?;
         partition.check_not_taken_over()?;
@@ -370,10 +380,11 @@ impl Session {
         Ok(partition)
     }
 
-    /// A connection for one transaction, with the session's context in it.
+    /// Takes a connection for one transaction, and initializes it with the session's context.
     async fn checkout(&mut self, variables: Variables) -> Result<Box<Connection>> {
         let partition = self.partition().await?;
-        // Not one of before a restore. Temporary tables stand beside the newest version only.
+        // Not a connection from before a restore. Temporary tables are available with the newest
+        // version only.
         let own = if partition.is_past() { None } else { self.own.take() };
         let own = own.filter(|own| !own.link.partition.is_closed());
         let mut connection = match own.or_else(|| partition.pool.take()) {
@@ -410,15 +421,15 @@ impl Session {
         Ok(connection)
     }
 
-    /// Gives a connection back after its transaction.
+    /// Returns a connection after its transaction.
     fn give_back(&mut self, mut connection: Box<Connection>) {
         self.remember(&connection);
-        // Closing the connection clears the flag that it has. That of this session is for its next
-        // statement, which may run by then.
+        // Closing the connection clears its cancel flag. The session's flag may belong to its next
+        // statement by then.
         *connection.link.cancel.borrow_mut() = Arc::default();
         if !connection.is_autocommit() {
-            // Its ROLLBACK failed, for lack of memory for example. Closing it rolls back; whoever got it from the pool would write into
-            // the open transaction.
+            // Its ROLLBACK failed, for lack of memory for example. Closing it rolls back; in the
+            // pool it would carry the open transaction to the next session.
             return;
         }
         connection.trim();
@@ -427,7 +438,8 @@ impl Session {
             self.own = Some(connection);
         } else {
             partition.pool.give(connection);
-            // Nobody would take it from there any more, and the two hold each other.
+            // No session takes connections from a closed partition, and pool and partition
+            // reference each other.
             if partition.is_closed() {
                 partition.pool.clear();
             }
@@ -444,7 +456,7 @@ impl Session {
         self.remembered.last_insert_rowid = connection.last_insert_rowid();
     }
 
-    /// Fresh variables for a transaction that begins now.
+    /// Variables for a transaction that begins now.
     fn variables(&self) -> Variables {
         let node = self.engine.node();
         Variables {
@@ -455,10 +467,10 @@ impl Session {
         }
     }
 
-    // `&mut self` here and below although nothing changes: a session is not shared between threads, so that only an
-    // exclusive borrow of it may cross an await.
+    // The following methods take `&mut self` although they change nothing: a session is not Sync,
+    // so only an exclusive borrow may be held across an await.
 
-    /// Waits for `future`; a cancel ends the wait with its error.
+    /// Waits for `future`. A cancel ends the wait with an error.
     async fn cancellable<F: Future>(&mut self, future: F) -> Result<F::Output> {
         let mut future = std::pin::pin!(future);
         let flag = &self.flag;
@@ -472,7 +484,8 @@ impl Session {
         .await
     }
 
-    /// Waits until the partition's log is durable up to `lsn`. Not cancellable: until then nobody knows the answer.
+    /// Waits until the partition's log is durable up to `lsn`. Cannot be cancelled: until then the
+    /// outcome is unknown.
     async fn wait_durable(&mut self, lsn: Lsn) -> Result<()> {
         let Some(partition) = &self.partition else { return Ok(()) };
         let log = &partition.log;
@@ -483,37 +496,38 @@ impl Session {
     }
 }
 
-/// The error for an answer whose version was discarded, or will never be known.
+/// The error of an answer whose version was discarded, or whose durability is unknown.
 fn lost(error: LogError, log: &CommitLog) -> Error {
     match (error, log.fenced()) {
         (LogError::Discarded { .. }, _) => discarded(log),
-        (_, Some(fenced)) => log_error(fenced)
-            .detail("It is unknown whether the other process has taken over what this transaction wrote."),
+        (_, Some(fenced)) => {
+            log_error(fenced).detail("It is unknown whether the writes of this transaction were preserved.")
+        }
         (other, None) => {
-            Error::new(sqlstate::IO_ERROR, format!("the answer is not known to be durable: {other}"))
-                .hint("ask for the outcome with pg_xact_status when the node is back")
+            Error::new(sqlstate::IO_ERROR, format!("could not confirm that the result is durable: {other}"))
+                .hint("Query the outcome with pg_xact_status when the node is available again.")
         }
     }
 }
 
-/// The error for an answer whose version was discarded meanwhile.
+/// The error of an answer whose version was discarded.
 fn discarded(log: &CommitLog) -> Error {
     let error = match log.works() {
         Err(fenced @ LogError::Fenced { .. }) => log_error(fenced),
-        _ => Error::new(sqlstate::IO_ERROR, "the commit log could not be written")
-            .hint("run the transaction again; check the disk that holds the data directory"),
+        _ => Error::new(sqlstate::IO_ERROR, "could not write the commit log")
+            .hint("Retry the transaction, and check the disk of the data directory."),
     };
-    error.detail("what this transaction saw or wrote was discarded; nothing of it remains")
+    error.detail("The data that this transaction read or wrote was discarded; nothing of it remains.")
 }
 
 /// The error of a transaction that cannot be replayed with the same answers.
 fn serialization_failure(detail: &str) -> Error {
     Error::new(sqlstate::SERIALIZATION_FAILURE, "could not serialize access due to concurrent update")
         .detail(detail)
-        .hint("run the transaction again: it will then take its turn first")
+        .hint("Retry the transaction. The next attempt acquires the write turn first.")
 }
 
-/// Marks the session as running while it lives.
+/// Marks the session as running until it is dropped.
 pub(crate) struct Running(Arc<AtomicBool>);
 
 impl Drop for Running {

@@ -1,11 +1,13 @@
 //! Statements inside an open transaction.
 //!
 //! ```text
-//!  statement -> row rules (wait for a row that somebody has shown to a client)
-//!            -> advance the snapshot, if nothing that was read has changed; if the row rules ask for it, by a replay
+//!  statement -> row rules (wait for rows that another transaction has shown to its client)
+//!            -> advance the snapshot, if nothing that was read has changed; a replay if the row
+//!               rules require it
 //!            -> run -> conflict? replay, run again
 //!            -> journal (statement, parameters, hash of the answer)
-//!            -> answer: at once if the transaction has written or holds a turn, else when what it saw is durable
+//!            -> answer: immediately if the transaction has written or holds a turn, else when its
+//!               snapshot is durable
 //! ```
 
 use std::sync::Arc;
@@ -17,37 +19,39 @@ use hashbrown::HashSet;
 use super::held_turn::HeldTurn;
 use super::journal::{End, HashingSink, Journal, Replayed, replay, run_statement};
 use super::let_go::{Retired, snapshot_too_old};
-use super::{MOST_ATTEMPTS, Remembered, Session, serialization_failure};
+use super::{MAX_ATTEMPTS, Remembered, Session, serialization_failure};
 use crate::connection::{Connection, Step};
 use crate::partition::{Partition, RowName};
 use crate::variables::Variables;
 use crate::{Completion, Engine, Error, Result, RowSink, Statement, StatementKind, Value, sqlstate};
 
-/// Read sets larger than this are not looked through before every statement.
-const ADVANCE_AT_MOST: usize = 2000;
+/// Maximum size of a read set that is checked before every statement.
+const MAX_ADVANCE_READS: usize = 2000;
 
-/// Rows updated by key that a transaction remembers; one that is not remembered may cost a 40001, no more. Also rows that it locks
-/// one by one; beyond, it takes its turn.
-const MOST_ROWS: usize = 10_000;
+/// Maximum number of rows updated by key that a transaction records; an unrecorded one may cost a
+/// 40001. Also the maximum number of rows that it locks individually; beyond that it acquires the
+/// turn.
+const MAX_ROWS: usize = 10_000;
 
 /// An open transaction.
 pub(super) struct Open {
     implicit: bool,
     pub(super) failed: bool,
     pub(super) read_only: bool,
-    /// BEGIN IMMEDIATE: take the turn before the snapshot.
+    /// BEGIN IMMEDIATE: acquire the turn before the snapshot.
     pub(super) immediate: bool,
-    /// Taken with the first statement.
+    /// Acquired with the first statement.
     pub(super) connection: Option<Box<Connection>>,
     pub(super) journal: Journal,
     pub(super) turn: Option<HeldTurn>,
-    /// SQLite has rolled the transaction back by itself; it must be rebuilt before it goes on.
+    /// SQLite has rolled the transaction back by itself; it must be rebuilt before it continues.
     pub(super) lost: bool,
-    /// The transaction was rolled back to let go of its snapshot; it is rebuilt on a fresh one before it goes on.
+    /// Set after the transaction was rolled back to release its snapshot; it is rebuilt on a fresh
+    /// one before it continues.
     pub(super) retired: Option<Retired>,
-    /// What functions saw at the beginning: a replay starts from there.
+    /// The variables at the beginning, from which a replay starts.
     pub(super) variables: Variables,
-    /// What the session remembered before.
+    /// The session's state before the transaction.
     pub(super) before: Remembered,
     pub(super) rows: Rows,
 }
@@ -56,15 +60,16 @@ pub(super) struct Open {
 pub(super) struct Rows {
     partition: Option<Arc<Partition>>,
     owner: u64,
-    /// Updated by key.
+    /// Rows updated by key.
     pub(super) updated: HashSet<RowName>,
-    /// Locked (or queued for).
+    /// Rows locked or queued for.
     locked: Vec<RowName>,
-    /// Memory that is charged to the connection for both.
+    /// Memory charged to the connection for both.
     charged_bytes: u64,
 }
 
-/// Memory that a row takes that is updated by key, or locked: its entry here and, of a lock, that of the partition.
+/// Memory of a row that is updated by key or locked: its entry here and, for a lock, the
+/// partition's entry.
 const ROW_BYTES: u64 = 128;
 
 impl Rows {
@@ -111,7 +116,7 @@ impl Open {
         Open { implicit: true, ..Open::new(engine, read_only, false) }
     }
 
-    /// From its next statement on it may only read.
+    /// Makes the transaction read-only from its next statement on.
     pub(super) fn forbid_writes(&mut self) {
         self.read_only = true;
         self.variables.may_write = false;
@@ -124,7 +129,8 @@ impl Open {
         self.implicit
     }
 
-    /// BEGIN inside a query with several statements: what ran so far becomes part of the client's transaction.
+    /// BEGIN after other statements of the same query: the statements so far become part of the
+    /// client's transaction.
     pub(super) fn make_explicit(&mut self) {
         self.implicit = false;
     }
@@ -133,39 +139,40 @@ impl Open {
         self.failed
     }
 
-    /// Charges the memory of one more row to the connection. Returns false if it is one too many.
+    /// Charges the memory of one more row to the connection. Returns false if a limit is reached.
     fn admit_row(&mut self) -> bool {
         let rows = &mut self.rows;
-        let few = rows.updated.len() < MOST_ROWS && rows.locked.len() < MOST_ROWS;
-        let Some(connection) = self.connection.as_ref().filter(|_| few) else { return false };
+        let below_limit = rows.updated.len() < MAX_ROWS && rows.locked.len() < MAX_ROWS;
+        let Some(connection) = self.connection.as_ref().filter(|_| below_limit) else { return false };
         let admitted = connection.link.held.take(ROW_BYTES, connection.link.partition.heap());
         rows.charged_bytes += if admitted { ROW_BYTES } else { 0 };
         admitted
     }
 
-    /// Memory that is charged to the connection for the journal and rows.
+    /// Memory charged to the connection for the journal and rows.
     pub(super) fn charged_bytes(&self) -> u64 {
         self.journal.charged_bytes() + self.rows.charged_bytes
     }
 
-    /// Makes room in the journal for a statement that is about to run, in the memory of the connection.
+    /// Reserves space in the journal for the next statement, charged to the connection.
     fn reserve_in_journal(&mut self, statement: &Arc<Statement>, parameters: &[Value]) -> bool {
         let Some(connection) = &self.connection else { return true };
         let link = &connection.link;
         self.journal.reserve(statement, parameters, |bytes| link.held.take(bytes, link.partition.heap()))
     }
 
-    /// The partition that it sees, once it has looked.
+    /// The partition that the transaction reads; None before its first statement.
     pub(super) fn seen_partition(&self) -> Option<&Arc<Partition>> {
         self.connection.as_ref().map(|connection| &connection.link.partition)
     }
 
-    /// Whether what it is answered holds only if it commits: it sees versions that may not be durable.
+    /// Whether the transaction's answers are valid only if it commits, since they may be based on
+    /// versions that are not durable.
     fn is_provisional(&self) -> bool {
         self.turn.is_some() || !self.rows.locked.is_empty() || self.has_written()
     }
 
-    /// Whether the transaction has changed pages (or is about to: SQLite holds the write lock).
+    /// Whether the transaction has changed pages, or is about to: SQLite holds the write lock.
     pub(super) fn has_written(&self) -> bool {
         self.connection.as_ref().is_some_and(|c| c.is_writing())
     }
@@ -232,16 +239,16 @@ impl Session {
             open.failed = false;
         }
         if !open.is_provisional() {
-            self.wait_for_what_was_seen(open).await?;
+            self.wait_for_snapshot(open).await?;
         }
         match end {
             End::Done(completion) => Ok(completion),
             End::Failed(error) => Err(error),
-            End::Conflict => Err(serialization_failure("a page changed at every attempt")),
+            End::Conflict => Err(serialization_failure("A page changed at every attempt.")),
         }
     }
 
-    /// Runs the statement; after a conflict replays what came before and runs it again.
+    /// Runs the statement. After a conflict replays the earlier statements and runs it again.
     async fn attempt(
         &mut self,
         open: &mut Open,
@@ -249,7 +256,7 @@ impl Session {
         parameters: &[Value],
         sink: &mut dyn RowSink,
     ) -> Result<(End, u64)> {
-        for _ in 0..MOST_ATTEMPTS {
+        for _ in 0..MAX_ATTEMPTS {
             let Some(connection) = &mut open.connection else { return Err(no_transaction()) };
             connection.link.transaction.borrow_mut().conflict = None;
             let mut hashing = HashingSink::new(Some(sink));
@@ -268,7 +275,8 @@ impl Session {
         Ok((End::Conflict, 0))
     }
 
-    /// With the transaction's first statement: a connection, the turn if it was asked for, BEGIN.
+    /// Prepares for a statement. The first one gets a connection, the turn if it was requested, and
+    /// a BEGIN.
     pub(super) async fn begin_in(&mut self, open: &mut Open, current: bool) -> Result<()> {
         if let Some(connection) = &open.connection {
             let mut transaction = connection.link.transaction.borrow_mut();
@@ -293,7 +301,7 @@ impl Session {
         match connection.run(|c| c.control_here(id, sql))?.await {
             Step::Done(_) => Ok(()),
             Step::Failed(error) => Err(error),
-            Step::Conflict => Err(serialization_failure("BEGIN conflicted")),
+            Step::Conflict => Err(serialization_failure("BEGIN conflicted.")),
         }
     }
 
@@ -314,7 +322,7 @@ impl Session {
         Ok(())
     }
 
-    /// Takes the turn, if it is not held, and lets nobody else commit until it ends.
+    /// Acquires the turn if it is not held, and prevents all other commits until it ends.
     pub(super) async fn exclude_others(
         &mut self,
         open: &mut Open,
@@ -328,7 +336,8 @@ impl Session {
         Ok(())
     }
 
-    /// Before the journal overflows: take the turn, make sure that the past still holds, and hold on to it.
+    /// Called before the journal overflows: acquires the turn for the rest of the transaction, and
+    /// checks that earlier answers still hold.
     async fn settle_in_turn(&mut self, open: &mut Open) -> Result<()> {
         let Some(partition) = open.rows.partition.clone() else { return Ok(()) };
         open.turn = None;
@@ -339,7 +348,8 @@ impl Session {
         Ok(())
     }
 
-    /// Waits for rows that others have shown to their clients, and locks those that this transaction shows.
+    /// Waits for rows that others have shown to their clients, and locks the rows that this
+    /// transaction shows.
     async fn apply_row_rules(
         &mut self,
         open: &mut Open,
@@ -355,7 +365,8 @@ impl Session {
             {
                 self.lock_row(open, &partition, row).await?
             }
-            // Rows that it does not name one by one, or too many of them: the whole partition is locked, by its turn.
+            // The rows are not named individually, or there are too many: the whole partition is
+            // locked, by its turn.
             (StatementKind::Query, _) if statement.plan.for_update => {
                 self.exclude_others(open, &partition, false).await?;
                 true
@@ -369,7 +380,7 @@ impl Session {
             }
             _ => false,
         };
-        let small = open.connection.as_ref().is_some_and(|c| c.link.reads_at_most(ADVANCE_AT_MOST));
+        let small = open.connection.as_ref().is_some_and(|c| c.link.reads_at_most(MAX_ADVANCE_READS));
         if !fresh {
             if small {
                 advance(open);
@@ -383,7 +394,7 @@ impl Session {
         Ok(())
     }
 
-    /// Locks a row; answers whether it was not locked by this transaction before.
+    /// Locks a row. Returns true if the transaction did not hold the lock before.
     pub(super) async fn lock_row(
         &mut self,
         open: &mut Open,
@@ -397,8 +408,8 @@ impl Session {
             open.rows.locked.push(row);
             return Ok(true);
         }
-        // The holder may be waiting for the turn. A transaction that cannot do without its turn does without the row:
-        // nobody commits before it, and who was shown the row gets 40001.
+        // The holder may be waiting for the turn. A transaction that must keep its turn continues
+        // without the row lock: no other transaction commits before it, and the holder gets 40001.
         if open.journal.overflowed {
             return Ok(false);
         }
@@ -410,7 +421,7 @@ impl Session {
         let owner = open.rows.owner;
         let mut taking = std::pin::pin!(partition.rows.take(row, owner));
         let taken = loop {
-            // The row may be held for as long as its holder's client likes; the snapshot is not.
+            // The row lock may be held indefinitely by its holder's client; the snapshot may not.
             let expired = std::pin::pin!(open.expired());
             let first = self.cancellable(select(taking.as_mut(), expired)).await;
             match first {
@@ -423,26 +434,26 @@ impl Session {
         match taken {
             Ok(Ok(())) => Ok(true),
             Err(cancelled) => {
-                // Not waiting any more: others' deadlock checks must not see it.
+                // Leaves the queue, so that deadlock checks of others do not see it.
                 open.rows.locked.pop();
                 partition.rows.release(row, open.rows.owner);
                 Err(cancelled)
             }
             Ok(Err(_)) => Err(Error::new(sqlstate::DEADLOCK_DETECTED, "deadlock detected")
-                .detail("this transaction and others wait for rows that the next one has locked")
-                .hint("run the transaction again; lock rows in the same order everywhere")),
+                .detail("This transaction and others wait for each other's row locks in a cycle.")
+                .hint("Retry the transaction. Lock rows in a consistent order.")),
         }
     }
 
-    /// Runs the transaction so far again on a fresh snapshot. Until that has been done to its end the transaction counts as
-    /// lost: what stands in SQLite is a part of it, which nobody may go on from.
+    /// Replays the transaction on a fresh snapshot. Until that is complete the transaction counts
+    /// as lost: SQLite contains only a part of it, which must not be continued.
     pub(super) async fn replay_in(&mut self, open: &mut Open) -> Result<()> {
         let Some(partition) = open.rows.partition.clone() else { return Ok(()) };
         open.lost = true;
         if open.journal.overflowed {
-            return Err(serialization_failure("the transaction is too large to be replayed"));
+            return Err(serialization_failure("The transaction is too large to be replayed."));
         }
-        for _ in 0..MOST_ATTEMPTS {
+        for _ in 0..MAX_ATTEMPTS {
             partition.stats.replays.fetch_add(1, Ordering::Relaxed);
             let Some(connection) = &mut open.connection else { return Err(no_transaction()) };
             connection.link.transaction.borrow_mut().current = true;
@@ -462,24 +473,27 @@ impl Session {
                     return Ok(());
                 }
                 Replayed::Conflict if expired => {
-                    // Others replace so much that the replay is too slow for them: it goes first.
+                    // Other commits expire the replay's snapshot before it finishes, so it excludes
+                    // them.
                     self.exclude_others(open, &partition, false).await?;
                 }
                 Replayed::Conflict => {}
-                Replayed::Differs(place) => {
+                Replayed::Differs(index) => {
                     self.turn_first = true;
-                    let detail =
-                        format!("statement {} of the transaction would answer differently now", place + 1);
+                    let detail = format!(
+                        "Statement {} of the transaction would return a different result now.",
+                        index + 1
+                    );
                     return Err(serialization_failure(&detail));
                 }
             }
         }
         self.turn_first = true;
-        Err(serialization_failure("the partition changed at every attempt"))
+        Err(serialization_failure("The partition changed at every attempt."))
     }
 
-    /// Waits until the version that the transaction sees is durable.
-    async fn wait_for_what_was_seen(&mut self, open: &mut Open) -> Result<()> {
+    /// Waits until the transaction's snapshot is durable.
+    async fn wait_for_snapshot(&mut self, open: &mut Open) -> Result<()> {
         let Some(connection) = &open.connection else { return Ok(()) };
         let (snapshot, partition) = {
             let transaction = connection.link.transaction.borrow();
@@ -494,8 +508,9 @@ impl Session {
     }
 }
 
-/// Moves the snapshot to the current version if nothing that the transaction read has changed. Answers whether the
-/// transaction now sees the current version (or one that was current a moment ago).
+/// Moves the snapshot to the current version if nothing that the transaction read has changed.
+/// Returns true if the transaction now sees the current version, or one that was current during the
+/// call.
 fn advance(open: &Open) -> bool {
     open.connection.as_ref().is_none_or(|connection| connection.link.advance())
 }
@@ -505,7 +520,7 @@ pub(super) fn failed_transaction() -> Error {
         sqlstate::IN_FAILED_TRANSACTION,
         "current transaction is aborted, commands ignored until end of transaction block",
     )
-    .hint("ROLLBACK, or ROLLBACK TO a savepoint")
+    .hint("Run ROLLBACK, or ROLLBACK TO a savepoint.")
 }
 
 fn no_transaction() -> Error {

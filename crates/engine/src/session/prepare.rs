@@ -1,4 +1,4 @@
-//! Preparing: from a text to a [`Statement`] that says what it needs and answers.
+//! Prepares statements: turns a text into a [`Statement`] with its parameters, columns and plan.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub(super) async fn prepare<'a>(
     if let Some(failed) = failed_unless_control(session, sql) {
         return Err(failed);
     }
-    if session.has_let_go() && !is_control(sql) {
+    if session.has_retired() && !is_control(sql) {
         session.rebuild().await?;
     }
     let writing = session.open.as_ref().is_some_and(|open| open.has_written());
@@ -31,8 +31,8 @@ pub(super) async fn prepare<'a>(
     }
     let (statement, rest) = describe(session, sql, known).await?;
     let statement = Arc::new(statement);
-    // A description made under the transaction's own schema changes is nobody else's.
-    // A procedure may be replaced without a change of the schema.
+    // A description that depends on the transaction's own schema changes is valid for it only.
+    // CALLs are not cached: a procedure can be replaced without a change of the schema.
     let lasts = !known.once && !statement.plan.temporary && statement.plan.call.is_none();
     if !writing && rest.is_empty() && lasts && session.own.is_none() {
         partition.statements.put(sql, schema, &statement, partition.heap());
@@ -40,7 +40,7 @@ pub(super) async fn prepare<'a>(
     Ok((statement, rest))
 }
 
-/// The error for a statement that is longer than the node accepts.
+/// The error of a statement that is longer than the node accepts.
 pub fn statement_too_long(limit_bytes: usize) -> Error {
     let message = format!("statement exceeds the limit of {limit_bytes} bytes");
     Error::new(sqlstate::PROGRAM_LIMIT, message).hint(
@@ -48,7 +48,7 @@ pub fn statement_too_long(limit_bytes: usize) -> Error {
     )
 }
 
-/// In a failed transaction only its end is accepted.
+/// In a failed transaction only statements that end it are accepted.
 fn failed_unless_control(session: &Session, sql: &str) -> Option<crate::Error> {
     if !session.open.as_ref().is_some_and(|open| open.has_failed()) {
         return None;
@@ -101,9 +101,9 @@ async fn describe<'a>(session: &mut Session, sql: &'a str, known: Known<'_>) -> 
         columns: Vec::new(),
         plan,
     };
-    // Of other statements the tokens are not held while SQLite prepares them.
+    // Only a CALL needs its tokens while SQLite prepares; of other statements they are freed.
     let words = if kind == StatementKind::Call { first } else { Vec::new() };
-    let asks_sqlite = matches!(
+    let needs_sqlite = matches!(
         kind,
         StatementKind::Query
             | StatementKind::Insert
@@ -111,14 +111,14 @@ async fn describe<'a>(session: &mut Session, sql: &'a str, known: Known<'_>) -> 
             | StatementKind::Delete
             | StatementKind::Utility(_)
     );
-    if asks_sqlite {
-        let (prepared, tables) = ask_sqlite(session, &statement, &shape).await?;
+    if needs_sqlite {
+        let (prepared, tables) = describe_in_sqlite(session, &statement, &shape).await?;
         if trigger {
             rest = &sql[start + prepared.length..];
             statement.sql = text[..prepared.length].trim_end().trim_end_matches(';').into();
         }
         complete(&mut statement, prepared, &shape, &tables);
-        learn(&mut statement, known.parameters);
+        apply_parameter_types(&mut statement, known.parameters);
     }
     if kind == StatementKind::Call {
         call::describe(session, &mut statement, &words, sql).await?;
@@ -129,13 +129,13 @@ async fn describe<'a>(session: &mut Session, sql: &'a str, known: Known<'_>) -> 
     Ok((statement, rest))
 }
 
-/// Prepares the text and looks at the tables that it names.
-async fn ask_sqlite(
+/// Prepares the text in SQLite, and reads the columns of the tables that it names.
+async fn describe_in_sqlite(
     session: &mut Session,
     statement: &Statement,
     shape: &Shape,
 ) -> Result<(Prepared, Vec<Columns>)> {
-    ask(session, |connection| {
+    with_connection(session, |connection| {
         if statement.plan.system {
             connection.enter_system_here()?;
         }
@@ -151,8 +151,8 @@ async fn ask_sqlite(
     .await
 }
 
-/// Runs `body` on the transaction's connection, or on one that is borrowed for it.
-pub(super) async fn ask<T>(
+/// Runs `body` on the transaction's connection, or on a temporarily checked-out one.
+pub(super) async fn with_connection<T>(
     session: &mut Session,
     body: impl FnOnce(&mut Connection) -> Result<T>,
 ) -> Result<T> {
@@ -171,7 +171,7 @@ pub(super) async fn ask<T>(
     answer
 }
 
-/// The declared type of a column of these tables; `#2` is the third one of the first.
+/// The declared type of a column of these tables; `#2` is the third column of the first table.
 fn declared(tables: &[Columns], column: &str) -> Option<String> {
     match column.strip_prefix('#') {
         Some(position) => tables.first()?.get(position.parse::<usize>().ok()?)?.1.clone(),
@@ -179,7 +179,8 @@ fn declared(tables: &[Columns], column: &str) -> Option<String> {
     }
 }
 
-/// The declared types of the columns of these tables by name, in lower case. The first column of a name counts.
+/// The declared types of all columns of these tables, by name in lower case. The first column of a
+/// name counts.
 fn declared_by_name(tables: &[Columns]) -> HashMap<String, Option<String>> {
     let mut by_name = HashMap::new();
     for (name, declared) in tables.iter().flatten() {
@@ -192,16 +193,16 @@ fn complete(statement: &mut Statement, prepared: Prepared, shape: &Shape, tables
     if prepared.empty {
         statement.kind = StatementKind::Empty;
     }
-    // What EXPLAIN explains is not run.
+    // EXPLAIN does not run its statement.
     statement.read_only = prepared.read_only || prepared.explain != 0;
     if statement.kind == StatementKind::Query && prepared.columns.is_empty() {
-        // A PRAGMA that only sets something.
+        // A PRAGMA that only sets a value.
         statement.kind = StatementKind::Utility("SET");
     }
     statement.parameters = vec![ParameterInfo::default(); prepared.parameters];
-    /// With more parameters a search of all columns for each takes long.
-    const SEARCHED: usize = 100;
-    let by_name = (shape.parameters.len() > SEARCHED).then(|| declared_by_name(tables));
+    /// Number of parameters up to which each is looked up by a linear search of all columns.
+    const MAX_LINEAR_SEARCH: usize = 100;
+    let by_name = (shape.parameters.len() > MAX_LINEAR_SEARCH).then(|| declared_by_name(tables));
     for place in &shape.parameters {
         if let Some(parameter) = statement.parameters.get_mut(place.number as usize - 1) {
             let known = parameter.declared_type.take();
@@ -212,14 +213,14 @@ fn complete(statement: &mut Statement, prepared: Prepared, shape: &Shape, tables
             });
         }
     }
-    // To check the rows that are there, SQLite runs a query of its own, and reports its columns.
+    // ALTER TABLE runs an internal query to check existing rows, and reports its columns.
     let returns_rows = statement.kind != StatementKind::Utility("ALTER TABLE");
     let columns = prepared.columns.into_iter().filter(|_| returns_rows);
     statement.columns = columns.map(|(name, declared_type)| ColumnInfo { name, declared_type }).collect();
 }
 
-/// Notes what the client's text says of parameters.
-fn learn(statement: &mut Statement, parameters: &[(u16, String)]) {
+/// Applies the parameter types that the client's text specifies.
+fn apply_parameter_types(statement: &mut Statement, parameters: &[(u16, String)]) {
     for (number, kind) in parameters {
         let place = usize::from(*number).checked_sub(1);
         let Some(parameter) = place.and_then(|place| statement.parameters.get_mut(place)) else { continue };
@@ -230,7 +231,7 @@ fn learn(statement: &mut Statement, parameters: &[(u16, String)]) {
     }
 }
 
-/// The PRAGMAs, or the table-valued functions of the same names.
+/// Whether the statement uses one of these PRAGMAs, or the table-valued function of the same name.
 fn checks_integrity(tokens: &[Token<'_>]) -> bool {
     tokens.iter().filter_map(Token::name).any(|name| {
         let name = name.strip_prefix("pragma_").unwrap_or(&name);

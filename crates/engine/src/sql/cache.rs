@@ -1,4 +1,5 @@
-//! Statements that were prepared on a partition, by text: sessions that send the same text share its description.
+//! Cache of prepared statements' descriptions, per partition and keyed by SQL text. Sessions that
+//! send the same text share one description.
 
 use std::sync::Arc;
 
@@ -8,14 +9,15 @@ use parking_lot::Mutex;
 use crate::Statement;
 use crate::heap::{Charge, Heap};
 
-/// Texts kept for a partition.
-const KEPT: usize = 500;
-/// Bytes of them and of their descriptions.
-const KEPT_BYTES: u64 = 2 << 20;
+/// Maximum number of cached texts per partition.
+const MAX_STATEMENTS: usize = 500;
+/// Maximum memory of those texts and their descriptions.
+const MAX_BYTES: u64 = 2 << 20;
 
-/// Longer texts, or more parameters (a bulk INSERT, say), hardly come twice.
-const LONGEST_BYTES: usize = 8 << 10;
-const MOST_PARAMETERS: usize = 100;
+/// Longer texts and texts with more parameters (bulk INSERTs, for example) are rarely repeated, so
+/// they are not cached.
+const MAX_TEXT_BYTES: usize = 8 << 10;
+const MAX_PARAMETERS: usize = 100;
 
 #[derive(Default)]
 struct Inner {
@@ -30,15 +32,16 @@ impl Inner {
     }
 }
 
-/// The descriptions of one partition's statements.
+/// The descriptions of one partition's statements. A new schema cookie empties the cache.
 #[derive(Default)]
 pub(crate) struct StatementCache(Mutex<Inner>);
 
 impl StatementCache {
-    /// A description that was made under the same schema cookie.
+    /// Returns the description of a text if it was made under this schema cookie.
     pub(crate) fn get(&self, text: &str, schema: u32) -> Option<Arc<Statement>> {
-        // A text of many statements is asked for at each of them: it is not even hashed.
-        if text.len() > LONGEST_BYTES {
+        // This runs for each statement of a script, with the whole remaining text. Long texts are
+        // therefore rejected before they are hashed.
+        if text.len() > MAX_TEXT_BYTES {
             return None;
         }
         let inner = self.0.lock();
@@ -48,18 +51,19 @@ impl StatementCache {
         inner.statements.get(text).cloned()
     }
 
-    /// Keeps a description, unless the tenant may hold no more memory.
+    /// Caches a description, unless the tenant is at its memory limit. A full cache is emptied
+    /// first.
     pub(crate) fn put(&self, text: &str, schema: u32, statement: &Arc<Statement>, heap: &Arc<Heap>) {
-        if text.len() > LONGEST_BYTES || statement.parameters.len() > MOST_PARAMETERS {
+        if text.len() > MAX_TEXT_BYTES || statement.parameters.len() > MAX_PARAMETERS {
             return;
         }
         let bytes = text.len() as u64 + statement.memory_bytes();
         let mut inner = self.0.lock();
-        let is_full = inner.statements.len() >= KEPT || inner.charge.bytes() + bytes > KEPT_BYTES;
+        let is_full = inner.statements.len() >= MAX_STATEMENTS || inner.charge.bytes() + bytes > MAX_BYTES;
         if inner.schema != schema || is_full {
             inner.clear(schema);
         }
-        if bytes <= KEPT_BYTES && inner.charge.grow_by(bytes, heap) {
+        if bytes <= MAX_BYTES && inner.charge.grow_by(bytes, heap) {
             inner.statements.insert(text.into(), statement.clone());
         }
     }
@@ -85,16 +89,16 @@ mod tests {
     }
 
     #[test]
-    fn descriptions_are_charged_and_limited_in_bytes() {
+    fn descriptions_are_charged_to_the_heap_and_bounded_in_bytes() {
         let heap = Arc::new(Heap::of_partition(&Heap::of_node(0)));
         let cache = StatementCache::default();
         for number in 0..10 {
             cache.put(&format!("SELECT {number}"), 1, &statement(500), &heap);
-            assert!(heap.used_bytes() <= KEPT_BYTES);
+            assert!(heap.used_bytes() <= MAX_BYTES);
         }
         assert!(cache.get("SELECT 9", 1).is_some() && cache.get("SELECT 0", 1).is_none());
         cache.put("SELECT 10", 1, &statement(3000), &heap);
-        assert!(cache.get("SELECT 10", 1).is_none(), "one that is too large is not kept");
+        assert!(cache.get("SELECT 10", 1).is_none(), "a description above the limit is not cached");
         cache.put("SELECT 11", 2, &statement(1), &heap);
         assert!(cache.get("SELECT 11", 2).is_some() && heap.used_bytes() < 4000);
         drop(cache);

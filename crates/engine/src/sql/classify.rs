@@ -1,24 +1,24 @@
-//! What kind of statement a text is.
+//! Classifies statements by their first words.
 
 use super::token::Token;
 use crate::StatementKind;
 
-/// How a BEGIN wants its transaction.
+/// Options of a BEGIN.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Begin {
-    /// Take the partition's turn first.
+    /// Acquire the partition's turn first.
     pub immediate: bool,
-    /// READ ONLY or READ WRITE, if it says so.
+    /// Some for READ ONLY and READ WRITE, None if neither is given.
     pub read_only: Option<bool>,
 }
 
-/// The kind of a statement, from its first words; for a BEGIN how it is to begin.
+/// Returns the kind of a statement, and the options of a BEGIN.
 pub(crate) fn classify(tokens: &[Token<'_>]) -> (StatementKind, Begin) {
     let word = |i: usize| tokens.get(i).map(|t: &Token<'_>| t.text.to_ascii_uppercase()).unwrap_or_default();
     let kind = match word(0).as_str() {
         "" => StatementKind::Empty,
         "SELECT" | "VALUES" | "EXPLAIN" | "PRAGMA" => StatementKind::Query,
-        "WITH" => after_with(tokens),
+        "WITH" => classify_with(tokens),
         "INSERT" | "REPLACE" => StatementKind::Insert,
         "UPDATE" => StatementKind::Update,
         "DELETE" => StatementKind::Delete,
@@ -47,7 +47,8 @@ pub(crate) fn classify(tokens: &[Token<'_>]) -> (StatementKind, Begin) {
     (kind, Begin::default())
 }
 
-/// The tag of a CREATE or DROP: `tags` are those for tables, indexes, views, triggers and the rest.
+/// The command tag of a CREATE or DROP: `tags` are those for tables, indexes, views, triggers and
+/// everything else.
 fn object(tokens: &[Token<'_>], tags: [&'static str; 5]) -> &'static str {
     let named = tokens
         .iter()
@@ -57,8 +58,8 @@ fn object(tokens: &[Token<'_>], tags: [&'static str; 5]) -> &'static str {
     tags[named.unwrap_or(4)]
 }
 
-/// The verb after the common table expressions: the first one outside of parentheses.
-fn after_with(tokens: &[Token<'_>]) -> StatementKind {
+/// The kind of a statement that starts with WITH: the first verb outside of parentheses decides.
+fn classify_with(tokens: &[Token<'_>]) -> StatementKind {
     let mut depth = 0usize;
     for token in tokens {
         match token.text {
@@ -98,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn tells_statements_apart() {
+    fn classifies_statements() {
         assert_eq!(kind(" -- nothing"), StatementKind::Empty);
         assert_eq!(kind("with x as (select 1) insert into t select * from x"), StatementKind::Insert);
         assert_eq!(kind("WITH x AS (DELETE FROM y) SELECT 1"), StatementKind::Query);

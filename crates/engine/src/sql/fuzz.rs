@@ -1,4 +1,5 @@
-//! Any text through what reads the surface of statements: no panic, and the end of a statement is where SQLite has it.
+//! Fuzz target for the SQL scanner: no input panics, and the first statement ends where SQLite ends
+//! it.
 
 use std::ffi::c_int;
 
@@ -90,11 +91,12 @@ const WORDS: &[&str] = &[
     " ",
 ];
 
-/// How many bytes SQLite takes for the first statement, if it takes it.
-fn taken_by_sqlite(connection: &Connection, sql: &str) -> Option<usize> {
+/// Returns how many bytes SQLite consumes for the first statement, if SQLite accepts it.
+fn bytes_consumed_by_sqlite(connection: &Connection, sql: &str) -> Option<usize> {
     let start = sql.as_ptr().cast();
     let (mut statement, mut tail) = (std::ptr::null_mut(), std::ptr::null());
-    // SAFETY: an open connection, a text with its length, and a statement that is finalized; the tail lies in the text.
+    // SAFETY: the connection is open, the text comes with its length, the statement is finalized,
+    // and the tail points into the text.
     unsafe {
         let length = sql.len() as c_int;
         let code = ffi::sqlite3_prepare_v2(connection.handle(), start, length, &mut statement, &mut tail);
@@ -120,13 +122,13 @@ fn fuzz_classifier() {
         let (kind, _) = classify(&first.tokens);
         let shape = shape(kind, &first.tokens);
         assert!(shape.for_update.is_none_or(|start| sql.is_char_boundary(start)));
-        // SQLite reads no further than a zero byte; a trigger's end is its own.
+        // SQLite stops at a zero byte. For a trigger only SQLite finds the end.
         if first.trigger || sql.contains('\0') || sql.trim_start().starts_with(';') {
             return;
         }
-        if let Some(taken) = taken_by_sqlite(&connection, &sql) {
+        if let Some(taken) = bytes_consumed_by_sqlite(&connection, &sql) {
             let ours = sql.len() - first.rest.len();
-            assert_eq!(&sql[..ours], &sql[..taken], "the statement's end in {sql:?}");
+            assert_eq!(&sql[..ours], &sql[..taken], "statement end differs from SQLite in {sql:?}");
         }
     });
 }

@@ -1,9 +1,12 @@
-//! What the engine needs to know of a statement's text before SQLite runs it.
+//! SQL scanner: extracts from a statement's text what the engine needs before SQLite runs it.
 //!
-//! SQLite parses the SQL; this module only reads its surface, token by token: what kind of statement it is
-//! ([`classify`]), a trailing `FOR UPDATE` (which SQLite does not know), which row it names by equality and which
-//! columns its parameters stand beside ([`shape`]). What it does not recognise it leaves alone: a row that is not
-//! recognised costs concurrency, never correctness.
+//! SQLite parses the SQL. This module only scans its tokens for:
+//! - the statement's kind ([`classify`]);
+//! - a trailing `FOR UPDATE`, which SQLite does not support;
+//! - the row that the statement names by equality, and the columns that its parameters are compared
+//!   with or assigned to ([`shape`]).
+//!
+//! Anything unrecognised is ignored. An unrecognised row costs concurrency, never correctness.
 
 mod cache;
 mod classify;
@@ -17,27 +20,27 @@ pub(crate) use classify::{Begin, classify};
 pub(crate) use shape::{NamedRow, Shape, shape};
 pub(crate) use token::{First, Token, first_statement, tokens};
 
-/// What the text of a statement says to the engine.
+/// What the engine knows about a statement from its text.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
-    /// Of a BEGIN: how the transaction is to begin.
+    /// The options of a BEGIN.
     pub begin: Begin,
-    /// The row that the statement reads or changes by equality of columns.
+    /// The row that the statement reads or changes, named by equality of columns.
     pub row: Option<NamedRow>,
     /// `SELECT ... FOR UPDATE`.
     pub for_update: bool,
-    /// VACUUM: it attaches a temporary database and wants the partition for itself.
+    /// VACUUM attaches a temporary database and needs exclusive use of the partition.
     pub vacuum: bool,
-    /// `PRAGMA integrity_check` and its like: FTS5 tables need a fresh look first.
+    /// `PRAGMA integrity_check` and similar: FTS5 tables must be refreshed first.
     pub checks_integrity: bool,
-    /// Makes or drops temporary tables: the connection stays with the session.
+    /// Creates or drops temporary tables, so the connection stays with the session.
     pub temporary: bool,
     /// Uses system tables or functions.
     pub system: bool,
-    /// EXPLAIN, which SQLite answers from what it knows of the schema without looking.
+    /// EXPLAIN: SQLite answers it from its cached schema without reading the database.
     pub explains: bool,
-    /// Changes the texts of `sqlite_schema`.
+    /// Changes the SQL texts in `sqlite_schema`.
     pub declares: bool,
-    /// CALL: what it calls.
+    /// The procedure call of a CALL.
     pub call: Option<crate::procedure::Call>,
 }

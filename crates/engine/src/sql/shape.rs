@@ -1,4 +1,5 @@
-//! Which row a statement names by equality, and which columns its parameters stand beside.
+//! Extracts the row that a statement names by equality, and the columns that its parameters belong
+//! to.
 
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use super::token::{Kind, Token};
 use crate::partition::RowName;
 use crate::{StatementKind, Value};
 
-/// A value that a predicate compares with.
+/// The right-hand side of an equality predicate.
 #[derive(Clone, Debug, PartialEq)]
 enum Operand {
     Parameter(u16),
@@ -20,12 +21,12 @@ enum Operand {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct NamedRow {
     table: String,
-    /// Columns in order, each with what it must equal.
+    /// Columns in alphabetical order, each with the operand it must equal.
     columns: Vec<(String, Operand)>,
 }
 
 impl NamedRow {
-    /// The row's name for these parameters; nothing if one is NULL or missing.
+    /// The row's name for these parameters. None if one of them is NULL or missing.
     pub(crate) fn name(&self, parameters: &[Value]) -> Option<RowName> {
         let mut hash = Xxh3::new();
         hash.update(self.table.as_bytes());
@@ -49,26 +50,26 @@ impl NamedRow {
     }
 }
 
-/// The column that a parameter stands beside.
+/// The column that a parameter is compared with or assigned to.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ParameterPlace {
     pub number: u16,
-    /// Shared: thousands of parameters may be compared with one column.
+    /// Shared, since thousands of parameters may be compared with one column.
     pub column: Arc<str>,
 }
 
-/// The surface of a statement.
+/// What the scanner extracts from a statement.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Shape {
-    /// The first tables named after FROM, JOIN, INTO, UPDATE; lower case.
+    /// The tables named after FROM, JOIN, INTO and UPDATE, in lower case; the first [`MAX_TABLES`].
     pub tables: Vec<String>,
     pub row: Option<NamedRow>,
     pub parameters: Vec<ParameterPlace>,
-    /// Where a trailing FOR UPDATE (or FOR SHARE ...) begins, in bytes.
+    /// Byte offset of a trailing FOR UPDATE (or FOR SHARE, ...).
     pub for_update: Option<usize>,
 }
 
-/// Reads the surface of a statement.
+/// Scans a statement.
 pub(crate) fn shape(kind: StatementKind, tokens: &[Token<'_>]) -> Shape {
     let for_update = match kind {
         StatementKind::Query => trailing_for_update(tokens),
@@ -85,7 +86,8 @@ pub(crate) fn shape(kind: StatementKind, tokens: &[Token<'_>]) -> Shape {
     Shape { tables, row, parameters, for_update }
 }
 
-/// `FOR UPDATE`, `FOR NO KEY UPDATE`, `FOR SHARE`, with `OF t` and `NOWAIT`-like words behind, outside of parentheses.
+/// Finds a trailing `FOR UPDATE`, `FOR NO KEY UPDATE` or `FOR SHARE` outside of parentheses, with
+/// `OF t`, `NOWAIT` and similar words after it.
 fn trailing_for_update(tokens: &[Token<'_>]) -> Option<usize> {
     let tail = &tokens[tokens.len().saturating_sub(8)..];
     let at = tail.iter().rposition(|t| t.is("FOR"))?;
@@ -94,13 +96,13 @@ fn trailing_for_update(tokens: &[Token<'_>]) -> Option<usize> {
     ((strength.is("UPDATE") || strength.is("SHARE")) && !closed).then_some(tail[at].start)
 }
 
-/// Tables that are noted: as many as SQLite joins.
-const TABLES: usize = 64;
+/// Maximum number of recorded tables: SQLite joins at most 64.
+const MAX_TABLES: usize = 64;
 
 fn tables(tokens: &[Token<'_>]) -> Vec<String> {
     let mut tables = Vec::new();
     let mut i = 0;
-    while i + 1 < tokens.len() && tables.len() < TABLES {
+    while i + 1 < tokens.len() && tables.len() < MAX_TABLES {
         let introduces = ["FROM", "JOIN", "INTO", "UPDATE"].iter().any(|word| tokens[i].is(word));
         i += 1;
         if !introduces {
@@ -125,7 +127,7 @@ fn named_row(kind: StatementKind, tokens: &[Token<'_>], tables: &[String]) -> Op
     if !matches!(kind, StatementKind::Query | StatementKind::Update | StatementKind::Delete) {
         return None;
     }
-    // One table, one WHERE, no subquery.
+    // Supported: one table, one WHERE, no subquery.
     let [table] = tables else { return None };
     if tokens.iter().filter(|t| t.is("WHERE")).count() != 1 || tokens.iter().skip(1).any(|t| t.is("SELECT")) {
         return None;
@@ -151,7 +153,7 @@ fn named_row(kind: StatementKind, tokens: &[Token<'_>], tables: &[String]) -> Op
     Some(NamedRow { table: table.clone(), columns })
 }
 
-/// A column's name without its table, and the tokens behind it.
+/// A column name without its table, and the tokens after it.
 fn column_name<'a, 'b>(tokens: &'b [Token<'a>]) -> Option<(String, &'b [Token<'a>])> {
     match tokens {
         [_, dot, name, rest @ ..] if dot.is_symbol(".") => Some((name.name()?, rest)),
@@ -175,8 +177,8 @@ fn parameter_number(token: &Token<'_>) -> Option<u16> {
     (token.kind == Kind::Parameter).then(|| token.text[1..].parse().ok()).flatten().filter(|n| *n > 0)
 }
 
-/// `column = $1`, `column < $1`, `SET column = column + $1`, `$1 = column`, `column BETWEEN $1 AND $2`,
-/// `[NOT] IN ($1, $2)`.
+/// Parameters in comparisons, assignments and arithmetic: `column = $1`, `column < $1`, `SET column
+/// = column + $1`, `$1 = column`, `column BETWEEN $1 AND $2`, `[NOT] IN ($1, $2)`.
 fn compared_parameters(tokens: &[Token<'_>]) -> Vec<ParameterPlace> {
     const COMPARES: [&str; 14] = ["=", "==", "<", ">", "<=", ">=", "<>", "!=", "+", "-", "*", "/", "%", "||"];
     let compares = |t: &Token<'_>| {
@@ -185,7 +187,7 @@ fn compared_parameters(tokens: &[Token<'_>]) -> Vec<ParameterPlace> {
     let mut places = Vec::new();
     let mut between: Option<Arc<str>> = None;
     let mut within: Option<Arc<str>> = None;
-    // Only the first place of a parameter is used.
+    // Only the first occurrence of a parameter counts.
     let mut placed = HashSet::new();
     for (i, token) in tokens.iter().enumerate() {
         if token.is_symbol(")") {
@@ -224,7 +226,8 @@ fn compared_parameters(tokens: &[Token<'_>]) -> Vec<ParameterPlace> {
     places
 }
 
-/// `INSERT INTO t (a, b) VALUES ($1, $2), ($3, $4)`; without a list of columns the names are positions: `#0`, `#1`.
+/// Parameters of `INSERT INTO t (a, b) VALUES ($1, $2), ($3, $4)`. Without a column list the
+/// columns are named by position: `#0`, `#1`.
 fn inserted_parameters(tokens: &[Token<'_>]) -> Vec<ParameterPlace> {
     let Some(into) = tokens.iter().position(|t| t.is("INTO")) else { return Vec::new() };
     let Some(values) = tokens.iter().position(|t| t.is("VALUES")) else { return Vec::new() };
@@ -253,7 +256,8 @@ fn inserted_parameters(tokens: &[Token<'_>]) -> Vec<ParameterPlace> {
             ")" if token.kind == Kind::Symbol => depth -= 1,
             "," if depth == 1 => position += 1,
             _ if depth == 1 && parameter_number(token).is_some() => {
-                // Only a parameter that stands alone: `($1, $2 + 1)` says nothing of $2 but its column's type all the same.
+                // Includes parameters inside expressions: in `($1, $2 + 1)`, `$2` belongs to the
+                // second column too.
                 let _ = i;
                 let column = match &columns {
                     Some(columns) => columns.get(position).cloned(),
@@ -306,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_for_update_at_the_end_only() {
+    fn for_update_is_recognised_only_at_the_end() {
         let sql = "select * from t where a = 1 for no key update of t nowait";
         assert_eq!(of(sql).for_update, sql.find("for no"));
         assert_eq!(of("select 'for update'").for_update, None);
@@ -314,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn places_parameters() {
+    fn assigns_parameters_to_columns() {
         let place = |sql| {
             let mut found: Vec<_> =
                 of(sql).parameters.into_iter().map(|p| (p.number, p.column.to_string())).collect();

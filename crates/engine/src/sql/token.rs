@@ -1,6 +1,6 @@
-//! Tokens of SQLite's SQL, as far as their borders matter.
+//! Tokenizer for SQLite's SQL, limited to token boundaries and kinds.
 
-/// What a token is.
+/// The kind of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A keyword or a plain name.
@@ -17,7 +17,7 @@ pub(crate) enum Kind {
     Symbol,
 }
 
-/// A token and where it begins, in bytes.
+/// A token and its byte offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Token<'a> {
     pub kind: Kind,
@@ -26,7 +26,7 @@ pub(crate) struct Token<'a> {
 }
 
 impl Token<'_> {
-    /// Whether it is this keyword.
+    /// Returns true if the token is this keyword, in any case.
     pub(crate) fn is(&self, keyword: &str) -> bool {
         self.kind == Kind::Word && self.text.eq_ignore_ascii_case(keyword)
     }
@@ -35,7 +35,7 @@ impl Token<'_> {
         self.kind == Kind::Symbol && self.text == symbol
     }
 
-    /// The name that it stands for, in lower case; nothing if it is no name.
+    /// The name in lower case, or None if the token is not a name.
     pub(crate) fn name(&self) -> Option<String> {
         match self.kind {
             Kind::Word => Some(self.text.to_ascii_lowercase()),
@@ -44,13 +44,14 @@ impl Token<'_> {
         }
     }
 
-    /// The name that it stands for, as Postgres reads it: in lower case (ASCII's) unless it is quoted, doubled quotes being one.
+    /// The identifier as PostgreSQL reads it: ASCII letters in lower case unless it is quoted, and
+    /// doubled quotes as one.
     pub(crate) fn identifier(&self) -> Option<String> {
         match self.kind {
             Kind::Word => Some(self.text.to_ascii_lowercase()),
             Kind::Quoted => {
                 let (quote, inner) = (self.text.get(..1)?, self.text.get(1..self.text.len() - 1)?);
-                // In brackets nothing is doubled.
+                // Brackets have no escape.
                 Some(if quote == "[" { inner.to_owned() } else { inner.replace(&quote.repeat(2), quote) })
             }
             _ => None,
@@ -62,7 +63,8 @@ impl Token<'_> {
     }
 }
 
-/// The tokens of a text; comments and white space are passed over. An unfinished string ends with the text.
+/// Iterates over the tokens of a text, skipping comments and white space. An unterminated string
+/// extends to the end of the text.
 pub(crate) fn tokens(sql: &str) -> impl Iterator<Item = Token<'_>> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -77,23 +79,25 @@ pub(crate) fn tokens(sql: &str) -> impl Iterator<Item = Token<'_>> {
 
 /// The first statement of a text.
 pub(crate) struct First<'a> {
-    /// Its tokens, without the semicolons before and behind it.
+    /// The statement's tokens, without surrounding semicolons.
     pub tokens: Vec<Token<'a>>,
-    /// CREATE TRIGGER, whose body has semicolons of its own: `tokens` are all that follow, and SQLite finds the end.
+    /// CREATE TRIGGER: its body contains semicolons, so `tokens` holds all tokens to the end of the
+    /// text, and SQLite finds the end of the statement.
     pub trigger: bool,
-    /// What follows its semicolon.
+    /// The text after the statement's semicolon.
     pub rest: &'a str,
 }
 
-/// A text from this length on is read once more to allocate no more than its tokens need.
+/// Texts of at least this length are scanned twice, so that the token vector is allocated at its
+/// exact size.
 const LONG_BYTES: usize = 64 << 10;
 
-/// Finds the first statement of `sql`; looks no further than its end. `None` if it is longer than `limit_bytes`, which is found
-/// before its tokens are kept.
+/// Finds the first statement of `sql` and reads no further than its end. Returns None if the
+/// statement is longer than `limit_bytes`; a long text is rejected before its tokens are stored.
 pub(crate) fn first_statement(sql: &str, limit_bytes: usize) -> Option<First<'_>> {
     let mut first = First { tokens: Vec::new(), trigger: false, rest: "" };
     if sql.len() >= LONG_BYTES {
-        first.tokens.reserve_exact(count(sql, limit_bytes)?);
+        first.tokens.reserve_exact(count_tokens(sql, limit_bytes)?);
     }
     for token in tokens(sql).skip_while(|t| t.is_symbol(";")) {
         if token.is_symbol(";") && !first.trigger {
@@ -106,8 +110,9 @@ pub(crate) fn first_statement(sql: &str, limit_bytes: usize) -> Option<First<'_>
     Some(first)
 }
 
-/// How many tokens the first statement has, all that follow if it is a trigger; `None` if it is longer than `limit_bytes`.
-fn count(sql: &str, limit_bytes: usize) -> Option<usize> {
+/// Counts the tokens of the first statement, or all remaining tokens if it is a trigger. Returns
+/// None if it is longer than `limit_bytes`.
+fn count_tokens(sql: &str, limit_bytes: usize) -> Option<usize> {
     let (mut start, mut creates, mut trigger, mut count) = (0, false, false, 0);
     for token in tokens(sql).skip_while(|t| t.is_symbol(";")) {
         if token.is_symbol(";") && !trigger {
@@ -171,7 +176,7 @@ fn run(bytes: &[u8], test: impl Fn(u8) -> bool) -> usize {
     bytes.iter().position(|b| !test(*b)).unwrap_or(bytes.len())
 }
 
-/// Length of a quoted token; a doubled quote stands for itself.
+/// Length of a quoted token; a doubled quote is an escaped one.
 fn quoted(bytes: &[u8], quote: u8) -> usize {
     let mut at = 1;
     while at < bytes.len() {
@@ -187,8 +192,8 @@ fn quoted(bytes: &[u8], quote: u8) -> usize {
 }
 
 fn symbol(bytes: &[u8]) -> usize {
-    const DOUBLE: [&[u8]; 8] = [b"==", b"<=", b">=", b"<>", b"!=", b"||", b"<<", b">>"];
-    if DOUBLE.iter().any(|d| bytes.starts_with(d)) { 2 } else { 1 }
+    const LONG_OPERATORS: [&[u8]; 8] = [b"==", b"<=", b">=", b"<>", b"!=", b"||", b"<<", b">>"];
+    if LONG_OPERATORS.iter().any(|d| bytes.starts_with(d)) { 2 } else { 1 }
 }
 
 #[cfg(test)]
@@ -196,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_borders() {
+    fn finds_token_boundaries() {
         let sql = "SELECT a.\"b \"\"c\", 'it''s', x'00', 1.5e3 /* no */ FROM t -- end\n WHERE ü=$12 AND b<>?";
         let found: Vec<_> = tokens(sql).map(|t| t.text).collect();
         let expected = [
@@ -239,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_statement_is_refused_before_its_tokens_are_kept() {
+    fn long_statement_is_rejected_before_its_tokens_are_stored() {
         let list = format!("SELECT {}1", "1,".repeat(100_000));
         let script = format!("; {list}; {list};");
         let first = first_statement(&script, list.len()).unwrap();
@@ -250,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn names_as_postgres_reads_them() {
+    fn identifiers_are_folded_as_in_postgres() {
         let names: Vec<_> = tokens("Foo \"Foo\" \u{c4}NDERN \"a\"\"b\" [A]] `x``Y` 'text' 7")
             .map(|token| token.identifier())
             .collect();
@@ -259,7 +264,8 @@ mod tests {
         assert_eq!(names[names.len() - 3..], [Some("x`Y".to_owned()), None, None]);
     }
 
-    /// Checks the tokens of a text, and of all texts that begin with it and go on with up to `more` of `characters`.
+    /// Checks the tokens of `sql`, and of every text that extends it by up to `more` of
+    /// `characters`.
     fn check_tokens(sql: &mut String, characters: &[char], more: usize) {
         let is_blank = |gap: &str| {
             let gap = gap.trim_start();
@@ -267,10 +273,7 @@ mod tests {
         };
         let mut end = 0;
         for token in tokens(sql) {
-            assert!(
-                is_blank(&sql[end..token.start]),
-                "{sql:?}: no token covers what stands before {token:?}"
-            );
+            assert!(is_blank(&sql[end..token.start]), "{sql:?}: no token covers the text before {token:?}");
             assert!(
                 !token.text.is_empty() && sql[token.start..].starts_with(token.text),
                 "{sql:?}: {token:?}"
@@ -291,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_cover_all_but_blanks_and_comments() {
+    fn tokens_cover_everything_except_blanks_and_comments() {
         let characters =
             ['\'', '"', '[', ']', '`', '/', '*', '-', 'x', '$', ':', '1', '.', '\n', '\u{1F600}'];
         check_tokens(&mut String::new(), &characters, 4);

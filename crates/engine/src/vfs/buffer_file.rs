@@ -1,4 +1,4 @@
-//! Temporary files (journals, sorters, temporary tables): spillable buffers.
+//! Temporary files of SQLite (journals, sorters, temporary tables): buffers that spill to disk.
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -14,7 +14,7 @@ struct BufferFile {
     file: *mut TemporaryFile,
 }
 
-/// A buffer, and the connection that it counts for.
+/// A buffer, and the connection that it is charged to.
 struct TemporaryFile {
     buffer: SpillBuffer,
     /// Memory of the buffer that is charged to the connection.
@@ -34,7 +34,7 @@ static METHODS: ffi::sqlite3_io_methods = ffi::sqlite3_io_methods {
     xFileSize: Some(file_size),
     xLock: Some(super::no_lock),
     xUnlock: Some(super::no_lock),
-    xCheckReservedLock: Some(super::nobody_reserves),
+    xCheckReservedLock: Some(super::no_reserved_lock),
     xFileControl: Some(file_control),
     xSectorSize: Some(super::sector_size),
     xDeviceCharacteristics: Some(super::device_characteristics),
@@ -47,19 +47,19 @@ static METHODS: ffi::sqlite3_io_methods = ffi::sqlite3_io_methods {
 };
 
 /// # Safety
-/// `file` has room for [`SIZE`] bytes; `link` outlives the connection's handle.
+/// `file` has space for [`SIZE`] bytes; `link` outlives the connection's handle.
 pub(super) unsafe fn open(file: *mut ffi::sqlite3_file, link: &Link) {
     let buffer = SpillBuffer::new(link.files.clone());
     let temporary = Box::into_raw(Box::new(TemporaryFile { buffer, held_bytes: 0, link }));
     let opened = BufferFile { base: ffi::sqlite3_file { pMethods: &METHODS }, file: temporary };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's contract.
     unsafe { file.cast::<BufferFile>().write(opened) };
 }
 
 /// # Safety
-/// `file` was made by [`open`] and is not closed; SQLite uses a file from one place at a time.
+/// `file` was made by [`open`] and is not closed; SQLite does not use a file concurrently.
 unsafe fn temporary<'a>(file: *mut ffi::sqlite3_file) -> &'a mut TemporaryFile {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's contract.
     unsafe { &mut *(*file.cast::<BufferFile>()).file }
 }
 
@@ -71,7 +71,7 @@ impl TemporaryFile {
 
     fn read(&self, offset: u64, out: &mut [u8]) -> c_int {
         if self.buffer.needs_file(0) {
-            self.link().give_way_among_pages();
+            self.link().yield_between_pages();
         }
         match self.buffer.read_at(offset, out) {
             Ok(there) if there == out.len() => ffi::SQLITE_OK,
@@ -80,7 +80,7 @@ impl TemporaryFile {
         }
     }
 
-    /// Notes why a file could not be used, and returns SQLite's code for it.
+    /// Records why a file could not be used, and returns SQLite's code for it.
     fn failed(&self, error: &io::Error, otherwise: c_int) -> c_int {
         match error.raw_os_error() {
             Some(libc::ENOSPC | libc::EDQUOT) => return ffi::SQLITE_FULL,
@@ -90,8 +90,8 @@ impl TemporaryFile {
         otherwise
     }
 
-    /// Charges the memory that the buffer takes with `length` bytes to the connection. If the connection may hold no more
-    /// memory, the bytes move to a file.
+    /// Charges the buffer's memory at a size of `length` bytes to the connection. If the
+    /// connection's memory limit does not allow it, the buffer moves to a file.
     fn hold(&mut self, length: u64) -> io::Result<()> {
         if self.buffer.needs_file(length) {
             return Ok(());
@@ -119,7 +119,7 @@ impl TemporaryFile {
 
     fn write(&mut self, offset: u64, data: &[u8]) -> c_int {
         if self.buffer.needs_file(0) {
-            self.link().give_way_among_pages();
+            self.link().yield_between_pages();
         }
         let end = offset + data.len() as u64;
         let growth = end.saturating_sub(self.buffer.len());
@@ -173,7 +173,7 @@ unsafe extern "C" fn read(
 ) -> c_int {
     // SAFETY: SQLite's buffer of `length` bytes.
     let out = unsafe { std::slice::from_raw_parts_mut(out.cast::<u8>(), length as usize) };
-    // SAFETY: an open file of ours, whose link outlives it.
+    // SAFETY: an open temporary file, whose link outlives it.
     let (file, link) = unsafe { (temporary(file), &*temporary(file).link) };
     guarded_for(link, || file.read(offset as u64, out))
 }
@@ -186,19 +186,19 @@ unsafe extern "C" fn write(
 ) -> c_int {
     // SAFETY: SQLite's buffer of `length` bytes.
     let data = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), length as usize) };
-    // SAFETY: an open file of ours, whose link outlives it.
+    // SAFETY: an open temporary file, whose link outlives it.
     let (file, link) = unsafe { (temporary(file), &*temporary(file).link) };
     guarded_for(link, || file.write(offset as u64, data))
 }
 
 unsafe extern "C" fn truncate(file: *mut ffi::sqlite3_file, length: i64) -> c_int {
-    // SAFETY: an open file of ours, whose link outlives it.
+    // SAFETY: an open temporary file, whose link outlives it.
     let (file, link) = unsafe { (temporary(file), &*temporary(file).link) };
     guarded_for(link, || file.truncate(length as u64))
 }
 
 unsafe extern "C" fn file_size(file: *mut ffi::sqlite3_file, out: *mut i64) -> c_int {
-    // SAFETY: an open file of ours, and SQLite's out parameter.
+    // SAFETY: an open temporary file, and SQLite's out parameter.
     unsafe { *out = temporary(file).buffer.len() as i64 };
     ffi::SQLITE_OK
 }

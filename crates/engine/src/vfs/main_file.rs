@@ -1,4 +1,4 @@
-//! The main file: SQLite's calls, each handed on to what it means for the partition's [`super::pages`].
+//! The main file: SQLite's callbacks, which call the operations in [`super::pages`].
 
 use std::ffi::{c_int, c_void};
 
@@ -25,7 +25,7 @@ static METHODS: ffi::sqlite3_io_methods = ffi::sqlite3_io_methods {
     xFileSize: Some(file_size),
     xLock: Some(lock),
     xUnlock: Some(unlock),
-    xCheckReservedLock: Some(super::nobody_reserves),
+    xCheckReservedLock: Some(super::no_reserved_lock),
     xFileControl: Some(file_control),
     xSectorSize: Some(super::sector_size),
     xDeviceCharacteristics: Some(super::device_characteristics),
@@ -39,9 +39,9 @@ static METHODS: ffi::sqlite3_io_methods = ffi::sqlite3_io_methods {
 };
 
 /// # Safety
-/// `file` has room for [`SIZE`] bytes; `link` outlives the connection's handle.
+/// `file` has space for [`SIZE`] bytes; `link` outlives the connection's handle.
 pub(super) unsafe fn open(file: *mut ffi::sqlite3_file, link: &Link) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's contract.
     unsafe {
         file.cast::<MainFile>().write(MainFile { base: ffi::sqlite3_file { pMethods: &METHODS }, link })
     };
@@ -50,7 +50,7 @@ pub(super) unsafe fn open(file: *mut ffi::sqlite3_file, link: &Link) {
 /// # Safety
 /// `file` was made by [`open`].
 unsafe fn link<'a>(file: *mut ffi::sqlite3_file) -> &'a Link {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's contract.
     unsafe { &*(*file.cast::<MainFile>()).link }
 }
 
@@ -64,7 +64,7 @@ unsafe extern "C" fn read(
     length: c_int,
     offset: i64,
 ) -> c_int {
-    // SAFETY: SQLite's buffer of `length` bytes, and an open file of ours.
+    // SAFETY: SQLite's buffer of `length` bytes, and an open main file.
     let (out, link) =
         unsafe { (std::slice::from_raw_parts_mut(out.cast::<u8>(), length as usize), link(file)) };
     guarded_for(link, || {
@@ -80,7 +80,7 @@ unsafe extern "C" fn write(
     length: c_int,
     offset: i64,
 ) -> c_int {
-    // SAFETY: SQLite's buffer of `length` bytes, and an open file of ours.
+    // SAFETY: SQLite's buffer of `length` bytes, and an open main file.
     let (data, link) =
         unsafe { (std::slice::from_raw_parts(data.cast::<u8>(), length as usize), link(file)) };
     guarded_for(link, || {
@@ -91,7 +91,7 @@ unsafe extern "C" fn write(
 
 unsafe extern "C" fn truncate(file: *mut ffi::sqlite3_file, size: i64) -> c_int {
     guarded(|| {
-        // SAFETY: an open file of ours.
+        // SAFETY: an open main file.
         let mut transaction = unsafe { link(file) }.transaction.borrow_mut();
         let page_count = (size as u64).div_ceil(PAGE_SIZE as u64) as u32;
         transaction.overlay.truncate(page_count);
@@ -102,7 +102,7 @@ unsafe extern "C" fn truncate(file: *mut ffi::sqlite3_file, size: i64) -> c_int 
 
 unsafe extern "C" fn file_size(file: *mut ffi::sqlite3_file, out: *mut i64) -> c_int {
     guarded(|| {
-        // SAFETY: an open file of ours.
+        // SAFETY: an open main file.
         let link = unsafe { link(file) };
         let transaction = link.transaction.borrow();
         let pages = if transaction.snapshot.is_some() {
@@ -117,7 +117,7 @@ unsafe extern "C" fn file_size(file: *mut ffi::sqlite3_file, out: *mut i64) -> c
 }
 
 unsafe extern "C" fn lock(file: *mut ffi::sqlite3_file, level: c_int) -> c_int {
-    // SAFETY: an open file of ours.
+    // SAFETY: an open main file.
     let link = unsafe { link(file) };
     guarded_for(link, || match level {
         ffi::SQLITE_LOCK_SHARED => link.begin(),
@@ -129,7 +129,7 @@ unsafe extern "C" fn lock(file: *mut ffi::sqlite3_file, level: c_int) -> c_int {
 unsafe extern "C" fn unlock(file: *mut ffi::sqlite3_file, level: c_int) -> c_int {
     guarded(|| {
         if level == ffi::SQLITE_LOCK_NONE {
-            // SAFETY: an open file of ours.
+            // SAFETY: an open main file.
             unsafe { link(file) }.end();
         }
         ffi::SQLITE_OK
@@ -141,10 +141,10 @@ unsafe extern "C" fn file_control(
     operation: c_int,
     argument: *mut c_void,
 ) -> c_int {
-    // SAFETY: an open file of ours.
+    // SAFETY: an open main file.
     let link = unsafe { link(file) };
     guarded_for(link, || match operation {
-        // A super-journal means that several files commit together, which ours cannot.
+        // A super-journal means a commit of several files, which is not supported.
         ffi::SQLITE_FCNTL_SYNC if !argument.is_null() => ffi::SQLITE_IOERR,
         ffi::SQLITE_FCNTL_SYNC => link.sync(),
         _ => ffi::SQLITE_NOTFOUND,
@@ -157,7 +157,7 @@ unsafe extern "C" fn fetch(
     _length: c_int,
     out: *mut *mut c_void,
 ) -> c_int {
-    // SAFETY: an open file of ours.
+    // SAFETY: an open main file.
     let link = unsafe { link(file) };
     guarded_for(link, || {
         let found = link.fetch(page_at(offset as u64));
@@ -173,10 +173,11 @@ unsafe extern "C" fn fetch(
     })
 }
 
-/// SQLite has done with a page that it fetched. Without one it would let go of a mapping, which there is not.
+/// Releases a page that SQLite has fetched. Without a page SQLite asks to drop the mapping, which
+/// does not exist here.
 unsafe extern "C" fn unfetch(file: *mut ffi::sqlite3_file, _offset: i64, page: *mut c_void) -> c_int {
     guarded(|| {
-        // SAFETY: an open file of ours.
+        // SAFETY: an open main file.
         unsafe { link(file) }.reader.released(page.cast_const().cast());
         ffi::SQLITE_OK
     })

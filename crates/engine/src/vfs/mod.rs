@@ -1,29 +1,32 @@
-//! The VFS: SQLite's files are our pages.
+//! The VFS: maps SQLite's files to pages of a partition.
 //!
-//! One connection has one main file, its partition, and any number of temporary ones: rollback journal, statement
-//! journal, sorter and temporary tables. Of the calls that SQLite makes, these carry the meaning:
+//! A connection has one main file, its partition, and any number of temporary files: rollback
+//! journal, statement journal, sorter, temporary tables. These are the calls that matter:
 //!
-//! | SQLite | here |
+//! | SQLite | VFS |
 //! | --- | --- |
-//! | `xLock(SHARED)` | pin the newest version as this transaction's snapshot |
-//! | `xFetch`, `xRead` | the page at that snapshot (or the transaction's own change); noted as read |
-//! | `xWrite`, `xTruncate` | into the transaction's overlay; nobody else sees it |
-//! | `xLock(RESERVED)` and above | granted to everybody: writers are optimistic |
-//! | `SQLITE_FCNTL_SYNC` | the commit, see [`crate::partition`]; a conflict is `SQLITE_BUSY_SNAPSHOT` |
-//! | `xUnlock(NONE)` | unpin, forget the overlay |
+//! | `xLock(SHARED)` | pins a snapshot: the newest version, or the newest durable one |
+//! | `xFetch`, `xRead` | read the page at the snapshot, or the transaction's change; recorded |
+//! | `xWrite`, `xTruncate` | go to the transaction's overlay, which other transactions do not see |
+//! | `xLock(RESERVED)` and above | always granted: writers are optimistic |
+//! | `SQLITE_FCNTL_SYNC` | commits ([`crate::partition`]); a conflict is `SQLITE_BUSY_SNAPSHOT` |
+//! | `xUnlock(NONE)` | unpins the snapshot and drops the overlay |
 //!
-//! A commit is told from a rollback (which syncs too) by the change counter of page 1: each SHARED lock hands out a new
-//! one, a commit raises it, a rollback restores it. The new counter also makes SQLite drop the pages that it cached,
-//! so that every page a transaction reads passes through here and is noted.
+//! A rollback syncs as well. A commit is distinguished from it by the change counter of page 1:
+//! each SHARED lock returns a new one, a commit increments it, a rollback restores it. The new
+//! counter also makes SQLite drop its cached pages, so that every read of a transaction passes
+//! through the VFS and is recorded.
 //!
-//! A lone statement (one that is a transaction) whose snapshot is of the version that the cache is of is handed the old
-//! counter, and SQLite keeps its cache. What is read from there is not noted. If it only reads, nothing needs to be: it is
-//! serializable at its snapshot. If it writes, everything counts as read: any commit of others in between is a conflict.
-//! After a commit the cache is of the new version, unless somebody else's came between; after anything else that had
-//! begun to write (an error, a conflict, a rollback) it is of none.
+//! Exception: a single-statement transaction whose snapshot has the version of SQLite's cache gets
+//! the old counter, and SQLite keeps its cache. Reads from the cache are not recorded. If the
+//! statement only reads, that is not necessary: it is serializable at its snapshot. If it writes,
+//! all pages count as read: any other commit in between is a conflict. After a commit the cache has
+//! the new version, unless another commit came in between. After anything else that had begun to
+//! write (an error, a conflict, a rollback) the cache has no valid version.
 //!
-//! All `unsafe` that talks to SQLite lives in this module and in [`crate::connection`]. A panic in a callback is caught
-//! and becomes an I/O error: it must not unwind through C.
+//! All `unsafe` code that calls SQLite is in this module, in [`crate::connection`] and in
+//! [`crate::heap`]. A panic in a callback is caught and becomes an I/O error: it must not unwind
+//! through C.
 
 mod buffer_file;
 mod main_file;
@@ -48,50 +51,54 @@ use crate::spill::TemporaryFiles;
 use crate::transaction::{Conflict, Transaction};
 use crate::variables::Variables;
 
-/// The name under which the VFS is registered.
+/// The name of the registered VFS.
 pub(crate) const NAME: &CStr = c"fulmar";
 
-/// The clock is looked at once in so many pages.
-const PAGES_PER_LOOK: u32 = 64;
+/// The clock and the cancel flag are checked once per this many pages.
+const PAGES_PER_CHECKPOINT: u32 = 64;
 
-/// What a connection's files, functions and handlers share. Boxed by the connection: its address is stable.
+/// The state shared by a connection's files, functions and handlers. Boxed by the connection, so
+/// its address is stable.
 pub(crate) struct Link {
     pub suspender: Suspender,
     pub partition: Arc<Partition>,
-    /// Inside of the partition's residence while the fiber runs.
+    /// Inside the partition's residence while the fiber runs.
     pub reader: Reader,
     pub ahead: Ahead,
-    /// Of SQLite's own memory, and what else the connection holds.
+    /// Accounts SQLite's memory, and other memory of the connection.
     pub held: Held,
-    /// Where its temporary files are, and the tenant that is charged for them.
+    /// The location of its temporary files, and the account that they are charged to.
     pub files: TemporaryFiles,
     pub transaction: RefCell<Transaction>,
     pub variables: RefCell<Variables>,
     pub cancel: RefCell<Arc<CancelFlag>>,
-    /// A statement runs that may do what tenants' may not: VACUUM attaches a temporary database by itself, a new
-    /// declaration raises the schema's version.
+    /// The running statement may do more than a tenant's: VACUUM attaches a temporary database
+    /// internally, and a declaration change increments the schema version.
     pub trusted: Cell<bool>,
-    /// BEGIN, COMMIT or ROLLBACK runs. What they do is done in one step; a cancel that is found behind it would make a failure of
-    /// what has happened. (Where a COMMIT waits, it ends the wait.)
+    /// BEGIN, COMMIT or ROLLBACK is running. Each takes effect in one step; a cancel that is found
+    /// after it would report a failure of something that has happened. (If a COMMIT waits, a cancel
+    /// ends the wait.)
     pub controls: Cell<bool>,
-    /// The transaction has run ANALYZE: its commit raises the schema cookie, so that all connections plan alike (a
-    /// LIMIT may answer other rows under another plan). Reset when a transaction gets the connection.
+    /// The transaction has run ANALYZE. Its commit increments the schema cookie, so that all
+    /// connections use the same plans (a LIMIT may return other rows under another plan). Reset
+    /// when a transaction gets the connection.
     pub bump_schema: Cell<bool>,
-    /// System tables, as the session sees them that has the connection.
+    /// The system tables, for the session that uses the connection.
     pub system: RefCell<crate::system::Slot>,
-    /// Bytes in the connection's temporary files, those of its temporary tables included.
+    /// Bytes in the connection's temporary files, including its temporary tables.
     buffered_bytes: Cell<u64>,
-    /// An allocation failed because the stack was used up; the statement's error says so.
+    /// An allocation failed because the stack was used up. Determines the statement's error.
     stack_exhausted: Cell<bool>,
     /// The tenant's name, for the report of a stack overflow.
     pub tenant: RefCell<Arc<str>>,
-    /// The text that is being prepared or run, for the same report.
+    /// The SQL text that is being prepared or run, for the same report.
     text: Cell<(*const u8, usize)>,
-    /// A callback has failed since the statement began, or has ended it. Some of SQLite's checks make a row of that and go on
-    /// (`PRAGMA integrity_check`); the statement fails all the same.
+    /// A callback has failed since the statement began, or has ended it. Some of SQLite's checks
+    /// return that as a row and continue (`PRAGMA integrity_check`); the statement fails
+    /// nevertheless.
     pub failed: Cell<bool>,
     opened: Cell<bool>,
-    /// Pages that SQLite has read and written, those of temporary files in a file among them.
+    /// Pages that SQLite has read and written, including those of temporary files on disk.
     pages: Cell<u32>,
 }
 
@@ -101,7 +108,7 @@ impl Drop for Link {
     }
 }
 
-/// A wait that ended because the statement was cancelled, or its future dropped.
+/// A wait ended because the statement was cancelled, or its future dropped.
 pub(crate) struct Interrupted;
 
 impl Link {
@@ -133,7 +140,7 @@ impl Link {
         })
     }
 
-    /// Waits for `future` without holding the thread; a cancel ends the wait.
+    /// Waits for `future` without blocking the thread. A cancel ends the wait.
     pub(crate) fn wait<F: Future>(&self, future: F) -> Result<F::Output, Interrupted> {
         self.reader.step_aside();
         let mut future = std::pin::pin!(future);
@@ -148,24 +155,25 @@ impl Link {
         waited.ok().flatten().ok_or(Interrupted)
     }
 
-    /// Waits for a file of the transaction's own, without holding the thread. Not for long, so a cancel does not end it: a
-    /// statement that is being taken back writes pages, too.
+    /// Waits for a temporary file of the transaction, without blocking the thread. The wait is
+    /// short, and a cancel does not end it: a statement that is being rolled back writes pages,
+    /// too.
     pub(crate) fn wait_for_disk<F: Future>(&self, future: F) -> Result<F::Output, Interrupted> {
         self.reader.step_aside();
         self.suspender.wait(future).map_err(|_| Interrupted)
     }
 
-    /// Called now and then by a statement that computes; answers whether it shall end.
+    /// Called periodically by a statement that computes. Returns true if the statement must end.
     pub(crate) fn checkpoint(&self) -> bool {
         if self.cancel.borrow().is_set() || self.is_expired() {
             return true;
         }
-        self.give_way() || self.cancel.borrow().is_set()
+        self.yield_if_due() || self.cancel.borrow().is_set()
     }
 
-    /// Lets others on this thread work, if the statement has computed for long. What was found in memory may leave it. Answers whether
-    /// the statement has been abandoned meanwhile.
-    fn give_way(&self) -> bool {
+    /// Yields to other work on this thread if the time slice is over. Pages found in memory may be
+    /// evicted meanwhile. Returns true if the statement has been abandoned.
+    fn yield_if_due(&self) -> bool {
         if !self.suspender.slice_is_over() {
             return false;
         }
@@ -173,17 +181,18 @@ impl Link {
         self.suspender.yield_now().is_err()
     }
 
-    /// [`Link::give_way`] at some pages of many: one step of SQLite's may go through a whole table, as that of a DROP TABLE, a VACUUM or a
-    /// full check does, and what the system has in memory of a file is here without a wait. Answers whether the statement
-    /// shall end, which only reads heed: one that is being taken back writes pages, and reads those of its journal.
-    fn give_way_among_pages(&self) -> bool {
+    /// Calls [`Link::yield_if_due`] for some of the pages. One step of SQLite may process a whole
+    /// table (DROP TABLE, VACUUM, a full check), and reads that hit the system's file cache never
+    /// wait. Returns true if the statement should end. Only reads of the main file use the result: a
+    /// statement that is being rolled back writes pages, and reads its journal.
+    fn yield_between_pages(&self) -> bool {
         let pages = self.pages.replace(self.pages.get().wrapping_add(1));
-        pages.is_multiple_of(PAGES_PER_LOOK)
-            && (self.give_way() || self.cancel.borrow().is_set())
+        pages.is_multiple_of(PAGES_PER_CHECKPOINT)
+            && (self.yield_if_due() || self.cancel.borrow().is_set())
             && !self.controls.get()
     }
 
-    /// Called before each of SQLite's allocations; returns whether it may be made.
+    /// Called before each of SQLite's allocations. Returns true if it may be made.
     pub(crate) fn admit_allocation(&self, bytes: usize) -> bool {
         if !self.suspender.has_stack() {
             self.stack_exhausted.set(true);
@@ -195,10 +204,10 @@ impl Link {
         }
     }
 
-    /// The statement handles so much data that a single call may take long: it continues on the
-    /// offload pool. Returns false if the call must not be made: the statement was cancelled while
-    /// it waited for a thread, or it was dropped. A dropped one runs only to unwind, on a thread that
-    /// serves others.
+    /// Moves the statement to the offload pool, because it handles so much data that a single call
+    /// may take a long time. Returns false if the call must not be made: the statement was
+    /// cancelled while it waited for a thread, or it was dropped. A dropped statement runs only to
+    /// unwind, on a thread that serves other sessions.
     #[must_use]
     pub(crate) fn offload(&self) -> bool {
         if self.suspender.can_offload() {
@@ -206,7 +215,7 @@ impl Link {
             self.reader.step_aside();
             self.suspender.offload(self.partition.id.0);
             if self.cancel.borrow().is_set() && !self.controls.get() {
-                // SQLite survives some failed allocations. The statement fails all the same.
+                // SQLite survives some failed allocations; the statement must fail nevertheless.
                 self.failed.set(true);
                 return false;
             }
@@ -214,25 +223,25 @@ impl Link {
         !self.suspender.is_abandoned()
     }
 
-    /// Off the workers a call may take long, and must not hold up the eviction of pages meanwhile. Called when SQLite has what it
-    /// asked for.
+    /// Leaves the residence if the fiber is offloaded: a call there may take a long time, and must
+    /// not delay the eviction of pages. Called when SQLite has got its page.
     fn step_aside_if_offloaded(&self) {
         if self.suspender.is_offloaded() {
             self.reader.step_aside();
         }
     }
 
-    /// Whether the last error was caused by a lack of stack. Resets it.
+    /// Returns true if the last error was caused by a lack of stack. Resets the flag.
     pub(crate) fn take_stack_exhausted(&self) -> bool {
         self.stack_exhausted.take()
     }
 
-    /// Notes the text that is being prepared or run, until the result is dropped.
+    /// Records the SQL text that is being prepared or run, until the result is dropped.
     pub(crate) fn note_text(&self, text: &str) -> NotedText {
         NotedText { link: self, previous: self.text.replace((text.as_ptr(), text.len())) }
     }
 
-    /// Whether the transaction is asked to let go of its snapshot; notes it as its conflict.
+    /// Returns true if the transaction's snapshot has expired, and records that as its conflict.
     fn is_expired(&self) -> bool {
         let mut transaction = self.transaction.borrow_mut();
         let expired = transaction.snapshot.is_some_and(|snapshot| self.partition.is_expired(&snapshot));
@@ -242,12 +251,12 @@ impl Link {
         expired
     }
 
-    /// Whether the last statement was ended since its snapshot had been held for too long.
+    /// Returns true if the last statement was ended because its snapshot was held for too long.
     pub(crate) fn has_expired(&self) -> bool {
         self.transaction.borrow().conflict == Some(Conflict::Expired)
     }
 
-    /// Why the statement failed, if it was not SQLite that found out.
+    /// The error of the statement, if it was not found by SQLite.
     pub(crate) fn failure(&self) -> Option<crate::Error> {
         if let Some(failure) = self.transaction.borrow_mut().failure.take() {
             return Some(failure);
@@ -259,7 +268,8 @@ impl Link {
         cancel.is_set().then(|| cancel.error())
     }
 
-    /// A temporary file is about to grow, `on_disk` if it is none in memory; answers whether it may.
+    /// Called before a temporary file grows; `on_disk` if it is not in memory. Returns true if it
+    /// may.
     fn grow_buffer(&self, bytes: u64, on_disk: bool) -> bool {
         let buffered_bytes = self.buffered_bytes.get();
         let mut transaction = self.transaction.borrow_mut();
@@ -271,18 +281,19 @@ impl Link {
         may
     }
 
-    /// A temporary file has become smaller, or is gone.
+    /// Called after a temporary file has shrunk or was closed.
     fn shrink_buffer(&self, bytes: u64) {
         self.buffered_bytes.set(self.buffered_bytes.get().saturating_sub(bytes));
     }
 
-    /// A statement begins. What the last one was refused has been taken back by now.
+    /// Called when a statement begins: a previous statement that exceeded its limits has been
+    /// rolled back.
     pub(crate) fn begin_statement(&self) {
         self.transaction.borrow_mut().set_beyond_limits(false);
     }
 }
 
-/// While it lives, a report of a stack overflow contains the text.
+/// While this exists, a report of a stack overflow contains the text.
 pub(crate) struct NotedText {
     link: *const Link,
     previous: (*const u8, usize),
@@ -290,18 +301,19 @@ pub(crate) struct NotedText {
 
 impl Drop for NotedText {
     fn drop(&mut self) {
-        // SAFETY: the connection that made it owns the link, and outlives the call that it is a local variable of.
+        // SAFETY: the connection that created it owns the link, and outlives the call of which it
+        // is a local variable.
         unsafe { (*self.link).text.set(self.previous) };
     }
 }
 
-/// What a fiber runs, for the report of a stack overflow at an address.
+/// Describes the statement of a fiber, for the report of a stack overflow at an address.
 ///
 /// # Safety
 /// `environment` must be that of a fiber of this crate, or null. Called in a signal handler.
 unsafe fn describe(environment: *const (), address: usize) -> Option<Running> {
-    // SAFETY: the environment of a fiber is its connection's link. The fiber is stopped in the middle of a C function or of one of
-    // ours, so the cell is read without a borrow.
+    // SAFETY: the environment of a fiber is its connection's link. The fiber is stopped inside a
+    // function of C or of this crate, so the cell is read without a borrow.
     unsafe {
         let link = environment.cast::<Link>().as_ref()?;
         let tenant = &*link.tenant.as_ptr();
@@ -316,19 +328,20 @@ unsafe fn describe(environment: *const (), address: usize) -> Option<Running> {
 /// The link of the connection that runs on this thread's fiber.
 ///
 /// # Safety
-/// Only from callbacks of SQLite; the answer must not be kept.
+/// May only be called from callbacks of SQLite; the result must not be kept.
 pub(crate) unsafe fn current<'a>() -> Option<&'a Link> {
     // SAFETY: every fiber of this crate that runs SQLite has its connection's link as environment.
     unsafe { fiber::current().cast::<Link>().as_ref() }
 }
 
-/// [`Link::checkpoint`] of the connection that runs on this thread's fiber; for code that SQLite does not call.
+/// [`Link::checkpoint`] of the connection that runs on this thread's fiber, for code that SQLite
+/// does not call.
 pub(crate) fn checkpoint_here() -> bool {
-    // SAFETY: the answer is not kept.
+    // SAFETY: the result is not kept.
     unsafe { current() }.is_some_and(Link::checkpoint)
 }
 
-/// Registers the VFS, once a process.
+/// Registers the VFS, once per process.
 pub(crate) fn register() {
     static REGISTERED: Once = Once::new();
     REGISTERED.call_once(|| {
@@ -359,20 +372,20 @@ pub(crate) fn register() {
         // SAFETY: the structure lives as long as the process.
         unsafe { ffi::sqlite3_vfs_register(vfs, 0) };
         if let Err(error) = overflow::install(describe) {
-            tracing::warn!(%error, "a stack overflow would not be reported");
+            tracing::warn!(%error, "could not install the stack overflow handler");
         }
     });
 }
 
-/// Runs a callback's body; a panic becomes `SQLITE_IOERR`.
+/// Runs the body of a callback. A panic becomes `SQLITE_IOERR`.
 fn guarded(body: impl FnOnce() -> c_int) -> c_int {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
-        tracing::error!("a panic in a callback of SQLite was caught; the statement fails");
+        tracing::error!("caught a panic in a SQLite callback; the statement fails");
         ffi::SQLITE_IOERR
     })
 }
 
-/// The same for a file of a connection, whose link notes failures.
+/// The same for a file of a connection; failures are recorded in its link.
 fn guarded_for(link: &Link, body: impl FnOnce() -> c_int) -> c_int {
     let code = guarded(body);
     if !matches!(code, ffi::SQLITE_OK | ffi::SQLITE_IOERR_SHORT_READ | ffi::SQLITE_NOTFOUND) {
@@ -395,11 +408,12 @@ unsafe extern "C" fn open(
     out_flags: *mut c_int,
 ) -> c_int {
     guarded(|| {
-        // SAFETY: SQLite gives room for `szOsFile` bytes, and calls from the connection's fiber.
+        // SAFETY: SQLite provides `szOsFile` bytes, and calls from the connection's fiber.
         unsafe {
             (*file).pMethods = std::ptr::null();
             let Some(link) = current() else { return ffi::SQLITE_CANTOPEN };
-            // The second main file of a connection would be an attached one: there is no other file to open.
+            // A second main file of a connection would be an attached one: there is no other file
+            // to open.
             if flags & ffi::SQLITE_OPEN_MAIN_DB != 0 && !link.opened.replace(true) {
                 main_file::open(file, link);
             } else if flags & TEMPORARY != 0 {
@@ -419,7 +433,7 @@ unsafe extern "C" fn delete(_vfs: *mut ffi::sqlite3_vfs, _name: *const c_char, _
     ffi::SQLITE_OK
 }
 
-/// No file is ever found: journals are private to their connection, so none is hot.
+/// No file ever exists: journals are private to their connection, so there are no hot journals.
 unsafe extern "C" fn access(
     _vfs: *mut ffi::sqlite3_vfs,
     _name: *const c_char,
@@ -447,7 +461,7 @@ unsafe extern "C" fn full_pathname(
     ffi::SQLITE_OK
 }
 
-/// Seeds SQLite's own generator, which our functions `random()` and `randomblob()` stand in front of.
+/// Seeds SQLite's generator, which the engine's `random()` and `randomblob()` replace.
 unsafe extern "C" fn randomness(_vfs: *mut ffi::sqlite3_vfs, length: c_int, out: *mut c_char) -> c_int {
     // SAFETY: `out` has room for `length` bytes; the call fills it or fails.
     let filled = unsafe { libc::getrandom(out as *mut c_void, length as usize, 0) };
@@ -458,10 +472,10 @@ unsafe extern "C" fn sleep(_vfs: *mut ffi::sqlite3_vfs, microseconds: c_int) -> 
     microseconds
 }
 
-/// "now" is the transaction's: it does not change while the transaction runs, nor when it is replayed.
+/// The time of the transaction: it does not change while the transaction runs, nor in a replay.
 unsafe extern "C" fn current_time_int64(_vfs: *mut ffi::sqlite3_vfs, out: *mut ffi::sqlite3_int64) -> c_int {
     const JULIAN_1970_MS: i64 = 210_866_760_000_000;
-    // SAFETY: called by SQLite on the connection's fiber, or elsewhere (then `current` is null).
+    // SAFETY: called by SQLite on the connection's fiber, or elsewhere (`current` is null then).
     let unix_ms = unsafe { current() }.map_or(0, |link| link.variables.borrow().clock_ms);
     // SAFETY: SQLite's out parameter.
     unsafe { *out = unix_ms as i64 + JULIAN_1970_MS };
@@ -478,7 +492,8 @@ unsafe extern "C" fn current_time(vfs: *mut ffi::sqlite3_vfs, out: *mut f64) -> 
     ffi::SQLITE_OK
 }
 
-/// The smallest that SQLite takes: a journal begins with a sector of header, which is of no use to us.
+/// The smallest size that SQLite accepts: a journal begins with a sector of header, which is not
+/// needed here.
 unsafe extern "C" fn sector_size(_file: *mut ffi::sqlite3_file) -> c_int {
     512
 }
@@ -495,7 +510,7 @@ unsafe extern "C" fn no_lock(_file: *mut ffi::sqlite3_file, _level: c_int) -> c_
     ffi::SQLITE_OK
 }
 
-unsafe extern "C" fn nobody_reserves(_file: *mut ffi::sqlite3_file, answer: *mut c_int) -> c_int {
+unsafe extern "C" fn no_reserved_lock(_file: *mut ffi::sqlite3_file, answer: *mut c_int) -> c_int {
     // SAFETY: SQLite's out parameter.
     unsafe { *answer = 0 };
     ffi::SQLITE_OK

@@ -1,6 +1,6 @@
-//! What a connection's main file answers: the pages of a partition at a snapshot, with the transaction's own changes over
-//! them, from the SHARED lock that pins the snapshot to the sync that commits. SQLite's calls come through
-//! [`super::main_file`].
+//! The operations of the main file: the pages of a partition at a snapshot, overlaid with the
+//! transaction's changes, from the SHARED lock that pins the snapshot to the sync that commits.
+//! [`super::main_file`] has the callbacks for SQLite.
 
 use std::ffi::c_int;
 
@@ -20,12 +20,13 @@ use crate::{Error, spill};
 const CACHE_LINE_BYTES: usize = 64;
 
 impl Link {
-    /// Whether the transaction has noted at most so many reads.
+    /// Returns true if the transaction has recorded at most `pages` reads.
     pub(crate) fn reads_at_most(&self, pages: usize) -> bool {
         self.transaction.borrow().reads.len() <= pages
     }
 
-    /// Whether what the transaction read has changed since its snapshot, so that its commit is bound to conflict.
+    /// Returns true if a page that the transaction read has changed since its snapshot, so that its
+    /// commit would conflict.
     pub(crate) fn is_stale(&self) -> bool {
         let transaction = self.transaction.borrow();
         let Some(snapshot) = transaction.snapshot else { return false };
@@ -36,9 +37,11 @@ impl Link {
                 .is_some()
     }
 
-    /// Moves the snapshot to the current version (or the newest durable one, see [`crate::transaction::Transaction`]) if
-    /// nothing that the transaction read has changed: SQLite's cached pages stay valid, since they are among those. Only
-    /// between statements. Answers whether the transaction sees a version that was the newest during this call.
+    /// Advances the snapshot to the current version (or the newest durable one, see
+    /// [`crate::transaction::Transaction`]) if nothing that the transaction read has changed.
+    /// SQLite's cached pages stay valid, since they are among those. Only called between
+    /// statements. Returns true if the transaction sees a version that was the newest during this
+    /// call.
     pub(crate) fn advance(&self) -> bool {
         let mut transaction = self.transaction.borrow_mut();
         let Some(old) = transaction.snapshot else { return true };
@@ -70,7 +73,7 @@ impl Link {
         true
     }
 
-    /// SHARED: pins a snapshot and hands out a new change counter.
+    /// SHARED: pins a snapshot and returns a new change counter to SQLite.
     pub(super) fn begin(&self) -> c_int {
         let mut transaction = self.transaction.borrow_mut();
         if transaction.snapshot.is_none() {
@@ -81,7 +84,8 @@ impl Link {
             transaction.page_count = snapshot.page_count;
             transaction.snapshot = Some(snapshot);
             if !transaction.lone || transaction.cached != Some(snapshot.number) {
-                // The cache goes. By two: a commit raises it by one, and must not meet the next one.
+                // Invalidates the cache. Incremented by two: a commit increments it by one, and
+                // must differ from the next one.
                 transaction.counter = transaction.counter.wrapping_add(2);
             } else if transaction.track_reads {
                 transaction.reads.insert_everything();
@@ -92,7 +96,8 @@ impl Link {
         ffi::SQLITE_OK
     }
 
-    /// RESERVED: the transaction is about to write. If its snapshot is stale already, it had better know now.
+    /// RESERVED: the transaction is about to write. If its snapshot is stale, the conflict is
+    /// reported now.
     pub(super) fn reserve(&self) -> c_int {
         let mut transaction = self.transaction.borrow_mut();
         transaction.cached = None;
@@ -111,7 +116,7 @@ impl Link {
         }
     }
 
-    /// NONE: the transaction is over, one way or the other.
+    /// NONE: the transaction has ended, by a commit or not.
     pub(super) fn end(&self) {
         let mut transaction = self.transaction.borrow_mut();
         if let Some(snapshot) = transaction.snapshot.take() {
@@ -124,14 +129,15 @@ impl Link {
         }
     }
 
-    /// The bytes of the page at the snapshot, brought in from the store if need be. `None`: the page does not exist.
-    /// Good until the reader steps aside: they are copied, or fetched, before.
+    /// The bytes of a page at the snapshot, read from the store if necessary; `None` if the page
+    /// does not exist. Valid until the reader steps aside: the caller copies or fetches them
+    /// before.
     fn page(&self, page: PageNo, snapshot: &Snapshot) -> Result<Option<&Page>, c_int> {
         self.reader.enter();
-        // SAFETY: the snapshot is pinned by this link's transaction until SQLite unlocks, and SQLite does not use
-        // what it read beyond that.
+        // SAFETY: this link's transaction pins the snapshot until SQLite unlocks, and SQLite does
+        // not use its reads beyond that.
         let Some(version) = (unsafe { self.partition.find(page, snapshot) }) else { return Ok(None) };
-        // SAFETY: inside.
+        // SAFETY: the reader is inside.
         match unsafe { version.data() } {
             Some(data) => {
                 version.touch();
@@ -150,7 +156,7 @@ impl Link {
         snapshot: &Snapshot,
     ) -> Result<&'a Page, c_int> {
         let ahead = self.ahead.missed(page);
-        self.give_way();
+        self.yield_if_due();
         loop {
             match self.wait(self.partition.load(page, version, ahead, snapshot)) {
                 Ok(Ok(())) => {}
@@ -158,11 +164,12 @@ impl Link {
                     self.transaction.borrow_mut().failure = Some(error);
                     return Err(ffi::SQLITE_IOERR_READ);
                 }
-                // The session knows that it cancelled; SQLite only has to unwind.
+                // The session knows that it cancelled the statement; SQLite only has to unwind.
                 Err(super::Interrupted) => return Err(ffi::SQLITE_IOERR_READ),
             }
             self.reader.enter();
-            // SAFETY: inside. If it has left again before we came in, it is read again.
+            // SAFETY: the reader is inside. If the page was evicted before it entered, it is read
+            // again.
             if let Some(data) = unsafe { version.data() } {
                 return Ok(data);
             }
@@ -170,7 +177,7 @@ impl Link {
     }
 
     pub(super) fn read(&self, offset: u64, out: &mut [u8]) -> c_int {
-        if self.give_way_among_pages() {
+        if self.yield_between_pages() {
             return ffi::SQLITE_IOERR_READ;
         }
         let page = page_at(offset);
@@ -193,7 +200,7 @@ impl Link {
             Ok(Some(data)) => {
                 out.copy_from_slice(&data[within..within + out.len()]);
                 if page == 1 {
-                    hand_out_counter(self.transaction.borrow().counter, within, out);
+                    patch_counter(self.transaction.borrow().counter, within, out);
                 }
                 ffi::SQLITE_OK
             }
@@ -223,7 +230,7 @@ impl Link {
         ffi::SQLITE_IOERR_READ
     }
 
-    /// When it opens a file SQLite reads the header before it locks.
+    /// Reads page 1 without a lock: SQLite reads the header before it locks, when it opens a file.
     fn read_unlocked(&self, within: usize, out: &mut [u8]) -> c_int {
         let snapshot = self.partition.pin();
         let code = match self.page(1, &snapshot) {
@@ -242,7 +249,7 @@ impl Link {
     }
 
     pub(super) fn fetch(&self, page: PageNo) -> Result<*const u8, c_int> {
-        if self.give_way_among_pages() {
+        if self.yield_between_pages() {
             return Err(ffi::SQLITE_IOERR_READ);
         }
         let snapshot = {
@@ -263,15 +270,16 @@ impl Link {
         }))
     }
 
-    /// The version that SQLite's cache is of after a commit: its own, if nobody else's came between.
-    fn version_of_cache(&self, transaction: &Transaction) -> Option<u64> {
+    /// The version of SQLite's cache after a commit: the commit's, if no other commit came in
+    /// between.
+    fn cache_version(&self, transaction: &Transaction) -> Option<u64> {
         let before = transaction.snapshot?.number;
         let after = transaction.committed.map_or(before, |committed| committed.snapshot.number);
         (after <= before + 1 && !self.bump_schema.get()).then_some(after)
     }
 
     pub(super) fn write(&self, page: PageNo, data: &Page) -> c_int {
-        self.give_way_among_pages();
+        self.yield_between_pages();
         let mut transaction = self.transaction.borrow_mut();
         let may = transaction.may_grow_to(page)
             && (transaction.overlay.contains(page)
@@ -302,11 +310,12 @@ impl Link {
         }
     }
 
-    /// The commit, unless this is the sync of a rollback.
+    /// Commits, unless this is the sync of a rollback.
     pub(super) fn sync(&self) -> c_int {
         let mut transaction = self.transaction.borrow_mut();
         if transaction.committed.is_some() {
-            // SQLite takes back what it cannot: a temporary table's part of the commit failed after ours.
+            // SQLite rolls back a transaction that is committed already: the temporary table's part
+            // of the commit failed after the partition's.
             return ffi::SQLITE_OK;
         }
         let mut page_one = match transaction.overlay.in_memory(1) {
@@ -316,7 +325,7 @@ impl Link {
         if self.bump_schema.get() {
             page_one::raise_schema_cookie(&mut page_one);
         }
-        // Pages at the end that were taken and freed again were never written.
+        // Pages at the end that were allocated and freed again were never written.
         if !transaction.may_grow_to(page_one::page_count(&page_one)) {
             return ffi::SQLITE_IOERR;
         }
@@ -334,7 +343,7 @@ impl Link {
                 Err(super::Interrupted) => return ffi::SQLITE_INTERRUPT,
             }
         }
-        // The client of a statement that was given up knows that it was cancelled.
+        // The statement was abandoned: its client has received the cancellation error.
         if !self.cancel.borrow().may_finish() {
             return ffi::SQLITE_INTERRUPT;
         }
@@ -342,8 +351,8 @@ impl Link {
         match self.partition.commit(&mut transaction, page_one, large, self) {
             Ok(committed) => {
                 transaction.committed = committed;
-                transaction.cached = self.version_of_cache(&transaction);
-                // As SQLite has just written it into its own page 1.
+                transaction.cached = self.cache_version(&transaction);
+                // SQLite has written the same into its page 1.
                 transaction.counter = transaction.counter.wrapping_add(1);
                 ffi::SQLITE_OK
             }
@@ -380,8 +389,8 @@ impl Waits for Link {
     }
 }
 
-/// Puts the virtual change counter over the bytes that SQLite reads of page 1.
-fn hand_out_counter(counter: u32, within: usize, out: &mut [u8]) {
+/// Replaces the change counter in the bytes that SQLite reads from page 1 by the virtual one.
+fn patch_counter(counter: u32, within: usize, out: &mut [u8]) {
     let bytes = counter.to_be_bytes();
     for field in [page_one::COUNTER.start, page_one::VALID_FOR.start] {
         for (i, byte) in bytes.iter().enumerate() {
@@ -392,15 +401,16 @@ fn hand_out_counter(counter: u32, within: usize, out: &mut [u8]) {
     }
 }
 
-/// Asks for a page's bytes before SQLite's binary search in it, which would wait for them one after another: in a
-/// partition that is larger than the processor's caches that is most of the time of a point read.
+/// Prefetches a page into the CPU cache before SQLite's binary search in it, which would wait for
+/// one cache line after another. In a partition that is larger than the CPU caches this is most of
+/// the time of a point read.
 fn prefetch(page: &Page) {
     #[cfg(target_arch = "x86_64")]
     for line in page.chunks(CACHE_LINE_BYTES) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: the bytes are there; nothing is read.
+        // SAFETY: the address is valid; nothing is read.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = page; // no stable way to ask for it
+    let _ = page; // no stable intrinsic
 }

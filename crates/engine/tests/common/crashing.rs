@@ -1,4 +1,4 @@
-//! A node that a test crashes, over a store that fails as it wants.
+//! A node on a store with injected faults, which a test can crash and restart.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ impl CrashingNode {
         CrashingNode { engine, store, directory, memory_bytes, adjust }
     }
 
-    /// As a kill does: nothing is closed or flushed.
+    /// Simulates a kill: nothing is closed or flushed.
     pub async fn crash(self) -> CrashingNode {
         let CrashingNode { engine, store, directory, memory_bytes, adjust } = self;
         drop(engine);
@@ -52,7 +52,7 @@ async fn start(
     let config = || {
         let mut config = Config::new(directory.path(), memory_bytes);
         config.store = Some(Arc::new(store.clone()));
-        // Nobody else has it.
+        // No other process uses the store.
         config.alone = true;
         adjust(&mut config);
         config

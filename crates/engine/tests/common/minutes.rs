@@ -1,4 +1,4 @@
-//! A partition that is written once a minute, by a clock that the test moves on.
+//! A partition that is written once a minute, on a wall clock that the test advances.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,16 +15,16 @@ pub const MINUTE: u64 = 60_000;
 pub const HOUR: u64 = 60 * MINUTE;
 pub const DAY: u64 = 24 * HOUR;
 
-/// A clock that the test moves on; what is measured goes on by itself.
+/// A wall clock that the test advances. The monotonic clock is the system's.
 #[derive(Default)]
-pub struct Moved {
+pub struct TestClock {
     system: SystemTime,
-    by_ms: AtomicU64,
+    offset_ms: AtomicU64,
 }
 
-impl TimeSource for Moved {
+impl TimeSource for TestClock {
     fn unix_ms(&self) -> u64 {
-        self.system.unix_ms() + self.by_ms.load(Ordering::Relaxed)
+        self.system.unix_ms() + self.offset_ms.load(Ordering::Relaxed)
     }
 
     fn monotonic_ms(&self) -> u64 {
@@ -35,17 +35,17 @@ impl TimeSource for Moved {
 pub struct Node {
     pub engine: Arc<Engine>,
     pub directory: tempfile::TempDir,
-    pub clock: Arc<Moved>,
-    /// What a catalog knows of it.
+    pub clock: Arc<TestClock>,
+    /// Lineages and epochs, as in the catalog.
     pub eras: HashMap<PartitionId, Era>,
     pub retention: Duration,
-    /// What its disk has left.
+    /// Free space on its disk.
     pub available_bytes: Arc<AtomicU64>,
 }
 
 impl Node {
     pub async fn start(retention: Duration) -> Node {
-        let (directory, clock) = (tempfile::tempdir().unwrap(), Arc::new(Moved::default()));
+        let (directory, clock) = (tempfile::tempdir().unwrap(), Arc::new(TestClock::default()));
         let available_bytes = Arc::new(AtomicU64::new(u64::MAX));
         let engine = Self::open(&directory, &clock, &HashMap::new(), retention, &available_bytes).await;
         Node { engine, directory, clock, eras: HashMap::new(), retention, available_bytes }
@@ -53,7 +53,7 @@ impl Node {
 
     async fn open(
         directory: &tempfile::TempDir,
-        clock: &Arc<Moved>,
+        clock: &Arc<TestClock>,
         eras: &HashMap<PartitionId, Era>,
         retention: Duration,
         available_bytes: &Arc<AtomicU64>,
@@ -75,7 +75,7 @@ impl Node {
         start_when_free(config).await
     }
 
-    /// As a kill does: nothing is closed or flushed.
+    /// Simulates a kill: nothing is closed or flushed.
     pub async fn crash(self) -> Node {
         let Node { engine, directory, clock, eras, retention, available_bytes } = self;
         drop(engine);
@@ -87,8 +87,8 @@ impl Node {
         Client { session: self.engine.session(id) }
     }
 
-    pub fn wait(&self, ms: u64) {
-        self.clock.by_ms.fetch_add(ms, Ordering::Relaxed);
+    pub fn advance(&self, ms: u64) {
+        self.clock.offset_ms.fetch_add(ms, Ordering::Relaxed);
     }
 
     pub async fn run(&self, sql: &str) {
@@ -97,11 +97,12 @@ impl Node {
         client.close().await;
     }
 
-    /// A row more, flushed, and a minute later. Answers when it was there and nothing else.
+    /// Inserts and flushes a row, and advances the clock by one minute. Returns a time at which
+    /// this row was the newest.
     pub async fn minute(&self) -> u64 {
         self.run("INSERT INTO t(v) VALUES (randomblob(3000))").await;
         self.engine.flush().await.unwrap();
-        self.wait(MINUTE);
+        self.advance(MINUTE);
         self.clock.unix_ms() - MINUTE / 2
     }
 
@@ -122,18 +123,18 @@ impl Node {
         self.engine.restore_partition(SHOP, at, decide).await
     }
 
-    pub fn objects(&self, of: &str) -> usize {
+    pub fn objects(&self, directory: &str) -> usize {
         fn count(directory: &std::path::Path) -> usize {
             let Ok(entries) = std::fs::read_dir(directory) else { return 0 };
             let count = |entry: std::fs::DirEntry| match entry.path() {
                 path if path.is_dir() => count(&path),
-                // What was decided of others.
+                // Fates of manifests are not counted.
                 path if path.to_string_lossy().contains("/fate-") => 0,
                 _ => 1,
             };
             entries.map(|entry| count(entry.unwrap())).sum()
         }
-        count(&self.directory.path().join("store").join(of))
+        count(&self.directory.path().join("store").join(directory))
     }
 }
 

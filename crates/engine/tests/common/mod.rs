@@ -1,4 +1,4 @@
-//! An engine in a temporary directory, and clients that talk to it in SQL.
+//! An engine in a temporary directory, and SQL clients for it.
 #![allow(dead_code)]
 
 pub mod crashing;
@@ -14,28 +14,28 @@ use fulmar_pages::PartitionId;
 
 pub const MEMORY: u64 = 1 << 30;
 
-/// Deadline of every wait in a test. A wait that takes longer is a hang, not a slow machine.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+/// Time limit of every wait in a test. A wait that takes longer is a hang, not a slow machine.
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Polls until `holds` returns true. Panics after [`PATIENCE`].
-pub async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+/// Polls until `holds` returns true. Panics after [`WAIT_TIMEOUT`].
+pub async fn until(description: &str, mut holds: impl AsyncFnMut() -> bool) {
     let poll = async {
         while !holds().await {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    within(what, poll).await;
+    within(description, poll).await;
 }
 
-/// The result of `future`. Panics after [`PATIENCE`].
-pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(PATIENCE, future).await {
+/// Returns the result of `future`. Panics after [`WAIT_TIMEOUT`].
+pub async fn within<T>(description: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(WAIT_TIMEOUT, future).await {
         Ok(value) => value,
-        Err(_) => panic!("timed out: {what}"),
+        Err(_) => panic!("timed out: {description}"),
     }
 }
 
-/// A clock that only the test moves.
+/// A clock that only the test advances.
 #[derive(Default)]
 pub struct ManualClock {
     ms: AtomicU64,
@@ -68,7 +68,7 @@ impl Node {
         Node::with(|_| ()).await
     }
 
-    /// A node with another configuration.
+    /// Starts a node with a modified configuration.
     pub async fn with(adjust: impl FnOnce(&mut Config)) -> Node {
         let directory = tempfile::tempdir().unwrap();
         let mut config = Config::new(directory.path(), MEMORY);
@@ -90,7 +90,8 @@ impl Node {
     }
 }
 
-/// Starts an engine on the directory of an engine that was just dropped, as in a crash, and that releases it asynchronously.
+/// Starts an engine on the directory of an engine that was just dropped, as in a crash. The old
+/// engine releases the directory asynchronously, so the start is retried.
 pub async fn start_when_free(config: impl Fn() -> Config) -> Arc<Engine> {
     let start = async {
         loop {
@@ -123,7 +124,7 @@ impl RowSink for Rows {
 }
 
 impl Client {
-    /// Runs all statements of a text; answers the rows of the last one.
+    /// Runs all statements of a text. Returns the rows of the last one.
     pub async fn run(&mut self, sql: &str) -> Result<Vec<Vec<Value>>> {
         self.with(sql, &[]).await.map(|(rows, _)| rows)
     }
@@ -141,7 +142,7 @@ impl Client {
         }
     }
 
-    /// The one value that a query answers.
+    /// The first value of a query's result.
     pub async fn value(&mut self, sql: &str) -> Value {
         let rows = self.run(sql).await.unwrap_or_else(|e| panic!("{sql}: {e}"));
         rows.into_iter()
@@ -157,7 +158,7 @@ impl Client {
         }
     }
 
-    /// The SQLSTATE that a text fails with.
+    /// The SQLSTATE of the error of a text, or "00000".
     pub async fn state(&mut self, sql: &str) -> &'static str {
         match self.run(sql).await {
             Ok(_) => "00000",

@@ -1,5 +1,5 @@
-//! An engine that reads beside the one that owns the partitions: it sees what was committed, whole commits, as young as it was
-//! asked for, whatever the owner does meanwhile.
+//! Read replica: an engine that follows the primary sees its commits, only complete ones, within
+//! the requested staleness.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -26,12 +26,12 @@ struct Rig {
     directory: tempfile::TempDir,
     scratch: tempfile::TempDir,
     objects: Backend,
-    /// The reader's way to them.
+    /// The same objects with injected faults, as used by the replica.
     store: FaultyStore,
     catalog: Catalog,
-    /// How often the reader has read the catalog.
+    /// The number of the replica's reads of the catalog.
     lookups: Arc<AtomicU64>,
-    /// Of owner and reader.
+    /// The clock of primary and replica.
     clock: Arc<dyn TimeSource>,
 }
 
@@ -76,13 +76,13 @@ impl Rig {
         let eras = || self.catalog.lock().iter().map(|(id, of)| (*id, of.era)).collect();
         let config = || Config {
             store: Some(Arc::new(self.objects.clone())),
-            // Only the test flushes.
+            // Only the test starts flushes.
             manifest_interval: Duration::from_secs(3600),
             node_id: NODE,
             time: self.clock.clone(),
             shared: shared(),
             eras: eras(),
-            // History is of no use here, and would keep segments.
+            // History would keep segments.
             retention: Arc::new(|_| Duration::ZERO),
             ..Config::new(self.directory.path(), 1 << 30)
         };
@@ -113,7 +113,7 @@ fn client(engine: &Arc<Engine>, partition: u64) -> Client {
     Client { session: engine.session(PartitionId(partition)) }
 }
 
-/// A client that wants to see all that was acknowledged when it asks.
+/// A client with staleness 0: it sees every commit acknowledged before its statement.
 fn eager(engine: &Arc<Engine>, partition: u64) -> Client {
     let mut client = client(engine, partition);
     client.session.set_staleness(Some(Duration::ZERO));
@@ -129,8 +129,8 @@ async fn insert(owner: &Arc<Engine>, partition: u64, rows: u32) {
     writer.close().await;
 }
 
-/// All values are written anew, again and again, and what is left is merged.
-async fn write_anew(owner: &Arc<Engine>, value_bytes: u32) {
+/// Overwrites all values several times, then compacts.
+async fn overwrite_and_compact(owner: &Arc<Engine>, value_bytes: u32) {
     let update = format!("UPDATE t SET v = randomblob({value_bytes})");
     for _ in 0..4 {
         client(owner, SHARED).run(&update).await.unwrap();
@@ -139,27 +139,27 @@ async fn write_anew(owner: &Arc<Engine>, value_bytes: u32) {
     owner.compact_all().await.unwrap();
 }
 
-async fn sound(reader: &mut Client) {
+async fn assert_integrity(reader: &mut Client) {
     assert_eq!(reader.value("PRAGMA integrity_check").await, Value::Text("ok".into()));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_sees_what_was_acknowledged_before_it_asked() {
+async fn replica_sees_all_commits_acknowledged_before_a_read() {
     let rig = rig();
     let owner = rig.owner().await;
     let reader = rig.reader().await;
     insert(&owner, SHARED, 1).await;
-    let mut looking = eager(&reader, SHARED);
+    let mut replica_client = eager(&reader, SHARED);
     for rows in 1..=20 {
-        assert_eq!(looking.int(COUNT).await, rows);
+        assert_eq!(replica_client.int(COUNT).await, rows);
         insert(&owner, SHARED, 1).await;
         if rows % 5 == 0 {
             owner.flush().await.unwrap();
         }
     }
-    assert_eq!(looking.int(COUNT).await, 21);
-    sound(&mut looking).await;
-    // Another one that has not been open before, all of it in a manifest or all in the log.
+    assert_eq!(replica_client.int(COUNT).await, 21);
+    assert_integrity(&mut replica_client).await;
+    // Another partition that was not open before, with all changes in a manifest or in the log.
     insert(&owner, OTHER, 3).await;
     assert_eq!(eager(&reader, OTHER).int(COUNT).await, 3);
     owner.flush().await.unwrap();
@@ -167,17 +167,17 @@ async fn it_sees_what_was_acknowledged_before_it_asked() {
     assert_eq!(eager(&reader, OTHER).int(COUNT).await, 4);
     let statistics = reader.beside_statistics().unwrap();
     assert!(statistics.looks > 20 && !statistics.fails, "{statistics:?}");
-    // Schemas change under those who look.
+    // The schema changes while sessions are open.
     client(&owner, SHARED)
         .run("ALTER TABLE t ADD COLUMN w; UPDATE t SET w = id; CREATE INDEX i ON t(w)")
         .await
         .unwrap();
-    assert_eq!(looking.int("SELECT sum(w) FROM t").await, 231);
+    assert_eq!(replica_client.int("SELECT sum(w) FROM t").await, 231);
     client(&owner, SHARED).run("DELETE FROM t WHERE id > 2; VACUUM").await.unwrap();
-    assert_eq!(looking.int(COUNT).await, 2);
-    sound(&mut looking).await;
+    assert_eq!(replica_client.int(COUNT).await, 2);
+    assert_integrity(&mut replica_client).await;
     client(&owner, SHARED).run("DROP TABLE t").await.unwrap();
-    assert_eq!(looking.state(COUNT).await, "42P01");
+    assert_eq!(replica_client.state(COUNT).await, "42P01");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -192,13 +192,13 @@ async fn snapshot_is_stable_and_reports_its_age() {
     assert_eq!(old.int(COUNT).await, 1);
     let seen = old.session.snapshot_time().unwrap();
     insert(&owner, SHARED, 2).await;
-    // Another session brings the partition forward.
+    // Another session advances the partition.
     let mut eager = eager(&reader, SHARED);
     assert_eq!(eager.int(COUNT).await, 3);
     assert!(eager.session.snapshot_time().unwrap() >= seen);
     assert_eq!((old.int(COUNT).await, old.session.snapshot_time()), (1, Some(seen)));
     old.run("COMMIT").await.unwrap();
-    assert_eq!(old.int(COUNT).await, 3, "what is there is newer than it has to be");
+    assert_eq!(old.int(COUNT).await, 3, "the open version is newer than required");
     clock.advance(Duration::from_secs(2));
     assert_eq!(eager.int(COUNT).await, 3);
     assert_eq!(
@@ -210,16 +210,16 @@ async fn snapshot_is_stable_and_reports_its_age() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_looks_for_who_may_see_what_is_older() {
+async fn stale_reads_do_not_poll_the_log() {
     let rig = rig();
     let (owner, reader) = (rig.owner().await, rig.reader().await);
     insert(&owner, SHARED, 1).await;
-    let mut patient = client(&reader, SHARED);
-    patient.session.set_staleness(Some(Duration::from_secs(3600)));
-    assert_eq!(patient.int(COUNT).await, 1);
+    let mut stale = client(&reader, SHARED);
+    stale.session.set_staleness(Some(Duration::from_secs(3600)));
+    assert_eq!(stale.int(COUNT).await, 1);
     rig.store.always(StoreOperation::List, Some(StoreFault::Fail(FailureKind::Refused)));
     for _ in 0..3 {
-        assert_eq!(patient.int(COUNT).await, 1);
+        assert_eq!(stale.int(COUNT).await, 1);
     }
     let error = eager(&reader, SHARED).run(COUNT).await.unwrap_err();
     assert_eq!(error.state(), sqlstate::IO_ERROR, "{error:?}");
@@ -227,7 +227,7 @@ async fn nobody_looks_for_who_may_see_what_is_older() {
     rig.store.always(StoreOperation::List, None);
     assert_eq!(eager(&reader, SHARED).int(COUNT).await, 1);
     assert!(reader.accepts_commits());
-    // A cancel ends the wait.
+    // A cancel ends the wait for the log.
     rig.store.hold(StoreOperation::List, true);
     let mut waiting = eager(&reader, SHARED);
     let canceller = waiting.session.canceller();
@@ -239,7 +239,7 @@ async fn nobody_looks_for_who_may_see_what_is_older() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_written() {
+async fn replica_rejects_writes() {
     let rig = rig();
     let (owner, reader) = (rig.owner().await, rig.reader().await);
     insert(&owner, SHARED, 1).await;
@@ -257,7 +257,7 @@ async fn nothing_is_written() {
     ] {
         let error = client.run(sql).await.unwrap_err();
         assert_eq!(error.state(), sqlstate::READ_ONLY_TRANSACTION, "{sql}: {error:?}");
-        assert!(format!("{error:?}").contains("node that owns the store"), "{sql}: {error:?}");
+        assert!(format!("{error:?}").contains("primary node"), "{sql}: {error:?}");
         let _ = client.run("ROLLBACK").await;
     }
     let id = PartitionId(SHARED);
@@ -272,9 +272,9 @@ async fn nothing_is_written() {
     owner.shutdown().await.unwrap();
 }
 
-/// What clients ask for after they have lost their connection to the owner.
+/// Clients ask for the outcome after they have lost their connection to the primary.
 #[tokio::test(flavor = "multi_thread")]
-async fn it_knows_how_transactions_have_ended() {
+async fn replica_knows_transaction_outcomes() {
     let rig = rig();
     let (owner, reader) = (rig.owner().await, rig.reader().await);
     insert(&owner, SHARED, 1).await;
@@ -286,101 +286,104 @@ async fn it_knows_how_transactions_have_ended() {
     assert_eq!(eager(&reader, SHARED).value(&status).await, Value::Text("committed".into()));
 }
 
-/// Its log has been read up to somewhere: what the owner flushes and deletes behind that place, and what it has not read yet.
+/// The primary flushes and deletes log objects that the replica has read, and ones that it has not
+/// read yet.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_log_is_cut_under_it() {
+async fn replica_survives_truncation_of_the_log() {
     let rig = rig();
     let (owner, reader) = (rig.owner().await, rig.reader().await);
     insert(&owner, SHARED, 1).await;
-    let mut looking = eager(&reader, SHARED);
-    looking.run("BEGIN READ ONLY").await.unwrap();
-    assert_eq!(looking.int(COUNT).await, 1);
+    let mut replica_client = eager(&reader, SHARED);
+    replica_client.run("BEGIN READ ONLY").await.unwrap();
+    assert_eq!(replica_client.int(COUNT).await, 1);
     for _ in 0..3 {
         insert(&owner, SHARED, 5).await;
         owner.flush().await.unwrap();
-        // The next object says that what stands before is not needed.
+        // The next object states that earlier ones are not needed.
         insert(&owner, OTHER, 3).await;
     }
     let logs = || async { rig.objects.list("logs", None).await.unwrap().names.len() };
     until("the log is truncated", async || logs().await <= 8).await;
     assert_eq!(eager(&reader, SHARED).int(COUNT).await, 16);
-    assert_eq!(looking.int(COUNT).await, 1, "what is open stays with what it has seen");
-    looking.run("COMMIT").await.unwrap();
-    assert_eq!(looking.int(COUNT).await, 16);
-    sound(&mut looking).await;
+    assert_eq!(replica_client.int(COUNT).await, 1, "an open transaction must keep its snapshot");
+    replica_client.run("COMMIT").await.unwrap();
+    assert_eq!(replica_client.int(COUNT).await, 16);
+    assert_integrity(&mut replica_client).await;
     assert!(reader.beside_statistics().unwrap().reopened > 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_owner_is_killed_and_starts_again() {
+async fn replica_survives_restarts_of_the_primary() {
     let rig = rig();
     let reader = rig.reader().await;
-    let mut looking = None;
+    let mut replica_client = None;
     let mut rows = 0;
     for round in 0..4 {
         let owner = rig.owner().await;
         insert(&owner, SHARED, 3).await;
         rows += 3;
-        let looking = looking.get_or_insert_with(|| eager(&reader, SHARED));
-        assert_eq!(looking.int(COUNT).await, rows);
+        let replica_client = replica_client.get_or_insert_with(|| eager(&reader, SHARED));
+        assert_eq!(replica_client.int(COUNT).await, rows);
         if round == 1 {
             owner.flush().await.unwrap();
             insert(&owner, SHARED, 1).await;
             rows += 1;
         }
-        // As a kill does: nothing is closed or flushed.
+        // Simulates a kill: nothing is closed or flushed.
         drop(owner);
-        assert_eq!(looking.int(COUNT).await, rows, "the owner is dead");
+        assert_eq!(replica_client.int(COUNT).await, rows, "the replica must be readable without a primary");
     }
-    sound(&mut looking.unwrap()).await;
+    assert_integrity(&mut replica_client.unwrap()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn large_commits_come_as_segments() {
+async fn large_commits_are_read_from_segments() {
     let rig = rig();
     let (owner, reader) = (rig.owner().await, rig.reader().await);
     insert(&owner, SHARED, 1).await;
-    let mut looking = eager(&reader, SHARED);
-    assert_eq!(looking.int(COUNT).await, 1);
+    let mut replica_client = eager(&reader, SHARED);
+    assert_eq!(replica_client.int(COUNT).await, 1);
     let many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 6000) INSERT INTO t(v) SELECT randomblob(3000) FROM n";
     client(&owner, SHARED).run(many).await.unwrap();
     insert(&owner, SHARED, 1).await;
-    assert_eq!(looking.int(COUNT).await, 6002);
-    sound(&mut looking).await;
+    assert_eq!(replica_client.int(COUNT).await, 6002);
+    assert_integrity(&mut replica_client).await;
     client(&owner, SHARED)
         .run("UPDATE t SET v = randomblob(3000); DELETE FROM t WHERE id % 2 = 0")
         .await
         .unwrap();
-    assert_eq!(looking.int(COUNT).await, 3001);
-    sound(&mut looking).await;
+    assert_eq!(replica_client.int(COUNT).await, 3001);
+    assert_integrity(&mut replica_client).await;
 }
 
-/// The owner collects what the retention does not keep, but not what is read here; where that may not be said in the store it does.
+/// The primary collects expired data except for manifests that the replica has pinned. Without
+/// permission to write pins, the data is collected.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_it_reads_stays_though_the_retention_is_over() {
+async fn pinned_version_is_kept_beyond_the_retention() {
     for may_pin in [true, false] {
         let rig = rig();
         let (owner, reader) = (rig.owner().await, rig.reader().await);
         insert(&owner, SHARED, 200).await;
         owner.flush().await.unwrap();
-        let mut looking = eager(&reader, SHARED);
+        let mut replica_client = eager(&reader, SHARED);
         if !may_pin {
             rig.store.always(StoreOperation::Put, Some(StoreFault::Fail(FailureKind::Refused)));
         }
-        looking.run("BEGIN READ ONLY").await.unwrap();
-        assert_eq!(looking.int("SELECT count(*) FROM sqlite_schema").await, 1);
-        write_anew(&owner, 501).await;
+        replica_client.run("BEGIN READ ONLY").await.unwrap();
+        assert_eq!(replica_client.int("SELECT count(*) FROM sqlite_schema").await, 1);
+        overwrite_and_compact(&owner, 501).await;
         owner.collect().await.unwrap();
-        let sum = looking.run("SELECT sum(length(v)) FROM t").await;
+        let sum = replica_client.run("SELECT sum(length(v)) FROM t").await;
         assert_eq!(sum.is_ok(), may_pin, "{sum:?}");
-        looking.run("ROLLBACK").await.unwrap();
-        assert_eq!(looking.int("SELECT sum(length(v)) FROM t").await, 200 * 501);
+        replica_client.run("ROLLBACK").await.unwrap();
+        assert_eq!(replica_client.int("SELECT sum(length(v)) FROM t").await, 200 * 501);
     }
 }
 
-/// So it is with what it looks at of the past, though the owner has a newer version of it and no history.
+/// The same for a historical session on the replica, although the primary has a newer version and
+/// no history.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_it_looks_at_of_the_past_stays() {
+async fn pinned_historical_version_is_kept() {
     for may_pin in [true, false] {
         let rig = rig();
         let (owner, reader) = (rig.owner().await, rig.reader().await);
@@ -389,28 +392,28 @@ async fn what_it_looks_at_of_the_past_stays() {
         if !may_pin {
             rig.store.always(StoreOperation::Put, Some(StoreFault::Fail(FailureKind::Refused)));
         }
-        let mut looking = client(&reader, SHARED);
-        looking.session.set_as_of(Some(rig.clock.unix_ms()));
-        assert_eq!(looking.int("SELECT count(*) FROM sqlite_schema").await, 1);
+        let mut replica_client = client(&reader, SHARED);
+        replica_client.session.set_as_of(Some(rig.clock.unix_ms()));
+        assert_eq!(replica_client.int("SELECT count(*) FROM sqlite_schema").await, 1);
         let manifests = rig.objects.list("manifests", None).await.unwrap().names;
         let pins = manifests.iter().filter(|name| FateName::is_one(name)).count();
         assert_eq!(pins, usize::from(may_pin));
-        write_anew(&owner, 501).await;
+        overwrite_and_compact(&owner, 501).await;
         owner.collect().await.unwrap();
-        // Nobody has read these pages yet.
-        let sum = looking.run("SELECT sum(length(v)) FROM t").await;
+        // These pages have not been read before.
+        let sum = replica_client.run("SELECT sum(length(v)) FROM t").await;
         assert_eq!(sum.is_ok(), may_pin, "{sum:?}");
         if let Ok(sum) = sum {
             assert_eq!(sum, [[Value::Integer(200 * 500)]]);
         }
-        looking.session.set_as_of(None);
-        looking.session.set_staleness(Some(Duration::ZERO));
-        assert_eq!(looking.int("SELECT sum(length(v)) FROM t").await, 200 * 501);
-        looking.close().await;
+        replica_client.session.set_as_of(None);
+        replica_client.session.set_staleness(Some(Duration::ZERO));
+        assert_eq!(replica_client.int("SELECT sum(length(v)) FROM t").await, 200 * 501);
+        replica_client.close().await;
     }
 }
 
-/// It is chosen, and collected before it is pinned.
+/// The version is chosen, and collected before it is pinned.
 #[tokio::test(flavor = "multi_thread")]
 async fn collected_version_is_not_opened() {
     let clock = Arc::new(ManualClock::default());
@@ -435,72 +438,72 @@ async fn collected_version_is_not_opened() {
     let (mut late, opened) = opening.await.unwrap();
     let error = opened.unwrap_err();
     assert_eq!(error.state(), sqlstate::INVALID_PARAMETER_VALUE, "{error:?}");
-    assert!(error.message().contains("has just been deleted"), "{error:?}");
+    assert!(error.message().contains("was deleted after its retention period"), "{error:?}");
     let error = late.run(COUNT).await.unwrap_err();
-    assert!(error.message().contains("does not reach back"), "{error:?}");
+    assert!(error.message().contains("no restore point at or before"), "{error:?}");
     late.session.set_as_of(Some(rig.clock.unix_ms()));
     assert_eq!(late.int(COUNT).await, 2);
     late.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn segments_are_collected_under_it() {
+async fn read_of_a_collected_segment_gets_40001() {
     let rig = rig();
     let (owner, reader) = (rig.owner().await, rig.reader().await);
     insert(&owner, SHARED, 200).await;
     owner.flush().await.unwrap();
     let segments = || async { rig.objects.list("segments", None).await.unwrap().names };
     let old = segments().await;
-    let mut looking = eager(&reader, SHARED);
-    looking.run("BEGIN READ ONLY").await.unwrap();
-    assert_eq!(looking.int("SELECT count(*) FROM sqlite_schema").await, 1);
-    write_anew(&owner, 500).await;
-    // As the collector does when the history of then has had its time.
+    let mut replica_client = eager(&reader, SHARED);
+    replica_client.run("BEGIN READ ONLY").await.unwrap();
+    assert_eq!(replica_client.int("SELECT count(*) FROM sqlite_schema").await, 1);
+    overwrite_and_compact(&owner, 500).await;
+    // Deletes the segments, as the collector does when the retention is over.
     for segment in old {
         rig.objects.delete(&segment).await.unwrap();
     }
-    let error = looking.run("SELECT sum(length(v)) FROM t").await.unwrap_err();
+    let error = replica_client.run("SELECT sum(length(v)) FROM t").await.unwrap_err();
     assert_eq!(error.state(), sqlstate::SERIALIZATION_FAILURE, "{error:?}");
-    looking.run("ROLLBACK").await.unwrap();
-    assert_eq!(looking.int("SELECT sum(length(v)) FROM t").await, 200 * 500);
-    sound(&mut looking).await;
+    replica_client.run("ROLLBACK").await.unwrap();
+    assert_eq!(replica_client.int("SELECT sum(length(v)) FROM t").await, 200 * 500);
+    assert_integrity(&mut replica_client).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_catalog_moves_on() {
+async fn replica_waits_for_the_catalog_after_a_restore_and_detects_a_drop() {
     let rig = rig();
     let (owner, reader) = (rig.owner().await, rig.reader().await);
     insert(&owner, SHARED, 2).await;
     owner.flush().await.unwrap();
     let then_ms = rig.clock.unix_ms();
     insert(&owner, SHARED, 2).await;
-    let mut looking = eager(&reader, SHARED);
-    assert_eq!(looking.int(COUNT).await, 4);
-    // Restored, and written to: the log says so before the catalog does.
-    let (told, tells) = tokio::sync::oneshot::channel();
+    let mut replica_client = eager(&reader, SHARED);
+    assert_eq!(replica_client.int(COUNT).await, 4);
+    // The partition is restored and written to: the log shows that before the catalog does.
+    let (era_sender, era_receiver) = tokio::sync::oneshot::channel();
     let id = PartitionId(SHARED);
     owner
         .restore_partition(id, then_ms, async |era| {
-            told.send(era).unwrap();
+            era_sender.send(era).unwrap();
             Ok(())
         })
         .await
         .unwrap();
-    let era = tells.await.unwrap();
+    let era = era_receiver.await.unwrap();
     insert(&owner, SHARED, 1).await;
     let before = rig.lookups.load(Ordering::Relaxed);
     let waiting = tokio::spawn(async move {
-        let rows = looking.int(COUNT).await;
-        (looking, rows)
+        let rows = replica_client.int(COUNT).await;
+        (replica_client, rows)
     });
-    until("the reader polls the catalog", async || rig.lookups.load(Ordering::Relaxed) >= before + 10).await;
+    until("the replica polls the catalog", async || rig.lookups.load(Ordering::Relaxed) >= before + 10).await;
     assert!(!waiting.is_finished(), "data from before the restore must not be returned");
     rig.catalog.lock().insert(id, Standing { era, durability: Durability::Shared });
-    let (mut looking, rows) = waiting.await.unwrap();
+    let (mut replica_client, rows) = waiting.await.unwrap();
     assert_eq!(rows, 3);
-    // Dropped.
+    // The partition is dropped.
     rig.catalog.lock().remove(&id);
-    assert_eq!(looking.state(COUNT).await, sqlstate::DATABASE_DROPPED);
+    assert_eq!(replica_client.state(COUNT).await, sqlstate::DATABASE_DROPPED);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -509,48 +512,49 @@ async fn local_partition_is_as_old_as_its_manifest() {
     let rig = rig_with_clock(clock.clone());
     let (owner, reader) = (rig.owner().await, rig.reader().await);
     insert(&owner, LOCAL, 2).await;
-    let mut looking = client(&reader, LOCAL);
-    looking.session.set_staleness(Some(Duration::from_secs(60)));
-    let error = looking.run(COUNT).await.unwrap_err();
+    let mut replica_client = client(&reader, LOCAL);
+    replica_client.session.set_staleness(Some(Duration::from_secs(60)));
+    let error = replica_client.run(COUNT).await.unwrap_err();
     assert_eq!(error.state(), sqlstate::NOT_IN_PREREQUISITE_STATE, "{error:?}");
-    assert!(format!("{error:?}").contains("SET fulmar.staleness"));
+    assert!(format!("{error:?}").contains("Increase fulmar.staleness"));
     owner.flush().await.unwrap();
     assert_eq!(
-        looking.state(COUNT).await,
+        replica_client.state(COUNT).await,
         sqlstate::NOT_IN_PREREQUISITE_STATE,
         "the store is checked for a newer manifest at most once a second"
     );
     clock.advance(Duration::from_millis(1100));
-    assert_eq!(looking.int(COUNT).await, 2);
-    assert_eq!(looking.session.snapshot_age(), Duration::from_millis(1100));
+    assert_eq!(replica_client.int(COUNT).await, 2);
+    assert_eq!(replica_client.session.snapshot_age(), Duration::from_millis(1100));
     assert_eq!(eager(&reader, LOCAL).state(COUNT).await, sqlstate::NOT_IN_PREREQUISITE_STATE);
     insert(&owner, LOCAL, 1).await;
     owner.flush().await.unwrap();
-    assert_eq!(looking.int(COUNT).await, 2, "an open version within the staleness bound is used");
+    assert_eq!(replica_client.int(COUNT).await, 2, "an open version within the staleness bound is used");
     clock.advance(Duration::from_millis(1100));
-    looking.session.set_staleness(Some(Duration::from_millis(1000)));
+    replica_client.session.set_staleness(Some(Duration::from_millis(1000)));
     assert_eq!(
-        looking.state(COUNT).await,
+        replica_client.state(COUNT).await,
         sqlstate::NOT_IN_PREREQUISITE_STATE,
         "a version beyond the staleness bound must be refused, even if it is the newest"
     );
-    looking.session.set_staleness(None);
-    assert_eq!(looking.int(COUNT).await, 3, "the check must have opened the newest manifest");
-    // From now on its commits are in the store.
+    replica_client.session.set_staleness(None);
+    assert_eq!(replica_client.int(COUNT).await, 3, "the check must have opened the newest manifest");
+    // From here on, commits are in the shared log.
     owner.set_durability(PartitionId(LOCAL), Durability::Shared, async { Ok(()) }).await.unwrap();
     rig.catalog.lock().get_mut(&PartitionId(LOCAL)).unwrap().durability = Durability::Shared;
     insert(&owner, LOCAL, 1).await;
     assert_eq!(eager(&reader, LOCAL).int(COUNT).await, 4);
 }
 
-/// Transfers between accounts: no snapshot shows half of one, whatever is flushed, compacted and collected meanwhile.
+/// Transfers between accounts: no snapshot may show half of a transfer, whatever is flushed,
+/// compacted and collected meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn snapshots_are_consistent_under_load() {
     const ACCOUNTS: i64 = 200;
     const SNAPSHOTS: usize = 30;
     const TRANSFERS: u64 = 200;
     let rig = rig();
-    // So little memory that pages have to leave.
+    // The memory is small enough that pages must be evicted.
     let (owner, reader) = (rig.owner().await, rig.reader_with(32 << 20).await);
     let mut setup = client(&owner, SHARED);
     setup.run("CREATE TABLE account(id INTEGER PRIMARY KEY, balance INTEGER, pad BLOB)").await.unwrap();
@@ -603,7 +607,7 @@ async fn snapshots_are_consistent_under_load() {
             client.session.set_staleness(Some(Duration::from_millis(number * 100)));
             let (mut consistent, mut newest) = (0, 0);
             while consistent < SNAPSHOTS {
-                let look = async {
+                let read_twice = async {
                     client.run("BEGIN READ ONLY").await?;
                     let sums = client.run("SELECT sum(balance), count(*) FROM account").await?;
                     tokio::time::sleep(Duration::from_millis(5)).await;
@@ -611,14 +615,14 @@ async fn snapshots_are_consistent_under_load() {
                     client.run("COMMIT").await?;
                     Ok::<_, fulmar_engine::Error>((sums, again))
                 };
-                match look.await {
+                match read_twice.await {
                     Ok((sums, again)) => {
                         let expected = vec![vec![Value::Integer(100 * ACCOUNTS), Value::Integer(ACCOUNTS)]];
                         assert_eq!((&sums, &again), (&expected, &expected));
                         consistent += 1;
                     }
                     Err(error) => {
-                        // Segments were collected under it.
+                        // Segments of its snapshot were collected.
                         assert_eq!(error.state(), sqlstate::SERIALIZATION_FAILURE, "{error:?}");
                         client.run("ROLLBACK").await.unwrap();
                     }
@@ -627,13 +631,13 @@ async fn snapshots_are_consistent_under_load() {
                 assert!(seen >= newest, "snapshot times must not go back");
                 newest = seen;
             }
-            let sound = client.value("PRAGMA integrity_check").await;
-            assert_eq!(sound, Value::Text("ok".into()));
+            let checked = client.value("PRAGMA integrity_check").await;
+            assert_eq!(checked, Value::Text("ok".into()));
             client.close().await;
         }));
     }
-    for one in readers {
-        within("a reader gets its snapshots", one).await.unwrap();
+    for task in readers {
+        within("a reader gets its snapshots", task).await.unwrap();
     }
     until("the writers commit", async || committed.load(Ordering::Relaxed) >= TRANSFERS).await;
     over.store(true, Ordering::Relaxed);
@@ -641,7 +645,7 @@ async fn snapshots_are_consistent_under_load() {
     for writer in writers {
         writer.await.unwrap();
     }
-    // The very pages are the same.
+    // Primary and replica have the same contents.
     let hash = "SELECT hex(group_concat(id || ':' || balance || ':' || hex(pad), ',')) FROM (SELECT * FROM account ORDER BY id)";
     assert_eq!(eager(&reader, SHARED).value(hash).await, client(&owner, SHARED).value(hash).await);
 }

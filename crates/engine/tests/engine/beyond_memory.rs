@@ -1,4 +1,4 @@
-//! Data larger than memory: pages come and go, and nobody notices but by the time that it takes.
+//! Data larger than memory: pages are evicted and read again, transparently.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 const MEMORY: u64 = 8 << 20;
-/// Some 32 MiB: four times the memory.
+/// About 32 MiB: four times the memory.
 const ROWS: i64 = 16_000;
 
 const TABLE: &str = "CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER DEFAULT 0, v BLOB)";
@@ -33,7 +33,7 @@ impl Node {
         self.engine.statistics()
     }
 
-    /// A table of so many rows, all written to the store.
+    /// Creates a table of `count` rows, all flushed to the store.
     async fn fill(&self, partition: u64, count: i64) {
         let mut client = self.client(partition);
         client.run(TABLE).await.unwrap();
@@ -51,27 +51,28 @@ impl Node {
     }
 }
 
-/// Looks at the memory all the time; answers the most that was used.
+/// Polls the memory use until `done`. Returns its maximum in bytes.
 fn watch(engine: &Arc<Engine>, done: &Arc<AtomicBool>) -> std::thread::JoinHandle<u64> {
     let (engine, done) = (Arc::downgrade(engine), done.clone());
     std::thread::spawn(move || {
-        let mut most = 0;
+        let mut max_bytes = 0;
         while !done.load(Ordering::Relaxed) {
-            most = most.max(engine.upgrade().map_or(0, |engine| engine.statistics().memory_bytes));
+            max_bytes = max_bytes.max(engine.upgrade().map_or(0, |engine| engine.statistics().memory_bytes));
             std::thread::sleep(Duration::from_millis(1));
         }
-        most
+        max_bytes
     })
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn four_times_the_memory_is_loaded_read_and_updated() {
+async fn data_of_four_times_the_memory_is_loaded_read_and_updated() {
     const SESSIONS: i64 = 4;
     let node = Node::start_small().await;
     let done = Arc::new(AtomicBool::new(false));
     let watching = watch(&node.engine, &done);
     node.fill(1, ROWS).await;
-    // Each session knows what its own rows must be: those whose number leaves its remainder.
+    // Each session owns the rows whose number modulo the number of sessions is its own, and has a
+    // model of them.
     let working = (0..SESSIONS).map(|own| {
         let mut client = node.client(1);
         tokio::spawn(async move {
@@ -100,9 +101,9 @@ async fn four_times_the_memory_is_loaded_read_and_updated() {
     });
     let models = futures::future::try_join_all(working.collect::<Vec<_>>()).await.unwrap();
     done.store(true, Ordering::Relaxed);
-    let most = watching.join().unwrap();
-    // The versions of pages that are not in memory may exceed it, and what replaces pages may by an eighth.
-    assert!(most <= MEMORY + MEMORY / 8, "{most} bytes at most");
+    let max_bytes = watching.join().unwrap();
+    // Page tables may exceed the budget, and replacements of pages may exceed it by one eighth.
+    assert!(max_bytes <= MEMORY + MEMORY / 8, "memory must stay within the budget: {max_bytes} bytes");
     let statistics = node.statistics();
     assert!(statistics.pages_evicted > 8000 && statistics.page_misses > 1000, "{statistics:?}");
 
@@ -117,9 +118,10 @@ async fn four_times_the_memory_is_loaded_read_and_updated() {
     node.is_sound(1).await;
 }
 
-/// A reader stays at its snapshot while everything that it sees is replaced, written, evicted and read back.
+/// A reader keeps its snapshot while all pages that it reads are replaced, flushed, evicted and
+/// read again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_snapshot_is_held_while_its_pages_come_and_go() {
+async fn snapshot_survives_eviction_of_its_pages() {
     let node = Node::start_small().await;
     node.fill(1, 3000).await;
     node.fill(2, 6000).await;
@@ -142,9 +144,10 @@ async fn a_snapshot_is_held_while_its_pages_come_and_go() {
     node.is_sound(1).await;
 }
 
-/// While a tenant is used, a scan of another one, four times the memory, leaves its pages alone.
+/// A scan of a tenant of four times the memory does not evict the pages of another tenant that is
+/// in use.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_scan_does_not_throw_out_the_working_set_of_others() {
+async fn scan_does_not_evict_the_working_set_of_others() {
     let node = Node::start_small().await;
     node.fill(1, 500).await;
     node.fill(2, ROWS).await;
@@ -154,14 +157,14 @@ async fn a_scan_does_not_throw_out_the_working_set_of_others() {
     };
     let (mut small, mut scanning) = (node.client(1), node.client(2));
     let mut before = (0, 0);
-    // The first round replaces what loading has left.
+    // The first round evicts the pages left by loading.
     for round in 0..2 {
         before = (read(1), read(2));
         for part in (0..ROWS).step_by(1000) {
             let range = format!("id BETWEEN {part} AND {part} + 999");
             let some = format!("SELECT count(*) FROM t WHERE {range} AND length(v) = 1900");
             assert_eq!(scanning.int(&some).await, 1000, "{round}");
-            // As one who works does.
+            // Simulates a working tenant.
             for _ in 0..2 {
                 assert_eq!(small.int("SELECT count(*) FROM t WHERE length(v) = 1900").await, 500);
             }
@@ -169,19 +172,19 @@ async fn a_scan_does_not_throw_out_the_working_set_of_others() {
     }
     let (small, scanned) = (read(1) - before.0, read(2) - before.1);
     assert!(scanned > 7000, "the scan read {scanned} pages");
-    assert!(small < 25, "{small} of 250 pages were thrown out");
+    assert!(small < 25, "{small} of 250 pages were evicted");
 }
 
-/// What has changed waits for the store. Who commits waits with it, without a thread; a cancel ends the wait; when the
-/// store answers it goes on.
+/// If memory is full of dirty pages, commits wait for the store without blocking a thread. A cancel
+/// ends the wait. When the store answers, they continue.
 #[tokio::test]
-async fn writers_wait_until_the_store_has_taken_what_has_changed() {
+async fn writers_wait_for_the_store_when_memory_is_dirty() {
     let node = Node::start_small().await;
     let (mut client, mut other) = (node.client(1), node.client(2));
     client.run(TABLE).await.unwrap();
     other.run("CREATE TABLE t(n); INSERT INTO t VALUES (0)").await.unwrap();
     node.store.hold(StoreOperation::Put, true);
-    // As much as there is room for: a hundred rows take some 50 pages.
+    // Fills the available memory: a hundred rows take about 50 pages.
     let mut written = 0;
     while node.statistics().memory_unwritten_bytes + 250_000 < MEMORY / 4 * 3 {
         client.run(&rows(written * 100, 100)).await.unwrap();
@@ -193,16 +196,16 @@ async fn writers_wait_until_the_store_has_taken_what_has_changed() {
         let state = client.state(&rows(written * 100, 300)).await;
         (client, state)
     });
-    // Others go on, with what makes nothing larger: a hundred times what it needs to commit.
+    // Other statements that do not grow the dirty pages succeed, a hundred times.
     for _ in 0..100 {
         other.run("UPDATE t SET n = n + 1").await.unwrap();
     }
-    assert!(!waiting.is_finished(), "it does not wait");
+    assert!(!waiting.is_finished(), "the statement must wait");
     canceller.cancel(CancelReason::User);
     let (mut client, state) = waiting.await.unwrap();
     assert_eq!(state, sqlstate::QUERY_CANCELED);
     assert_eq!(client.int("SELECT count(*) FROM t").await, written * 100);
-    // The same without a cancel, until it has written four times the memory.
+    // The same without a cancel, until four times the memory is written.
     let writing = tokio::spawn(async move {
         while written * 200_000 < 4 * MEMORY as i64 {
             client.run(&rows(written * 100, 100)).await.unwrap();
@@ -223,15 +226,15 @@ async fn writers_wait_until_the_store_has_taken_what_has_changed() {
     node.is_sound(1).await;
 }
 
-/// A store that takes nothing: when there is no room and none can be made, that is told, nothing is lost, and it goes on
-/// by itself.
+/// The store rejects all puts: when no memory can be freed, statements are rejected. Nothing is
+/// lost, and the partition recovers when the store works again.
 #[tokio::test]
-async fn what_can_neither_be_evicted_nor_written_is_refused() {
+async fn writes_are_rejected_when_no_memory_can_be_freed() {
     let node = Node::start_small().await;
     let mut client = node.client(1);
     client.run(TABLE).await.unwrap();
-    let refuse = Some(StoreFault::Fail(FailureKind::Other));
-    node.store.always(StoreOperation::Put, refuse);
+    let rejection = Some(StoreFault::Fail(FailureKind::Other));
+    node.store.always(StoreOperation::Put, rejection);
     let mut written = 0;
     let state = loop {
         match client.state(&rows(written * 100, 100)).await {
@@ -242,7 +245,7 @@ async fn what_can_neither_be_evicted_nor_written_is_refused() {
     };
     assert_eq!(state, sqlstate::OUT_OF_MEMORY);
     assert_eq!(client.int("SELECT count(*) FROM t").await, written * 100);
-    // What makes nothing larger has an eighth more.
+    // Statements that do not grow the database may use one eighth more.
     client.run("DELETE FROM t WHERE id < 100").await.unwrap();
     node.store.always(StoreOperation::Put, None);
     client.run(&rows(written * 100, 1000)).await.unwrap();
@@ -251,9 +254,10 @@ async fn what_can_neither_be_evicted_nor_written_is_refused() {
     node.is_sound(1).await;
 }
 
-/// Many more statements than there is memory for their pages wait for a slow store on one thread; others go on.
+/// More statements than there is memory for their pages wait for a slow store on one thread. Others
+/// are served.
 #[test]
-fn a_slow_store_and_little_memory_hold_up_nobody_else() {
+fn slow_store_and_little_memory_do_not_block_other_partitions() {
     const STATEMENTS: i64 = 500;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -290,9 +294,10 @@ fn a_slow_store_and_little_memory_hold_up_nobody_else() {
     });
 }
 
-/// A tenant is exported, and the file imported as another one, which SQLite then checks: all of it more than memory holds.
+/// A tenant is exported, and the file is imported as another one and checked by SQLite, with data
+/// larger than memory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_file_larger_than_memory_is_exported_imported_and_checked() {
+async fn file_larger_than_memory_is_exported_imported_and_checked() {
     let node = Node::start_small().await;
     node.fill(1, ROWS).await;
     let mut export = node.engine.export(PartitionId(1), None).await.unwrap();
@@ -308,7 +313,7 @@ async fn a_file_larger_than_memory_is_exported_imported_and_checked() {
     node.is_sound(2).await;
     let mut client = node.client(2);
     assert_eq!(client.int("SELECT count(*) FROM t WHERE length(v) = 1900").await, ROWS);
-    // What rewrites all of it.
+    // Statements that rewrite the whole database.
     client.run("VACUUM; ALTER TABLE t ADD COLUMN w DEFAULT 5; UPDATE t SET w = 6").await.unwrap();
     assert_eq!(client.int("SELECT sum(w) FROM t").await, 6 * ROWS);
     client.close().await;
@@ -321,9 +326,9 @@ fn reads(node: &Node) -> u64 {
     operations.iter().filter(|one| one.operation == StoreOperation::Get).map(|one| one.tries).sum()
 }
 
-/// A scan asks the store for many pages at once, and a look for one row for no more than it needs.
+/// A scan reads many pages per request. A lookup of one row reads only the pages that it needs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_scan_reads_ahead_and_a_look_does_not() {
+async fn scan_reads_ahead_and_lookup_does_not() {
     let node = Node::start_small().await;
     node.fill(1, 8000).await;
     let node = node.crash().await;
@@ -346,9 +351,10 @@ async fn a_scan_reads_ahead_and_a_look_does_not() {
     client.close().await;
 }
 
-/// A tenant with a floor keeps what it has while another one reads all of its own, though nobody touches it; one without loses it.
+/// A tenant with a cache floor keeps its pages in memory while another tenant is scanned; a tenant
+/// without one loses them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tenant_keeps_its_floor() {
+async fn tenant_keeps_its_cache_floor() {
     let node = Node::start_small().await;
     for partition in [1, 2] {
         node.fill(partition, 500).await;
@@ -373,7 +379,7 @@ async fn a_tenant_keeps_its_floor() {
     }
     assert!(read(&node, 1) - before.0 < 10, "{}", read(&node, 1) - before.0);
     assert!(read(&node, 2) - before.1 > 200, "{}", read(&node, 2) - before.1);
-    // More than there is: nobody waits for room that there cannot be.
+    // Floors above the total memory do not block other tenants.
     for client in [&with, &without, &large] {
         client.session.set_cache_floor(1 << 30);
     }

@@ -1,4 +1,5 @@
-//! Compaction: what is in a partition stays what it is, whatever is merged, and whoever fails or writes meanwhile.
+//! Compaction: it never changes the contents of a partition, also with concurrent writes and
+//! failures of the store.
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -14,9 +15,9 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 const SHOP: PartitionId = PartitionId(7);
-const FAILS: StoreFault = StoreFault::Fail(FailureKind::Other);
+const STORE_FAILURE: StoreFault = StoreFault::Fail(FailureKind::Other);
 
-/// A node with one table, and what must be in it.
+/// A node with one table, and the expected contents of the table.
 struct Node {
     node: CrashingNode,
     rows: BTreeMap<i64, i64>,
@@ -35,7 +36,7 @@ impl Node {
     async fn start() -> Node {
         let node = CrashingNode::start(1 << 30, |config| {
             config.retention = Arc::new(|_| Duration::ZERO);
-            // Only the test flushes.
+            // Only the test starts flushes.
             config.manifest_interval = Duration::from_secs(3600);
         });
         let node = Node { node: node.await, rows: BTreeMap::new(), random: StdRng::seed_from_u64(5) };
@@ -84,7 +85,8 @@ impl Node {
         client.close().await;
     }
 
-    /// Without anchors: whether there is one depends on what the log still held when the partition was last looked at.
+    /// All manifests. Anchors are excluded, because their existence depends on the contents of the
+    /// log when the partition was last examined.
     async fn manifests(&self) -> Vec<String> {
         let mut names = self.objects("manifests").await;
         names.retain(|name| !name.contains("anchor-"));
@@ -99,7 +101,7 @@ impl Node {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn segments_stay_few_and_what_is_in_them_what_it_was() {
+async fn compaction_bounds_segments_and_keeps_the_contents() {
     let mut node = Node::start().await;
     for flush in 1..=120 {
         node.change().await;
@@ -114,7 +116,7 @@ async fn segments_stay_few_and_what_is_in_them_what_it_was() {
         }
     }
     node.engine.compact_all().await.unwrap();
-    // Nothing is open any more that reads what was merged.
+    // After the crash, no open partition uses the merged segments.
     node = node.crash().await;
     node.engine.collect().await.unwrap();
     let segments = node.objects("segments").await.len();
@@ -129,10 +131,10 @@ async fn segments_stay_few_and_what_is_in_them_what_it_was() {
     node.crash().await.check().await;
 }
 
-/// Pages that were not in memory when their segments were merged are read from the merged one, and the others can go, though the
-/// partition stays open.
+/// Pages that were not in memory when their segments were merged are read from the merged segment.
+/// The old segments can then be deleted, although the partition stays open.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_open_partition_lets_merged_segments_go() {
+async fn merged_segments_of_an_open_partition_are_deleted() {
     let mut node = Node::start().await;
     for first in (1..=600).step_by(20) {
         let rows: Vec<String> =
@@ -142,32 +144,33 @@ async fn an_open_partition_lets_merged_segments_go() {
         node.engine.flush().await.unwrap();
     }
     node = node.crash().await;
-    // Before it is opened: from then on it may be compacted at any time.
+    // Listed before the partition is opened, because it may be compacted at any time afterwards.
     node.engine.collect().await.unwrap();
     let before = node.objects("segments").await;
     let mut session = node.engine.session(SHOP);
     session.prepare("SELECT n FROM t").await.unwrap();
-    // Three quarters are written each time. So twice of it outweighs what is alive, whatever was merged before, and all is
-    // merged: with the last quarter, which nobody has read.
+    // Each round overwrites three quarters of the rows. After two rounds, dead pages outweigh live
+    // ones, so all segments are merged, including the pages of the last quarter, which were never
+    // read.
     for _ in 0..4 {
         node.run("UPDATE t SET v = randomblob(1500) WHERE id <= 450").await;
         node.engine.flush().await.unwrap();
         node.engine.compact_all().await.unwrap();
     }
-    // What the last commits have replaced is held until the flusher comes by.
-    let they_are_gone = async || {
+    // Pages replaced by the last commits are kept until the flusher's next round.
+    let are_deleted = async || {
         node.engine.collect().await.unwrap();
         let now = node.objects("segments").await;
         before.iter().all(|segment| !now.contains(segment))
     };
-    until("the replaced segments are deleted", they_are_gone).await;
+    until("the replaced segments are deleted", are_deleted).await;
     node.check().await;
     session.close().await;
 }
 
-/// While the segments are read that are to be merged somebody commits and flushes.
+/// Commits and flushes run while a compaction reads its segments.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_flushed_meanwhile_is_not_lost() {
+async fn flushes_during_a_compaction_are_not_lost() {
     let mut node = Node::start().await;
     for _ in 0..12 {
         node.store.hold(StoreOperation::Get, true);
@@ -186,9 +189,10 @@ async fn what_is_flushed_meanwhile_is_not_lost() {
     node.check().await;
 }
 
-/// Whatever the store refuses, and however often: nothing is lost, and garbage goes with the next collection.
+/// Whichever request the store rejects, no data is lost, and garbage is deleted by the next
+/// collection.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_compaction_that_fails_loses_nothing() {
+async fn failed_compaction_loses_nothing() {
     let mut node = Node::start().await;
     for place in 0..10 {
         use StoreOperation::{Delete, Get, List, Put};
@@ -200,12 +204,12 @@ async fn a_compaction_that_fails_loses_nothing() {
             for _ in 0..place {
                 node.store.next(operation, StoreFault::Delay(Duration::ZERO));
             }
-            node.store.next(operation, FAILS);
+            node.store.next(operation, STORE_FAILURE);
             let _ = node.engine.compact_all().await;
             let _ = node.engine.collect().await;
             node.change().await;
             let _ = node.engine.flush().await;
-            // If nobody has come that far.
+            // Removes the fault if it was not reached.
             node.store.forget(operation);
             node.check().await;
         }

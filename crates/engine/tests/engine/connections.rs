@@ -1,4 +1,4 @@
-//! What a session keeps in its connection when a statement fails.
+//! State of a session's connection after a failed statement.
 
 use std::pin::pin;
 

@@ -1,4 +1,4 @@
-//! A disk that gets full, and has space again.
+//! Full disk: writes are rejected while disk space is short, and accepted again afterwards.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,13 +10,13 @@ use fulmar_store::{Backend, FailureKind, FaultyStore, LogOptions, StoreFault, St
 
 const RESERVE: u64 = 80 << 20;
 
-/// Waits until the engine has seen what the disk says.
-async fn seen(engine: &Engine, level: u64) {
+/// Waits until the engine has polled the free space.
+async fn wait_for_level(engine: &Engine, level: u64) {
     until("the engine has read the free space", async || engine.statistics().disk_level == level).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn writers_stop_before_the_disk_is_full_and_go_on_by_themselves() {
+async fn writes_are_rejected_below_the_reserve_and_accepted_again() {
     let directory = tempfile::tempdir().unwrap();
     let available = Arc::new(AtomicU64::new(u64::MAX));
     let mut config = Config::new(directory.path(), MEMORY);
@@ -37,29 +37,30 @@ async fn writers_stop_before_the_disk_is_full_and_go_on_by_themselves() {
         "UPDATE t SET x = (WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 9)
         SELECT hex(zeroblob(100)) FROM n LIMIT 1)";
 
-    // Less than the reserve: what needs no space goes on.
+    // Less than the reserve: statements that need no space are accepted.
     available.store(RESERVE - 1, Ordering::Relaxed);
-    seen(&engine, 1).await;
+    wait_for_level(&engine, 1).await;
     let error = shop.run(grow).await.unwrap_err();
     assert_eq!(error.state(), "53100");
-    assert!(error.get_detail().unwrap().contains("79 MiB are left; 80 MiB are kept free"), "{error:?}");
-    assert!(error.get_hint().unwrap().contains("goes on by itself"), "{error:?}");
+    assert!(error.get_detail().unwrap().contains("79 MiB are available; 80 MiB are reserved"), "{error:?}");
+    assert!(error.get_hint().unwrap().contains("resume automatically"), "{error:?}");
     assert_eq!(engine.create_partition(PartitionId(8), None).await.unwrap_err().state(), "53100");
     assert_eq!(engine.import(PartitionId(9)).await.err().unwrap().state(), "53100");
     assert_eq!(shop.int("SELECT count(*) FROM t").await, 1);
     shop.run(large).await.unwrap();
     shop.run("DELETE FROM t").await.unwrap();
-    shop.run("INSERT INTO t VALUES (2, zeroblob(50000))").await.unwrap(); // into what was deleted
+    shop.run("INSERT INTO t VALUES (2, zeroblob(50000))").await.unwrap(); // Reuses freed pages.
     assert!(engine.accepts_commits());
 
-    // Less than half of it: reading and dropping go on.
+    // Less than half of the reserve: only reads and drops are accepted.
     available.store(RESERVE / 2 - 1, Ordering::Relaxed);
-    seen(&engine, 2).await;
+    wait_for_level(&engine, 2).await;
     assert_eq!(shop.state("DELETE FROM t").await, "53100");
     assert_eq!(shop.state("BEGIN; UPDATE t SET x = 1; COMMIT").await, "53100");
     shop.run("ROLLBACK").await.unwrap();
     assert_eq!(shop.int("SELECT count(*) FROM t").await, 1);
-    // What fits memory is sorted, what needs a file is not; nor does a transaction grow that could not commit.
+    // A sort in memory succeeds, a sort that needs a temporary file fails. A transaction that could
+    // not commit must not grow either.
     let sort = |rows| {
         format!(
             "SELECT length(max(x)) FROM (WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {rows})
@@ -69,7 +70,7 @@ async fn writers_stop_before_the_disk_is_full_and_go_on_by_themselves() {
     assert_eq!(shop.int(&sort(1000)).await, 1000);
     let error = shop.run(&sort(20000)).await.unwrap_err();
     assert_eq!(error.state(), "53100");
-    assert!(error.get_hint().unwrap().contains("goes on by itself"), "{error:?}");
+    assert!(error.get_hint().unwrap().contains("resume automatically"), "{error:?}");
     shop.run("BEGIN").await.unwrap();
     assert_eq!(shop.state("INSERT INTO t(x) VALUES (zeroblob(20000000))").await, "53100");
     shop.run("ROLLBACK").await.unwrap();
@@ -77,9 +78,9 @@ async fn writers_stop_before_the_disk_is_full_and_go_on_by_themselves() {
     assert!(!engine.accepts_commits());
     engine.drop_partition(PartitionId(10)).await.unwrap();
 
-    // There is space again.
+    // Space is free again.
     available.store(2 * RESERVE, Ordering::Relaxed);
-    seen(&engine, 0).await;
+    wait_for_level(&engine, 0).await;
     shop.run(grow).await.unwrap();
     engine.create_partition(PartitionId(8), None).await.unwrap();
     shop.close().await;
@@ -87,7 +88,7 @@ async fn writers_stop_before_the_disk_is_full_and_go_on_by_themselves() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_dropped_is_freed_at_once_where_space_is_short() {
+async fn dropped_data_is_deleted_immediately_when_space_is_short() {
     let directory = tempfile::tempdir().unwrap();
     let mut config = Config::new(directory.path(), MEMORY);
     config.disk_reserve_bytes = Some(RESERVE);
@@ -105,15 +106,15 @@ async fn what_was_dropped_is_freed_at_once_where_space_is_short() {
     let count = || std::fs::read_dir(&segments).unwrap().count();
     assert_eq!(count(), 1);
     available.store(0, Ordering::Relaxed);
-    seen(&engine, 2).await;
+    wait_for_level(&engine, 2).await;
     engine.drop_partition(PartitionId(7)).await.unwrap();
     until("the segment is deleted", async || count() == 0).await;
     engine.shutdown().await.unwrap();
 }
 
-/// The log is full when commits are refused for that, not when its last byte is written.
+/// The log is reported as full when commits are rejected, not when its last byte is written.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_log_is_told_until_it_has_room() {
+async fn full_log_is_reported_until_it_has_space() {
     let directory = tempfile::tempdir().unwrap();
     let store = FaultyStore::new(Arc::new(Backend::memory()));
     let mut config = Config::new(directory.path(), MEMORY);
@@ -135,7 +136,7 @@ async fn a_full_log_is_told_until_it_has_room() {
     assert!(engine.health().log.full && engine.health().log.works);
     store.always(StoreOperation::Put, None);
     engine.flush().await.unwrap();
-    until("the log has room", async || engine.accepts_commits()).await;
+    until("the log has space", async || engine.accepts_commits()).await;
     shop.run("INSERT INTO t VALUES (randomblob(3000))").await.unwrap();
     shop.close().await;
     engine.shutdown().await.unwrap();

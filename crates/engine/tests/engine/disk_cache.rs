@@ -1,5 +1,5 @@
-//! An engine with a disk cache before a store that counts: what leaves memory, or is in the store at a start, is read from the
-//! disk; and whatever becomes of the cache's files, answers are right.
+//! Disk cache in front of a store that counts requests: evicted pages, and all pages after a
+//! restart, are read from the disk cache. Damage to its files never changes a result.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -37,11 +37,11 @@ fn gets(engine: &Engine) -> u64 {
     of.map_or(0, |one| one.tries)
 }
 
-fn counted(engine: &Engine) -> DiskCacheStatistics {
+fn statistics(engine: &Engine) -> DiskCacheStatistics {
     engine.statistics().disk_cache.unwrap()
 }
 
-/// Some forty MiB, in one large transaction: no page of it is kept when it is written.
+/// Writes about 40 MiB in one large transaction. Its pages are not kept in memory.
 async fn fill(client: &mut Client) {
     client.run("CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER, v BLOB)").await.unwrap();
     let rows = format!(
@@ -51,62 +51,66 @@ async fn fill(client: &mut Client) {
     client.run(&rows).await.unwrap();
 }
 
-/// A digest of everything.
-async fn all(client: &mut Client) -> Value {
+/// A digest of the table's contents.
+async fn digest(client: &mut Client) -> Value {
     client.value("SELECT sum(n) || ' ' || sum(length(v)) || ' ' || max(hex(substr(v, 3000, 4))) FROM t").await
 }
 
-async fn scanned(client: &mut Client) -> Value {
+async fn checked_digest(client: &mut Client) -> Value {
     assert_eq!(client.value("PRAGMA integrity_check").await, Value::Text("ok".into()));
-    all(client).await
+    digest(client).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_evicted_comes_from_the_disk_and_so_does_all_after_a_restart() {
+async fn evicted_pages_are_read_from_the_disk_cache_also_after_a_restart() {
     let (directory, store) = (tempfile::tempdir().unwrap(), Backend::memory());
     let engine = start(&directory, &store, 16 << 20).await;
     let mut a = client(&engine);
     fill(&mut a).await;
     engine.flush().await.unwrap();
-    let before = all(&mut a).await;
-    let mut asked = gets(&engine);
-    // A full queue to the cache drops pages. The next scan reads those from the store again.
-    until("a scan needs nothing of the store", async || {
-        assert_eq!(all(&mut a).await, before);
+    let before = digest(&mut a).await;
+    let mut requests = gets(&engine);
+    // A full queue to the cache drops pages. The next scan reads them from the store again.
+    until("a scan reads nothing from the store", async || {
+        assert_eq!(digest(&mut a).await, before);
         let now = gets(&engine);
-        std::mem::replace(&mut asked, now) == now
+        std::mem::replace(&mut requests, now) == now
     })
     .await;
-    let hits = counted(&engine).hits;
-    assert_eq!((all(&mut a).await, gets(&engine)), (before.clone(), asked), "nothing is asked of the store");
-    let counts = counted(&engine);
-    assert!(counts.hits >= hits + ROWS as u64 / 2, "what is larger than memory is read again: {counts:?}");
+    let hits = statistics(&engine).hits;
+    assert_eq!(
+        (digest(&mut a).await, gets(&engine)),
+        (before.clone(), requests),
+        "a scan must not read from the store"
+    );
+    let counts = statistics(&engine);
+    assert!(counts.hits >= hits + ROWS as u64 / 2, "the table must not fit into memory: {counts:?}");
     assert!(counts.failures == 0 && engine.statistics().pages_evicted > ROWS as u64, "{counts:?}");
 
-    // Changed pages are kept as they are flushed.
+    // Changed pages are cached when they are flushed.
     a.run("UPDATE t SET n = n + 1 WHERE id % 7 = 0").await.unwrap();
     engine.flush().await.unwrap();
-    let before = all(&mut a).await;
+    let before = digest(&mut a).await;
     a.close().await;
     engine.shutdown().await.unwrap();
     drop(engine);
     let engine = start(&directory, &store, 16 << 20).await;
-    until("files are taken over", async || counted(&engine).entries >= counts.entries).await;
+    until("the cache files are loaded", async || statistics(&engine).entries >= counts.entries).await;
     let mut a = client(&engine);
-    assert_eq!(scanned(&mut a).await, before);
-    let counts = counted(&engine);
+    assert_eq!(checked_digest(&mut a).await, before);
+    let counts = statistics(&engine);
     assert!(
         counts.hits > ROWS as u64 && gets(&engine) * 20 < counts.hits,
-        "{} of the store, {counts:?}",
+        "{} reads from the store, {counts:?}",
         gets(&engine)
     );
     a.close().await;
     engine.shutdown().await.unwrap();
 }
 
-/// Segments come and go, files of the cache too: what a client is answered does not.
+/// Segments are merged and collected, and cache files are damaged. Results must not change.
 #[tokio::test(flavor = "multi_thread")]
-async fn merged_and_collected_segments_and_damaged_files_change_no_answer() {
+async fn compaction_collection_and_damaged_cache_files_change_no_result() {
     let (directory, store) = (tempfile::tempdir().unwrap(), Backend::memory());
     let mut expected = None;
     for round in 0..6_u64 {
@@ -114,7 +118,7 @@ async fn merged_and_collected_segments_and_damaged_files_change_no_answer() {
         let mut a = client(&engine);
         match &expected {
             None => fill(&mut a).await,
-            Some(expected) => assert_eq!(scanned(&mut a).await, *expected, "round {round}"),
+            Some(expected) => assert_eq!(checked_digest(&mut a).await, *expected, "round {round}"),
         }
         for step in 0..4 {
             let change =
@@ -122,12 +126,12 @@ async fn merged_and_collected_segments_and_damaged_files_change_no_answer() {
             a.run(&change).await.unwrap();
             engine.flush().await.unwrap();
         }
-        expected = Some(all(&mut a).await);
-        assert_eq!(scanned(&mut a).await, *expected.as_ref().unwrap());
+        expected = Some(digest(&mut a).await);
+        assert_eq!(checked_digest(&mut a).await, *expected.as_ref().unwrap());
         a.close().await;
         match round % 2 {
             0 => engine.shutdown().await.unwrap(),
-            // As a kill does.
+            // Simulates a kill.
             _ => drop(engine),
         }
         for path in files(&directory) {
@@ -147,9 +151,10 @@ fn files(directory: &TempDir) -> Vec<PathBuf> {
     entries.map(|entry| entry.unwrap().path()).collect()
 }
 
-/// The cache gives its space back before a commit is refused for want of it; without the flag it is removed.
+/// The cache frees disk space before commits are rejected. Without the setting, its files are
+/// deleted.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_disk_is_the_databases_first() {
+async fn cache_frees_space_before_commits_are_rejected() {
     let (directory, store) = (tempfile::tempdir().unwrap(), Backend::memory());
     let others = Arc::new(std::sync::atomic::AtomicU64::new(0));
     let cache = directory.path().join("cache");
@@ -173,16 +178,16 @@ async fn the_disk_is_the_databases_first() {
     fill(&mut a).await;
     engine.flush().await.unwrap();
     for _ in 0..50 {
-        all(&mut a).await;
-        if counted(&engine).bytes > 20 << 20 {
+        digest(&mut a).await;
+        if statistics(&engine).bytes > 20 << 20 {
             break;
         }
     }
-    assert!(counted(&engine).bytes > 20 << 20, "{:?}", counted(&engine));
-    // Somebody else takes so much that ninety MiB would be left without the cache, a hundred of which are to be.
+    assert!(statistics(&engine).bytes > 20 << 20, "{:?}", statistics(&engine));
+    // Other files take so much space that 90 MiB would be free without the cache; 100 MiB must be.
     others.store((1 << 30) - (90 << 20), std::sync::atomic::Ordering::Relaxed);
-    until("it gives everything back", async || counted(&engine).bytes == 0).await;
-    until("writers go on", async || engine.statistics().disk_level == 0).await;
+    until("the cache is empty", async || statistics(&engine).bytes == 0).await;
+    until("writes are accepted", async || engine.statistics().disk_level == 0).await;
     a.run("UPDATE t SET n = 1 WHERE id = 1").await.unwrap();
     a.close().await;
     engine.shutdown().await.unwrap();

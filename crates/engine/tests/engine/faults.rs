@@ -1,4 +1,5 @@
-//! Power cuts, failing disks, full disks: what was acknowledged is there, what was refused is not, nothing is half there.
+//! Disk faults: power cuts, failing disks and full disks. Acknowledged changes survive, rejected
+//! ones do not appear, and no change is applied partially.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -43,20 +44,22 @@ fn client(engine: &Arc<Engine>, partition: u64) -> Client {
     Client { session: engine.session(PartitionId(partition)) }
 }
 
-/// What one writer has been told: ids of acknowledged rows, and of rows whose answer was an error that says "no".
+/// The answers that a writer has received: ids of acknowledged rows, and of rows that were rejected
+/// by an error.
 #[derive(Default)]
-struct Told {
-    yes: Vec<i64>,
-    no: Vec<i64>,
+struct Answers {
+    acknowledged: Vec<i64>,
+    rejected: Vec<i64>,
 }
 
-/// Inserts rows, each in a transaction that also moves money between two accounts, until told to stop or the disk dies.
+/// Inserts rows, each in a transaction that also moves money between two accounts, until stopped or
+/// the disk fails.
 async fn write(
     mut client: Client,
     writer: usize,
     stop: Arc<AtomicBool>,
     next: Arc<AtomicI64>,
-    told: Arc<Mutex<Told>>,
+    answers: Arc<Mutex<Answers>>,
 ) {
     while !stop.load(Ordering::Acquire) {
         let id = next.fetch_add(1, Ordering::Relaxed);
@@ -66,11 +69,11 @@ async fn write(
              UPDATE account SET balance = balance + 5 WHERE id = {to}; INSERT INTO ledger VALUES ({id}, {writer}); COMMIT"
         );
         match client.run(&sql).await {
-            Ok(_) => told.lock().unwrap().yes.push(id),
-            // The log was closed under it: nobody knows.
-            Err(error) if error.message().contains("not known") => break,
+            Ok(_) => answers.lock().unwrap().acknowledged.push(id),
+            // The log was closed during the commit: its outcome is unknown.
+            Err(error) if error.message().contains("could not confirm") => break,
             Err(_) => {
-                told.lock().unwrap().no.push(id);
+                answers.lock().unwrap().rejected.push(id);
                 let _ = client.run("ROLLBACK").await;
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
@@ -87,12 +90,13 @@ async fn set_up(engine: &Arc<Engine>) {
     }
 }
 
-/// A writer: its tenant, its task, what it has been told so far.
-type Writer = (u64, tokio::task::JoinHandle<()>, Arc<Mutex<Told>>);
+/// A writer: its tenant, its task, and the answers that it has received.
+type Writer = (u64, tokio::task::JoinHandle<()>, Arc<Mutex<Answers>>);
 
-/// Waits for `commits` further acknowledgements of the writers.
+/// Waits for `commits` further acknowledged commits.
 async fn progress(writers: &[Writer], commits: usize) {
-    let acknowledged = || writers.iter().map(|(_, _, told)| told.lock().unwrap().yes.len()).sum::<usize>();
+    let count = |answers: &Arc<Mutex<Answers>>| answers.lock().unwrap().acknowledged.len();
+    let acknowledged = || writers.iter().map(|(_, _, answers)| count(answers)).sum::<usize>();
     let before = acknowledged();
     until("the writers commit", async || acknowledged() >= before + commits).await;
 }
@@ -101,18 +105,18 @@ fn spawn_writers(engine: &Arc<Engine>, stop: &Arc<AtomicBool>, next: &Arc<Atomic
     (0..WRITERS)
         .map(|writer| {
             let tenant = writer as u64 % TENANTS + 1;
-            let told = Arc::<Mutex<Told>>::default();
-            let task = write(client(engine, tenant), writer, stop.clone(), next.clone(), told.clone());
-            (tenant, tokio::spawn(task), told)
+            let answers = Arc::<Mutex<Answers>>::default();
+            let task = write(client(engine, tenant), writer, stop.clone(), next.clone(), answers.clone());
+            (tenant, tokio::spawn(task), answers)
         })
         .collect()
 }
 
-/// Checks one tenant: sums, integrity, every "yes" there, every "no" not.
-async fn check(engine: &Arc<Engine>, tenant: u64, told: &[Told], what: &str) {
+/// Checks a tenant: sums, integrity, all acknowledged rows, and no rejected ones.
+async fn check(engine: &Arc<Engine>, tenant: u64, answers: &[Answers], context: &str) {
     let mut client = client(engine, tenant);
-    assert_eq!(client.value("PRAGMA integrity_check").await, Value::Text("ok".into()), "{what}");
-    assert_eq!(client.int("SELECT sum(balance) FROM account").await, 700, "{what}");
+    assert_eq!(client.value("PRAGMA integrity_check").await, Value::Text("ok".into()), "{context}");
+    assert_eq!(client.int("SELECT sum(balance) FROM account").await, 700, "{context}");
     let rows = client.run("SELECT id FROM ledger").await.unwrap();
     let there: std::collections::HashSet<i64> = rows
         .iter()
@@ -121,23 +125,23 @@ async fn check(engine: &Arc<Engine>, tenant: u64, told: &[Told], what: &str) {
             _ => -1,
         })
         .collect();
-    for told in told {
-        for id in &told.yes {
-            assert!(there.contains(id), "{what}: tenant {tenant}: acknowledged row {id} is lost");
+    for answers in answers {
+        for id in &answers.acknowledged {
+            assert!(there.contains(id), "{context}: tenant {tenant}: acknowledged row {id} is lost");
         }
-        for id in &told.no {
-            assert!(!there.contains(id), "{what}: tenant {tenant}: refused row {id} is there");
+        for id in &answers.rejected {
+            assert!(!there.contains(id), "{context}: tenant {tenant}: rejected row {id} is visible");
         }
     }
     client.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_power_cut_keeps_what_was_acknowledged() {
+async fn acknowledged_changes_survive_power_cuts() {
     let rounds = std::env::var("FULMAR_ROUNDS").ok().and_then(|r| r.parse().ok()).unwrap_or(25);
     let disk = Disk::new();
     let mut files = FaultyFiles::new();
-    let mut all: Vec<(u64, Told)> = Vec::new();
+    let mut all: Vec<(u64, Answers)> = Vec::new();
     let next = Arc::new(AtomicI64::new(1));
     for round in 0..rounds {
         let engine = disk.start(&files).await;
@@ -145,43 +149,43 @@ async fn a_power_cut_keeps_what_was_acknowledged() {
             set_up(&engine).await;
         }
         for tenant in 1..=TENANTS {
-            let told: Vec<Told> =
-                std::mem::take(&mut all).into_iter().fold(Vec::new(), |mut mine, (t, told)| {
+            let answers: Vec<Answers> =
+                std::mem::take(&mut all).into_iter().fold(Vec::new(), |mut mine, (t, answers)| {
                     if t == tenant {
-                        mine.push(told)
+                        mine.push(answers)
                     } else {
-                        all.push((t, told))
+                        all.push((t, answers))
                     }
                     mine
                 });
-            check(&engine, tenant, &told, &format!("round {round}")).await;
-            all.extend(told.into_iter().map(|told| (tenant, told)));
+            check(&engine, tenant, &answers, &format!("round {round}")).await;
+            all.extend(answers.into_iter().map(|answers| (tenant, answers)));
         }
         let stop = Arc::new(AtomicBool::new(false));
         let writers = spawn_writers(&engine, &stop, &next);
         progress(&writers, 20 + round as usize * 7 % 60).await;
-        // Also in the middle of writes, of syncs and of the directory's changes.
+        // Power may be cut during writes, syncs and changes of the directory.
         let after = files.power_cut(round);
         stop.store(true, Ordering::Release);
         drop(engine);
-        for (tenant, writer, told) in writers {
-            // The process is gone with its machine, in the middle of whatever it does: no answer comes any more.
+        for (tenant, writer, answers) in writers {
+            // The process ends with its machine, so no further answer arrives.
             writer.abort();
             let _ = writer.await;
-            let told = std::mem::take(&mut *told.lock().unwrap());
-            all.push((tenant, told));
+            let answers = std::mem::take(&mut *answers.lock().unwrap());
+            all.push((tenant, answers));
         }
         files = after;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_failed_log_write_is_answered_truthfully() {
+async fn failed_log_write_rejects_its_commits() {
     let disk = Disk::new();
     let files = FaultyFiles::new();
     let engine = disk.start(&files).await;
     set_up(&engine).await;
-    let mut all: Vec<(u64, Told)> = Vec::new();
+    let mut all: Vec<(u64, Answers)> = Vec::new();
     let next = Arc::new(AtomicI64::new(1));
     for (round, operation) in
         [Operation::Write, Operation::Sync, Operation::Sync, Operation::Write].into_iter().enumerate()
@@ -197,34 +201,34 @@ async fn a_failed_log_write_is_answered_truthfully() {
         }
         progress(&writers, 5).await;
         stop.store(true, Ordering::Release);
-        for (tenant, writer, told) in writers {
+        for (tenant, writer, answers) in writers {
             within("every client gets an answer", writer).await.unwrap();
-            let told = std::mem::take(&mut *told.lock().unwrap());
-            all.push((tenant, told));
+            let answers = std::mem::take(&mut *answers.lock().unwrap());
+            all.push((tenant, answers));
         }
         for tenant in 1..=TENANTS {
             let (mine, others) = all.into_iter().partition::<Vec<_>, _>(|(t, _)| *t == tenant);
-            let told: Vec<Told> = mine.into_iter().map(|(_, told)| told).collect();
-            check(&engine, tenant, &told, &format!("round {round}")).await;
-            all = others.into_iter().chain(told.into_iter().map(|told| (tenant, told))).collect();
+            let answers: Vec<Answers> = mine.into_iter().map(|(_, answers)| answers).collect();
+            check(&engine, tenant, &answers, &format!("round {round}")).await;
+            all = others.into_iter().chain(answers.into_iter().map(|answers| (tenant, answers))).collect();
         }
     }
-    let refused: usize = all.iter().map(|(_, told)| told.no.len()).sum();
+    let refused: usize = all.iter().map(|(_, answers)| answers.rejected.len()).sum();
     assert!(refused > 0, "a failed log write must refuse a commit");
-    // And the next process finds the same.
+    // The next process finds the same contents.
     let after = files.process_kill();
     drop(engine);
     let engine = disk.start(&after).await;
     for tenant in 1..=TENANTS {
         let (mine, others) = all.into_iter().partition::<Vec<_>, _>(|(t, _)| *t == tenant);
-        let told: Vec<Told> = mine.into_iter().map(|(_, told)| told).collect();
-        check(&engine, tenant, &told, "after the restart").await;
+        let answers: Vec<Answers> = mine.into_iter().map(|(_, answers)| answers).collect();
+        check(&engine, tenant, &answers, "after the restart").await;
         all = others;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_disk_refuses_commits_and_keeps_answering() {
+async fn full_disk_rejects_commits_and_serves_reads() {
     let disk = Disk::new();
     let files = FaultyFiles::new();
     let engine = disk.start(&files).await;
@@ -250,24 +254,24 @@ async fn a_full_disk_refuses_commits_and_keeps_answering() {
         .await
         .ok();
     }
-    let refused = refused.expect("a log without new files takes commits for ever");
+    let refused = refused.expect("a log without space for new files must reject commits");
     assert_eq!(refused.state(), sqlstate::DISK_FULL, "{refused}");
     assert_eq!(a.int("SELECT count(*) FROM ledger").await, inserted);
     files.fail_while(Operation::Create, None);
     let commits = async || a.run("INSERT INTO ledger VALUES (-1, 0)").await.is_ok();
-    until("commits are accepted, now that the disk has room", commits).await;
+    until("commits are accepted after space was freed", commits).await;
     assert_eq!(a.int("SELECT count(*) FROM ledger").await, inserted + 1);
 }
 
-/// What was committed before a large commit, and is not in the store yet, is flushed all the same.
+/// Changes committed before a failed large commit, and not yet in the store, are still flushed.
 #[tokio::test]
-async fn a_large_commit_that_the_log_loses_takes_nothing_with_it() {
+async fn failed_large_commit_does_not_affect_earlier_commits() {
     let rows = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5000) SELECT i, randomblob(3500) FROM n";
     let directory = tempfile::tempdir().unwrap();
     let files = FaultyFiles::new();
     let config = |files: &FaultyFiles| Config {
         files: Some(Arc::new(files.clone())),
-        // Only the test flushes.
+        // Only the test starts flushes.
         manifest_interval: Duration::from_secs(3600),
         ..Config::new(directory.path(), crate::common::MEMORY)
     };
@@ -282,7 +286,8 @@ async fn a_large_commit_that_the_log_loses_takes_nothing_with_it() {
     assert_eq!(a.int("SELECT sum(n) FROM t").await, 50);
     engine.flush().await.unwrap();
     a.close().await;
-    // The files of a killed process: the threads of its log may still be running.
+    // Uses a copy of the files, as after a kill, because threads of the old log may still be
+    // running.
     let files = files.process_kill();
     drop(engine);
     let engine = start_when_free(|| config(&files)).await;

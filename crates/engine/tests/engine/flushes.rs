@@ -1,4 +1,5 @@
-//! Flushes against a store that fails or is slow, with a crash after it: the log gives up nothing that is not elsewhere.
+//! Flushes to a failing or slow store, followed by a crash: the log is truncated only below changes
+//! that are stored elsewhere.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use fulmar_store::{FailureKind, Store, StoreFault, StoreOperation, Uploads};
 const NO_SPACE: Option<StoreFault> = Some(StoreFault::Fail(FailureKind::Other));
 
 impl Node {
-    /// Asserts that both tables hold as many rows, once more after a crash.
+    /// Asserts that both tables hold `rows` rows, before and after a crash.
     async fn holds(self, rows: i64) -> Node {
         let mut node = self;
         for _ in 0..2 {
@@ -27,12 +28,12 @@ impl Node {
         node
     }
 
-    /// The names of all segments that are stored.
+    /// The names of all stored segments.
     async fn segments(&self) -> BTreeSet<String> {
         self.store.list("segments", None).await.unwrap().names.into_iter().collect()
     }
 
-    /// How many manifests both partitions have.
+    /// The number of manifests of both partitions.
     async fn points(&self) -> usize {
         let [one, two] = [1, 2].map(|partition| self.engine.history(PartitionId(partition)));
         one.await.unwrap().len() + two.await.unwrap().len()
@@ -59,14 +60,14 @@ async fn two_tables() -> Node {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_store_that_fails_costs_no_commit() {
+async fn failing_store_loses_no_commit() {
     let node = two_tables().await;
     node.insert().await;
     node.engine.flush().await.unwrap();
     node.store.always(StoreOperation::Put, NO_SPACE);
     node.insert().await;
     node.engine.flush().await.unwrap_err();
-    node.insert().await; // commits need the log only
+    node.insert().await; // Commits need only the log.
     node.engine.flush().await.unwrap_err();
     let node = node.holds(3).await;
 
@@ -77,17 +78,18 @@ async fn a_store_that_fails_costs_no_commit() {
     node.holds(4).await;
 }
 
-/// Of a flush whose upload fails in the middle nothing stays under way in the store, however often it is tried again.
+/// A flush whose upload fails leaves no unfinished upload in the store, even after several
+/// attempts.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_flush_that_fails_aborts_its_upload() {
+async fn failed_flush_aborts_its_upload() {
     let node = two_tables().await;
     let mut client = node.client(1);
-    // Each too small to be a segment of its own; together more than a part.
+    // Each commit is too small for its own segment; together they exceed one upload part.
     for _ in 0..4 {
         client.run("INSERT INTO t(v) VALUES (randomblob(3000000))").await.unwrap();
     }
     client.close().await;
-    // It is begun, a part is sent, then the rest, and it is completed.
+    // The steps are: begin the upload, send a part, send the rest, complete the upload.
     for place in 0..4 {
         for _ in 0..place {
             node.store.next(StoreOperation::Upload, StoreFault::Delay(Duration::ZERO));
@@ -103,7 +105,7 @@ async fn a_flush_that_fails_aborts_its_upload() {
     assert_eq!(node.client(1).int("SELECT sum(length(v)) FROM t").await, 12_000_000);
 }
 
-/// What is committed while a flush is under way belongs to the next one, and stays in the log until then.
+/// Commits during a flush belong to the next flush, and stay in the log until then.
 #[tokio::test(flavor = "multi_thread")]
 async fn commits_during_a_flush_stay_in_the_log() {
     let node = two_tables().await;
@@ -120,10 +122,10 @@ async fn commits_during_a_flush_stay_in_the_log() {
     node.holds(2).await;
 }
 
-/// A copy's flush takes what is dirty just like the flusher's. If it fails, that is dirty still, and neither the next
-/// flush nor the log may have forgotten it.
+/// The flush of a copy takes the dirty pages, as the flusher does. If it fails, the pages stay
+/// dirty, and neither the next flush nor the log may forget them.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_copy_that_fails_leaves_its_source_dirty() {
+async fn failed_copy_leaves_its_source_dirty() {
     let node = two_tables().await;
     node.insert().await;
     node.store.hold(StoreOperation::Put, true);
@@ -146,10 +148,11 @@ async fn a_copy_that_fails_leaves_its_source_dirty() {
     node.holds(2).await;
 }
 
-/// The answers to its puts are lost, and then nobody can tell what is stored: what is stored is stored, and the next flush of
-/// the same version, whose manifest has the same name and is not the same, goes on from there.
+/// The answers to the puts of a flush are lost, and reads fail, so their outcome is unknown. The
+/// next flush of the same version finds a manifest of the same name with other contents, and
+/// continues from it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_flush_that_stumbles_over_its_own_manifest_goes_on() {
+async fn flush_continues_after_finding_its_own_manifest() {
     let node = two_tables().await;
     node.insert().await;
     for _ in 0..3 {
@@ -157,7 +160,7 @@ async fn a_flush_that_stumbles_over_its_own_manifest_goes_on() {
     }
     node.engine.flush().await.unwrap();
     node.insert().await;
-    // The segment is stored, and then the manifests are, which cannot be read back.
+    // The segment and the manifests are stored, but the manifests cannot be read back.
     node.store.next(StoreOperation::Put, StoreFault::Delay(Duration::ZERO));
     for _ in 0..2 {
         node.store.next(StoreOperation::Put, StoreFault::LoseAnswer);
@@ -166,8 +169,8 @@ async fn a_flush_that_stumbles_over_its_own_manifest_goes_on() {
     node.engine.flush().await.unwrap_err();
     node.store.always(StoreOperation::Get, None);
     node.engine.flush().await.unwrap();
-    // The manifest that it found says where the pages lie: nothing is kept in memory for want of a place. (What was
-    // replaced is freed when the flusher comes by.)
+    // The manifest that it finds contains the locations of the pages, so no page is kept in memory.
+    // (Replaced pages are freed by the flusher's next round.)
     let is_written = async || node.engine.statistics().memory_unwritten_bytes == 0;
     until("every page is written", is_written).await;
     let node = node.holds(2).await;
@@ -176,17 +179,18 @@ async fn a_flush_that_stumbles_over_its_own_manifest_goes_on() {
     node.holds(3).await;
 }
 
-/// A manifest that could not be stored may yet appear, as far as anybody knows. What it names is not collected, and the next
-/// flush stores it before its own, so that what appears is never a surprise.
+/// A manifest whose put failed may still appear. The segments that it names are not collected, and
+/// the next flush stores it before its own.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_an_unsure_manifest_names_is_kept() {
+async fn segments_of_an_uncertain_manifest_are_kept() {
     let node = two_tables().await;
     node.insert().await;
     node.engine.flush().await.unwrap();
     node.engine.collect().await.unwrap();
     let points = node.points().await;
     node.insert().await;
-    // The segment is stored, and then the first manifest is not; after that the second one is not even tried.
+    // The segment is stored, the put of the first manifest fails, and the second one is not
+    // attempted.
     node.store.next(StoreOperation::Put, StoreFault::Delay(Duration::ZERO));
     node.store.always(StoreOperation::Put, NO_SPACE);
     node.engine.flush().await.unwrap_err();
@@ -197,15 +201,16 @@ async fn what_an_unsure_manifest_names_is_kept() {
     node.store.always(StoreOperation::Put, None);
     node.insert().await;
     node.engine.flush().await.unwrap();
-    assert!(node.points().await >= points + 3, "both, and the one that was unsure");
+    assert!(node.points().await >= points + 3, "the uncertain manifest must be stored too");
     node.engine.collect().await.unwrap();
     assert!(stored.is_subset(&node.segments().await));
     node.holds(3).await;
 }
 
-/// One whose newest manifest is damaged cannot be opened, so it cannot be flushed. That is no reason not to flush the others.
+/// A partition with a damaged newest manifest cannot be opened, and so cannot be flushed. Other
+/// partitions must be flushed.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_partition_that_cannot_be_opened_keeps_nobody_from_being_flushed() {
+async fn unopenable_partition_does_not_block_flushes_of_others() {
     let node = two_tables().await;
     node.insert().await;
     node.engine.flush().await.unwrap();
@@ -223,9 +228,9 @@ async fn a_partition_that_cannot_be_opened_keeps_nobody_from_being_flushed() {
     assert_eq!(node.engine.history(PartitionId(2)).await.unwrap().len(), points + 1);
 }
 
-/// Something else stands where a manifest is to be stored, and cannot be read: the next one gets another name.
+/// An unreadable object has the name of the next manifest. The flush after that uses another name.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_damaged_object_in_the_place_of_a_manifest_is_passed_over() {
+async fn damaged_object_in_place_of_a_manifest_is_skipped() {
     let node = two_tables().await;
     node.insert().await;
     node.engine.flush().await.unwrap();
@@ -235,16 +240,20 @@ async fn a_damaged_object_in_the_place_of_a_manifest_is_passed_over() {
     node.insert().await;
     let error = node.engine.flush().await.unwrap_err();
     assert!(error.message().contains(&name), "{error:?}");
-    assert_eq!(node.engine.history(PartitionId(2)).await.unwrap().len(), 2, "others are flushed");
+    assert_eq!(
+        node.engine.history(PartitionId(2)).await.unwrap().len(),
+        2,
+        "the other partition must be flushed"
+    );
     node.insert().await;
     node.engine.flush().await.unwrap();
     assert_eq!(node.engine.history(PartitionId(2)).await.unwrap().len(), 3);
     node.holds(3).await;
 }
 
-/// The store refuses the manifests of one partition, as long as its directory cannot be written.
+/// The store rejects the manifests of one partition while its directory cannot be written.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_partition_whose_manifest_is_refused_does_not_keep_others_from_being_flushed() {
+async fn rejected_manifest_does_not_block_flushes_of_others() {
     let node = crate::common::Node::start().await;
     let run = async |sql: &str| {
         for partition in [1, 2] {
@@ -254,7 +263,7 @@ async fn a_partition_whose_manifest_is_refused_does_not_keep_others_from_being_f
         }
     };
     run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)").await;
-    // Both are open now.
+    // Both partitions are open now.
     let place = node.directory.path().join("store/manifests").join(PartitionId(1).to_string());
     std::fs::create_dir_all(place.parent().unwrap()).unwrap();
     std::fs::write(&place, b"no directory").unwrap();
@@ -262,7 +271,7 @@ async fn a_partition_whose_manifest_is_refused_does_not_keep_others_from_being_f
         run("INSERT INTO t(v) VALUES (randomblob(2000))").await;
         node.engine.flush().await.unwrap_err();
         let points = node.engine.history(PartitionId(2)).await.unwrap().len();
-        assert!(points >= rounds, "the other one is flushed");
+        assert!(points >= rounds, "the other partition must be flushed");
     }
     std::fs::remove_file(&place).unwrap();
     node.engine.flush().await.unwrap();

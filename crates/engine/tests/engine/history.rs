@@ -1,4 +1,5 @@
-//! What a partition was: restored, branched, thinned out, collected, with a crash in between.
+//! Point-in-time recovery: restore, branch, thinning and garbage collection of a partition's
+//! history, with crashes.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use fulmar_engine::{Error, TimeSource, sqlstate};
 use fulmar_pages::PartitionId;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_partition_goes_back_to_any_of_its_minutes_and_forth_again() {
+async fn partition_can_be_restored_to_any_minute_and_forward_again() {
     let (mut node, times) = five_minutes(Duration::from_millis(DAY)).await;
     assert_eq!(node.engine.history(SHOP).await.unwrap().len(), 5);
     for (minute, time) in times.iter().enumerate() {
@@ -18,7 +19,7 @@ async fn a_partition_goes_back_to_any_of_its_minutes_and_forth_again() {
         assert_eq!(node.rows(id).await, minute as i64 + 1);
     }
 
-    // Not flushed yet: a restore leaves it restorable.
+    // The deletion is not flushed yet. A restore keeps it as a restore point.
     node.run("DELETE FROM t").await;
     node.restore(times[2]).await.unwrap();
     assert_eq!(node.rows(SHOP).await, 3);
@@ -27,8 +28,8 @@ async fn a_partition_goes_back_to_any_of_its_minutes_and_forth_again() {
     node.run("INSERT INTO t(v) VALUES ('after')").await;
     node = node.crash().await;
     assert_eq!(node.rows(SHOP).await, 4);
-    node.wait(MINUTE);
-    // The last one is now: nothing changes.
+    node.advance(MINUTE);
+    // The last restore is to the current version and changes nothing.
     for (time, rows) in [(Some(deleted), 0), (Some(times[4]), 5), (Some(times[0]), 1), (None, 1)] {
         let time = time.unwrap_or_else(|| node.clock.unix_ms());
         node.restore(time).await.unwrap();
@@ -40,27 +41,28 @@ async fn a_partition_goes_back_to_any_of_its_minutes_and_forth_again() {
     assert!(history.is_sorted_by(|a, b| a.time_unix_ms <= b.time_unix_ms), "{history:?}");
     let mut lineages: Vec<u64> = history.iter().map(|point| point.lineage).collect();
     lineages.dedup();
-    assert_eq!(lineages.len(), 6, "that of the beginning, and one for each restore: {history:?}");
-    assert_eq!(node.rows(PartitionId(103)).await, 4, "a branch goes its own way");
+    assert_eq!(lineages.len(), 6, "the first lineage, and one per restore: {history:?}");
+    assert_eq!(node.rows(PartitionId(103)).await, 4, "a restore must not change a branch");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn times_that_nobody_can_go_back_to_are_refused() {
+async fn restore_to_an_unavailable_time_is_rejected() {
     let (mut node, times) = five_minutes(Duration::from_millis(DAY)).await;
     let error = node.restore(times[0] - DAY).await.unwrap_err();
     assert_eq!(error.state(), sqlstate::INVALID_PARAMETER_VALUE);
-    assert!(error.get_detail().unwrap().starts_with("It begins at 20"), "{error:?}");
+    assert!(error.get_detail().unwrap().starts_with("The oldest restore point is at 20"), "{error:?}");
     let error = node.restore(node.clock.unix_ms() + MINUTE).await.unwrap_err();
     assert!(error.message().contains("future"), "{error:?}");
     let error = node.engine.create_partition(PartitionId(8), Some((PartitionId(9), Some(times[0])))).await;
-    assert!(error.unwrap_err().get_detail().unwrap().contains("none yet"));
+    assert!(error.unwrap_err().get_detail().unwrap().contains("not been flushed yet"));
     assert_eq!(node.rows(SHOP).await, 5);
 }
 
-/// One manifest of the past is damaged: what lies beside it is listed, and can be looked at and gone back to. Nobody who asks for a time
-/// at which it may have been the newest is given an older one.
+/// One manifest of the history is damaged. Restore points before and after it are listed, can be
+/// read and restored. A request for a time at which it may have been the newest version fails; it
+/// must not return an older version.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_damaged_manifest_takes_nothing_but_its_own_time() {
+async fn damaged_manifest_affects_only_its_own_time() {
     let (mut node, times) = five_minutes(Duration::from_millis(DAY)).await;
     let directory = node.directory.path().join(format!("store/manifests/{SHOP}/00000001"));
     let mut manifests: Vec<_> =
@@ -88,14 +90,14 @@ async fn a_damaged_manifest_takes_nothing_but_its_own_time() {
                 assert_eq!(error.state(), sqlstate::IO_ERROR);
                 assert!(error.message().contains(&damaged), "{error:?}");
                 assert_eq!(error.get_detail(), Some(&*format!("It belongs to partition {SHOP}.")));
-                assert!(error.get_hint().unwrap().contains("there are versions of 2"), "{error:?}");
+                assert!(error.get_hint().unwrap().contains("there are restore points at 2"), "{error:?}");
             }
             let mut client = node.client(SHOP);
             client.session.set_as_of(Some(time));
             assert_eq!(client.state("SELECT count(*) FROM t").await, "58030");
             client.close().await;
         }
-        // What it names nobody knows: nothing is collected.
+        // The segments that it names are unknown, so nothing is collected.
         let error = node.engine.collect().await.unwrap_err();
         assert!(error.message().contains(&damaged), "{error:?}");
         assert_eq!(error.get_detail(), Some(&*format!("It belongs to partition {SHOP}.")));
@@ -108,9 +110,10 @@ async fn a_damaged_manifest_takes_nothing_but_its_own_time() {
     node.engine.collect().await.unwrap();
 }
 
-/// It stays until what came behind it is older than the retention: then it goes, and collections delete segments again.
+/// A damaged manifest is deleted when its successor is older than the retention. Collections then
+/// delete segments again.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_damaged_manifest_has_its_time_too() {
+async fn damaged_manifest_is_deleted_after_the_retention() {
     let (node, _) = five_minutes(Duration::from_millis(DAY)).await;
     let directory = node.directory.path().join(format!("store/manifests/{SHOP}/00000001"));
     let mut manifests: Vec<_> =
@@ -120,36 +123,36 @@ async fn a_damaged_manifest_has_its_time_too() {
     node.run("UPDATE t SET v = randomblob(3000)").await;
     node.engine.flush().await.unwrap();
     let garbage = node.directory.path().join("store/segments/0000000000000000000000000000000a");
-    std::fs::write(&garbage, "a flush that did not come to its end").unwrap();
+    std::fs::write(&garbage, "an interrupted flush").unwrap();
     assert!(node.engine.collect().await.is_err());
     assert!(garbage.exists() && manifests[1].exists());
-    node.wait(DAY + MINUTE);
+    node.advance(DAY + MINUTE);
     node.engine.collect().await.unwrap();
     assert!(!garbage.exists() && !manifests[1].exists());
     assert_eq!(node.rows(SHOP).await, 5);
 }
 
-/// A tenant that is written all day: each of its minutes can be gone back to, whatever has been collected meanwhile, unless there is no
-/// space for them.
+/// A partition that is written all day: each minute can be restored regardless of collections,
+/// unless disk space is short.
 #[tokio::test(flavor = "multi_thread")]
-async fn each_minute_of_a_day_stays_and_few_where_the_disk_is_nearly_full() {
+async fn each_minute_of_a_day_is_kept_and_thinned_when_the_disk_is_nearly_full() {
     let mut node = Node::start(Duration::from_millis(DAY)).await;
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)").await;
     let mut times = Vec::new();
     for _ in 0..5 {
         times.push(node.minute().await);
         times.push(node.minute().await);
-        node.wait(HOUR);
+        node.advance(HOUR);
         node.engine.collect().await.unwrap();
     }
-    assert!(points_of(&node).await.len() >= 10, "compactions make some, too");
+    assert!(points_of(&node).await.len() >= 10, "compactions add restore points");
     for (minute, time) in times.iter().enumerate() {
         let id = PartitionId(100 + minute as u64);
         node.engine.create_partition(id, Some((SHOP, Some(*time)))).await.unwrap();
         assert_eq!(node.rows(id).await, minute as i64 + 1);
     }
-    // The branches have pinned what they are made of.
-    node.wait(5 * HOUR);
+    // The branches have pinned the manifests that they were made from.
+    node.advance(5 * HOUR);
     node.available_bytes.store(0, Ordering::Relaxed);
     until("the disk counts as full", async || node.engine.statistics().disk_level > 0).await;
     node.engine.collect().await.unwrap();
@@ -167,18 +170,23 @@ async fn points_of(node: &Node) -> Vec<u64> {
     node.engine.history(SHOP).await.unwrap().iter().map(|point| point.time_unix_ms).collect()
 }
 
-/// A restore ends between its manifest and the catalog's word, or behind that; nobody has got to know.
+/// A restore fails after its manifest was stored, before or after the catalog's change. The node
+/// does not know which.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_restore_has_happened_when_the_catalog_says_so() {
+async fn restore_takes_effect_with_the_change_of_the_catalog() {
     let (mut node, times) = five_minutes(Duration::from_millis(DAY)).await;
     node.run("INSERT INTO t(v) VALUES ('in the log')").await;
     let of_epoch = |node: &Node, epoch| node.objects(&format!("manifests/{SHOP}/{epoch:08x}"));
-    let fails = async |_| Err(Error::new(sqlstate::IO_ERROR, "the catalog has failed"));
-    node.engine.restore_partition(SHOP, times[1], fails).await.unwrap_err();
+    let failing_decision = async |_| Err(Error::new(sqlstate::IO_ERROR, "the catalog has failed"));
+    node.engine.restore_partition(SHOP, times[1], failing_decision).await.unwrap_err();
     let mut client = node.client(SHOP);
-    assert_eq!(client.state("INSERT INTO t(v) VALUES (1)").await, "57P01", "it may have been restored");
+    assert_eq!(
+        client.state("INSERT INTO t(v) VALUES (1)").await,
+        "57P01",
+        "the partition may have been restored"
+    );
     client.close().await;
-    // The catalog does not know of it.
+    // The catalog was not changed.
     node = node.crash().await;
     assert_eq!(of_epoch(&node, 2), 1);
     assert_eq!(node.rows(SHOP).await, 6);
@@ -187,14 +195,15 @@ async fn a_restore_has_happened_when_the_catalog_says_so() {
     node.engine.collect().await.unwrap();
     assert_eq!(of_epoch(&node, 2), 0);
 
-    // It does, and that is all that is left of it.
+    // The catalog was changed, but its answer was lost.
     let eras = &mut node.eras;
-    let knows = async |era| {
+    let lost_answer = async |era| {
         eras.insert(SHOP, era);
         Err(Error::new(sqlstate::IO_ERROR, "its answer was lost"))
     };
-    node.engine.restore_partition(SHOP, times[1], knows).await.unwrap_err();
-    // Nobody knows, so nothing is deleted, and nothing that would be lost is taken until a start has asked.
+    node.engine.restore_partition(SHOP, times[1], lost_answer).await.unwrap_err();
+    // The outcome is unknown. Until a start has read the catalog, nothing is deleted and no commit
+    // is accepted that could be lost.
     node.engine.collect().await.unwrap();
     assert_eq!(of_epoch(&node, 2), 1);
     node = node.crash().await;
@@ -204,7 +213,7 @@ async fn a_restore_has_happened_when_the_catalog_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_was_in_a_transaction_cannot_commit_into_what_was_restored() {
+async fn open_transaction_cannot_commit_after_a_restore() {
     let (mut node, times) = five_minutes(Duration::from_millis(DAY)).await;
     let mut client = node.client(SHOP);
     client.run("CREATE TEMP TABLE mine(x); BEGIN; INSERT INTO t(v) VALUES ('before')").await.unwrap();
@@ -218,15 +227,15 @@ async fn who_was_in_a_transaction_cannot_commit_into_what_was_restored() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_older_than_the_retention_goes_and_what_others_name_stays() {
+async fn expired_history_is_collected_except_for_segments_of_branches() {
     let (node, times) = five_minutes(Duration::from_millis(DAY)).await;
     let branch = PartitionId(8);
     node.engine.create_partition(branch, Some((SHOP, Some(times[1])))).await.unwrap();
     node.engine.collect().await.unwrap();
     assert_eq!(node.engine.history(SHOP).await.unwrap().len(), 5);
-    node.wait(DAY + MINUTE);
+    node.advance(DAY + MINUTE);
     node.engine.collect().await.unwrap();
-    assert_eq!(node.engine.history(SHOP).await.unwrap().len(), 1, "the newest stays");
+    assert_eq!(node.engine.history(SHOP).await.unwrap().len(), 1, "the newest version must be kept");
     assert_eq!((node.rows(SHOP).await, node.rows(branch).await), (5, 2));
     node.engine.drop_partition(SHOP).await.unwrap();
     node.engine.collect().await.unwrap();
@@ -237,9 +246,9 @@ async fn what_is_older_than_the_retention_goes_and_what_others_name_stays() {
     assert_eq!((node.objects("manifests"), node.objects("segments")), (0, 0));
 }
 
-/// Branches, flushes, drops and collections at once: no branch ever misses a page.
+/// Concurrent branches, flushes, drops and collections: no branch may miss a page.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_collected_that_a_branch_needs() {
+async fn collection_keeps_all_segments_of_branches() {
     let (node, _) = five_minutes(Duration::ZERO).await;
     let collecting = tokio::spawn({
         let engine = node.engine.clone();
@@ -253,7 +262,7 @@ async fn nothing_is_collected_that_a_branch_needs() {
     for number in 100..140 {
         node.run("UPDATE t SET v = randomblob(3000)").await;
         let id = PartitionId(number);
-        // Of the newest, or a branch of a branch whose source goes at once.
+        // A branch of the newest version, or of a branch whose source is dropped immediately.
         let source = if number % 2 == 0 { SHOP } else { previous };
         node.engine.create_partition(id, Some((source, None))).await.unwrap();
         if previous != SHOP {
@@ -267,11 +276,12 @@ async fn nothing_is_collected_that_a_branch_needs() {
     assert_eq!(node.rows(SHOP).await, 5);
 }
 
-/// A restore that could not be opened could not be undone: the next restore opens the database first.
+/// A restore to a version that cannot be opened could not be undone, so a restore first opens that
+/// version.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_version_that_does_not_open_is_not_restored_to() {
+async fn version_that_cannot_be_opened_is_not_restored() {
     let (node, times) = five_minutes(Duration::from_millis(DAY)).await;
-    // So much is overwritten that all segments become one.
+    // Overwrites enough pages that all segments are merged into one.
     node.run(
         "CREATE TABLE u AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 200)
         SELECT randomblob(3900) AS v FROM n",
@@ -283,7 +293,7 @@ async fn a_version_that_does_not_open_is_not_restored_to() {
     }
     node.engine.flush().await.unwrap();
     node.engine.compact_all().await.unwrap();
-    // The caches are empty now.
+    // After the crash the caches are empty.
     let mut node = node.crash().await;
     let pages = node.engine.store();
     let mut manifests = Vec::new();
@@ -293,13 +303,13 @@ async fn a_version_that_does_not_open_is_not_restored_to() {
     let target = manifests.iter().rfind(|manifest| manifest.timestamp >> 16 <= times[0]).unwrap();
     let newest = manifests.last().unwrap();
     let gone: Vec<_> = target.segments.iter().filter(|segment| !newest.segments.contains(segment)).collect();
-    assert!(!gone.is_empty(), "the newest version is made of others");
+    assert!(!gone.is_empty(), "the versions must have different segments");
     for segment in gone {
         pages.delete_segment(segment.id).await.unwrap();
     }
     let error = node.restore(times[0]).await.unwrap_err();
     assert_eq!(error.state(), "58030", "{error:?}");
-    assert!(node.eras.is_empty(), "nothing was decided");
+    assert!(node.eras.is_empty(), "the catalog must not have been changed");
     assert_eq!(node.rows(SHOP).await, 5);
     let now = node.clock.unix_ms();
     node.restore(now).await.unwrap();

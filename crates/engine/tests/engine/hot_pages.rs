@@ -1,4 +1,5 @@
-//! Hot pages: what a partition was working with is in memory again when it opens, and costs nobody anything.
+//! Prewarming: when a partition opens, the pages that it used before it was closed are read into
+//! memory, without delaying statements.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,13 +13,13 @@ use fulmar_store::{Store, StoreOperation};
 const SHOP: PartitionId = PartitionId(7);
 const OTHER: PartitionId = PartitionId(8);
 
-/// Lists of hot pages of [`SHOP`] in the store.
+/// Prefix of the lists of hot pages of [`SHOP`] in the store.
 const LISTS: &str = "manifests/0000000000000007/hot-";
 
 const TABLE: &str = "CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)";
 
-/// Some of the rows, on a tenth of the pages.
-const SOME: &str = "SELECT sum(length(v)) FROM t WHERE id BETWEEN 500 AND 699";
+/// A query on some rows, which are on one tenth of the pages.
+const SOME_ROWS: &str = "SELECT sum(length(v)) FROM t WHERE id BETWEEN 500 AND 699";
 
 fn rows(count: u32) -> String {
     format!(
@@ -34,18 +35,18 @@ async fn run(mut client: Client, sql: &[&str]) {
     client.close().await;
 }
 
-fn counted(engine: &Engine, id: PartitionId) -> PartitionStatistics {
+fn statistics(engine: &Engine, id: PartitionId) -> PartitionStatistics {
     engine.partition_statistics(id).unwrap()
 }
 
-/// Opens a partition, without asking for a page of its tables; answers a client that keeps it open.
+/// Opens a partition without reading a page of its tables. Returns a client that keeps it open.
 async fn open(mut client: Client) -> Client {
     client.run("PRAGMA user_version").await.unwrap();
     client
 }
 
 impl Node {
-    /// The files of a partition's lists.
+    /// The files of a partition's lists of hot pages.
     fn lists(&self, id: PartitionId) -> Vec<PathBuf> {
         let Ok(files) = std::fs::read_dir(self.directory.path().join("store/manifests").join(id.to_string()))
         else {
@@ -57,7 +58,7 @@ impl Node {
         lists
     }
 
-    /// The one list of a partition.
+    /// The only list of a partition.
     fn list(&self, id: PartitionId) -> HotPages {
         let lists = self.lists(id);
         assert_eq!(lists.len(), 1, "{lists:?}");
@@ -65,11 +66,11 @@ impl Node {
     }
 
     fn warmed(&self, id: PartitionId) -> u64 {
-        counted(&self.engine, id).pages_warmed
+        statistics(&self.engine, id).pages_warmed
     }
 }
 
-/// A partition of some thousand pages, closed with the node, which starts again.
+/// A partition of about 1,000 pages, closed by a restart of the node.
 async fn filled() -> Node {
     let node = Node::start().await;
     run(node.client(SHOP.0), &[TABLE, &rows(2000)]).await;
@@ -77,23 +78,23 @@ async fn filled() -> Node {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_in_use_is_in_memory_before_anybody_asks() {
+async fn pages_in_use_are_prewarmed_when_the_partition_opens() {
     let node = filled().await;
     let written = node.list(SHOP).pages.len() as u64;
     assert!(written > 900, "{written}");
     let client = open(node.client(SHOP.0)).await;
-    until("all of it is read", async || node.warmed(SHOP) == written).await;
-    // Of this life some pages are in use only, and those are what the next one begins with.
-    run(client, &[SOME, SOME]).await;
-    assert_eq!(counted(&node.engine, SHOP).page_misses, 0);
+    until("all pages are prewarmed", async || node.warmed(SHOP) == written).await;
+    // Only some pages are used now. The next opening prewarms only those.
+    run(client, &[SOME_ROWS, SOME_ROWS]).await;
+    assert_eq!(statistics(&node.engine, SHOP).page_misses, 0);
     let node = node.restart().await;
     let used = node.list(SHOP).pages.len() as u64;
     assert!((50..written / 2).contains(&used), "{used} of {written}");
     let client = open(node.client(SHOP.0)).await;
-    until("those are read", async || node.warmed(SHOP) == used).await;
-    run(client, &[SOME]).await;
-    assert_eq!(counted(&node.engine, SHOP).page_misses, 0);
-    // A life that does the same writes nothing.
+    until("the used pages are prewarmed", async || node.warmed(SHOP) == used).await;
+    run(client, &[SOME_ROWS]).await;
+    assert_eq!(statistics(&node.engine, SHOP).page_misses, 0);
+    // If the same pages are used again, no new list is written.
     let list = node.list(SHOP);
     let node = node.restart().await;
     assert_eq!(node.list(SHOP), list);
@@ -102,9 +103,10 @@ async fn what_was_in_use_is_in_memory_before_anybody_asks() {
     assert!(node.list(SHOP).timestamp > list.timestamp);
 }
 
-/// The same when it is closed because nobody uses it, and the node goes on. A node that is killed leaves the list of before.
+/// A partition that is closed because it is idle also writes its list. A node that is killed leaves
+/// the previous list.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_idle_partition_leaves_its_list() {
+async fn idle_partition_writes_its_list() {
     let directory = tempfile::tempdir().unwrap();
     let config = || Config {
         idle_after: Duration::ZERO,
@@ -119,19 +121,20 @@ async fn an_idle_partition_leaves_its_list() {
         names.filter(|name| name.starts_with("hot-") && !name.contains('#')).collect::<Vec<_>>()
     };
     run(node.client(SHOP.0), &[TABLE, &rows(500)]).await;
-    until("it is closed and has a list", async || lists().len() == 1).await;
+    until("the partition is closed and has a list", async || lists().len() == 1).await;
     let client = open(node.client(SHOP.0)).await;
-    until("its pages are in memory", async || node.warmed(SHOP) > 200).await;
+    until("its pages are prewarmed", async || node.warmed(SHOP) > 200).await;
     let before = lists();
     drop((client, node));
     let engine = crate::common::start_when_free(config).await;
     assert_eq!(lists(), before);
     let node = Node { engine, directory: tempfile::tempdir().unwrap() };
     let _client = open(node.client(SHOP.0)).await;
-    until("they are again", async || node.warmed(SHOP) > 200).await;
+    until("its pages are prewarmed again", async || node.warmed(SHOP) > 200).await;
 }
 
-/// While a partition's hot pages are being read, a statement waits for the pages that it needs itself and for no others.
+/// While a partition's hot pages are being read, a statement waits for the pages that it needs
+/// itself and for no others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn statements_do_not_wait_for_hot_pages() {
     const ROW: &str = "SELECT length(v) FROM t WHERE id = 900";
@@ -145,12 +148,12 @@ async fn statements_do_not_wait_for_hot_pages() {
     let mut client = open(node.client(SHOP.0)).await;
     within("the read of the list is held", node.store.is_holding()).await;
     assert_eq!(within("the statement reads its own pages", client.int(ROW)).await, 1900);
-    assert_eq!(counted(&node.engine, SHOP).pages_warmed, 0);
+    assert_eq!(statistics(&node.engine, SHOP).pages_warmed, 0);
     node.store.hold(StoreOperation::Get, false);
-    until("the hot pages are in memory", async || counted(&node.engine, SHOP).pages_warmed > 450).await;
-    let misses = counted(&node.engine, SHOP).page_misses;
+    until("the hot pages are in memory", async || statistics(&node.engine, SHOP).pages_warmed > 450).await;
+    let misses = statistics(&node.engine, SHOP).page_misses;
     client.run("SELECT length(v) FROM t WHERE id = 100").await.unwrap();
-    assert_eq!(counted(&node.engine, SHOP).page_misses, misses, "a hot page must be in memory");
+    assert_eq!(statistics(&node.engine, SHOP).page_misses, misses, "a hot page must be in memory");
     client.close().await;
 }
 
@@ -178,40 +181,41 @@ async fn unreadable_list_is_ignored() {
     let of_another = HotPages { partition: OTHER, ..list.clone() }.encode();
     let mut node = node;
     for bytes in [damaged, of_another, b"?".to_vec()] {
-        // Only what is being opened reads it.
+        // The list is read only when the partition opens.
         std::fs::write(&file, bytes).unwrap();
         let mut client = open(node.client(SHOP.0)).await;
-        until("the warm-up ends", async || counted(&node.engine, SHOP).warmups_ended == 1).await;
+        until("the warm-up ends", async || statistics(&node.engine, SHOP).warmups_ended == 1).await;
         assert_eq!((client.int("SELECT count(*) FROM t").await, node.warmed(SHOP)), (2000, 0));
         assert!(
             client.session.verify().await.unwrap().damage.is_empty(),
-            "a bad list is not damage of the data"
+            "a bad list must not be reported as damaged data"
         );
         client.close().await;
-        // As in a crash: nobody writes another one.
+        // As in a crash: no other list is written.
         let Node { engine, directory } = node;
         drop(engine);
         let config = || Config::new(directory.path(), crate::common::MEMORY);
         node = Node { engine: crate::common::start_when_free(config).await, directory };
     }
-    // Pages that do not exist, twice the same ones, and one that is in memory anyway.
+    // Nonexistent pages, duplicates, and one page that is in memory anyway.
     let pages = vec![1, 5, 6, u32::MAX, 5, 6, 100_000, 7];
     std::fs::write(&file, HotPages { pages, ..list }.encode()).unwrap();
     let mut client = open(node.client(SHOP.0)).await;
-    until("those that exist are read", async || node.warmed(SHOP) == 3).await;
+    until("the existing pages are prewarmed", async || node.warmed(SHOP) == 3).await;
     assert_eq!(client.int("SELECT count(*) FROM t").await, 2000);
     client.close().await;
 }
 
-/// A list goes with its partition; and the collector deletes those that no partition will open with, and no others.
+/// A drop deletes the partition's list. The collector deletes exactly the lists that no partition
+/// will use.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn drop_and_collection_leave_nothing_behind() {
+async fn drop_and_collection_delete_lists() {
     let node = filled().await;
     run(node.client(OTHER.0), &[TABLE, &rows(100)]).await;
     let node = node.restart().await;
     let (shop, other) = (node.list(SHOP), node.list(OTHER));
     let file = node.lists(SHOP).remove(0);
-    // An older one that a crash has left, and one that was put when its partition had been dropped.
+    // An older list left by a crash, and one that was put after its partition was dropped.
     let older = HotPages { timestamp: 1, ..shop.clone() };
     std::fs::write(file.with_file_name("hot-00000001-0000000000000001"), older.encode()).unwrap();
     assert_eq!(node.lists(SHOP).len(), 2);
@@ -220,7 +224,7 @@ async fn drop_and_collection_leave_nothing_behind() {
     std::fs::create_dir(&late).unwrap();
     std::fs::copy(&file, late.join(file.file_name().unwrap())).unwrap();
     let client = open(node.client(SHOP.0)).await;
-    until("the newest counts", async || node.warmed(SHOP) == shop.pages.len() as u64).await;
+    until("the newest list is used", async || node.warmed(SHOP) == shop.pages.len() as u64).await;
     client.close().await;
     node.engine.collect().await.unwrap();
     assert_eq!((node.list(SHOP), node.list(OTHER), node.lists(gone)), (shop, other, Vec::new()));
@@ -230,9 +234,9 @@ async fn drop_and_collection_leave_nothing_behind() {
     assert_eq!(node.lists(SHOP).len(), 0);
 }
 
-/// After a restore other pages may be in use: the list of before is not used, and goes.
+/// After a restore other pages may be hot: the list from before is ignored and deleted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restore_does_without_the_list_of_before() {
+async fn restore_discards_the_list_of_hot_pages() {
     const LARGE: &str = "CREATE TABLE large(v); INSERT INTO large WITH RECURSIVE i(k) AS (SELECT 1 UNION ALL \
         SELECT k + 1 FROM i WHERE k < 100) SELECT randomblob(1900) FROM i";
     let (mut node, times) = minutes::five_minutes(Duration::from_secs(3600)).await;
@@ -242,11 +246,11 @@ async fn a_restore_does_without_the_list_of_before() {
     node = node.crash().await;
     let manifests = node.objects("manifests");
     node.restore(times[2]).await.unwrap();
-    assert_eq!(node.objects("manifests"), manifests + 1, "one for its next epoch");
+    assert_eq!(node.objects("manifests"), manifests + 1, "the manifest of the new epoch");
     node.engine.collect().await.unwrap();
-    assert_eq!(node.objects("manifests"), manifests, "the list is gone, and the anchor is another one");
-    // To be restored it was opened, and warmed until it was closed.
-    let warmed = |node: &minutes::Node| counted(&node.engine, minutes::SHOP).pages_warmed;
+    assert_eq!(node.objects("manifests"), manifests, "the list must be deleted and the anchor replaced");
+    // The restore opened the partition, which was prewarmed until it was closed.
+    let warmed = |node: &minutes::Node| statistics(&node.engine, minutes::SHOP).pages_warmed;
     let before = warmed(&node);
     assert_eq!(node.rows(minutes::SHOP).await, 3);
     assert_eq!(warmed(&node), before);
@@ -254,10 +258,10 @@ async fn a_restore_does_without_the_list_of_before() {
     node.engine.shutdown().await.unwrap();
     node = node.crash().await;
     let _client = open(node.client(minutes::SHOP)).await;
-    until("there is one of the new epoch, which is read", async || warmed(&node) > 0).await;
+    until("the list of the new epoch is used", async || warmed(&node) > 0).await;
 }
 
-/// Where the memory is full nothing is evicted for pages that somebody may want.
+/// If memory is full, no pages are evicted for prewarming.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hot_pages_evict_nothing_when_memory_is_full() {
     const MEMORY: u64 = 8 << 20;
@@ -276,18 +280,18 @@ async fn hot_pages_evict_nothing_when_memory_is_full() {
     assert!(lists.iter().any(|name| name.contains(&format!("{SHOP}/hot-"))), "{lists:?}");
     let mut other = node.client(OTHER.0);
     other.run(ALL).await.unwrap();
-    let evicted = |id| counted(&node.engine, id).pages_evicted;
-    // The sweeper evicts until a 32nd of the memory is free.
+    let evicted = |id| statistics(&node.engine, id).pages_evicted;
+    // The sweeper evicts until 1/32 of the memory is free.
     let is_swept = async || node.engine.statistics().memory_bytes <= MEMORY - MEMORY / 32;
     until("the sweeper has freed its share", is_swept).await;
     let before = evicted(OTHER);
     let mut shop = open(node.client(SHOP.0)).await;
-    until("the warm-up ends", async || counted(&node.engine, SHOP).warmups_ended == 1).await;
+    until("the warm-up ends", async || statistics(&node.engine, SHOP).warmups_ended == 1).await;
     until("the sweeper has freed its share", is_swept).await;
-    let warmed = counted(&node.engine, SHOP).pages_warmed;
-    assert!(warmed < 100, "{warmed} of some 500 pages");
-    // What the opening itself needs, its table of pages, may cost the other one some.
-    assert!(evicted(OTHER) - before < 50, "{} pages", evicted(OTHER) - before);
+    let warmed = statistics(&node.engine, SHOP).pages_warmed;
+    assert!(warmed < 100, "{warmed} of about 500 pages were prewarmed");
+    // The page table of the opening partition may evict some pages.
+    assert!(evicted(OTHER) - before < 50, "{} pages were evicted", evicted(OTHER) - before);
     for client in [&mut shop, &mut other] {
         client.run(ALL).await.unwrap();
     }

@@ -1,4 +1,4 @@
-//! Partitions that nobody uses are closed; one that a silent session still has is not.
+//! Unused partitions are closed. A partition with an idle session stays open.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ fn client(engine: &Arc<Engine>, partition: u64) -> Client {
     Client { session: engine.session(PartitionId(partition)) }
 }
 
-/// Waits for a round of the flusher: a partition that was used is closed.
+/// Waits for a round of the flusher, which closes a partition that is no longer used.
 async fn flusher_round(engine: &Arc<Engine>) {
     let mut visitor = client(engine, 2);
     visitor.run("CREATE TABLE IF NOT EXISTS t(v); INSERT INTO t VALUES (1)").await.unwrap();
@@ -21,7 +21,7 @@ async fn flusher_round(engine: &Arc<Engine>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_silent_session_keeps_its_partition_open() {
+async fn idle_session_keeps_its_partition_open() {
     let directory = tempfile::tempdir().unwrap();
     let config = Config {
         idle_after: Duration::ZERO,
@@ -29,16 +29,20 @@ async fn a_silent_session_keeps_its_partition_open() {
         ..Config::new(directory.path(), MEMORY)
     };
     let engine = Engine::start(config).await.unwrap();
-    let mut silent = client(&engine, 1);
-    silent.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v); INSERT INTO t(v) VALUES (1)").await.unwrap();
+    let mut idle = client(&engine, 1);
+    idle.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v); INSERT INTO t(v) VALUES (1)").await.unwrap();
     for _ in 0..3 {
         flusher_round(&engine).await;
     }
     let mut other = client(&engine, 1);
     other.run("INSERT INTO t(v) VALUES (2)").await.unwrap();
-    silent.run("INSERT INTO t(v) VALUES (3)").await.unwrap();
-    for client in [&mut silent, &mut other] {
-        assert_eq!(client.int("SELECT count(*) FROM t").await, 3, "all have the same partition");
+    idle.run("INSERT INTO t(v) VALUES (3)").await.unwrap();
+    for client in [&mut idle, &mut other] {
+        assert_eq!(
+            client.int("SELECT count(*) FROM t").await,
+            3,
+            "all sessions must use the same open partition"
+        );
     }
     engine.shutdown().await.unwrap();
 }

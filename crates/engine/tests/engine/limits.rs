@@ -1,4 +1,5 @@
-//! What a transaction may take: what goes beyond is refused and taken back, and all else goes on.
+//! Resource limits of transactions: a statement that exceeds a limit is rejected and rolled back,
+//! and the session continues.
 
 use crate::common::{Client, Node, until};
 use fulmar_engine::{Config, Engine, MAX_STATEMENT_BYTES, TransactionLimits, Value, sqlstate};
@@ -25,13 +26,14 @@ async fn is_intact(client: &mut Client) -> bool {
 }
 
 #[tokio::test]
-async fn a_statement_that_holds_too_much_is_taken_back() {
+async fn statement_above_transaction_memory_is_rolled_back() {
     let node = Node::start().await;
     let mut a = node.client(1);
     a.run(TABLE).await.unwrap();
     a.run(&format!("INSERT INTO t {}", rows(3000))).await.unwrap();
     a.session.set_limits(holding(4));
-    // Pages (they leave SQLite's cache for the overlay), the journal, a sort, a temporary table.
+    // Changed pages (which move from SQLite's cache to the overlay), the journal, a sort, a
+    // temporary table.
     for large in [
         "UPDATE t SET v = randomblob(3000)".to_owned(),
         format!("INSERT INTO t SELECT id + 10000, v FROM ({}) JOIN t USING (id)", "SELECT id FROM t"),
@@ -44,7 +46,7 @@ async fn a_statement_that_holds_too_much_is_taken_back() {
         assert_eq!(a.int("SELECT count(*) FROM t").await, 3000, "{large}");
         a.run("UPDATE t SET v = randomblob(3000) WHERE id < 100").await.unwrap();
     }
-    // Nothing is left that would count for the next one.
+    // Nothing of the failed statements is charged to later ones.
     for _ in 0..10 {
         a.run("UPDATE t SET v = randomblob(3000) WHERE id < 300").await.unwrap();
     }
@@ -55,7 +57,7 @@ async fn a_statement_that_holds_too_much_is_taken_back() {
 }
 
 #[tokio::test]
-async fn an_open_transaction_that_holds_too_much_has_failed() {
+async fn transaction_above_transaction_memory_fails() {
     let node = Node::start().await;
     let mut a = node.client(1);
     a.run(TABLE).await.unwrap();
@@ -64,11 +66,11 @@ async fn an_open_transaction_that_holds_too_much_has_failed() {
     a.run("BEGIN; INSERT INTO t VALUES (-1, 'kept'); SAVEPOINT s").await.unwrap();
     assert_eq!(a.state("UPDATE t SET v = randomblob(3000)").await, sqlstate::CONFIGURATION_LIMIT);
     assert_eq!(a.state("SELECT 1").await, sqlstate::IN_FAILED_TRANSACTION);
-    // What came before it is still there.
+    // Changes before the savepoint are kept.
     a.run("ROLLBACK TO s; INSERT INTO t VALUES (-2, 'kept'); COMMIT").await.unwrap();
     assert_eq!(a.int("SELECT count(*) FROM t WHERE v = 'kept'").await, 2);
 
-    // A COMMIT finds out, too: SQLite has kept the changed pages until then.
+    // A COMMIT can exceed the limit too, because SQLite caches the changed pages until then.
     a.run("BEGIN; UPDATE t SET v = randomblob(3000) WHERE id BETWEEN 1 AND 300").await.unwrap();
     a.session.set_limits(holding(1));
     assert_eq!(a.state("COMMIT").await, sqlstate::CONFIGURATION_LIMIT);
@@ -79,7 +81,7 @@ async fn an_open_transaction_that_holds_too_much_has_failed() {
 }
 
 #[tokio::test]
-async fn a_database_grows_to_its_size_and_no_further() {
+async fn database_does_not_grow_beyond_max_size() {
     let node = Node::start().await;
     let mut a = node.client(1);
     a.run(TABLE).await.unwrap();
@@ -92,7 +94,8 @@ async fn a_database_grows_to_its_size_and_no_further() {
     assert_eq!(error.state(), sqlstate::DISK_FULL);
     assert!(error.message().contains("max_size of 2048kB"), "{error}");
 
-    // Lowered below what there is: it can be read, changed and made smaller, and its free space used.
+    // The limit is lowered below the current size. The database can be read, changed and shrunk,
+    // and its free pages can be used.
     a.session.set_limits(sized(1));
     let pages = a.int("PRAGMA page_count").await;
     a.run("UPDATE t SET v = randomblob(3000)").await.unwrap();
@@ -108,9 +111,10 @@ async fn a_database_grows_to_its_size_and_no_further() {
     a.close().await;
 }
 
-/// Pages that are taken and given back at the end of the file are never written, and count all the same.
+/// Pages that are allocated and freed at the end of the file are never written, but count as
+/// growth.
 #[tokio::test]
-async fn growth_that_is_not_written_counts() {
+async fn growth_by_unwritten_pages_counts() {
     let node = Node::start().await;
     let mut a = node.client(1);
     a.run(TABLE).await.unwrap();
@@ -122,9 +126,9 @@ async fn growth_that_is_not_written_counts() {
     a.close().await;
 }
 
-/// A limit that was lowered since the statements ran is told as what it is when they are run again.
+/// The limit was lowered after the statements ran. Their replay fails with the error of that limit.
 #[tokio::test]
-async fn a_replay_that_holds_too_much_says_so() {
+async fn replay_above_transaction_memory_reports_the_limit() {
     let node = Node::start().await;
     let mut a = node.client(1);
     a.run(TABLE).await.unwrap();
@@ -139,21 +143,21 @@ async fn a_replay_that_holds_too_much_says_so() {
     a.close().await;
 }
 
-/// Values that SQLite holds all at once, of 20 MB each.
+/// A statement with `count` values of 20 MB in memory.
 fn values(count: u32) -> String {
     let values: Vec<_> = (0..count).map(|more| format!("hex(zeroblob({}))", 10_000_000 + more)).collect();
     format!("SELECT length(max({}))", values.join(", "))
 }
 
 #[tokio::test]
-async fn a_statement_has_a_longest_text() {
+async fn statement_text_is_limited() {
     let node = Node::with(|config| config.max_statement_bytes = MAX_STATEMENT_BYTES).await;
     let mut a = node.client(1);
     let long = "x".repeat(2 << 20);
     a.run(&format!("CREATE VIEW v AS SELECT length('{long}') AS n")).await.unwrap();
     assert_eq!(a.int("SELECT n FROM v").await, 2 << 20);
     a.close().await;
-    // The default of 1 MiB does not apply to the texts of the schema.
+    // The default limit of 1 MiB does not apply to texts in the schema.
     let node = node.restart().await;
     let mut a = node.client(1);
     assert_eq!(a.int("SELECT n FROM v").await, 2 << 20);
@@ -165,7 +169,7 @@ async fn a_statement_has_a_longest_text() {
 }
 
 #[tokio::test]
-async fn values_that_take_too_much_memory_are_refused() {
+async fn statement_above_the_memory_budget_is_rejected() {
     let node = Node::with(|config| config.max_statement_bytes = MAX_STATEMENT_BYTES).await;
     let (mut a, mut other) = (node.client(1), node.client(2));
     a.run(TABLE).await.unwrap();
@@ -173,16 +177,16 @@ async fn values_that_take_too_much_memory_are_refused() {
     for round in 0..2 {
         let error = a.run(&values(30)).await.unwrap_err();
         assert_eq!(error.state(), sqlstate::OUT_OF_MEMORY, "{error}");
-        // Many small pieces: five million expressions.
+        // Many small allocations: five million expressions.
         let list = format!("SELECT 1 IN ({}1)", "1,".repeat(5_000_000));
         let error = a.run(&list).await.unwrap_err();
         assert_eq!(error.state(), sqlstate::OUT_OF_MEMORY, "{error}");
-        // Nothing of it is left, so there is room for what has its place.
+        // All of it is freed, so smaller statements succeed.
         assert_eq!(a.int(&values(1)).await, 20_000_000);
         a.run(&format!("INSERT INTO t VALUES ({round}, zeroblob(1000))")).await.unwrap();
         assert_eq!(other.int(&values(1)).await, 20_000_000);
     }
-    // In the middle of a transaction it fails, as with any error, and a savepoint brings it back.
+    // Inside a transaction, the error fails the transaction, which can continue from a savepoint.
     a.run("BEGIN").await.unwrap();
     a.run("INSERT INTO t VALUES (10, 'a')").await.unwrap();
     a.run("SAVEPOINT s").await.unwrap();
@@ -197,7 +201,7 @@ async fn values_that_take_too_much_memory_are_refused() {
     other.close().await;
 }
 
-/// A node with the smallest useful budget: statements of all tenants may hold 96 MiB.
+/// A node with the smallest useful memory budget: all statements together may use 96 MiB.
 async fn small_node() -> Node {
     let directory = tempfile::tempdir().unwrap();
     let engine = Engine::start(Config::new(directory.path(), 256 << 20)).await.unwrap();
@@ -205,7 +209,7 @@ async fn small_node() -> Node {
 }
 
 #[tokio::test]
-async fn a_value_is_limited_to_a_part_of_the_memory_and_by_a_setting() {
+async fn value_size_is_limited_by_memory_and_by_setting() {
     let node = small_node().await;
     let mut a = node.client(1);
     assert_eq!(a.int("SELECT length(hex(zeroblob(6000000)))").await, 12_000_000);
@@ -233,10 +237,10 @@ async fn a_value_is_limited_to_a_part_of_the_memory_and_by_a_setting() {
     a.close().await;
 }
 
-/// Transactions that are open at the same time hold their changed pages, what they have read, and their connection, from its
-/// first byte.
+/// Open transactions are charged for their changed pages, the pages that they have read, and their
+/// connection.
 #[tokio::test]
-async fn open_transactions_hold_no_more_memory_than_statements_may() {
+async fn open_transactions_stay_within_the_statement_memory() {
     let node = small_node().await;
     let mut a = node.client(1);
     a.run(TABLE).await.unwrap();
@@ -252,10 +256,10 @@ async fn open_transactions_hold_no_more_memory_than_statements_may() {
             break error;
         }
         open.push(client);
-        assert!(open.len() < 500, "nothing is refused");
+        assert!(open.len() < 500, "a transaction must be rejected");
     };
     assert_eq!(refused.state(), sqlstate::OUT_OF_MEMORY, "{refused}");
-    // Half of the node's memory is for other tenants.
+    // Half of the node's statement memory is reserved for other tenants.
     let mut other = node.client(2);
     other.run(TABLE).await.unwrap();
     other.run("BEGIN; INSERT INTO t(v) VALUES (zeroblob(600000)); COMMIT").await.unwrap();
@@ -267,9 +271,10 @@ async fn open_transactions_hold_no_more_memory_than_statements_may() {
     assert!(is_intact(&mut a).await);
 }
 
-/// The texts count, too, so that a transaction of long statements keeps none of them, and has its turn instead.
+/// The texts of statements are charged too. A transaction of long statements keeps none of them,
+/// and takes the write turn instead.
 #[tokio::test]
-async fn a_transaction_of_long_statements_keeps_few_of_them() {
+async fn transaction_of_long_statements_does_not_keep_their_texts() {
     let node = small_node().await;
     let (mut a, mut b) = (node.client(1), node.client(1));
     a.run(TABLE).await.unwrap();
@@ -282,16 +287,16 @@ async fn a_transaction_of_long_statements_keeps_few_of_them() {
         assert!(held < 8 << 20, "{held} bytes after {number} statements");
     }
     let mut commit = Box::pin(b.run("INSERT INTO t VALUES (100, 'b')"));
-    assert!(futures::poll!(&mut commit).is_pending(), "it waits for the turn");
+    assert!(futures::poll!(&mut commit).is_pending(), "a concurrent commit must wait for the write turn");
     a.run("COMMIT").await.unwrap();
     commit.await.unwrap();
     assert_eq!(a.int("SELECT count(*) FROM t").await, 41);
     a.close().await;
 }
 
-/// The memory of statements is released at the end of each, whatever it was.
+/// Statement memory is released at the end of each statement.
 #[tokio::test]
-async fn nothing_stays_charged() {
+async fn statement_memory_is_released() {
     let node = small_node().await;
     let mut a = node.client(1);
     a.run(TABLE).await.unwrap();
@@ -308,9 +313,9 @@ async fn nothing_stays_charged() {
     until("the temporary files are closed", async || node.engine.statistics().temporary_bytes == 0).await;
 }
 
-/// What a procedure catches does not free it of its limits.
+/// A procedure that catches an error of a limit is still subject to the limit.
 #[tokio::test]
-async fn a_procedure_that_catches_a_refusal_keeps_to_its_limits() {
+async fn procedure_that_catches_a_limit_error_is_still_limited() {
     /// Sorts 10 MB in temporary files. It reads no table, so SQLite rolls nothing back when it
     /// fails.
     const SORT: &str = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5000) \
@@ -320,7 +325,7 @@ async fn a_procedure_that_catches_a_refusal_keeps_to_its_limits() {
     a.run(TABLE).await.unwrap();
     a.run(fulmar_engine::CREATE_PROCEDURES).await.unwrap();
     let grow = format!("INSERT INTO t {}", rows(1000));
-    // The last one has its changes in SQLite's cache until the commit.
+    // The changes of the last one are in SQLite's cache until the commit.
     for (name, statements) in [
         ("grows", format!("refuse() db.exec([[{grow}]]) db.abort('not refused')")),
         ("grows_at_the_end", format!("db.exec([[{}]]) refuse()", grow.replace("1000", "500"))),
@@ -342,7 +347,7 @@ async fn a_procedure_that_catches_a_refusal_keeps_to_its_limits() {
         assert!(error.message().contains("max_size of 1024kB"), "{call}: {error}");
         assert_eq!(a.int("SELECT count(*) FROM t").await, 0);
     }
-    // A savepoint is another way to go on.
+    // The same with a rollback to a savepoint.
     a.run(&format!("BEGIN; INSERT INTO t {}; SAVEPOINT s", rows(500))).await.unwrap();
     assert_eq!(a.state(SORT).await, sqlstate::CONFIGURATION_LIMIT);
     assert_eq!(a.state("ROLLBACK TO s; COMMIT").await, sqlstate::DISK_FULL);

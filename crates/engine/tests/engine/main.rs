@@ -1,8 +1,9 @@
-//! What an engine promises to the sessions above it.
+//! Integration tests of the engine, through its sessions.
 //!
-//! One program: each would compile the engine's sessions anew. A program of its own have only the tests that look at the memory
-//! of the whole process (`large`). Those that run random schedules (`model`, `owners_at_random`, `serializable`, `stress`) take their seeds from
-//! the environment ([`seeds`]).
+//! One test program, because each program would compile the engine's sessions again. Only tests
+//! that measure the memory of the whole process (`large`) have their own. Tests with random
+//! schedules (`model`, `owners_at_random`, `serializable`, `stress`) take their seeds from the
+//! environment ([`seeds`]).
 
 #[path = "../common/mod.rs"]
 mod common;

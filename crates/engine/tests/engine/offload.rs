@@ -1,8 +1,9 @@
-//! Statements in the queue of the offload pool, because another one of their tenant has a thread: one that is cancelled there is not
-//! run.
+//! Cancellation in the queue of the offload pool: a queued statement that is cancelled does not
+//! run. It is queued because another statement of its tenant occupies a thread.
 //!
-//! A statement with a large parameter leaves its worker. Here the first one stays in a call that cannot be interrupted, which is a
-//! sink that blocks its thread until the test releases it, so no result depends on time.
+//! A statement with a large parameter leaves its worker. Here the first one stays in an
+//! uninterruptible call: a sink that blocks its thread until the test releases it, so no result
+//! depends on time.
 
 use std::sync::mpsc;
 
@@ -10,11 +11,11 @@ use crate::common::{Client, Node, Rows, until, within};
 use fulmar_engine::{CancelReason, Canceller, Result, Row, RowSink, Scope, Value, sqlstate};
 use tokio::task::JoinHandle;
 
-/// Partitions that no other test of this program uses: the pool is the process's.
+/// Partitions that no other test of this program uses, because the pool is shared by the process.
 const FIRST_PARTITION: u64 = 7_001;
-/// More than a worker handles.
+/// Larger than the parameters that a worker handles itself.
 const LARGE_BYTES: usize = 100 << 10;
-/// Statements in the queue of one tenant.
+/// Number of queued statements of one tenant.
 const QUEUED: usize = 20;
 
 /// Blocks the thread that runs the statement.
@@ -28,7 +29,7 @@ impl RowSink for Blocking {
         if let Some(is_running) = self.is_running.take() {
             is_running.send(()).unwrap();
         }
-        // An error means that the test has ended.
+        // Fails if the test has ended.
         let _ = self.release.recv();
         Ok(())
     }
@@ -70,7 +71,7 @@ async fn execute(client: &mut Client, sql: &str, sink: &mut dyn RowSink) -> Resu
     client.session.execute(&statement, &[large()], Scope::Auto, sink).await.map(drop)
 }
 
-/// A statement in the queue of the pool; answers its session, its result and its rows.
+/// A queued statement. Its task returns the session, the result and the rows.
 struct Queued {
     canceller: Canceller,
     statement: JoinHandle<(Client, Result<()>, Rows)>,
@@ -89,14 +90,18 @@ impl Queued {
         Queued { canceller, statement }
     }
 
-    /// Its session can be used afterwards.
-    async fn was_cancelled_without_running(self) {
+    /// Asserts that the statement was cancelled without running, and that its session is usable.
+    async fn assert_cancelled_without_running(self) {
         let (mut client, result, rows) = within("the statement ends", self.statement).await.unwrap();
         let error = result.expect_err("a cancelled statement must not succeed");
         assert_eq!(error.state(), sqlstate::QUERY_CANCELED, "{error}");
-        assert!(error.message().contains("statement timeout"), "it names the reason: {error}");
-        assert!(rows.0.is_empty(), "it was cancelled before it had a thread, and has run all the same");
-        assert_eq!(client.int("SELECT count(*) FROM t").await, 0, "it must have written nothing");
+        assert!(error.message().contains("statement timeout"), "the error must name the reason: {error}");
+        assert!(rows.0.is_empty(), "a statement cancelled in the queue must not run");
+        assert_eq!(
+            client.int("SELECT count(*) FROM t").await,
+            0,
+            "a statement cancelled in the queue must not write"
+        );
         client.close().await;
     }
 }
@@ -112,7 +117,7 @@ async fn table(node: &Node, partition: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_statement_cancelled_while_its_tenant_has_a_thread_is_not_run() {
+async fn statement_cancelled_in_the_queue_does_not_run() {
     let node = Node::start().await;
     let tenant = FIRST_PARTITION;
     table(&node, tenant).await;
@@ -123,7 +128,7 @@ async fn a_statement_cancelled_while_its_tenant_has_a_thread_is_not_run() {
         queued.push(Queued::start(&node, tenant, sql).await);
     }
     queued.iter().for_each(|queued| queued.canceller.cancel(CancelReason::Timeout));
-    // Another tenant has a thread, and a small statement needs none.
+    // Another tenant gets a thread, and a small statement needs none.
     let mut neighbour = node.client(tenant + 1);
     let parameters = [large()];
     let length = neighbour.with(SELECT, &parameters);
@@ -132,22 +137,22 @@ async fn a_statement_cancelled_while_its_tenant_has_a_thread_is_not_run() {
     assert_eq!(within("a small statement", small.int("SELECT count(*) FROM t")).await, 0);
     blocker.end().await;
     for queued in queued {
-        queued.was_cancelled_without_running().await;
+        queued.assert_cancelled_without_running().await;
     }
     small.close().await;
     neighbour.close().await;
 }
 
-/// As at the end of a runtime.
+/// The statement is dropped, as at the shutdown of a runtime.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_statement_dropped_in_the_queue_is_taken_back() {
+async fn statement_dropped_in_the_queue_does_not_run() {
     let node = Node::start().await;
     let tenant = FIRST_PARTITION + 2;
     table(&node, tenant).await;
     let blocker = Blocker::start(&node, tenant).await;
     let queued = Queued::start(&node, tenant, INSERT).await;
     queued.statement.abort();
-    assert!(within("it is dropped while the thread is taken", queued.statement).await.is_err());
+    assert!(within("the queued statement is dropped", queued.statement).await.is_err());
     blocker.end().await;
     let mut client = node.client(tenant);
     client.run("INSERT INTO t VALUES ('next')").await.unwrap();

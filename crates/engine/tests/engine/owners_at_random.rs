@@ -1,5 +1,6 @@
-//! Processes that all believe to own one store, at random ([`crate::two_owners`] has the cases one by one): what they do overlaps, their
-//! stores answer late, lose answers, hold them back and fail.
+//! Random test of fencing: several processes open the same store, and only the last one owns it
+//! ([`crate::two_owners`] has the individual cases). Their requests overlap, and their stores
+//! delay, lose and hold answers, and fail.
 //!
 //! ```text
 //!   owner     insert 7 ---------------.   flush ----------.      (a zombie from here on)
@@ -7,14 +8,18 @@
 //!   next owner                              starts ----'   insert 8 --'  compact ----'
 //! ```
 //!
-//! What is begun, by whom, and which faults there are, comes from the seed; in which order it meets does not.
+//! The seed determines which operations start in which process, and which faults are injected. It
+//! does not determine the interleaving.
 //!
-//! # What must hold
-//! - Who begins something when another one owns the store already acknowledges no commit and collects nothing.
-//! - What was acknowledged is there: for who reads as the owner, and for every later one. What was refused to a zombie, or deleted, is not.
-//!   A commit that failed while its process was the owner may be there or not; that is settled when the next process starts.
-//! - Each row that anybody reads has the bytes that were written.
-//! - Faults that are worth another try are not noticed. Of the others an owner that was not taken over may have errors, from then on.
+//! # Invariants
+//! - A process that has lost the store acknowledges no commit and collects nothing in operations
+//!   that begin afterwards.
+//! - Acknowledged changes are visible to the owner and to every later owner. Rows that were
+//!   deleted, or whose insert a zombie rejected, are not. A commit that failed while its process
+//!   was the owner may be visible or not; this is settled when the next process starts.
+//! - Each row that is read has the bytes that were written.
+//! - Retryable faults cause no errors. After any other fault, an owner that has not lost the store
+//!   may return errors.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -27,14 +32,15 @@ use tokio::task::JoinSet;
 use crate::seeds::{self, Random};
 use crate::two_owners::{Process, SHOP, World, shop};
 
-/// What is under way at the same time, at most.
-const AT_ONCE: usize = 4;
-/// Processes that believe to own the store.
-const MOST_PROCESSES: usize = 4;
-/// Above what a commit may hold in pages of its log record: its pages are a segment, in two parts.
+/// Maximum number of concurrent operations.
+const MAX_CONCURRENT: usize = 4;
+/// Maximum number of processes that have opened the store.
+const MAX_PROCESSES: usize = 4;
+/// Larger than the pages that a log record can hold: the commit writes a segment, uploaded in two
+/// parts.
 const LARGE_BYTES: usize = 10_000_000;
 
-/// What a row holds: the same for everybody, different for each.
+/// The contents of a row: determined by its id, and different for each.
 fn content(id: i64) -> Vec<u8> {
     let bytes = if id % 8 == 7 { LARGE_BYTES } else { 2000 };
     let mut state = id as u64 + 1;
@@ -56,7 +62,7 @@ impl Process {
         ran.map(drop)
     }
 
-    /// The rows, each of which is what was written.
+    /// The ids of all rows. Asserts that their contents are intact.
     async fn contents(&self) -> Result<BTreeSet<i64>, Error> {
         let mut client = self.client(SHOP);
         let read = async {
@@ -70,10 +76,10 @@ impl Process {
         assert_eq!(checked, [[Value::Text("ok".into())]]);
         let mut found = BTreeSet::new();
         for row in &rows {
-            let [Value::Integer(id), Value::Blob(bytes)] = &row[..] else { panic!("it is no row of ours") };
-            // The first one comes with the table.
-            assert!(*id == 1 || *bytes == content(*id), "row {id} is not what was written");
-            assert!(found.insert(*id), "row {id} is doubled");
+            let [Value::Integer(id), Value::Blob(bytes)] = &row[..] else { panic!("unexpected columns") };
+            // Row 1 is created with the table, with random contents.
+            assert!(*id == 1 || *bytes == content(*id), "row {id} has wrong contents");
+            assert!(found.insert(*id), "row {id} is duplicated");
         }
         Ok(found)
     }
@@ -96,12 +102,12 @@ enum Step {
     Wait,
 }
 
-/// What a process does while others do something else.
+/// An operation of a process.
 #[derive(Debug)]
-enum What {
+enum Work {
     Insert(i64),
     Delete(i64),
-    /// When it began there were certainly these rows, and certainly not those.
+    /// Rows that certainly exist, and rows that certainly do not, when the read begins.
     Read {
         there: BTreeSet<i64>,
         gone: BTreeSet<i64>,
@@ -114,21 +120,21 @@ enum What {
 #[derive(Debug)]
 struct Begun {
     by: usize,
-    /// Nobody had taken over from it when it began.
+    /// Its process was the owner when the operation began.
     as_owner: bool,
-    what: What,
+    work: Work,
 }
 
-/// Does it. Answers the rows that it has read.
+/// Runs an operation. A read returns the ids that it has found.
 async fn carry_out(process: Arc<Process>, begun: Begun) -> (Begun, Result<BTreeSet<i64>, Error>) {
     let nothing = |()| BTreeSet::new();
-    let result = match &begun.what {
-        What::Insert(id) => process.insert(*id).await.map(nothing),
-        What::Delete(id) => process.run(&format!("DELETE FROM t WHERE id = {id}")).await.map(nothing),
-        What::Read { .. } => process.contents().await,
-        What::Flush => process.engine.flush().await.map(nothing),
-        What::Compact => process.engine.compact_all().await.map(nothing),
-        What::Collect => process.engine.collect().await.map(nothing),
+    let result = match &begun.work {
+        Work::Insert(id) => process.insert(*id).await.map(nothing),
+        Work::Delete(id) => process.run(&format!("DELETE FROM t WHERE id = {id}")).await.map(nothing),
+        Work::Read { .. } => process.contents().await,
+        Work::Flush => process.engine.flush().await.map(nothing),
+        Work::Compact => process.engine.compact_all().await.map(nothing),
+        Work::Collect => process.engine.collect().await.map(nothing),
     };
     (begun, result)
 }
@@ -136,25 +142,25 @@ async fn carry_out(process: Arc<Process>, begun: Begun) -> (Begun, Result<BTreeS
 struct Member {
     process: Arc<Process>,
     number: usize,
-    /// It has had a fault that is not tried again, or that may last: what it does may fail.
+    /// It has had a fault that is not retried, or that may persist: its operations may fail.
     troubled: bool,
 }
 
 struct Schedule {
     world: World,
     random: Random,
-    /// The last one is the owner.
+    /// The last member is the owner.
     members: Vec<Member>,
     started: usize,
-    under_way: JoinSet<(Begun, Result<BTreeSet<i64>, Error>)>,
-    next: i64,
-    /// What is there: acknowledged.
+    running: JoinSet<(Begun, Result<BTreeSet<i64>, Error>)>,
+    next_id: i64,
+    /// Rows whose insert was acknowledged.
     rows: BTreeSet<i64>,
-    /// What may be there, or not.
-    unsure: BTreeSet<i64>,
-    /// What is not there: deleted, or refused to who was not the owner any more.
+    /// Rows that may exist or not.
+    uncertain: BTreeSet<i64>,
+    /// Rows that do not exist: deleted, or their insert was rejected by a zombie.
     gone: BTreeSet<i64>,
-    /// What somebody has begun to delete.
+    /// Rows whose deletion has begun.
     deleting: BTreeSet<i64>,
 }
 
@@ -169,17 +175,17 @@ impl Schedule {
             random,
             members: vec![first],
             started: 1,
-            under_way: JoinSet::new(),
-            next: 2,
+            running: JoinSet::new(),
+            next_id: 2,
             rows: [1].into(),
-            unsure: BTreeSet::new(),
+            uncertain: BTreeSet::new(),
             gone: BTreeSet::new(),
             deleting: BTreeSet::new(),
         }
     }
 
     fn owner(&self) -> &Member {
-        self.members.last().expect("there is always one")
+        self.members.last().expect("there is always an owner")
     }
 
     async fn take_over(&mut self) {
@@ -188,69 +194,69 @@ impl Schedule {
         self.started += 1;
     }
 
-    /// One of them, the owner more often than not: its place.
-    fn somebody(&mut self) -> usize {
+    /// The index of a random member. The owner is preferred.
+    fn random_member(&mut self) -> usize {
         let last = self.members.len() - 1;
         if self.random.below(10) < 6 { last } else { self.random.below(last as u64 + 1) as usize }
     }
 
-    /// Lets somebody begin something.
-    async fn begin(&mut self, what: What) {
-        if self.under_way.len() >= AT_ONCE {
+    /// Starts an operation in a random process.
+    async fn begin(&mut self, work: Work) {
+        if self.running.len() >= MAX_CONCURRENT {
             self.release();
-            self.one_ends().await;
+            self.finish_one().await;
         }
-        let at = self.somebody();
+        let at = self.random_member();
         let as_owner = at + 1 == self.members.len();
-        let begun = Begun { by: self.members[at].number, as_owner, what };
-        self.under_way.spawn(carry_out(self.members[at].process.clone(), begun));
+        let begun = Begun { by: self.members[at].number, as_owner, work };
+        self.running.spawn(carry_out(self.members[at].process.clone(), begun));
     }
 
-    /// Waits for one of those that are under way, and judges what came of it.
-    async fn one_ends(&mut self) {
-        if let Some(ended) = self.under_way.join_next().await {
+    /// Waits for an operation to complete, and checks its result.
+    async fn finish_one(&mut self) {
+        if let Some(ended) = self.running.join_next().await {
             let (begun, result) = ended.unwrap();
             self.judge(begun, result);
         }
     }
 
-    /// Waits for all that are under way.
-    async fn all_end(&mut self) {
+    /// Waits for all operations to complete.
+    async fn finish_all(&mut self) {
         self.release();
-        while !self.under_way.is_empty() {
-            self.one_ends().await;
+        while !self.running.is_empty() {
+            self.finish_one().await;
         }
     }
 
     fn judge(&mut self, begun: Begun, result: Result<BTreeSet<i64>, Error>) {
         let owner = self.owner();
-        let is_smooth = begun.as_owner && begun.by == owner.number && !owner.troubled;
-        assert!(result.is_ok() || !is_smooth, "{begun:?}: {result:?}");
-        match (begun.what, result) {
-            (What::Insert(id), Ok(_)) => {
-                assert!(begun.as_owner, "it has acknowledged row {id}, which is not its any more");
+        let must_succeed = begun.as_owner && begun.by == owner.number && !owner.troubled;
+        assert!(result.is_ok() || !must_succeed, "{begun:?}: {result:?}");
+        match (begun.work, result) {
+            (Work::Insert(id), Ok(_)) => {
+                assert!(begun.as_owner, "a fenced process acknowledged row {id}");
                 self.rows.insert(id);
             }
-            (What::Insert(id), Err(_)) if begun.as_owner => {
-                self.unsure.insert(id);
+            (Work::Insert(id), Err(_)) if begun.as_owner => {
+                self.uncertain.insert(id);
             }
-            (What::Insert(id), Err(_)) => {
+            (Work::Insert(id), Err(_)) => {
                 self.gone.insert(id);
             }
-            // One that has not seen the row has nothing to delete, and nothing to commit.
-            (What::Delete(_), _) if !begun.as_owner => {}
-            (What::Delete(id), Ok(_)) => {
+            // A process that does not see the row deletes nothing, and commits nothing.
+            (Work::Delete(_), _) if !begun.as_owner => {}
+            (Work::Delete(id), Ok(_)) => {
                 self.rows.remove(&id);
-                // Another one's delete of the same row may have failed before, or may fail later.
-                self.unsure.remove(&id);
+                // Another delete of the same row may have failed before, or may fail later.
+                self.uncertain.remove(&id);
                 self.gone.insert(id);
             }
-            (What::Delete(id), Err(_)) => self.unsure.extend(self.rows.take(&id)),
-            (What::Collect, Ok(_)) => assert!(begun.as_owner, "it has collected what is not its any more"),
-            (What::Read { there, gone }, Ok(found)) if begun.as_owner => {
+            (Work::Delete(id), Err(_)) => self.uncertain.extend(self.rows.take(&id)),
+            (Work::Collect, Ok(_)) => assert!(begun.as_owner, "a fenced process collected garbage"),
+            (Work::Read { there, gone }, Ok(found)) if begun.as_owner => {
                 let lost = there.difference(&found).find(|id| !self.deleting.contains(*id));
-                assert_eq!(lost, None, "lost: {found:?}");
-                assert_eq!(gone.intersection(&found).next(), None, "revived: {found:?}");
+                assert_eq!(lost, None, "acknowledged row is lost: {found:?}");
+                assert_eq!(gone.intersection(&found).next(), None, "deleted row is back: {found:?}");
             }
             _ => {}
         }
@@ -266,12 +272,12 @@ impl Schedule {
 
     fn fault(&mut self) {
         use StoreOperation::*;
-        let a_while = Duration::from_millis(self.random.below(100));
+        let delay = Duration::from_millis(self.random.below(100));
         let operation = *self.random.pick(&[Put, Put, Get, List, Delete, Upload]);
         let mut faults = vec![
             StoreFault::LoseAnswer,
-            StoreFault::Delay(a_while),
-            StoreFault::Linger(a_while),
+            StoreFault::Delay(delay),
+            StoreFault::Linger(delay),
             StoreFault::Fail(FailureKind::Unavailable),
         ];
         let is_hard = self.random.once_in(6);
@@ -280,10 +286,10 @@ impl Schedule {
             faults.extend((operation == List).then_some(StoreFault::EmptyPage));
         }
         let fault = *self.random.pick(&faults);
-        let at = self.somebody();
+        let at = self.random_member();
         let member = &mut self.members[at];
         member.troubled |= is_hard;
-        // One at a time: more than its tries would be noticed.
+        // One fault at a time: more faults than retries would cause an error.
         member.process.store.forget(operation);
         member.process.store.next(operation, fault);
     }
@@ -291,22 +297,23 @@ impl Schedule {
     fn hold(&mut self) {
         use StoreOperation::*;
         let operation = *self.random.pick(&[Put, Get, Delete, Delete]);
-        let at = self.somebody();
+        let at = self.random_member();
         let member = &mut self.members[at];
-        // A flush does not wait for its log as long as a hold may last.
+        // A flush may time out while its log is held.
         member.troubled |= operation != Delete;
         member.process.store.hold(operation, true);
     }
 
-    /// Restores the partition to what it is now: the others do not know that it begins anew.
+    /// Restores the partition to its current version, which starts a new lineage that the other
+    /// processes do not know.
     async fn restore(&mut self) {
-        self.all_end().await;
+        self.finish_all().await;
         if self.owner().troubled {
             return;
         }
         let process = self.owner().process.clone();
         process.engine.flush().await.unwrap();
-        // A restore's own version is of the millisecond after it.
+        // A restored version is dated one millisecond later.
         self.world.advance(Duration::from_millis(2));
         let time_ms = process.engine.history(SHOP).await.unwrap().last().unwrap().time_unix_ms;
         let mut decided = None;
@@ -318,7 +325,7 @@ impl Schedule {
         self.world.eras.insert(SHOP, decided.unwrap());
     }
 
-    /// Ends one that is not the owner any more and does nothing.
+    /// Ends a process that is not the owner and has no running operation.
     fn kill(&mut self) {
         self.release();
         let zombies = self.members.len() - 1;
@@ -333,26 +340,26 @@ impl Schedule {
     async fn step(&mut self, step: Step) {
         match step {
             Step::Insert => {
-                self.next += 1;
-                self.begin(What::Insert(self.next - 1)).await;
+                self.next_id += 1;
+                self.begin(Work::Insert(self.next_id - 1)).await;
             }
             Step::Delete => {
                 let all: Vec<i64> = self.rows.iter().copied().collect();
                 if !all.is_empty() {
                     let id = *self.random.pick(&all);
                     self.deleting.insert(id);
-                    self.begin(What::Delete(id)).await;
+                    self.begin(Work::Delete(id)).await;
                 }
             }
             Step::Read => {
                 let (there, gone) = (self.rows.clone(), self.gone.clone());
-                self.begin(What::Read { there, gone }).await;
+                self.begin(Work::Read { there, gone }).await;
             }
-            Step::Flush => self.begin(What::Flush).await,
-            Step::Compact => self.begin(What::Compact).await,
-            Step::Collect => self.begin(What::Collect).await,
+            Step::Flush => self.begin(Work::Flush).await,
+            Step::Compact => self.begin(Work::Compact).await,
+            Step::Collect => self.begin(Work::Collect).await,
             Step::Restore => self.restore().await,
-            Step::TakeOver if self.members.len() < MOST_PROCESSES => self.take_over().await,
+            Step::TakeOver if self.members.len() < MAX_PROCESSES => self.take_over().await,
             Step::TakeOver => {}
             Step::Kill => self.kill(),
             Step::Fault => self.fault(),
@@ -360,31 +367,37 @@ impl Schedule {
             Step::Release => self.release(),
             Step::Wait => {
                 self.release();
-                self.one_ends().await;
+                self.finish_one().await;
             }
         }
     }
 
-    /// Nothing is under way. Of what was not settled the answer shows what became of it.
+    /// Checks the owner's contents while no operation is running. Returns the ids, which settle the
+    /// uncertain rows.
     async fn check(&self) -> BTreeSet<i64> {
         let found = self.owner().process.contents().await.unwrap();
-        assert_eq!(self.rows.difference(&found).next(), None, "lost: {found:?} of {:?}", self.rows);
-        let strange = found.iter().find(|id| !self.rows.contains(*id) && !self.unsure.contains(*id));
-        assert_eq!(strange, None, "revived: {found:?} of {:?}", self.rows);
+        assert_eq!(
+            self.rows.difference(&found).next(),
+            None,
+            "acknowledged row is lost: {found:?} of {:?}",
+            self.rows
+        );
+        let unexpected = found.iter().find(|id| !self.rows.contains(*id) && !self.uncertain.contains(*id));
+        assert_eq!(unexpected, None, "unexpected row: {found:?} of {:?}", self.rows);
         found
     }
 
-    /// Another process starts when all the others are dead: what it has is what there is.
+    /// Starts another process after all others have died. Its contents settle the uncertain rows.
     async fn restart(&mut self) {
         self.members.clear();
         self.take_over().await;
         self.rows = self.check().await;
-        self.unsure.clear();
+        self.uncertain.clear();
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whatever_they_do_the_last_one_has_what_it_has_acknowledged() {
+async fn last_owner_keeps_all_acknowledged_changes() {
     use Step::*;
     let steps = [
         (5, Insert),
@@ -408,11 +421,11 @@ async fn whatever_they_do_the_last_one_has_what_it_has_acknowledged() {
             eprintln!("seed {seed}: {step:?}");
             schedule.step(step).await;
         }
-        schedule.all_end().await;
+        schedule.finish_all().await;
         if !schedule.owner().troubled {
             schedule.check().await;
         }
-        // All of them die; what the last one had is there.
+        // All processes die. The last one's acknowledged rows must survive.
         schedule.restart().await;
         schedule.owner().process.engine.collect().await.unwrap();
         schedule.check().await;

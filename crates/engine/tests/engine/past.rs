@@ -1,4 +1,4 @@
-//! Sessions that look at what a partition was (`fulmar.as_of`), while it goes on.
+//! Time travel: historical sessions (`fulmar.as_of`), concurrent with writes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,9 +9,10 @@ use crate::common::minutes::{DAY, MINUTE, Node, SHOP, five_minutes};
 use fulmar_engine::{TimeSource, Value, sqlstate};
 use parking_lot::Mutex;
 
-/// Sessions look at the past while others go on writing; nothing of it is written, not even an outcome.
+/// Historical sessions run while other sessions write. They write nothing, not even a transaction
+/// outcome.
 #[tokio::test(flavor = "multi_thread")]
-async fn sessions_see_the_partition_as_it_was() {
+async fn historical_sessions_see_the_partition_at_their_time() {
     let (mut node, times) = five_minutes(Duration::from_millis(DAY)).await;
     const COUNT: &str = "SELECT count(*) FROM t";
     let mut client = node.client(SHOP);
@@ -26,7 +27,7 @@ async fn sessions_see_the_partition_as_it_was() {
     client.session.set_as_of(Some(times[1]));
     client.run("BEGIN READ ONLY").await.unwrap();
     assert_eq!(client.int(COUNT).await, 2);
-    // What is open stays with what it sees.
+    // An open transaction keeps its version.
     client.session.set_as_of(None);
     node.run("DELETE FROM t; DROP TABLE t; CREATE TABLE other(x)").await;
     assert_eq!((client.int(COUNT).await, client.int("SELECT max(id) FROM t").await), (2, 2));
@@ -55,23 +56,25 @@ async fn sessions_see_the_partition_as_it_was() {
     assert_eq!(client.int("SELECT count(*) FROM other").await, 1);
     client.session.set_as_of(Some(times[4]));
     assert_eq!(client.int(COUNT).await, 5);
-    // From before a restore to after it.
+    // A version from before the restore can be read after it.
     node.restore(times[0]).await.unwrap();
     assert_eq!(client.int(COUNT).await, 5);
     client.session.set_as_of(None);
     assert_eq!(client.int(COUNT).await, 1);
-    for (at, said) in [(times[0] - DAY, "does not reach back"), (node.clock.unix_ms() + MINUTE, "future")] {
+    for (at, expected) in
+        [(times[0] - DAY, "no restore point at or before"), (node.clock.unix_ms() + MINUTE, "future")]
+    {
         client.session.set_as_of(Some(at));
         let error = client.run(COUNT).await.unwrap_err();
         assert_eq!(error.state(), sqlstate::INVALID_PARAMETER_VALUE);
-        assert!(error.message().contains(said), "{error:?}");
+        assert!(error.message().contains(expected), "{error:?}");
     }
     client.close().await;
 }
 
-/// What is looked at stays, though its manifest has had its time; then it goes.
+/// A version that is being read is kept beyond the retention. It is collected afterwards.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_past_that_is_looked_at_is_not_collected() {
+async fn version_being_read_is_not_collected() {
     let (node, times) = five_minutes(Duration::from_millis(DAY)).await;
     let mut client = node.client(SHOP);
     client.session.set_as_of(Some(times[4]));
@@ -83,15 +86,15 @@ async fn the_past_that_is_looked_at_is_not_collected() {
     }
     node.run("DELETE FROM t").await;
     node.engine.flush().await.unwrap();
-    node.wait(DAY + MINUTE);
+    node.advance(DAY + MINUTE);
     node.engine.collect().await.unwrap();
     assert_eq!(node.engine.history(SHOP).await.unwrap().len(), 1);
-    // Nobody has read these pages yet.
+    // These pages have not been read before.
     assert_eq!(client.int("SELECT sum(length(v)) FROM t").await, 5 * 3000);
     client.session.set_as_of(None);
     assert_eq!(client.int("SELECT count(*) FROM t").await, 0);
     client.session.set_as_of(Some(times[0]));
-    assert_eq!(client.state("SELECT count(*) FROM t").await, "22023", "it is beyond the retention now");
+    assert_eq!(client.state("SELECT count(*) FROM t").await, "22023", "the version is beyond the retention");
 
     client.session.set_as_of(Some(node.clock.unix_ms()));
     assert_eq!(client.int("SELECT count(*) FROM t").await, 0);
@@ -100,12 +103,12 @@ async fn the_past_that_is_looked_at_is_not_collected() {
     client.close().await;
 }
 
-/// A version is open once for all who look at it; of one partition only so many are.
+/// Sessions of the same version share it. The number of open versions per partition is limited.
 #[tokio::test(flavor = "multi_thread")]
-async fn only_so_many_versions_are_looked_at_at_once() {
+async fn number_of_open_versions_is_limited() {
     let node = Node::start(Duration::from_millis(DAY)).await;
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)").await;
-    let mut looking = Vec::new();
+    let mut readers = Vec::new();
     for rows in 1..=9 {
         let mut client = node.client(SHOP);
         client.session.set_as_of(Some(node.minute().await));
@@ -113,28 +116,33 @@ async fn only_so_many_versions_are_looked_at_at_once() {
             Ok(answer) => assert_eq!(answer, [[Value::Integer(rows)]]),
             Err(error) => assert_eq!((error.state(), rows), (sqlstate::CONFIGURATION_LIMIT, 9)),
         }
-        looking.push(client);
+        readers.push(client);
     }
-    let mut ninth = looking.pop().unwrap();
+    let mut ninth = readers.pop().unwrap();
     assert_eq!(ninth.state("SELECT count(*) FROM t").await, "53400");
-    let first = looking.remove(0);
+    let first = readers.remove(0);
     let shared = first.session.snapshot_time().unwrap() + 1;
-    let mut beside = node.client(SHOP);
-    beside.session.set_as_of(Some(shared));
-    assert_eq!(beside.int("SELECT count(*) FROM t").await, 1);
+    let mut sharing = node.client(SHOP);
+    sharing.session.set_as_of(Some(shared));
+    assert_eq!(sharing.int("SELECT count(*) FROM t").await, 1);
     first.close().await;
-    assert_eq!(ninth.state("SELECT count(*) FROM t").await, "53400", "another still looks at it");
-    beside.close().await;
+    assert_eq!(
+        ninth.state("SELECT count(*) FROM t").await,
+        "53400",
+        "another session still reads the version"
+    );
+    sharing.close().await;
     assert_eq!(ninth.int("SELECT count(*) FROM t").await, 9);
     ninth.close().await;
 }
 
-/// Writers, flushes, compactions and collections at once, with a retention of ten minutes: whoever looks at a minute sees
-/// it, or the one before, whole, for as long as he looks; or is told that it is gone.
+/// Concurrent writers, flushes, compactions and collections, with a retention of ten minutes. A
+/// reader of a minute consistently sees the version of that minute or of the one before, or gets an
+/// error that it has expired.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_looks_sees_one_minute_whatever_goes_on() {
-    const KEPT: usize = 10;
-    let node = Node::start(Duration::from_millis(KEPT as u64 * MINUTE)).await;
+async fn reader_sees_one_consistent_minute_under_load() {
+    const RETENTION_MINUTES: usize = 10;
+    let node = Node::start(Duration::from_millis(RETENTION_MINUTES as u64 * MINUTE)).await;
     node.run("CREATE TABLE t(id INTEGER PRIMARY KEY, minute INTEGER, v BLOB)").await;
     node.run(
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20) \
@@ -143,19 +151,19 @@ async fn who_looks_sees_one_minute_whatever_goes_on() {
     .await;
     let times = Arc::new(Mutex::new(Vec::new()));
     let stop = Arc::new(AtomicBool::new(false));
-    let looking: Vec<_> = (0..3)
+    let readers: Vec<_> = (0..3)
         .map(|reader| {
             let (times, stop, engine) = (times.clone(), stop.clone(), node.engine.clone());
             tokio::spawn(async move {
                 let mut client = Client { session: engine.session(SHOP) };
-                let (mut seen, mut round) = (0, reader);
+                let (mut reads, mut round) = (0, reader);
                 while !stop.load(Ordering::Relaxed) {
                     tokio::task::yield_now().await;
                     round += 1;
                     let (minute, time) = {
                         let times = times.lock();
                         let Some(oldest) = times.len().checked_sub(1) else { continue };
-                        let minute = oldest - (round * 7) % times.len().min(KEPT + 3);
+                        let minute = oldest - (round * 7) % times.len().min(RETENTION_MINUTES + 3);
                         (minute as i64, times[minute])
                     };
                     client.session.set_as_of(Some(time));
@@ -166,20 +174,20 @@ async fn who_looks_sees_one_minute_whatever_goes_on() {
                                 let [Value::Integer(shown), newest, bytes] = &rows[0][..] else {
                                     panic!("{rows:?}")
                                 };
-                                // History has one version a minute.
+                                // History has one version per minute.
                                 assert!((minute - 1..=minute).contains(shown), "{shown} at {minute}");
                                 assert_eq!(
                                     (newest, bytes),
                                     (&Value::Integer(*shown), &Value::Integer(60_000))
                                 );
                                 assert_eq!(*shown, *first.get_or_insert(*shown));
-                                seen += 1;
+                                reads += 1;
                             }
                             Err(error) => {
                                 assert_eq!(error.state(), sqlstate::INVALID_PARAMETER_VALUE, "{error:?}");
                                 let newest = times.lock().len() as i64 - 1;
                                 assert!(
-                                    newest - minute >= KEPT as i64 - 1,
+                                    newest - minute >= RETENTION_MINUTES as i64 - 1,
                                     "minute {minute} of {newest}: {error:?}"
                                 );
                             }
@@ -187,22 +195,22 @@ async fn who_looks_sees_one_minute_whatever_goes_on() {
                     }
                 }
                 client.close().await;
-                seen
+                reads
             })
         })
         .collect();
     for minute in 0..60 {
         node.run(&format!("UPDATE t SET minute = {minute}, v = randomblob(3000)")).await;
         node.engine.flush().await.unwrap();
-        node.wait(MINUTE / 2);
+        node.advance(MINUTE / 2);
         times.lock().push(node.clock.unix_ms());
-        node.wait(MINUTE / 2);
+        node.advance(MINUTE / 2);
         node.engine.compact_all().await.unwrap();
         node.engine.collect().await.unwrap();
     }
     stop.store(true, Ordering::Relaxed);
-    for reader in looking {
-        assert!(reader.await.unwrap() > 0);
+    for reader in readers {
+        assert!(reader.await.unwrap() > 0, "every reader must have read a version");
     }
-    assert!(node.engine.history(SHOP).await.unwrap().len() <= KEPT + 2);
+    assert!(node.engine.history(SHOP).await.unwrap().len() <= RETENTION_MINUTES + 2);
 }

@@ -1,9 +1,11 @@
-//! A replay is unseen only if it sends the client the same answers, to the last field.
+//! Replay: a transaction is replayed transparently only if the replay returns exactly the same
+//! results and errors.
 
 use crate::common::{Client, Node};
 use fulmar_engine::sqlstate;
 
-/// Fails in another line, and with that with another DETAIL, when the first row is not 0.
+/// Fails in another line, and therefore with another DETAIL, if the value in the first row is not
+/// 0.
 const PROCEDURE: &str = "local rows = db.query('SELECT n FROM t WHERE id = 1')
 if rows[1].n ~= 0 then
     error('no', 0)
@@ -24,7 +26,8 @@ async fn prepare(node: &Node) -> (Client, Client) {
     (a, b)
 }
 
-/// Begins a transaction that has been told of an error, and has changed something. Returns the error's DETAIL.
+/// Begins a transaction that has received an error and has changed a row. Returns the error's
+/// DETAIL.
 async fn begin(a: &mut Client) -> String {
     a.run("BEGIN; SAVEPOINT s").await.unwrap();
     let error = a.run("CALL fails()").await.unwrap_err();
@@ -34,7 +37,7 @@ async fn begin(a: &mut Client) -> String {
 }
 
 #[tokio::test]
-async fn an_error_with_another_detail_is_another_answer() {
+async fn replay_with_another_error_detail_fails() {
     let node = Node::start().await;
     let (mut a, mut b) = prepare(&node).await;
     let before = begin(&mut a).await;
@@ -48,7 +51,7 @@ async fn an_error_with_another_detail_is_another_answer() {
 }
 
 #[tokio::test]
-async fn the_same_error_is_the_same_answer() {
+async fn replay_with_the_same_error_succeeds() {
     let node = Node::start().await;
     let (mut a, mut b) = prepare(&node).await;
     begin(&mut a).await;

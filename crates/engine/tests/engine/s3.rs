@@ -1,4 +1,4 @@
-//! The engine over an S3 server: what was committed is there after a crash, and few requests bring a tenant back.
+//! The engine on an S3 server: commits survive crashes, and opening a partition takes few requests.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,13 +22,14 @@ fn client(engine: &Arc<Engine>, partition: u64) -> Client {
     Client { session: engine.session(PartitionId(partition)) }
 }
 
-/// What the store was asked since the engine started, by operation: how often.
+/// The number of requests to the store since the engine started, by operation.
 fn tries(engine: &Engine) -> Vec<(StoreOperation, u64)> {
     let statistics = engine.store_statistics().into_iter();
     statistics.filter(|one| one.tries > 0).map(|one| (one.operation, one.tries)).collect()
 }
 
-/// Transactions, large and small, with flushes among them and answers lost, each crash followed by a look.
+/// Small and large transactions, with flushes and lost answers in between. The contents are checked
+/// after each crash.
 #[tokio::test(flavor = "multi_thread")]
 async fn commits_survive_crashes() {
     let server = S3Server::start().unwrap();
@@ -47,7 +48,7 @@ async fn commits_survive_crashes() {
         }
         store.next(StoreOperation::Put, StoreFault::LoseAnswer);
         engine.flush().await.unwrap();
-        // Its pages go into the store before its record goes into the log.
+        // The pages of a large transaction are stored before its record is logged.
         let large = "INSERT INTO t(v) WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 700) \
                      SELECT randomblob(12000) FROM n";
         a.run(large).await.unwrap();
@@ -62,14 +63,15 @@ async fn commits_survive_crashes() {
         a.run("INSERT INTO t(v) VALUES ('after the flush')").await.unwrap();
         expected += 1;
         a.close().await;
-        // As a kill does: nothing is closed or flushed.
+        // Simulates a kill: nothing is closed or flushed.
         drop(engine);
     }
 }
 
-/// A listing and a manifest, the segments' indexes, page 1: then pages, one read each.
+/// Opening reads a listing, a manifest, the segments' indexes and page 1. Each further page takes
+/// one read.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tenant_comes_back_with_a_handful_of_reads() {
+async fn opening_a_partition_takes_few_reads() {
     let server = S3Server::start().unwrap();
     let directory = tempfile::tempdir().unwrap();
     let store = || Arc::new(Backend::s3(server.bucket(), "cold", server.environment()).unwrap());
@@ -86,17 +88,20 @@ async fn a_tenant_comes_back_with_a_handful_of_reads() {
     let engine = start_when_free(|| config(&directory, store())).await;
     use StoreOperation::{Delete, Get, List, Put};
     let begins = [(Put, 1), (Get, 1), (List, 2), (Delete, 2)];
-    assert_eq!(tries(&engine), begins, "a start begins its term, and nothing else");
+    assert_eq!(tries(&engine), begins, "a start must only begin its term");
     let mut a = client(&engine, 1);
     assert_eq!(a.int("PRAGMA user_version").await, 0);
-    // Two segments: that of the large transaction, and what was flushed at the end.
+    // Two segments: the one of the large transaction, and the one of the last flush.
     assert_eq!(tries(&engine), [(Put, 1), (Get, 5), (List, 3), (Delete, 2)]);
     assert_eq!(a.int("SELECT length(v) FROM t WHERE id = 12345").await, 1000);
     let Some((_, gets)) = tries(&engine).into_iter().find(|(operation, _)| *operation == StoreOperation::Get)
     else {
-        panic!("no reads are counted");
+        panic!("reads must be counted");
     };
-    assert!((7..=9).contains(&gets), "the root, perhaps a page between, and the leaf: {gets} reads");
+    assert!(
+        (7..=9).contains(&gets),
+        "a lookup reads the root, perhaps an inner page, and a leaf: {gets} reads"
+    );
     a.close().await;
     engine.shutdown().await.unwrap();
 }

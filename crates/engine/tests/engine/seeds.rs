@@ -1,4 +1,5 @@
-//! Seeds of random tests: constant by default, so that a run can be repeated; other ones from the environment.
+//! Seeds of random tests. They are constant by default, so that runs can be repeated, and can be
+//! set by environment variables.
 //!
 //! ```text
 //! FULMAR_TEST_SEED=77 FULMAR_TEST_ROUNDS=20 cargo test -p fulmar-engine --test engine model
@@ -10,14 +11,14 @@ use std::str::FromStr;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-/// The first seed of a test: `FULMAR_TEST_SEED`, else 1.
+/// The first seed of a test: `FULMAR_TEST_SEED`, or 1.
 pub fn first() -> u64 {
     from_environment("FULMAR_TEST_SEED").unwrap_or(1)
 }
 
-/// How many rounds a test runs, each with a seed of its own: `FULMAR_TEST_ROUNDS` times the usual number.
-pub fn rounds(usual: u64) -> u64 {
-    usual * from_environment("FULMAR_TEST_ROUNDS").unwrap_or(1)
+/// The number of rounds of a test, each with its own seed: `FULMAR_TEST_ROUNDS` times `default`.
+pub fn rounds(default: u64) -> u64 {
+    default * from_environment("FULMAR_TEST_ROUNDS").unwrap_or(1)
 }
 
 fn from_environment<T: FromStr<Err: Debug>>(name: &str) -> Option<T> {
@@ -25,7 +26,7 @@ fn from_environment<T: FromStr<Err: Debug>>(name: &str) -> Option<T> {
     Some(text.parse().unwrap_or_else(|e| panic!("{name}={text}: {e:?}")))
 }
 
-/// A generator that always gives the same numbers for a seed.
+/// A random generator that is determined by its seed.
 pub struct Random(StdRng);
 
 impl Random {
@@ -38,22 +39,22 @@ impl Random {
         self.0.random_range(0..bound)
     }
 
-    /// A number from `least` to `most`, both included.
-    pub fn between(&mut self, least: i64, most: i64) -> i64 {
-        self.0.random_range(least..=most)
+    /// A number from `min` to `max`, inclusive.
+    pub fn between(&mut self, min: i64, max: i64) -> i64 {
+        self.0.random_range(min..=max)
     }
 
-    /// True once in `n` times.
+    /// True with probability 1 / `n`.
     pub fn once_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
 
-    /// One of the items.
+    /// A random item.
     pub fn pick<'a, T>(&mut self, items: &'a [T]) -> &'a T {
         &items[self.below(items.len() as u64) as usize]
     }
 
-    /// One of the items, each as often as its weight says.
+    /// A random item, with probabilities proportional to the weights.
     pub fn weighted<T: Copy>(&mut self, items: &[(u64, T)]) -> T {
         let mut left = self.below(items.iter().map(|(weight, _)| weight).sum());
         for (weight, item) in items {
@@ -62,6 +63,6 @@ impl Random {
             }
             left -= weight;
         }
-        unreachable!("the weights' sum is the bound")
+        unreachable!("the bound is the sum of the weights")
     }
 }

@@ -1,5 +1,6 @@
-//! Partitions whose commits are made durable in the store: what was acknowledged is there after a crash, also on a
-//! machine that has nothing but the store, and who was taken over acknowledges nothing any more.
+//! Partitions with `shared` durability, whose commits are logged in the object store. Acknowledged
+//! commits survive a crash, also on another machine that has only the store, and a fenced process
+//! acknowledges no commit.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -45,7 +46,8 @@ impl Rig {
         start_when_free(|| self.config(&self.directory, shared)).await
     }
 
-    /// Starts an engine with a bound for the objects of its shared log. Also returns the number of objects that the start read.
+    /// Starts an engine with a bound on the objects of its shared log. Also returns the number of
+    /// objects that the start read.
     async fn start_bounded(&self, backlog_objects: usize) -> (Arc<Engine>, u64) {
         let progress: Arc<RecoveryProgress> = Arc::default();
         let config = || {
@@ -57,7 +59,7 @@ impl Rig {
         (start_when_free(config).await, progress.read())
     }
 
-    /// All that is kept beside segments of the partition whose commits are in the store.
+    /// The manifests, anchors and other objects of the shared partition, except for segments.
     async fn manifests(&self) -> Vec<String> {
         self.objects.list(&format!("manifests/{}", PartitionId(SHARED)), None).await.unwrap().names
     }
@@ -65,7 +67,7 @@ impl Rig {
     async fn lose_newest_manifest(&self) -> (String, Vec<u8>) {
         let mut manifests = self.manifests().await;
         manifests.retain(|name| !name.contains("anchor-"));
-        assert!(manifests.len() >= 2, "an older one is still there: {manifests:?}");
+        assert!(manifests.len() >= 2, "an older manifest must exist: {manifests:?}");
         let newest = manifests.into_iter().max().unwrap();
         let bytes = self.objects.get(&newest, Span::Whole).await.unwrap().bytes.to_vec();
         self.objects.delete(&newest).await.unwrap();
@@ -85,7 +87,7 @@ async fn set(engine: &Arc<Engine>, durability: Durability) -> Result<(), Error> 
     engine.set_durability(PartitionId(SHARED), durability, async { Ok(()) }).await
 }
 
-/// Appends a row to both partitions, and answers what they hold.
+/// Appends a row to both partitions, and returns their numbers of rows.
 async fn write(engine: &Arc<Engine>) -> [i64; 2] {
     let mut counts = [0; 2];
     for (count, partition) in counts.iter_mut().zip([LOCAL, SHARED]) {
@@ -99,7 +101,7 @@ async fn write(engine: &Arc<Engine>) -> [i64; 2] {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn commits_survive_crashes_in_their_own_log() {
+async fn commits_in_the_shared_log_survive_crashes() {
     let rig = rig();
     for round in 1..=4 {
         let engine = rig.start(&[SHARED]).await;
@@ -111,7 +113,7 @@ async fn commits_survive_crashes_in_their_own_log() {
         assert_eq!(write(&engine).await, [2 * round; 2]);
         let statistics = engine.statistics();
         assert!(statistics.shared_log_puts > 0 && statistics.log_bytes > 0, "{statistics:?}");
-        // As a kill does: nothing is closed or flushed.
+        // Simulates a kill: nothing is closed or flushed.
         drop(engine);
     }
     let engine = rig.start(&[SHARED]).await;
@@ -119,13 +121,14 @@ async fn commits_survive_crashes_in_their_own_log() {
     engine.shutdown().await.unwrap();
     drop(engine);
     let engine = rig.start(&[SHARED]).await;
-    assert_eq!(engine.statistics().shared_log_size_bytes, 0, "all was flushed");
+    assert_eq!(engine.statistics().shared_log_size_bytes, 0, "a clean stop must flush everything");
     assert_eq!(write(&engine).await, [10; 2]);
-    // Their logs are covered, but for the seals.
+    // Only seals and recent objects of the logs are left.
     assert!(rig.log_objects().await.len() <= 12, "{:?}", rig.log_objects().await);
 }
 
-/// What the other machine needs is in the store; and who still lives on the first one is told.
+/// The store contains everything that another machine needs. The process on the first machine gets
+/// an error.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_machine_takes_over_and_the_first_one_is_fenced() {
     let rig = rig();
@@ -149,17 +152,21 @@ async fn another_machine_takes_over_and_the_first_one_is_fenced() {
     there.run("INSERT INTO t(v) VALUES ('kept')").await.unwrap();
     assert_eq!(there.int("SELECT count(*) FROM t").await, 2);
     let error = here.run("SELECT count(*) FROM t").await.unwrap_err();
-    assert!(error.message().contains("another process has taken over"), "reads would be outdated: {error:?}");
+    assert!(
+        error.message().contains("another process has taken over"),
+        "a fenced process must reject reads: {error:?}"
+    );
 }
 
-/// Nobody can tell whose commits a damaged log has lost: who commits there waits for its repair, the others do not.
+/// It is unknown whose commits a damaged log has lost. Partitions that commit to it must wait for
+/// its repair, others must not.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_damaged_log_in_the_store_stops_only_who_commits_to_it() {
+async fn damaged_shared_log_affects_only_its_partitions() {
     let rig = rig();
     let engine = rig.start(&[SHARED]).await;
     write(&engine).await;
     drop(engine);
-    // The first is a claim, the last one has no witness.
+    // The first object is a claim, and the last one has no later object that proves its existence.
     let damaged = rig.log_objects().await.remove(1);
     let whole = rig.objects.get(&damaged, Span::Whole).await.unwrap().bytes;
     rig.objects.delete(&damaged).await.unwrap();
@@ -187,21 +194,21 @@ async fn a_damaged_log_in_the_store_stops_only_who_commits_to_it() {
     assert_eq!(client(&engine, LOCAL).int("SELECT count(*) FROM t").await, 2);
 }
 
-/// The operator restores the damaged object later. Until then nothing may be deleted that only the log names, and nothing may be
-/// copied without what the log holds of it.
+/// The damaged object can be restored later. Until then, no segment may be deleted that only the
+/// log names, and no partition may be copied without its changes in the log.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_damaged_log_in_the_store_costs_no_segment_and_no_commit() {
+async fn damaged_shared_log_loses_no_segment_and_no_commit() {
     const ROWS: i64 = 3000;
     let rig = rig();
     let start = async || {
-        // Alone: the collector waits for nobody.
+        // With `alone`, the collector does not wait for other processes.
         start_when_free(|| Config { alone: true, ..rig.config(&rig.directory, &[SHARED]) }).await
     };
     let engine = start().await;
     let mut shop = client(&engine, SHARED);
     shop.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)").await.unwrap();
     engine.flush().await.unwrap();
-    // So many pages are stored as a segment, which the log's record names.
+    // Large enough to be stored as a segment, which only the log's record names.
     shop.run(&format!(
         "INSERT INTO t(v) WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {ROWS})
         SELECT randomblob(3900) FROM n"
@@ -233,9 +240,10 @@ async fn a_damaged_log_in_the_store_costs_no_segment_and_no_commit() {
     assert_eq!(client(&engine, SHARED).int("SELECT count(*) FROM t WHERE length(v) = 3900").await, ROWS);
 }
 
-/// What the log goes on from must be there: else its differences would be applied to other pages.
+/// The log's records apply to the version of the newest manifest. If that manifest is missing, they
+/// must not be applied to another version.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_manifest_that_is_gone_is_missed_by_the_log() {
+async fn missing_newest_manifest_is_detected() {
     let rig = rig();
     let engine = rig.start(&[SHARED]).await;
     for _ in 0..2 {
@@ -249,11 +257,20 @@ async fn a_manifest_that_is_gone_is_missed_by_the_log() {
     let error = client(&engine, SHARED).run("SELECT count(*) FROM t").await.unwrap_err();
     assert_eq!(error.state(), sqlstate::DATA_CORRUPTED);
     assert!(error.message().contains(&newest), "{error:?} does not name {newest}");
-    assert_eq!(client(&engine, LOCAL).int("SELECT count(*) FROM t").await, 3, "others go on");
+    assert_eq!(
+        client(&engine, LOCAL).int("SELECT count(*) FROM t").await,
+        3,
+        "other partitions must be available"
+    );
     rig.objects.put(&newest, bytes.into()).await.unwrap();
-    assert_eq!(client(&engine, SHARED).int("SELECT count(*) FROM t").await, 3, "put back, it is found");
+    assert_eq!(
+        client(&engine, SHARED).int("SELECT count(*) FROM t").await,
+        3,
+        "the restored manifest must be used"
+    );
 
-    // When it is at rest the log tells nothing any more: an anchor does, which was put when it was closed.
+    // A closed partition has no records in the log. An anchor, which was written when it was
+    // closed, names its newest manifest.
     engine.shutdown().await.unwrap();
     drop(engine);
     let engine = rig.start(&[SHARED]).await;
@@ -262,15 +279,20 @@ async fn a_manifest_that_is_gone_is_missed_by_the_log() {
     assert_eq!(error.state(), sqlstate::IO_ERROR);
     assert!(error.message().contains(&newest), "{error:?} does not name {newest}");
     rig.objects.put(&newest, bytes.into()).await.unwrap();
-    assert_eq!(client(&engine, SHARED).int("SELECT count(*) FROM t").await, 3, "put back, it is found");
+    assert_eq!(
+        client(&engine, SHARED).int("SELECT count(*) FROM t").await,
+        3,
+        "the restored manifest must be used"
+    );
     engine.drop_partition(PartitionId(SHARED)).await.unwrap();
-    assert_eq!(rig.manifests().await, [""; 0], "anchors go with it");
+    assert_eq!(rig.manifests().await, [""; 0], "a drop must delete the anchors");
 }
 
-/// Nobody else's commits wait for the repair of one partition: its records are carried to the log's end, which is cut behind them.
+/// A partition that cannot be opened does not block commits of others: its records are relocated to
+/// the end of the log, which is truncated behind them.
 #[tokio::test(flavor = "multi_thread")]
-async fn records_of_who_cannot_be_opened_do_not_fill_the_log() {
-    // With so little memory the log is long from 32 MiB on.
+async fn records_of_an_unopenable_partition_do_not_fill_the_log() {
+    // With this memory budget, the log counts as long above 32 MiB.
     let start = async |rig: &Rig| {
         start_when_free(|| Config { memory_bytes: 64 << 20, ..rig.config(&rig.directory, &[SHARED, OTHER]) })
             .await
@@ -306,7 +328,8 @@ async fn records_of_who_cannot_be_opened_do_not_fill_the_log() {
     assert_eq!(client(&engine, OTHER).int("SELECT count(*) FROM t").await, 72);
 }
 
-/// Inserts rows into one partition, one log object for each. Returns the number of rows in the table.
+/// Inserts rows into one partition, one log object per row. Returns the number of rows in the
+/// table.
 async fn insert(engine: &Arc<Engine>, partition: u64, rows: u32) -> i64 {
     let mut client = client(engine, partition);
     client.run("CREATE TABLE IF NOT EXISTS t(id INTEGER PRIMARY KEY, v BLOB)").await.unwrap();
@@ -318,25 +341,24 @@ async fn insert(engine: &Arc<Engine>, partition: u64, rows: u32) -> i64 {
     count
 }
 
-/// No flush is due because of age. Each process flushes the records that it finds, so the next one reads only added ones.
+/// No flush is due because of age. Each process flushes the records that it recovers, so the next
+/// one reads only added ones.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_log_does_not_grow_over_kills() {
+async fn shared_log_does_not_grow_over_kills() {
     const ROWS: u32 = 40;
     let rig = rig();
     for life in 1..=6 {
         let (engine, read) = rig.start_bounded(4000).await;
-        // A claim, a mark and a seal are read too.
-        let most = if life == 1 { 0 } else { 2 * ROWS + 2 + 10 };
-        assert!(read <= u64::from(most), "life {life} has read {read} objects");
-        // One of the two is opened by a client first, the other by the flusher.
+        // A claim, a mark and a seal are also read.
+        let max = if life == 1 { 0 } else { 2 * ROWS + 2 + 10 };
+        assert!(read <= u64::from(max), "start {life} read {read} objects");
+        // One partition is opened by a client, the other by the flusher.
         let mut early = client(&engine, SHARED);
         if life > 1 {
             assert_eq!(early.int("SELECT count(*) FROM t").await, i64::from((life - 1) * ROWS));
         }
-        until("recovered records are not flushed", async || {
-            engine.statistics().shared_log_backlog_objects <= 2
-        })
-        .await;
+        until("recovered records are flushed", async || engine.statistics().shared_log_backlog_objects <= 2)
+            .await;
         early.close().await;
         for partition in [SHARED, OTHER] {
             assert_eq!(insert(&engine, partition, ROWS).await, i64::from(life * ROWS));
@@ -345,9 +367,9 @@ async fn the_log_does_not_grow_over_kills() {
     }
 }
 
-/// A single process; no flush is due because of age.
+/// A single process. No flush is due because of age.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_number_of_log_objects_is_bounded() {
+async fn number_of_log_objects_is_bounded() {
     const BOUND: u64 = 64;
     let rig = rig();
     let (engine, _) = rig.start_bounded(BOUND as usize).await;
@@ -355,14 +377,14 @@ async fn the_number_of_log_objects_is_bounded() {
     for _ in 0..50 {
         insert(&engine, SHARED, 10).await;
         let objects = engine.statistics().shared_log_backlog_objects;
-        // Beyond the bound there is one in 100 ms, however slow a flush is.
-        let most = BOUND + in_flight + began.elapsed().as_millis() as u64 / 100;
-        assert!(objects <= most, "{objects} objects");
+        // Above the bound, one object is written every 100 ms, however slow a flush is.
+        let max = BOUND + in_flight + began.elapsed().as_millis() as u64 / 100;
+        assert!(objects <= max, "{objects} objects");
     }
     assert!(engine.statistics().shared_log_puts >= 500);
-    // Covered objects are gone when one that stays states that they are.
+    // Covered objects are deleted when a later object states that they are covered.
     let left = async || rig.log_objects().await.len() as u64;
-    until("the backlog stays above half of the bound", async || left().await <= BOUND / 2 + 2).await;
+    until("the backlog is at most half of the bound", async || left().await <= BOUND / 2 + 2).await;
     drop(engine);
     let (engine, read) = rig.start_bounded(BOUND as usize).await;
     assert!(read <= BOUND + in_flight, "{read} objects");
@@ -370,21 +392,21 @@ async fn the_number_of_log_objects_is_bounded() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_clean_stop_leaves_nothing_to_read() {
+async fn clean_stop_leaves_only_a_seal() {
     let rig = rig();
     for start in 1..=3 {
         let (engine, read) = rig.start_bounded(4000).await;
-        assert_eq!(read, u64::from(start > 1), "the last seal");
+        assert_eq!(read, u64::from(start > 1), "only the last seal is read");
         assert_eq!(engine.recovery().records, 0);
         assert_eq!(insert(&engine, SHARED, 30).await, 30 * start);
         engine.shutdown().await.unwrap();
-        assert_eq!(rig.log_objects().await.len() as i64, start, "a seal for each start");
+        assert_eq!(rig.log_objects().await.len() as i64, start, "one seal per start");
     }
 }
 
-/// The manifest of one partition is missing. Recovered records of other partitions are flushed all the same.
+/// The manifest of one partition is missing. Recovered records of other partitions must be flushed.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_unopenable_partition_does_not_stop_the_flush_of_recovered_records() {
+async fn unopenable_partition_does_not_block_the_flush_of_recovered_records() {
     let rig = rig();
     let (engine, _) = rig.start_bounded(4000).await;
     for _ in 0..2 {
@@ -396,8 +418,8 @@ async fn an_unopenable_partition_does_not_stop_the_flush_of_recovered_records() 
     drop(engine);
     let (newest, bytes) = rig.lose_newest_manifest().await;
     let (engine, _) = rig.start_bounded(4000).await;
-    // Flushed, and its objects deleted.
-    until("the other partition is not flushed", async || rig.log_objects().await.len() <= 8).await;
+    // The other partition is flushed, and its log objects are deleted.
+    until("the other partition is flushed", async || rig.log_objects().await.len() <= 8).await;
     assert_eq!(client(&engine, SHARED).state("SELECT 1 FROM t").await, sqlstate::DATA_CORRUPTED);
     drop(engine);
     rig.objects.put(&newest, bytes.into()).await.unwrap();
@@ -407,11 +429,11 @@ async fn an_unopenable_partition_does_not_stop_the_flush_of_recovered_records() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn durability_changes_back_and_forth() {
+async fn durability_can_be_changed_repeatedly() {
     let rig = rig();
     let engine = rig.start(&[]).await;
     assert_eq!(write(&engine).await, [1; 2]);
-    assert!(rig.log_objects().await.is_empty(), "nobody needs it yet");
+    assert!(rig.log_objects().await.is_empty(), "no partition uses the shared log yet");
     set(&engine, Durability::Shared).await.unwrap();
     assert_eq!(write(&engine).await, [2; 2]);
     assert_eq!(rig.log_objects().await.len(), 2, "a claim and a commit");
@@ -430,7 +452,7 @@ async fn durability_changes_back_and_forth() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn durability_changes_for_nobody_who_is_connected_and_not_by_half() {
+async fn durability_change_requires_no_sessions_and_a_known_outcome() {
     let rig = rig();
     let engine = rig.start(&[]).await;
     write(&engine).await;
@@ -439,18 +461,18 @@ async fn durability_changes_for_nobody_who_is_connected_and_not_by_half() {
     assert_eq!(set(&engine, Durability::Shared).await.unwrap_err().state(), sqlstate::OBJECT_IN_USE);
     user.run("INSERT INTO t(v) VALUES (1)").await.unwrap();
     user.close().await;
-    // The catalog does not answer: nobody knows where the next commit should go.
+    // The catalog's answer is uncertain, so it is unknown which log the next commit belongs to.
     let silent = async { Err(NotChanged::InDoubt(Error::new(sqlstate::IO_ERROR, "no answer"))) };
     engine.set_durability(PartitionId(SHARED), Durability::Shared, silent).await.unwrap_err();
     assert_eq!(client(&engine, SHARED).state("SELECT 1 FROM t").await, sqlstate::IO_ERROR);
-    // Nobody waits for an answer any more.
+    // The caller abandons the change.
     let (ask, is_asked) = tokio::sync::oneshot::channel();
     let never = engine.set_durability(PartitionId(SHARED), Durability::Shared, async {
         ask.send(()).unwrap();
         std::future::pending().await
     });
     tokio::select! {
-        _ = never => panic!("the catalog has not answered"),
+        _ = never => panic!("the change completed without an answer of the catalog"),
         asked = within("the catalog is asked", is_asked) => asked.unwrap(),
     }
     assert_eq!(client(&engine, SHARED).state("SELECT 1 FROM t").await, sqlstate::IO_ERROR);
@@ -459,9 +481,9 @@ async fn durability_changes_for_nobody_who_is_connected_and_not_by_half() {
     engine.drop_partition(PartitionId(SHARED)).await.unwrap();
 }
 
-/// The partition commits where it did.
+/// The partition continues to commit to its old log.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_change_of_durability_that_is_refused_changes_nothing() {
+async fn rejected_change_of_durability_changes_nothing() {
     let rig = rig();
     let engine = rig.start(&[]).await;
     write(&engine).await;
@@ -475,7 +497,7 @@ async fn a_change_of_durability_that_is_refused_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_comes_during_a_change_of_durability_waits_for_it() {
+async fn session_waits_for_a_running_change_of_durability() {
     let rig = rig();
     let engine = rig.start(&[]).await;
     write(&engine).await;
@@ -499,28 +521,29 @@ async fn who_comes_during_a_change_of_durability_waits_for_it() {
     assert_eq!(rig.log_objects().await.len(), 2, "a claim and its commit");
 }
 
-/// Who asked for the log goes away while it is being opened: there is one opening all the same, and nobody seals it.
+/// The session that triggered the opening of the log is dropped. The log is opened once, and no
+/// second opening seals it.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_log_in_the_store_is_opened_once() {
+async fn shared_log_is_opened_once() {
     let rig = rig();
     let engine = rig.start(&[]).await;
     write(&engine).await;
     rig.store.hold(StoreOperation::Put, true);
-    let mut leaving = Box::pin(set(&engine, Durability::Shared));
-    assert!(futures::poll!(&mut leaving).is_pending());
+    let mut abandoned = Box::pin(set(&engine, Durability::Shared));
+    assert!(futures::poll!(&mut abandoned).is_pending());
     rig.store.is_holding().await;
-    drop(leaving);
-    let mut staying = Box::pin(set(&engine, Durability::Shared));
-    assert!(futures::poll!(&mut staying).is_pending());
+    drop(abandoned);
+    let mut change = Box::pin(set(&engine, Durability::Shared));
+    assert!(futures::poll!(&mut change).is_pending());
     rig.store.hold(StoreOperation::Put, false);
-    staying.await.unwrap();
+    change.await.unwrap();
     assert_eq!(write(&engine).await, [2; 2]);
     assert_eq!(rig.log_objects().await.len(), 2, "a claim and a commit");
 }
 
-/// What is dropped while the catalog is asked stays dropped.
+/// A partition that is dropped during the change stays dropped.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_partition_is_dropped_during_a_change_of_its_durability() {
+async fn partition_dropped_during_a_change_of_durability_stays_dropped() {
     let rig = rig();
     let engine = rig.start(&[]).await;
     write(&engine).await;
@@ -529,16 +552,16 @@ async fn a_partition_is_dropped_during_a_change_of_its_durability() {
         Ok(())
     };
     engine.set_durability(PartitionId(SHARED), Durability::Shared, dropped).await.unwrap();
-    assert_eq!(engine.statistics().open_partitions, 1, "the other one");
+    assert_eq!(engine.statistics().open_partitions, 1, "only the other partition may be open");
     assert_eq!(client(&engine, SHARED).state("SELECT 1").await, sqlstate::DATABASE_DROPPED);
     assert_eq!(set(&engine, Durability::Local).await.unwrap_err().state(), sqlstate::DATABASE_DROPPED);
     engine.compact_all().await.unwrap();
     assert_eq!(rig.objects.list("manifests", None).await.unwrap().names, Vec::<String>::new());
 }
 
-/// Answers wait for the store; others do not.
+/// Commits to the shared log wait for the store; others do not.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_store_that_does_not_answer_stops_only_who_needs_it() {
+async fn unresponsive_store_blocks_only_shared_commits() {
     let rig = rig();
     let engine = rig.start(&[SHARED, OTHER]).await;
     write(&engine).await;
@@ -553,25 +576,26 @@ async fn a_store_that_does_not_answer_stops_only_who_needs_it() {
     assert!(!commit.is_finished());
     rig.store.hold(StoreOperation::Put, false);
     commit.await.unwrap().unwrap();
-    // A store that says no for good: what comes next is refused.
+    // The store rejects all puts: later commits are rejected.
     rig.store.always(StoreOperation::Put, Some(StoreFault::Fail(FailureKind::Refused)));
     let mut doubtful = client(&engine, SHARED);
     let uncertain = tokio::spawn(async move { doubtful.run("INSERT INTO t(v) VALUES (2)").await });
     until("the log is reported as failing", async || !engine.health().shared_log.works).await;
-    assert!(engine.accepts_commits(), "those of others");
+    assert!(engine.accepts_commits(), "commits to the local log must be accepted");
     assert_eq!(engine.statistics().shared_log_refuses, 1);
     assert_eq!(other.state("INSERT INTO t(v) VALUES (1)").await, sqlstate::IO_ERROR);
     local.run("INSERT INTO t(v) VALUES (1)").await.unwrap();
-    assert!(!uncertain.is_finished(), "nobody knows");
+    assert!(!uncertain.is_finished(), "a commit with unknown outcome must not be answered");
     rig.store.always(StoreOperation::Put, None);
     uncertain.await.unwrap().unwrap();
     other.run("INSERT INTO t(v) VALUES (1)").await.unwrap();
     assert_eq!(client(&engine, SHARED).int("SELECT count(*) FROM t").await, 3);
 }
 
-/// What is committed to a store that does not answer cannot be flushed. The node ends nevertheless, and soon.
+/// Commits to a store that does not answer cannot be flushed. The node must stop nevertheless,
+/// within a bounded time.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_ends_while_its_store_is_silent() {
+async fn node_stops_while_its_store_does_not_answer() {
     let rig = rig();
     let engine = rig.start(&[SHARED]).await;
     write(&engine).await;
@@ -580,7 +604,7 @@ async fn a_node_ends_while_its_store_is_silent() {
     let mut user = client(&engine, SHARED);
     let commit = tokio::spawn(async move { user.run("INSERT INTO t(v) VALUES ('in doubt')").await });
     until("the log is reported as failing", async || !engine.health().shared_log.works).await;
-    let ended = within("the node stops", engine.shutdown()).await;
-    assert_eq!(ended.unwrap_err().state(), sqlstate::IO_ERROR);
+    let stopped = within("the node stops", engine.shutdown()).await;
+    assert_eq!(stopped.unwrap_err().state(), sqlstate::IO_ERROR);
     assert!(commit.await.unwrap().is_err());
 }

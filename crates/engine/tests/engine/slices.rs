@@ -1,5 +1,6 @@
-//! A statement yields its thread after each time slice. The engine runs with slices of zero length, so that every second check yields,
-//! and with unlimited ones: the number of yields then depends on the work, not on the speed of the machine.
+//! Cooperative scheduling: a statement yields its thread after each time slice. The engine runs
+//! with zero slices, so that every second check yields, and with unlimited ones. The number of
+//! yields then depends on the work, not on the speed of the machine.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -16,7 +17,7 @@ async fn start(directory: &tempfile::TempDir, time_slice: Duration) -> Arc<Engin
     Engine::start(Config { time_slice, ..Config::new(directory.path(), 256 << 20) }).await.unwrap()
 }
 
-/// Counts how often `work` is polled until it is ready.
+/// Polls `work` until it is ready, and returns the number of polls.
 async fn polls<T>(work: impl Future<Output = Result<T>>) -> usize {
     let mut polls = 0;
     let mut work = pin!(work);
@@ -28,7 +29,8 @@ async fn polls<T>(work: impl Future<Output = Result<T>>) -> usize {
     polls
 }
 
-/// A replay is one call that runs many statements, each much shorter than a time slice. Returns its number of polls.
+/// Returns the number of polls of a replay: one call that runs many statements, each much shorter
+/// than a time slice.
 async fn polls_of_a_replay(time_slice: Duration, statements: usize) -> usize {
     let directory = tempfile::tempdir().unwrap();
     let engine = start(&directory, time_slice).await;
@@ -62,11 +64,12 @@ async fn table_in_memory(client: &mut Client) {
     for _ in 0..2 {
         client.run(&format!("INSERT INTO t(v) {ROWS} SELECT randomblob(2000) FROM i")).await.unwrap();
     }
-    // Transactions of this size are only in the store.
+    // Large transactions are written to the store only, so the scan reads the pages into memory.
     client.run(COUNT).await.unwrap();
 }
 
-/// Polls of a scan, of a DROP TABLE, and of a scan of uncommitted rows. Each is a single step of SQLite's virtual machine.
+/// Returns the polls of a scan, of a DROP TABLE, and of a scan of uncommitted rows. Each is a
+/// single step of SQLite's virtual machine.
 async fn polls_of_scans(time_slice: Duration) -> [usize; 3] {
     let directory = tempfile::tempdir().unwrap();
     let engine = start(&directory, time_slice).await;
@@ -95,7 +98,7 @@ async fn single_step_over_many_pages_yields_after_each_time_slice() {
 }
 
 #[tokio::test]
-async fn single_step_over_many_pages_heeds_a_cancel_between_time_slices() {
+async fn single_step_over_many_pages_can_be_cancelled_between_time_slices() {
     let directory = tempfile::tempdir().unwrap();
     let engine = start(&directory, Duration::ZERO).await;
     let mut client = Client { session: engine.session(SHOP) };

@@ -1,5 +1,5 @@
-//! A slow store: a statement that waits for a page blocks no thread and no other session. The store holds its answers until the test
-//! releases them, so no result depends on time.
+//! Slow store: a statement that waits for a page blocks neither a thread nor another session. The
+//! store holds its answers until the test releases them, so no result depends on time.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use crate::common::{Client, PATIENCE, start_when_free, until, within};
+use crate::common::{Client, WAIT_TIMEOUT, start_when_free, until, within};
 use fulmar_engine::{Config, Engine};
 use fulmar_pages::PartitionId;
 use fulmar_store::{Backend, FailureKind, FaultyStore, StoreFault, StoreOperation};
@@ -18,7 +18,7 @@ fn client(engine: &Arc<Engine>, partition: u64) -> Client {
     Client { session: engine.session(PartitionId(partition)) }
 }
 
-/// An engine on a store whose reads of pages can be held. It reads no page before a statement asks for it.
+/// An engine on a store whose page reads can be held. It reads no page before a statement needs it.
 struct Rig {
     engine: Arc<Engine>,
     store: FaultyStore,
@@ -26,7 +26,7 @@ struct Rig {
 }
 
 impl Rig {
-    /// Partition 1 has been filled by `sql`, and none of its pages is in memory.
+    /// Fills partition 1 with `sql`. None of its pages is in memory afterwards.
     async fn with_cold_pages(sql: &str) -> Rig {
         let directory = tempfile::tempdir().unwrap();
         let store = FaultyStore::new(Arc::new(Backend::memory()));
@@ -55,8 +55,8 @@ impl Rig {
     }
 }
 
-/// On one thread, which a statement that blocks it would keep from all others, and from the test.
-async fn many_statements_wait() {
+/// Runs on one thread. A statement that blocks it would block all others, and the test.
+async fn wait_for_pages() {
     let rig = Rig::with_cold_pages(
         "CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB); INSERT INTO t WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 6000) SELECT i, zeroblob(1000) FROM n",
     )
@@ -93,11 +93,11 @@ fn two_thousand_statements_wait_for_pages_on_one_thread() {
     let (done, is_done) = mpsc::channel();
     let thread = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(many_statements_wait());
+        runtime.block_on(wait_for_pages());
         done.send(()).unwrap();
     });
-    let waited = is_done.recv_timeout(PATIENCE);
-    assert_ne!(waited, Err(mpsc::RecvTimeoutError::Timeout), "a statement blocks its thread");
+    let waited = is_done.recv_timeout(WAIT_TIMEOUT);
+    assert_ne!(waited, Err(mpsc::RecvTimeoutError::Timeout), "a waiting statement must not block its thread");
     thread.join().unwrap();
 }
 
@@ -114,7 +114,7 @@ async fn cancelled_statement_stops_waiting_for_its_page() {
         let mut running = pin!(a.state("SELECT sum(length(v)) FROM t"));
         assert!(futures::poll!(running.as_mut()).is_pending());
         canceller.cancel(fulmar_engine::CancelReason::User);
-        // The store still holds the page.
+        // The store still holds the read of the page.
         let state = within("the statement is cancelled", running).await;
         assert_eq!(state, fulmar_engine::sqlstate::QUERY_CANCELED);
     }
@@ -122,9 +122,9 @@ async fn cancelled_statement_stops_waiting_for_its_page() {
     assert_eq!(a.int("SELECT sum(length(v)) FROM t").await, 18000);
 }
 
-/// A tenant that is not open yet: its store does not answer, and who asked for it need not wait for that.
+/// The store does not answer while a partition is being opened. A cancel must end the wait.
 #[tokio::test]
-async fn a_cancelled_statement_stops_waiting_for_its_partition() {
+async fn cancelled_statement_stops_waiting_for_its_partition() {
     let directory = tempfile::tempdir().unwrap();
     let store = FaultyStore::new(Arc::new(Backend::memory()));
     let config = || Config { store: Some(Arc::new(store.clone())), ..Config::new(directory.path(), 1 << 30) };
@@ -144,9 +144,10 @@ async fn a_cancelled_statement_stops_waiting_for_its_partition() {
     assert_eq!(a.int("SELECT 1").await, 1);
 }
 
-/// A store that refuses, after a while, what many wait for: all of them are told then, not one after the other.
+/// A store rejects a request that many sessions wait for: all of them fail together, after one
+/// request.
 #[tokio::test]
-async fn who_waits_for_the_same_fails_together() {
+async fn sessions_waiting_for_one_request_fail_together() {
     const SESSIONS: usize = 20;
     let directory = tempfile::tempdir().unwrap();
     let store = FaultyStore::new(Arc::new(Backend::memory()));
@@ -161,7 +162,7 @@ async fn who_waits_for_the_same_fails_together() {
     drop(engine);
 
     let engine = start_when_free(config).await;
-    // Its manifests are listed; the last one is read, and then its segment's index.
+    // Opening lists the manifests, reads the last one, and then the index of its segment.
     for (operation, let_through) in [(StoreOperation::List, 0), (StoreOperation::Get, 1)] {
         let tries = || {
             let counted = engine.store_statistics().into_iter().find(|of| of.operation == operation);
@@ -177,17 +178,18 @@ async fn who_waits_for_the_same_fails_together() {
                 tokio::spawn(async move { client.run("SELECT length(v) FROM t").await.unwrap_err() })
             })
             .collect();
-        // On this one thread: when one is held, the others have come as far with the next turn.
+        // Runs on one thread: when one request is held, the other sessions also wait after the next
+        // yield.
         store.is_holding().await;
         tokio::task::yield_now().await;
         store.hold(operation, false);
         for task in waiting {
             let error = task.await.unwrap();
             assert_eq!(error.state(), "58030");
-            // Where the store is, and what it has said, is not the tenant's.
-            let told = format!("{error:?}");
-            assert!(told.contains("refused") && !told.contains("memory:"), "{told}");
-            assert!(!told.contains("a fault of the test's"), "{told}");
+            // The location of the store and its error message must not be shown to the tenant.
+            let shown = format!("{error:?}");
+            assert!(shown.contains("refused") && !shown.contains("memory:"), "{shown}");
+            assert!(!shown.contains("injected fault"), "{shown}");
         }
         assert_eq!(tries() - before, let_through + 1, "{operation:?}");
         store.always(operation, None);

@@ -1,8 +1,9 @@
-//! Snapshots are bounded: who holds one for too long lets go of it, and goes on if nothing that it saw has changed.
+//! Snapshot expiry: a session releases a snapshot that is too old, and its transaction is replayed
+//! on a new one if nothing that it read has changed.
 
 use std::time::Duration;
 
-use crate::common::{Client, MEMORY, PATIENCE, until};
+use crate::common::{Client, MEMORY, WAIT_TIMEOUT, until};
 use fulmar_engine::*;
 use fulmar_pages::PartitionId;
 
@@ -13,7 +14,8 @@ struct Case {
     _directory: tempfile::TempDir,
 }
 
-/// Two clients on a table of two rows on pages of their own, where a snapshot is old as soon as anything was replaced.
+/// Two clients on a table with two rows on separate pages. The bounds are zero, so a snapshot
+/// expires as soon as a page is replaced.
 async fn case() -> Case {
     let directory = tempfile::tempdir().unwrap();
     let snapshots = SnapshotBounds { bytes: 0, age: Duration::ZERO, age_if_large: Duration::ZERO };
@@ -28,12 +30,14 @@ async fn case() -> Case {
 }
 
 impl Case {
-    /// The writer replaces the second row until the holder is asked to let go; then it does.
+    /// The writer replaces the second row until the holder is asked to release its snapshot. Then
+    /// the holder releases it.
     async fn expire(&mut self) {
         for n in 0..10 {
             self.writer.run(&format!("UPDATE t SET n = 100 + {n} WHERE k = 2")).await.unwrap();
         }
-        tokio::time::timeout(PATIENCE, self.holder.session.snapshot_expired()).await.expect("never asked");
+        let expired = self.holder.session.snapshot_expired();
+        tokio::time::timeout(WAIT_TIMEOUT, expired).await.expect("the snapshot must expire");
         assert!(self.holder.session.holds_snapshot());
         self.holder.session.let_snapshot_go().await.unwrap();
         assert!(!self.holder.session.holds_snapshot());
@@ -49,13 +53,13 @@ fn integers(numbers: &[i64]) -> Vec<Vec<Value>> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_lets_go_frees_memory_and_goes_on_unseen() {
+async fn released_snapshot_frees_memory_and_the_transaction_continues() {
     let mut case = case().await;
     case.holder.run("BEGIN").await.unwrap();
     assert_eq!(case.holder.run("SELECT n FROM t WHERE k = 1").await.unwrap(), integers(&[10]));
     let before = case.engine.statistics().memory_bytes;
     case.expire().await;
-    // The flusher's next look frees what was held.
+    // The next round of the flusher frees the pages.
     let is_freed = async || case.engine.statistics().memory_bytes <= before + 2 * 4096;
     until("the replaced pages are freed", is_freed).await;
     case.holder.run("UPDATE t SET n = n + 1 WHERE k = 1").await.unwrap();
@@ -64,7 +68,7 @@ async fn who_lets_go_frees_memory_and_goes_on_unseen() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_written_before_is_written_again() {
+async fn earlier_writes_are_replayed() {
     let mut case = case().await;
     case.holder.run("BEGIN; UPDATE t SET n = n + 1 WHERE k = 1").await.unwrap();
     case.expire().await;
@@ -73,7 +77,7 @@ async fn what_was_written_before_is_written_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_saw_what_has_changed_gets_40001() {
+async fn transaction_that_read_a_changed_row_gets_40001() {
     let mut case = case().await;
     case.holder.run("BEGIN").await.unwrap();
     assert_eq!(case.holder.run("SELECT n FROM t WHERE k = 2").await.unwrap(), integers(&[20]));
@@ -84,7 +88,7 @@ async fn who_saw_what_has_changed_gets_40001() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_only_read_commits_what_it_saw_at_its_snapshot() {
+async fn read_only_transaction_commits_after_its_snapshot_expired() {
     let mut case = case().await;
     case.holder.run("BEGIN").await.unwrap();
     assert_eq!(case.holder.run("SELECT n FROM t ORDER BY k").await.unwrap(), integers(&[10, 20]));
@@ -94,7 +98,7 @@ async fn who_only_read_commits_what_it_saw_at_its_snapshot() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rolled_back_after_letting_go_is_rolled_back() {
+async fn transaction_can_be_rolled_back_after_its_snapshot_expired() {
     let mut case = case().await;
     case.holder.run("BEGIN; UPDATE t SET n = 0 WHERE k = 1").await.unwrap();
     case.expire().await;
@@ -103,7 +107,7 @@ async fn rolled_back_after_letting_go_is_rolled_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_savepoint_is_there_after_letting_go() {
+async fn savepoint_survives_snapshot_expiry() {
     let mut case = case().await;
     case.holder.run("BEGIN; SAVEPOINT s; UPDATE t SET n = 0 WHERE k = 1").await.unwrap();
     case.expire().await;
@@ -112,7 +116,7 @@ async fn a_savepoint_is_there_after_letting_go() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_statement_that_runs_for_too_long_gets_40001() {
+async fn long_statement_gets_40001_when_its_snapshot_expires() {
     let mut case = case().await;
     let long = "WITH RECURSIVE c(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM c) SELECT max(i) FROM c, t";
     for begin in ["", "BEGIN; SELECT n FROM t WHERE k = 1;"] {
@@ -123,15 +127,16 @@ async fn a_statement_that_runs_for_too_long_gets_40001() {
                 case.writer.run("UPDATE t SET n = n + 1 WHERE k = 2").await.unwrap();
             }
         };
-        tokio::time::timeout(PATIENCE, writing).await.expect("it runs for ever");
+        tokio::time::timeout(WAIT_TIMEOUT, writing).await.expect("the statement must be cancelled");
         let error = running.await.unwrap();
         assert_eq!(error.state(), sqlstate::SERIALIZATION_FAILURE);
     }
 }
 
-/// A replay that differs stops in the middle: nobody may go on from there, by whatever name a savepoint has.
+/// A replay with a different result stops halfway. The transaction cannot continue from there, by
+/// any savepoint name.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn half_a_replay_is_not_revived_by_a_savepoint() {
+async fn failed_replay_cannot_continue_from_a_savepoint() {
     let mut case = case().await;
     case.holder.run("BEGIN; SAVEPOINT s").await.unwrap();
     assert_eq!(case.holder.run("SELECT n FROM t WHERE k = 2").await.unwrap(), integers(&[20]));
@@ -147,7 +152,7 @@ async fn half_a_replay_is_not_revived_by_a_savepoint() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn temporary_tables_are_made_again() {
+async fn temporary_tables_are_recreated() {
     let mut case = case().await;
     case.holder.run("BEGIN; CREATE TEMP TABLE c AS SELECT n FROM t WHERE k = 1").await.unwrap();
     case.expire().await;
@@ -156,7 +161,7 @@ async fn temporary_tables_are_made_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_prepared_next_knows_the_tables_that_the_transaction_made() {
+async fn statement_prepared_after_expiry_sees_tables_of_its_transaction() {
     let mut case = case().await;
     case.holder.run("BEGIN; CREATE TABLE x(n); SELECT n FROM t WHERE k = 1").await.unwrap();
     case.expire().await;
@@ -166,9 +171,10 @@ async fn what_is_prepared_next_knows_the_tables_that_the_transaction_made() {
     assert_eq!(case.writer.run("SELECT n FROM x").await.unwrap(), integers(&[7]));
 }
 
-/// A row may be held for as long as its holder's client likes; the snapshots of those who wait for it are not.
+/// A session may hold a row lock for any time. The snapshots of sessions that wait for the row
+/// expire.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_for_a_row_lets_go_too() {
+async fn session_waiting_for_a_row_releases_its_snapshot() {
     let mut case = case().await;
     case.holder
         .run("BEGIN; SELECT n FROM t WHERE k = 1 FOR UPDATE; UPDATE t SET n = 50 WHERE k = 1")

@@ -1,10 +1,10 @@
-//! SQL through sessions: what a client sees.
+//! SQL through sessions, as a client sees it.
 
 use crate::common::Node;
 use fulmar_engine::{CommandTag, Config, Error, Row, RowSink, Scope, TransactionStatus, Value, sqlstate};
 
 #[tokio::test]
-async fn keeps_what_it_was_given() {
+async fn data_survives_a_restart() {
     let node = Node::start().await;
     let mut a = node.client(7);
     a.run("CREATE TABLE t(id INTEGER PRIMARY KEY, name TEXT)").await.unwrap();
@@ -51,7 +51,7 @@ async fn transactions_see_their_snapshot_and_their_own_changes() {
 }
 
 #[tokio::test]
-async fn blind_updates_of_one_row_are_replayed_unseen() {
+async fn blind_updates_of_one_row_are_replayed() {
     let node = Node::start().await;
     let (mut a, mut b) = (node.client(1), node.client(1));
     a.run("CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER); INSERT INTO t VALUES (1, 0)").await.unwrap();
@@ -81,7 +81,7 @@ async fn write_skew_is_refused() {
 }
 
 #[tokio::test]
-async fn growing_the_file_side_by_side_is_no_error() {
+async fn transactions_that_grow_the_file_do_not_conflict() {
     let node = Node::start().await;
     let (mut a, mut b) = (node.client(1), node.client(1));
     a.run("CREATE TABLE t(a TEXT); CREATE TABLE u(a TEXT)").await.unwrap();
@@ -104,7 +104,7 @@ async fn growing_the_file_side_by_side_is_no_error() {
 }
 
 #[tokio::test]
-async fn errors_fail_the_transaction_and_savepoints_bring_it_back() {
+async fn error_fails_the_transaction_until_rollback_to_a_savepoint() {
     let node = Node::start().await;
     let mut a = node.client(1);
     a.run("CREATE TABLE t(id INTEGER PRIMARY KEY)").await.unwrap();
@@ -126,7 +126,7 @@ async fn errors_fail_the_transaction_and_savepoints_bring_it_back() {
 }
 
 #[tokio::test]
-async fn select_for_update_queues_and_then_sees_what_the_other_wrote() {
+async fn select_for_update_waits_and_sees_the_committed_row() {
     let node = Node::start().await;
     let (mut a, mut b) = (node.client(1), node.client(1));
     a.run("CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER); INSERT INTO t VALUES (1, 0), (2, 0)")
@@ -146,7 +146,7 @@ async fn select_for_update_queues_and_then_sees_what_the_other_wrote() {
 }
 
 #[tokio::test]
-async fn outcomes_can_be_asked_for_and_asking_decides() {
+async fn asking_for_an_outcome_decides_it() {
     let node = Node::start().await;
     let (mut a, mut b) = (node.client(1), node.client(1));
     a.run("CREATE TABLE t(n INTEGER)").await.unwrap();
@@ -177,7 +177,7 @@ async fn outcomes_can_be_asked_for_and_asking_decides() {
 }
 
 #[tokio::test]
-async fn stock_features_work() {
+async fn sqlite_features_work() {
     let node = Node::start().await;
     let mut a = node.client(1);
     a.run("CREATE VIRTUAL TABLE f USING fts5(body); INSERT INTO f VALUES ('the quick brown fox')")
@@ -203,13 +203,13 @@ async fn stock_features_work() {
     a.run("ALTER TABLE p ADD COLUMN extra TEXT DEFAULT 'e'; CREATE INDEX pi ON p(extra); ANALYZE; REINDEX; DROP TABLE c").await.unwrap();
     assert_eq!(b.value("SELECT extra FROM p").await, Value::Text("e".into()));
     let constraint = "ALTER TABLE p ADD CONSTRAINT positive CHECK (id > 0)";
-    assert_eq!(a.session.prepare(constraint).await.unwrap().0.columns, [], "it returns no rows");
+    assert_eq!(a.session.prepare(constraint).await.unwrap().0.columns, [], "the statement returns no rows");
     a.run(constraint).await.unwrap();
     assert_eq!(a.state(constraint).await, sqlstate::DUPLICATE_OBJECT);
 }
 
 #[tokio::test]
-async fn a_tenant_has_no_way_out() {
+async fn statements_outside_the_database_are_rejected() {
     let node = Node::start().await;
     let mut a = node.client(1);
     a.run("CREATE TABLE t(a)").await.unwrap();
@@ -250,7 +250,7 @@ async fn a_tenant_has_no_way_out() {
 }
 
 #[tokio::test]
-async fn an_integrity_check_looks_at_text_tables_as_they_are_now() {
+async fn integrity_check_uses_current_full_text_indexes() {
     let node = Node::start().await;
     let (mut a, mut b) = (node.client(1), node.client(1));
     a.run("CREATE VIRTUAL TABLE words USING fts5(body); INSERT INTO words VALUES ('here')").await.unwrap();
@@ -260,28 +260,28 @@ async fn an_integrity_check_looks_at_text_tables_as_they_are_now() {
         "BEGIN; PRAGMA integrity_check",
         "SELECT * FROM pragma_integrity_check",
     ] {
-        // One connection reads the index and keeps what it knows of it; meanwhile another one changes the index.
+        // One connection reads and caches the index. Then another one changes it.
         a.run("BEGIN; SELECT count(*) FROM words WHERE words MATCH 'here'").await.unwrap();
         b.run("INSERT INTO words VALUES ('there')").await.unwrap();
-        // It is given back last, so that it is taken next.
+        // Returned to the pool last, so that it is taken next.
         a.run("ROLLBACK").await.unwrap();
         assert_eq!(a.value(check).await, Value::Text("ok".into()), "{check}");
         a.run("ROLLBACK").await.unwrap();
     }
-    // Only what reads: a statement that writes and names the same is a statement like any other.
+    // Only a reading statement is treated as a check, not one that writes a column of that name.
     a.run("CREATE TABLE t(integrity_check); INSERT INTO t(integrity_check) VALUES (1)").await.unwrap();
     assert_eq!(b.int("SELECT count(integrity_check) FROM t").await, 1);
 }
 
 #[tokio::test]
-async fn a_page_that_was_cut_off_and_comes_back_has_no_past() {
+async fn truncated_page_has_no_old_contents_when_it_is_reused() {
     const FILL: &str = "WITH RECURSIVE i(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM i WHERE x < 100) \
         INSERT INTO t SELECT x, printf('%03000d', x) FROM i";
     let node = Node::start().await;
     let (mut a, mut old) = (node.client(1), node.client(1));
     a.run("CREATE TABLE t(id INTEGER PRIMARY KEY, pad TEXT)").await.unwrap();
     a.run(FILL).await.unwrap();
-    // A reader keeps the versions from before the cut in memory.
+    // A reader keeps the page versions from before the truncation in memory.
     assert_eq!(old.int("BEGIN; SELECT count(*) FROM t").await, 100);
     a.run("DELETE FROM t").await.unwrap();
     a.run("VACUUM").await.unwrap();
@@ -293,7 +293,7 @@ async fn a_page_that_was_cut_off_and_comes_back_has_no_past() {
     old.run("ROLLBACK").await.unwrap();
     a.close().await;
     old.close().await;
-    // As after a crash: from the manifest and the log.
+    // Recovers from the manifest and the log, as after a crash.
     let Node { engine, directory } = node;
     drop(engine);
     let engine =
@@ -303,30 +303,30 @@ async fn a_page_that_was_cut_off_and_comes_back_has_no_past() {
     assert_eq!(a.int("SELECT count(*) FROM t WHERE pad = printf('%03000d', id)").await, 100);
 }
 
-/// A sink that refuses every row: as when a value does not fit what the client was told of.
-struct Refuses;
+/// A sink that rejects every row, as if a value had another type than announced.
+struct RejectAll;
 
-impl RowSink for Refuses {
+impl RowSink for RejectAll {
     fn row(&mut self, _: &dyn Row) -> fulmar_engine::Result<()> {
-        Err(Error::new(sqlstate::DATATYPE_MISMATCH, "not that"))
+        Err(Error::new(sqlstate::DATATYPE_MISMATCH, "rejected"))
     }
 
     fn reset(&mut self) {}
 }
 
 #[tokio::test]
-async fn a_statement_whose_answer_is_refused_has_changed_nothing() {
+async fn statement_whose_rows_are_rejected_changes_nothing() {
     let node = Node::start().await;
     let mut a = node.client(1);
     a.run("CREATE TABLE t(n INTEGER); INSERT INTO t VALUES (1)").await.unwrap();
     let sql = "INSERT INTO t VALUES (2), (3) RETURNING n";
     let (insert, _) = a.session.prepare(sql).await.unwrap();
-    let refused = a.session.execute(&insert, &[], Scope::Auto, &mut Refuses).await.unwrap_err();
+    let refused = a.session.execute(&insert, &[], Scope::Auto, &mut RejectAll).await.unwrap_err();
     assert_eq!(refused.state(), sqlstate::DATATYPE_MISMATCH);
     assert_eq!(a.int("SELECT count(*) FROM t").await, 1);
 
     a.run("BEGIN; INSERT INTO t VALUES (4)").await.unwrap();
-    let refused = a.session.execute(&insert, &[], Scope::Auto, &mut Refuses).await.unwrap_err();
+    let refused = a.session.execute(&insert, &[], Scope::Auto, &mut RejectAll).await.unwrap_err();
     assert_eq!(refused.state(), sqlstate::DATATYPE_MISMATCH);
     assert_eq!(a.session.status(), TransactionStatus::Failed);
     a.run("COMMIT").await.unwrap();

@@ -1,4 +1,4 @@
-//! Temporary files are limited for a tenant and for the node.
+//! Limits of temporary files, per tenant and per node.
 
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -7,7 +7,7 @@ use fulmar_engine::{Config, Engine, Space, TransactionLimits, Value, sqlstate};
 
 const MIB: u64 = 1 << 20;
 
-/// A node whose disk has so much free space above the reserve, which temporary files reduce.
+/// A node whose disk has `free_bytes` above the reserve, minus its temporary files.
 async fn node_with_space(free_bytes: u64) -> Node {
     let directory = tempfile::tempdir().unwrap();
     let mut config = Config::new(directory.path(), 1 << 30);
@@ -43,7 +43,8 @@ async fn is_intact(client: &mut Client) -> bool {
     client.value("PRAGMA integrity_check").await == Value::Text("ok".into())
 }
 
-/// What needs 20 MiB or more of temporary files: changed pages and their journal, a sort, a temporary table, a copy of the database.
+/// Statements that need at least 20 MiB of temporary files: changed pages and their journal, a
+/// sort, a temporary table, a copy of the database.
 const LARGE: [&str; 4] = [
     "UPDATE t SET v = randomblob(3000)",
     "SELECT id FROM t ORDER BY hex(v)",
@@ -52,7 +53,7 @@ const LARGE: [&str; 4] = [
 ];
 
 #[tokio::test]
-async fn a_tenant_keeps_to_its_temp_file_limit() {
+async fn temp_file_limit_is_enforced_per_tenant() {
     let node = node_with_space(10_000 * MIB).await;
     let (mut a, mut other) = (node.client(1), node.client(1));
     fill(&mut a, 5000).await;
@@ -62,17 +63,17 @@ async fn a_tenant_keeps_to_its_temp_file_limit() {
         assert_eq!(error.state(), sqlstate::CONFIGURATION_LIMIT, "{large}: {error}");
         assert_eq!(error.message(), "temporary file size exceeds temp_file_limit (8192kB)", "{large}");
         assert!(error.get_hint().unwrap().contains("SET temp_file_limit"), "{error}");
-        // It was rolled back, and smaller ones run.
+        // The statement was rolled back, and smaller ones succeed.
         assert_eq!(a.int("SELECT count(*) FROM t").await, 5000);
         a.run("UPDATE t SET v = randomblob(3000) WHERE id < 100").await.unwrap();
     }
-    // A transaction fails, and goes on from its savepoint.
+    // A failed transaction continues from its savepoint.
     a.run("BEGIN; INSERT INTO t VALUES (-1, 'kept'); SAVEPOINT s").await.unwrap();
     assert_eq!(a.state(LARGE[0]).await, sqlstate::CONFIGURATION_LIMIT);
     a.run("ROLLBACK TO s; INSERT INTO t VALUES (-2, 'kept'); COMMIT").await.unwrap();
     assert_eq!(a.int("SELECT count(*) FROM t WHERE v = 'kept'").await, 2);
     assert!(is_intact(&mut a).await);
-    // All sessions of the tenant share it.
+    // All sessions of the tenant share the limit.
     a.session.set_limits(limited(60));
     a.run("BEGIN; UPDATE t SET v = randomblob(3000)").await.unwrap();
     other.session.set_limits(limited(30));
@@ -86,18 +87,19 @@ async fn a_tenant_keeps_to_its_temp_file_limit() {
 }
 
 #[tokio::test]
-async fn temporary_files_leave_the_disk_to_the_commits_of_others() {
+async fn temporary_files_leave_disk_space_for_commits_of_others() {
     let node = node_with_space(64 * MIB).await;
     let mut clients: Vec<Client> = (1..=3).map(|id| node.client(id)).collect();
     for client in &mut clients {
         fill(client, 3000).await;
     }
-    // Half of the free space, once the files of the statements so far are closed and the disk has been polled.
+    // The limit is half of the free space, once the files of earlier statements are closed and the
+    // disk was polled.
     until("the limit is half of the free space", async || {
         node.engine.statistics().temporary_limit_bytes == 32 * MIB
     })
     .await;
-    // A tenant has half of that, whatever its own limit is.
+    // A tenant gets half of that, even if its own limit is higher.
     let error =
         clients[0].run("CREATE TEMPORARY TABLE copies AS SELECT t.* FROM t, t AS u").await.unwrap_err();
     assert_eq!(error.state(), sqlstate::CONFIGURATION_LIMIT);
@@ -105,14 +107,14 @@ async fn temporary_files_leave_the_disk_to_the_commits_of_others() {
     assert!(error.message().starts_with(share), "{error}");
     // The files of the statement that failed are closed by another thread.
     until("its temporary files are closed", async || node.engine.statistics().temporary_bytes == 0).await;
-    // Two tenants take their halves, or nearly; the third one has none, and commits.
+    // Two tenants use nearly their whole shares. The third one has none left, but can commit.
     let copy = "CREATE TEMPORARY TABLE copy AS SELECT * FROM t";
     for client in &mut clients[..2] {
         client.run(copy).await.unwrap();
         client.run("CREATE TEMPORARY TABLE more(v)").await.unwrap();
         while client.run("INSERT INTO more SELECT v FROM t LIMIT 300").await.is_ok() {}
         let used = node.engine.statistics().temporary_bytes;
-        // What was charged between two looks at the disk may be counted twice, once.
+        // Bytes charged between two polls of the disk may be counted twice, once.
         assert!(used <= 48 * MIB, "{used}");
     }
     assert_eq!(clients[2].state(copy).await, sqlstate::CONFIGURATION_LIMIT);

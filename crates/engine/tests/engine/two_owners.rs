@@ -1,6 +1,7 @@
-//! Processes that all believe to own one store. The last one does: of what it has acknowledged nothing is lost, doubled or
-//! revived, whatever the others go on to commit, flush, compact, collect and restore, and however late that arrives. Case by case; at random in
-//! [`crate::owners_at_random`].
+//! Fencing: several processes open the same store, and only the last one owns it. None of its
+//! acknowledged changes is lost, duplicated or reverted, whatever the earlier processes still
+//! commit, flush, compact, collect and restore, and however late their requests arrive. These are
+//! individual cases; [`crate::owners_at_random`] is the random test.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use hashbrown::HashMap;
 
 pub const SHOP: PartitionId = PartitionId(7);
 
-/// The store, as all of them see it, and what the catalog says.
+/// The shared store and the contents of the catalog.
 pub struct World {
     objects: Backend,
     retention: Duration,
@@ -23,7 +24,7 @@ pub struct World {
     clock: Arc<Clock>,
 }
 
-/// The system's, some time ahead.
+/// The system clock plus an offset.
 #[derive(Default)]
 pub struct Clock {
     system: SystemTime,
@@ -40,7 +41,7 @@ impl TimeSource for Clock {
     }
 }
 
-/// One that believes to own it.
+/// A process that has opened the store.
 pub struct Process {
     pub engine: Arc<Engine>,
     pub store: FaultyStore,
@@ -62,7 +63,7 @@ impl World {
         let retention = self.retention;
         let config = Config {
             store: Some(Arc::new(store.clone())),
-            // Only the test flushes and collects.
+            // Only the test starts flushes and collections.
             manifest_interval: Duration::from_secs(3600),
             retention: Arc::new(move |_| retention),
             node_id: 7,
@@ -99,7 +100,7 @@ impl Process {
                 ref other => panic!("{other:?}"),
             })
             .collect();
-        assert_eq!(found.len(), rows.len(), "doubled");
+        assert_eq!(found.len(), rows.len(), "rows are duplicated");
         found
     }
 
@@ -112,7 +113,7 @@ impl Process {
     }
 }
 
-/// The first owner of a store, and a table with a row.
+/// Starts the first owner of a store, and creates a table with one row.
 pub async fn shop(world: &World) -> Process {
     let first = world.start().await;
     first.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)").await.unwrap();
@@ -121,9 +122,10 @@ pub async fn shop(world: &World) -> Process {
     first
 }
 
-/// What a compaction stores has the number after the newest commit's. It arrives when the next owner has given that to a commit.
+/// A compaction stores a manifest under the number after the newest commit. Here it arrives after
+/// the next owner has used that number for a commit.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_manifest_that_comes_late_hides_no_commit() {
+async fn late_manifest_hides_no_commit() {
     let world = World::new(Duration::ZERO);
     let zombie = shop(&world).await;
     let mut late = zombie.newest().await;
@@ -138,11 +140,11 @@ async fn a_manifest_that_comes_late_hides_no_commit() {
     drop(zombie);
 }
 
-/// Else it would commit under its successor's numbers.
+/// Otherwise it would commit under its successor's version numbers.
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_goes_on_from_what_a_later_owner_has_stored() {
+async fn zombie_does_not_continue_from_manifests_of_its_successor() {
     let world = World::new(Duration::ZERO);
-    // A clean stop leaves nothing to flush, so the next process opens no partition by itself.
+    // A clean stop leaves nothing to flush, so the next process does not open a partition at start.
     shop(&world).await.engine.shutdown().await.unwrap();
     let zombie = world.start().await;
     let owner = world.start().await;
@@ -156,46 +158,47 @@ async fn nobody_goes_on_from_what_a_later_owner_has_stored() {
     drop(zombie);
 }
 
-/// Segments of an earlier owner may still be named for a while; then nothing comes any more. How much of that is left a clean stop says.
+/// Manifests of an earlier owner may still name its segments for one hour. A clean stop records how
+/// much of that hour is left.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_earlier_owners_have_left_goes_in_an_hour() {
+async fn garbage_of_earlier_owners_is_collected_after_an_hour() {
     let world = World::new(Duration::ZERO);
-    let left = |process: &Process| {
+    let put_garbage = |process: &Process| {
         let pages = process.pages();
-        async move { pages.put_segment((&b"named by nobody"[..]).into()).await.unwrap() }
+        async move { pages.put_segment((&b"unreferenced"[..]).into()).await.unwrap() }
     };
-    let is_there = |process: &Process, id: SegmentId| {
+    let exists = |process: &Process, id: SegmentId| {
         let pages = process.pages();
         async move { pages.list_segments().await.unwrap().contains(&id) }
     };
     let first = shop(&world).await;
-    let of_first = left(&first).await;
+    let of_first = put_garbage(&first).await;
     drop(first);
     let second = world.start().await;
-    let of_second = left(&second).await;
+    let of_second = put_garbage(&second).await;
     second.engine.collect().await.unwrap();
-    assert!(is_there(&second, of_first).await && !is_there(&second, of_second).await);
+    assert!(exists(&second, of_first).await && !exists(&second, of_second).await);
     world.advance(Duration::from_millis(2_400_000));
     second.engine.collect().await.unwrap();
-    assert!(is_there(&second, of_first).await);
+    assert!(exists(&second, of_first).await);
     second.engine.shutdown().await.unwrap();
     let third = world.start().await;
     world.advance(Duration::from_millis(1_100_000));
     third.engine.collect().await.unwrap();
-    assert!(is_there(&third, of_first).await);
+    assert!(exists(&third, of_first).await);
     world.advance(Duration::from_millis(200_000));
     third.engine.collect().await.unwrap();
-    assert!(!is_there(&third, of_first).await);
-    let of_third = left(&third).await;
+    assert!(!exists(&third, of_first).await);
+    let of_third = put_garbage(&third).await;
     third.engine.shutdown().await.unwrap();
     let fourth = world.start().await;
     fourth.engine.collect().await.unwrap();
-    assert!(!is_there(&fourth, of_third).await, "nobody is left");
+    assert!(!exists(&fourth, of_third).await, "no earlier process is left");
     assert_eq!(fourth.rows(SHOP).await, [1].into());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_does_not_own_the_store_any_more_deletes_nothing() {
+async fn fenced_process_deletes_nothing() {
     let world = World::new(Duration::ZERO);
     let zombie = shop(&world).await;
     let owner = world.start().await;
@@ -203,17 +206,25 @@ async fn who_does_not_own_the_store_any_more_deletes_nothing() {
     let before = owner.pages().list_segments().await.unwrap().len();
     zombie.engine.collect().await.unwrap_err();
     let error = zombie.run("SELECT count(*) FROM t").await.unwrap_err();
-    assert!(error.message().contains("another process has taken over"), "reads would be outdated: {error:?}");
+    assert!(
+        error.message().contains("another process has taken over"),
+        "a fenced process must reject reads: {error:?}"
+    );
     for refused in [zombie.engine.collect().await, zombie.engine.drop_partition(SHOP).await] {
         let error = refused.unwrap_err();
         assert_eq!(error.state(), sqlstate::IO_ERROR);
         assert!(error.message().contains("another process has taken over"), "{error:?}");
     }
-    assert_eq!(owner.pages().list_segments().await.unwrap().len(), before, "one that only a log names");
+    assert_eq!(
+        owner.pages().list_segments().await.unwrap().len(),
+        before,
+        "a segment named only by the log must be kept"
+    );
     assert_eq!(owner.rows(SHOP).await, [1, 2].into());
 }
 
-/// A flush of an earlier owner has stored its segment when the next one collects, and its manifest comes after that.
+/// An earlier owner has stored the segment of a flush when the next owner collects. Its manifest is
+/// stored afterwards.
 #[tokio::test(flavor = "multi_thread")]
 async fn segment_whose_manifest_is_not_stored_yet_is_not_collected() {
     let world = World::new(Duration::ZERO);
@@ -222,14 +233,14 @@ async fn segment_whose_manifest_is_not_stored_yet_is_not_collected() {
     zombie.store.hold_under(StoreOperation::Put, "manifests/");
     let engine = zombie.engine.clone();
     let flushing = tokio::spawn(async move { engine.flush().await });
-    // The zombie has checked that it owns the store, and stored the segment.
+    // The zombie has checked its ownership and stored the segment.
     within("the put of the manifest is held", zombie.store.is_holding()).await;
     let owner = world.start().await;
     owner.engine.collect().await.unwrap();
     zombie.store.hold(StoreOperation::Put, false);
     // The owner flushes the recovered row at its start. Both processes store the same version under
-    // one name, and the first one wins. If that is the first process, its flush ends without an
-    // error, or with the check of ownership that follows.
+    // one name, and the first one succeeds. The zombie's flush therefore succeeds, fails on the
+    // name, or fails on the check of ownership that follows.
     if let Err(error) = flushing.await.unwrap() {
         let expected =
             ["exists in the store with other contents", "another process has taken over the store"];
@@ -241,15 +252,15 @@ async fn segment_whose_manifest_is_not_stored_yet_is_not_collected() {
     assert_eq!(world.start().await.rows(SHOP).await, [1, 2].into());
 }
 
-/// What the first owner was about to delete the second one makes a branch of: it is pinned, and stays; or it is condemned, and no
-/// branch is made of it.
+/// The second owner branches a manifest that the first one is about to delete. If it is pinned
+/// first, it is kept. If it is condemned first, the branch fails.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_branched_from_stays_and_what_is_condemned_is_not_branched_from() {
+async fn branched_manifest_is_kept_and_condemned_manifest_cannot_be_branched() {
     let world = World::new(Duration::from_secs(3600));
     let zombie = shop(&world).await;
     let time_ms = zombie.engine.history(SHOP).await.unwrap()[0].time_unix_ms;
     let name = zombie.pages().list_manifests(None).await.unwrap()[0];
-    // History has a resolution of a millisecond.
+    // History has a resolution of one millisecond.
     world.advance(Duration::from_millis(1));
     zombie.run("INSERT OR REPLACE INTO t VALUES (1, randomblob(3000))").await.unwrap();
     zombie.engine.flush().await.unwrap();
@@ -258,18 +269,21 @@ async fn what_is_branched_from_stays_and_what_is_condemned_is_not_branched_from(
     owner.engine.create_partition(branch, Some((SHOP, Some(time_ms)))).await.unwrap();
     assert!(!zombie.pages().condemn(name, &[], time_ms).await.unwrap());
     assert_eq!(owner.rows(branch).await, [1].into());
-    assert!(zombie.pages().condemn(name, &[], time_ms + 10 * 3_600_000).await.unwrap(), "its time is over");
-    assert_eq!(owner.rows(branch).await, [1].into(), "the branch names it all itself");
+    assert!(
+        zombie.pages().condemn(name, &[], time_ms + 10 * 3_600_000).await.unwrap(),
+        "the pin has expired"
+    );
+    assert_eq!(owner.rows(branch).await, [1].into(), "the branch has its own manifest");
     let error = owner.engine.create_partition(PartitionId(9), Some((SHOP, Some(time_ms)))).await.unwrap_err();
     assert_eq!(error.state(), sqlstate::INVALID_PARAMETER_VALUE, "{error:?}");
     let error = owner.engine.create_partition(branch, None).await.unwrap_err();
-    assert_eq!(error.state(), sqlstate::OBJECT_IN_USE, "somebody else has given the id away");
+    assert_eq!(error.state(), sqlstate::OBJECT_IN_USE, "the id is used by another process");
 }
 
-/// The collection of a process that has looked whose the store is, and is held before it deletes: what it has listed is garbage for
-/// ever, whatever its successor does meanwhile.
+/// A collection has checked its ownership and is held before it deletes. The objects that it has
+/// listed are garbage, whatever its successor does meanwhile.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_collection_that_is_held_takes_nothing_from_the_next_owner() {
+async fn delayed_collection_deletes_nothing_of_the_next_owner() {
     let world = World::new(Duration::ZERO);
     let zombie = shop(&world).await;
     for _ in 0..4 {
@@ -279,13 +293,13 @@ async fn a_collection_that_is_held_takes_nothing_from_the_next_owner() {
     zombie.store.hold(StoreOperation::Delete, true);
     let engine = zombie.engine.clone();
     let collecting = tokio::spawn(async move { engine.collect().await });
-    // The first one is condemned: it has looked whose the store is.
+    // A condemned manifest shows that the collection has checked its ownership.
     let is_condemned = async || !zombie.pages().list_partitions(None).await.unwrap().fates.is_empty();
     until("a manifest is condemned", is_condemned).await;
     within("the deletion is held", zombie.store.is_holding()).await;
     let owner = world.start().await;
     let manifests = owner.pages().list_manifests(None).await.unwrap().len();
-    assert!(manifests > 1, "something is to be deleted");
+    assert!(manifests > 1, "the zombie must have something to delete");
     for id in 2..6 {
         owner.run(&format!("INSERT INTO t VALUES ({id}, randomblob(3000))")).await.unwrap();
         owner.engine.flush().await.unwrap();
@@ -303,7 +317,7 @@ async fn a_collection_that_is_held_takes_nothing_from_the_next_owner() {
     drop((next, zombie));
 }
 
-/// The file of a database.
+/// Exports a partition as an SQLite file.
 async fn exported(process: &Process, id: PartitionId) -> Vec<u8> {
     let mut export = process.engine.export(id, None).await.unwrap();
     let mut file = Vec::new();
@@ -311,9 +325,9 @@ async fn exported(process: &Process, id: PartitionId) -> Vec<u8> {
     file
 }
 
-/// Both catalogs give out the same next id.
+/// Both catalogs assign the same next id.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_import_does_not_become_a_database_of_the_next_owner() {
+async fn import_of_a_fenced_process_fails() {
     const NEW: PartitionId = PartitionId(57);
     let world = World::new(Duration::ZERO);
     let zombie = shop(&world).await;
@@ -323,7 +337,7 @@ async fn an_import_does_not_become_a_database_of_the_next_owner() {
     let owner = world.start().await;
     let error = import.finish().await.unwrap_err();
     assert!(error.message().contains("another process has taken over"), "{error:?}");
-    assert!(zombie.engine.import(PartitionId(58)).await.is_err(), "it is known to be over");
+    assert!(zombie.engine.import(PartitionId(58)).await.is_err(), "the process must know that it is fenced");
     assert_eq!(owner.pages().list_manifests(Some(NEW)).await.unwrap(), []);
     let mut client = owner.client(NEW);
     client.run("CREATE TABLE t(id INTEGER PRIMARY KEY)").await.unwrap();
@@ -334,9 +348,9 @@ async fn an_import_does_not_become_a_database_of_the_next_owner() {
     client.close().await;
 }
 
-/// A partition whose id was refused to a creation belongs to another process.
+/// A partition whose id was rejected in a creation belongs to another process.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_creation_that_is_refused_deletes_nothing() {
+async fn undo_of_a_rejected_creation_deletes_nothing() {
     const NEW: PartitionId = PartitionId(57);
     let world = World::new(Duration::ZERO);
     let process = shop(&world).await;
@@ -347,7 +361,7 @@ async fn a_creation_that_is_refused_deletes_nothing() {
     let error = process.engine.import(SHOP).await.map(drop).unwrap_err();
     assert_eq!(error.state(), sqlstate::OBJECT_IN_USE);
 
-    // The other one was faster.
+    // A concurrent import with the same id finishes first.
     let file = exported(&process, SHOP).await;
     let mut late = process.engine.import(NEW).await.unwrap();
     late.write(&file).await.unwrap();
@@ -358,7 +372,7 @@ async fn a_creation_that_is_refused_deletes_nothing() {
     process.engine.undo_creation(NEW).await.unwrap();
     assert_eq!(process.rows(NEW).await, [1].into());
 
-    // Its own creation is deleted.
+    // The process can undo its own creation.
     let other = PartitionId(58);
     process.engine.create_partition(other, Some((SHOP, None))).await.unwrap();
     process.engine.undo_creation(other).await.unwrap();

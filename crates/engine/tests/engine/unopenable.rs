@@ -1,5 +1,7 @@
-//! A partition that cannot be opened, since its newest manifest is damaged, is its own tenant's trouble: its records are carried to the
-//! end of the log, which is cut behind them, and nobody else is refused a commit. When the manifest is restored all is there.
+//! A partition with a damaged newest manifest cannot be opened. This must affect only that
+//! partition: its log records are relocated to the end of the log, the log is truncated behind
+//! them, and commits of other partitions are accepted. After the manifest is restored, all data is
+//! there.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,24 +14,24 @@ use fulmar_store::{
     StoreFault, StoreOperation,
 };
 
-const HURT: u64 = 1;
+const DAMAGED: u64 = 1;
 const OTHER: u64 = 2;
 
-/// What the log may take; it is long beyond half of it.
+/// Capacity of the log. Above half of it, the log counts as long.
 const CAPACITY: u64 = 4 << 20;
-/// Rows of the damaged partition whose records are in the log only, some 5 KiB each.
+/// Rows of the damaged partition whose records, of about 5 KiB each, are only in the log.
 const ROWS: i64 = 30;
 
 struct Rig {
     directory: tempfile::TempDir,
     store: Backend,
-    /// The engine's way to it.
-    way: FaultyStore,
+    /// The same store with injected faults, as used by the engine.
+    faulty_store: FaultyStore,
     files: FaultyFiles,
     engine: Arc<Engine>,
-    /// The newest manifest of the damaged partition, as it was.
+    /// The newest manifest of the damaged partition: its name and its original contents.
     manifest: (String, Vec<u8>),
-    /// How many records of that partition the start has found.
+    /// The number of log records of that partition at the last start.
     found: i64,
 }
 
@@ -42,7 +44,7 @@ async fn start(
         files: Some(Arc::new(files.clone())),
         store: Some(Arc::new(store.clone())),
         log: LogOptions { file_bytes: 128 << 10, capacity_bytes: CAPACITY, ..LogOptions::default() },
-        // Only the test flushes, and who finds the log long.
+        // Flushes are started only by the test, and by commits when the log is long.
         manifest_interval: Duration::from_secs(3600),
         ..Config::new(directory.path(), 1 << 30)
     })
@@ -57,44 +59,44 @@ impl Rig {
     /// The log begins with the records of a partition that cannot be opened.
     async fn damaged() -> Rig {
         let (directory, store) = (tempfile::tempdir().unwrap(), Backend::memory());
-        let (files, way) = (FaultyFiles::new(), FaultyStore::new(Arc::new(store.clone())));
-        let engine = start(&directory, &way, &files).await;
-        for partition in [HURT, OTHER] {
+        let (files, faulty_store) = (FaultyFiles::new(), FaultyStore::new(Arc::new(store.clone())));
+        let engine = start(&directory, &faulty_store, &files).await;
+        for partition in [DAMAGED, OTHER] {
             let mut client = client(&engine, partition);
             client.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)").await.unwrap();
             client.close().await;
         }
         engine.flush().await.unwrap();
-        let mut hurt = client(&engine, HURT);
+        let mut damaged_client = client(&engine, DAMAGED);
         for _ in 0..ROWS {
-            hurt.run("INSERT INTO t(v) VALUES (randomblob(5000))").await.unwrap();
+            damaged_client.run("INSERT INTO t(v) VALUES (randomblob(5000))").await.unwrap();
         }
-        hurt.close().await;
-        let manifests = store.list(&format!("manifests/{}", PartitionId(HURT)), None).await.unwrap().names;
+        damaged_client.close().await;
+        let manifests = store.list(&format!("manifests/{}", PartitionId(DAMAGED)), None).await.unwrap().names;
         let newest = manifests.into_iter().filter(|name| !name.contains("anchor-")).max().unwrap();
         let whole = store.get(&newest, Span::Whole).await.unwrap().bytes;
         store.delete(&newest).await.unwrap();
         store.put(&newest, "no manifest".into()).await.unwrap();
         let manifest = (newest, whole.to_vec());
-        Rig { directory, store, way, files, engine, manifest, found: 0 }.kill().await
+        Rig { directory, store, faulty_store, files, engine, manifest, found: 0 }.kill().await
     }
 
-    /// Nothing is closed or flushed.
+    /// Simulates a kill: nothing is closed or flushed.
     async fn kill(self) -> Rig {
         let after = self.files.process_kill();
-        self.go_on(after).await
+        self.restart(after).await
     }
 
-    async fn go_on(self, files: FaultyFiles) -> Rig {
-        let Rig { directory, store, way, engine, manifest, .. } = self;
+    async fn restart(self, files: FaultyFiles) -> Rig {
+        let Rig { directory, store, faulty_store, engine, manifest, .. } = self;
         drop(engine);
-        // Before anybody writes there.
+        // Counted before the new engine writes to the log.
         let found = records(&files);
-        let engine = start(&directory, &way, &files).await;
-        Rig { directory, store, way, files, engine, manifest, found }
+        let engine = start(&directory, &faulty_store, &files).await;
+        Rig { directory, store, faulty_store, files, engine, manifest, found }
     }
 
-    /// Commits of the other partition, until the log is long.
+    /// Commits to the other partition until the log is long.
     async fn fill(&self) -> Result<(), Error> {
         let mut other = client(&self.engine, OTHER);
         while self.engine.statistics().log_size_bytes <= CAPACITY / 2 {
@@ -104,7 +106,8 @@ impl Rig {
         Ok(())
     }
 
-    /// Several times what the log may take. None is refused.
+    /// Commits three times the capacity of the log to the other partition. No commit may be
+    /// rejected.
     async fn overwhelm(&self) {
         let mut other = client(&self.engine, OTHER);
         for row in 0..3 * CAPACITY / 50_000 {
@@ -123,20 +126,20 @@ impl Rig {
         self.store.put(name, bytes.clone().into()).await.unwrap();
     }
 
-    /// The damaged partition, which is whole again, has all that was acknowledged, and so many rows more.
-    async fn has_all(&self, more: i64) {
-        let mut hurt = client(&self.engine, HURT);
-        assert_eq!(hurt.int("SELECT count(*) FROM t WHERE length(v) = 5000").await, ROWS + more);
-        assert_eq!(hurt.value("PRAGMA integrity_check").await, Value::Text("ok".into()));
-        hurt.close().await;
+    /// Asserts that the restored partition has all acknowledged rows, and `more` additional ones.
+    async fn assert_has_all(&self, more: i64) {
+        let mut damaged_client = client(&self.engine, DAMAGED);
+        assert_eq!(damaged_client.int("SELECT count(*) FROM t WHERE length(v) = 5000").await, ROWS + more);
+        assert_eq!(damaged_client.value("PRAGMA integrity_check").await, Value::Text("ok".into()));
+        damaged_client.close().await;
     }
 }
 
-/// How many records of the damaged partition a log holds.
+/// The number of log records of the damaged partition.
 fn records(files: &FaultyFiles) -> i64 {
     let mut records = 0;
     let mut count = |_, record: &fulmar_pages::Record<'_>| {
-        records += i64::from(record.header.partition == PartitionId(HURT));
+        records += i64::from(record.header.partition == PartitionId(DAMAGED));
         Ok(())
     };
     CommitLog::verify(files, &mut count).unwrap();
@@ -144,36 +147,36 @@ fn records(files: &FaultyFiles) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn others_go_on_when_the_log_is_full_of_what_cannot_be_flushed() {
+async fn other_partitions_commit_while_unflushable_records_fill_the_log() {
     let rig = Rig::damaged().await;
     rig.overwhelm().await;
-    // Once more after a restart: from the copies.
+    // Repeated after a restart, with the relocated records.
     let rig = rig.kill().await;
-    client(&rig.engine, HURT).run("SELECT count(*) FROM t").await.unwrap_err();
+    client(&rig.engine, DAMAGED).run("SELECT count(*) FROM t").await.unwrap_err();
     rig.overwhelm().await;
 
-    // It is opened with what has been in memory all along, or by a start.
+    // The partition is opened from the records in memory, and after a start from the log.
     rig.restore().await;
-    rig.has_all(0).await;
+    rig.assert_has_all(0).await;
     let rig = rig.kill().await;
-    rig.has_all(0).await;
-    let mut hurt = client(&rig.engine, HURT);
-    hurt.run("INSERT INTO t(v) VALUES (randomblob(5000))").await.unwrap();
-    hurt.close().await;
+    rig.assert_has_all(0).await;
+    let mut damaged_client = client(&rig.engine, DAMAGED);
+    damaged_client.run("INSERT INTO t(v) VALUES (randomblob(5000))").await.unwrap();
+    damaged_client.close().await;
     let rig = rig.kill().await;
-    rig.has_all(1).await;
+    rig.assert_has_all(1).await;
     rig.engine.flush().await.unwrap();
     let rig = rig.kill().await;
-    rig.has_all(1).await;
+    rig.assert_has_all(1).await;
 }
 
-/// The store was away, and so all that has been committed meanwhile stands behind what cannot be flushed: the log is full by then, and takes
-/// what makes room all the same.
+/// The store was unavailable, so the records that can be flushed are behind those that cannot, and
+/// the log is full. The relocation that makes space must be accepted nevertheless.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_log_that_has_become_full_is_emptied() {
+async fn full_log_is_emptied_despite_unflushable_records() {
     let rig = Rig::damaged().await;
     for _ in 0..2 {
-        rig.way.always(StoreOperation::Put, Some(StoreFault::Fail(FailureKind::Refused)));
+        rig.faulty_store.always(StoreOperation::Put, Some(StoreFault::Fail(FailureKind::Refused)));
         let mut other = client(&rig.engine, OTHER);
         let refused = loop {
             if let Err(error) = other.run("INSERT INTO t(v) VALUES (randomblob(50000))").await {
@@ -181,43 +184,47 @@ async fn a_log_that_has_become_full_is_emptied() {
             }
         };
         assert_eq!(refused.state(), sqlstate::DISK_FULL, "{refused:?}");
-        rig.way.always(StoreOperation::Put, None);
+        rig.faulty_store.always(StoreOperation::Put, None);
         let empty = async {
             while other.run("INSERT INTO t(v) VALUES (randomblob(50000))").await.is_err() {
                 rig.engine.flush().await.unwrap_err();
             }
         };
-        within("the log has room again", empty).await;
+        within("the log has space again", empty).await;
         other.close().await;
         rig.overwhelm().await;
     }
     let rig = rig.kill().await;
     rig.restore().await;
-    rig.has_all(0).await;
+    rig.assert_has_all(0).await;
 }
 
-/// The copies are durable, and the older ones still there.
+/// A crash after the relocated copies are durable, before the originals are deleted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crash_before_the_cut_leaves_each_record_once() {
+async fn crash_before_truncation_does_not_duplicate_records() {
     let rig = Rig::damaged().await;
-    // No file is given back, and so there may be no further one: whoever finds the log long may have been here before.
+    // No log file can be recycled, so no new one may be created. The log may already be long.
     for operation in [Operation::Remove, Operation::Rename] {
         rig.files.fail_while(operation, Some(Fault::Io));
     }
     let _ = rig.fill().await;
     rig.engine.flush().await.unwrap_err();
     let rig = rig.kill().await;
-    assert!(rig.found >= 2 * ROWS, "{} records of {ROWS} rows", rig.found);
-    // What is there twice is carried once, and cut.
+    assert!(
+        rig.found >= 2 * ROWS,
+        "originals and copies must both be in the log: {} records of {ROWS} rows",
+        rig.found
+    );
+    // Duplicate records are relocated once, and truncated.
     rig.overwhelm().await;
     let rig = rig.kill().await;
     rig.restore().await;
-    rig.has_all(0).await;
+    rig.assert_has_all(0).await;
 }
 
-/// The power goes off at any time, while records are carried too.
+/// Power is cut at random times, including during relocation.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_power_cut_while_records_are_carried_loses_none() {
+async fn power_cut_during_relocation_loses_no_record() {
     let mut rig = Rig::damaged().await;
     for round in 0..12 {
         rig.fill().await.unwrap();
@@ -227,33 +234,34 @@ async fn a_power_cut_while_records_are_carried_loses_none() {
         let after = rig.files.power_cut(round);
         flush.abort();
         let _ = flush.await;
-        rig = rig.go_on(after).await;
-        assert!(rig.found >= ROWS, "round {round}: {}", rig.found);
+        rig = rig.restart(after).await;
+        assert!(rig.found >= ROWS, "round {round}: records are lost: {} left", rig.found);
     }
     rig.restore().await;
-    rig.has_all(0).await;
+    rig.assert_has_all(0).await;
 }
 
-/// A page of a large commit's segment is damaged before any manifest names it: the log is cut behind the commit all the same, and only who
-/// wants that page is told.
+/// A page of a large commit's segment is damaged before a manifest names the segment. The log is
+/// still truncated behind the commit, and only reads of that page fail.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_damaged_page_of_a_large_commit_keeps_no_log() {
+async fn damaged_page_of_a_large_commit_does_not_block_truncation() {
     const ROWS: i64 = 3000;
     let (directory, store, files) = (tempfile::tempdir().unwrap(), Backend::memory(), FaultyFiles::new());
     let engine = start(&directory, &store, &files).await;
-    let mut hurt = client(&engine, HURT);
-    hurt.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)").await.unwrap();
-    hurt.run(&format!(
+    let mut damaged_client = client(&engine, DAMAGED);
+    damaged_client.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v BLOB)").await.unwrap();
+    damaged_client
+        .run(&format!(
         "INSERT INTO t(v) WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {ROWS})
         SELECT randomblob(3900) FROM n"
     ))
-    .await
-    .unwrap();
-    hurt.close().await;
+        .await
+        .unwrap();
+    damaged_client.close().await;
     let after = files.process_kill();
     drop(engine);
     let segments = store.list("segments", None).await.unwrap().names;
-    assert_eq!(segments.len(), 1, "that of the commit: nothing was flushed");
+    assert_eq!(segments.len(), 1, "only the segment of the commit exists");
     let segment = &segments[0];
     let whole = store.get(segment, Span::Whole).await.unwrap().bytes;
     let put = async |bytes: Vec<u8>| {
@@ -274,18 +282,18 @@ async fn a_damaged_page_of_a_large_commit_keeps_no_log() {
         }
     }
     other.close().await;
-    assert_eq!(records(&after), 0, "the log is cut");
-    let mut hurt = client(&engine, HURT);
-    let error = hurt.run("SELECT sum(length(v)) FROM t").await.unwrap_err();
+    assert_eq!(records(&after), 0, "the log must be truncated");
+    let mut damaged_client = client(&engine, DAMAGED);
+    let error = damaged_client.run("SELECT sum(length(v)) FROM t").await.unwrap_err();
     assert!(error.message().contains(segment), "{error:?}");
-    hurt.run("INSERT INTO t(v) VALUES (randomblob(3900))").await.unwrap();
-    hurt.close().await;
+    damaged_client.run("INSERT INTO t(v) VALUES (randomblob(3900))").await.unwrap();
+    damaged_client.close().await;
     put(whole.to_vec()).await;
     let files = after.process_kill();
     drop(engine);
     let engine = start(&directory, &store, &files).await;
-    let mut hurt = client(&engine, HURT);
-    assert_eq!(hurt.int("SELECT count(*) FROM t WHERE length(v) = 3900").await, ROWS + 1);
-    assert_eq!(hurt.value("PRAGMA integrity_check").await, Value::Text("ok".into()));
-    hurt.close().await;
+    let mut damaged_client = client(&engine, DAMAGED);
+    assert_eq!(damaged_client.int("SELECT count(*) FROM t WHERE length(v) = 3900").await, ROWS + 1);
+    assert_eq!(damaged_client.value("PRAGMA integrity_check").await, Value::Text("ok".into()));
+    damaged_client.close().await;
 }

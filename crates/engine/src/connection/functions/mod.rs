@@ -1,5 +1,9 @@
-//! SQL functions that answer from the session and its transaction instead of from the connection, so that a replay
-//! computes the same, functions that PostgreSQL clients call, and those of SQLite's that take too long ([`texts`]).
+//! SQL functions that the engine implements:
+//!
+//! - functions that read from the session and its transaction instead of the connection, so that a
+//!   replay computes the same values;
+//! - functions that PostgreSQL clients call;
+//! - replacements of SQLite functions that can take too long ([`texts`]).
 
 mod texts;
 
@@ -38,7 +42,8 @@ pub(super) fn register(db: *mut ffi::sqlite3, link: &Link) -> Result<()> {
         FUNCTIONS.map(|function| (function, 0)).into_iter().chain(texts)
     {
         let link: *const Link = link;
-        // SAFETY: the link outlives the handle; the implementations keep SQLite's rules for functions.
+        // SAFETY: the link outlives the handle; the implementations follow SQLite's rules for
+        // functions.
         let code = unsafe {
             ffi::sqlite3_create_function_v2(
                 db,
@@ -55,17 +60,17 @@ pub(super) fn register(db: *mut ffi::sqlite3, link: &Link) -> Result<()> {
         if code != ffi::SQLITE_OK {
             return Err(Error::new(
                 sqlstate::INTERNAL,
-                format!("function {name:?} cannot be registered ({code})"),
+                format!("could not register function {name:?} ({code})"),
             ));
         }
     }
     Ok(())
 }
 
-/// Runs a function's body with its link. A panic becomes an SQL error.
+/// Runs the body of a function with its link. Converts a panic into an SQL error.
 ///
 /// # Safety
-/// `context` is that of a running function registered by [`register`].
+/// `context` belongs to a running function registered by [`register`].
 unsafe fn answer(context: *mut ffi::sqlite3_context, body: impl FnOnce(&Link)) {
     // SAFETY: the user data is the link.
     let link = unsafe { &*ffi::sqlite3_user_data(context).cast::<Link>() };
@@ -109,8 +114,8 @@ unsafe extern "C" fn randomblob(
             }
             let mut variables = link.variables.borrow_mut();
             texts::give(context, length as usize, 0, |blob| {
-                for piece in blob.chunks_mut(8) {
-                    piece.copy_from_slice(&variables.next_random().to_le_bytes()[..piece.len()]);
+                for chunk in blob.chunks_mut(8) {
+                    chunk.copy_from_slice(&variables.next_random().to_le_bytes()[..chunk.len()]);
                 }
                 blob.len()
             });
@@ -166,7 +171,7 @@ unsafe extern "C" fn current_transaction(
     // SAFETY: called by SQLite.
     unsafe {
         answer(context, |link| {
-            // Its outcome could not be written down.
+            // A read-only partition could not record the transaction's outcome.
             if let Some(error) = link.partition.refuses_writes() {
                 return fail(context, link, error);
             }
@@ -174,9 +179,13 @@ unsafe extern "C" fn current_transaction(
             if !variables.may_write {
                 let error = Error::new(
                     sqlstate::READ_ONLY_TRANSACTION,
-                    "who may only read has no transaction to ask for",
+                    "cannot assign a transaction id to a read-only user",
                 );
-                return fail(context, link, error.hint("pg_current_xact_id_if_assigned() answers NULL"));
+                return fail(
+                    context,
+                    link,
+                    error.hint("Use pg_current_xact_id_if_assigned(), which returns NULL."),
+                );
             }
             if variables.transaction_id == 0 {
                 variables.transaction_id = link.partition.node.clock.transaction_id();
@@ -201,7 +210,7 @@ unsafe extern "C" fn current_transaction_if_assigned(
     }
 }
 
-/// Asking decides, if who asks may write: see [`crate::partition::Partition::ask`].
+/// Asking decides, if the session's user may write: see [`crate::partition::Partition::ask`].
 unsafe extern "C" fn transaction_status(
     context: *mut ffi::sqlite3_context,
     _: c_int,
@@ -213,7 +222,7 @@ unsafe extern "C" fn transaction_status(
             let id = ffi::sqlite3_value_int64(*arguments);
             let Ok(id @ 1..) = u64::try_from(id) else {
                 let error =
-                    Error::new(sqlstate::INVALID_PARAMETER_VALUE, format!("{id} is not a transaction id"));
+                    Error::new(sqlstate::INVALID_PARAMETER_VALUE, format!("invalid transaction id: {id}"));
                 return fail(context, link, error);
             };
             let (own, decides) = {
@@ -237,27 +246,28 @@ unsafe extern "C" fn transaction_status(
     }
 }
 
-/// Bytes of an array that is taken apart.
-const LONGEST_ARRAY_BYTES: usize = 16 << 20;
+/// Maximum bytes of an array that is expanded.
+const MAX_ARRAY_BYTES: usize = 16 << 20;
 
-/// The elements of an array as JSON: what `= ANY (array)` becomes asks for it.
+/// Converts an array into a JSON array. The gateway rewrites `= ANY (array)` to use it.
 unsafe extern "C" fn array_json(
     context: *mut ffi::sqlite3_context,
     _: c_int,
     arguments: *mut *mut ffi::sqlite3_value,
 ) {
-    // SAFETY: called by SQLite with one argument; its text lives until the value is converted again.
+    // SAFETY: called by SQLite with one argument; its text is valid until the value is converted
+    // again.
     unsafe {
         answer(context, |link| {
             let pointer = ffi::sqlite3_value_text(*arguments);
             let length = ffi::sqlite3_value_bytes(*arguments) as usize;
             let bytes =
                 if pointer.is_null() { None } else { Some(std::slice::from_raw_parts(pointer, length)) };
-            if length > LONGEST_ARRAY_BYTES {
-                let message = format!("an array has at most {} MiB", LONGEST_ARRAY_BYTES >> 20);
+            if length > MAX_ARRAY_BYTES {
+                let message = format!("array size exceeds the maximum of {} MiB", MAX_ARRAY_BYTES >> 20);
                 return fail(context, link, Error::new(sqlstate::PROGRAM_LIMIT, message));
             }
-            // The text as UTF-8, its elements and the JSON.
+            // For the text as UTF-8, its elements and the JSON.
             let Ok(_held) = Lease::new(4 * length as u64) else {
                 return ffi::sqlite3_result_error_nomem(context);
             };

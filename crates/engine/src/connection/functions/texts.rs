@@ -1,14 +1,17 @@
-//! SQLite's functions that compare two texts with each other, in time that is the sum of their lengths.
+//! Linear-time replacements of SQLite's text search functions.
 //!
-//! `instr`, `replace`, `trim` and `unhex` of SQLite's look at each place of one text for all of another. That is one step of
-//! its virtual machine, between two looks at the clock and at a cancel: with two texts of tens of megabytes it takes days, in
-//! which nothing ends it and no other session of the thread runs. These answer what SQLite's do (the tests compare
-//! them), also of texts that are no UTF-8.
+//! SQLite's `instr`, `replace`, `trim` and `unhex` compare every position of one text with another
+//! text. One call is one step of SQLite's virtual machine, and the clock and the cancel flag are
+//! only checked between steps. With two texts of tens of megabytes a call takes days. During that
+//! time it cannot be cancelled, and no other session of the thread runs. These replacements return
+//! the same results (the tests compare them), also for invalid UTF-8.
 //!
-//! The one exception: sets of very many characters, and the trimming of a long text by many, are refused. SQLite tries them in the
-//! order of the set, which makes a difference in broken UTF-8 only, and is not worth a faster way.
+//! The one exception: very large sets of characters, and trimming a long text by a large set, are
+//! rejected. SQLite tries the characters in the order of the set, which matters only for invalid
+//! UTF-8, so a faster algorithm is not worth it.
 //!
-//! What is left is `LIKE` and `GLOB`, of a pattern of limited length (`max_pattern_length`). Functions in their place would lose their indexes.
+//! `LIKE` and `GLOB` remain SQLite's; the length of their patterns is limited
+//! (`max_pattern_length`). Replacements could not use indexes.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
@@ -20,7 +23,8 @@ use memchr::memmem;
 use super::{Function, answer, fail};
 use crate::{Error, sqlstate};
 
-/// Name, number of arguments, implementation. They depend on their arguments alone, so that indexes may have them.
+/// Name, number of arguments, implementation. The results depend on the arguments only, so that
+/// indexes may use them.
 pub(super) const FUNCTIONS: [(&CStr, c_int, Function); 6] = [
     (c"instr", 2, instr),
     (c"replace", 3, replace),
@@ -30,20 +34,21 @@ pub(super) const FUNCTIONS: [(&CStr, c_int, Function); 6] = [
     (c"unhex", 2, unhex),
 ];
 
-/// Different characters that a set may have.
-const MOST_CHARACTERS: usize = 1 << 16;
-/// Comparisons of characters that a call of `trim` may make.
-const MOST_TRIM_STEPS: usize = 1 << 27;
+/// Maximum of distinct characters in a set.
+const MAX_SET_CHARACTERS: usize = 1 << 16;
+/// Maximum of character comparisons per call of `trim`.
+const MAX_TRIM_STEPS: usize = 1 << 27;
 
 type Context = *mut ffi::sqlite3_context;
 type Arguments = *mut *mut ffi::sqlite3_value;
 
-/// The bytes of an argument as a text; `None` for NULL, or if there is no memory to convert it.
+/// The bytes of an argument as text; `None` for NULL, or if there is no memory to convert it.
 ///
 /// # Safety
-/// `value` is an argument of the running function, or a copy; the bytes live until it is converted again.
+/// `value` is an argument of the running function, or a copy. The bytes are valid until it is
+/// converted again.
 unsafe fn text<'a>(value: *mut ffi::sqlite3_value) -> Option<&'a [u8]> {
-    // SAFETY: the length is asked for after the conversion, as SQLite wants it.
+    // SAFETY: the length is read after the conversion, as SQLite requires.
     unsafe {
         let start = ffi::sqlite3_value_text(value);
         (!start.is_null())
@@ -51,12 +56,12 @@ unsafe fn text<'a>(value: *mut ffi::sqlite3_value) -> Option<&'a [u8]> {
     }
 }
 
-/// The bytes of an argument that is a blob.
+/// The bytes of a blob argument.
 ///
 /// # Safety
 /// As [`text`].
 unsafe fn blob<'a>(value: *mut ffi::sqlite3_value) -> &'a [u8] {
-    // SAFETY: as the caller says; an empty blob has no address.
+    // SAFETY: the caller's contract; an empty blob has no address.
     unsafe {
         let start = ffi::sqlite3_value_blob(value).cast::<u8>();
         match start.is_null() {
@@ -66,13 +71,14 @@ unsafe fn blob<'a>(value: *mut ffi::sqlite3_value) -> &'a [u8] {
     }
 }
 
-/// Whether a character of UTF-8 goes on with this byte.
+/// Returns true if the byte is a UTF-8 continuation byte.
 fn continues(byte: u8) -> bool {
     byte & 0xc0 == 0x80
 }
 
 unsafe extern "C" fn instr(context: Context, _: c_int, arguments: Arguments) {
-    // SAFETY: called by SQLite with two arguments; copies are freed after the last use of their bytes.
+    // SAFETY: called by SQLite with two arguments; copies are freed after the last use of their
+    // bytes.
     unsafe {
         answer(context, |_| {
             let (hay, needle) = (*arguments, *arguments.add(1));
@@ -83,7 +89,7 @@ unsafe extern "C" fn instr(context: Context, _: c_int, arguments: Arguments) {
             let place = match types.map(|of| of == ffi::SQLITE_BLOB) {
                 [true, true] => Some(byte_place(blob(hay), blob(needle))),
                 [false, false] => text(hay).zip(text(needle)).map(|(hay, needle)| place(hay, needle)),
-                // Of copies, since to read an argument as a text makes it one.
+                // Copies, since reading an argument as text converts it.
                 _ => {
                     let copies = [hay, needle].map(|value| ffi::sqlite3_value_dup(value));
                     let found = match copies.contains(&ptr::null_mut()) {
@@ -102,16 +108,16 @@ unsafe extern "C" fn instr(context: Context, _: c_int, arguments: Arguments) {
     }
 }
 
-/// Where a blob first holds another, counted from 1; 0: nowhere.
+/// The position of the first occurrence in a blob, from 1; 0 if there is none.
 fn byte_place(hay: &[u8], needle: &[u8]) -> usize {
     memmem::find(hay, needle).map_or(0, |at| at + 1)
 }
 
-/// The same of texts, counted in characters. A place is where a character begins, or the beginning.
+/// The same for texts, in characters. A match is at the beginning of a character, or of the text.
 fn place(hay: &[u8], needle: &[u8]) -> usize {
     let at = match needle.first() {
         Some(first) if continues(*first) => hay.starts_with(needle).then_some(0),
-        // Whatever else it begins with begins a character.
+        // Any other first byte begins a character.
         _ => memmem::find(hay, needle),
     };
     at.map_or(0, |at| 1 + hay.iter().take(at + 1).skip(1).filter(|byte| !continues(**byte)).count())
@@ -123,7 +129,7 @@ unsafe extern "C" fn replace(context: Context, _: c_int, arguments: Arguments) {
         answer(context, |_| {
             let Some(old) = text(*arguments) else { return };
             let Some(pattern) = text(*arguments.add(1)) else { return };
-            // To SQLite a pattern that begins with a byte of zero is an empty one.
+            // SQLite treats a pattern that begins with a zero byte as empty.
             if pattern.first().is_none_or(|first| *first == 0) {
                 return give_text(context, old);
             }
@@ -147,7 +153,7 @@ unsafe extern "C" fn replace(context: Context, _: c_int, arguments: Arguments) {
     }
 }
 
-/// The pieces of `old` with `new` in the place of what the finder finds.
+/// The pieces of `old`, with `new` in place of each match.
 fn replaced<'a>(old: &'a [u8], finder: &memmem::Finder<'_>, new: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
     let length = finder.needle().len();
     let mut after = 0;
@@ -160,7 +166,7 @@ fn replaced<'a>(old: &'a [u8], finder: &memmem::Finder<'_>, new: &'a [u8]) -> im
 }
 
 /// # Safety
-/// `context` is that of a running function.
+/// `context` belongs to a running function.
 unsafe fn give_text(context: Context, text: &[u8]) {
     let (start, length) = (text.as_ptr().cast::<c_char>(), text.len() as u64);
     // SAFETY: the text is copied.
@@ -169,18 +175,19 @@ unsafe fn give_text(context: Context, text: &[u8]) {
     }
 }
 
-/// Answers bytes that `fill` writes into fresh memory of SQLite's, which counts it; it answers how many it has written. An encoding
-/// of 0 makes them a blob.
+/// Returns bytes to SQLite that `fill` writes into memory from SQLite's allocator, which is
+/// accounted. `fill` returns how many it has written. With an encoding of 0 the result is a blob.
 ///
 /// # Safety
-/// `context` is that of a running function.
+/// `context` belongs to a running function.
 pub(super) unsafe fn give(
     context: Context,
     most: usize,
     encoding: c_int,
     fill: impl FnOnce(&mut [u8]) -> usize,
 ) {
-    // SAFETY: the memory is initialised before it is a slice, and given to SQLite, which frees it.
+    // SAFETY: the memory is initialized before it becomes a slice. It is passed to SQLite, which
+    // frees it.
     unsafe {
         let start = ffi::sqlite3_malloc64(most as u64 + 1).cast::<u8>();
         if start.is_null() {
@@ -204,7 +211,7 @@ pub(super) unsafe fn give(
 }
 
 unsafe extern "C" fn free(memory: *mut c_void) {
-    // SAFETY: SQLite's own memory.
+    // SAFETY: memory from SQLite's allocator.
     unsafe { ffi::sqlite3_free(memory) }
 }
 
@@ -226,46 +233,46 @@ unsafe extern "C" fn trim_right(context: Context, _: c_int, arguments: Arguments
 /// # Safety
 /// Called by SQLite with two arguments.
 unsafe fn trim_ends(context: Context, arguments: Arguments, left: bool, right: bool) {
-    // SAFETY: a running function's context and arguments.
+    // SAFETY: the context and arguments of a running function.
     unsafe {
         answer(context, |link| {
             let Some(whole) = text(*arguments) else { return };
             let Some(set) = text(*arguments.add(1)) else { return };
             match trimmed(whole, set, left, right) {
                 Some(rest) => give_text(context, rest),
-                None => fail(context, link, too_many()),
+                None => fail(context, link, too_many_characters()),
             }
         });
     }
 }
 
-fn too_many() -> Error {
-    Error::new(sqlstate::PROGRAM_LIMIT, "so many different characters cannot be looked for in so long a text")
-        .hint("name fewer characters to take away")
+fn too_many_characters() -> Error {
+    Error::new(sqlstate::PROGRAM_LIMIT, "too many distinct characters in the set for a string of this length")
+        .hint("Use a set with fewer characters.")
 }
 
-/// What is left of a text; `None`: it took too many steps, or there are too many characters.
+/// The trimmed text; `None` if it would take too many steps, or the set has too many characters.
 fn trimmed<'a>(whole: &'a [u8], set: &[u8], left: bool, right: bool) -> Option<&'a [u8]> {
     let mut seen = HashSet::new();
-    let set = characters(set).filter(|character| seen.insert(*character)).take(MOST_CHARACTERS + 1);
+    let set = characters(set).filter(|character| seen.insert(*character)).take(MAX_SET_CHARACTERS + 1);
     let set: Vec<_> = set.collect();
-    if set.len() > MOST_CHARACTERS {
+    if set.len() > MAX_SET_CHARACTERS {
         return None;
     }
     let mut steps = 0;
-    let mut look = |is_end: &dyn Fn(&&[u8]) -> bool| {
+    let mut match_length = |is_end: &dyn Fn(&&[u8]) -> bool| {
         steps += set.len();
-        (steps <= MOST_TRIM_STEPS).then(|| set.iter().copied().find(is_end).map_or(0, <[u8]>::len))
+        (steps <= MAX_TRIM_STEPS).then(|| set.iter().copied().find(is_end).map_or(0, <[u8]>::len))
     };
     let mut rest = whole;
     while left && !rest.is_empty() {
-        match look(&|character| rest.starts_with(character))? {
+        match match_length(&|character| rest.starts_with(character))? {
             0 => break,
             length => rest = &rest[length..],
         }
     }
     while right && !rest.is_empty() {
-        match look(&|character| rest.ends_with(character))? {
+        match match_length(&|character| rest.ends_with(character))? {
             0 => break,
             length => rest = &rest[..rest.len() - length],
         }
@@ -273,7 +280,8 @@ fn trimmed<'a>(whole: &'a [u8], set: &[u8], left: bool, right: bool) -> Option<&
     Some(rest)
 }
 
-/// The characters of a text up to its first byte of zero. A byte that begins none is one.
+/// The characters of a text up to its first zero byte. A byte that begins no valid character is a
+/// character.
 fn characters(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = text.split(|byte| *byte == 0).next().unwrap_or_default();
     std::iter::from_fn(move || {
@@ -294,11 +302,11 @@ unsafe extern "C" fn unhex(context: Context, _: c_int, arguments: Arguments) {
             let mut set = HashSet::new();
             while let Some(character) = next_character(&mut passed) {
                 set.insert(character);
-                if set.len() > MOST_CHARACTERS {
-                    return fail(context, link, too_many());
+                if set.len() > MAX_SET_CHARACTERS {
+                    return fail(context, link, too_many_characters());
                 }
             }
-            // Nothing at all is answered for what is no number.
+            // The result is NULL if the text is not hexadecimal.
             if decoded(hex, &set).any(|digits| digits.is_none()) {
                 return;
             }
@@ -310,8 +318,8 @@ unsafe extern "C" fn unhex(context: Context, _: c_int, arguments: Arguments) {
     }
 }
 
-/// The bytes that pairs of digits are, up to the first byte of zero, without what is passed over between two pairs. `None`: anything
-/// else.
+/// The decoded pairs of digits up to the first zero byte, without the ignored characters between
+/// pairs. `None` for anything else.
 fn decoded(hex: &[u8], passed: &HashSet<u32>) -> impl Iterator<Item = Option<u8>> {
     let mut rest = hex.split(|byte| *byte == 0).next().unwrap_or_default();
     let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
@@ -331,12 +339,12 @@ fn decoded(hex: &[u8], passed: &HashSet<u32>) -> impl Iterator<Item = Option<u8>
     })
 }
 
-/// Reads a character as SQLite does: what is none of Unicode's is U+FFFD.
+/// Decodes a character as SQLite does: an invalid one is U+FFFD.
 fn next_character(text: &mut &[u8]) -> Option<u32> {
     let (first, mut rest) = text.split_first()?;
     let mut character = u32::from(*first);
     if character >= 0xc0 {
-        // What is left of the first byte, as the table of SQLite's has it.
+        // The bits of the first byte that belong to the character, from SQLite's table.
         character = match *first {
             0xc0..=0xdf => character & 0x1f,
             0xe0..=0xef => character & 0x0f,

@@ -1,4 +1,5 @@
-//! Outcomes of transactions that are noted without a commit: asking for one decides it.
+//! Transaction outcomes that are recorded without a commit: asking for an undecided outcome decides
+//! it.
 
 use fulmar_pages::record::{RecordBuilder, RecordHeader, RecordKind};
 use fulmar_pages::{Outcome, Version};
@@ -9,25 +10,25 @@ use crate::partition::error::log_error;
 use crate::partition::{Partition, Snapshot, Status};
 use crate::{Error, sqlstate};
 
-/// What became of a transaction.
+/// The outcome of a transaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum TransactionStatus {
-    /// Nothing yet.
+    /// Not decided yet.
     Open,
-    /// It was committed, or not.
+    /// Committed (true) or aborted (false).
     Ended(bool),
-    /// It is too long ago to tell.
+    /// Too old: its outcome is no longer recorded.
     Forgotten,
 }
 
 impl Partition {
-    /// A number for a version that no commit makes.
+    /// Assigns a number to a version that no commit makes.
     pub(crate) fn take_number(&self) -> u64 {
         self.commits.lock().take_number()
     }
 
-    /// How a transaction ended, for who asks. **Asking decides** if `decides`: what is not decided yet is aborted then. The
-    /// answer is durable.
+    /// The outcome of a transaction. **Asking decides** if `decides`: an undecided transaction
+    /// becomes aborted. The outcome is durable when this returns.
     pub(crate) async fn ask(&self, id: u64, decides: bool) -> crate::Result<TransactionStatus> {
         if id > self.node.clock.newest_id().saturating_add(1 << 32) {
             return Err(Error::new(
@@ -44,21 +45,22 @@ impl Partition {
             };
             match self.log.wait_durable(lsn).await {
                 Ok(()) => return Ok(TransactionStatus::Ended(committed)),
-                // The decision was lost with the log's end; decide anew.
+                // The decision was lost with the end of the log; decide again.
                 Err(LogError::Discarded { .. }) => {}
                 Err(error) => return Err(log_error(error)),
             }
         }
     }
 
-    /// Notes the outcome of a transaction that changed nothing, durably.
+    /// Records durably the outcome of a transaction that changed nothing.
     pub(crate) async fn decide(&self, id: u64, committed: bool) -> crate::Result<()> {
         let (_, lsn) = self.decide_in_log(id, committed)?;
         self.log.wait_durable(lsn).await.map_err(log_error)
     }
 
-    /// Writes an outcome into the log, unless there is one already. Answers the one that counts. It makes a version of its
-    /// own, without pages, so that the next manifest covers it like any other.
+    /// Writes an outcome into the log, unless there is one already, and returns the outcome that
+    /// counts. It makes a version without pages, so that the next manifest covers it like any
+    /// other.
     fn decide_in_log(&self, id: u64, committed: bool) -> crate::Result<(bool, Lsn)> {
         let mut commits = self.commits.lock();
         if let Status::Decided(committed, lsn) = self.outcomes.status(id) {

@@ -1,5 +1,6 @@
-//! What becomes of versions that were replaced: freed when nobody sees them and nobody may need them back, or current again when
-//! the log has lost what replaced them.
+//! Garbage collection and discards of page versions. A replaced version is freed when no snapshot
+//! sees it and no discard may need it; it becomes current again if the log has lost the version
+//! that replaced it.
 
 use std::sync::atomic::Ordering;
 
@@ -10,11 +11,11 @@ use crate::memory::Tally;
 use crate::partition::Partition;
 
 impl Partition {
-    /// Frees what no snapshot sees and no discard can need.
+    /// Frees the versions that no snapshot sees and no discard can need.
     pub(super) fn collect_garbage(&self, commits: &mut Commits, tally: &mut Tally) {
         let durable = self.log.durable();
-        // In this order: whoever pins from here on begins at a version that is durable up to there, or above; whoever
-        // has pinned an older one is counted.
+        // In this order: a reader that pins from here on begins at a version that is durable up to
+        // this position, or later. A reader that has pinned an older version is counted.
         let (oldest, current) = {
             let mut snapshots = self.snapshots.lock();
             (snapshots.oldest_from(durable), snapshots.current())
@@ -27,8 +28,8 @@ impl Partition {
                 self.pages.prune(*page, first.snapshot.number, tally);
             }
             for page in first.snapshot.page_count + 1..=first.page_count_before {
-                // Where the partition has grown again, readers without a lock may be at the head of the chain: its end stays
-                // there, until the page is written or cut off once more.
+                // If the partition has grown again, lock-free readers may be at the head of the
+                // chain. Its end marker stays until the page is written or cut off again.
                 match page <= current.page_count {
                     true => self.pages.prune(page, first.snapshot.number, tally),
                     false => self.pages.remove(page, first.snapshot.number, tally),
@@ -40,14 +41,15 @@ impl Partition {
         }
     }
 
-    /// Garbage collection for a partition that has gone quiet.
+    /// Runs garbage collection on a partition that has become idle.
     pub(crate) fn sweep(&self) {
         let mut tally = Tally::default();
         let mut commits = self.commits.lock();
         self.collect_garbage(&mut commits, &mut tally);
-        // A reader may have loaded a discarded version as the head of its chain whatever version it has pinned: it begins there
-        // and walks to its own. Pins that were taken since the discard are on the version that it has fallen back to, or on
-        // versions above all that were discarded; so where all pins are above those, none is from before it.
+        // A reader may have loaded a discarded version as the head of a chain, whatever version it
+        // has pinned: it walks from the head to its own. Pins taken since the discard are on the
+        // version that the partition has fallen back to, or on versions above all discarded ones.
+        // So if all pins are above the discarded versions, none is older than the discard.
         let discarded = self.doomed.read().last().map_or(0, |(_, upto)| *upto);
         if !commits.graveyard.is_empty() && self.snapshots.lock().all_above(discarded) {
             commits.graveyard.drain(..).for_each(|version| self.pages.free(*version, &mut tally));
@@ -55,8 +57,8 @@ impl Partition {
         self.pages.account().settle(tally);
     }
 
-    /// Discards every version that is not durable: the log lost them. Called by the log's thread, while appends are
-    /// refused and before anybody is told.
+    /// Discards every version that is not durable: the log has lost them. Called by the log's
+    /// thread, while appends are refused and before any waiting commit is notified.
     pub(crate) fn discard(&self, durable: Lsn) {
         let mut commits = self.commits.lock();
         let keep = commits.recent.partition_point(|commit| commit.snapshot.lsn <= durable);
@@ -75,7 +77,8 @@ impl Partition {
         }
         commits.graveyard = graveyard;
         commits.large.retain(|large| large.number <= last_good.number);
-        // A large one has taken its pages from what is to be flushed: what they were before may not lie in the store.
+        // A large commit removes its pages from the dirty set. Their previous versions may not be
+        // in the store.
         commits.dirty.extend(lost.iter().flat_map(|commit| commit.pages.iter().copied()));
         self.outcomes.discard(durable);
         self.doomed.write().push((last_good.number, commits.last_number));
@@ -98,7 +101,7 @@ mod tests {
         Engine::start(Config::new(directory.path(), 64 << 20)).await.unwrap()
     }
 
-    /// A reader at the newest settled version may be on its way from the head of a chain that was discarded.
+    /// A reader at the newest settled version may be walking from the head of a discarded chain.
     #[tokio::test(flavor = "multi_thread")]
     async fn discarded_versions_stay_while_an_older_version_is_pinned() {
         let directory = tempfile::tempdir().unwrap();
@@ -113,15 +116,22 @@ mod tests {
         partition.discard(snapshot.lsn);
         assert!(!partition.commits.lock().graveyard.is_empty());
         partition.sweep();
-        assert!(!partition.commits.lock().graveyard.is_empty(), "a reader may hold a discarded version");
+        assert!(
+            !partition.commits.lock().graveyard.is_empty(),
+            "a reader may still hold a discarded version"
+        );
         partition.unpin(snapshot);
         partition.sweep();
-        assert!(partition.commits.lock().graveyard.is_empty(), "no reader is left");
+        assert!(
+            partition.commits.lock().graveyard.is_empty(),
+            "without readers the discarded versions must be freed"
+        );
     }
 
-    /// Pages that were cut off, and that the partition covers again without having written them, are read.
+    /// Pages that were cut off, and that the partition covers again without having written them,
+    /// must be readable.
     #[tokio::test(flavor = "multi_thread")]
-    async fn the_end_of_a_page_that_the_partition_covers_again_stays() {
+    async fn end_marker_stays_if_the_partition_grows_over_the_page_again() {
         let directory = tempfile::tempdir().unwrap();
         let engine = start(&directory).await;
         let mut session = engine.session(ID);
@@ -132,7 +142,7 @@ mod tests {
         session.run("VACUUM").await;
         let cut = partition.current();
         assert!(cut.page_count < before.page_count);
-        // Freed by the transaction that has allocated them: SQLite writes few of them.
+        // Freed by the transaction that allocated them: SQLite writes few of them.
         session.run("BEGIN; INSERT INTO t VALUES (randomblob(400000)); DELETE FROM t; COMMIT").await;
         let grown = partition.current();
         assert!(grown.page_count > cut.page_count);
@@ -141,10 +151,10 @@ mod tests {
         assert_eq!(partition.commits.lock().settled.number, grown.number);
         let is_end = |page: &u32| partition.pages.newest_number(*page) == cut.number;
         let covered = cut.page_count + 1..=grown.page_count.min(before.page_count);
-        assert!(covered.clone().any(|page| is_end(&page)), "an end that readers may hold was freed");
+        assert!(covered.clone().any(|page| is_end(&page)), "an end marker that readers may hold was freed");
         let missing = covered.filter(|page| partition.pages.newest_number(*page) == 0).count();
         assert_eq!(missing, 0);
-        // Beyond the end of the partition nothing is left.
+        // No page beyond the end of the partition may be left.
         session.run("VACUUM").await;
         partition.sweep();
         let last = partition.current();

@@ -1,30 +1,42 @@
-//! The commit queue: a transaction's changed pages become the next version, or it conflicts.
+//! The commit queue: optimistic concurrency control with backward validation. A transaction's
+//! changed pages become the next version, or the commit conflicts.
 //!
-//! # How a commit goes
-//! 1. Outside the lock: changed pages are compared with what the transaction's snapshot shows; unchanged ones are
-//!    dropped, the others' differences are encoded into a log record.
-//! 2. In the lock: every page that the transaction read must still be the newest (page 1 by field, below); the record
-//!    gets its number and goes into the log's buffer (space is reserved: a commit that the log cannot take at the moment
-//!    waits outside the lock before anybody has seen it, and tries again); the pages are put in front of their chains; the version becomes current.
-//! 3. Outside again: whoever waits for the answer waits for the log to be durable up to the record.
+//! # Steps of a commit
+//! 1. Outside the commit lock: changed pages are compared with the transaction's snapshot.
+//!    Unchanged ones are dropped; the diffs of the others are encoded into a log record.
+//! 2. Under the commit lock:
+//!    - Validation: every page that the transaction read must still be the newest version (page 1
+//!      by field, see below).
+//!    - The record gets its number and goes into the log's buffer. Space is reserved before. If the
+//!      log has no space at the moment, the commit waits outside the lock, not yet visible to any
+//!      reader, and retries.
+//!    - The pages go to the front of their version chains, and the version becomes current.
+//! 3. Outside the lock again: the answer waits until the log is durable up to the record.
 //!
-//! The order of records in the log is the order of versions of the partition, since both are given in the lock.
+//! Records are in the log in the order of the partition's versions, since both are assigned under
+//! the lock.
 //!
 //! # Why this is serializable
-//! A transaction that commits at number n read only pages that did not change between its snapshot and n - 1: it would
-//! have read the same had it run alone between n - 1 and n. Ranges are covered, since SQLite finds rows through pages
-//! (b-tree interior and leaf pages) that an insertion into the range must change. A transaction that wrote nothing ran
-//! alone at its snapshot.
+//! A transaction that commits as number n read only pages that did not change between its snapshot
+//! and n - 1. It would have read the same had it run alone between n - 1 and n. Ranges are covered:
+//! SQLite finds rows through pages (b-tree interior and leaf pages) that an insertion into the
+//! range must change. A transaction that wrote nothing ran alone at its snapshot.
 //!
 //! # Page 1 by field
-//! Page 1 holds counters that every commit changes, so it is treated by field. Bytes 24-27 and 92-99 (change counter,
-//! version numbers) belong to nobody: we set them. Bytes 28-39 (size of the file, head and length of the free list)
-//! conflict only between two transactions that both allocate or free. The rest (schema cookie, the root page of
-//! `sqlite_schema` ...) conflicts with everything, since every statement depends on the schema.
+//! Page 1 holds counters that every commit changes, so it is validated by field:
+//!
+//! - Bytes 24-27 and 92-99 (change counter, version numbers) are no transaction's data: the commit
+//!   sets them.
+//! - Bytes 28-39 (file size, head and length of the free list) conflict only between two
+//!   transactions that both allocate or free pages.
+//! - The rest (schema cookie, the root page of `sqlite_schema` ...) conflicts with every
+//!   transaction, since every statement depends on the schema.
 //!
 //! # Garbage and discards
-//! A replaced version is freed once the version that replaced it is durable (until then a failed log write may need it
-//! back, and new readers begin at it) and no snapshot sees it. [`Commits::recent`] holds, oldest first, the commits for which that is not done.
+//! A replaced version is freed once no snapshot sees it and the version that replaced it is
+//! durable. Until then a failed log write may need it back, and new readers begin at it.
+//! [`Commits::recent`] holds, oldest first, the commits whose replaced versions have not been
+//! freed.
 
 mod decide;
 mod garbage;
@@ -49,21 +61,21 @@ use crate::store::Frame;
 use crate::transaction::{Committed, Conflict, Transaction};
 use crate::{Error, spill, sqlstate};
 
-/// A commit whose garbage is not collected yet.
+/// A commit whose replaced versions have not been freed.
 struct Recent {
     snapshot: Snapshot,
     pages: Box<[PageNo]>,
-    /// Pages that the partition had before; more than now if it shrank.
+    /// Pages that the partition had before; more than now if the commit shrank it.
     page_count_before: u32,
-    /// Bytes of older versions that are kept until this commit is collected.
+    /// Bytes of older versions that are retained until this commit is collected.
     replaced_bytes: u64,
 }
 
-/// What the commit lock protects, besides the page chains.
+/// State protected by the commit lock, in addition to the page chains.
 pub(crate) struct Commits {
-    /// The last number given; never reused, not even after a discard.
+    /// The last number that was assigned; never reused, not even after a discard.
     last_number: u64,
-    /// The hybrid timestamp of the last commit since the partition was opened; 0: there was none.
+    /// The hybrid timestamp of the last commit since the partition was opened; 0 if there was none.
     last_timestamp: u64,
     recent: VecDeque<Recent>,
     /// The sum over `recent`.
@@ -72,51 +84,55 @@ pub(crate) struct Commits {
     settled: Snapshot,
     /// Pages changed since the last flush.
     pub(super) dirty: HashSet<PageNo>,
-    /// Segments of large commits that no manifest names yet; those that a flush is about to name are among them.
+    /// Segments of large commits that no manifest names yet, including those that a running flush
+    /// is about to name.
     pub(super) large: Vec<LargeSegment>,
-    /// Where in the log the first commit since the last flush begins.
-    /// ... and when it was made (monotonic milliseconds).
+    /// Where in the log the first commit since the last flush begins, and when it was made
+    /// (monotonic milliseconds).
     pub(super) dirty_since: Option<(Lsn, u64)>,
-    /// The same of what a flush is writing: until its manifest is durable the log is still needed from there.
+    /// The same for the commits that a running flush writes. The log is needed from there until the
+    /// flush's manifest is durable.
     pub(super) flushing_since: Option<(Lsn, u64)>,
-    /// Versions that were discarded while somebody may still look at them.
+    /// Versions that were discarded while readers may still hold pointers to them.
     #[expect(clippy::vec_box, reason = "readers may hold pointers to the versions")]
     graveyard: Vec<Box<PageVersion>>,
 }
 
-/// What a commit waits for before it is seen by anybody.
+/// A resource that a commit waits for before it becomes visible.
 pub(crate) enum Room {
-    /// The log's, for a record of so many bytes.
+    /// Space in the log for a record of this many bytes.
     Log(usize),
-    /// Memory for so many bytes of changed pages, of a database that grows or does not; reserved when the wait has ended.
+    /// Memory for this many bytes of changed pages, and whether the database grows. Reserved when
+    /// the wait ends.
     Memory(u64, bool),
 }
 
-/// Why a commit did not happen.
+/// Why a commit was rejected.
 pub(crate) enum Refused {
-    /// It can be run again on a newer snapshot.
+    /// The transaction can be replayed on a newer snapshot.
     Conflict(Conflict),
-    /// It cannot.
+    /// The transaction cannot be retried by the engine.
     Failed(Error),
 }
 
 /// Why changes were not installed.
-enum Stopped {
+enum NotInstalled {
     Refused(Refused),
-    /// The log has no room for a record of so many bytes at the moment. The changes are as they were.
+    /// The log has no space for a record of this many bytes at the moment. The changes are
+    /// untouched.
     LogBusy(usize),
-    /// Somebody else has an exclusive turn. The changes are as they were.
+    /// Another transaction holds an exclusive turn. The changes are untouched.
     Excluded,
 }
 
-impl From<Refused> for Stopped {
-    fn from(refused: Refused) -> Stopped {
-        Stopped::Refused(refused)
+impl From<Refused> for NotInstalled {
+    fn from(refused: Refused) -> NotInstalled {
+        NotInstalled::Refused(refused)
     }
 }
 
 impl Commits {
-    /// None has a number below `first_number`.
+    /// Creates the state of a partition whose next commits have numbers of at least `first_number`.
     pub(super) fn new(current: Snapshot, first_number: u64) -> Self {
         Commits {
             last_number: current.number.max(first_number.saturating_sub(1)),
@@ -132,20 +148,20 @@ impl Commits {
         }
     }
 
-    /// Bytes of pages that commits have replaced and that are not freed, since a snapshot or a discard may need them.
+    /// Bytes of replaced pages that are retained because a snapshot or a discard may need them.
     pub(super) fn held_bytes(&self) -> u64 {
         self.replaced_bytes
     }
 
-    /// How soon a commit made now must be durable: a partition whose clients commit one transaction after the other (or
-    /// together) is not held up.
+    /// How urgently a commit made now must be durable, by the time since the last one. A partition
+    /// whose clients commit one transaction after the other, or concurrently, is not delayed.
     fn urgency(&self, timestamp: u64) -> Urgency {
         let milliseconds = |timestamp: u64| timestamp >> 16;
         let since_ms = milliseconds(timestamp).saturating_sub(milliseconds(self.last_timestamp));
         Urgency::Patient(Duration::from_millis(since_ms))
     }
 
-    /// A number for a version that no commit makes.
+    /// Assigns a number to a version that no commit makes.
     pub(super) fn take_number(&mut self) -> u64 {
         self.last_number += 1;
         self.last_number
@@ -157,21 +173,22 @@ impl Commits {
     }
 }
 
-/// How a commit waits; on its fiber.
+/// How a commit waits, on its fiber.
 pub(crate) trait Waits {
-    /// Until there is room.
+    /// Waits until the resource is available.
     fn for_room(&self, room: Room) -> Result<(), Error>;
 
-    /// For the partition's turn.
+    /// Waits for the partition's turn.
     fn for_turn(&self) -> Result<Turn, Error>;
 }
 
-/// What a version has other pages than the one before for.
+/// The pages in which a version differs from the one before.
 pub(super) struct NewPages {
     pub pages: Vec<(PageNo, PageBytes)>,
-    /// Pages that lie in the store already.
+    /// Pages that are in the store already.
     pub frames: Vec<(PageNo, Frame)>,
-    /// Pages that do not exist until somebody writes them, though the database is large enough for them.
+    /// Pages that do not exist until they are written, although they are within the size of the
+    /// database.
     pub ended: Vec<PageNo>,
 }
 
@@ -181,17 +198,22 @@ struct Changes {
     pages: Vec<(PageNo, PageBytes)>,
     /// Pages that are in the store already.
     large: Option<Large>,
-    /// Page 1 as the transaction leaves it, apart from `pages`.
+    /// Page 1 as the transaction leaves it; not in `pages`.
     page_one: PageBytes,
     changed_allocation: bool,
     changed_rest: bool,
 }
 
 impl Partition {
-    /// Makes the transaction's changes the next version. `page_one` is page 1 as SQLite wrote it; `large` holds the
-    /// other pages if they have gone to the store. `waits` waits until log and memory have room and others let it go on: that
-    /// is no conflict. Answers `None` if nothing has changed. The caller is inside of the residence until it waits; what is
-    /// looked at after that is page 1, which stays.
+    /// Makes the transaction's changes the next version. Returns `None` if nothing has changed.
+    ///
+    /// - `page_one` is page 1 as SQLite wrote it.
+    /// - `large` holds the other pages if they have been written to the store.
+    /// - `waits` waits for space in the log, for memory, and for the end of another transaction's
+    ///   exclusive turn. None of these is a conflict.
+    ///
+    /// The caller is inside the residence until the commit waits. After a wait only page 1 is read,
+    /// which is always in memory.
     pub(crate) fn commit(
         &self,
         transaction: &mut Transaction,
@@ -200,7 +222,7 @@ impl Partition {
         waits: &impl Waits,
     ) -> Result<Option<Committed>, Refused> {
         let Some(snapshot) = transaction.snapshot else {
-            return Err(Refused::Failed(Error::new(sqlstate::INTERNAL, "a commit without a snapshot")));
+            return Err(Refused::Failed(Error::new(sqlstate::INTERNAL, "commit without a snapshot")));
         };
         let mut changes = self.collect_changes(transaction, &snapshot, page_one, large)?;
         let same_pages = changes.pages.is_empty() && changes.large.is_none();
@@ -211,7 +233,7 @@ impl Partition {
         let grows = page_one::page_count(&changes.page_one) > snapshot.page_count;
         self.node.disk.admit(grows).map_err(Refused::Failed)?;
         let reserve = || self.node.memory.reserve_unwritten(bytes, grows);
-        // What the last commits replaced is freed by the next one: that is now.
+        // Versions that the last commits replaced are freed by the next commit, which is this one.
         let reserved = reserve() || {
             self.sweep();
             reserve()
@@ -223,13 +245,13 @@ impl Partition {
         let result = loop {
             match self.install(transaction, &snapshot, &mut changes, bytes) {
                 Ok(committed) => break Ok(Some(committed)),
-                Err(Stopped::Refused(refused)) => break Err(refused),
-                Err(Stopped::LogBusy(bytes)) => {
+                Err(NotInstalled::Refused(refused)) => break Err(refused),
+                Err(NotInstalled::LogBusy(bytes)) => {
                     if let Err(error) = waits.for_room(Room::Log(bytes)) {
                         break Err(Refused::Failed(error));
                     }
                 }
-                Err(Stopped::Excluded) => {
+                Err(NotInstalled::Excluded) => {
                     drop(turn.take());
                     match waits.for_turn() {
                         Ok(taken) => turn = Some(taken),
@@ -246,7 +268,7 @@ impl Partition {
         result
     }
 
-    /// Step 1: what has changed, encoded.
+    /// Step 1: collects and encodes the changes.
     fn collect_changes(
         &self,
         transaction: &mut Transaction,
@@ -274,11 +296,12 @@ impl Partition {
             if no == 1 || no > page_count {
                 continue;
             }
-            // SAFETY: the transaction's snapshot is pinned, and its reader is inside. If the page has been evicted since it
-            // was read, the record holds all of it.
+            // SAFETY: the transaction's snapshot is pinned, and its reader is inside. If the page
+            // has been evicted since it was read, the record holds the whole page.
             let base = unsafe { self.resident(no, snapshot) };
             if base.is_some_and(|base| *base == *data) {
-                // Nothing to write, but it must stay so: the page may have been taken from the free list unread.
+                // Nothing to write, but the page must not change before the commit: it may have
+                // been taken from the free list without being read.
                 transaction.reads.insert_unchanged(no);
                 continue;
             }
@@ -292,14 +315,14 @@ impl Partition {
         Ok(Changes { record, pages, large, page_one, changed_allocation, changed_rest })
     }
 
-    /// Step 2: validation, log, pages, for which so many bytes of memory are reserved.
+    /// Step 2: validation, log, pages. `reserved_bytes` of memory are reserved for the pages.
     fn install(
         &self,
         transaction: &mut Transaction,
         snapshot: &Snapshot,
         changes: &mut Changes,
         reserved_bytes: u64,
-    ) -> Result<Committed, Stopped> {
+    ) -> Result<Committed, NotInstalled> {
         let Changes { record, pages, large, page_one, .. } = changes;
         let (changed_allocation, changed_rest) = (changes.changed_allocation, changes.changed_rest);
         let mut commits = self.commits.lock();
@@ -308,11 +331,12 @@ impl Partition {
         }
         let holder = self.turns.holder();
         if holder != 0 && holder != transaction.turn {
-            return Err(Stopped::Excluded);
+            return Err(NotInstalled::Excluded);
         }
         let current = self.validate(transaction, snapshot)?;
-        // A page written without having been read (taken from the free list) is covered by the allocation fields of
-        // page 1; but its difference was taken from the snapshot's version, so make sure of it.
+        // A page that was written without being read (taken from the free list) is covered by the
+        // allocation fields of page 1. But its diff is relative to the snapshot's version, so check
+        // that too.
         if let Some((page, _)) = pages.iter().find(|(page, _)| !self.unchanged_since(*page, snapshot)) {
             return Err(Refused::Conflict(Conflict::PageChanged(*page)).into());
         }
@@ -332,7 +356,7 @@ impl Partition {
             self.merge_page_one(snapshot, &current, &mut page, changed_allocation, changed_rest)?;
             page_count = page_one::page_count(&page);
             page_one::stamp(&mut page, number);
-            // SAFETY: the commit lock is held: nothing that is current is freed.
+            // SAFETY: the commit lock is held, so no current version is freed.
             let newest = unsafe { self.resident(1, &current) };
             record.push_page(1, newest, &page);
             merged = Some((1, page));
@@ -343,14 +367,14 @@ impl Partition {
         let timestamp = self.node.clock.tick();
         record.patch(Patch { number, previous: current.number, timestamp, page_count });
         let body = record.finish();
-        // At or before the record's beginning: others append too.
+        // At or before the beginning of the record: other threads append too.
         let start = self.log.appended();
         let body_bytes = body.len();
         let lsn = match self.log.append(body, commits.urgency(timestamp)) {
             Ok(lsn) => lsn,
             Err(LogError::Busy) => {
                 record.truncate(unmerged_bytes);
-                return Err(Stopped::LogBusy(body_bytes));
+                return Err(NotInstalled::LogBusy(body_bytes));
             }
             Err(other) => {
                 let error = self.refuses_writes().unwrap_or_else(|| log_error(other));
@@ -379,8 +403,8 @@ impl Partition {
         Ok(Committed { snapshot })
     }
 
-    /// Puts pages in front of their chains: they are the current version from here on. Its record stands in the log. Callers hold
-    /// the commit lock.
+    /// Installs pages as the current version. The version's record is in the log. Callers hold the
+    /// commit lock.
     pub(super) fn put_version(
         &self,
         commits: &mut Commits,
@@ -420,7 +444,7 @@ impl Partition {
         self.collect_garbage(commits, tally);
     }
 
-    /// Whether everything that the transaction read is still current. Answers the current version.
+    /// Checks that everything the transaction read is still current. Returns the current version.
     fn validate(&self, transaction: &Transaction, snapshot: &Snapshot) -> Result<Snapshot, Refused> {
         if self.is_doomed(snapshot) {
             return Err(Refused::Conflict(Conflict::Discarded));
@@ -438,26 +462,26 @@ impl Partition {
         }
     }
 
-    /// Whether page 1 is the same at both versions, but for counters and allocation. Both are pinned, or current
-    /// under the commit lock.
+    /// Returns true if page 1 is the same at both versions, except for counters and allocation.
+    /// Both are pinned, or current under the commit lock.
     pub(crate) fn same_schema_page(&self, a: &Snapshot, b: &Snapshot) -> bool {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         match unsafe { (self.find(1, a), self.find(1, b)) } {
             (None, None) => true,
             (Some(a), Some(b)) if a.number() == b.number() => true,
             // SAFETY: page 1 stays in memory.
             (Some(a), Some(b)) => match unsafe { (a.data(), b.data()) } {
                 (Some(a), Some(b)) => page_one::same_rest(a, b),
-                // Page 1 of a version that somebody opened is in memory; if it is not, be careful.
+                // Page 1 of a version that was opened is in memory. If it is not, assume a change.
                 _ => false,
             },
             _ => false,
         }
     }
 
-    /// Whether the size and the free list are the same at both versions (same promise).
+    /// Returns true if the size and the free list are the same at both versions. Same contract.
     pub(crate) fn same_allocation(&self, a: &Snapshot, b: &Snapshot) -> bool {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         match unsafe { (self.resident(1, a), self.resident(1, b)) } {
             (Some(a), Some(b)) => page_one::same_allocation(a, b),
             (None, None) => true,
@@ -465,7 +489,7 @@ impl Partition {
         }
     }
 
-    /// Makes of the transaction's page 1 one that fits the current version.
+    /// Merges the transaction's page 1 with that of the current version.
     fn merge_page_one(
         &self,
         snapshot: &Snapshot,

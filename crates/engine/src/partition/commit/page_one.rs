@@ -1,4 +1,5 @@
-//! The fields of page 1 that commits treat apart from the rest: the size and the free list, and counters.
+//! The fields of page 1 that commits validate separately: database size and free list, and
+//! counters.
 
 use std::ops::Range;
 
@@ -11,12 +12,12 @@ pub(crate) const ALLOCATION: Range<usize> = 28..40;
 /// Version-valid-for and the library's version.
 pub(crate) const VALID_FOR: Range<usize> = 92..100;
 
-/// The size in pages that the header gives.
+/// The size in pages from the header.
 pub(crate) fn page_count(page: &Page) -> u32 {
     u32::from_be_bytes([page[28], page[29], page[30], page[31]])
 }
 
-/// Sets the counters, which belong to nobody.
+/// Sets the counters, which are no transaction's data.
 pub(crate) fn stamp(page: &mut Page, number: u64) {
     let stamp = (number as u32).to_be_bytes();
     page[COUNTER].copy_from_slice(&stamp);
@@ -27,7 +28,7 @@ pub(crate) fn counter(page: &Page) -> u32 {
     u32::from_be_bytes([page[24], page[25], page[26], page[27]])
 }
 
-/// What a change of the schema does: other connections parse it anew.
+/// Increments the schema cookie, as a schema change does: other connections parse the schema again.
 pub(crate) fn raise_schema_cookie(page: &mut Page) {
     let cookie = u32::from_be_bytes([page[40], page[41], page[42], page[43]]).wrapping_add(1);
     page[40..44].copy_from_slice(&cookie.to_be_bytes());
@@ -37,7 +38,7 @@ pub(crate) fn same_allocation(a: &Page, b: &Page) -> bool {
     a[ALLOCATION] == b[ALLOCATION]
 }
 
-/// Whether two page 1 are the same but for counters and allocation.
+/// Returns true if two versions of page 1 are the same except for counters and allocation.
 pub(crate) fn same_rest(a: &Page, b: &Page) -> bool {
     a[..COUNTER.start] == b[..COUNTER.start]
         && a[ALLOCATION.end..VALID_FOR.start] == b[ALLOCATION.end..VALID_FOR.start]

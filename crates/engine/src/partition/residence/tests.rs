@@ -1,4 +1,5 @@
-//! Readers, a writer, a flusher and one who evicts, on threads: whoever reads sees the bytes of the version that it found.
+//! Readers, a writer, a flusher and an evictor on concurrent threads: each reader must see the
+//! bytes of the version that it found.
 
 use std::collections::VecDeque;
 
@@ -14,9 +15,9 @@ use crate::partition::version::PageVersion;
 use crate::store::Frame;
 
 const PAGES: u32 = 40;
-/// Pages that change while the others are only read.
+/// Pages that the writer changes; the others are only read.
 const CHANGING: u64 = 10;
-/// Rounds in which all are at work at once, and what each does in one of them.
+/// Rounds in which all threads run concurrently, and the work of each per round.
 const ROUNDS: u64 = 50;
 const ROUND_COMMITS: u64 = 100;
 const ROUND_FLUSHES: u64 = 25;
@@ -26,7 +27,7 @@ const READERS: u64 = 3;
 /// The number of the last version.
 const COMMITS: u64 = PAGES as u64 + 1 + ROUNDS * ROUND_COMMITS;
 
-/// The bytes of a version: nothing else has them, freed memory least of all.
+/// The bytes of a version. They occur nowhere else, in particular not in freed memory.
 fn bytes(page: PageNo, number: u64) -> PageBytes {
     let mut bytes = [0; PAGE_SIZE];
     for (part, bytes) in (0..).zip(bytes.chunks_exact_mut(512)) {
@@ -35,13 +36,13 @@ fn bytes(page: PageNo, number: u64) -> PageBytes {
     PageBytes::copy_of(&bytes)
 }
 
-struct House {
+struct Fixture {
     memory: Arc<MemoryBudget>,
     account: Arc<Account>,
     table: PageTable,
     residence: Arc<Residence>,
     snapshots: Mutex<Snapshots>,
-    /// The commit lock; commits whose garbage is not collected.
+    /// The commit lock, and the commits whose replaced versions have not been freed.
     commits: Mutex<VecDeque<(u64, PageNo)>>,
     clock: AtomicU64,
     loads: AtomicU64,
@@ -50,24 +51,24 @@ struct House {
     segment: u32,
 }
 
-/// Numbers that look random.
+/// Returns a pseudo-random number.
 fn random(state: &mut u64, below: u64) -> u64 {
     *state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
     (*state >> 33) % below
 }
 
-impl House {
-    fn new() -> House {
-        House::of(CLASSES)
+impl Fixture {
+    fn new() -> Fixture {
+        Fixture::of(CLASSES)
     }
 
-    fn of(classes: u64) -> House {
+    fn of(classes: u64) -> Fixture {
         let memory = MemoryBudget::new(1 << 30);
         let account = Account::new(memory.clone());
         let table = PageTable::new(account.clone());
         let segment = table.segments().index_of(SegmentId(1));
         let at = Snapshot { number: 0, lsn: Lsn(0), page_count: PAGES };
-        House {
+        Fixture {
             residence: Residence::new(account.clone(), classes),
             snapshots: Mutex::new(Snapshots::new(at)),
             commits: Mutex::default(),
@@ -135,10 +136,10 @@ impl House {
         }
     }
 
-    /// All that could leave does.
+    /// Flushes and evicts all pages that can be evicted.
     fn sweep(&self) {
         self.flush_all();
-        // All of them may be in one class, of which each round takes eight.
+        // All of them may be in one class, and each round takes eight.
         for _ in 0..u64::from(PAGES) * CLASSES {
             while self.evict_some() > 0 {}
         }
@@ -150,7 +151,8 @@ impl House {
         self.residence.evict(clock, 8, &self.table, |_| 1).0
     }
 
-    /// As a connection does: looks at some pages at one snapshot, keeps pointers to some of them, waits now and then.
+    /// Reads like a connection: reads pages at one snapshot, keeps pointers to some of them, and
+    /// sometimes steps aside.
     fn read(&self, mut state: u64) {
         let reader = Reader::new(self.residence.clone());
         for _ in 0..ROUND_SNAPSHOTS {
@@ -178,7 +180,7 @@ impl House {
                 if random(&mut state, 4) == 0 {
                     reader.step_aside();
                 }
-                // What is kept is as it was, whatever has been evicted meanwhile.
+                // Fetched pages must not change, whatever has been evicted meanwhile.
                 for (data, bytes) in &kept {
                     // SAFETY: fetched, and not released.
                     assert!(unsafe { **data == **bytes });
@@ -206,94 +208,101 @@ impl House {
 }
 
 #[test]
-fn readers_see_what_they_found_whoever_evicts() {
-    let house = House::new();
-    (2..PAGES + 2).for_each(|page| house.commit(page.into(), page));
+fn readers_see_stable_bytes_during_eviction() {
+    let fixture = Fixture::new();
+    (2..PAGES + 2).for_each(|page| fixture.commit(page.into(), page));
     for round in 0..ROUNDS {
-        // So that there is something to read for all, whoever of them comes first.
-        house.sweep();
+        // So that every thread finds absent pages, whichever runs first.
+        fixture.sweep();
         std::thread::scope(|scope| {
-            let house = &house;
-            scope.spawn(|| house.flush());
-            scope.spawn(|| house.evict());
-            (1..=READERS).for_each(|reader| drop(scope.spawn(move || house.read(round * READERS + reader))));
-            scope.spawn(move || house.write(round));
+            let fixture = &fixture;
+            scope.spawn(|| fixture.flush());
+            scope.spawn(|| fixture.evict());
+            (1..=READERS)
+                .for_each(|reader| drop(scope.spawn(move || fixture.read(round * READERS + reader))));
+            scope.spawn(move || fixture.write(round));
         });
     }
-    // The pages that do not change were all read in each round, by some of some 1,600 looks at 40 pages.
+    // In each round the pages that do not change are all read, by some of about 1,600 reads of 40
+    // pages.
     let least = ROUNDS * (u64::from(PAGES) - CHANGING);
-    let [found, loads] = [&house.found, &house.loads].map(|counter| counter.load(Ordering::Relaxed));
+    let [found, loads] = [&fixture.found, &fixture.loads].map(|counter| counter.load(Ordering::Relaxed));
     assert!(loads >= least && found >= least, "{loads} {found}");
 
-    // When all have ended and everything is written nothing stays that could leave.
-    house.commit(1 << 40, 2); // collects what the others have left
-    house.sweep();
+    // When all threads have ended and everything is flushed, every page can be evicted.
+    fixture.commit(1 << 40, 2); // collects the garbage of the other commits
+    fixture.sweep();
     let mut tally = Tally::default();
-    (2..PAGES + 2).for_each(|page| house.table.remove(page, u64::MAX, &mut tally));
+    (2..PAGES + 2).for_each(|page| fixture.table.remove(page, u64::MAX, &mut tally));
     assert!(tally.bytes.unsigned_abs() < PAGE_SIZE as u64, "{tally:?}");
-    house.account.settle(tally);
+    fixture.account.settle(tally);
     let buckets = 64 * size_of::<usize>() as u64;
-    assert_eq!((house.account.resident_bytes(), house.memory.unwritten_bytes()), (buckets, 0));
+    assert_eq!((fixture.account.resident_bytes(), fixture.memory.unwritten_bytes()), (buckets, 0));
 }
 
 #[test]
-fn a_reader_that_waits_keeps_back_what_it_holds_and_no_more() {
-    let house = House::new();
-    let reader = Reader::new(house.residence.clone());
-    (2..12).for_each(|page| house.commit(u64::from(page), page));
-    house.flush_all();
-    let before = house.memory.used_bytes();
-    let snapshot = house.snapshots.lock().pin();
+fn waiting_reader_retains_only_held_pages() {
+    let fixture = Fixture::new();
+    let reader = Reader::new(fixture.residence.clone());
+    (2..12).for_each(|page| fixture.commit(u64::from(page), page));
+    fixture.flush_all();
+    let before = fixture.memory.used_bytes();
+    let snapshot = fixture.snapshots.lock().pin();
     reader.enter();
     // SAFETY: pinned, and inside.
-    let held = unsafe { house.table.find(7, snapshot.number).unwrap().data().unwrap() };
+    let held = unsafe { fixture.table.find(7, snapshot.number).unwrap().data().unwrap() };
     reader.fetched(held);
-    while house.evict_some() > 0 || house.clock.load(Ordering::Relaxed) < 20 {}
-    assert_eq!(house.memory.used_bytes(), before, "it is inside");
-    // Or else who evicts would go on until nothing is left.
+    while fixture.evict_some() > 0 || fixture.clock.load(Ordering::Relaxed) < 20 {}
     assert_eq!(
-        house.account.resident_bytes(),
+        fixture.memory.used_bytes(),
+        before,
+        "evicted pages must not be freed while a reader is inside"
+    );
+    // Otherwise eviction would continue until nothing is left.
+    assert_eq!(
+        fixture.account.resident_bytes(),
         before - 10 * PAGE_SIZE as u64,
-        "what leaves is not in the cache"
+        "evicted pages must not count as cached"
     );
     reader.step_aside();
-    assert_eq!(house.memory.used_bytes(), before - 9 * PAGE_SIZE as u64);
+    assert_eq!(fixture.memory.used_bytes(), before - 9 * PAGE_SIZE as u64);
     assert!(*held == *bytes(7, 7));
     reader.released(held);
-    assert_eq!(house.memory.used_bytes(), before - 10 * PAGE_SIZE as u64);
+    assert_eq!(fixture.memory.used_bytes(), before - 10 * PAGE_SIZE as u64);
 }
 
-/// Pages are looked at once for each that goes and once for each that was touched, not all for each.
+/// A check is needed per evicted page and per accessed page, not one of all pages per eviction.
 #[test]
-fn what_is_touched_stays_while_others_come_and_go() {
-    let house = House::new();
-    (2..12).for_each(|page| house.commit(u64::from(page), page));
-    house.flush_all();
+fn accessed_pages_stay_during_a_scan() {
+    let fixture = Fixture::new();
+    (2..12).for_each(|page| fixture.commit(u64::from(page), page));
+    fixture.flush_all();
     // SAFETY: one thread; nothing is pruned.
-    let version = |page| unsafe { house.table.find(page, COMMITS) }.unwrap();
+    let version = |page| unsafe { fixture.table.find(page, COMMITS) }.unwrap();
     for _ in 0..50 {
         (2..5).for_each(|page| version(page).touch());
-        house.evict_some();
-        // The others come again, as in a scan.
+        fixture.evict_some();
+        // The others are read again, as in a scan.
         for page in 5..12 {
             if !version(page).is_resident() {
-                house.load(page, version(page));
+                fixture.load(page, version(page));
             }
         }
         assert!((2..5).all(|page| version(page).is_resident()));
     }
 }
 
-/// What leaves last is the hottest, neighbours stay together, and what nobody has asked for is not among it.
+/// Pages that would be evicted last come first, neighbors in order. Prefetched pages without access
+/// are not listed.
 #[test]
-fn the_hottest_are_those_that_would_leave_last() {
-    let house = House::new();
-    (2..12).for_each(|page| house.commit(u64::from(page), page));
-    house.flush_all();
+fn hottest_pages_are_listed_first() {
+    let fixture = Fixture::new();
+    (2..12).for_each(|page| fixture.commit(u64::from(page), page));
+    fixture.flush_all();
     // SAFETY: one thread; nothing is pruned.
-    let find = |page| unsafe { house.table.find(page, COMMITS) };
+    let find = |page| unsafe { fixture.table.find(page, COMMITS) };
     let version = |page| find(page).unwrap();
-    let hottest = |most| house.residence.hottest(0, most, |page| find(page)?.heat());
+    let hottest = |most| fixture.residence.hottest(0, most, |page| find(page)?.heat());
     assert_eq!(hottest(100), (2..12).collect::<Vec<_>>());
     for (page, touches) in [(9, 3), (11, 1), (5, 1), (8, 3), (6, 100)] {
         (0..touches).for_each(|_| version(page).touch());
@@ -306,21 +315,22 @@ fn the_hottest_are_those_that_would_leave_last() {
     assert_eq!(hottest(6), [6, 8, 9, 5, 11, 2]);
 }
 
-/// The rounds after which pages leave, two for each number of touches. What it costs to read the second ones back is given.
-fn rounds(classes: u64, dear: u64) -> [[u64; 2]; 4] {
-    let house = House::of(classes);
-    (2..10).for_each(|page| house.commit(u64::from(page), page));
-    house.flush_all();
+/// The clock rounds after which pages are evicted, two pages per number of accesses. Reading back
+/// the second of each pair costs `high_cost`.
+fn rounds(classes: u64, high_cost: u64) -> [[u64; 2]; 4] {
+    let fixture = Fixture::of(classes);
+    (2..10).for_each(|page| fixture.commit(u64::from(page), page));
+    fixture.flush_all();
     // SAFETY: one thread; nothing is pruned.
-    let version = |page| unsafe { house.table.find(page, COMMITS) }.unwrap();
+    let version = |page| unsafe { fixture.table.find(page, COMMITS) }.unwrap();
     let touches = [0, 1, 3, 100];
     for (pair, touches) in (0..).zip(touches) {
         (0..touches).for_each(|_| [2, 3].into_iter().for_each(|page| version(page + 2 * pair).touch()));
     }
-    let cost = |version: &PageVersion| if version.number() % 2 == 1 { dear } else { 1 };
+    let cost = |version: &PageVersion| if version.number() % 2 == 1 { high_cost } else { 1 };
     let mut rounds = [[0; 2]; 4];
     for clock in 1..=2 * classes {
-        while house.residence.evict(clock, 8, &house.table, cost).1 {}
+        while fixture.residence.evict(clock, 8, &fixture.table, cost).1 {}
         for (page, left) in (2..).zip(rounds.as_flattened_mut()) {
             if *left == 0 && !version(page).is_resident() {
                 *left = clock;
@@ -330,10 +340,11 @@ fn rounds(classes: u64, dear: u64) -> [[u64; 2]; 4] {
     rounds
 }
 
-/// Of two that were touched alike the one goes first that is cheaper to read back, and it goes when it would if all were cheap.
-/// What nobody has touched again goes in its round, whatever it costs.
+/// Of two pages with the same accesses, the one that is cheaper to read back is evicted first, in
+/// the same round as if all were cheap. A page without further accesses is evicted in its round,
+/// whatever it costs.
 #[test]
-fn what_is_dearer_to_read_back_stays_longer() {
+fn expensive_pages_stay_longer() {
     let alike = [[1, 1], [2, 2], [4, 4], [8, 8]];
     assert_eq!(rounds(CLASSES, 1), alike);
     assert_eq!(rounds(CLASSES_OF_TIERS, 1), alike);

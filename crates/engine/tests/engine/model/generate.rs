@@ -1,11 +1,12 @@
-//! Random statements over a small schema that has one of everything: foreign keys that cascade and that are deferred,
-//! triggers, views, partial, unique and expression indexes, generated columns, WITHOUT ROWID, AUTOINCREMENT, full text.
+//! Random statements over a small schema that covers SQLite's features: cascading and deferred
+//! foreign keys, triggers, views, partial, unique and expression indexes, generated columns,
+//! WITHOUT ROWID, AUTOINCREMENT, full-text search.
 
 use fulmar_engine::Value;
 
 use crate::seeds::Random;
 
-/// What exists at the beginning.
+/// The initial schema.
 pub const SCHEMA: &[&str] = &[
     "CREATE TABLE cities(id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT COLLATE NOCASE UNIQUE, people INT DEFAULT 0)",
     "CREATE TABLE people(id INTEGER PRIMARY KEY, name TEXT NOT NULL, age INTEGER CHECK (age >= 0), \
@@ -56,12 +57,12 @@ fn word(random: &mut Random) -> Value {
     Value::Text((*random.pick(&WORDS)).to_owned())
 }
 
-/// A small number: it is often that of a row that exists.
+/// A small number, which is often the id of an existing row.
 fn id(random: &mut Random) -> Value {
     Value::Integer(random.between(1, 25))
 }
 
-/// Anything.
+/// A random value of any type.
 fn value(random: &mut Random) -> Value {
     match random.below(12) {
         0 => Value::Null,
@@ -75,7 +76,7 @@ fn value(random: &mut Random) -> Value {
     }
 }
 
-/// The next statement. Half of them change rows, a third read, some change the schema.
+/// The next statement: 48 % change rows, 34 % read, 12 % change the schema, and 6 % are invalid.
 pub fn statement(random: &mut Random) -> Generated {
     match random.below(100) {
         0..48 => change(random),
@@ -105,7 +106,7 @@ fn insert(random: &mut Random) -> Generated {
             )
         }
         3 => {
-            // Numbered out of order, and one of them twice.
+            // Parameters out of order, and one of them used twice.
             let parameters = vec![id(random), word(random), id(random)];
             Generated::with(
                 sql("INSERT{or} INTO people(name, id, age, score) VALUES ($2, $1, $3, $1)"),
@@ -200,7 +201,7 @@ fn delete(random: &mut Random) -> Generated {
         4 => Generated::with("DELETE FROM notes WHERE rowid % 5 = $1 % 5", vec![id(random)]),
         5 => Generated::with("DELETE FROM words WHERE words MATCH $1", vec![word(random)]),
         6 => Generated::with("DELETE FROM boxes WHERE x0 > $1", vec![id(random)]),
-        // All rows at once: SQLite clears the tree without looking at them.
+        // Deletes all rows: SQLite then clears the tree without reading them.
         _ => Generated::plain(*random.pick(&[
             "DELETE FROM notes",
             "DELETE FROM audit",

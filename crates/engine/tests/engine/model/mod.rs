@@ -1,15 +1,17 @@
-//! The model: random SQL runs on the engine and on stock SQLite in memory, and every answer is compared: rows in order,
-//! counts of changed rows, errors, `last_insert_rowid()`, `changes()`, `total_changes()`, and in the end the whole
-//! schema and every table.
+//! Model test: random SQL runs on the engine and on stock SQLite in memory, and all results are
+//! compared: rows in order, counts of changed rows, errors, `last_insert_rowid()`, `changes()`,
+//! `total_changes()`, and at the end the whole schema and every table.
 //!
-//! What the engine has and stock SQLite lacks happens meanwhile: flushes, restarts (clean ones and crashes), changes of
-//! the session, and a reader that holds an old snapshot through it all and must not see anything move.
+//! Events that exist only in the engine happen in between: flushes, restarts (clean and after
+//! crashes), and changes of the session. A reader holds an old snapshot all the time, which must
+//! not change.
 //!
-//! ANALYZE is left to a test of its own: what it found stays in the memory of a stock connection through changes of the
-//! schema, so that one that comes later plans otherwise, and answers in another order.
+//! ANALYZE is tested separately: its results stay in the memory of a stock connection across schema
+//! changes, so a later ANALYZE changes its plans and the order of its rows.
 //!
-//! One thing differs by design: after an error inside a transaction the engine accepts only its end or ROLLBACK TO, as
-//! PostgreSQL does. The test then does what a client would do, on both sides.
+//! One difference is by design: after an error inside a transaction, the engine accepts only the
+//! end of the transaction or ROLLBACK TO, as PostgreSQL does. The test then does the same on both
+//! sides.
 
 mod generate;
 mod stock;
@@ -26,25 +28,25 @@ use stock::Stock;
 use crate::common::{Client, MEMORY, start_when_free};
 use crate::seeds::{self, Random};
 
-/// Statements of one seed.
+/// Number of statements per seed.
 const STATEMENTS: u64 = 1500;
-/// Statements that a failure tells of.
-const REMEMBERED: usize = 40;
+/// Number of statements in the report of a failure.
+const HISTORY_LEN: usize = 40;
 const SAVEPOINTS: [&str; 3] = ["a", "b", "c"];
 const COUNTERS: &str = "SELECT last_insert_rowid(), changes(), total_changes()";
 const SNAPSHOT: &str = "SELECT (SELECT group_concat(id || name || coalesce(age, '-')) FROM people), \
     (SELECT count(*) || '/' || coalesce(sum(length), 0) FROM notes), (SELECT group_concat(name) FROM sqlite_schema)";
 
-/// The engine and the stock one, side by side.
+/// The engine and stock SQLite, which run the same statements.
 struct Pair {
     random: Random,
     directory: tempfile::TempDir,
     engine: Arc<Engine>,
     client: Client,
-    /// Holds an old snapshot, and what it saw there.
+    /// A reader that holds an old snapshot, and the rows that it read.
     reader: Option<(Client, Vec<Vec<Value>>)>,
     stock: Stock,
-    /// What stock SQLite had counted when the session began.
+    /// The total changes of stock SQLite when the session began.
     counted_before: i64,
     /// Savepoints of the open transaction, the newest last.
     savepoints: Vec<&'static str>,
@@ -53,7 +55,7 @@ struct Pair {
     errors: u64,
 }
 
-/// What a failure tells, besides what differs.
+/// Asserts a condition. A failure reports the seed and the last statements.
 macro_rules! must {
     ($pair:expr, $condition:expr, $($message:tt)+) => {
         if !$condition {
@@ -89,13 +91,13 @@ impl Pair {
         for sql in generate::SCHEMA {
             pair.run(Generated::plain(*sql)).await;
         }
-        // From here on both count from nothing.
+        // From here on, both sides count from zero.
         pair.change_session().await;
         pair
     }
 
     fn remember(&mut self, text: String) {
-        if self.history.len() == REMEMBERED {
+        if self.history.len() == HISTORY_LEN {
             self.history.pop_front();
         }
         self.history.push_back(text);
@@ -105,7 +107,7 @@ impl Pair {
         self.client.session.status() != TransactionStatus::Idle
     }
 
-    /// One random thing; answers whether the next one is to be a restart.
+    /// Runs one random step. Returns true if the next step must be a restart.
     async fn step(&mut self) -> bool {
         let open = self.in_transaction();
         match self.random.below(200) {
@@ -117,7 +119,7 @@ impl Pair {
             31 | 32 if !open => self.run(Generated::plain("VACUUM")).await,
             33 if !open => self.change_session().await,
             34 => self.flush().await,
-            35..38 => self.look_again().await,
+            35..38 => self.check_reader().await,
             38..60 => self.run(Generated::plain(COUNTERS)).await,
             _ => {
                 let generated = generate::statement(&mut self.random);
@@ -127,7 +129,7 @@ impl Pair {
         false
     }
 
-    /// Runs a statement on both sides and compares.
+    /// Runs a statement on both sides and compares the results.
     async fn run(&mut self, generated: Generated) {
         let Generated { sql, parameters } = generated;
         self.remember(format!("{sql}  {}", brief(&parameters)));
@@ -151,7 +153,7 @@ impl Pair {
                     CommandTag::Select(n) => n == expected.len() as u64,
                     _ => true,
                 };
-                must!(self, counted, "{sql}: {} and stock has {}", completion.tag, self.stock.changes());
+                must!(self, counted, "{sql}: engine {}, stock {}", completion.tag, self.stock.changes());
             }
             (Err(expected), Err(found)) => {
                 self.errors += 1;
@@ -169,7 +171,7 @@ impl Pair {
         );
     }
 
-    /// What stock SQLite counted before the session began is none of the session's business.
+    /// Subtracts the changes that stock SQLite counted before the session began.
     fn without_base(&self, sql: &str, mut rows: Vec<Vec<Value>>) -> Vec<Vec<Value>> {
         if sql == COUNTERS
             && let Value::Integer(total) = &mut rows[0][2]
@@ -179,21 +181,21 @@ impl Pair {
         rows
     }
 
-    /// After an error in a transaction: back to a savepoint, or to its end.
+    /// After an error in a transaction: rolls back to a savepoint, or ends the transaction.
     async fn recover(&mut self) {
         must!(
             self,
             self.client.session.status() == TransactionStatus::Failed,
-            "the transaction has not failed"
+            "the transaction must have failed"
         );
         let state = self.client.state("SELECT 1").await;
         must!(self, state == sqlstate::IN_FAILED_TRANSACTION, "a failed transaction answers {state}");
-        // OR ROLLBACK and RAISE(ROLLBACK) have ended it on the stock side.
+        // OR ROLLBACK and RAISE(ROLLBACK) have ended the transaction on the stock side.
         let ended = self.stock.is_autocommit();
         match self.savepoints.last() {
             Some(name) if ended => {
                 let result = self.client.run(&format!("ROLLBACK TO {name}")).await;
-                must!(self, result.is_err(), "a savepoint outlived its transaction");
+                must!(self, result.is_err(), "a savepoint must end with its transaction");
             }
             Some(name) if self.random.once_in(2) => {
                 let sql = format!("ROLLBACK TO {name}");
@@ -219,7 +221,8 @@ impl Pair {
         let found = self.client.run(sql).await;
         match (expected, found) {
             (Ok(_), Ok(_)) => {}
-            // Deferred foreign keys. The stock one would let the client go on; the engine rolls back, as PostgreSQL does.
+            // Deferred foreign keys. Stock SQLite would keep the transaction open; the engine rolls
+            // it back, as PostgreSQL does.
             (Err(expected), Err(found)) => {
                 must!(self, stock::same_error(&expected, &found), "{sql}: {expected:?}, {found}");
                 self.stock.run("ROLLBACK", &[]).unwrap();
@@ -260,7 +263,8 @@ impl Pair {
         self.engine.flush().await.unwrap();
     }
 
-    /// Stops the engine, cleanly or as in a crash, and starts it again. Temporary tables end with their session.
+    /// Stops the engine, cleanly or by a simulated crash, and starts it again. Temporary tables end
+    /// with their session.
     async fn restart(mut self) -> Pair {
         if let Some((reader, _)) = self.reader.take() {
             reader.close().await;
@@ -302,7 +306,7 @@ impl Pair {
         self.begin_session().await;
     }
 
-    /// A fresh session has counted nothing and has no temporary tables; the stock connection is made to agree.
+    /// A new session has no counts and no temporary tables. Makes the stock connection agree.
     async fn begin_session(&mut self) {
         self.stock.run("DROP TABLE IF EXISTS temp.passing", &[]).unwrap();
         self.counted_before = self.stock_counters().2;
@@ -319,12 +323,13 @@ impl Pair {
         }
     }
 
-    /// The reader sees what it saw; then it goes, or takes a newer snapshot.
-    async fn look_again(&mut self) {
-        self.remember("the reader looks".to_owned());
+    /// The reader must see the same rows as before. It then ends, keeps its snapshot, or takes a
+    /// new one.
+    async fn check_reader(&mut self) {
+        self.remember("check of the reader".to_owned());
         if let Some((mut reader, saw)) = self.reader.take() {
             let sees = reader.run(SNAPSHOT).await.unwrap();
-            must!(self, sees == saw, "the reader saw\n{saw:?}\nand now\n{sees:?}");
+            must!(self, sees == saw, "the reader's snapshot changed from\n{saw:?}\nto\n{sees:?}");
             if self.random.once_in(2) {
                 self.reader = Some((reader, saw));
                 return;
@@ -338,7 +343,7 @@ impl Pair {
         self.reader = Some((reader, saw));
     }
 
-    /// Everything, table by table.
+    /// Compares all tables and the schema.
     async fn compare_all(&mut self) {
         if self.in_transaction() {
             self.end("COMMIT").await;
@@ -368,7 +373,7 @@ fn brief_rows(rows: &[Vec<Value>]) -> String {
 }
 
 #[tokio::test]
-async fn answers_what_stock_sqlite_answers() {
+async fn engine_matches_stock_sqlite() {
     for seed in seeds::first()..seeds::first() + seeds::rounds(4) {
         let mut pair = Pair::new(seed).await;
         for _ in 0..STATEMENTS {
@@ -379,15 +384,15 @@ async fn answers_what_stock_sqlite_answers() {
         pair.compare_all().await;
         let mut pair = pair.restart().await;
         pair.compare_all().await;
-        println!("seed {seed}: {} of {STATEMENTS} statements answered an error, on both sides", pair.errors);
-        assert!(pair.errors < STATEMENTS / 2, "most statements fail: the test compares nothing");
+        println!("seed {seed}: {} of {STATEMENTS} statements failed on both sides", pair.errors);
+        assert!(pair.errors < STATEMENTS / 2, "most statements must succeed");
     }
 }
 
-/// ANALYZE changes how statements are planned; connections that were open before must plan alike, or a transaction that
-/// is run again elsewhere would answer other rows, or in another order.
+/// ANALYZE changes plans. Connections that were open before must use the same plans. Otherwise a
+/// transaction replayed on another connection could return other rows, or another order.
 #[tokio::test]
-async fn all_sessions_plan_by_the_last_analyze() {
+async fn all_sessions_use_the_last_analyze() {
     let directory = tempfile::tempdir().unwrap();
     let (engine, mut a) = start(directory.path()).await;
     let mut b = Client { session: engine.session(PartitionId(1)) };
@@ -396,7 +401,7 @@ async fn all_sessions_plan_by_the_last_analyze() {
     a.run(&format!("INSERT INTO t {few} SELECT n, n % 2 FROM i")).await.unwrap();
     let plan = "EXPLAIN QUERY PLAN SELECT * FROM t WHERE x = 1 AND y = 1";
     for (selective, other) in [("y", "x"), ("x", "y"), ("y", "x")] {
-        // Both sessions hold a connection of their own at this moment, so there are two.
+        // Both sessions hold separate connections at this point.
         for client in [&mut a, &mut b] {
             client.run(&format!("BEGIN; {plan}")).await.unwrap();
         }
@@ -404,7 +409,7 @@ async fn all_sessions_plan_by_the_last_analyze() {
         b.run(&format!("UPDATE t SET {other} = 1, {selective} = rowid; ANALYZE")).await.unwrap();
         a.run("COMMIT").await.unwrap();
         for client in [&mut a, &mut b] {
-            // EXPLAIN alone does not look whether the schema has changed; a statement that runs does.
+            // EXPLAIN alone does not detect a changed schema; executing a statement does.
             client.run("BEGIN; SELECT count(*) FROM t").await.unwrap();
         }
         for client in [&mut a, &mut b] {

@@ -1,4 +1,4 @@
-//! Stock SQLite in memory, set up as the engine sets up its own, and how its answers compare.
+//! Stock SQLite in memory, configured like the engine's, and the comparison of errors.
 
 use fulmar_engine::{Error, Value, sqlstate};
 use rusqlite::config::DbConfig;
@@ -10,7 +10,7 @@ pub struct Stock {
     connection: Connection,
 }
 
-/// An error of stock SQLite's.
+/// An error of stock SQLite.
 #[derive(Debug)]
 pub struct StockError {
     /// The extended result code.
@@ -41,7 +41,7 @@ impl Stock {
         self.connection.changes()
     }
 
-    /// Runs one statement to its end.
+    /// Runs one statement to completion.
     pub fn run(&self, sql: &str, parameters: &[Value]) -> Result<Vec<Vec<Value>>, StockError> {
         self.try_run(sql, parameters).map_err(|error| match error {
             rusqlite::Error::SqliteFailure(code, message) => {
@@ -95,7 +95,8 @@ fn from_stock(value: ValueRef<'_>) -> Value {
     }
 }
 
-/// Whether both errors mean the same: constraints and types by their SQLSTATE, others by their words.
+/// Returns true if both errors are equivalent: constraint and type errors by SQLSTATE, others by
+/// message.
 pub fn same_error(stock: &StockError, engine: &Error) -> bool {
     let state = match stock.code {
         ffi::SQLITE_CONSTRAINT_UNIQUE | ffi::SQLITE_CONSTRAINT_PRIMARYKEY | ffi::SQLITE_CONSTRAINT_ROWID => {

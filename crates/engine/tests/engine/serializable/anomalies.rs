@@ -1,7 +1,8 @@
-//! The anomalies that weaker levels of isolation let through, each with its interleaving written out.
+//! The anomalies that weaker isolation levels permit, each with its interleaving.
 //!
-//! A conflict may show at any statement of the later transaction, or at its COMMIT; what counts is that not all of the
-//! transactions commit, or that one was replayed and has seen the other.
+//! A conflict can be reported by any statement of the later transaction, or by its COMMIT. The
+//! tests require that not all of the transactions commit, or that one was replayed and has seen the
+//! other.
 
 use fulmar_engine::{Result, Row, RowSink, Scope, TransactionStatus, Value, sqlstate};
 use fulmar_pages::PartitionId;
@@ -9,7 +10,7 @@ use tokio::runtime::Handle;
 
 use crate::common::{Client, Node, Rows, within};
 
-/// Runs the rest of a transaction. Answers whether it committed; the only error that may come is 40001.
+/// Runs the rest of a transaction. Returns true if it committed. The only permitted error is 40001.
 async fn committed(client: &mut Client, rest: &str) -> bool {
     let result = client.run(&format!("{rest}; COMMIT")).await;
     if let Err(error) = &result {
@@ -27,7 +28,7 @@ async fn two_accounts(node: &Node) {
 }
 
 #[tokio::test]
-async fn an_update_of_what_was_read_is_not_lost() {
+async fn lost_update_is_prevented() {
     let node = Node::start().await;
     two_accounts(&node).await;
     let (mut a, mut b) = (node.client(1), node.client(1));
@@ -37,7 +38,7 @@ async fn an_update_of_what_was_read_is_not_lost() {
     }
     assert!(committed(&mut a, "UPDATE accounts SET n = 1 WHERE id = 1").await);
     assert!(!committed(&mut b, "UPDATE accounts SET n = 1 WHERE id = 1").await);
-    // The next try takes its turn first, and succeeds whatever others do.
+    // The retry takes the write turn first, so it succeeds regardless of concurrent transactions.
     b.run("BEGIN").await.unwrap();
     assert_eq!(b.int("SELECT n FROM accounts WHERE id = 1").await, 1);
     assert!(committed(&mut b, "UPDATE accounts SET n = 2 WHERE id = 1").await);
@@ -45,7 +46,7 @@ async fn an_update_of_what_was_read_is_not_lost() {
 }
 
 #[tokio::test]
-async fn doctors_do_not_both_leave() {
+async fn write_skew_on_one_page_is_prevented() {
     let node = Node::start().await;
     let (mut a, mut b) = (node.client(1), node.client(1));
     a.run("CREATE TABLE doctors(name TEXT PRIMARY KEY, on_call INTEGER) WITHOUT ROWID").await.unwrap();
@@ -60,9 +61,9 @@ async fn doctors_do_not_both_leave() {
     assert_eq!(a.int("SELECT count(*) FROM doctors WHERE on_call").await, 1);
 }
 
-/// Write skew where the two rows lie on pages far apart, and no page is written by both.
+/// Write skew with two rows on distant pages, and no page written by both transactions.
 #[tokio::test]
-async fn write_skew_across_pages_is_refused() {
+async fn write_skew_across_pages_is_prevented() {
     let node = Node::start().await;
     let (mut a, mut b) = (node.client(1), node.client(1));
     a.run("CREATE TABLE wide(id INTEGER PRIMARY KEY, n INTEGER, pad TEXT)").await.unwrap();
@@ -76,12 +77,12 @@ async fn write_skew_across_pages_is_refused() {
 }
 
 #[tokio::test]
-async fn a_range_that_was_counted_gets_no_phantoms() {
+async fn phantoms_in_a_range_are_prevented() {
     let node = Node::start().await;
     let (mut a, mut b) = (node.client(1), node.client(1));
     a.run("CREATE TABLE bookings(id INTEGER PRIMARY KEY, room INTEGER, hour INTEGER)").await.unwrap();
     a.run("CREATE INDEX by_room ON bookings(room, hour)").await.unwrap();
-    // An empty range, and one at the end of an index that has pages of its own.
+    // An empty table, and a range at the end of an index with several pages.
     for filled in [false, true] {
         for client in [&mut a, &mut b] {
             client.run("BEGIN").await.unwrap();
@@ -98,9 +99,9 @@ async fn a_range_that_was_counted_gets_no_phantoms() {
     }
 }
 
-/// A sum that was read stays the sum until the transaction ends, whatever is inserted meanwhile.
+/// A transaction sees the same sum until it ends, whatever is inserted meanwhile.
 #[tokio::test]
-async fn a_reader_sees_one_snapshot() {
+async fn reader_sees_one_snapshot() {
     let node = Node::start().await;
     two_accounts(&node).await;
     let (mut a, mut b) = (node.client(1), node.client(1));
@@ -114,10 +115,11 @@ async fn a_reader_sees_one_snapshot() {
     assert_eq!(a.int("SELECT sum(n) FROM accounts").await, 7);
 }
 
-/// Fekete, O'Neil, O'Neil: a withdrawal that read before a deposit, and a report between them that saw the deposit and not
-/// the withdrawal. Each pair alone is serializable; the three are not, unless the withdrawal is refused.
+/// The read-only transaction anomaly (Fekete, O'Neil, O'Neil): a withdrawal reads before a deposit
+/// commits, and a report in between sees the deposit but not the withdrawal. Any two of them are
+/// serializable; all three are not, unless the withdrawal is rejected.
 #[tokio::test]
-async fn a_report_does_not_tell_of_an_order_that_never_was() {
+async fn read_only_transaction_anomaly_is_prevented() {
     let node = Node::start().await;
     two_accounts(&node).await;
     let (mut withdrawal, mut deposit, mut report) = (node.client(1), node.client(1), node.client(1));
@@ -125,17 +127,18 @@ async fn a_report_does_not_tell_of_an_order_that_never_was() {
     assert_eq!(withdrawal.int("SELECT sum(n) FROM accounts").await, 0);
     assert!(committed(&mut deposit, "BEGIN; UPDATE accounts SET n = n + 20 WHERE id = 2").await);
     report.run("BEGIN").await.unwrap();
-    let told = report.run("SELECT n FROM accounts ORDER BY id").await.unwrap();
-    assert_eq!(told, [[Value::Integer(0)], [Value::Integer(20)]]);
+    let balances = report.run("SELECT n FROM accounts ORDER BY id").await.unwrap();
+    assert_eq!(balances, [[Value::Integer(0)], [Value::Integer(20)]]);
     assert!(committed(&mut report, "SELECT 1").await);
-    // It saw a sum of 0, so the overdraft costs a fee of 1; after the deposit it would not.
+    // It has read a sum of 0, so the overdraft costs a fee of 1. After the deposit there would be
+    // no fee.
     assert!(!committed(&mut withdrawal, "UPDATE accounts SET n = n - 10 - 1 WHERE id = 1").await);
     assert_eq!(report.int("SELECT sum(n) FROM accounts").await, 20);
 }
 
-/// Three transactions, each reads what the next one writes.
+/// Three transactions, each of which reads the table that the next one writes.
 #[tokio::test]
-async fn a_ring_of_three_is_broken() {
+async fn cycle_of_three_transactions_is_prevented() {
     let node = Node::start().await;
     let mut clients = [node.client(1), node.client(1), node.client(1)];
     for table in 0..3 {
@@ -156,9 +159,9 @@ async fn a_ring_of_three_is_broken() {
     assert_eq!(commits, 2);
 }
 
-/// What a statement did not find is as much a read as what it found.
+/// A lookup without a result is also a read.
 #[tokio::test]
-async fn a_missing_table_that_was_asked_for_is_a_read() {
+async fn lookup_of_a_missing_table_is_a_read() {
     let node = Node::start().await;
     let (mut a, mut b) = (node.client(1), node.client(1));
     a.run("CREATE TABLE t(n INTEGER)").await.unwrap();
@@ -168,9 +171,9 @@ async fn a_missing_table_that_was_asked_for_is_a_read() {
     assert!(!committed(&mut a, "INSERT INTO t VALUES (1)").await);
 }
 
-/// Rows that differ, on one page: the later transaction is replayed, and its client sees no difference.
+/// Different rows on one page: the later transaction is replayed transparently.
 #[tokio::test]
-async fn neighbours_on_a_page_do_not_disturb_each_other() {
+async fn updates_of_different_rows_on_one_page_both_commit() {
     let node = Node::start().await;
     two_accounts(&node).await;
     let (mut a, mut b) = (node.client(1), node.client(1));
@@ -185,13 +188,13 @@ async fn neighbours_on_a_page_do_not_disturb_each_other() {
     assert_eq!(a.int("SELECT sum(n) FROM accounts").await, 3);
 }
 
-/// Takes rows, and does something before it takes the first one.
-struct Meanwhile<F> {
+/// A sink that runs a function before it takes the first row.
+struct InterruptingSink<F> {
     first: Option<F>,
     rows: Rows,
 }
 
-impl<F: FnOnce() + Send> RowSink for Meanwhile<F> {
+impl<F: FnOnce() + Send> RowSink for InterruptingSink<F> {
     fn row(&mut self, row: &dyn Row) -> Result<()> {
         if let Some(first) = self.first.take() {
             first();
@@ -204,9 +207,10 @@ impl<F: FnOnce() + Send> RowSink for Meanwhile<F> {
     }
 }
 
-/// A lone statement that is overtaken before it has committed is run again in a turn, unseen, and counted as any other.
+/// An autocommitted statement that conflicts is replayed with the write turn, transparently, and
+/// counted like other replays.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lone_statement_that_is_overtaken_is_run_again_and_counted() {
+async fn conflicting_autocommit_statement_is_replayed_and_counted() {
     let node = Node::start().await;
     two_accounts(&node).await;
     let (mut a, mut b) = (node.client(1), node.client(1));
@@ -217,26 +221,27 @@ async fn a_lone_statement_that_is_overtaken_is_run_again_and_counted() {
     let before = counts();
     let runtime = Handle::current();
     let overtake = || {
-        // Another thread: this one is in the middle of a statement.
+        // Runs on another thread, because this one is executing a statement.
         std::thread::scope(|scope| {
             let update = || runtime.block_on(b.run("UPDATE accounts SET n = 5 WHERE id = 2"));
             scope.spawn(update).join().unwrap().unwrap();
         });
     };
-    let mut sink = Meanwhile { first: Some(overtake), rows: Rows::default() };
+    let mut sink = InterruptingSink { first: Some(overtake), rows: Rows::default() };
     let sql = "UPDATE accounts SET n = (SELECT sum(n) + 1 FROM accounts) WHERE id = 1 RETURNING n";
     let (update, _) = a.session.prepare(sql).await.unwrap();
     a.session.execute(&update, &[], Scope::Auto, &mut sink).await.unwrap();
     assert_eq!(sink.rows.0, [[Value::Integer(6)]]);
     assert_eq!(counts(), before.map(|count| count + 1));
-    // The same beside nobody counts nothing.
+    // Without a concurrent transaction, nothing is counted.
     assert_eq!(a.int(sql).await, 12);
     assert_eq!(counts(), before.map(|count| count + 1));
 }
 
-/// One holds a row and wants its turn to commit; the other holds the turn and wants the row.
+/// One transaction holds a row lock and needs the write turn to commit; the other one holds the
+/// turn and needs the row.
 #[tokio::test]
-async fn a_turn_and_a_row_do_not_wait_for_each_other() {
+async fn write_turn_and_row_lock_do_not_deadlock() {
     let node = Node::start().await;
     two_accounts(&node).await;
     let (mut row, mut turn) = (node.client(1), node.client(1));
@@ -254,9 +259,9 @@ async fn a_turn_and_a_row_do_not_wait_for_each_other() {
     assert_eq!(row.int("SELECT n FROM accounts WHERE id = 1").await, 2);
 }
 
-/// The same with a whole table asked for by the one who holds a row.
+/// The same with a lock of all rows by the holder of one row lock.
 #[tokio::test]
-async fn for_update_of_many_rows_and_of_one_do_not_wait_for_each_other() {
+async fn for_update_of_one_row_and_of_many_do_not_deadlock() {
     let node = Node::start().await;
     two_accounts(&node).await;
     let (mut one, mut many) = (node.client(1), node.client(1));

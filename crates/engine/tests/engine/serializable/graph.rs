@@ -1,16 +1,16 @@
-//! A graph of what comes before what, and its circles.
+//! A dependency graph, and the search for its cycles.
 
 use std::collections::VecDeque;
 
-/// Nodes are numbers from 0; the first ones are transactions, later ones moments in time.
+/// Nodes are numbered from 0. The first ones are transactions, later ones moments in time.
 pub struct Graph {
     transactions: usize,
     edges: Vec<Vec<(usize, String)>>,
 }
 
-/// The state of Tarjan's search, without recursion.
+/// The state of Tarjan's algorithm, without recursion.
 struct Search {
-    /// When a node was found; 0: not yet.
+    /// The order in which nodes were found. 0: not found yet.
     found: Vec<usize>,
     /// The earliest node on the stack that can be reached.
     low: Vec<usize>,
@@ -24,29 +24,30 @@ impl Graph {
         Graph { transactions, edges: vec![Vec::new(); transactions] }
     }
 
-    /// One more node, which is no transaction.
+    /// Adds a node that is not a transaction.
     pub fn node(&mut self) -> usize {
         self.edges.push(Vec::new());
         self.edges.len() - 1
     }
 
-    /// `from` comes before `to`, and why. Nothing comes before itself: such an edge is left out.
-    pub fn edge(&mut self, from: usize, to: usize, why: String) {
+    /// Adds an edge: `from` precedes `to`, for this reason. An edge from a node to itself is
+    /// ignored.
+    pub fn edge(&mut self, from: usize, to: usize, reason: String) {
         if from != to {
-            self.edges[from].push((to, why));
+            self.edges[from].push((to, reason));
         }
     }
 
-    /// A shortest circle in some strongly connected component, if there is one, in words.
-    pub fn circle(&self) -> Option<String> {
-        let component = self.component_with_circle()?;
-        component.iter().filter_map(|node| self.circle_through(*node, &component)).min_by_key(Vec::len).map(
-            |circle| {
+    /// Describes a shortest cycle in a strongly connected component, if there is one.
+    pub fn cycle(&self) -> Option<String> {
+        let component = self.component_with_cycle()?;
+        component.iter().filter_map(|node| self.cycle_through(*node, &component)).min_by_key(Vec::len).map(
+            |cycle| {
                 let mut text = String::new();
-                for (node, why) in circle {
-                    // Moments only carry the order of time on.
+                for (node, reason) in cycle {
+                    // Moments only connect transactions, and are not printed.
                     if node < self.transactions {
-                        text += &format!("T{node} -{why}-> ");
+                        text += &format!("T{node} -{reason}-> ");
                     }
                 }
                 text + "back"
@@ -54,8 +55,8 @@ impl Graph {
         )
     }
 
-    /// Tarjan: the first strongly connected component with more than one node.
-    fn component_with_circle(&self) -> Option<Vec<usize>> {
+    /// Tarjan's algorithm: finds a strongly connected component with more than one node.
+    fn component_with_cycle(&self) -> Option<Vec<usize>> {
         let nodes = self.edges.len();
         let mut search = Search {
             found: vec![0; nodes],
@@ -97,29 +98,30 @@ impl Graph {
         None
     }
 
-    /// Breadth first from a node back to it, inside a component: nodes, each with the edge that leaves it.
-    fn circle_through(&self, start: usize, component: &[usize]) -> Option<Vec<(usize, &str)>> {
+    /// Breadth-first search for a shortest cycle through a node within a component. Returns the
+    /// nodes, each with the reason of its outgoing edge.
+    fn cycle_through(&self, start: usize, component: &[usize]) -> Option<Vec<(usize, &str)>> {
         let mut came_from: Vec<Option<(usize, &str)>> = vec![None; self.edges.len()];
         let mut queue = VecDeque::from([start]);
         while let Some(node) = queue.pop_front() {
-            for (to, why) in &self.edges[node] {
+            for (to, reason) in &self.edges[node] {
                 if came_from[*to].is_some() || !component.contains(to) {
                     continue;
                 }
-                came_from[*to] = Some((node, why));
+                came_from[*to] = Some((node, reason));
                 if *to != start {
                     queue.push_back(*to);
                     continue;
                 }
-                let mut circle: Vec<(usize, &str)> = Vec::new();
+                let mut cycle: Vec<(usize, &str)> = Vec::new();
                 let mut at = start;
-                while circle.is_empty() || at != start {
-                    let (from, why) = came_from[at]?;
-                    circle.push((from, why));
+                while cycle.is_empty() || at != start {
+                    let (from, reason) = came_from[at]?;
+                    cycle.push((from, reason));
                     at = from;
                 }
-                circle.reverse();
-                return Some(circle);
+                cycle.reverse();
+                return Some(cycle);
             }
         }
         None
@@ -135,7 +137,7 @@ impl Search {
         self.stack.push(node);
     }
 
-    /// Takes a finished component, whose first node is `node`, off the stack.
+    /// Removes a finished component, whose first node is `node`, from the stack.
     fn leave(&mut self, node: usize) -> Vec<usize> {
         let at = self.stack.iter().rposition(|other| *other == node).unwrap_or(0);
         let component = self.stack.split_off(at);
@@ -149,16 +151,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_the_shortest_circle_and_nothing_in_a_line() {
+    fn finds_the_shortest_cycle_and_none_in_an_acyclic_graph() {
         let mut graph = Graph::new(5);
         for (from, to) in [(0, 1), (1, 2), (0, 2), (2, 3), (3, 3)] {
             graph.edge(from, to, "x".to_owned());
         }
-        assert_eq!(graph.circle(), None);
+        assert_eq!(graph.cycle(), None);
         graph.edge(3, 4, "y".to_owned());
         graph.edge(4, 1, "z".to_owned());
         graph.edge(3, 2, "w".to_owned());
-        let circle = graph.circle().unwrap();
-        assert!(["T2 -x-> T3 -w-> back", "T3 -w-> T2 -x-> back"].contains(&circle.as_str()), "{circle}");
+        let cycle = graph.cycle().unwrap();
+        assert!(["T2 -x-> T3 -w-> back", "T3 -w-> T2 -x-> back"].contains(&cycle.as_str()), "{cycle}");
     }
 }

@@ -1,7 +1,8 @@
-//! Histories of list appends, and the check that they are serializable, after Elle (Kingsbury, Alvaro, 2020).
+//! Checks that histories of list appends are serializable, after Elle (Kingsbury, Alvaro, 2020).
 //!
-//! Every transaction appends values that nobody else appends to lists that everybody reads. A list therefore tells the
-//! order of its writers, and a read tells what it had seen of them. From that follows who must come before whom:
+//! Every transaction appends unique values to lists that all transactions read. A list therefore
+//! shows the order of its writers, and a read shows which of them it saw. This gives the
+//! dependencies between transactions:
 //!
 //! ```text
 //!  final list of key 3:   7  4  9
@@ -10,16 +11,16 @@
 //!                         `------- T1 appended 7    T8 -rw-> T5    ... and did not see T5
 //! ```
 //!
-//! A transaction that was answered before another one began comes before it, too (`rt`): what Fulmar promises is strict.
-//! A history is serializable exactly if these edges close no circle. Reads alone are checked for more: whatever a
-//! transaction read, even one that was refused later, was there, and stayed as it was while the transaction lasted.
+//! A transaction that was acknowledged before another one began also precedes it (`rt`), because
+//! Fulmar guarantees strict serializability. A history is serializable exactly if these edges have
+//! no cycle.
 
 use std::collections::HashMap;
 use std::fmt::Write;
 
 use super::graph::Graph;
 
-/// What a transaction did, in order.
+/// An operation of a transaction.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     Read {
@@ -30,51 +31,51 @@ pub enum Event {
         key: usize,
         value: u32,
     },
-    /// Appended after a savepoint, and rolled back to it.
+    /// An append that was rolled back to a savepoint.
     Undone {
         key: usize,
         value: u32,
     },
 }
 
-/// One transaction, as its client saw it.
+/// A transaction, as observed by its client.
 #[derive(Clone, Debug)]
 pub struct Transaction {
     pub session: usize,
-    /// How it began, for people.
+    /// How it began, for reports.
     pub kind: String,
-    /// A clock that all sessions share ticked thus before its first statement was sent ...
+    /// Time of a logical clock, shared by all sessions, before its first statement was sent.
     pub began: u64,
-    /// ... and thus after its last one was answered.
+    /// Time of the logical clock after its last statement was answered.
     pub ended: u64,
     pub committed: bool,
     pub events: Vec<Event>,
 }
 
-/// All transactions of a run, and the lists at its end, by key.
+/// All transactions of a run, and the final lists, by key.
 pub struct History {
     pub transactions: Vec<Transaction>,
     pub last: Vec<Vec<u32>>,
 }
 
-/// Why a history is not serializable, in words.
+/// A description of why a history is not serializable.
 pub type Anomaly = String;
 
 impl History {
-    /// Looks for whatever no serial order can explain.
+    /// Checks the history for strict serializability.
     pub fn check(&self) -> Result<(), Anomaly> {
         let writers = self.writers()?;
         self.check_last(&writers)?;
         for (at, transaction) in self.transactions.iter().enumerate() {
             self.check_reads(at, transaction)?;
         }
-        match self.graph(&writers).circle() {
+        match self.graph(&writers).cycle() {
             None => Ok(()),
-            Some(circle) => Err(format!("a circle: {circle}")),
+            Some(cycle) => Err(format!("dependency cycle: {cycle}")),
         }
     }
 
-    /// Who appended a value, whether it committed or not.
+    /// The transaction and key of each appended value, committed or not.
     fn writers(&self) -> Result<HashMap<u32, (usize, usize)>, Anomaly> {
         let mut writers = HashMap::new();
         for (at, transaction) in self.transactions.iter().enumerate() {
@@ -89,37 +90,36 @@ impl History {
         Ok(writers)
     }
 
-    /// The lists hold what was committed, once, and nothing else.
+    /// The final lists must contain each committed value exactly once, and nothing else.
     fn check_last(&self, writers: &HashMap<u32, (usize, usize)>) -> Result<(), Anomaly> {
         let mut found = HashMap::new();
         for (key, value) in
             self.last.iter().enumerate().flat_map(|(key, list)| list.iter().map(move |v| (key, v)))
         {
             if found.insert(*value, key).is_some() {
-                return Err(format!("{value} is there twice"));
+                return Err(format!("value {value} is duplicated"));
             }
             match writers.get(value) {
                 Some((at, written)) if self.transactions[*at].committed && *written == key => {}
                 Some((at, written)) => {
                     return Err(format!(
-                        "T{at} wrote {value} to key {written}, which is now in key {key}, committed or not"
+                        "T{at} wrote {value} to key {written}, but key {key} contains it, or T{at} did not commit"
                     ));
                 }
-                None => return Err(format!("{value} was rolled back, and is in the list of key {key}")),
+                None => return Err(format!("key {key} contains {value}, which was rolled back")),
             }
         }
         match writers
             .iter()
             .find(|(value, (at, _))| self.transactions[*at].committed && !found.contains_key(value))
         {
-            Some((value, (at, key))) => {
-                Err(format!("{value} in key {key}, of T{at}, which committed, is lost"))
-            }
+            Some((value, (at, key))) => Err(format!("{value} in key {key}, committed by T{at}, is lost")),
             None => Ok(()),
         }
     }
 
-    /// A transaction read a prefix of what its keys became, always the same one, and behind it what it appended itself.
+    /// Every read must return a prefix of the final list, always the same one within a transaction,
+    /// followed by the transaction's own appends. This holds for rejected transactions too.
     fn check_reads(&self, at: usize, transaction: &Transaction) -> Result<(), Anomaly> {
         let mut own: HashMap<usize, Vec<u32>> = HashMap::new();
         let mut seen: HashMap<usize, &[u32]> = HashMap::new();
@@ -130,12 +130,16 @@ impl History {
                 Event::Read { key, list } => {
                     let own = own.get(key).map_or(&[][..], Vec::as_slice);
                     let Some(others) = list.strip_suffix(own) else {
-                        return Err(format!("T{at} read {list:?} in key {key}, which lacks its own {own:?}"));
+                        return Err(format!(
+                            "T{at} read {list:?} in key {key} without its own appends {own:?}"
+                        ));
                     };
                     let whole = if transaction.committed { list } else { others };
                     if !self.last[*key].starts_with(whole) {
                         let last = &self.last[*key];
-                        return Err(format!("T{at} read {list:?} in key {key}, which became {last:?}"));
+                        return Err(format!(
+                            "T{at} read {list:?} in key {key}, but the final list is {last:?}"
+                        ));
                     }
                     if let Some(before) = seen.insert(*key, others)
                         && before != others
@@ -172,8 +176,9 @@ impl History {
         graph
     }
 
-    /// Instead of an edge for each pair of transactions one after the other, a chain of moments: each transaction leads to
-    /// the moment of its end, each moment to the next, and the last moment before a transaction began to that one.
+    /// Real-time edges. Instead of an edge for each pair of consecutive transactions, adds a chain
+    /// of moments: each transaction leads to the moment of its end, each moment to the next one,
+    /// and each transaction is preceded by the last moment before it began.
     fn add_real_time(&self, graph: &mut Graph) {
         let mut ticks: Vec<(u64, usize, bool)> = Vec::new();
         for (at, transaction) in self.transactions.iter().enumerate().filter(|(_, t)| t.committed) {
@@ -197,11 +202,11 @@ impl History {
         }
     }
 
-    /// The history in full, for a failed test.
+    /// The complete history, for the report of a failed test.
     pub fn describe(&self) -> String {
         let mut text = String::new();
         for (at, t) in self.transactions.iter().enumerate() {
-            let end = if t.committed { "committed" } else { "refused or rolled back" };
+            let end = if t.committed { "committed" } else { "rejected or rolled back" };
             let _ = writeln!(text, "T{at} session {} {} [{}..{}] {end}", t.session, t.kind, t.began, t.ended);
             for event in &t.events {
                 let _ = writeln!(text, "    {event:?}");
@@ -235,18 +240,18 @@ mod tests {
     }
 
     fn anomaly(history: History) -> String {
-        history.check().expect_err("the check found nothing")
+        history.check().expect_err("the check must find an anomaly")
     }
 
     #[test]
-    fn a_serial_history_passes() {
+    fn serial_history_passes() {
         let one = vec![Append { key: 0, value: 1 }, Read { key: 0, list: vec![1] }];
         let two = vec![Read { key: 0, list: vec![1] }, Append { key: 0, value: 2 }];
         history(vec![(1, 2, true, one), (3, 4, true, two)], vec![vec![1, 2]]).check().unwrap();
     }
 
     #[test]
-    fn write_skew_is_a_circle() {
+    fn write_skew_is_a_cycle() {
         let one = vec![Read { key: 0, list: vec![] }, Append { key: 1, value: 1 }];
         let two = vec![Read { key: 1, list: vec![] }, Append { key: 0, value: 2 }];
         let found = anomaly(history(vec![(1, 5, true, one), (2, 6, true, two)], vec![vec![2], vec![1]]));
@@ -254,16 +259,16 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_update_is_found() {
+    fn lost_update_is_detected() {
         let append = |value| vec![Read { key: 0, list: vec![] }, Append { key: 0, value }];
         let lost = history(vec![(1, 5, true, append(1)), (2, 6, true, append(2))], vec![vec![2]]);
         assert!(anomaly(lost).contains("is lost"));
         let overtaken = history(vec![(1, 5, true, append(1)), (2, 6, true, append(2))], vec![vec![1, 2]]);
-        assert!(anomaly(overtaken).contains("circle"));
+        assert!(anomaly(overtaken).contains("cycle"));
     }
 
     #[test]
-    fn a_stale_read_is_against_real_time() {
+    fn stale_read_violates_real_time_order() {
         let write = vec![Append { key: 0, value: 1 }];
         let stale = vec![Read { key: 0, list: vec![] }];
         let at = |began| {
@@ -274,16 +279,16 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_committed_is_not_there() {
+    fn uncommitted_value_and_dirty_read_are_detected() {
         let write = || vec![Append { key: 0, value: 1 }];
-        assert!(anomaly(history(vec![(1, 2, false, write())], vec![vec![1]])).contains("committed or not"));
+        assert!(anomaly(history(vec![(1, 2, false, write())], vec![vec![1]])).contains("did not commit"));
         let read = vec![Read { key: 0, list: vec![1] }];
         let dirty = history(vec![(1, 4, false, write()), (2, 3, false, read)], vec![vec![]]);
-        assert!(anomaly(dirty).contains("which became"));
+        assert!(anomaly(dirty).contains("but the final list is"));
     }
 
     #[test]
-    fn a_read_that_changes_is_found() {
+    fn non_repeatable_read_is_detected() {
         let write = vec![Append { key: 0, value: 1 }];
         let reads = vec![Read { key: 0, list: vec![] }, Read { key: 0, list: vec![1] }];
         let moved = history(vec![(2, 3, true, write), (1, 4, false, reads)], vec![vec![1]]);

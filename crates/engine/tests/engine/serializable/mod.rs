@@ -1,6 +1,7 @@
-//! Serializability: the anomalies of the literature one by one, and random histories of list appends with a checker of
-//! circles. Conflicts are on pages, so the lists share pages, have indexes and split pages; replays, row locks and
-//! turns take part, and the tests say how often.
+//! Serializability: the anomalies of the literature one by one, and random histories of list
+//! appends, checked for dependency cycles. Conflicts are detected on pages, so the lists share
+//! pages, have indexes and split pages. Replays, row locks and write turns take part, and the tests
+//! report how often.
 
 mod anomalies;
 mod graph;
@@ -19,10 +20,11 @@ use fulmar_store::FaultyFiles;
 use crate::common::{MEMORY, Node};
 use crate::seeds;
 
-/// Schedules that one partition sees, one after the other: enough to be measured as contended, and to calm down again.
+/// Number of consecutive schedules per partition: enough for the partition to become contended and
+/// uncontended again.
 const SCHEDULES_OF_A_PARTITION: u64 = 25;
 
-/// What came of all schedules of a test.
+/// Counts over all schedules of a test.
 #[derive(Default)]
 struct Totals {
     schedules: AtomicU64,
@@ -52,7 +54,7 @@ async fn run_on_one_partition(node: &Node, partition: u64, first_seed: u64, tota
 async fn run_on_many_partitions(
     config: impl FnOnce(&tempfile::TempDir) -> Config,
     partitions: u64,
-    at_once: usize,
+    max_concurrent: usize,
 ) {
     let directory = tempfile::tempdir().unwrap();
     let engine = Engine::start(config(&directory)).await.unwrap();
@@ -60,7 +62,7 @@ async fn run_on_many_partitions(
     let totals = Arc::new(Totals::default());
     let mut tasks = tokio::task::JoinSet::new();
     for partition in 0..seeds::rounds(partitions) {
-        if tasks.len() >= at_once {
+        if tasks.len() >= max_concurrent {
             tasks.join_next().await.unwrap().unwrap();
         }
         let (node, totals) = (node.clone(), totals.clone());
@@ -80,11 +82,12 @@ async fn run_on_many_partitions(
         statistics.conflicts,
         statistics.replays
     );
-    assert!(statistics.replays > 0, "no transaction was replayed: the schedules test nothing");
-    assert!(count(&totals.committed) > count(&totals.not_committed));
+    assert!(statistics.replays > 0, "the schedules must cause replays");
+    assert!(count(&totals.committed) > count(&totals.not_committed), "most transactions must commit");
 }
 
-/// All tasks on one thread, one partition at a time: they change places only where the schedules yield or the engine waits.
+/// All tasks run on one thread, one partition at a time. They are switched only where the schedules
+/// yield or the engine waits.
 #[tokio::test(flavor = "current_thread")]
 async fn histories_on_one_thread_are_serializable() {
     let in_memory = |directory: &tempfile::TempDir| Config {
@@ -94,7 +97,7 @@ async fn histories_on_one_thread_are_serializable() {
     run_on_many_partitions(in_memory, 40, 1).await;
 }
 
-/// Several partitions at a time on several threads, with a real disk behind the commits.
+/// Several partitions run concurrently on several threads, with a real disk for the commits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn histories_on_many_threads_are_serializable() {
     run_on_many_partitions(config, 40, 4).await;

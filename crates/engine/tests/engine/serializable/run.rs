@@ -1,4 +1,4 @@
-//! Runs a schedule on an engine and writes down its history.
+//! Runs a schedule on an engine and records its history.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -8,11 +8,11 @@ use fulmar_engine::{Error, Scope, Value, sqlstate};
 
 use super::history::{Event, History, Transaction};
 use super::schedule::{Form, KEYS, Kind, Plan, Step, sessions};
-use crate::common::{Client, Node, PATIENCE, Rows};
+use crate::common::{Client, Node, Rows, WAIT_TIMEOUT};
 use crate::seeds::Random;
 
-/// Longer than a client may be silent before its turn is passed on.
-const LONG_SILENCE: Duration = Duration::from_millis(12);
+/// Longer than a client may be idle before its write turn is passed on.
+const LONG_PAUSE: Duration = Duration::from_millis(12);
 
 const SCHEMA: &str = "
     CREATE TABLE texts(k INTEGER PRIMARY KEY, v TEXT NOT NULL);
@@ -20,7 +20,7 @@ const SCHEMA: &str = "
     CREATE INDEX by_size ON indexed(size, k, v);
     CREATE TABLE places(id INTEGER PRIMARY KEY, k INTEGER, place INTEGER, value INTEGER, pad TEXT, UNIQUE(k, place))";
 
-/// What all sessions of a run share.
+/// State shared by all sessions of a run.
 struct Shared {
     clock: AtomicU64,
     values: AtomicU32,
@@ -37,15 +37,15 @@ impl Shared {
     }
 }
 
-/// Makes the tables, once for a partition.
+/// Creates the tables, once per partition.
 pub async fn make_tables(node: &Node, partition: u64) {
     let mut client = node.client(partition);
     client.run(&format!("BEGIN; {SCHEMA}; COMMIT")).await.unwrap();
     client.close().await;
 }
 
-/// Runs the schedule of a seed on a partition that nobody else uses meanwhile. The tasks interleave as the runtime and
-/// the seed have it.
+/// Runs the schedule of a seed on a partition that no other task uses. The interleaving depends on
+/// the runtime and the seed.
 pub async fn run(node: &Node, partition: u64, seed: u64) -> History {
     let mut random = Random::new(seed);
     let plans = sessions(&mut random);
@@ -64,10 +64,10 @@ pub async fn run(node: &Node, partition: u64, seed: u64) -> History {
             end.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
         }
     };
-    if tokio::time::timeout(PATIENCE, all).await.is_err() {
+    if tokio::time::timeout(WAIT_TIMEOUT, all).await.is_err() {
         let done = std::mem::take(&mut *shared.done.lock().unwrap());
         let so_far = History { transactions: done, last: Vec::new() }.describe();
-        panic!("seed {seed} hangs; the schedule is\n{text}\nand what has ended is\n{so_far}");
+        panic!("seed {seed} hangs. Schedule:\n{text}\nCompleted transactions:\n{so_far}");
     }
     let transactions = std::mem::take(&mut *shared.done.lock().unwrap());
     History { transactions, last: lists(node, partition).await }
@@ -114,19 +114,19 @@ fn read_text(form: Form) -> &'static str {
 fn read_all_text(form: Form) -> &'static str {
     match form {
         Form::Text => "SELECT k, v FROM texts",
-        // Through the index alone.
+        // Uses only the index.
         Form::Indexed => "SELECT k, v FROM indexed INDEXED BY by_size WHERE size >= 0",
         Form::Rows => "SELECT k, value FROM places ORDER BY k, place",
     }
 }
 
 fn parse(text: &Value) -> Vec<u32> {
-    let Value::Text(text) = text else { panic!("a list is {text:?}") };
+    let Value::Text(text) = text else { panic!("expected a list, found {text:?}") };
     text.split_terminator(',').map(|value| value.parse().unwrap()).collect()
 }
 
 fn number(value: &Value) -> u32 {
-    let Value::Integer(i) = value else { panic!("a number is {value:?}") };
+    let Value::Integer(i) = value else { panic!("expected a number, found {value:?}") };
     *i as u32
 }
 
@@ -153,8 +153,8 @@ impl Runner {
             let committed = match self.transaction(&plan, &mut events).await {
                 Ok(committed) => committed,
                 Err(error) => {
-                    let refusals = [sqlstate::SERIALIZATION_FAILURE, sqlstate::DEADLOCK_DETECTED];
-                    assert!(refusals.contains(&error.state()), "{plan:?}: {error}");
+                    let expected = [sqlstate::SERIALIZATION_FAILURE, sqlstate::DEADLOCK_DETECTED];
+                    assert!(expected.contains(&error.state()), "{plan:?}: {error}");
                     self.client.run("ROLLBACK").await.unwrap();
                     false
                 }
@@ -167,7 +167,7 @@ impl Runner {
         self.client.close().await;
     }
 
-    /// Answers whether it committed.
+    /// Returns true if it committed.
     async fn transaction(&mut self, plan: &Plan, events: &mut Vec<Event>) -> Result<bool, Error> {
         match plan.kind {
             Kind::Auto | Kind::Implicit => {}
@@ -177,14 +177,14 @@ impl Runner {
         }
         let scope = if plan.kind == Kind::Implicit { Scope::Implicit } else { Scope::Auto };
         for step in &plan.steps {
-            self.think().await;
+            self.pause().await;
             self.step(*step, scope, events).await?;
         }
-        self.think().await;
+        self.pause().await;
         match plan.kind {
             Kind::Auto => {}
             Kind::Implicit => self.client.session.finish_implicit().await?,
-            _ if plan.gives_up => {
+            _ if plan.rolls_back => {
                 self.client.run("ROLLBACK").await?;
                 return Ok(false);
             }
@@ -193,8 +193,8 @@ impl Runner {
         Ok(true)
     }
 
-    /// Lets the others go on for a while.
-    async fn think(&mut self) {
+    /// Yields to other tasks up to three times.
+    async fn pause(&mut self) {
         for _ in 0..self.random.below(4) {
             tokio::task::yield_now().await;
         }
@@ -211,7 +211,7 @@ impl Runner {
             }
             Step::AppendToRead(key) => {
                 let list = self.read(key, "", scope, events).await?;
-                self.think().await;
+                self.pause().await;
                 let value = self.append_to(key, list, scope).await?;
                 events.push(Event::Append { key, value });
             }
@@ -219,10 +219,10 @@ impl Runner {
                 self.execute("SAVEPOINT before", &[], scope).await?;
                 let value = self.append_blindly(key, scope).await?;
                 events.push(Event::Undone { key, value });
-                self.think().await;
+                self.pause().await;
                 self.execute("ROLLBACK TO before", &[], scope).await?;
             }
-            Step::Pause => tokio::time::sleep(LONG_SILENCE).await,
+            Step::Pause => tokio::time::sleep(LONG_PAUSE).await,
         }
         Ok(())
     }

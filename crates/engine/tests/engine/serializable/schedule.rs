@@ -1,31 +1,34 @@
-//! Random schedules: what each session of one partition is going to do. The same seed gives the same schedule.
+//! Random schedules: the planned operations of each session of a partition. A seed determines the
+//! schedule.
 
 use crate::seeds::Random;
 
-/// How a list is stored, so that lists share pages, have indexes, and split pages as they grow.
+/// How a list is stored. The forms make lists share pages, have indexes, and split pages as they
+/// grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// A text in a row; all of these rows lie on one page.
+    /// A text in a row. All of these rows are on one page.
     Text,
-    /// A text in a row, and in an index whose entry moves with each append.
+    /// A text in a row, with an index entry that moves with each append.
     Indexed,
-    /// One fat row for each value, so that a handful of them fills a page; a unique index guards their places.
+    /// One large row per value, so that a few rows fill a page. A unique index enforces their
+    /// positions.
     Rows,
 }
 
-/// The keys of a schedule, by form.
+/// The form of each key.
 pub const KEYS: [Form; 7] =
     [Form::Text, Form::Text, Form::Text, Form::Indexed, Form::Indexed, Form::Rows, Form::Rows];
 
 /// How a transaction begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// One statement by itself.
+    /// A single statement in autocommit mode.
     Auto,
     Begin,
     BeginReadOnly,
     BeginImmediate,
-    /// The implicit transaction of a pipeline.
+    /// An implicit transaction, as of a pipeline.
     Implicit,
 }
 
@@ -36,13 +39,13 @@ pub enum Step {
     /// All lists of one form in one statement.
     ReadAll(Form),
     ReadForUpdate(usize),
-    /// Without having read: `SET v = v || ...`.
+    /// A blind update: `SET v = v || ...`.
     AppendBlindly(usize),
-    /// Read, then write the list anew from what was read.
+    /// Reads the list, then writes the extended list.
     AppendToRead(usize),
-    /// After a savepoint that is then rolled back to.
+    /// Appends after a savepoint, then rolls back to it.
     AppendAndUndo(usize),
-    /// Silent for longer than a turn is kept for a client.
+    /// An idle time after which the write turn is passed on.
     Pause,
 }
 
@@ -51,13 +54,13 @@ pub enum Step {
 pub struct Plan {
     pub kind: Kind,
     pub steps: Vec<Step>,
-    /// It ends with ROLLBACK.
-    pub gives_up: bool,
+    /// Ends with ROLLBACK.
+    pub rolls_back: bool,
 }
 
-/// What the sessions do, each its transactions one after the other.
+/// The transactions of each session.
 pub fn sessions(random: &mut Random) -> Vec<Vec<Plan>> {
-    // Few keys of few forms make for many conflicts.
+    // Few keys of few forms cause many conflicts.
     let keys: Vec<usize> =
         (0..2 + random.below(2)).map(|_| random.below(KEYS.len() as u64) as usize).collect();
     let sessions = 2 + random.below(4);
@@ -74,7 +77,7 @@ fn transaction(random: &mut Random, keys: &[usize]) -> Plan {
     ]);
     let count = if kind == Kind::Auto { 1 } else { 1 + random.below(4) };
     let steps = (0..count).map(|_| step(random, kind, keys)).collect();
-    Plan { kind, steps, gives_up: kind != Kind::Auto && kind != Kind::Implicit && random.once_in(12) }
+    Plan { kind, steps, rolls_back: kind != Kind::Auto && kind != Kind::Implicit && random.once_in(12) }
 }
 
 fn step(random: &mut Random, kind: Kind, keys: &[usize]) -> Step {

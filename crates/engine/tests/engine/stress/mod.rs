@@ -1,14 +1,17 @@
-//! Files that grow, shrink and spill while transactions roll back, conflict, are cancelled and are dropped midway.
+//! Stress test: the database file grows, shrinks and spills while transactions roll back, conflict,
+//! are cancelled and are dropped halfway.
 //!
-//! This is the test that a wrong commit point does not survive: a rollback that is taken for a commit installs stale
-//! pages, and sooner or later the integrity check says so. Two more things are checked after each round:
+//! It detects wrong commit points: if a rollback is mistaken for a commit, stale pages are
+//! installed, and sooner or later the integrity check fails. Two more invariants are checked after
+//! each round:
 //!
-//! - `stock` holds what the ledgers say: each transaction notes in its ledger how many rows it adds to `stock` and what
-//!   they sum up to, in the same transaction;
-//! - the ledgers hold the transactions whose COMMIT was answered, not one that was refused or rolled back, and of those
-//!   whose COMMIT was dropped midway all or nothing.
+//! - `stock` matches the ledgers: each transaction records in its ledger, in the same transaction,
+//!   how many rows it adds to `stock` and their sum;
+//! - the ledgers contain all transactions whose COMMIT was acknowledged, none that was rejected or
+//!   rolled back, and of those whose COMMIT was dropped halfway all changes or none.
 //!
-//! Every row of `stock` says what its padding must look like, so that pages of two transactions mixed up are seen too.
+//! Every row of `stock` determines its padding, so mixed pages of two transactions are also
+//! detected.
 
 mod page_one;
 mod worker;
@@ -29,26 +32,27 @@ use crate::seeds::{self, Random};
 
 const SESSIONS: u64 = 6;
 const TRANSACTIONS: u64 = 12;
-/// What must hold whenever nothing runs.
+
+/// Checks the invariants while no transaction runs.
 async fn check(engine: &Arc<Engine>, accounts: &[Account], when: &str) {
     let mut client = Client { session: engine.session(PartitionId(1)) };
     assert_eq!(client.value("PRAGMA integrity_check").await, Value::Text("ok".into()), "{when}");
     assert_eq!(
         client.int(&format!("SELECT count(*) FROM stock WHERE pad <> {PAD}")).await,
         0,
-        "{when}: padding"
+        "{when}: wrong padding"
     );
     let union: Vec<String> = (0..SESSIONS).map(|s| format!("SELECT n, count FROM ledger{s}")).collect();
     let noted =
         client.run(&format!("SELECT sum(n), sum(count) FROM ({})", union.join(" UNION ALL "))).await.unwrap();
-    let there = client.run("SELECT sum(n), count(*) FROM stock").await.unwrap();
+    let found = client.run("SELECT sum(n), count(*) FROM stock").await.unwrap();
     let or_zero = |rows: &[Vec<Value>]| {
         rows[0]
             .iter()
             .map(|v| if *v == Value::Null { Value::Integer(0) } else { v.clone() })
             .collect::<Vec<_>>()
     };
-    assert_eq!(or_zero(&there), or_zero(&noted), "{when}: stock and ledgers differ");
+    assert_eq!(or_zero(&found), or_zero(&noted), "{when}: stock and ledgers differ");
     for account in accounts {
         let session = account.session;
         let rows = client.run(&format!("SELECT id FROM ledger{session}")).await.unwrap();
@@ -57,12 +61,15 @@ async fn check(engine: &Arc<Engine>, accounts: &[Account], when: &str) {
             .map(|row| if let Value::Integer(id) = row[0] { id } else { panic!("{row:?}") })
             .collect();
         let lost: Vec<_> = account.committed.difference(&present).collect();
-        assert!(lost.is_empty(), "{when}: {lost:?} of session {session} committed and are lost");
+        assert!(lost.is_empty(), "{when}: committed transactions {lost:?} of session {session} are lost");
         let revived: Vec<_> = present
             .iter()
             .filter(|id| !account.committed.contains(id) && !account.unknown.contains(id))
             .collect();
-        assert!(revived.is_empty(), "{when}: {revived:?} of session {session} did not commit and are there");
+        assert!(
+            revived.is_empty(),
+            "{when}: uncommitted transactions {revived:?} of session {session} are visible"
+        );
     }
     client
         .run("INSERT INTO words(words) VALUES ('integrity-check')")
@@ -71,8 +78,8 @@ async fn check(engine: &Arc<Engine>, accounts: &[Account], when: &str) {
     client.close().await;
 }
 
-/// Flushes while the sessions work, again and again until told to stop.
-fn flush_meanwhile(engine: &Arc<Engine>) -> (Arc<AtomicBool>, tokio::task::JoinHandle<Result<()>>) {
+/// Flushes repeatedly until stopped.
+fn flush_until_stopped(engine: &Arc<Engine>) -> (Arc<AtomicBool>, tokio::task::JoinHandle<Result<()>>) {
     let stop = Arc::new(AtomicBool::new(false));
     let (engine, stopped) = (engine.clone(), stop.clone());
     let task = tokio::spawn(async move {
@@ -85,9 +92,9 @@ fn flush_meanwhile(engine: &Arc<Engine>) -> (Arc<AtomicBool>, tokio::task::JoinH
     (stop, task)
 }
 
-/// All sessions at once, each with a part of the seed, while the engine flushes.
+/// Runs all sessions concurrently, each with its own part of the seed, while the engine flushes.
 async fn run_round(engine: &Arc<Engine>, accounts: Vec<Account>, seed: u64, when: &str) -> Vec<Account> {
-    let (stop, flushing) = flush_meanwhile(engine);
+    let (stop, flushing) = flush_until_stopped(engine);
     let mut tasks = Vec::new();
     for account in accounts {
         let client = Client { session: engine.session(PartitionId(1)) };
@@ -104,7 +111,7 @@ async fn run_round(engine: &Arc<Engine>, accounts: Vec<Account>, seed: u64, when
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn growing_freeing_spilling_and_rolling_back_keeps_the_file_whole() {
+async fn file_stays_intact_under_growth_shrinking_spills_and_rollbacks() {
     let directory = tempfile::tempdir().unwrap();
     let start = || start_when_free(|| Config::new(directory.path(), MEMORY));
     let mut engine = start().await;
@@ -125,7 +132,8 @@ async fn growing_freeing_spilling_and_rolling_back_keeps_the_file_whole() {
             statistics.replays,
             statistics.temporary_files
         );
-        // Every other time as after a crash: what is in the log and not in a segment is read from the log.
+        // Every second round ends like a crash: changes that are only in the log are recovered from
+        // it.
         if round % 2 == 0 {
             within(&when, engine.shutdown()).await.unwrap();
         }
@@ -135,11 +143,12 @@ async fn growing_freeing_spilling_and_rolling_back_keeps_the_file_whole() {
     }
 }
 
-/// Counts to three million: some hundred milliseconds, if nobody stops it.
+/// Counts to three million, which takes some 100 ms if it is not stopped.
 const SLOW: &str = "WITH RECURSIVE i(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM i WHERE x < 3000000) \
     INSERT INTO stock(owner, n) SELECT 0, count(*) FROM i";
 
-/// A node whose statements yield at every second check, so that a test can stop them at a certain point.
+/// A node whose statements yield at every second check, so that a test can stop them at a specific
+/// point.
 async fn node_that_yields() -> Node {
     let directory = tempfile::tempdir().unwrap();
     let config = Config { time_slice: Duration::ZERO, ..Config::new(directory.path(), MEMORY) };
@@ -167,12 +176,13 @@ async fn statement_dropped_midway_leaves_the_partition_usable() {
             a.run("SELECT n FROM stock WHERE id = 1 FOR UPDATE").await.unwrap();
         }
         poll_pending(1 + 8 * (round % 13), pin!(a.run(SLOW))).await;
-        // Turn, row lock and connection are free again, for this session and for others.
+        // The write turn, the row lock and the connection are released, for this session and for
+        // others.
         let others =
             b.run("UPDATE stock SET n = n WHERE id = 1; INSERT INTO ledger0(n, count) VALUES (1, 1)");
-        within("a writer", others).await.unwrap();
+        within("another session writes", others).await.unwrap();
         let own = a.run("ROLLBACK; INSERT INTO ledger0(n, count) VALUES (1, 1)");
-        within("the session itself", own).await.unwrap();
+        within("the session itself writes", own).await.unwrap();
         assert_eq!(b.int("SELECT count(*) FROM stock").await, 0);
     }
     assert_eq!(b.int("SELECT sum(count) FROM ledger0").await, 120);
@@ -180,7 +190,7 @@ async fn statement_dropped_midway_leaves_the_partition_usable() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cancelled_statement_keeps_what_its_transaction_did_before_the_savepoint() {
+async fn cancelled_statement_keeps_changes_before_the_savepoint() {
     let node = node_that_yields().await;
     let mut a = node.client(1);
     make_tables(&mut a).await;

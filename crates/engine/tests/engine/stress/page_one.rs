@@ -1,5 +1,6 @@
-//! Page 1 holds the size of the file and the head of its free list, so any two transactions that grow the file or free
-//! pages meet there. All pairs of ways to do so, one inside the other, with and without free pages before.
+//! Page 1 contains the size of the file and the head of its free list, so any two transactions that
+//! grow the file or free pages conflict on it. Tests all pairs of ways to do so, one inside the
+//! other, with and without free pages before.
 
 use fulmar_engine::Value;
 
@@ -8,16 +9,17 @@ use crate::common::{Client, Node};
 const ROWS: &str = "WITH RECURSIVE i(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM i WHERE x < 20) \
     SELECT hex(zeroblob(1500)) FROM i";
 
-/// What a transaction does to its table, and how many rows that leaves of the twenty before.
+/// How a transaction changes its table, which has twenty rows before.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     Grow,
     Free,
-    /// Grows, takes that back, and frees.
+    /// Grows, rolls back to a savepoint, and frees.
     GrowUndoFree,
-    /// Frees, takes that back, and grows.
+    /// Frees, rolls back to a savepoint, and grows.
     FreeUndoGrow,
-    /// Grows beyond SQLite's cache, so that pages reach the VFS before the rollback of the savepoint.
+    /// Grows beyond SQLite's cache, so that pages reach the VFS before the rollback to the
+    /// savepoint.
     SpillAndUndo,
     /// Grows beyond SQLite's cache, and rolls back all of it.
     SpillAndRollBack,
@@ -68,7 +70,7 @@ async fn prepare(client: &mut Client, free_pages: bool) {
 }
 
 #[tokio::test]
-async fn two_ways_to_change_the_size_of_the_file_do_not_spoil_each_other() {
+async fn concurrent_changes_of_the_file_size_keep_the_file_intact() {
     let node = Node::start().await;
     let (mut outer, mut inner, mut check) = (node.client(1), node.client(1), node.client(1));
     let pairs = WAYS.iter().flat_map(|one| WAYS.iter().map(move |other| (*one, *other)));
@@ -76,13 +78,13 @@ async fn two_ways_to_change_the_size_of_the_file_do_not_spoil_each_other() {
         for free_pages in [false, true] {
             prepare(&mut check, free_pages).await;
             let ((first, first_rows), (second, second_rows)) = (one.sql("a"), other.sql("b"));
-            let what = format!("{one:?} around {other:?}, free pages before: {free_pages}");
-            outer.run(&format!("BEGIN; {first}")).await.unwrap_or_else(|e| panic!("{what}: {e}"));
-            inner.run(&format!("BEGIN; {second}; COMMIT")).await.unwrap_or_else(|e| panic!("{what}: {e}"));
-            outer.run("COMMIT").await.unwrap_or_else(|e| panic!("{what}: {e}"));
-            assert_eq!(check.value("PRAGMA integrity_check").await, Value::Text("ok".into()), "{what}");
-            assert_eq!(check.int("SELECT count(*) FROM a").await, first_rows, "{what}");
-            assert_eq!(check.int("SELECT count(*) FROM b").await, second_rows, "{what}");
+            let context = format!("{one:?} around {other:?}, free pages before: {free_pages}");
+            outer.run(&format!("BEGIN; {first}")).await.unwrap_or_else(|e| panic!("{context}: {e}"));
+            inner.run(&format!("BEGIN; {second}; COMMIT")).await.unwrap_or_else(|e| panic!("{context}: {e}"));
+            outer.run("COMMIT").await.unwrap_or_else(|e| panic!("{context}: {e}"));
+            assert_eq!(check.value("PRAGMA integrity_check").await, Value::Text("ok".into()), "{context}");
+            assert_eq!(check.int("SELECT count(*) FROM a").await, first_rows, "{context}");
+            assert_eq!(check.int("SELECT count(*) FROM b").await, second_rows, "{context}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A session that does random things to tables that it shares with others, and keeps account of them.
+//! A session that runs random transactions on shared tables, and records their outcomes.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use super::SESSIONS;
 use crate::common::Client;
 use crate::seeds::Random;
 
-/// What the padding of a row must be.
+/// The required padding of a row.
 pub const PAD: &str = "replace(hex(zeroblob(size / 2)), '00', printf('%02d', tag))";
 
 pub async fn make_tables(client: &mut Client) {
@@ -27,15 +27,15 @@ pub async fn make_tables(client: &mut Client) {
     }
 }
 
-/// What a session knows of its transactions, by their numbers in its ledger, and of its tables.
+/// A session's record of its transactions, by their numbers in its ledger, and of its tables.
 pub struct Account {
     pub session: u64,
-    /// The number of its last transaction.
+    /// Number of its last transaction.
     number: i64,
     /// Its private table exists.
     has_table: bool,
     pub committed: HashSet<i64>,
-    /// Their COMMIT was dropped midway.
+    /// Transactions whose COMMIT was dropped halfway.
     pub unknown: HashSet<i64>,
 }
 
@@ -44,7 +44,7 @@ impl Account {
         Account { session, number: 0, has_table: false, committed: HashSet::new(), unknown: HashSet::new() }
     }
 
-    /// Whether the session may cancel and drop what it runs.
+    /// Returns true if the session may cancel and drop its statements.
     fn disturbs(&self) -> bool {
         self.session % 2 == 1
     }
@@ -58,11 +58,11 @@ enum Disturbance {
     Drop,
 }
 
-/// Why a transaction did not go on.
+/// Why a transaction ended early.
 enum Stop {
-    /// Refused or cancelled: it must leave nothing.
+    /// Rejected or cancelled: it must leave no changes.
     Failed(Error),
-    /// The future was dropped, and the session has rolled back, if it had not committed yet.
+    /// The future was dropped. The session has rolled back, unless it had already committed.
     Dropped,
 }
 
@@ -73,7 +73,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Runs so many transactions; the client is closed afterwards.
+    /// Runs `transactions` transactions, and closes the client.
     pub async fn run(mut self, transactions: u64) -> Account {
         for _ in 0..transactions {
             if self.random.once_in(25) {
@@ -91,7 +91,7 @@ impl Worker {
                     assert!(expected.contains(&error.state()), "session {}: {error}", self.account.session);
                     assert!(
                         self.account.disturbs() || error.state() != sqlstate::QUERY_CANCELED,
-                        "nobody cancelled: {error}"
+                        "a statement was cancelled without a request: {error}"
                     );
                     self.client.run("ROLLBACK").await.unwrap();
                 }
@@ -115,7 +115,7 @@ impl Worker {
         }
     }
 
-    /// Answers whether it committed.
+    /// Returns true if it committed.
     async fn transaction(&mut self) -> Result<bool, Stop> {
         let begin = if self.random.once_in(8) { "BEGIN IMMEDIATE" } else { "BEGIN" };
         self.client.run(begin).await.map_err(Stop::Failed)?;
@@ -147,11 +147,12 @@ impl Worker {
             9..11 => self.undo().await,
             11 => self.fail_and_undo().await,
             12 => self.index_words().await,
-            _ => self.look().await,
+            _ => self.check_own_rows().await,
         }
     }
 
-    /// Adds to this transaction's entry in the ledger: a list of two values, the change of the sum and of the count.
+    /// Adds to this transaction's entry in the ledger. `values` is a list of two values: the change
+    /// of the sum and of the count.
     async fn note(&mut self, values: &str) -> Result<(), Stop> {
         let (session, number) = (self.account.session, self.account.number);
         self.disturbed(&format!(
@@ -161,7 +162,7 @@ impl Worker {
         .await
     }
 
-    /// More rows: small ones, some with overflow pages, or so many that SQLite's cache spills.
+    /// Inserts rows: small ones, some with overflow pages, or enough to spill SQLite's cache.
     async fn grow(&mut self) -> Result<(), Stop> {
         let (rows, size) = self.random.weighted(&[(5, (20, 300)), (3, (3, 30_000)), (1, (700, 4000))]);
         let (n, tag) = (self.random.between(1, 100), self.random.between(10, 99));
@@ -175,7 +176,7 @@ impl Worker {
         .await
     }
 
-    /// Fewer rows: a part of the session's own, or all of them.
+    /// Deletes a part of the session's own rows, or all of them.
     async fn free(&mut self) -> Result<(), Stop> {
         let which = match self.random.below(3) {
             0 => format!("owner = {}", self.account.session),
@@ -190,7 +191,8 @@ impl Worker {
         self.disturbed(&format!("DELETE FROM stock WHERE {which}")).await
     }
 
-    /// Other sizes for rows of anybody: pages are freed and taken anew, and sessions conflict on rows.
+    /// Changes the size of rows of any session: pages are freed and reallocated, and sessions
+    /// conflict on rows.
     async fn rewrite(&mut self) -> Result<(), Stop> {
         let size = *self.random.pick(&[100, 2000, 9000]);
         let (tag, part) = (self.random.between(10, 99), self.random.below(20));
@@ -217,11 +219,11 @@ impl Worker {
         Ok(())
     }
 
-    /// Everything that the steps do, behind a savepoint that is rolled back to.
+    /// Runs steps after a savepoint, and rolls back to it.
     async fn undo(&mut self) -> Result<(), Stop> {
         self.client.run("SAVEPOINT undone").await.map_err(Stop::Failed)?;
         match self.work_to_be_undone().await {
-            // The savepoint brings the transaction back, whatever SQLite has rolled back.
+            // The transaction can continue from the savepoint, whatever SQLite has rolled back.
             Err(Stop::Failed(error)) if error.state() == sqlstate::QUERY_CANCELED => {}
             other => other?,
         }
@@ -243,8 +245,8 @@ impl Worker {
         Ok(())
     }
 
-    /// The rows that this session owns are what its ledger says, in the midst of its transaction too.
-    async fn look(&mut self) -> Result<(), Stop> {
+    /// Checks that the session's own rows match its ledger, also within a transaction.
+    async fn check_own_rows(&mut self) -> Result<(), Stop> {
         let session = self.account.session;
         let sql = format!(
             "SELECT (SELECT coalesce(sum(n), 0) FROM stock WHERE owner = {session}) \
@@ -256,12 +258,12 @@ impl Worker {
         assert_eq!(
             rows,
             [[Value::Integer(0), Value::Integer(0)]],
-            "session {session} sees something else than its own"
+            "the rows of session {session} do not match its ledger"
         );
         Ok(())
     }
 
-    /// Full text search keeps caches of its own, over tables of its own.
+    /// Full-text search has separate caches and tables.
     async fn index_words(&mut self) -> Result<(), Stop> {
         let number = self.account.number;
         self.disturbed(&format!(
@@ -273,7 +275,7 @@ impl Worker {
             .await
     }
 
-    /// A statement that fails when it has done half of its work.
+    /// A statement that fails halfway.
     async fn fail_and_undo(&mut self) -> Result<(), Stop> {
         self.client.run("SAVEPOINT undone").await.map_err(Stop::Failed)?;
         self.grow().await?;
@@ -284,7 +286,7 @@ impl Worker {
         match self.client.run(&sql).await {
             Err(error) if error.state() == sqlstate::UNIQUE_VIOLATION => {}
             Err(error) => return Err(Stop::Failed(error)),
-            Ok(_) => panic!("a row was inserted twice"),
+            Ok(_) => panic!("a duplicate id was accepted"),
         }
         self.client.run("ROLLBACK TO undone; RELEASE undone").await.map_err(Stop::Failed)?;
         Ok(())
@@ -294,7 +296,7 @@ impl Worker {
         self.disturbed_with(sql, &[]).await
     }
 
-    /// Runs a statement that now and then is cancelled, or dropped, at some moment of its run.
+    /// Runs a statement. Sometimes it is cancelled or dropped while it runs.
     async fn disturbed_with(&mut self, sql: &str, parameters: &[Value]) -> Result<(), Stop> {
         let disturbance = match self.random.below(25) {
             0 if self.account.disturbs() => Disturbance::Cancel,
@@ -316,7 +318,7 @@ impl Worker {
                     canceller.cancel(CancelReason::User);
                 });
                 let result = run.await;
-                // Else it could meet the next statement, which does not expect it.
+                // Otherwise it could cancel the next statement, which does not expect it.
                 cancels.abort();
                 let _ = cancels.await;
                 result.map(drop).map_err(Stop::Failed)

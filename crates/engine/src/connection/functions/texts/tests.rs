@@ -1,4 +1,4 @@
-//! Each function beside SQLite's own, on short texts of few bytes, among them such as are no UTF-8.
+//! Compares each function with SQLite's own, on short random texts, some of them invalid UTF-8.
 
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -10,18 +10,18 @@ use super::*;
 
 const CASES: u32 = 20_000;
 
-/// Digits and letters, a blank, zero; bytes that begin characters of two, three, four and more bytes, that go on with one, and such as
-/// UTF-8 does not have.
+/// Digits and letters, a space, zero; first bytes of characters of two, three, four and more bytes,
+/// continuation bytes, and bytes that are invalid in UTF-8.
 const BYTES: [u8; 16] =
     [b'a', b'a', b'b', b'B', b'1', b' ', 0, 0xc3, 0xa9, 0x80, 0xe2, 0xed, 0xa0, 0xf0, 0xf8, 0xff];
 
-struct Theirs {
+struct Stock {
     connection: Connection,
 }
 
-impl Theirs {
-    fn new() -> Theirs {
-        Theirs { connection: Connection::open_in_memory().unwrap() }
+impl Stock {
+    fn new() -> Stock {
+        Stock { connection: Connection::open_in_memory().unwrap() }
     }
 
     fn answer<const N: usize>(&self, sql: &str, arguments: [Argument<'_>; N]) -> Value {
@@ -30,7 +30,7 @@ impl Theirs {
     }
 }
 
-/// Texts as blobs: rusqlite has no texts that are no UTF-8.
+/// Texts as blobs: rusqlite does not support texts with invalid UTF-8.
 fn bytes(value: ValueRef<'_>) -> Value {
     match value {
         ValueRef::Text(text) => Value::Blob(text.to_vec()),
@@ -53,31 +53,31 @@ impl rusqlite::ToSql for Argument<'_> {
     }
 }
 
-fn any(random: &mut StdRng, longest: usize) -> Vec<u8> {
+fn random_text(random: &mut StdRng, longest: usize) -> Vec<u8> {
     let length = random.random_range(0..=longest);
     (0..length).map(|_| *BYTES.choose(random).unwrap()).collect()
 }
 
 #[test]
-fn places_are_those_of_sqlite() {
-    let (theirs, mut random) = (Theirs::new(), StdRng::seed_from_u64(1));
+fn instr_matches_sqlite() {
+    let (stock, mut random) = (Stock::new(), StdRng::seed_from_u64(1));
     let mut found = 0;
     for _ in 0..CASES {
-        let (hay, needle) = (any(&mut random, 12), any(&mut random, 3));
-        let of_texts = theirs.answer("SELECT instr(?, ?)", [Argument::Text(&hay), Argument::Text(&needle)]);
+        let (hay, needle) = (random_text(&mut random, 12), random_text(&mut random, 3));
+        let of_texts = stock.answer("SELECT instr(?, ?)", [Argument::Text(&hay), Argument::Text(&needle)]);
         assert_eq!(Value::Integer(place(&hay, &needle) as i64), of_texts, "{hay:x?} {needle:x?}");
-        let of_blobs = theirs.answer("SELECT instr(?, ?)", [Argument::Blob(&hay), Argument::Blob(&needle)]);
+        let of_blobs = stock.answer("SELECT instr(?, ?)", [Argument::Blob(&hay), Argument::Blob(&needle)]);
         assert_eq!(Value::Integer(byte_place(&hay, &needle) as i64), of_blobs, "{hay:x?} {needle:x?}");
         found += u32::from(of_texts != of_blobs);
     }
-    assert!(found > 100, "characters of several bytes come before what is found: {found}");
+    assert!(found > 100, "too few matches behind multi-byte characters: {found}");
 }
 
 #[test]
-fn what_is_replaced_is_what_sqlite_replaces() {
-    let (theirs, mut random) = (Theirs::new(), StdRng::seed_from_u64(2));
+fn replace_matches_sqlite() {
+    let (stock, mut random) = (Stock::new(), StdRng::seed_from_u64(2));
     for _ in 0..CASES {
-        let [old, pattern, new] = [12, 2, 3].map(|longest| any(&mut random, longest));
+        let [old, pattern, new] = [12, 2, 3].map(|longest| random_text(&mut random, longest));
         if pattern.first().is_none_or(|first| *first == 0) {
             continue;
         }
@@ -85,22 +85,22 @@ fn what_is_replaced_is_what_sqlite_replaces() {
         let arguments = [&old, &pattern, &new].map(|bytes| Argument::Text(bytes));
         assert_eq!(
             Value::Blob(ours),
-            theirs.answer("SELECT replace(?, ?, ?)", arguments),
+            stock.answer("SELECT replace(?, ?, ?)", arguments),
             "{old:x?} {pattern:x?}"
         );
     }
 }
 
 #[test]
-fn what_is_trimmed_is_what_sqlite_trims() {
-    let (theirs, mut random) = (Theirs::new(), StdRng::seed_from_u64(3));
+fn trim_matches_sqlite() {
+    let (stock, mut random) = (Stock::new(), StdRng::seed_from_u64(3));
     for _ in 0..CASES {
-        let (whole, set) = (any(&mut random, 8), any(&mut random, 5));
+        let (whole, set) = (random_text(&mut random, 8), random_text(&mut random, 5));
         for (name, left, right) in [("trim", true, true), ("ltrim", true, false), ("rtrim", false, true)] {
             let ours = trimmed(&whole, &set, left, right).unwrap().to_vec();
             let arguments = [Argument::Text(&whole), Argument::Text(&set)];
-            let theirs = theirs.answer(&format!("SELECT {name}(?, ?)"), arguments);
-            assert_eq!(Value::Blob(ours), theirs, "{name} {whole:x?} {set:x?}");
+            let stock = stock.answer(&format!("SELECT {name}(?, ?)"), arguments);
+            assert_eq!(Value::Blob(ours), stock, "{name} {whole:x?} {set:x?}");
         }
     }
     let many: String = ('\u{4e00}'..'\u{9000}').collect();
@@ -108,19 +108,19 @@ fn what_is_trimmed_is_what_sqlite_trims() {
 }
 
 #[test]
-fn digits_are_those_of_sqlite() {
-    let (theirs, mut random) = (Theirs::new(), StdRng::seed_from_u64(4));
+fn unhex_matches_sqlite() {
+    let (stock, mut random) = (Stock::new(), StdRng::seed_from_u64(4));
     let mut decoded_texts = 0;
     for _ in 0..CASES {
-        let (hex, passed) = (any(&mut random, 8), any(&mut random, 6));
+        let (hex, passed) = (random_text(&mut random, 8), random_text(&mut random, 6));
         let (mut rest, mut set) = (&passed[..], HashSet::new());
         while let Some(character) = next_character(&mut rest) {
             set.insert(character);
         }
         let ours = decoded(&hex, &set).collect::<Option<Vec<u8>>>();
         decoded_texts += u32::from(ours.as_ref().is_some_and(|bytes| !bytes.is_empty()));
-        let theirs = theirs.answer("SELECT unhex(?, ?)", [Argument::Text(&hex), Argument::Text(&passed)]);
-        assert_eq!(ours.map_or(Value::Null, Value::Blob), theirs, "{hex:x?} {passed:x?}");
+        let stock = stock.answer("SELECT unhex(?, ?)", [Argument::Text(&hex), Argument::Text(&passed)]);
+        assert_eq!(ours.map_or(Value::Null, Value::Blob), stock, "{hex:x?} {passed:x?}");
     }
     assert!(decoded_texts > 100, "{decoded_texts}");
 }
