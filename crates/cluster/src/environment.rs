@@ -1,5 +1,5 @@
-//! What the protocols need from their surroundings: a clock, randomness, the metadata store and the
-//! log objects. The server passes the real ones, the simulator its models.
+//! The environment of the protocols: a clock, randomness, the metadata store and the log objects.
+//! The server passes the real ones, the simulator its models.
 
 use std::future::Future;
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub enum Slot {
         /// The records, in the format of the log.
         body: Vec<u8>,
     },
-    /// The log ends here or earlier.
+    /// The log ends at this slot or before it.
     Seal,
 }
 
@@ -40,7 +40,7 @@ pub trait LogObjects: Send + Sync {
     async fn list(&self, log: LogId) -> Result<Vec<u64>, Uncertain>;
 }
 
-/// What a protocol runs in.
+/// The environment that a protocol runs in.
 pub trait Environment: Clone + Send + Sync + 'static {
     /// CLOCK_BOOTTIME, or virtual time.
     fn now(&self) -> Duration;
@@ -48,8 +48,8 @@ pub trait Environment: Clone + Send + Sync + 'static {
     /// Completes after `duration`.
     fn sleep(&self, duration: Duration) -> impl Future<Output = ()> + Send;
 
-    /// A random duration up to `most`: spreads retries.
-    fn jitter(&self, most: Duration) -> Duration;
+    /// A random duration up to `max`, to spread retries.
+    fn jitter(&self, max: Duration) -> Duration;
 
     /// The metadata store.
     fn metadata(&self) -> &dyn MetadataStore;

@@ -2,14 +2,14 @@
 //!
 //! Any node can run a failover, so the death of the node that decides is no special case (rule 3).
 //! The steps are idempotent: a node that loses a race continues with the next step, and a failover
-//! that stops half-way is completed by the next node that looks.
+//! that stops halfway is completed by the next node that detects the failure.
 //!
 //! 1. End the incarnation: its record goes from `alive` to `ended`. It cannot renew its lease.
 //! 2. Seal its log. From here on it cannot commit.
 //! 3. Record the end: `sealed`.
 //! 4. Assign its partitions, each by a transaction that compares the partition's record, the dead
 //!    node's `sealed` and the new owner's `alive` (rule 2). If the dead node starts again
-//!    meanwhile, the comparison fails and it keeps what is left.
+//!    meanwhile, the comparison fails and it keeps the remaining partitions.
 
 use std::time::Duration;
 
@@ -22,14 +22,15 @@ use crate::{Error, Incarnation, LogId, NodeId, NodeRecord, NodeState, Position, 
 /// How a failover ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The node owns nothing any more.
+    /// The node owns no partitions any more.
     Completed,
-    /// A later incarnation of the node is alive; it serves what it still owns.
+    /// A later incarnation of the node is alive. It serves the partitions that it still owns.
     Restarted,
 }
 
-/// Fails a node over whose incarnation is believed to be dead. `choose` names the new owner of a
-/// partition, `None` if there is none. Ends when no partition is left, or the node has started again.
+/// Fails over a node whose incarnation is suspected to be dead. `choose` returns the new owner of a
+/// partition, or `None` if there is none. Completes when the node owns no partitions, or has
+/// started again.
 pub async fn fail_over<E: Environment>(
     env: &E,
     dead: NodeId,
@@ -93,7 +94,7 @@ async fn assign<E: Environment>(
     Ok(is_complete)
 }
 
-/// The end of a log that was not sealed: what is there now. (Only without the rule.)
+/// The current end of a log that was not sealed. (Only used without the rule.)
 async fn unsealed<E: Environment>(env: &E, log: LogId) -> seal::Sealed {
     loop {
         if let Ok(slots) = env.logs().list(log).await {

@@ -1,9 +1,10 @@
 //! Handing a partition over to another node, with the owner's consent.
 //!
-//! The owner has stopped accepting statements for the partition, and its `release` record, behind
-//! all of the partition's commits, is durable. Then one transaction changes the owner (rule 2). If
-//! that fails, or if its outcome is unknown, the owner takes the partition back, by a transaction
-//! too: an unknown one may still be applied, so a read would prove nothing (rule 4).
+//! The owner has stopped accepting statements for the partition, and its `release` record, which
+//! follows all of the partition's commits, is durable. Then one transaction changes the owner (rule
+//! 2). If it fails, or if its outcome is unknown, the owner takes the partition back by another
+//! transaction. A read would not be enough: a transaction of unknown outcome may still be applied
+//! after the read (rule 4).
 
 use fulmar_pages::PartitionId;
 
@@ -20,14 +21,14 @@ pub enum Outcome {
     Kept(Read<PartitionRecord>),
 }
 
-/// What the owner gives away.
+/// A released partition.
 #[derive(Clone, Debug)]
 pub struct Release {
     /// The partition.
     pub partition: PartitionId,
     /// Its record.
     pub read: Read<PartitionRecord>,
-    /// The slot of the `release` record: the range ends behind it.
+    /// The slot of the `release` record. The range ends after it.
     pub slot: Position,
     /// Records before this position are in manifests.
     pub kept_from: Position,
@@ -93,11 +94,11 @@ async fn take_back<E: Environment>(
             return Err(fenced);
         }
         if now.record.epoch != read.record.epoch {
-            // A partition leaves a living node only with its consent: by the handover.
+            // A partition leaves a living node only with its consent, so the handover was applied.
             return Ok(Outcome::HandedOver);
         }
-        // Neither was applied. The record may have changed: this node drops closed ranges from it,
-        // and such a change may be applied late, too.
+        // Neither transaction was applied. The record may have changed: this node drops closed
+        // ranges from it, and such a change may also be applied late.
         read = now;
         retry::pause(env).await;
     }

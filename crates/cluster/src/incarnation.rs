@@ -21,9 +21,9 @@ pub const LEASE_WAIT: Duration = Duration::from_millis(1050);
 pub struct Begun {
     /// Its number.
     pub incarnation: Incarnation,
-    /// The record that says so, with the revision to compare.
+    /// Its node record, with the revision to compare.
     pub read: Read<NodeRecord>,
-    /// It answers nothing before this time: the previous incarnation's lease may still run.
+    /// It answers nothing before this time, because the previous incarnation's lease may still run.
     pub serve_from: Duration,
 }
 
@@ -60,7 +60,7 @@ pub async fn begin<E: Environment>(env: &E, node: NodeId, run: u64) -> Result<Be
                 NodeRecord::new(incarnation + 1, NodeState::Alive, run)
             }
         };
-        // Whatever the outcome: the record is read again.
+        // Whatever the outcome is, the record is read again.
         metadata::change_node(env, node, Some(&read), &next).await?;
     }
 }
@@ -72,12 +72,12 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Whether the incarnation may answer reads at this time.
+    /// Returns true if the incarnation may answer reads at this time.
     pub fn is_valid(&self, now: Duration) -> bool {
         (now.as_micros() as u64) < self.valid_until_us.load(Ordering::Acquire)
     }
 
-    /// Renews the lease until the incarnation is fenced; returns the error that says so (rule 5).
+    /// Renews the lease until the incarnation is fenced. Returns [`Error::Fenced`] then (rule 5).
     ///
     /// A renewal compares the node's record and writes nothing, so a full metadata store does not
     /// stop reads, and an ended incarnation cannot renew.

@@ -1,31 +1,33 @@
 //! Ownership of partitions: which node may write, and how that changes without losing a commit.
 //!
-//! Every partition has one owner, a node. The metadata store alone says which ([`records`]); logs and
-//! manifests say what was written. This crate is the protocol that changes owners: a node starts
-//! ([`incarnation`]), is declared dead and replaced ([`failover`]), hands a partition over
-//! ([`handover`]), and reads what earlier owners have committed ([`recovery`]).
+//! Every partition has one owner, a node. The metadata store alone determines the owner
+//! ([`records`]); logs and manifests hold the committed data. This crate is the protocol that
+//! changes owners: a node starts ([`incarnation`]), is declared dead and replaced ([`failover`]),
+//! hands a partition over ([`handover`]), and reads the commits of earlier owners ([`recovery`]).
 //!
 //! # How it is built
 //! The protocols are `async` functions that reach the clock, the metadata store and the log objects
-//! only through [`environment`]. The server runs them on real ones. The simulator (`tests/protocol`)
-//! runs whole clusters on virtual time, from a seed: it delays, loses, doubles and reorders every
-//! request, and kills or pauses processes at every await.
+//! only through [`environment`]. The server runs them on real ones. The simulator
+//! (`tests/protocol`) runs whole clusters on virtual time, from a seed: it delays, loses, doubles
+//! and reorders every request, and kills or pauses processes at every await.
 //!
 //! # The argument
-//! 1. **One log per incarnation, slots written once.** A slot is created only if it is absent; it
-//!    holds what was put there first. The log of an ended incarnation is sealed: a seal takes the
-//!    next slot, so the old writer's put fails, whatever its clock says ([`seal`]).
+//! 1. **One log per incarnation, slots written once.** A slot is created only if it is absent, and
+//!    holds the object that was put first. The log of an ended incarnation is sealed: a seal takes
+//!    the next slot, so the old writer's put fails, whatever its clock shows ([`seal`]).
 //! 2. **A change of owner is one transaction** that compares the partition's record and the states
-//!    of both nodes. So it happens only while the old owner's release still stands (its incarnation
+//!    of both nodes. It is applied only while the old owner's release still stands (its incarnation
 //!    is the same) or its log is sealed, and only if the new owner lives.
 //! 3. **Records count only within a range.** The partition's record names, for each epoch, the part
-//!    of the owner's logs in which its records stand. What an earlier owner stores late is outside.
-//! 4. **Reads need a lease.** An owner answers reads only while its incarnation was confirmed within
-//!    the lease; a new owner answers nothing until the lease of an ended incarnation has run out.
+//!    of the owner's logs that contains its records. Records that an earlier owner stores late are
+//!    outside of it.
+//! 4. **Reads need a lease.** An owner answers reads only while its incarnation was confirmed
+//!    within the lease; a new owner answers nothing until the lease of an ended incarnation has run
+//!    out.
 //!
-//! Clocks can therefore make a read stale, if they run wrong by more than the margin; they can never
-//! lose a commit. `docs/architecture/ownership.md` has the rules in full. [`Rules`] switches each of
-//! them off, for the tests that show that it is needed.
+//! A clock that is wrong by more than the margin can therefore make a read stale, but cannot lose a
+//! commit. `docs/architecture/ownership.md` has the rules in full. [`Rules`] switches each of them
+//! off, for the tests that show that it is needed.
 //!
 //! This crate does not decide when a partition moves, or where to: see `control`.
 

@@ -41,7 +41,7 @@ pub struct LogId {
 /// A slot of one of a node's logs. Ordered as the node wrote them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Position {
-    /// The incarnation whose log it is.
+    /// The incarnation that wrote the log.
     pub incarnation: Incarnation,
     /// The slot in that log, from 0.
     pub slot: u64,
@@ -56,16 +56,16 @@ pub enum NodeState {
     Alive,
     /// It was declared dead. Its log may still grow until it is sealed.
     Ended,
-    /// Its log ends before this slot for ever.
+    /// Its log has permanently ended before this slot.
     Sealed {
         /// The first slot that holds no record.
         end: u64,
-        /// What the log's last object says of records that are in manifests.
+        /// `kept_from` of the log's last object: records before it are in manifests.
         kept_from: Position,
     },
 }
 
-/// What the metadata store says of a node.
+/// The metadata store's record of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeRecord {
     v: u32,
@@ -73,8 +73,8 @@ pub struct NodeRecord {
     pub incarnation: Incarnation,
     /// The state of that incarnation.
     pub state: NodeState,
-    /// A random number that the process chose: tells it from another process that was started
-    /// as the same node.
+    /// A random number chosen by the process. Distinguishes it from another process that was
+    /// started as the same node.
     pub run: u64,
 }
 
@@ -90,18 +90,18 @@ impl NodeRecord {
     }
 }
 
-/// The part of a node's logs in which the records of one epoch of a partition stand. Records
-/// outside of all ranges are not applied.
+/// The part of a node's logs that contains the records of one epoch of a partition. Records outside
+/// of all ranges are not applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Range {
-    /// The epoch whose records stand there.
+    /// The epoch.
     pub epoch: u32,
     /// The node that owned the partition.
     pub node: NodeId,
-    /// No record of the epoch stands before this position.
+    /// No record of the epoch is before this position.
     pub from: Position,
-    /// No record of the epoch counts from this position on. `None` while the node owns the
-    /// partition: the range then covers the node's later incarnations, each up to its seal.
+    /// Records of the epoch at or after this position are not applied. `None` while the node owns
+    /// the partition: the range then covers the node's later incarnations, each up to its seal.
     pub to: Option<Position>,
 }
 
@@ -116,24 +116,25 @@ pub struct ManifestName {
     pub covered: u64,
     /// The node that wrote it.
     pub node: NodeId,
-    /// Written for an epoch that its node did not own yet (a restore): it counts only if the
+    /// Written for an epoch that its node did not own yet (a restore). It is used only if the
     /// partition's record names it as the base.
     pub is_draft: bool,
 }
 
-/// What the metadata store says of a partition.
+/// The metadata store's record of a partition.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartitionRecord {
     v: u32,
-    /// The node that may write, and answers reads.
+    /// The node that may write and answers reads.
     pub owner: NodeId,
-    /// The fencing number: one more at each change of owner.
+    /// The fencing number. Incremented at each change of owner.
     pub epoch: u32,
     /// The epoch began because the previous owner was declared dead: its lease may still run.
     pub by_failover: bool,
     /// A manifest as of the last change of owner; newer ones may exist.
     pub base: Option<ManifestName>,
-    /// Where the records since that manifest stand, oldest epoch first. The last range is open.
+    /// The log ranges with the records since that manifest, oldest epoch first. The last one is
+    /// open.
     pub ranges: Vec<Range>,
 }
 
@@ -167,7 +168,7 @@ impl PartitionRecord {
     }
 
     /// The record after a restore by its owner: the contents are those of the draft manifest
-    /// `base`, and records before `from` do not count any more.
+    /// `base`, and records before `from` are no longer applied.
     pub fn restored(&self, base: ManifestName, from: Position) -> PartitionRecord {
         let epoch = self.epoch + 1;
         let ranges = vec![Range { epoch, node: self.owner, from, to: None }];

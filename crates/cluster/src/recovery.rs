@@ -1,4 +1,4 @@
-//! Reading what the owners of a partition have committed (rule 8).
+//! Recovery: reads the commits of all owners of a partition (rule 8).
 //!
 //! The partition's record names a base manifest and, for each epoch since, a range of the owner's
 //! logs. Records outside of the ranges are not applied: a fenced owner may have stored them.
@@ -10,7 +10,7 @@ use futures::future::join_all;
 use crate::environment::{Environment, Slot};
 use crate::{LogId, ManifestName, NodeId, PartitionRecord, Position, Range, retry};
 
-/// Log objects that are read at once.
+/// Maximum number of concurrent reads of log objects.
 const CONCURRENT_READS: usize = 128;
 
 /// A log object within a range.
@@ -18,7 +18,7 @@ const CONCURRENT_READS: usize = 128;
 pub struct Object {
     /// The range.
     pub range: Range,
-    /// Where it stands.
+    /// Its position in the log.
     pub position: Position,
     /// Its records.
     pub body: Vec<u8>,
@@ -27,21 +27,21 @@ pub struct Object {
 /// An object of a range is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Missing {
-    /// The node whose log it is.
+    /// The node that wrote the log.
     pub node: NodeId,
-    /// Where it should stand.
+    /// Its expected position.
     pub position: Position,
 }
 
-/// Whether a manifest of the partition may be used: it is the base, or a range names its epoch and
-/// node and it is no draft (rule 9).
+/// Returns true if a manifest of the partition may be used: it is the base, or it is not a draft
+/// and a range names its epoch and node (rule 9).
 pub fn is_named(record: &PartitionRecord, manifest: ManifestName) -> bool {
     let is_of_range = |range: &Range| range.epoch == manifest.epoch && range.node == manifest.node;
     record.base == Some(manifest) || (!manifest.is_draft && record.ranges.iter().any(is_of_range))
 }
 
-/// Where reading begins, given the manifest that recovery starts from.
-fn begins(range: &Range, manifest: Option<ManifestName>) -> Option<Position> {
+/// Where to begin reading a range, given the manifest that recovery starts from.
+fn start_of_read(range: &Range, manifest: Option<ManifestName>) -> Option<Position> {
     let Some(manifest) = manifest else { return Some(range.from) };
     match range.epoch.cmp(&manifest.epoch) {
         std::cmp::Ordering::Less => None,
@@ -54,7 +54,7 @@ fn begins(range: &Range, manifest: Option<ManifestName>) -> Option<Position> {
 }
 
 /// The objects of all ranges of a partition that the manifest does not cover, in order. `end` is
-/// where this node's own open range ends: the beginning of its current incarnation's log.
+/// where this node's own open range ends: the start of its current incarnation's log.
 pub async fn objects<E: Environment>(
     env: &E,
     record: &PartitionRecord,
@@ -63,7 +63,7 @@ pub async fn objects<E: Environment>(
 ) -> Result<Vec<Object>, Missing> {
     let mut objects = Vec::new();
     for range in &record.ranges {
-        if let Some(from) = begins(range, manifest) {
+        if let Some(from) = start_of_read(range, manifest) {
             read_range(env, *range, from, range.to.unwrap_or(end), &mut objects).await?;
         }
     }
@@ -94,7 +94,7 @@ async fn read_range<E: Environment>(
             body,
         }));
     }
-    // What is missing was truncated, or else it is an error (rule 7).
+    // A missing object must have been truncated. Otherwise it is an error (rule 7).
     let is_lost = |position: &&Position| **position >= kept_from;
     if let Some(position) = missing.iter().find(is_lost).filter(|_| env.rules().no_gaps) {
         return Err(Missing { node: range.node, position: *position });
@@ -103,7 +103,7 @@ async fn read_range<E: Environment>(
     Ok(())
 }
 
-/// What stands in a part of one log.
+/// The contents of a part of one log.
 #[derive(Default)]
 struct LogRead {
     objects: Vec<(u64, Vec<u8>)>,
@@ -131,7 +131,7 @@ async fn read_log<E: Environment>(env: &E, log: LogId, first: u64, until: Option
         match contents {
             Some(Slot::Records { body, .. }) => read.objects.push((slot, body)),
             None => read.missing.push(slot),
-            // A seal in a slot that was truncated is none: see `seal`.
+            // A seal in a slot that was truncated is not the end of the log: see `seal`.
             Some(Slot::Seal) if (Position { incarnation: log.incarnation, slot }) < read.kept_from => {}
             Some(Slot::Seal) => break,
         }

@@ -1,8 +1,8 @@
 //! The rules of the protocol, each of which a simulation can switch off.
 //!
 //! `docs/architecture/ownership.md` states the rules. The server runs with [`Rules::ALL`]. A test
-//! switches one off and requires that the simulator then finds a violation: that shows that the
-//! rule is needed, and that the simulator would notice if the code broke it.
+//! switches one off and requires that the simulator then finds a violation. This shows that the
+//! rule is needed, and that the simulator would detect code that breaks it.
 
 /// Which rules are in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub struct Rules {
     pub seal_before_assigning: bool,
     /// An owner writes `release` to its log, and accepts nothing more, before it hands over.
     pub release: bool,
-    /// An owner settles a compare-and-set of unknown outcome by another one, never by a read.
+    /// An owner resolves a compare-and-set of unknown outcome by another one, never by a read.
     pub settle_by_writing: bool,
     /// An owner answers reads only under its lease.
     pub lease: bool,
@@ -43,7 +43,7 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// All rules: what the server runs with.
+    /// All rules, as in the server.
     pub const ALL: Rules = Rules {
         seal_own_log: true,
         compare_nodes: true,

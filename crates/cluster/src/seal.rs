@@ -1,18 +1,18 @@
 //! Sealing the log of an incarnation that has ended.
 //!
-//! A slot holds what was created there first: records, or a seal. The log of an ended incarnation
-//! ends at its lowest seal. Its writer may still be alive and put objects as fast as it can, up to
-//! 16 at once; a sealer that only tried the next free slot would lose that race again and again.
-//! So it first puts a barrier 64 slots ahead (further ahead if that slot is taken), which the
-//! writer cannot pass, and then seals upwards from the first gap: every slot below the barrier is
-//! tried once, so the number of puts is bounded.
+//! A slot holds the object that was created first: records, or a seal. The log of an ended
+//! incarnation ends at its lowest seal. Its writer may still be alive and put objects as fast as it
+//! can, up to 16 concurrently. A sealer that only tried the next free slot could lose that race
+//! indefinitely. It therefore first puts a barrier 64 slots ahead (further ahead if that slot is
+//! taken), which the writer cannot pass, and then seals upwards from the first gap. Every slot
+//! below the barrier is tried once, so the number of puts is bounded.
 //!
-//! A slot may be free because its object was truncated while the sealer was looking. An object is
-//! written when everything below its `kept_from` is durable, and only that is truncated: a seal is
-//! the end only if no object behind it has a `kept_from` beyond it.
+//! A slot may be free because its object was truncated while the sealer was running. An object is
+//! written when everything below its `kept_from` is durable, and only that part is truncated. A
+//! seal is therefore the end only if no later object has a `kept_from` beyond it.
 //!
-//! Two sealers may run at once. Both find the same end: a sealer returns slot `e` only if it is a
-//! seal and it has found records in every slot below, and slots never change.
+//! Two sealers may run concurrently. Both find the same end: a sealer returns slot `e` only if it
+//! is a seal and it has found records in every slot below, and slots never change.
 
 use futures::future::join_all;
 
@@ -21,7 +21,7 @@ use crate::{LogId, Position, retry};
 
 /// How far ahead of the last slot the barrier is put.
 const BARRIER_DISTANCE: u64 = 64;
-/// Log objects that are read at once.
+/// Maximum number of concurrent reads of log objects.
 const CONCURRENT_READS: usize = 128;
 
 /// Where a sealed log ends.
@@ -29,8 +29,8 @@ const CONCURRENT_READS: usize = 128;
 pub struct Sealed {
     /// The first slot that holds no record.
     pub end: u64,
-    /// What the last object says of records that are in manifests; the log's beginning if the log
-    /// is empty.
+    /// `kept_from` of the last object: records before it are in manifests. The default position if
+    /// the log is empty.
     pub kept_from: Position,
 }
 
@@ -64,7 +64,8 @@ async fn try_seal<E: Environment>(env: &E, log: LogId) -> Result<Sealed, Uncerta
                 None => return Err(Uncertain),
             }
         }
-        // Was the slot free because its object had been truncated? Then a later object says so.
+        // If the slot was free because its object was truncated, a later object's `kept_from` is
+        // beyond it.
         slots = logs.list(log).await?;
         let durable = durable_before(logs, log, &slots).await?;
         if durable <= end {
@@ -106,8 +107,8 @@ async fn first_without_records(
     Ok(from + run.len() as u64)
 }
 
-/// A slot below which all objects were durable: they are there, or were truncated. The last object
-/// says it.
+/// A slot below which all objects were durable: they exist, or were truncated. It is `kept_from` of
+/// the last object.
 async fn durable_before(logs: &dyn LogObjects, log: LogId, slots: &[u64]) -> Result<u64, Uncertain> {
     for slot in slots.iter().rev() {
         match logs.read(log, *slot).await? {
@@ -122,8 +123,8 @@ async fn durable_before(logs: &dyn LogObjects, log: LogId, slots: &[u64]) -> Res
     Ok(0)
 }
 
-/// Puts a seal that the writer cannot pass, unless there is one. (If the writer has come that far,
-/// further ahead.)
+/// Puts a seal that the writer cannot pass, unless the log already has one. If the slot is taken,
+/// the seal is put further ahead.
 async fn put_barrier(logs: &dyn LogObjects, log: LogId, last: Option<u64>) -> Result<(), Uncertain> {
     if let Some(last) = last
         && logs.read(log, last).await? == Some(Slot::Seal)

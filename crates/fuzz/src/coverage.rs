@@ -1,11 +1,12 @@
-//! Which code an input reaches.
+//! Edge coverage: detects whether an input reached new code.
 //!
-//! `scripts/instrument` has the compiler (LLVM's SanitizerCoverage, which stable rustc can be told to use) put a
-//! counter of one byte on each edge of the workspace's crates. Before `main`, each object file announces its counters
-//! to [`__sanitizer_cov_8bit_counters_init`]. After each input they are read and set to zero; an edge that was passed
-//! for the first time, or several times more often than before, makes the input one to go on from.
+//! `scripts/instrument` enables LLVM's SanitizerCoverage, which stable rustc supports. It puts a
+//! one-byte counter on each edge of the workspace's crates. Before `main`, each object file passes
+//! its counters to [`__sanitizer_cov_8bit_counters_init`]. After each input the counters are read
+//! and reset. An input is new if it passes an edge for the first time, or with a count in a
+//! class that was not seen before.
 //!
-//! In an ordinary build there are no counters, and no input is new.
+//! An ordinary build has no counters, so no input is new.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering};
@@ -13,10 +14,10 @@ use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering};
 static START: AtomicPtr<AtomicU8> = AtomicPtr::new(std::ptr::null_mut());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Called for each object file that was compiled with counters, with the same range for all of a program.
+/// Called once for each object file with counters, always with the range of the whole program.
 ///
 /// # Safety
-/// The range is one of bytes that live as long as the program: the linker's section of counters.
+/// The range must be the linker's section of counters: bytes that live as long as the program.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __sanitizer_cov_8bit_counters_init(start: *mut AtomicU8, stop: *mut AtomicU8) {
     COUNT.store((stop as usize).saturating_sub(start as usize), Ordering::Relaxed);
@@ -28,16 +29,18 @@ fn counters() -> &'static [AtomicU8] {
     if start.is_null() {
         return &[];
     }
-    // SAFETY: the section of counters, as it was announced; bytes that other threads count in are read as atomics.
+    // SAFETY: the section of counters, as passed to the function above. Other threads change the
+    // bytes, so they are accessed as atomics.
     unsafe { std::slice::from_raw_parts(start, COUNT.load(Ordering::Relaxed)) }
 }
 
 thread_local! {
-    /// For each edge the classes of counts that were seen, as bits.
+    /// For each edge, the classes of counts that were seen, as bits.
     static SEEN: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Whether code was reached since the last call that no input of this thread's target had reached before.
+/// Returns true if code was reached since the last call that no earlier input of this thread's
+/// target had reached.
 pub(crate) fn is_new() -> bool {
     let counters = counters();
     SEEN.with_borrow_mut(|seen| {
@@ -55,12 +58,12 @@ pub(crate) fn is_new() -> bool {
     })
 }
 
-/// How many edges have been reached.
+/// Number of edges reached so far.
 pub(crate) fn reached() -> usize {
     SEEN.with_borrow(|seen| seen.iter().filter(|seen| **seen != 0).count())
 }
 
-/// Counts that mean about the same share a bit.
+/// The class of a count, as a bit. Similar counts share a class.
 fn class(count: u8) -> u8 {
     match count {
         0 => 0,

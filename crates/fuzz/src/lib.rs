@@ -1,25 +1,28 @@
-//! A small fuzzer for tests: whatever comes from outside is answered or refused, never with a panic, never with more
-//! memory than its length accounts for, never without an end.
+//! A coverage-guided fuzzer that runs as ordinary tests. It checks that code which reads untrusted
+//! input never panics, never hangs, and never allocates more than the input's length justifies.
 //!
 //! ```text
-//!   kept seeds, seeds of the target, corpus of earlier runs
+//!   kept inputs, seeds of the target, corpus of earlier runs
 //!      |
 //!      +--> choose one --> mutate (bytes, numbers, words, pieces of others) --> run the target
 //!      ^                                                                           |
-//!      +------------------ reached code that no input had reached before <---------+
+//!      +------------------ add to the corpus if it reached new code <--------------+
 //! ```
 //!
-//! A target is an ordinary test that names itself `fuzz_...` and calls [`Target::run`]. In `make test` it runs the kept
-//! seeds and a fixed number of mutations from a fixed seed, the same each time. `make fuzz MINUTES=n TARGET=x` runs it
-//! for so long, from a seed of its own that is printed, with the workspace's crates compiled to count which code an
-//! input reaches ([`coverage`]).
+//! A target is a test named `fuzz_...` that calls [`Target::run`]:
 //!
-//! An input that fails is written to `target/fuzz/`. When what it found is mended, the input is kept: a file in
-//! `tests/fuzz/<target>/` of the crate, which every run begins with.
+//! - `make test` runs the kept inputs, the seeds, and a fixed number of mutations from a fixed
+//!   seed, so every run is the same.
+//! - `make fuzz MINUTES=n TARGET=x` runs it for n minutes with a random seed, which is printed. The
+//!   workspace's crates are compiled to count which code an input reaches ([`coverage`]).
 //!
-//! Why our own: the usual fuzzers (cargo-fuzz and libFuzzer, AFL) need a nightly compiler or programs beside cargo,
-//! and want a binary for each target, outside of the tests that know how to start a node. What they do that matters
-//! (coverage, a dictionary, a corpus) is a few hundred lines on the compiler that is here anyway.
+//! A failing input is written to `target/fuzz/`. After the fault is fixed, the input is committed
+//! as a file in `tests/fuzz/<target>/` of the crate. Every run begins with these files.
+//!
+//! Existing fuzzers (cargo-fuzz with libFuzzer, AFL) need a nightly compiler or additional
+//! programs, and a separate binary for each target, outside of the tests that know how to start a
+//! node. The features that matter (coverage, a dictionary, a corpus) take a few hundred lines on
+//! the stable compiler.
 
 mod corpus;
 pub mod coverage;
@@ -37,16 +40,16 @@ use rand::rngs::StdRng;
 use corpus::Corpus;
 use watch::Watch;
 
-/// How many minutes each target is to run: what `make fuzz` sets.
+/// Environment variable: how many minutes each target runs. Set by `make fuzz`.
 const MINUTES: &str = "FUZZ_MINUTES";
-/// The seed of the mutations, to run once more what a run has printed.
+/// Environment variable: the seed of the mutations, to repeat an earlier run.
 const SEED: &str = "FUZZ_SEED";
-/// How long one input may take.
-const LIMIT: Duration = Duration::from_secs(20);
+/// Time limit of one input.
+const INPUT_TIMEOUT: Duration = Duration::from_secs(20);
 /// The seed of runs in `make test`.
 const FIXED_SEED: u64 = 7;
 
-/// Something that reads input from outside.
+/// Code under test that reads untrusted input.
 pub struct Target {
     name: &'static str,
     crate_directory: &'static Path,
@@ -58,7 +61,7 @@ pub struct Target {
     runs: u32,
 }
 
-/// The heap that a run may take.
+/// Limit on the memory that one input may allocate.
 #[derive(Clone, Copy)]
 struct Allowance {
     bytes: usize,
@@ -80,75 +83,76 @@ impl Target {
         }
     }
 
-    /// Inputs to begin with: whole and right ones, as different as can be.
+    /// Initial inputs. They should be valid, and as different as possible.
     pub fn seeds(mut self, seeds: impl IntoIterator<Item = impl Into<Vec<u8>>>) -> Target {
         self.seeds.extend(seeds.into_iter().map(Into::into));
         self
     }
 
-    /// Words that mean something to the target, to be put into inputs.
+    /// A dictionary of words that are meaningful to the target. They are inserted into inputs.
     pub fn words(mut self, words: &'static [&'static str]) -> Target {
         self.words = words;
         self
     }
 
-    /// No input is made longer than this.
+    /// Maximum length of an input.
     pub fn longest(mut self, bytes: usize) -> Target {
         self.longest_bytes = bytes;
         self
     }
 
-    /// What the running thread may have allocated at once: so much, and so much for each byte of the input.
+    /// Maximum memory that the running thread may hold: `bytes`, plus `per_input_byte` for each
+    /// byte of the input.
     pub fn allocates(mut self, bytes: usize, per_input_byte: usize) -> Target {
         self.allowance = Allowance { bytes, per_input_byte };
         self
     }
 
-    /// The target is a server in this process: a panic of any thread counts, and instead of what the running thread
-    /// allocates how much of the process is in memory.
+    /// The target is a server in this process. A panic of any thread is a failure, and the limit
+    /// applies to the resident memory of the process, not to the allocations of the running thread.
     pub fn whole_process(mut self, resident_bytes: usize) -> Target {
         self.resident_bytes = Some(resident_bytes);
         self
     }
 
-    /// How many inputs are tried in `make test`.
+    /// Number of inputs in `make test`.
     pub fn runs(mut self, runs: u32) -> Target {
         self.runs = runs;
         self
     }
 
-    /// Runs the target with inputs until time or number is up. It fails by panicking.
+    /// Runs the target until the time or the number of inputs is used up. Panics on a failure.
     pub fn run(self, mut target: impl FnMut(&[u8])) {
         let minutes = number(MINUTES);
         let seed = number(SEED).unwrap_or(if minutes.is_some() { rand::random() } else { FIXED_SEED });
         let work = work_directory(self.crate_directory).join(self.name);
         let mut corpus = Corpus::open(work.clone(), minutes.is_some());
         let kept = corpus::read_all(&self.crate_directory.join("tests/fuzz").join(self.name));
-        let watch = Watch::new(work, LIMIT);
+        let watch = Watch::new(work, INPUT_TIMEOUT);
         if self.resident_bytes.is_some() {
             watch::count_panics();
         }
         let mut run = Run { target: &self, call: &mut target, watch, seed, count: 0 };
-        let earlier = corpus.take_earlier();
+        let earlier = corpus.load_earlier();
         for input in kept.into_iter().chain(self.seeds.iter().cloned()).chain(earlier) {
-            run.one(&input);
-            corpus.begin_with(input);
+            run.run_input(&input);
+            corpus.add_seed(input);
         }
         let until = minutes.map(|minutes| Instant::now() + Duration::from_secs(minutes * 60));
         let mut random = StdRng::seed_from_u64(seed);
         let mut progress = Progress::new(self.name, seed, minutes.is_some());
         while until.map_or(run.count < u64::from(self.runs), |until| Instant::now() < until) {
             let input = mutate::mutate(&corpus, self.words, self.longest_bytes, &mut random);
-            if run.one(&input) {
-                corpus.found(input);
+            if run.run_input(&input) {
+                corpus.add_found(input);
             }
-            progress.tell(run.count, corpus.len(), false);
+            progress.report(run.count, corpus.len(), false);
         }
-        progress.tell(run.count, corpus.len(), true);
+        progress.report(run.count, corpus.len(), true);
     }
 }
 
-/// A target at work.
+/// A run of a target.
 struct Run<'a> {
     target: &'a Target,
     call: &'a mut dyn FnMut(&[u8]),
@@ -158,46 +162,46 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Runs one input; whether it reached new code.
-    fn one(&mut self, input: &[u8]) -> bool {
+    /// Runs one input. Returns true if it reached new code.
+    fn run_input(&mut self, input: &[u8]) -> bool {
         self.count += 1;
-        self.watch.begins(input);
+        self.watch.begin(input);
         memory::begin();
         let outcome = catch_unwind(AssertUnwindSafe(|| (self.call)(input)));
-        let excess = self.excess(input.len());
+        let violation = self.violation(input.len());
         if let Err(panic) = outcome {
-            self.failed(input, "it panicked");
+            self.report_failure(input, "panic");
             resume_unwind(panic);
         }
-        if let Some(what) = excess {
-            self.failed(input, &what);
-            panic!("{}: {what}", self.target.name);
+        if let Some(reason) = violation {
+            self.report_failure(input, &reason);
+            panic!("{}: {reason}", self.target.name);
         }
-        self.watch.ended();
+        self.watch.end();
         coverage::is_new()
     }
 
-    /// What an input did that is not allowed, though it ended well.
-    fn excess(&self, input_bytes: usize) -> Option<String> {
+    /// The violated limit, if an input completed without a panic but exceeded one.
+    fn violation(&self, input_bytes: usize) -> Option<String> {
         let Some(resident_bytes) = self.target.resident_bytes else {
             let Allowance { bytes, per_input_byte } = self.target.allowance;
             let allocated = memory::peak_allocated_bytes();
             let too_much = allocated > bytes + per_input_byte * input_bytes;
-            return too_much.then(|| format!("it allocated {allocated} bytes for an input of {input_bytes}"));
+            return too_much.then(|| format!("allocated {allocated} bytes for {input_bytes} bytes of input"));
         };
         if watch::panics() > 0 {
             return Some("a thread panicked".to_owned());
         }
         let resident = memory::resident_bytes();
-        (resident > resident_bytes).then(|| format!("{resident} bytes of the process are in memory"))
+        (resident > resident_bytes).then(|| format!("resident memory of the process is {resident} bytes"))
     }
 
-    fn failed(&self, input: &[u8], what: &str) {
+    fn report_failure(&self, input: &[u8], reason: &str) {
         let Target { name, crate_directory, .. } = self.target;
         let file = self.watch.keep(input);
         eprintln!(
-            "\nfuzz {name}: {what}, at input {} of seed {}. The input is in {}; when the fault is mended, keep it in \
-             {}/tests/fuzz/{name}/.",
+            "\nfuzz {name}: {reason} (input {} of seed {}). The input is in {}; after the fault is fixed, \
+             copy it to {}/tests/fuzz/{name}/.",
             self.count,
             self.seed,
             file.display(),
@@ -206,7 +210,7 @@ impl Run<'_> {
     }
 }
 
-/// What is told while it runs.
+/// Prints progress every 10 seconds.
 struct Progress {
     name: &'static str,
     seed: u64,
@@ -220,7 +224,7 @@ impl Progress {
         Progress { name, seed, shown, began: Instant::now(), next: Duration::from_secs(10) }
     }
 
-    fn tell(&mut self, count: u64, corpus: usize, last: bool) {
+    fn report(&mut self, count: u64, corpus: usize, last: bool) {
         let elapsed = self.began.elapsed();
         if self.shown && (last || elapsed >= self.next) {
             self.next = elapsed + Duration::from_secs(10);
@@ -235,44 +239,45 @@ impl Progress {
 
 fn number(variable: &str) -> Option<u64> {
     let text = std::env::var(variable).ok().filter(|text| !text.is_empty())?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{variable} is to be a number, not {text}")))
+    Some(text.parse().unwrap_or_else(|_| panic!("{variable} must be a number: {text}")))
 }
 
-/// `target/fuzz` of the workspace.
+/// The workspace's `target/fuzz`.
 fn work_directory(crate_directory: &Path) -> PathBuf {
     let workspace = crate_directory.ancestors().find(|above| above.join("Cargo.lock").exists());
     workspace.unwrap_or(crate_directory).join("target/fuzz")
 }
 
-/// Makes decisions of bytes, for targets whose input is a program or a conversation: the same bytes make the same
-/// decisions, and a small change of the bytes is a small change of what is made of them. At their end all is zero.
+/// Derives decisions from bytes, for targets whose input is a program or a conversation. The same
+/// bytes give the same decisions, and a small change of the bytes changes few of them. After the
+/// last byte every decision is zero.
 pub struct Choices<'a>(&'a [u8]);
 
 impl<'a> Choices<'a> {
-    /// Decisions by these bytes.
+    /// Decisions derived from `bytes`.
     pub fn new(bytes: &'a [u8]) -> Choices<'a> {
         Choices(bytes)
     }
 
-    /// Whether all bytes have been used.
+    /// Returns true if all bytes have been used.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// A byte.
+    /// The next byte.
     pub fn byte(&mut self) -> u8 {
         let Some((first, rest)) = self.0.split_first() else { return 0 };
         self.0 = rest;
         *first
     }
 
-    /// A number below `count`, which is not 0.
+    /// A number below `count`, which must not be 0.
     pub fn below(&mut self, count: usize) -> usize {
         let (high, low) = if count > 256 { (self.byte(), self.byte()) } else { (0, self.byte()) };
         usize::from(u16::from_be_bytes([high, low])) % count
     }
 
-    /// One of these.
+    /// One of `choices`.
     pub fn one_of<'t, T: ?Sized>(&mut self, choices: &[&'t T]) -> &'t T {
         choices[self.below(choices.len())]
     }
@@ -284,7 +289,7 @@ impl<'a> Choices<'a> {
         taken
     }
 
-    /// What is left.
+    /// The remaining bytes.
     pub fn rest(self) -> &'a [u8] {
         self.0
     }

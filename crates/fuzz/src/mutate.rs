@@ -1,12 +1,12 @@
-//! New inputs out of old ones.
+//! Mutation: derives new inputs from the corpus.
 
 use rand::RngExt;
 use rand::rngs::StdRng;
 
 use crate::corpus::Corpus;
 
-/// Numbers at which something changes.
-const EDGES: [u64; 16] = [
+/// Boundary values of integer types.
+const BOUNDARIES: [u64; 16] = [
     0,
     1,
     0x7f,
@@ -25,7 +25,7 @@ const EDGES: [u64; 16] = [
     u64::MAX,
 ];
 
-/// Takes an input of the corpus and changes it in one place or in a few.
+/// Copies an input of the corpus and changes it in 1 to 8 places.
 pub(crate) fn mutate(corpus: &Corpus, words: &[&str], longest_bytes: usize, random: &mut StdRng) -> Vec<u8> {
     let mut input = corpus.choose(random).to_vec();
     for _ in 0..1 << random.random_range(0..4) {
@@ -68,20 +68,21 @@ fn change(input: &mut Vec<u8>, corpus: &Corpus, words: &[&str], random: &mut Std
     }
 }
 
-/// A short piece more often than a long one.
+/// A random range. Short ones are more likely than long ones.
 fn piece(length: usize, random: &mut StdRng) -> std::ops::Range<usize> {
     let start = random.random_range(0..=length);
     let longest = (length - start).min(1 << random.random_range(0..12));
     start..start + random.random_range(0..=longest)
 }
 
-/// Between what is there, or over it.
+/// Inserts bytes, or overwrites existing ones.
 fn put(input: &mut Vec<u8>, at: usize, bytes: &[u8], random: &mut StdRng) {
     let replaced = if random.random() { (at + bytes.len()).min(input.len()) } else { at };
     input.splice(at..replaced, bytes.iter().copied());
 }
 
-/// Writes a number of one to eight bytes, of either order: an edge, or what was there and a little more or less.
+/// Writes a number of one to eight bytes in either byte order: a boundary value, or the existing
+/// number plus or minus up to 4.
 fn number(bytes: &mut [u8], random: &mut StdRng) {
     let width = 1usize << random.random_range(0..4);
     let Some(place) = bytes.get_mut(..width) else { return };
@@ -92,7 +93,7 @@ fn number(bytes: &mut [u8], random: &mut StdRng) {
     let mut old = [0; 8];
     old[..width].copy_from_slice(place);
     let value = match random.random() {
-        true => EDGES[random.random_range(0..EDGES.len())],
+        true => BOUNDARIES[random.random_range(0..BOUNDARIES.len())],
         false => u64::from_le_bytes(old).wrapping_add(random.random_range(0..9)).wrapping_sub(4),
     };
     place.copy_from_slice(&value.to_le_bytes()[..width]);

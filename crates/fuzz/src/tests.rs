@@ -1,4 +1,4 @@
-//! The fuzzer finds what is there to be found, says what it was, and is the same each time.
+//! The fuzzer finds known faults, and is deterministic.
 
 use super::*;
 
@@ -17,29 +17,29 @@ fn finds_a_panic() {
 }
 
 #[test]
-fn finds_an_allocation_out_of_proportion() {
-    let claimed = |input: &[u8]| {
+fn finds_an_excessive_allocation() {
+    let allocates_claimed = |input: &[u8]| {
         let claimed = u32::from_be_bytes(*input.first_chunk().unwrap_or(&[0; 4]));
         std::hint::black_box(Vec::<u8>::with_capacity(claimed as usize));
     };
-    assert!(panics(target(), claimed));
-    assert!(!panics(target().allocates(5 << 30, 0), claimed));
+    assert!(panics(target(), allocates_claimed));
+    assert!(!panics(target().allocates(5 << 30, 0), allocates_claimed));
 }
 
 #[test]
-fn runs_are_the_same_each_time() {
+fn runs_are_deterministic() {
     let inputs = || {
         let mut inputs = Vec::new();
         target().runs(500).allocates(1 << 20, 1 << 20).run(|input| inputs.push(input.to_vec()));
         inputs
     };
-    let once = inputs();
-    assert_eq!(once, inputs());
-    assert!(once.len() == 500 && once.iter().any(Vec::is_empty));
+    let first = inputs();
+    assert_eq!(first, inputs());
+    assert!(first.len() == 500 && first.iter().any(Vec::is_empty));
 }
 
 #[test]
-fn choices_end_with_their_bytes() {
+fn choices_are_zero_after_the_last_byte() {
     let mut choices = Choices::new(&[3, 1, 44, 9]);
     assert_eq!((choices.below(2), choices.below(300)), (1, 0));
     assert_eq!(choices.one_of(&["a", "b"]), "b");

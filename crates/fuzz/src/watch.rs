@@ -1,5 +1,6 @@
-//! Keeps an input that fails, also where nothing is left to catch: an input that does not end is noticed by a thread
-//! beside it, and one that takes the process down stands in the file `running`.
+//! Saves failing inputs, including those that a panic handler cannot catch. A watchdog thread
+//! detects an input that hangs. The file `running` holds the current input, in case it kills the
+//! process.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -13,19 +14,19 @@ use crate::corpus;
 
 static PANICS: AtomicU64 = AtomicU64::new(0);
 
-/// Counts panics of all threads from now on.
+/// Counts panics of all threads from this call on.
 pub(crate) fn count_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let usual = std::panic::take_hook();
+        let default_hook = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
             PANICS.fetch_add(1, Ordering::Relaxed);
-            usual(panic);
+            default_hook(panic);
         }));
     });
 }
 
-/// How many there have been.
+/// Number of panics so far.
 pub(crate) fn panics() -> u64 {
     PANICS.load(Ordering::Relaxed)
 }
@@ -37,52 +38,52 @@ pub(crate) struct Watch {
 }
 
 enum Event {
-    Begins,
-    Ended,
+    Begin,
+    End,
 }
 
 impl Watch {
-    /// Watches the inputs of a target; each may take as long as `limit`.
-    pub(crate) fn new(directory: PathBuf, limit: Duration) -> Watch {
-        std::fs::create_dir_all(&directory).expect("the fuzzer needs target/fuzz");
+    /// Watches the inputs of a target. Aborts the process if one takes longer than `timeout`.
+    pub(crate) fn new(directory: PathBuf, timeout: Duration) -> Watch {
+        std::fs::create_dir_all(&directory).expect("target/fuzz must be writable");
         let path = directory.join("running");
-        let running = File::create(&path).expect("the fuzzer needs target/fuzz");
-        let (events, told) = channel();
+        let running = File::create(&path).expect("target/fuzz must be writable");
+        let (events, received) = channel();
         std::thread::spawn(move || {
-            if !all_end(&told, limit) {
-                eprintln!("fuzz: an input takes longer than {limit:?}; it is in {}", path.display());
+            if !all_complete(&received, timeout) {
+                eprintln!("fuzz: an input took longer than {timeout:?}; it is in {}", path.display());
                 std::process::abort();
             }
         });
         Watch { directory, running, events }
     }
 
-    pub(crate) fn begins(&self, input: &[u8]) {
+    pub(crate) fn begin(&self, input: &[u8]) {
         let written =
             self.running.write_all_at(input, 0).and_then(|()| self.running.set_len(input.len() as u64));
-        written.expect("the fuzzer notes each input");
-        let _ = self.events.send(Event::Begins);
+        written.expect("target/fuzz must be writable");
+        let _ = self.events.send(Event::Begin);
     }
 
-    pub(crate) fn ended(&self) {
-        let _ = self.events.send(Event::Ended);
+    pub(crate) fn end(&self) {
+        let _ = self.events.send(Event::End);
     }
 
-    /// Writes an input to a file that stays.
+    /// Writes an input to a permanent file.
     pub(crate) fn keep(&self, input: &[u8]) -> PathBuf {
         let path = self.directory.join(format!("failed-{}", corpus::name(input)));
-        std::fs::write(&path, input).expect("the fuzzer keeps an input that fails");
+        std::fs::write(&path, input).expect("target/fuzz must be writable");
         path
     }
 }
 
-/// Whether all inputs ended in time.
-fn all_end(told: &Receiver<Event>, limit: Duration) -> bool {
-    while let Ok(Event::Begins) = told.recv() {
-        match told.recv_timeout(limit) {
+/// Returns false as soon as an input takes longer than `timeout`.
+fn all_complete(received: &Receiver<Event>, timeout: Duration) -> bool {
+    while let Ok(Event::Begin) = received.recv() {
+        match received.recv_timeout(timeout) {
             Ok(_) => {}
             Err(RecvTimeoutError::Timeout) => return false,
-            Err(RecvTimeoutError::Disconnected) => return true, // it panicked
+            Err(RecvTimeoutError::Disconnected) => return true, // The input panicked.
         }
     }
     true

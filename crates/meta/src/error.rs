@@ -1,10 +1,10 @@
-//! What can go wrong with metadata: each error says its cause, and its remedy.
+//! Errors of the metadata store and the catalog, each with a cause and a remedy.
 
 use std::fmt;
 
 use thiserror::Error;
 
-/// The kind of thing that an error is about.
+/// The kind of object that an error refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// A tenant.
@@ -25,114 +25,113 @@ impl fmt::Display for What {
     }
 }
 
-/// An error of the metadata store or the catalog. `Display` gives the cause; [`MetaError::remedy`] what to do.
+/// An error of the metadata store or the catalog. `Display` gives the cause, [`MetaError::remedy`]
+/// the remedy.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum MetaError {
     /// The name is taken.
     #[error("{what} \"{name}\" already exists")]
     Exists {
-        /// Of what kind.
+        /// The kind of object.
         what: What,
         /// The name that is taken.
         name: String,
     },
-    /// Nothing has that name.
+    /// No object has that name.
     #[error("{what} \"{name}\" does not exist")]
     Missing {
-        /// Of what kind.
+        /// The kind of object.
         what: What,
-        /// The name that was looked for.
+        /// The requested name.
         name: String,
     },
-    /// The name breaks the rule for names.
-    #[error("\"{}\" cannot be the name of a {what}: {rule}", name.escape_debug())]
+    /// The name is invalid.
+    #[error("invalid {what} name \"{}\": {rule}", name.escape_debug())]
     InvalidName {
-        /// Of what kind.
+        /// The kind of object.
         what: What,
-        /// The name that was asked for, cut to 100 characters.
+        /// The requested name, truncated to 100 characters.
         name: String,
-        /// The rule that it breaks.
+        /// The violated rule.
         rule: &'static str,
     },
-    /// It cannot be changed or dropped now, because something depends on it.
+    /// The object cannot be changed or dropped now, because something depends on it.
     #[error("{what} \"{name}\" {reason}")]
     InUse {
-        /// Of what kind.
+        /// The kind of object.
         what: What,
         /// Its name.
         name: String,
-        /// Why; reads on from the name.
+        /// The reason. Continues the sentence after the name.
         reason: String,
-        /// What to do first.
+        /// The remedy.
         remedy: &'static str,
     },
-    /// There is no such limit.
-    #[error("there is no limit \"{name}\"")]
+    /// The limit does not exist.
+    #[error("unrecognized limit \"{name}\"")]
     UnknownLimit {
-        /// The name that was asked for.
+        /// The requested name.
         name: String,
-        /// A sentence with the names that there are.
+        /// A sentence that lists the valid names.
         known: String,
     },
-    /// A limit cannot have that value.
-    #[error("\"{value}\" cannot be the limit \"{name}\"")]
+    /// The value of a limit is invalid.
+    #[error("invalid value for limit \"{name}\": \"{value}\"")]
     InvalidLimit {
         /// The limit's name.
         name: &'static str,
-        /// The value that was asked for, cut to 100 characters.
+        /// The requested value, truncated to 100 characters.
         value: String,
-        /// What it can be.
+        /// A sentence that describes valid values.
         rule: String,
     },
     /// The store cannot be reached, or cannot write.
     #[error("the metadata store {cause}")]
     Unavailable {
-        /// What it did; reads on from "the metadata store".
+        /// The cause. Continues the sentence after "the metadata store".
         cause: String,
-        /// What to do.
+        /// The remedy.
         remedy: &'static str,
     },
-    /// It is somebody else's, and only read here.
-    #[error("this node reads the catalog of another one, and cannot change it")]
+    /// This node is a read replica.
+    #[error("cannot change the catalog on a read-only node")]
     ReadOnly,
-    /// A file of the store is damaged, missing, or older than what was acknowledged.
+    /// A file of the store is damaged, missing, or older than the last acknowledged change.
     #[error("{place} {cause}")]
     Damaged {
         /// The path of the file.
         place: String,
-        /// Its state; reads on from the path.
+        /// Its state. Continues the sentence after the path.
         cause: String,
-        /// The ways to continue.
+        /// The remedy.
         remedy: String,
     },
-    /// A record, or the store's file, cannot be understood.
+    /// A record, or the store's file, is invalid or of an unsupported version.
     #[error("metadata {place} cannot be read: {cause}")]
     Corrupt {
         /// The key of the record, or the path of the file.
         place: String,
-        /// What is wrong with it.
+        /// The problem.
         cause: String,
     },
 }
 
 impl MetaError {
-    /// What the reader of the error can do about it; a sentence without capital and full stop.
+    /// The remedy, as one or more sentences with capital and full stop.
     pub fn remedy(&self) -> &str {
         match self {
-            MetaError::Exists { .. } => "choose another name, or drop or rename the one that has it",
-            MetaError::Missing { what: What::Tenant, .. } => {
-                "`fulmar tenant list` shows the tenants there are"
-            }
-            MetaError::Missing { what: What::User, .. } => "create it with CREATE USER",
-            MetaError::Missing { what: What::Token, .. } => "`fulmar token list` shows the tokens there are",
-            MetaError::ReadOnly => "connect to the node that owns the store",
+            MetaError::Exists { .. } => "Choose another name, or drop or rename the existing one.",
+            MetaError::Missing { what: What::Tenant, .. } => "Run `fulmar tenant list` to list the tenants.",
+            MetaError::Missing { what: What::User, .. } => "Create the user with CREATE USER.",
+            MetaError::Missing { what: What::Token, .. } => "Run `fulmar token list` to list the tokens.",
+            MetaError::ReadOnly => "Connect to the primary node.",
             MetaError::Damaged { remedy, .. } => remedy,
-            MetaError::InvalidName { .. } => "choose a name that keeps the rule",
+            MetaError::InvalidName { .. } => "Choose a valid name.",
             MetaError::UnknownLimit { known, .. } => known,
             MetaError::InvalidLimit { rule, .. } => rule,
             MetaError::InUse { remedy, .. } | MetaError::Unavailable { remedy, .. } => remedy,
             MetaError::Corrupt { .. } => {
-                "start the version of Fulmar that wrote it, or restore the data directory from a backup"
+                "Start the version of Fulmar that wrote it, or restore the data directory from a backup."
             }
         }
     }

@@ -1,56 +1,79 @@
-//! The metadata store, and the catalog that stands on it: which tenants, users, rights and partitions exist.
+//! The metadata store, and the catalog of tenants, users, privileges and partitions on top of it.
 //!
 //! ```text
-//!   gateway, command                 sessions look up tenants, users and rights: memory only
+//!   gateway, command       sessions look up tenants, users and privileges in memory
 //!        |
-//!   Catalog            typed, cached whole; changes are compare-and-set transactions
+//!   Catalog                typed, fully cached; changes are compare-and-set transactions
 //!        |   ^
 //!        |   | every change, in order of revision (Observer)
 //!        v   |
-//!   MetadataStore      keys, values, revisions: get, scan, transact, follow
+//!   MetadataStore          keys, values, revisions: get, scan, transact, follow
 //!        |
-//!   Embedded           one SQLite file, one thread, group commit      (etcd will stand here too)
-//!   Followed           that of another node, which has put it into the store ([`published`]); only read
+//!   Embedded               one SQLite file, one thread, group commit (later also etcd)
+//!   Followed               read-only: a catalog that another node published in the object store
 //! ```
 //!
-//! **Reads never wait.** The catalog follows the store: it is handed everything there is, then every change in
-//! order, and keeps it all in memory (some 500 bytes a tenant). A lookup takes a read lock for a moment.
+//! **Reads never wait.** The catalog follows the store: it receives a snapshot, then every change
+//! in order, and keeps everything in memory (about 500 bytes per tenant). A lookup takes a short
+//! read lock.
 //!
-//! **Changes are compare-and-set.** A change reads the records it depends on from memory, and commits only if
-//! the store still holds them at the same revision; else it starts over with what it has learned. So the same
-//! code is right with one node on a file and with many nodes on etcd, and two who create the same tenant at
-//! the same time cannot both succeed. When a change returns it is durable, and visible in memory.
+//! **Changes use optimistic concurrency control.** A change reads the records that it depends on
+//! from memory, and commits only if the store still has them at the same revision. Otherwise it is
+//! retried with the current records. The same code is therefore correct with one node on a file and
+//! with many nodes on etcd; of two concurrent creations of the same tenant only one succeeds. When
+//! a change returns, it is durable and visible in memory.
 //!
-//! **Keys and values.** Values are JSON with a format version `v`; a record of a version that this code does
-//! not know is refused rather than guessed at. Names are stored as they are: they come last in their keys.
+//! **Keys and values.** Values are JSON with a format version `v`. A record with an unknown version
+//! is rejected. Names are stored unescaped, as the last part of their keys.
 //!
-//! | key | value | |
-//! | --- | --- | --- |
-//! | `tenant/NAME` | `{"v":1,"partition":2,"owner":"ada","created_unix_ms":1790000000000,"state":"ready","limits":{"max_size":65536}}` | states: `creating`, `ready`, `dropping`; `limits` holds those that were set, in milliseconds and kilobytes, and is missing where there are none (and in records of before there were limits); `"durability":"shared"`, missing for `local` |
-//! | `partition/ID` | `{"v":1,"lineage":2,"epoch":1}` | ID: 16 hexadecimal digits |
-//! | `user/NAME` | `{"v":1,"superuser":false,"leaving":false,"verifier":{"iterations":4096,"salt":"...","stored_key":"...","server_key":"..."}}` | bytes as hexadecimal digits; `verifier` is null for a user without password |
-//! | `grant/ID/NAME` | `{"v":1,"read_only":true}` | user NAME may read the tenant whose partition is ID; without `read_only` also write |
-//! | `token/NAME` | `{"v":1,"hash":"...","partition":2,"created_unix_ms":1790000000000,"expires_unix_ms":1800000000000}` | the hash of a token for HTTP (hexadecimal digits); without `partition` it is for the whole node, without `expires_unix_ms` for ever |
-//! | `counter/partition` | `{"v":1,"next":66}` | no partition id at or above `next` was ever given out |
-//! | `dropped/ID` | `{"v":1}` | partition ID was dropped: logs and store may hold data of it |
-//! | `counter/dropped` | `{"v":1,"before":66}` | every partition below `before` that has no record was dropped, or its id was never used |
-//! | `secret/salt` | `{"v":1,"key":"..."}` | 32 random bytes: SCRAM salts for users that do not exist are derived from it |
+//! ```text
+//! tenant/NAME         {"v":1,"partition":2,"owner":"ada","created_unix_ms":1790000000000,
+//!                      "state":"ready","limits":{"max_size":65536},"durability":"shared"}
+//! partition/ID        {"v":1,"lineage":2,"epoch":1}
+//! user/NAME           {"v":1,"superuser":false,"leaving":false,
+//!                      "verifier":{"iterations":4096,"salt":"...","stored_key":"...",
+//!                                  "server_key":"..."}}
+//! grant/ID/NAME       {"v":1,"read_only":true}
+//! token/NAME          {"v":1,"hash":"...","partition":2,"created_unix_ms":1790000000000,
+//!                      "expires_unix_ms":1800000000000}
+//! counter/partition   {"v":1,"next":66}
+//! dropped/ID          {"v":1}
+//! counter/dropped     {"v":1,"before":66}
+//! secret/salt         {"v":1,"key":"..."}
+//! ```
 //!
-//! Other keys are left alone: they belong to later versions. The keys below `counter/partition` were added later; a catalog without them
-//! gets them when it is opened. `counter/dropped` is then `next` of `counter/partition`.
+//! ID is a partition id in 16 hexadecimal digits. Bytes are written as hexadecimal digits.
 //!
-//! **A tenant is made and dropped in two steps**, because a tenant is a catalog record *and* a partition in the
-//! engine, and a crash may come between the two:
+//! - `tenant`: `state` is `creating`, `ready` or `dropping`. `limits` contains the limits that were
+//!   set, in milliseconds or kilobytes. It is omitted if none is set, and in records older than
+//!   limits. `durability` is omitted for `local`.
+//! - `user`: `verifier` is null for a user without a password.
+//! - `grant`: user NAME may read the tenant of partition ID. Without `read_only` it may also write.
+//! - `token`: the hash of an HTTP token. Without `partition` the token is valid for the whole node,
+//!   without `expires_unix_ms` it does not expire.
+//! - `counter/partition`: no partition id at or above `next` was ever assigned.
+//! - `dropped`: partition ID was dropped. Logs and store may still hold its data.
+//! - `counter/dropped`: every partition below `before` without a record was dropped, or its id was
+//!   never used.
+//! - `secret/salt`: 32 random bytes, from which SCRAM salts for nonexistent users are derived.
+//!
+//! Other keys are ignored: they belong to later versions. The keys listed after `counter/partition`
+//! were added later. They are created when a catalog without them is opened; `counter/dropped` is
+//! then `next` of `counter/partition`.
+//!
+//! **A tenant is created and dropped in two steps**, because it consists of a catalog record *and*
+//! a partition in the engine, and a crash can occur between the two changes:
 //!
 //! ```text
 //!   create_tenant ── creating ── engine.create_partition ── finish_create ── ready
 //!   begin_drop ───── dropping ── engine.drop_partition ──── finish_drop ──── (gone)
 //! ```
 //!
-//! [`Catalog::tenant`] shows only what is ready, so nobody connects to half a tenant. At start
-//! [`Catalog::unfinished`] names what a crash left behind, creating or dropping: for each, drop the partition
-//! (if it is there), then [`Catalog::finish_drop`]. Both are undone by the same two calls, and the partition id
-//! is gone for good: ids are handed out from blocks that are reserved durably before the first of them is used.
+//! [`Catalog::tenant`] returns only ready tenants, so no client connects to an incomplete one. At
+//! start, [`Catalog::unfinished`] lists the tenants that a crash left in the state `creating` or
+//! `dropping`. For each of them the caller drops the partition, if it exists, and calls
+//! [`Catalog::finish_drop`]. The partition id is not reused: ids are assigned from blocks that are
+//! reserved durably before the first id of the block is used.
 
 mod catalog;
 mod embedded;

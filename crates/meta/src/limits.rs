@@ -1,71 +1,74 @@
-//! What a tenant may use: the table of its limits.
+//! Resource limits of tenants.
 //!
-//! [`Limit`] is the one list of them, with names, units and ranges; whoever sets, shows or enforces a limit asks here.
-//! [`Limits`] are a tenant's own, as its record keeps them. [`LiveLimits`] are the same for those who serve the tenant:
-//! there is one for each tenant, however often its record is read anew, and reading it takes no lock:
+//! - [`Limit`] is the list of all limits, with names, units and ranges. Code that sets, shows or
+//!   enforces a limit uses it.
+//! - [`Limits`] are the limits of one tenant, as stored in its record.
+//! - [`LiveLimits`] are the current limits of one tenant for its sessions. There is one object per
+//!   tenant, which survives changes of the record. Reading it takes no lock.
 //!
 //! ```text
-//!   ALTER DATABASE ... SET  -->  record (durable)  -->  Catalog  -->  LiveLimits  <--  sessions, with each message
+//!   ALTER DATABASE ... SET --> durable record --> Catalog --> LiveLimits <-- sessions, per message
 //! ```
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{MetaError, Unit};
 
-/// Something that a tenant's use of can be limited.
+/// A resource limit of a tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// Sessions at once.
+    /// Number of concurrent sessions.
     MaxConnections,
-    /// How long a statement may run.
+    /// Maximum run time of a statement.
     StatementTimeout,
-    /// How long a client may be silent inside a transaction.
+    /// Maximum idle time of a client inside a transaction.
     IdleInTransactionTimeout,
-    /// What a transaction may hold beside the database.
+    /// Memory of a transaction's changed pages, replay log and temporary data.
     TransactionMemory,
-    /// How large the database may be.
+    /// Maximum size of the database.
     MaxSize,
-    /// How much of the processors it gets when there is not enough for all.
+    /// Relative share of the CPUs under contention.
     CpuShare,
-    /// How far back it can be restored and branched.
+    /// How far back the database can be restored and branched.
     Retention,
-    /// What others leave it of the memory for pages.
+    /// Page cache memory that other tenants cannot evict.
     CacheFloor,
-    /// Temporary files of its sessions.
+    /// Total size of the temporary files of its sessions.
     TempFileLimit,
-    /// The size of a value or row.
+    /// Maximum size of a value or row.
     MaxValueSize,
-    /// The length of a pattern of LIKE or GLOB.
+    /// Maximum length of a LIKE or GLOB pattern.
     MaxPatternLength,
-    /// Parameters of a statement.
+    /// Maximum number of parameters of a statement.
     MaxParameters,
 }
 
-/// What there is to say of a limit.
+/// Properties of a limit.
 struct Definition {
     limit: Limit,
     name: &'static str,
     unit: Unit,
-    least: u64,
-    most: u64,
-    /// `None`: without limit.
+    min: u64,
+    max: u64,
+    /// `None`: unlimited.
     default: Option<u64>,
     about: &'static str,
 }
 
-/// Sizes below this would keep a tenant from doing anything, and from mending that.
-const LEAST_KILOBYTES: u64 = 1024;
-/// Postgres's bound of times and counts, 2^31 - 1.
-const MOST: u64 = i32::MAX as u64;
-/// How long history is kept at most, and if nobody says another.
+/// With smaller sizes a tenant could not run any statement, including those that would fix it.
+const MIN_KILOBYTES: u64 = 1024;
+/// PostgreSQL's maximum for times and counts, 2^31 - 1.
+const MAX_INTEGER: u64 = i32::MAX as u64;
+/// Maximum retention.
 const YEAR_MS: u64 = 366 * DAY_MS;
+/// Default retention.
 const DAY_MS: u64 = 86_400_000;
-/// The most that a partition's pages of 4 KiB can be numbered for.
-const MOST_KILOBYTES: u64 = 4 * u32::MAX as u64;
-/// SQLite's own limits, as the engine compiles and opens it.
-const MOST_VALUE_KILOBYTES: u64 = 256 << 10;
-const MOST_PATTERN_BYTES: u64 = 50_000;
-const MOST_PARAMETERS: u64 = 32_766;
+/// Maximum size of a partition: 2^32 - 1 pages of 4 KiB.
+const MAX_KILOBYTES: u64 = 4 * u32::MAX as u64;
+/// SQLite's limits, as the engine configures it.
+const MAX_VALUE_KILOBYTES: u64 = 256 << 10;
+const MAX_PATTERN_BYTES: u64 = 50_000;
+const MAX_PARAMETERS: u64 = 32_766;
 
 /// In the order of [`Limit`].
 static LIMITS: [Definition; Limit::ALL.len()] = [
@@ -73,114 +76,114 @@ static LIMITS: [Definition; Limit::ALL.len()] = [
         limit: Limit::MaxConnections,
         name: "max_connections",
         unit: Unit::Count,
-        least: 0,
-        most: MOST,
+        min: 0,
+        max: MAX_INTEGER,
         default: None,
-        about: "Sessions at once. Superusers are counted, but not refused.",
+        about: "Maximum number of concurrent sessions. Superusers are counted but not refused.",
     },
     Definition {
         limit: Limit::StatementTimeout,
         name: "statement_timeout",
         unit: Unit::Milliseconds,
-        least: 1,
-        most: MOST,
+        min: 1,
+        max: MAX_INTEGER,
         default: None,
-        about: "How long a statement may run: what sessions begin with, and the most that they can set.",
+        about: "Maximum run time of a statement. Default and upper bound of the session setting.",
     },
     Definition {
         limit: Limit::IdleInTransactionTimeout,
         name: "idle_in_transaction_timeout",
         unit: Unit::Milliseconds,
-        least: 1,
-        most: MOST,
+        min: 1,
+        max: MAX_INTEGER,
         default: None,
-        about: "How long a client may be silent inside a transaction before its session is ended.",
+        about: "Maximum idle time inside a transaction. The session is then terminated.",
     },
     Definition {
         limit: Limit::TransactionMemory,
         name: "transaction_memory",
         unit: Unit::Kilobytes,
-        least: LEAST_KILOBYTES,
-        most: MOST_KILOBYTES,
+        min: MIN_KILOBYTES,
+        max: MAX_KILOBYTES,
         default: None,
-        about: "What a transaction's changed pages, journals and temporary data may take.",
+        about: "Memory for a transaction's changed pages, journals and temporary data.",
     },
     Definition {
         limit: Limit::MaxSize,
         name: "max_size",
         unit: Unit::Kilobytes,
-        least: LEAST_KILOBYTES,
-        most: MOST_KILOBYTES,
+        min: MIN_KILOBYTES,
+        max: MAX_KILOBYTES,
         default: None,
-        about: "How large the database may grow.",
+        about: "Maximum size of the database.",
     },
     Definition {
         limit: Limit::CpuShare,
         name: "cpu_share",
         unit: Unit::Count,
-        least: 1,
-        most: 10_000,
+        min: 1,
+        max: 10_000,
         default: Some(100),
-        about: "The tenant's weight when there is not enough processor time for all.",
+        about: "The tenant's weight when CPU time is scarce.",
     },
     Definition {
         limit: Limit::Retention,
         name: "retention",
         unit: Unit::Milliseconds,
-        least: 0,
-        most: YEAR_MS,
+        min: 0,
+        max: YEAR_MS,
         default: Some(DAY_MS),
-        about: "How far back the database can be restored and branched. 0: nothing is kept for that.",
+        about: "How far back the database can be restored and branched. 0 disables history.",
     },
     Definition {
         limit: Limit::CacheFloor,
         name: "cache_floor",
         unit: Unit::Kilobytes,
-        least: LEAST_KILOBYTES,
-        most: MOST_KILOBYTES,
+        min: MIN_KILOBYTES,
+        max: MAX_KILOBYTES,
         default: None,
-        about: "Memory for its pages that other tenants do not take from it.",
+        about: "Page cache memory that other tenants cannot evict.",
     },
     Definition {
         limit: Limit::TempFileLimit,
         name: "temp_file_limit",
         unit: Unit::Kilobytes,
-        least: LEAST_KILOBYTES,
-        most: MOST_KILOBYTES,
+        min: MIN_KILOBYTES,
+        max: MAX_KILOBYTES,
         default: None,
-        about: "Temporary files of all its sessions together: sorts, large transactions, results.",
+        about: "Total size of temporary files of all sessions: sorts, large transactions, results.",
     },
     Definition {
         limit: Limit::MaxValueSize,
         name: "max_value_size",
         unit: Unit::Kilobytes,
-        least: LEAST_KILOBYTES,
-        most: MOST_VALUE_KILOBYTES,
+        min: MIN_KILOBYTES,
+        max: MAX_VALUE_KILOBYTES,
         default: None,
-        about: "The size of a value or row. Never more than an eighth of the node's memory for statements.",
+        about: "Maximum size of a value or row. At most one eighth of the node's statement memory.",
     },
     Definition {
         limit: Limit::MaxPatternLength,
         name: "max_pattern_length",
         unit: Unit::Count,
-        least: 1,
-        most: MOST_PATTERN_BYTES,
+        min: 1,
+        max: MAX_PATTERN_BYTES,
         default: Some(250),
-        about: "Bytes of a pattern of LIKE or GLOB.",
+        about: "Maximum length of a LIKE or GLOB pattern, in bytes.",
     },
     Definition {
         limit: Limit::MaxParameters,
         name: "max_parameters",
         unit: Unit::Count,
-        least: 1,
-        most: MOST_PARAMETERS,
-        default: Some(MOST_PARAMETERS),
-        about: "Parameters of a statement.",
+        min: 1,
+        max: MAX_PARAMETERS,
+        default: Some(MAX_PARAMETERS),
+        about: "Maximum number of parameters of a statement.",
     },
 ];
 
 impl Limit {
-    /// All of them.
+    /// All limits.
     pub const ALL: [Limit; 12] = [
         Limit::MaxConnections,
         Limit::StatementTimeout,
@@ -200,39 +203,40 @@ impl Limit {
         &LIMITS[self as usize]
     }
 
-    /// The limit of that name, which is in lower case.
+    /// Finds a limit by its lower-case name.
     pub fn find(name: &str) -> Result<Limit, MetaError> {
         let found = LIMITS.iter().find(|definition| definition.name == name);
         found.map(|definition| definition.limit).ok_or_else(|| MetaError::UnknownLimit {
             name: name.to_owned(),
             known: format!(
-                "the limits are {}",
+                "The limits are {}.",
                 LIMITS.each_ref().map(|definition| definition.name).join(", ")
             ),
         })
     }
 
-    /// What it is called.
+    /// The limit's name.
     pub fn name(self) -> &'static str {
         self.definition().name
     }
 
-    /// What a value counts.
+    /// The unit of its values.
     pub fn unit(self) -> Unit {
         self.definition().unit
     }
 
-    /// What holds where nothing was set; `None` is no limit.
+    /// The default. `None` means unlimited.
     pub fn default_value(self) -> Option<u64> {
         self.definition().default
     }
 
-    /// What it does.
+    /// A description.
     pub fn about(self) -> &'static str {
         self.definition().about
     }
 
-    /// The value that a text says. `None` takes the limit away: as in Postgres, 0 of a time is none, where it is no value.
+    /// Parses a value. `None` removes the limit. As in PostgreSQL, a time of 0 means unlimited,
+    /// unless 0 is a valid value.
     pub fn parse(self, text: &str) -> Result<Option<u64>, MetaError> {
         let value = self.unit().parse(text);
         if value == Some(0) && self.unit() == Unit::Milliseconds && !self.allows(0) {
@@ -241,58 +245,63 @@ impl Limit {
         value.filter(|value| self.allows(*value)).map(Some).ok_or_else(|| self.refused(text))
     }
 
-    /// Whether a number can be its value.
+    /// Returns true if the value is in the valid range.
     pub(crate) fn allows(self, value: u64) -> bool {
-        (self.definition().least..=self.definition().most).contains(&value)
+        (self.definition().min..=self.definition().max).contains(&value)
     }
 
     fn refused(self, text: &str) -> MetaError {
-        let Definition { name, unit, least, most, .. } = self.definition();
+        let Definition { name, unit, min, max, .. } = self.definition();
         MetaError::InvalidLimit {
             name,
             value: text.chars().take(100).collect(),
-            rule: format!("it is {}, from {} to {}", unit.rule(), unit.write(*least), unit.write(*most)),
+            rule: format!(
+                "The value must be {}, from {} to {}.",
+                unit.rule(),
+                unit.write(*min),
+                unit.write(*max)
+            ),
         }
     }
 }
 
-/// A tenant's limits. What was not set has its default.
+/// A tenant's limits. A limit that is not set has its default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// What was set, by the number of its limit.
+    /// The values that were set, indexed by limit.
     values: [Option<u64>; Limit::ALL.len()],
 }
 
-/// A limit of a tenant as it is shown.
+/// A limit of a tenant, formatted for display.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShownLimit {
-    /// What it is called.
+    /// The limit's name.
     pub name: &'static str,
-    /// What holds for the tenant, with its unit; `None` is no limit.
+    /// The tenant's value with its unit. `None` means unlimited.
     pub value: Option<String>,
-    /// What would hold if nothing had been set.
+    /// The default.
     pub default: Option<String>,
-    /// What it does.
+    /// A description.
     pub about: &'static str,
 }
 
 impl Limits {
-    /// What holds; `None` is no limit.
+    /// The value in force. `None` means unlimited.
     pub fn get(&self, limit: Limit) -> Option<u64> {
         self.values[limit as usize].or(limit.default_value())
     }
 
-    /// Sets a limit; `None` is its default.
+    /// Sets a limit. `None` resets it to its default.
     pub fn set(&mut self, limit: Limit, value: Option<u64>) {
         self.values[limit as usize] = value;
     }
 
-    /// Those that were set.
+    /// The limits that were set.
     pub(crate) fn own(&self) -> impl Iterator<Item = (Limit, u64)> + '_ {
         Limit::ALL.into_iter().filter_map(|limit| Some((limit, self.values[limit as usize]?)))
     }
 
-    /// All limits, to be shown.
+    /// All limits, formatted for display.
     pub fn shown(&self) -> impl Iterator<Item = ShownLimit> + '_ {
         Limit::ALL.into_iter().map(|limit| ShownLimit {
             name: limit.name(),
@@ -303,10 +312,10 @@ impl Limits {
     }
 }
 
-/// Where a limit does not hold. No limit's range reaches it.
-const NONE: u64 = u64::MAX;
+/// The stored value of "unlimited". It is outside of every limit's range.
+const UNLIMITED: u64 = u64::MAX;
 
-/// The limits of a tenant as they are now, to be read from any thread at any time.
+/// The current limits of a tenant. Can be read from any thread.
 #[derive(Debug)]
 pub struct LiveLimits {
     values: [AtomicU64; Limit::ALL.len()],
@@ -314,31 +323,32 @@ pub struct LiveLimits {
 }
 
 impl LiveLimits {
-    /// The limits as they are now.
+    /// Live limits with these initial values.
     pub fn new(limits: &Limits) -> LiveLimits {
         let live = LiveLimits {
-            values: [const { AtomicU64::new(NONE) }; Limit::ALL.len()],
+            values: [const { AtomicU64::new(UNLIMITED) }; Limit::ALL.len()],
             generation: AtomicU64::new(0),
         };
         live.store(limits);
         live
     }
 
-    /// What holds now; `None` is no limit.
+    /// The current value. `None` means unlimited.
     pub fn get(&self, limit: Limit) -> Option<u64> {
-        Some(self.values[limit as usize].load(Ordering::Relaxed)).filter(|value| *value != NONE)
+        Some(self.values[limit as usize].load(Ordering::Relaxed)).filter(|value| *value != UNLIMITED)
     }
 
-    /// Another number after each change. Who keeps something that was made of the limits looks at this first.
+    /// Changes with every change of the limits. A caller that caches values derived from the limits
+    /// compares this number first.
     pub fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// Who reads while this writes may see some limits of old and some new ones; the generation, which changes last, has it
-    /// read again.
+    /// Replaces the limits. A concurrent reader may see some old and some new values. The
+    /// generation changes last, so the reader then reads them again.
     pub(crate) fn store(&self, limits: &Limits) {
         for limit in Limit::ALL {
-            self.values[limit as usize].store(limits.get(limit).unwrap_or(NONE), Ordering::Relaxed);
+            self.values[limit as usize].store(limits.get(limit).unwrap_or(UNLIMITED), Ordering::Relaxed);
         }
         self.generation.fetch_add(1, Ordering::Release);
     }
@@ -349,17 +359,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_is_in_order_and_its_names_are_found() {
+    fn table_is_in_order_and_limits_are_found_by_name() {
         for (limit, definition) in Limit::ALL.into_iter().zip(&LIMITS) {
             assert_eq!(definition.limit, limit);
             assert_eq!(Limit::find(definition.name), Ok(limit));
-            assert!(definition.default.is_none_or(|value| limit.allows(value)) && !limit.allows(NONE));
+            assert!(definition.default.is_none_or(|value| limit.allows(value)) && !limit.allows(UNLIMITED));
         }
         assert!(Limit::find("work_mem").unwrap_err().remedy().contains("max_size"));
     }
 
     #[test]
-    fn values_are_checked() {
+    fn values_are_parsed_and_checked() {
         assert_eq!(Limit::MaxSize.parse("1GB"), Ok(Some(1 << 20)));
         assert_eq!(Limit::StatementTimeout.parse("5s"), Ok(Some(5000)));
         assert_eq!(Limit::StatementTimeout.parse("0"), Ok(None));
@@ -380,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_set_has_its_default() {
+    fn unset_limit_has_its_default() {
         let mut limits = Limits::default();
         assert_eq!((limits.get(Limit::CpuShare), limits.get(Limit::MaxSize)), (Some(100), None));
         limits.set(Limit::CpuShare, Some(250));

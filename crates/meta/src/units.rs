@@ -1,31 +1,32 @@
-//! Times and sizes as PostgreSQL writes them: `5s`, `1.5 h`, `64MB`; without a unit they are milliseconds or kilobytes.
+//! Parses and formats times and sizes in PostgreSQL's notation: `5s`, `1.5 h`, `64MB`. Numbers
+//! without a unit are milliseconds or kilobytes.
 
-/// A unit with what one of it is in the unit that counts.
+/// Names of units, each with its size in the base unit (milliseconds or kilobytes).
 type Scale = &'static [(&'static str, f64)];
 
-/// The largest first.
+/// Largest first.
 const TIMES: Scale =
     &[("d", 86_400_000.0), ("h", 3_600_000.0), ("min", 60_000.0), ("s", 1000.0), ("ms", 1.0), ("us", 0.001)];
 const SIZES: Scale =
     &[("TB", 1_073_741_824.0), ("GB", 1_048_576.0), ("MB", 1024.0), ("kB", 1.0), ("B", 1.0 / 1024.0)];
 
-/// Beyond this a number is not exact.
-const LARGEST: f64 = 9_007_199_254_740_992.0;
+/// 2^53: larger integers are not exact as `f64`.
+const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
 
-/// What a number counts.
+/// The unit of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// Things.
+    /// A count without a unit.
     Count,
-    /// Time.
+    /// A time.
     Milliseconds,
-    /// Memory, or space on a disk.
+    /// A size in memory or on disk.
     Kilobytes,
 }
 
 impl Unit {
-    /// What a text says, rounded to whole units; nothing if it says nothing. As in PostgreSQL, units are in the case in
-    /// which they are written here.
+    /// Parses a text and rounds to whole base units. `None` if it is invalid. As in PostgreSQL,
+    /// unit names are case-sensitive.
     pub fn parse(self, text: &str) -> Option<u64> {
         let text = text.trim();
         let number_ends = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -36,10 +37,10 @@ impl Unit {
             unit => self.scale().iter().find(|(name, _)| *name == unit)?.1,
         };
         let value = (number.parse::<f64>().ok()? * scale).round();
-        (value <= LARGEST).then_some(value as u64)
+        (value <= MAX_EXACT).then_some(value as u64)
     }
 
-    /// A number with the largest unit of which it is a whole multiple.
+    /// Formats a number with the largest unit of which it is a whole multiple.
     pub fn write(self, value: u64) -> String {
         let largest = self.scale().iter().find(|(_, scale)| value != 0 && value as f64 % scale == 0.0);
         match largest {
@@ -48,14 +49,12 @@ impl Unit {
         }
     }
 
-    /// How a value is written, for who wrote it otherwise.
+    /// Describes valid values, for error messages.
     pub fn rule(self) -> &'static str {
         match self {
             Unit::Count => "a whole number",
-            Unit::Milliseconds => {
-                "a number with one of the units us, ms, s, min, h, d; milliseconds without a unit"
-            }
-            Unit::Kilobytes => "a number with one of the units B, kB, MB, GB, TB; kilobytes without a unit",
+            Unit::Milliseconds => "a number with unit us, ms, s, min, h or d (default: milliseconds)",
+            Unit::Kilobytes => "a number with unit B, kB, MB, GB or TB (default: kilobytes)",
         }
     }
 
@@ -73,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_are_read_as_postgres_reads_them() {
+    fn parses_values_as_postgres_does() {
         use Unit::{Count, Kilobytes, Milliseconds};
         for (unit, text, value) in [
             (Milliseconds, "250", Some(250)),
@@ -100,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn formatted_value_parses_to_the_same_value() {
         for (unit, value, text) in [
             (Unit::Milliseconds, 0, "0"),
             (Unit::Milliseconds, 90_000, "90s"),

@@ -1,4 +1,5 @@
-//! The catalog on the embedded store: tenants, users, rights, ids; races, restarts, hard names.
+//! The catalog on the embedded store: tenants, users, privileges, ids, concurrency, restarts, and
+//! unusual names.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -37,7 +38,7 @@ fn verifier(salt: u8) -> ScramVerifier {
 }
 
 #[tokio::test]
-async fn a_restored_partition_begins_an_era_once() {
+async fn restored_partition_changes_its_lineage_once() {
     let directory = tempfile::tempdir().unwrap();
     let catalog = open(directory.path()).await;
     let shop = create(&catalog, "shop").await;
@@ -54,7 +55,7 @@ async fn a_restored_partition_begins_an_era_once() {
 }
 
 #[tokio::test]
-async fn a_new_catalog_has_the_system_tenant_and_user() {
+async fn new_catalog_has_the_system_tenant_and_user() {
     let directory = tempfile::tempdir().unwrap();
     for _ in 0..2 {
         let catalog = open(directory.path()).await;
@@ -80,7 +81,7 @@ async fn a_new_catalog_has_the_system_tenant_and_user() {
 }
 
 #[tokio::test]
-async fn a_tenant_is_visible_between_its_two_steps_only() {
+async fn tenant_is_visible_only_while_ready() {
     let directory = tempfile::tempdir().unwrap();
     let catalog = open(directory.path()).await;
     let creating = catalog.create_tenant("ada", SYSTEM_USER).await.unwrap();
@@ -97,13 +98,13 @@ async fn a_tenant_is_visible_between_its_two_steps_only() {
     let ready = catalog.finish_create(&creating).await.unwrap();
     assert_eq!(catalog.tenant("ada"), Some(ready.clone()));
     assert_eq!((ready.partition, ready.state), (creating.partition, TenantState::Ready));
-    assert_eq!(catalog.finish_create(&creating).await.unwrap(), ready, "a repeated finish changes nothing");
+    assert_eq!(catalog.finish_create(&creating).await.unwrap(), ready, "finish must be idempotent");
     assert!(matches!(catalog.create_tenant("ada", SYSTEM_USER).await, Err(MetaError::Exists { .. })));
     assert!(matches!(catalog.finish_drop(&ready).await, Err(MetaError::InUse { .. })));
 
     let dropping = catalog.begin_drop("ada").await.unwrap();
     assert!(catalog.tenant("ada").is_none());
-    assert_eq!(catalog.begin_drop("ada").await.unwrap(), dropping, "a drop can be repeated");
+    assert_eq!(catalog.begin_drop("ada").await.unwrap(), dropping, "a drop must be repeatable");
     assert!(matches!(catalog.finish_create(&creating).await, Err(MetaError::InUse { .. })));
     catalog.finish_drop(&dropping).await.unwrap();
     assert!(matches!(catalog.finish_drop(&dropping).await, Err(MetaError::Missing { .. })));
@@ -112,22 +113,22 @@ async fn a_tenant_is_visible_between_its_two_steps_only() {
 }
 
 #[tokio::test]
-async fn a_name_that_came_back_is_another_tenant() {
+async fn reused_name_belongs_to_a_new_tenant() {
     let directory = tempfile::tempdir().unwrap();
     let catalog = open(directory.path()).await;
     create(&catalog, "ada").await;
     let first = catalog.begin_drop("ada").await.unwrap();
     catalog.finish_drop(&first).await.unwrap();
     let second = catalog.create_tenant("ada", SYSTEM_USER).await.unwrap();
-    // Whoever still holds the first can neither finish nor forget the second.
+    // A caller that still holds the first tenant can neither finish nor delete the second one.
     assert!(matches!(catalog.finish_create(&first).await, Err(MetaError::Missing { .. })));
     assert!(matches!(catalog.finish_drop(&first).await, Err(MetaError::Missing { .. })));
     assert_eq!(catalog.unfinished(), [second]);
 }
 
-/// Whoever changes its durability has found it by a name that may be another one's by now.
+/// A caller has found the tenant by a name that may belong to another tenant by now.
 #[tokio::test]
-async fn durability_is_that_of_a_partition_whatever_its_name() {
+async fn durability_change_follows_the_partition_not_the_name() {
     let directory = tempfile::tempdir().unwrap();
     let catalog = open(directory.path()).await;
     let found = create(&catalog, "ada").await;
@@ -159,15 +160,15 @@ async fn partition_ids_are_never_reused() {
             assert!(seen.insert(create(&catalog, "ada").await.partition));
             drop_tenant(&catalog, "ada").await;
         }
-        let given_up = catalog.create_tenant("ada", SYSTEM_USER).await.unwrap();
-        assert!(seen.insert(given_up.partition));
-        catalog.finish_drop(&given_up).await.unwrap();
+        let aborted = catalog.create_tenant("ada", SYSTEM_USER).await.unwrap();
+        assert!(seen.insert(aborted.partition));
+        catalog.finish_drop(&aborted).await.unwrap();
     }
 }
 
-/// A copy of a catalog must not pass for a later one: it denies all partitions that were created since.
+/// An old copy of a catalog must be detectable: it does not know the partitions created since.
 #[tokio::test]
-async fn a_catalog_knows_what_exists_and_what_was_dropped_and_nothing_later() {
+async fn catalog_knows_existing_and_dropped_partitions_but_no_later_ones() {
     let directory = tempfile::tempdir().unwrap();
     let knows = |catalog: &Catalog, id: u64| catalog.knows_partition(PartitionId(id));
     let catalog = open(directory.path()).await;
@@ -175,17 +176,17 @@ async fn a_catalog_knows_what_exists_and_what_was_dropped_and_nothing_later() {
     let kept = create(&catalog, "kept").await.partition.0;
     let dropped = create(&catalog, "dropped").await.partition.0;
     drop_tenant(&catalog, "dropped").await;
-    let given_up = catalog.create_tenant("given up", SYSTEM_USER).await.unwrap();
-    catalog.finish_drop(&given_up).await.unwrap();
-    for known in [kept, dropped, given_up.partition.0] {
+    let aborted = catalog.create_tenant("aborted", SYSTEM_USER).await.unwrap();
+    catalog.finish_drop(&aborted).await.unwrap();
+    for known in [kept, dropped, aborted.partition.0] {
         assert!(knows(&catalog, known), "{known}");
     }
-    let later = given_up.partition.0 + 1;
-    assert!(!knows(&catalog, later), "it was reserved, but not given out");
+    let later = aborted.partition.0 + 1;
+    assert!(!knows(&catalog, later), "a reserved but unassigned id must be unknown");
     let catalog = open_after(directory.path(), catalog).await;
     assert!(knows(&catalog, dropped) && !knows(&catalog, later));
 
-    // All that was given out is accounted for; what is given out from now on is not.
+    // All ids assigned so far are accounted for; ids assigned from now on are not.
     catalog.settle_dropped(None).await.unwrap();
     let settled = catalog.first_unsettled_partition();
     assert!(knows(&catalog, later) && knows(&catalog, settled.0 - 1) && !knows(&catalog, settled.0));
@@ -196,17 +197,17 @@ async fn a_catalog_knows_what_exists_and_what_was_dropped_and_nothing_later() {
     drop_tenant(&catalog, "next").await;
     let catalog = open_after(directory.path(), catalog).await;
 
-    // Ids that the log holds and that are given up are not given out.
+    // Abandoned ids found in the log are not assigned again.
     let found = PartitionId(10_000);
     catalog.settle_dropped(Some(found)).await.unwrap();
     assert!(knows(&catalog, found.0) && create(&catalog, "last").await.partition > found);
     drop(catalog);
     let tombstones = store(directory.path()).scan("dropped/").await.unwrap();
-    assert_eq!(tombstones, [], "tombstones do not accumulate");
+    assert_eq!(tombstones, [], "tombstones must not accumulate");
 }
 
 #[tokio::test]
-async fn many_tombstones_are_settled() {
+async fn settling_deletes_many_tombstones() {
     let directory = tempfile::tempdir().unwrap();
     let catalog = open(directory.path()).await;
     for n in 0..300 {
@@ -219,7 +220,7 @@ async fn many_tombstones_are_settled() {
 }
 
 #[tokio::test]
-async fn the_salt_key_is_made_once() {
+async fn salt_key_is_created_once() {
     let directory = tempfile::tempdir().unwrap();
     let catalog = open(directory.path()).await;
     let key = catalog.salt_key().unwrap();
@@ -230,7 +231,7 @@ async fn the_salt_key_is_made_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_of_many_concurrent_creators_wins() {
+async fn one_of_many_concurrent_creations_succeeds() {
     let directory = tempfile::tempdir().unwrap();
     let catalog = open(directory.path()).await;
     for round in 0..20 {
@@ -255,15 +256,15 @@ async fn one_of_many_concurrent_creators_wins() {
     assert_eq!(names(&open_after(directory.path(), catalog).await).len(), 21);
 }
 
-/// The catalog as a restart sees it.
+/// Reopens the catalog, as after a restart.
 async fn open_after(directory: &Path, catalog: Arc<Catalog>) -> Arc<Catalog> {
     drop(catalog);
     open(directory).await
 }
 
-/// Two catalogs on one store stand for two nodes: each learns of the other's changes.
+/// Two catalogs on one store represent two nodes: each observes the other's changes.
 #[tokio::test(flavor = "multi_thread")]
-async fn two_nodes_agree() {
+async fn two_catalogs_on_one_store_agree() {
     let directory = tempfile::tempdir().unwrap();
     let store = Arc::new(store(directory.path()));
     let one = Catalog::open(store.clone()).await.unwrap();
@@ -292,7 +293,7 @@ async fn two_nodes_agree() {
 }
 
 #[tokio::test]
-async fn names_with_quotes_slashes_and_any_letters() {
+async fn names_may_contain_quotes_slashes_and_any_letters() {
     let directory = tempfile::tempdir().unwrap();
     let catalog = open(directory.path()).await;
     let hard =
@@ -323,7 +324,7 @@ async fn names_with_quotes_slashes_and_any_letters() {
 }
 
 #[tokio::test]
-async fn a_renamed_tenant_keeps_its_partition_and_rights() {
+async fn renamed_tenant_keeps_its_partition_and_privileges() {
     let directory = tempfile::tempdir().unwrap();
     let catalog = open(directory.path()).await;
     let before = create(&catalog, "old").await;
@@ -342,7 +343,7 @@ async fn a_renamed_tenant_keeps_its_partition_and_rights() {
 }
 
 #[tokio::test]
-async fn users_passwords_and_rights() {
+async fn users_passwords_and_privileges_survive_a_restart() {
     let directory = tempfile::tempdir().unwrap();
     let catalog = open(directory.path()).await;
     let tenant = create(&catalog, "shop").await;
@@ -374,15 +375,15 @@ async fn users_passwords_and_rights() {
         catalog.create_tenant("x", "eve").await,
         Err(MetaError::Missing { what: What::User, .. })
     ));
-    assert!(!format!("{:?}", catalog.user("ada")).contains("stored_key"), "secrets are not printed");
+    assert!(!format!("{:?}", catalog.user("ada")).contains("stored_key"), "secrets must not be printed");
 }
 
 #[tokio::test]
-async fn a_dropped_user_leaves_no_rights_behind() {
+async fn dropped_user_leaves_no_privileges() {
     let directory = tempfile::tempdir().unwrap();
     let catalog = open(directory.path()).await;
     catalog.create_user("ada", false, None).await.unwrap();
-    // More rights than one transaction takes.
+    // More grants than one transaction can delete.
     for n in 0..200 {
         create(&catalog, &format!("t{n}")).await;
         catalog.grant(&format!("t{n}"), "ada", Access::ReadWrite).await.unwrap();
@@ -401,7 +402,7 @@ async fn a_dropped_user_leaves_no_rights_behind() {
 }
 
 #[tokio::test]
-async fn a_dropped_tenant_leaves_no_rights_behind() {
+async fn dropped_tenant_leaves_no_privileges() {
     let directory = tempfile::tempdir().unwrap();
     let metadata = Arc::new(store(directory.path()));
     let catalog = Catalog::open(metadata.clone()).await.unwrap();
@@ -415,9 +416,9 @@ async fn a_dropped_tenant_leaves_no_rights_behind() {
     assert_eq!(metadata.scan("grant/").await.unwrap(), []);
 }
 
-/// Owners that are dropped while tenants are made for them: never a tenant without its owner.
+/// Owners are dropped while tenants are created for them: no tenant may lose its owner.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_owner_cannot_disappear_under_a_new_tenant() {
+async fn concurrent_drop_of_an_owner_never_orphans_a_tenant() {
     let directory = tempfile::tempdir().unwrap();
     let store = Arc::new(store(directory.path()));
     let one = Catalog::open(store.clone()).await.unwrap();
@@ -436,7 +437,7 @@ async fn an_owner_cannot_disappear_under_a_new_tenant() {
 }
 
 #[tokio::test]
-async fn a_drop_of_a_user_that_a_crash_interrupted_is_undone() {
+async fn interrupted_drop_of_a_user_is_undone_at_start() {
     let directory = tempfile::tempdir().unwrap();
     let catalog = open(directory.path()).await;
     catalog.create_user("ada", false, Some(verifier(1))).await.unwrap();
@@ -456,7 +457,7 @@ async fn a_drop_of_a_user_that_a_crash_interrupted_is_undone() {
 }
 
 #[tokio::test]
-async fn damage_is_refused_by_name() {
+async fn damaged_record_is_reported_by_key() {
     let damages = [
         ("tenant/ada", Some(r#"{"v":9}"#), "format version 9"),
         ("tenant/ada", Some("{"), "tenant/ada"),
@@ -484,9 +485,9 @@ async fn damage_is_refused_by_name() {
     }
 }
 
-/// Prints what a restart with many tenants costs; a figure for the reader, not a condition.
+/// Prints the cost of a restart with many tenants. The times are not asserted.
 #[tokio::test(flavor = "multi_thread")]
-async fn ten_thousand_tenants_come_back() {
+async fn ten_thousand_tenants_survive_a_restart() {
     const TENANTS: usize = 10_000;
     const CREATORS: usize = 100;
     let directory = tempfile::tempdir().unwrap();
@@ -505,7 +506,7 @@ async fn ten_thousand_tenants_come_back() {
     for creator in creators {
         creator.await.unwrap();
     }
-    println!("{TENANTS} tenants created by {CREATORS} at once in {} ms", creating.elapsed().as_millis());
+    println!("{TENANTS} tenants created by {CREATORS} tasks in {} ms", creating.elapsed().as_millis());
     drop(catalog);
     let loading = std::time::Instant::now();
     let catalog = open(directory.path()).await;
@@ -517,7 +518,7 @@ async fn ten_thousand_tenants_come_back() {
 }
 
 #[tokio::test]
-async fn limits_are_kept_and_seen_by_who_serves_the_tenant() {
+async fn limit_changes_are_durable_and_visible_in_live_limits() {
     let directory = tempfile::tempdir().unwrap();
     let catalog = open(directory.path()).await;
     let tenant = create(&catalog, "ada").await;
@@ -534,7 +535,7 @@ async fn limits_are_kept_and_seen_by_who_serves_the_tenant() {
     assert_ne!(live.generation(), before);
     assert_eq!((live.get(Limit::MaxSize), live.get(Limit::CpuShare)), (Some(4096), Some(300)));
 
-    // Another name, the same tenant; another tenant, other limits.
+    // A renamed tenant keeps its limits; another tenant has its own.
     catalog.rename_tenant("ada", "bea").await.unwrap();
     create(&catalog, "ada").await;
     catalog.alter_limits("bea", |limits| limits.set(Limit::CpuShare, None)).await.unwrap();
@@ -551,7 +552,7 @@ async fn limits_are_kept_and_seen_by_who_serves_the_tenant() {
 }
 
 #[tokio::test]
-async fn a_user_has_one_access_to_a_tenant() {
+async fn user_has_one_grant_per_tenant() {
     let directory = tempfile::tempdir().unwrap();
     let catalog = open(directory.path()).await;
     let tenant = create(&catalog, "shop").await;
@@ -561,13 +562,13 @@ async fn a_user_has_one_access_to_a_tenant() {
     catalog.grant("shop", "ada", Access::ReadOnly).await.unwrap();
     catalog.grant("shop", SYSTEM_USER, Access::ReadOnly).await.unwrap();
     assert_eq!(access(&catalog), Some(Access::ReadOnly));
-    assert_eq!(catalog.access(&owner, &tenant), Some(Access::ReadWrite), "an owner keeps its own");
+    assert_eq!(catalog.access(&owner, &tenant), Some(Access::ReadWrite), "the owner keeps its privileges");
 
-    // The last grant holds.
+    // The last grant replaces earlier ones.
     catalog.grant("shop", "ada", Access::ReadWrite).await.unwrap();
     assert_eq!(access(&catalog), Some(Access::ReadWrite));
     catalog.revoke("shop", "ada", Access::ReadOnly).await.unwrap();
-    assert_eq!(access(&catalog), Some(Access::ReadWrite), "it was not granted to read only");
+    assert_eq!(access(&catalog), Some(Access::ReadWrite), "a ReadWrite grant is not ReadOnly");
     catalog.grant("shop", "ada", Access::ReadOnly).await.unwrap();
     let catalog = open_after(directory.path(), catalog).await;
     assert_eq!(access(&catalog), Some(Access::ReadOnly));
@@ -579,7 +580,7 @@ async fn a_user_has_one_access_to_a_tenant() {
 }
 
 #[tokio::test]
-async fn tokens_are_found_by_their_secret_until_they_end() {
+async fn token_is_found_by_its_secret_until_it_expires() {
     let directory = tempfile::tempdir().unwrap();
     let hash = |byte: u8| SecretHash(vec![byte; 32]);
     let catalog = open(directory.path()).await;
@@ -596,18 +597,19 @@ async fn tokens_are_found_by_their_secret_until_they_end() {
     let catalog = open_after(directory.path(), catalog).await;
     assert_eq!(catalog.find_token(&hash(1)), Some(all));
     assert_eq!(catalog.find_token(&hash(2)), Some(of_shop));
-    assert_eq!((catalog.find_token(&hash(3)), catalog.find_token(&hash(4))), (None, None), "over; unknown");
+    assert_eq!(catalog.find_token(&hash(3)), None, "an expired token must not be found");
+    assert_eq!(catalog.find_token(&hash(4)), None, "an unknown token must not be found");
     assert_eq!(catalog.find_token(&SecretHash(vec![1; 31])), None);
     drop_tenant(&catalog, "shop").await;
     let left = || catalog.tokens().iter().map(|token| token.name.clone()).collect::<Vec<_>>();
-    assert_eq!(left(), ["all", "over"], "a tenant's tokens go with it");
+    assert_eq!(left(), ["all", "over"], "the tokens of a dropped tenant must be deleted");
     catalog.drop_token("all").await.unwrap();
     assert!(catalog.find_token(&hash(1)).is_none());
     assert!(matches!(catalog.drop_token("all").await, Err(MetaError::Missing { what: What::Token, .. })));
 }
 
 #[tokio::test]
-async fn every_change_of_a_right_has_a_number_and_others_have_none() {
+async fn rights_generation_changes_with_privileges_only() {
     let directory = tempfile::tempdir().unwrap();
     let catalog = open(directory.path()).await;
     create(&catalog, "shop").await;
@@ -628,7 +630,7 @@ async fn every_change_of_a_right_has_a_number_and_others_have_none() {
     catalog.revoke("shop", "ada", Access::ReadWrite).await.unwrap();
     create(&catalog, "other").await;
     catalog.alter_limits("shop", |limits| limits.set(Limit::CpuShare, Some(7))).await.unwrap();
-    assert!(!changed(), "nothing of rights");
+    assert!(!changed(), "other changes must not change the generation");
     catalog.drop_user("ada").await.unwrap();
     assert!(changed());
 }

@@ -1,4 +1,4 @@
-//! What every metadata store must do, as functions over the trait; and the stores that there are, put to it.
+//! Conformance tests of the `MetadataStore` trait, run against each implementation.
 
 use std::sync::{Arc, Mutex};
 
@@ -7,15 +7,15 @@ use fulmar_meta::{
     Observer, Outcome, Revision, Transaction,
 };
 
-/// Puts an empty store to the test.
+/// Runs all conformance tests on an empty store.
 async fn conforms(store: Arc<dyn MetadataStore>) {
     values_and_revisions(&*store).await;
     transactions_are_all_or_nothing(&*store).await;
     scans_by_prefix(&*store).await;
-    refuses_what_is_too_big(&*store).await;
+    rejects_oversized_transactions(&*store).await;
     racing_compares_have_one_winner(store.clone()).await;
     counts_exactly_under_contention(store.clone()).await;
-    observers_see_everything_in_order(store.clone()).await;
+    observers_see_all_changes_in_order(store.clone()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -43,12 +43,12 @@ async fn values_and_revisions(store: &dyn MetadataStore) {
     let b = store.get("b").await.unwrap().unwrap();
     assert_eq!((a.value, a.modified, b.value, b.modified), (vec![], second, vec![0, 255], second));
 
-    // A compare alone changes nothing and makes no revision; neither does a refused transaction.
+    // Neither a compare without operations nor a conflicting transaction creates a revision.
     assert_eq!(commit(store, Transaction::new().unchanged("a", second)).await, second);
     let refused = store.transact(Transaction::new().unchanged("a", first).put("a", "x")).await.unwrap();
     assert_eq!(refused, Outcome::Conflict(second));
 
-    // Deleting what is not there is no error. The revision of a deleted key does not come back.
+    // Deleting an absent key is not an error. A deleted key does not reuse its old revision.
     let third = commit(store, Transaction::new().delete("b").delete("never there")).await;
     assert_eq!(store.get("b").await.unwrap(), None);
     let fourth = commit(store, Transaction::new().absent("b").put("b", "again")).await;
@@ -83,7 +83,7 @@ async fn scans_by_prefix(store: &dyn MetadataStore) {
     assert!(store.scan("").await.unwrap().len() >= keys.len());
 }
 
-async fn refuses_what_is_too_big(store: &dyn MetadataStore) {
+async fn rejects_oversized_transactions(store: &dyn MetadataStore) {
     let steps = |count: usize| {
         (0..count).fold(Transaction::new(), |transaction, n| transaction.put(format!("step/{n}"), "x"))
     };
@@ -154,14 +154,14 @@ async fn increment(store: &dyn MetadataStore) {
     }
 }
 
-/// Remembers all it was told.
+/// Records all notifications.
 #[derive(Default)]
-struct Witness {
+struct RecordingObserver {
     snapshots: Mutex<Vec<Vec<Entry>>>,
     changes: Mutex<Vec<Change>>,
 }
 
-impl Observer for Witness {
+impl Observer for RecordingObserver {
     fn snapshot(&self, entries: Vec<Entry>) -> Result<(), MetaError> {
         self.snapshots.lock().unwrap().push(entries);
         Ok(())
@@ -172,33 +172,34 @@ impl Observer for Witness {
     }
 }
 
-async fn observers_see_everything_in_order(store: Arc<dyn MetadataStore>) {
+async fn observers_see_all_changes_in_order(store: Arc<dyn MetadataStore>) {
     commit(&*store, Transaction::new().put("seen/before", "1")).await;
-    let witness = Arc::new(Witness::default());
-    store.follow(witness.clone()).await.unwrap();
+    let observer = Arc::new(RecordingObserver::default());
+    store.follow(observer.clone()).await.unwrap();
     let entries = store.scan("").await.unwrap();
-    assert_eq!(*witness.snapshots.lock().unwrap(), [entries]);
+    assert_eq!(*observer.snapshots.lock().unwrap(), [entries]);
 
-    // At once: what was committed has been told, what was refused has not.
+    // Immediately after `transact` returns, committed changes are notified, conflicting ones are
+    // not.
     let revision = commit(&*store, Transaction::new().put("seen/a", "1").delete("seen/before")).await;
     store.transact(Transaction::new().absent("seen/a").put("seen/b", "1")).await.unwrap();
     assert_eq!(
-        *witness.changes.lock().unwrap(),
+        *observer.changes.lock().unwrap(),
         [
             Change { key: "seen/a".to_owned(), value: Some(b"1".to_vec()), revision },
             Change { key: "seen/before".to_owned(), value: None, revision },
         ]
     );
 
-    // Many writers: each sees its own change told; all are told in order of revision.
+    // Many writers: each sees its own change notified, and all are notified in order of revision.
     let writers: Vec<_> = (0..100)
         .map(|n| {
-            let (store, witness) = (store.clone(), witness.clone());
+            let (store, observer) = (store.clone(), observer.clone());
             tokio::spawn(async move {
                 let key = format!("seen/{n}");
                 let revision = commit(&*store, Transaction::new().put(key.as_str(), "1")).await;
-                let told = witness.changes.lock().unwrap();
-                assert!(told.iter().any(|change| change.key == key && change.revision == revision));
+                let notified = observer.changes.lock().unwrap();
+                assert!(notified.iter().any(|change| change.key == key && change.revision == revision));
             })
         })
         .collect();
@@ -206,7 +207,7 @@ async fn observers_see_everything_in_order(store: Arc<dyn MetadataStore>) {
         writer.await.unwrap();
     }
     let revisions: Vec<Revision> =
-        witness.changes.lock().unwrap().iter().map(|change| change.revision).collect();
+        observer.changes.lock().unwrap().iter().map(|change| change.revision).collect();
     assert!(revisions.is_sorted());
     assert_eq!(revisions.len(), 102);
 }

@@ -1,5 +1,5 @@
-//! Damage to the files of the embedded store: every bit flip, cut, deletion and old copy is refused or changes nothing, and the
-//! good file brings everything back.
+//! Damage to the files of the embedded store: every bit flip, truncation, deletion and old copy is
+//! rejected or has no effect, and restoring the file recovers all contents.
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// A copy of a directory, as a kill leaves it.
+/// A copy of a directory, in the state after a kill.
 fn killed(from: &Path) -> tempfile::TempDir {
     let to = tempfile::tempdir().unwrap();
     copy(from, to.path());
@@ -46,7 +46,7 @@ async fn fill(store: &Embedded, prefix: &str) {
     commit(store, Transaction::new().delete(format!("{prefix}05"))).await;
 }
 
-/// All entries, or the error of the opening.
+/// Opens the store and returns all entries.
 async fn contents(directory: &Path) -> Result<Vec<Entry>, MetaError> {
     open(directory)?.scan("").await
 }
@@ -57,8 +57,8 @@ struct Rig {
     entries: Vec<Entry>,
 }
 
-/// The files of a store that was checkpointed, used again, and then killed or stopped. After a stop there is no write-ahead log,
-/// and after a kill its pages override those of `meta.db`.
+/// The files of a store that was checkpointed, used again, and then killed or stopped. After a stop
+/// there is no write-ahead log, and after a kill its pages override those of `meta.db`.
 async fn rig(stop: bool) -> Rig {
     let directory = tempfile::tempdir().unwrap();
     let store = open(directory.path()).unwrap();
@@ -75,37 +75,38 @@ async fn rig(stop: bool) -> Rig {
     Rig { good, entries }
 }
 
-/// The places of a refusal: at least one of the store's files.
-fn named(error: &MetaError) -> String {
+/// Asserts that a rejection names one of the store's files and has a remedy. Returns its text.
+fn assert_names_file(error: &MetaError) -> String {
     let text = error.to_string();
     assert!(text.contains("meta.db") || text.contains("meta.head"), "{text}");
     assert!(!error.remedy().is_empty());
     text
 }
 
-/// Opens a damaged store. If it is refused, the good file brings everything back; otherwise nothing is missing. Returns whether it
-/// was refused.
-async fn is_refused(rig: &Rig, file: &str, harm: &str, damage: impl FnOnce(PathBuf)) -> bool {
+/// Opens a damaged store. If it is rejected, restoring the file must recover all contents.
+/// Otherwise nothing may be missing. Returns true if it was rejected.
+async fn is_rejected(rig: &Rig, file: &str, harm: &str, damage: impl FnOnce(PathBuf)) -> bool {
     let harmed = killed(rig.good.path());
     damage(harmed.path().join(file));
     match contents(harmed.path()).await {
         Ok(found) => {
-            assert_eq!(found, rig.entries, "{file} {harm}: opened with other contents");
+            assert_eq!(found, rig.entries, "{file} {harm}: the opened store must have all contents");
             false
         }
         Err(error) => {
-            named(&error);
+            assert_names_file(&error);
             std::fs::copy(rig.good.path().join(file), harmed.path().join(file)).unwrap();
-            assert_eq!(contents(harmed.path()).await.unwrap(), rig.entries, "{file} {harm}: restored");
+            let restored = contents(harmed.path()).await.unwrap();
+            assert_eq!(restored, rig.entries, "{file} {harm}: the restored store must have all contents");
             true
         }
     }
 }
 
 #[tokio::test]
-async fn every_damaged_byte_is_refused_or_means_nothing() {
+async fn every_damaged_byte_is_rejected_or_has_no_effect() {
     let (killed, stopped) = (rig(false).await, rig(true).await);
-    // Of the head file one slot may be damaged, as by a torn write.
+    // One slot of the head file may be damaged, as by a torn write.
     let cases = [
         (&killed, "meta.db", 397, 0),
         (&killed, "meta.db-wal", 499, 50),
@@ -113,21 +114,21 @@ async fn every_damaged_byte_is_refused_or_means_nothing() {
         (&stopped, "meta.db", 97, 15),
         (&stopped, "meta.head", 59, 0),
     ];
-    for (rig, file, step, least) in cases {
+    for (rig, file, step, min_rejected) in cases {
         let bytes = std::fs::read(rig.good.path().join(file)).unwrap();
         let mut refused = 0;
         for at in (0..bytes.len()).step_by(step) {
             let mut harmed = bytes.clone();
             harmed[at] ^= 1 << (at % 8);
             let damage = |path: PathBuf| std::fs::write(path, harmed).unwrap();
-            refused += usize::from(is_refused(rig, file, &format!("byte {at}"), damage).await);
+            refused += usize::from(is_rejected(rig, file, &format!("byte {at}"), damage).await);
         }
-        assert!(refused >= least, "{file}: {refused} refused");
+        assert!(refused >= min_rejected, "{file}: too few damaged bytes were rejected: {refused}");
     }
 }
 
 #[tokio::test]
-async fn cuts_zeros_and_deletions_are_refused() {
+async fn truncated_zeroed_and_deleted_files_are_rejected() {
     let (killed, stopped) = (rig(false).await, rig(true).await);
     for (rig, file) in
         [(&killed, "meta.db-wal"), (&killed, "meta.head"), (&stopped, "meta.db"), (&stopped, "meta.head")]
@@ -136,30 +137,30 @@ async fn cuts_zeros_and_deletions_are_refused() {
         let cuts = [("empty", 0), ("first bytes", 100), ("half", bytes.len() / 2)];
         for (harm, left) in cuts {
             let damage = |path: PathBuf| std::fs::write(path, &bytes[..left]).unwrap();
-            assert!(is_refused(rig, file, harm, damage).await, "{file} {harm}");
+            assert!(is_rejected(rig, file, harm, damage).await, "{file} {harm}");
         }
         let damage = |path: PathBuf| std::fs::write(path, vec![0; bytes.len()]).unwrap();
-        assert!(is_refused(rig, file, "zeros", damage).await, "{file} zeros");
+        assert!(is_rejected(rig, file, "zeros", damage).await, "{file} zeros");
         let damage = |path: PathBuf| std::fs::remove_file(path).unwrap();
-        assert!(is_refused(rig, file, "deleted", damage).await, "{file} deleted");
+        assert!(is_rejected(rig, file, "deleted", damage).await, "{file} deleted");
     }
     for harm in ["empty", "deleted"] {
         let damage = |path: PathBuf| match harm {
             "empty" => std::fs::write(path, "").unwrap(),
             _ => std::fs::remove_file(path).unwrap(),
         };
-        assert!(is_refused(&killed, "meta.db", harm, damage).await, "{harm}, with a write-ahead log");
+        assert!(is_rejected(&killed, "meta.db", harm, damage).await, "meta.db {harm}, with a log");
     }
     let damage = |path: PathBuf| {
         let mut bytes = std::fs::read(&path).unwrap();
         bytes[600] ^= 1;
         std::fs::write(path, bytes).unwrap();
     };
-    assert!(is_refused(&killed, "meta.db-wal", "byte 600", damage).await);
+    assert!(is_rejected(&killed, "meta.db-wal", "byte 600", damage).await);
 }
 
 #[tokio::test]
-async fn old_copies_are_refused_and_say_which_revision_was_expected() {
+async fn old_copies_are_rejected_with_the_expected_revision() {
     let directory = tempfile::tempdir().unwrap();
     let store = open(directory.path()).unwrap();
     put(&store, "a").await;
@@ -177,12 +178,12 @@ async fn old_copies_are_refused_and_say_which_revision_was_expected() {
         let harmed = killed(directory.path());
         std::fs::copy(old.path().join(file), harmed.path().join(file)).unwrap();
         let error = contents(harmed.path()).await.unwrap_err();
-        assert!(named(&error).contains(text), "{error}");
+        assert!(assert_names_file(&error).contains(text), "{error}");
         assert!(error.remedy().contains("--accept-catalog "), "{}", error.remedy());
         std::fs::copy(directory.path().join(file), harmed.path().join(file)).unwrap();
         assert_eq!(contents(harmed.path()).await.unwrap(), entries);
     }
-    // Two stores at the same revision are told apart by their contents.
+    // Two stores at the same revision are distinguished by their digests.
     let other = tempfile::tempdir().unwrap();
     let store = open(other.path()).unwrap();
     for key in ["x", "y", "z"] {
@@ -190,11 +191,11 @@ async fn old_copies_are_refused_and_say_which_revision_was_expected() {
     }
     drop(store);
     std::fs::copy(directory.path().join("meta.db"), other.path().join("meta.db")).unwrap();
-    named(&contents(other.path()).await.unwrap_err());
+    assert_names_file(&contents(other.path()).await.unwrap_err());
 }
 
 #[tokio::test]
-async fn a_revision_is_accepted_only_if_it_is_named() {
+async fn only_the_specified_revision_is_accepted() {
     let directory = tempfile::tempdir().unwrap();
     let accept =
         |revision| Embedded::open_accepting(&directory.path().join("meta.db"), Some(Revision(revision)));
@@ -215,7 +216,7 @@ async fn a_revision_is_accepted_only_if_it_is_named() {
     drop(store);
     let entries = contents(directory.path()).await.unwrap();
     assert_eq!(entries.iter().map(|entry| entry.key.as_str()).collect::<Vec<_>>(), ["a", "c"]);
-    // It was for once.
+    // The acceptance applied to one start only.
     copy(old.path(), directory.path());
     std::fs::remove_file(directory.path().join("meta.head")).unwrap();
     assert!(accept(2).is_err());
@@ -225,9 +226,9 @@ async fn a_revision_is_accepted_only_if_it_is_named() {
     assert_eq!(accept(0).unwrap().scan("").await.unwrap(), []);
 }
 
-/// The crash points of the table at the head of `embedded`.
+/// The crash points of the table in the head of `embedded`.
 #[tokio::test]
-async fn a_crash_between_the_two_files_starts_with_the_last_batch() {
+async fn start_after_a_crash_between_the_two_files_has_the_last_batch() {
     let directory = tempfile::tempdir().unwrap();
     let store = open(directory.path()).unwrap();
     // Nothing was written yet: the head file may not exist.
@@ -241,10 +242,10 @@ async fn a_crash_between_the_two_files_starts_with_the_last_batch() {
         let entries = store.scan("").await.unwrap();
         let crashed = killed(directory.path());
         std::fs::write(crashed.path().join("meta.head"), &before).unwrap();
-        assert_eq!(contents(crashed.path()).await.unwrap(), entries, "not yet recorded");
-        // The next crash, with nothing in between.
+        assert_eq!(contents(crashed.path()).await.unwrap(), entries, "head file not written");
+        // Another crash without a change in between.
         assert_eq!(contents(crashed.path()).await.unwrap(), entries);
-        // Half written: the slot that changes is torn.
+        // A torn write of the slot.
         let after = std::fs::read(&head).unwrap();
         let torn: Vec<u8> = after
             .iter()
@@ -253,12 +254,12 @@ async fn a_crash_between_the_two_files_starts_with_the_last_batch() {
             .collect();
         let crashed = killed(directory.path());
         std::fs::write(crashed.path().join("meta.head"), torn).unwrap();
-        assert_eq!(contents(crashed.path()).await.unwrap(), entries, "torn");
+        assert_eq!(contents(crashed.path()).await.unwrap(), entries, "head file torn");
     }
 }
 
 #[tokio::test]
-async fn files_of_the_first_format_are_converted_once() {
+async fn format_version_1_is_converted_once() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("meta.db");
     let golden = include_bytes!("golden/meta-v1.db");
@@ -269,11 +270,12 @@ async fn files_of_the_first_format_are_converted_once() {
     assert!(catalog.tenant("shop").is_some_and(|tenant| tenant.owner == "ada"));
     assert!(catalog.tenant("gone").is_none() && catalog.user("ada").unwrap().verifier.is_some());
     drop(catalog);
-    // It goes on from there, and the file of before is an old copy now.
+    // The store continues from that revision, and the file before the conversion is now an old
+    // copy.
     let store = open(directory.path()).unwrap();
     assert!(put(&store, "k").await > revision);
     drop(store);
     std::fs::write(&path, golden).unwrap();
     let error = open(directory.path()).unwrap_err();
-    assert!(named(&error).contains("copy from before an upgrade"), "{error}");
+    assert!(assert_names_file(&error).contains("copy from before an upgrade"), "{error}");
 }

@@ -1,4 +1,5 @@
-//! What is the embedded store's own: the file, its lock, its refusals, and observers that refuse or go away.
+//! Tests specific to the embedded store: the file, its lock, rejected files, and observers that
+//! fail or are dropped.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ fn open(directory: &Path) -> Result<Embedded, MetaError> {
 }
 
 #[tokio::test]
-async fn revisions_go_on_after_a_restart() {
+async fn revisions_continue_after_a_restart() {
     let directory = tempfile::tempdir().unwrap();
     let mut last = None;
     for _ in 0..3 {
@@ -24,18 +25,18 @@ async fn revisions_go_on_after_a_restart() {
 }
 
 #[tokio::test]
-async fn one_process_at_a_time() {
+async fn file_is_locked_while_it_is_open() {
     let directory = tempfile::tempdir().unwrap();
     let store = open(directory.path()).unwrap();
     let second = open(directory.path()).unwrap_err();
     assert!(second.to_string().contains("open in another process"), "{second}");
-    assert!(second.remedy().contains("stop the other process"));
+    assert!(second.remedy().contains("Stop the other process"));
     drop(store);
     open(directory.path()).unwrap();
 }
 
 #[test]
-fn foreign_and_newer_files_are_refused() {
+fn foreign_and_newer_files_are_rejected() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("meta.db");
     let write = |sql: &str| rusqlite::Connection::open(&path).unwrap().execute_batch(sql).unwrap();
@@ -46,7 +47,7 @@ fn foreign_and_newer_files_are_refused() {
     std::fs::remove_file(&path).unwrap();
     write("CREATE TABLE theirs (x)");
     let foreign = Embedded::open(&path).unwrap_err();
-    assert!(foreign.to_string().contains("not one of Fulmar's"), "{foreign}");
+    assert!(foreign.to_string().contains("not a Fulmar metadata file"), "{foreign}");
 
     std::fs::remove_file(&path).unwrap();
     drop(Embedded::open(&path).unwrap());
@@ -58,33 +59,33 @@ fn foreign_and_newer_files_are_refused() {
     assert!(matches!(nowhere, MetaError::Unavailable { .. }), "{nowhere}");
 }
 
-/// An observer that cannot read what there is.
-struct Blind;
+/// An observer that rejects the snapshot.
+struct Rejecting;
 
-impl Observer for Blind {
+impl Observer for Rejecting {
     fn snapshot(&self, _: Vec<Entry>) -> Result<(), MetaError> {
-        Err(MetaError::Corrupt { place: "everything".to_owned(), cause: "it is dark".to_owned() })
+        Err(MetaError::Corrupt { place: "everything".to_owned(), cause: "test".to_owned() })
     }
 
     fn changed(&self, _: &[Change]) {
-        panic!("told of a change after it refused the snapshot");
+        panic!("notified after it rejected the snapshot");
     }
 }
 
 #[tokio::test]
-async fn an_observer_that_refuses_is_told_nothing_more() {
+async fn observer_that_rejects_the_snapshot_is_not_registered() {
     let directory = tempfile::tempdir().unwrap();
     let store = open(directory.path()).unwrap();
-    let blind = Arc::new(Blind);
-    assert!(matches!(store.follow(blind.clone()).await, Err(MetaError::Corrupt { .. })));
+    let observer = Arc::new(Rejecting);
+    assert!(matches!(store.follow(observer.clone()).await, Err(MetaError::Corrupt { .. })));
     store.transact(Transaction::new().put("k", "v")).await.unwrap();
     assert!(store.get("k").await.unwrap().is_some());
-    assert_eq!(Arc::strong_count(&blind), 1);
+    assert_eq!(Arc::strong_count(&observer), 1);
 }
 
-/// Everything that was answered is in the file: queued requests are not lost when the store is dropped.
+/// Queued requests are not lost when the store is dropped.
 #[tokio::test]
-async fn a_drop_answers_what_is_queued() {
+async fn drop_answers_all_queued_requests() {
     let directory = tempfile::tempdir().unwrap();
     let store = Arc::new(open(directory.path()).unwrap());
     let writers: Vec<_> = (0..300)
@@ -101,13 +102,13 @@ async fn a_drop_answers_what_is_queued() {
 }
 
 #[tokio::test]
-async fn nobody_else_can_read_the_files() {
+async fn files_are_readable_by_their_owner_only() {
     use std::os::unix::fs::PermissionsExt;
     let directory = tempfile::tempdir().unwrap();
     let store = open(directory.path()).unwrap();
     store.transact(Transaction::new().put("k", "v")).await.unwrap();
     let files: Vec<_> = std::fs::read_dir(directory.path()).unwrap().map(Result::unwrap).collect();
-    assert_eq!(files.len(), 3, "the file, its write-ahead log and its head");
+    assert_eq!(files.len(), 3, "the file, its write-ahead log and its head file");
     for file in files {
         assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600, "{:?}", file.path());
     }

@@ -1,4 +1,4 @@
-//! The catalog in the store: what its owner says, who reads beside it sees a moment later, whatever was there before.
+//! Catalog replication through the object store: replicas see the changes of the primary.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,18 +40,18 @@ async fn names(store: &Backend) -> Vec<String> {
     store.list("catalog", None).await.unwrap().names
 }
 
-/// Waits until it is so: what is published comes a moment later.
-async fn soon(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+/// Waits until `holds` returns true. Publication is asynchronous.
+async fn until(description: &str, mut holds: impl AsyncFnMut() -> bool) {
     let begun = Instant::now();
-    while !is_so().await {
-        assert!(begun.elapsed() < Duration::from_secs(120), "timed out: {what}");
+    while !holds().await {
+        assert!(begun.elapsed() < Duration::from_secs(120), "timed out: {description}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
-/// What a reader of the store shows.
+/// Opens a replica of the catalog.
 async fn followed(store: &Backend) -> (Arc<Followed>, Arc<Catalog>) {
-    soon("there is a catalog", async || !names(store).await.is_empty()).await;
+    until("a catalog is published", async || !names(store).await.is_empty()).await;
     let followed = Followed::open(pages(store)).await.unwrap();
     let catalog = Catalog::read_only(followed.clone()).await.unwrap();
     (followed, catalog)
@@ -72,7 +72,7 @@ fn verifier(byte: u8) -> ScramVerifier {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_follows_sees_what_changes() {
+async fn replica_sees_changes() {
     let store = Backend::memory();
     let owner = owner(&store).await;
     let (followed, catalog) = followed(&store).await;
@@ -81,12 +81,12 @@ async fn who_follows_sees_what_changes() {
     tenant(&owner.catalog, "shop").await;
     owner.catalog.create_user("ada", false, Some(verifier(1))).await.unwrap();
     let rights = catalog.rights_generation();
-    soon("the tenant is seen", async || {
+    until("the user is visible", async || {
         followed.look().await.unwrap();
         catalog.user("ada").is_some()
     })
     .await;
-    assert_ne!(catalog.rights_generation(), rights, "sessions look at their rights anew");
+    assert_ne!(catalog.rights_generation(), rights, "privileges have changed");
     let shop = catalog.tenant("shop").unwrap();
     assert_eq!(catalog.tenant_of(shop.partition), Some(shop.clone()));
     assert_eq!(catalog.partition(shop.partition).unwrap().epoch, 1);
@@ -95,7 +95,7 @@ async fn who_follows_sees_what_changes() {
     owner.catalog.rename_tenant("shop", "store").await.unwrap();
     owner.catalog.alter_user_password("ada", Some(verifier(2))).await.unwrap();
     owner.catalog.grant("store", "ada", Access::ReadOnly).await.unwrap();
-    soon("all of it is seen", async || {
+    until("all changes are visible", async || {
         followed.look().await.unwrap();
         let store = catalog.tenant("store");
         store.is_some_and(|store| {
@@ -106,29 +106,29 @@ async fn who_follows_sees_what_changes() {
     assert!(catalog.tenant("shop").is_none());
     assert_eq!(catalog.tenant_of(shop.partition).unwrap().name, "store");
     assert_eq!(catalog.user("ada").unwrap().verifier, Some(verifier(2)));
-    assert!(Arc::ptr_eq(&limits, &catalog.live_limits(&shop)), "sessions hold them");
+    assert!(Arc::ptr_eq(&limits, &catalog.live_limits(&shop)), "live limits must be kept");
     owner
         .catalog
         .alter_limits("store", |limits| limits.set(fulmar_meta::Limit::MaxConnections, Some(3)))
         .await
         .unwrap();
-    // Without waiting: the end of the node publishes what is not yet.
+    // The shutdown publishes pending changes.
     owner.publisher.stop().await;
     followed.look().await.unwrap();
     assert_eq!(limits.get(fulmar_meta::Limit::MaxConnections), Some(3));
-    soon("older ones are deleted", async || names(&store).await.len() == 1).await;
+    until("older catalogs are deleted", async || names(&store).await.len() == 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_changed_by_who_follows() {
+async fn replica_rejects_changes() {
     let store = Backend::memory();
     let _owner = owner(&store).await;
     let (followed, catalog) = followed(&store).await;
     let refused = followed.transact(Transaction::new().put("x", "1")).await;
     assert_eq!(refused, Err(MetaError::ReadOnly));
     let refused = catalog.create_tenant("shop", "fulmar").await.unwrap_err();
-    assert!(refused.remedy().contains("the node that owns the store"), "{refused}");
-    // It answers as the owner's does.
+    assert!(refused.remedy().contains("the primary node"), "{refused}");
+    // It has the same contents as the primary's metadata store.
     for prefix in ["", "tenant/", "user/f", "nothing"] {
         let here: Vec<Entry> = followed.scan(prefix).await.unwrap();
         assert_eq!(here, _owner.metadata.scan(prefix).await.unwrap(), "{prefix}");
@@ -137,9 +137,10 @@ async fn nothing_is_changed_by_who_follows() {
     assert_eq!(followed.get("tenant/none").await, Ok(None));
 }
 
-/// An owner whose data directory is of before, and one that finds garbage: what it says counts.
+/// The primary's data directory was restored from a backup, or the store contains garbage: the
+/// primary publishes under a new number.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_owner_has_the_last_word() {
+async fn primary_replaces_newer_and_damaged_catalogs() {
     let store = Backend::memory();
     let entry = |key: &str| CatalogEntry { key: key.to_owned(), value: b"{}".to_vec(), modified: 1 << 40 };
     let before = StoredCatalog { number: 41, node: NODE, entries: vec![entry("zz/of later")] };
@@ -149,28 +150,31 @@ async fn the_owner_has_the_last_word() {
     assert!(matches!(&refused, MetaError::Corrupt { .. }), "{refused}");
     assert!(refused.to_string().contains("catalog/000000000000002a"), "{refused}");
     let owner = owner(&store).await;
-    soon("it is there", async || names(&store).await == ["catalog/000000000000002b"]).await;
+    until("publication", async || names(&store).await == ["catalog/000000000000002b"]).await;
     let (followed, catalog) = followed(&store).await;
     assert_eq!(followed.get("zz/of later").await, Ok(None));
     assert!(catalog.tenant("fulmar").is_some());
-    // Garbage in the place of the next one: what was known goes on being shown, until the owner says something.
+    // Garbage under the next number: the replica keeps the last known catalog until the primary
+    // publishes again.
     store.put("catalog/000000000000002c", b"garbage".as_slice().into()).await.unwrap();
     assert!(matches!(followed.look().await, Err(MetaError::Corrupt { .. })));
     assert!(catalog.tenant("fulmar").is_some());
     tenant(&owner.catalog, "shop").await;
-    soon("the number after the garbage is taken", async || {
+    until("the number after the garbage is used", async || {
         followed.look().await.is_ok() && catalog.tenant("shop").is_some()
     })
     .await;
-    // Emptied by hand: it is put again with the next change.
+    // All catalogs are deleted manually: the next change publishes again.
     for name in names(&store).await {
         store.delete(&name).await.unwrap();
     }
     followed.look().await.unwrap();
     tenant(&owner.catalog, "another").await;
-    soon("it is there again", async || followed.look().await.is_ok() && catalog.tenant("another").is_some())
-        .await;
-    // Somebody else's.
+    until("the catalog is published again", async || {
+        followed.look().await.is_ok() && catalog.tenant("another").is_some()
+    })
+    .await;
+    // The catalog of another node.
     let other = StoredCatalog { number: 1 << 40, node: NODE + 1, entries: Vec::new() };
     pages(&store).put_catalog(&other).await.unwrap();
     let refused = followed.look().await.unwrap_err();
@@ -178,10 +182,10 @@ async fn the_owner_has_the_last_word() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_has_not_changed_is_not_published_again() {
+async fn unchanged_catalog_is_not_published_again() {
     let store = Backend::memory();
     let first = owner(&store).await;
-    soon("it is there", async || !names(&store).await.is_empty()).await;
+    until("the catalog is published", async || !names(&store).await.is_empty()).await;
     first.publisher.stop().await;
     let published = names(&store).await;
     let again = Publisher::start(first.metadata.clone(), pages(&store), NODE);
@@ -189,22 +193,22 @@ async fn what_has_not_changed_is_not_published_again() {
     assert_eq!(names(&store).await, published);
 }
 
-/// A process that does not know that the store has been taken over publishes, and deletes what it has found before that.
+/// The earlier process publishes, and deletes catalogs that it listed before the takeover.
 #[tokio::test(flavor = "multi_thread")]
-async fn of_two_owners_the_later_one_has_the_last_word() {
+async fn catalog_of_the_later_term_wins() {
     let store = Backend::memory();
     let faulty = FaultyStore::new(Arc::new(store.clone()));
-    let of_zombie = PageStore::open(Arc::new(faulty.clone()));
-    let first = of_zombie.begin_term().await.unwrap();
-    let zombie = owner_over(of_zombie.in_term(&first)).await;
-    soon("it is there", async || names(&store).await == ["catalog/0000010000000000"]).await;
+    let zombie_store = PageStore::open(Arc::new(faulty.clone()));
+    let first = zombie_store.begin_term().await.unwrap();
+    let zombie = owner_over(zombie_store.in_term(&first)).await;
+    until("publication", async || names(&store).await == ["catalog/0000010000000000"]).await;
     faulty.hold(StoreOperation::Delete, true);
     tenant(&zombie.catalog, "early").await;
-    // What is before its newest is about to be deleted.
+    // It is about to delete the catalogs before its newest one.
     faulty.is_holding().await;
     let second = pages(&store).begin_term().await.unwrap();
     let successor = owner_over(pages(&store).in_term(&second)).await;
-    soon("it is the only one", async || names(&store).await == ["catalog/0000020000000000"]).await;
+    until("deletion of older ones", async || names(&store).await == ["catalog/0000020000000000"]).await;
     faulty.hold(StoreOperation::Delete, false);
     tenant(&zombie.catalog, "late").await;
     zombie.publisher.stop().await;
@@ -212,12 +216,12 @@ async fn of_two_owners_the_later_one_has_the_last_word() {
     let (followed, catalog) = followed(&store).await;
     assert!(catalog.tenant("fulmar").is_some() && catalog.tenant("late").is_none());
     tenant(&successor.catalog, "shop").await;
-    soon("what the successor says is seen", async || {
+    until("the successor's change is visible", async || {
         followed.look().await.is_ok() && catalog.tenant("shop").is_some()
     })
     .await;
     assert!(catalog.tenant("early").is_none());
-    // One that has said nothing yet finds out before it does.
+    // A zombie that has not published yet detects the takeover before it publishes.
     successor.publisher.stop().await;
     let published = names(&store).await;
     assert!(published.len() == 1 && published[0].starts_with("catalog/000002"), "{published:?}");
@@ -226,25 +230,26 @@ async fn of_two_owners_the_later_one_has_the_last_word() {
     assert_eq!(names(&store).await, published);
 }
 
-/// The same catalog under an earlier term may be followed by what the process of that term goes on to say.
+/// The process of an earlier term could still publish another catalog, so equal contents do not
+/// suffice.
 #[tokio::test(flavor = "multi_thread")]
-async fn each_term_begins_with_a_catalog_of_its_own() {
+async fn each_term_publishes_its_own_catalog() {
     let store = Backend::memory();
     let first = owner_over(pages(&store)).await;
-    soon("it is there", async || names(&store).await == ["catalog/0000000000000001"]).await;
+    until("publication", async || names(&store).await == ["catalog/0000000000000001"]).await;
     first.publisher.stop().await;
     for published in ["catalog/0000010000000000", "catalog/0000020000000000"] {
         let term = pages(&store).begin_term().await.unwrap();
         let of_term = pages(&store).in_term(&term);
         let again = Publisher::start(first.metadata.clone(), of_term, NODE);
-        soon("it is of this term", async || names(&store).await == [published]).await;
+        until("this term has published", async || names(&store).await == [published]).await;
         again.stop().await;
     }
 }
 
-/// Nobody waits for a store that does not answer, and what it did not take it gets later.
+/// A failing store does not delay changes. They are published when it works again.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_store_that_fails_holds_nobody_up() {
+async fn failing_store_delays_publication_only() {
     let store = Backend::memory();
     let faulty = FaultyStore::new(Arc::new(store.clone()));
     faulty.always(StoreOperation::Put, Some(StoreFault::Fail(FailureKind::Refused)));

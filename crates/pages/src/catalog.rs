@@ -1,4 +1,4 @@
-//! The catalog as it stands in the store: all keys of the metadata store with their values, whole.
+//! Format of a catalog object: a full copy of the metadata store's keys and values.
 //!
 //! ```text
 //!   number 12, of node 8c1f...
@@ -6,7 +6,8 @@
 //!     tenant/shop       -> {"v":1, ...}          put by revision 17
 //! ```
 //!
-//! What keys and values mean is the metadata store's own matter; here they are text and bytes, in order of their keys.
+//! Keys are text and values are bytes here, in order of the keys. `crates/meta` defines their
+//! meaning.
 
 use crate::FormatError;
 use crate::codec::{self, Envelope};
@@ -17,37 +18,37 @@ pub const FORMAT_VERSION: u32 = 1;
 const ENVELOPE: Envelope = Envelope {
     format: "catalog",
     magic: b"FULMCATA",
-    foreign: "this is not a catalog (wrong first bytes)",
+    foreign: "not a catalog (wrong magic bytes)",
     version: FORMAT_VERSION,
 };
 
-/// Bytes that an entry takes at least.
-const LEAST_ENTRY_BYTES: usize = 3;
+/// Minimum length of an entry, in bytes.
+const MIN_ENTRY_BYTES: usize = 3;
 
 /// A catalog.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StoredCatalog {
-    /// Counts the catalogs of a store: the greatest is the newest.
+    /// Sequence number of the catalog in its store. The greatest is the newest.
     pub number: u64,
-    /// Whose it is; names the node's log in the store, too.
+    /// Id of the node that wrote it. The node's log in the store has the same id.
     pub node: u128,
-    /// In order of their keys, none of which comes twice.
+    /// Entries in ascending order of their keys, which are unique.
     pub entries: Vec<CatalogEntry>,
 }
 
-/// A key with its value.
+/// A key and its value.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CatalogEntry {
     /// The key.
     pub key: String,
     /// Its value.
     pub value: Vec<u8>,
-    /// The revision of the metadata store that has put it.
+    /// The metadata store's revision that wrote the value.
     pub modified: u64,
 }
 
 impl StoredCatalog {
-    /// The catalog's bytes.
+    /// Encodes the catalog.
     pub fn encode(&self) -> Vec<u8> {
         let entry_bytes = |entry: &CatalogEntry| entry.key.len() + entry.value.len() + 3 * codec::VARINT_MAX;
         let mut out = ENVELOPE.begin(64 + self.entries.iter().map(entry_bytes).sum::<usize>());
@@ -68,15 +69,15 @@ impl StoredCatalog {
     pub fn decode(bytes: &[u8]) -> Result<StoredCatalog, FormatError> {
         let mut reader = ENVELOPE.open(bytes)?;
         let (number, node) = (reader.u64()?, reader.u128()?);
-        // Not as many as it says at once: an entry takes more here than there.
+        // Not allocated from the stated count: an entry takes more memory than encoded bytes.
         let mut entries: Vec<CatalogEntry> = Vec::new();
-        for _ in 0..reader.count(LEAST_ENTRY_BYTES)? {
+        for _ in 0..reader.count(MIN_ENTRY_BYTES)? {
             let bytes = reader.count(1)?;
             let Ok(key) = std::str::from_utf8(reader.take(bytes)?) else {
-                return Err(reader.invalid("a key is not UTF-8"));
+                return Err(reader.invalid("key is not UTF-8"));
             };
             if entries.last().is_some_and(|before| before.key.as_str() >= key) {
-                return Err(reader.invalid("keys are not in order"));
+                return Err(reader.invalid("keys are not in ascending order"));
             }
             let bytes = reader.count(1)?;
             let value = reader.take(bytes)?.to_vec();
@@ -92,7 +93,7 @@ mod tests {
     use super::*;
     use crate::Problem;
     use crate::codec::CRC_BYTES;
-    use crate::codec::testing::{nothing_else_is_read, resigned};
+    use crate::codec::testing::{assert_rejects_damage, with_valid_checksum};
     use proptest::prelude::*;
 
     fn entry(key: &str, value: &[u8], modified: u64) -> CatalogEntry {
@@ -105,28 +106,28 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_and_nothing_else() {
+    fn catalog_round_trips_and_damage_is_rejected() {
         let bytes = example().encode();
         assert_eq!(StoredCatalog::decode(&bytes), Ok(example()));
-        nothing_else_is_read(&bytes, StoredCatalog::decode);
+        assert_rejects_damage(&bytes, StoredCatalog::decode);
     }
 
     #[test]
-    fn keys_are_in_order_and_come_once() {
+    fn unsorted_or_duplicate_keys_are_rejected() {
         for keys in [["b", "a"], ["a", "a"]] {
             let entries = keys.map(|key| entry(key, b"x", 1)).to_vec();
             let error = StoredCatalog::decode(&StoredCatalog { entries, ..example() }.encode()).unwrap_err();
-            assert_eq!(error.problem, Problem::Invalid("keys are not in order"));
+            assert_eq!(error.problem, Problem::Invalid("keys are not in ascending order"));
         }
     }
 
     proptest! {
         #[test]
-        fn changed_bytes_are_rejected_or_decode_to_what_they_encode(at: prop::sample::Index, value: u8) {
+        fn changed_byte_is_rejected_or_round_trips(at: prop::sample::Index, value: u8) {
             let mut bytes = example().encode();
             let at = at.index(bytes.len() - CRC_BYTES);
             bytes[at] = value;
-            let bytes = resigned(bytes);
+            let bytes = with_valid_checksum(bytes);
             if let Ok(decoded) = StoredCatalog::decode(&bytes) {
                 prop_assert_eq!(decoded.encode(), bytes);
             }

@@ -1,14 +1,16 @@
-//! Reading and writing the fields that the formats are made of: little-endian integers and varints.
+//! Reads and writes the fields of the formats: little-endian integers and varints (LEB128).
 //!
-//! A varint holds seven bits a byte, the least significant first; a set top bit says that more follow. Each
-//! number has one encoding only (no padding with zero groups), so that equal contents are equal bytes.
+//! A varint holds seven bits per byte, least significant group first. The top bit of a byte is set
+//! if another byte follows. Each number has exactly one encoding (no padding with zero groups), so
+//! equal contents are equal bytes.
 //!
-//! Formats that are read whole (manifests, lists of hot pages, catalogs) share an [`Envelope`]: eight bytes that name the
-//! format, its version, the fields, and a checksum of all of that.
+//! Formats that are read as a whole (manifests, fates, terms, lists of hot pages, catalogs) share
+//! an [`Envelope`]: eight magic bytes, the format version, the fields, and a CRC-32 of everything
+//! before it.
 
 use crate::{FormatError, Problem};
 
-/// The most bytes that a varint takes.
+/// Maximum length of a varint, in bytes.
 pub(crate) const VARINT_MAX: usize = 10;
 
 /// Appends a varint.
@@ -20,7 +22,7 @@ pub(crate) fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-/// How many bytes a varint takes.
+/// The encoded length of a varint, in bytes.
 pub(crate) fn varint_len(value: u64) -> usize {
     let bits = 64 - (value | 1).leading_zeros() as usize;
     bits.div_ceil(7)
@@ -36,38 +38,39 @@ pub(crate) fn unzigzag(value: u64) -> i64 {
     (value >> 1) as i64 ^ -((value & 1) as i64)
 }
 
-/// What stands around the fields of a format.
+/// The header and checksum around the fields of a format.
 pub(crate) struct Envelope {
-    /// What people call the format.
+    /// Name of the format in error messages.
     pub(crate) format: &'static str,
-    /// The first bytes.
+    /// The first eight bytes.
     pub(crate) magic: &'static [u8; 8],
-    /// What is said of other first bytes.
+    /// The error message for other first bytes.
     pub(crate) foreign: &'static str,
-    /// The format version that is written, and the newest that is read.
+    /// The format version that is written, and the only one that is read.
     pub(crate) version: u32,
 }
 
-/// Bytes of the checksum at the end.
+/// Length of the trailing checksum, in bytes.
 pub(crate) const CRC_BYTES: usize = 4;
 
 impl Envelope {
-    /// Begins bytes that [`Envelope::end`] ends; about so many.
-    pub(crate) fn begin(&self, bytes: usize) -> Vec<u8> {
-        let mut out = Vec::with_capacity(bytes);
+    /// Writes the header. [`Envelope::end`] completes the result. `capacity` is the expected
+    /// total length in bytes.
+    pub(crate) fn begin(&self, capacity: usize) -> Vec<u8> {
+        let mut out = Vec::with_capacity(capacity);
         out.extend_from_slice(self.magic);
         out.extend_from_slice(&self.version.to_le_bytes());
         out
     }
 
-    /// Adds the checksum.
+    /// Appends the checksum.
     pub(crate) fn end(&self, mut out: Vec<u8>) -> Vec<u8> {
         let crc = crc32fast::hash(&out);
         out.extend_from_slice(&crc.to_le_bytes());
         out
     }
 
-    /// The fields, after a look at all that stands around them.
+    /// Checks header and checksum, and returns a reader of the fields.
     pub(crate) fn open<'a>(&self, bytes: &'a [u8]) -> Result<Reader<'a>, FormatError> {
         let end =
             bytes.len().checked_sub(CRC_BYTES).ok_or(error(self.format, bytes.len(), Problem::Truncated))?;
@@ -89,7 +92,7 @@ impl Envelope {
     }
 }
 
-/// Reads fields one after the other and knows where it is, for the error.
+/// Reads fields in sequence and tracks its position for error reports.
 #[derive(Clone)]
 pub(crate) struct Reader<'a> {
     format: &'static str,
@@ -98,12 +101,12 @@ pub(crate) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Reads `bytes` from their beginning.
+    /// Reads `bytes` from the start.
     pub(crate) fn new(format: &'static str, bytes: &'a [u8]) -> Self {
         Reader { format, bytes, at: 0 }
     }
 
-    /// Reads `bytes` from `at` on.
+    /// Reads `bytes` from position `at`.
     pub(crate) fn starting(format: &'static str, bytes: &'a [u8], at: usize) -> Self {
         Reader { format, bytes, at: at.min(bytes.len()) }
     }
@@ -161,39 +164,38 @@ impl<'a> Reader<'a> {
             let byte = *self.bytes.get(self.at + i).ok_or_else(|| self.error(Problem::Truncated))?;
             let group = u64::from(byte & 0x7f);
             if i == VARINT_MAX - 1 && group > 1 {
-                return Err(self.invalid("a varint has more than 64 bits"));
+                return Err(self.invalid("varint exceeds 64 bits"));
             }
             value |= group << (7 * i);
             if byte & 0x80 == 0 {
                 if byte == 0 && i > 0 {
-                    return Err(self.invalid("a varint is longer than it needs to be"));
+                    return Err(self.invalid("varint is not in its shortest form"));
                 }
                 self.at += i + 1;
                 return Ok(value);
             }
         }
-        Err(self.invalid("a varint has more than 64 bits"))
+        Err(self.invalid("varint exceeds 64 bits"))
     }
 
-    /// A varint that must fit 32 bits.
+    /// A varint that must fit into 32 bits.
     pub(crate) fn varint_u32(&mut self) -> Result<u32, FormatError> {
         let at = self.at;
         let value = self.varint()?;
-        u32::try_from(value)
-            .map_err(|_| error(self.format, at, Problem::Invalid("a number has more than 32 bits")))
+        u32::try_from(value).map_err(|_| error(self.format, at, Problem::Invalid("number exceeds 32 bits")))
     }
 
-    /// A varint that counts things of at least `bytes_each` bytes that follow.
-    pub(crate) fn count(&mut self, bytes_each: usize) -> Result<usize, FormatError> {
+    /// A varint that counts the following items, each of at least `min_item_bytes` bytes.
+    pub(crate) fn count(&mut self, min_item_bytes: usize) -> Result<usize, FormatError> {
         let at = self.at;
         let value = self.varint()?;
         match usize::try_from(value) {
-            Ok(count) if count <= self.remaining() / bytes_each => Ok(count),
-            _ => Err(error(self.format, at, Problem::Invalid("a count is larger than the data that follow"))),
+            Ok(count) if count <= self.remaining() / min_item_bytes => Ok(count),
+            _ => Err(error(self.format, at, Problem::Invalid("count exceeds the remaining data"))),
         }
     }
 
-    /// Nothing may be left.
+    /// Fails if bytes are left.
     pub(crate) fn end(&self) -> Result<(), FormatError> {
         match self.remaining() {
             0 => Ok(()),
@@ -202,12 +204,12 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// An error of `format` at byte `at`.
+/// An error in `format` at byte `at`.
 pub(crate) fn error(format: &'static str, at: usize, problem: Problem) -> FormatError {
     FormatError { format, at, problem }
 }
 
-/// What tests of formats with an [`Envelope`] share.
+/// Helpers for tests of formats with an [`Envelope`].
 #[cfg(test)]
 pub(crate) mod testing {
     use std::fmt::Debug;
@@ -215,16 +217,17 @@ pub(crate) mod testing {
     use super::CRC_BYTES;
     use crate::{FormatError, Problem};
 
-    /// Gives changed bytes a right checksum, so that only the decoder's own checks are left.
-    pub(crate) fn resigned(mut bytes: Vec<u8>) -> Vec<u8> {
+    /// Recomputes the checksum of changed bytes, so that the decoder's other checks are tested.
+    pub(crate) fn with_valid_checksum(mut bytes: Vec<u8>) -> Vec<u8> {
         let end = bytes.len() - CRC_BYTES;
         let crc = crc32fast::hash(&bytes[..end]);
         bytes[end..].copy_from_slice(&crc.to_le_bytes());
         bytes
     }
 
-    /// These bytes are read, and nothing that differs by a bit, is shorter, or is of a newer version.
-    pub(crate) fn nothing_else_is_read<T: Debug>(bytes: &[u8], decode: fn(&[u8]) -> Result<T, FormatError>) {
+    /// Asserts that `decode` accepts `bytes`, and rejects every copy with a flipped bit, every
+    /// truncated copy, and the next format version.
+    pub(crate) fn assert_rejects_damage<T: Debug>(bytes: &[u8], decode: fn(&[u8]) -> Result<T, FormatError>) {
         assert!(decode(bytes).is_ok());
         for at in 0..bytes.len() {
             for bit in 0..8 {
@@ -236,7 +239,7 @@ pub(crate) mod testing {
         }
         let mut newer = bytes.to_vec();
         newer[8] = 2;
-        let error = decode(&resigned(newer)).unwrap_err();
+        let error = decode(&with_valid_checksum(newer)).unwrap_err();
         assert_eq!(error.problem, Problem::FormatVersion { found: 2, newest: 1 });
     }
 }
@@ -246,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn varints_round_trip_and_have_one_encoding() {
+    fn varint_round_trips_and_has_one_encoding() {
         for value in [0, 1, 0x7f, 0x80, 0x3fff, 0x4000, u64::from(u32::MAX), u64::MAX - 1, u64::MAX] {
             let mut out = Vec::new();
             put_varint(&mut out, value);
@@ -256,7 +259,7 @@ mod tests {
             assert_eq!(reader.end(), Ok(()));
             assert!(Reader::new("test", &out[..out.len() - 1]).varint().is_err());
         }
-        assert!(Reader::new("test", &[0x80, 0]).varint().is_err(), "padded");
+        assert!(Reader::new("test", &[0x80, 0]).varint().is_err(), "padding");
         assert!(Reader::new("test", &[0xff; 10]).varint().is_err(), "more than 64 bits");
         assert!(Reader::new("test", &[0xff; 11]).varint().is_err(), "more than ten bytes");
     }
@@ -270,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_is_bounded_by_what_follows() {
+    fn count_is_bounded_by_the_remaining_data() {
         assert_eq!(Reader::new("test", &[2, 0, 0, 0, 0]).count(2), Ok(2));
         assert!(Reader::new("test", &[3, 0, 0, 0, 0]).count(2).is_err());
     }

@@ -1,20 +1,23 @@
-//! What changed in a page, as runs of bytes.
+//! Format of a page diff: the changed byte runs of a page.
 //!
 //! ```text
 //!   diff     = form, then
-//!     form 0   runs upon the page as it was (its base)
-//!     form 1   runs upon a page of zeros
-//!     form 2   the 4096 bytes themselves
+//!     form 0   runs applied to the previous page (the base)
+//!     form 1   runs applied to a page of zeros
+//!     form 2   the 4096 bytes of the page
 //!   runs     = (skip, length, `length` bytes)*        skip and length are varints, length >= 1
 //! ```
 //!
-//! An update of 100 bytes in a row costs little more than 100 bytes, whatever the page holds. Two runs that are
-//! only three equal bytes apart are one run, since a run's own head costs as much. When the runs would not
-//! be shorter than the page, form 1 is tried (a page that was emptied), then form 2 taken: a diff is never longer
-//! than the page and one byte.
+//! An update of 100 consecutive bytes costs a little more than 100 bytes, whatever the page holds.
+//! Two runs that are at most three equal bytes apart are encoded as one, because the header of a
+//! second run costs as much.
 //!
-//! Applying a diff twice gives the same page as applying it once, but the diffs of one page must be applied in
-//! the order in which they were made.
+//! If the runs would not be shorter than the page, form 1 is tried, which is short for a page that
+//! was emptied. If that is not shorter either, form 2 is used. A diff is therefore at most one byte
+//! longer than the page.
+//!
+//! Applying a diff is idempotent. Diffs of the same page must be applied in the order in which they
+//! were made.
 
 use crate::codec::{self, Reader};
 use crate::{FormatError, PAGE_SIZE, Page, Problem, ZERO_PAGE};
@@ -24,16 +27,16 @@ const FORM_BASE: u8 = 0;
 const FORM_ZEROS: u8 = 1;
 const FORM_WHOLE: u8 = 2;
 
-/// Equal bytes that do not end a run: a new run's head would take two to four.
+/// Number of equal bytes that do not end a run. The header of a new run takes two to four bytes.
 const MERGE_GAP: usize = 3;
 
-/// Bytes that are compared at once where nothing has changed.
+/// Bytes compared in one step.
 const BLOCK: usize = 64;
 
-/// The most bytes that [`encode`] appends.
+/// Maximum number of bytes that [`encode`] appends.
 pub const MAX_BYTES: usize = PAGE_SIZE + 1;
 
-/// Appends the diff that makes `page` from `base` (without one: from zeros) to `out`.
+/// Appends to `out` the diff from `base` (or from zeros) to `page`.
 pub fn encode(base: Option<&Page>, page: &Page, out: &mut Vec<u8>) {
     let start = out.len();
     if let Some(base) = base {
@@ -52,8 +55,8 @@ pub fn encode(base: Option<&Page>, page: &Page, out: &mut Vec<u8>) {
     out.extend_from_slice(page);
 }
 
-/// Changes `page`, which holds the diff's base (whatever it holds, if the diff needs none), into the page that was
-/// encoded. After an error the page's contents are unspecified.
+/// Applies a diff. `page` must hold the diff's base, unless [`is_full`]. After an error the page's
+/// contents are unspecified.
 pub fn apply(diff: &[u8], page: &mut Page) -> Result<(), FormatError> {
     let mut reader = Reader::new(FORMAT, diff);
     match reader.u8()? {
@@ -70,12 +73,12 @@ pub fn apply(diff: &[u8], page: &mut Page) -> Result<(), FormatError> {
     }
 }
 
-/// Whether the diff makes its page without a base.
+/// Returns true if the diff needs no base.
 pub fn is_full(diff: &[u8]) -> bool {
     matches!(diff.first(), Some(&(FORM_ZEROS | FORM_WHOLE)))
 }
 
-/// Appends the runs, unless they would be no shorter than the page.
+/// Appends the runs. Returns false if they would not be shorter than the page.
 fn encode_runs(base: &Page, page: &Page, out: &mut Vec<u8>) -> bool {
     let limit = out.len() + PAGE_SIZE;
     let differences = Differences::between(base, page);
@@ -106,7 +109,7 @@ fn apply_runs(mut reader: Reader<'_>, page: &mut Page) -> Result<(), FormatError
         let length = reader.varint()?;
         let room = (PAGE_SIZE - end) as u64;
         if length == 0 || skip > room || length > room - skip {
-            return Err(codec::error(FORMAT, at, Problem::Invalid("a run is empty or leaves the page")));
+            return Err(codec::error(FORMAT, at, Problem::Invalid("run is empty or exceeds the page")));
         }
         let start = end + skip as usize;
         end = start + length as usize;
@@ -115,7 +118,7 @@ fn apply_runs(mut reader: Reader<'_>, page: &mut Page) -> Result<(), FormatError
     Ok(())
 }
 
-/// In which bytes two pages differ: a bit for each, the first of a block in its lowest.
+/// A bitmap of the bytes in which two pages differ. The lowest bit stands for a block's first byte.
 struct Differences([u64; PAGE_SIZE / BLOCK]);
 
 impl Differences {
@@ -124,7 +127,8 @@ impl Differences {
         Differences(std::array::from_fn(|block| differences(&a[block], &b[block])))
     }
 
-    /// The first byte from `from` on that differs, or does not, as asked; `PAGE_SIZE` if there is none.
+    /// The first byte at or after `from` that differs (or, with `differs` false, is equal).
+    /// `PAGE_SIZE` if there is none.
     fn next(&self, differs: bool, from: usize) -> usize {
         let flip = if differs { 0 } else { !0 };
         let mut mask = !0 << (from % BLOCK);
@@ -138,24 +142,25 @@ impl Differences {
         PAGE_SIZE
     }
 
-    /// The end of the run that starts at `start`: more than `MERGE_GAP` equal bytes follow, or only equal ones.
+    /// The end of the run that starts at `start`: more than `MERGE_GAP` equal bytes follow, or the
+    /// rest of the page is equal.
     fn end_of_run(&self, start: usize) -> usize {
         let mut end = self.next(false, start);
         loop {
-            let again = self.next(true, end);
-            if again == PAGE_SIZE || again - end > MERGE_GAP {
+            let next_start = self.next(true, end);
+            if next_start == PAGE_SIZE || next_start - end > MERGE_GAP {
                 return end;
             }
-            end = self.next(false, again);
+            end = self.next(false, next_start);
         }
     }
 }
 
-/// A bit for each byte in which the blocks differ. Eight bytes at a time, without a branch: where something has changed, much
-/// of what is near has too.
+/// One bit for each byte in which the blocks differ. Compares eight bytes at a time without a
+/// branch, because changed bytes are usually close to other changed bytes.
 fn differences(a: &[u8; BLOCK], b: &[u8; BLOCK]) -> u64 {
     const HIGH: u64 = 0x8080_8080_8080_8080;
-    /// Moves the lowest bits of eight bytes side by side, into the highest byte.
+    /// Multiplier that collects the lowest bits of eight bytes in the highest byte.
     const GATHER: u64 = 0x0102_0408_1020_4080;
     if a == b {
         return 0;
@@ -163,7 +168,7 @@ fn differences(a: &[u8; BLOCK], b: &[u8; BLOCK]) -> u64 {
     let words = a.as_chunks::<8>().0.iter().zip(b.as_chunks::<8>().0);
     words.rev().fold(0, |bits, (a, b)| {
         let difference = u64::from_le_bytes(*a) ^ u64::from_le_bytes(*b);
-        // The highest bit of each byte that is not zero.
+        // The highest bit of each nonzero byte.
         let changed = (((difference & !HIGH) + !HIGH) | difference) & HIGH;
         bits << 8 | (changed >> 7).wrapping_mul(GATHER) >> 56
     })
@@ -191,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn an_update_costs_its_bytes_and_a_few_more() {
+    fn update_of_100_bytes_takes_104_bytes() {
         let base = noise(1);
         let mut page = base;
         for byte in &mut page[1000..1100] {
@@ -201,14 +206,14 @@ mod tests {
     }
 
     #[test]
-    fn equal_pages_need_one_byte_and_zeros_too() {
+    fn diff_of_an_equal_or_zero_page_is_one_byte() {
         let base = noise(1);
         assert_eq!(diff(Some(&base), &base), [FORM_BASE]);
         assert_eq!(diff(None, &ZERO_PAGE), [FORM_ZEROS]);
     }
 
     #[test]
-    fn near_runs_are_merged_and_far_ones_are_not() {
+    fn runs_are_merged_across_gaps_of_up_to_three_bytes() {
         let base = ZERO_PAGE;
         let mut page = base;
         page[10] = 1;
@@ -220,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rewritten_page_is_no_longer_than_itself_and_an_emptied_one_is_short() {
+    fn rewritten_page_is_stored_whole_and_emptied_page_as_zeros() {
         let (base, page) = (noise(1), noise(2));
         let whole = diff(Some(&base), &page);
         assert_eq!((whole[0], whole.len()), (FORM_WHOLE, MAX_BYTES));
@@ -231,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_that_leave_the_page_are_refused() {
+    fn invalid_runs_are_rejected() {
         let mut page = ZERO_PAGE;
         for bad in [
             &[][..],
@@ -249,7 +254,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_diff_makes_the_page(
+        fn applied_diff_gives_the_page(
             seed: u64,
             edits in prop::collection::vec((0..PAGE_SIZE, 1..200usize, any::<u8>()), 0..40),
             zero_from in 0..=PAGE_SIZE,
@@ -267,12 +272,12 @@ mod tests {
                 prop_assert_eq!(apply(&diff, &mut made), Ok(()));
                 prop_assert!(made == page);
                 prop_assert_eq!(apply(&diff, &mut made), Ok(()));
-                prop_assert!(made == page, "twice is as once");
+                prop_assert!(made == page, "applying a diff must be idempotent");
             }
         }
 
         #[test]
-        fn any_diff_is_rejected_or_applies_twice_as_once(
+        fn any_bytes_are_rejected_or_apply_idempotently(
             form in 0..4u8,
             rest in prop::collection::vec(prop_oneof![0..8u8, any::<u8>()], 0..300),
         ) {
@@ -281,10 +286,10 @@ mod tests {
             let applied = apply(&diff, &mut zeros);
             prop_assert_eq!(&apply(&diff, &mut ones), &applied);
             if applied.is_ok() {
-                prop_assert!(!is_full(&diff) || zeros == ones, "a full diff needs no base");
+                prop_assert!(!is_full(&diff) || zeros == ones, "a full diff must not depend on its base");
                 let once = zeros;
                 prop_assert_eq!(apply(&diff, &mut zeros), Ok(()));
-                prop_assert!(zeros == once);
+                prop_assert!(zeros == once, "applying a diff must be idempotent");
             }
         }
     }

@@ -1,45 +1,43 @@
-//! The one error of the decoders.
+//! The error type of all decoders.
 
-/// Bytes that are not what their format says.
+/// The input is not valid in its format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{format}: {problem} (at byte {at})")]
 pub struct FormatError {
-    /// The format that was being read: `page diff`, `log record`, `segment`, `manifest`.
+    /// The format being decoded, such as `page diff`, `log record`, `segment` or `manifest`.
     pub format: &'static str,
-    /// Where the trouble is: bytes from the beginning of what was given to the decoder.
+    /// Byte position of the problem, counted from the start of the decoder's input.
     pub at: usize,
-    /// What the trouble is.
+    /// The problem.
     pub problem: Problem,
 }
 
-/// What is wrong with some bytes.
+/// Why an input is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
-    /// They end too early.
-    #[error("the data end in the middle of a field")]
+    /// The input ends too early.
+    #[error("unexpected end of data")]
     Truncated,
-    /// They go on after their end.
-    #[error("there are data after the end")]
+    /// Bytes follow the last field.
+    #[error("trailing data after the last field")]
     Trailing,
-    /// A newer Fulmar wrote them, or they are something else.
-    #[error(
-        "format version {found} is not known here (newest: {newest}); a newer Fulmar may be able to read it"
-    )]
+    /// The input was written by a newer version of Fulmar, or is not of this format.
+    #[error("unsupported format version {found} (newest supported: {newest}); use a newer version of Fulmar")]
     FormatVersion {
         /// The version found.
         found: u32,
         /// The newest version that this build reads.
         newest: u32,
     },
-    /// They have changed since they were written.
-    #[error("the checksum is {computed:08x}, but {stored:08x} was written; the data are damaged")]
+    /// The input has changed since it was written.
+    #[error("checksum mismatch: computed {computed:08x}, stored {stored:08x}")]
     Checksum {
-        /// The checksum in the data.
+        /// The checksum stored in the data.
         stored: u32,
-        /// The checksum of the data.
+        /// The checksum computed from the data.
         computed: u32,
     },
-    /// A field has a value that it cannot have.
+    /// A field has an invalid value.
     #[error("{0}")]
     Invalid(&'static str),
 }

@@ -1,7 +1,12 @@
-//! What is to become of a manifest that is not its partition's newest: somebody needs it for a while, or it goes.
+//! Format of a fate: a hold or a tombstone of a manifest that is not its partition's newest.
 //!
-//! A manifest's fates are numbered, and the last one counts. It is decided by who makes the next number first: whoever wants to use
-//! a manifest *pins* it, whoever wants to delete it *condemns* it, and what is condemned is pinned by nobody any more.
+//! - A process that reads or branches a manifest *pins* it until a given time.
+//! - The garbage collector *condemns* a manifest before it deletes it. A condemned manifest can no
+//!   longer be pinned.
+//!
+//! The fates of a manifest are numbered, and the one with the greatest number is in force. Each is
+//! an object that is created only if absent, so of two processes that try to decide the next number
+//! exactly one succeeds (compare-and-set).
 
 use crate::codec::{self, Envelope};
 use crate::{FormatError, PartitionId};
@@ -12,44 +17,44 @@ pub const FORMAT_VERSION: u32 = 1;
 const ENVELOPE: Envelope = Envelope {
     format: "fate of a manifest",
     magic: b"FULMFATE",
-    foreign: "this is not the fate of a manifest (wrong first bytes)",
+    foreign: "not a fate of a manifest (wrong magic bytes)",
     version: FORMAT_VERSION,
 };
 
 const CONDEMNED: u8 = 1;
 const PINNED: u8 = 2;
 
-/// What has been decided of a manifest.
+/// A decision about a manifest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fate {
-    /// It is deleted now.
+    /// The manifest is being deleted.
     Condemned,
-    /// It stays until then (milliseconds since 1970), and what it names too.
+    /// The manifest and the segments that it names are kept.
     Pinned {
-        /// Until when.
+        /// Until this time, in milliseconds since 1970.
         until_unix_ms: u64,
     },
 }
 
-/// A decision on a manifest.
+/// A fate object as stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StoredFate {
-    /// Whose manifest it is.
+    /// The manifest's partition.
     pub partition: PartitionId,
-    /// Its version's epoch.
+    /// Epoch of the manifest's version.
     pub epoch: u32,
-    /// Its version's number.
+    /// Number of the manifest's version.
     pub number: u64,
-    /// Which decision it is.
+    /// Sequence number of the decision, from 0.
     pub turn: u32,
-    /// Random: tells two apart who decide the same.
+    /// Random id of the deciding process: distinguishes two that decide the same.
     pub by: u128,
-    /// What was decided.
+    /// The decision.
     pub fate: Fate,
 }
 
 impl StoredFate {
-    /// The decision's bytes.
+    /// Encodes the fate.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = ENVELOPE.begin(72);
         out.extend_from_slice(&self.partition.0.to_le_bytes());
@@ -67,7 +72,7 @@ impl StoredFate {
         ENVELOPE.end(out)
     }
 
-    /// Decodes a decision.
+    /// Decodes a fate.
     pub fn decode(bytes: &[u8]) -> Result<StoredFate, FormatError> {
         let mut reader = ENVELOPE.open(bytes)?;
         let (partition, epoch, number) = (PartitionId(reader.u64()?), reader.u32()?, reader.u64()?);
@@ -75,7 +80,7 @@ impl StoredFate {
         let fate = match reader.u8()? {
             CONDEMNED => Fate::Condemned,
             PINNED => Fate::Pinned { until_unix_ms: reader.varint()? },
-            _ => return Err(reader.invalid("it is neither pinned nor condemned")),
+            _ => return Err(reader.invalid("unknown fate")),
         };
         reader.end()?;
         Ok(StoredFate { partition, epoch, number, turn, by, fate })
@@ -85,7 +90,7 @@ impl StoredFate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::codec::testing::{nothing_else_is_read, resigned};
+    use crate::codec::testing::{assert_rejects_damage, with_valid_checksum};
     use proptest::prelude::*;
 
     fn example(fate: Fate) -> StoredFate {
@@ -93,21 +98,25 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_and_nothing_else() {
+    fn fate_round_trips_and_damage_is_rejected() {
         for fate in [Fate::Condemned, Fate::Pinned { until_unix_ms: 1 << 40 }] {
             let bytes = example(fate).encode();
             assert_eq!(StoredFate::decode(&bytes), Ok(example(fate)));
-            nothing_else_is_read(&bytes, StoredFate::decode);
+            assert_rejects_damage(&bytes, StoredFate::decode);
         }
     }
 
     proptest! {
         #[test]
-        fn changed_bytes_are_rejected_or_decode_to_what_they_encode(at: prop::sample::Index, value: u8, until_unix_ms: u64) {
+        fn changed_byte_is_rejected_or_round_trips(
+            at: prop::sample::Index,
+            value: u8,
+            until_unix_ms: u64,
+        ) {
             let mut bytes = example(Fate::Pinned { until_unix_ms }).encode();
             let at = at.index(bytes.len() - crate::codec::CRC_BYTES);
             bytes[at] = value;
-            let bytes = resigned(bytes);
+            let bytes = with_valid_checksum(bytes);
             if let Ok(decoded) = StoredFate::decode(&bytes) {
                 prop_assert_eq!(decoded.encode(), bytes);
             }

@@ -1,6 +1,8 @@
-//! Any bytes as log records, page diffs, segments, manifests, lists of hot pages, fates, terms and catalogs: read or refused, in memory that their
-//! length accounts for. Each format has checksums, which mutations do not survive; so of an input with an odd first byte
-//! the checksums are put right again, and what lies behind them has to fend for itself.
+//! Fuzz targets for all decoders: arbitrary bytes are decoded or rejected, with memory proportional
+//! to their length.
+//!
+//! Mutations break the checksums of the formats. If the first byte of an input is odd, the target
+//! recomputes the checksums, so that the checks behind them are tested too.
 
 use crate::{
     HotPages, Manifest, PAGE_SIZE, SegmentIndex, StoredCatalog, StoredFate, StoredTerm, ZERO_PAGE, diff, hot,
@@ -8,7 +10,7 @@ use crate::{
 };
 use fulmar_fuzz::Target;
 
-/// What earlier code wrote, with and without a look at the checksums.
+/// Seeds: the golden files, each once with and once without recomputed checksums.
 fn golden(prefix: &str) -> Vec<Vec<u8>> {
     let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden");
     let mut files: Vec<_> =
@@ -20,39 +22,40 @@ fn golden(prefix: &str) -> Vec<Vec<u8>> {
     files.iter().flat_map(|file| [seed(0, file), seed(1, file)]).collect()
 }
 
-/// The bytes behind the first one, put right by `sign` if it is odd.
+/// The input without its first byte. `sign` recomputes the checksums if that byte is odd.
 fn signed(input: &[u8], sign: impl FnOnce(&mut [u8]) -> Option<()>) -> Vec<u8> {
-    let Some((how, bytes)) = input.split_first() else { return Vec::new() };
+    let Some((flag, bytes)) = input.split_first() else { return Vec::new() };
     let mut bytes = bytes.to_vec();
-    if how & 1 == 1 {
+    if flag & 1 == 1 {
         let _ = sign(&mut bytes);
     }
     bytes
 }
 
 /// Writes the checksum of `bytes[from..to]` to `bytes[at..]`.
-fn sum(bytes: &mut [u8], from: usize, to: usize, at: usize) -> Option<()> {
+fn write_checksum(bytes: &mut [u8], from: usize, to: usize, at: usize) -> Option<()> {
     let crc = crc32fast::hash(bytes.get(from..to)?);
     bytes.get_mut(at..at + 4)?.copy_from_slice(&crc.to_le_bytes());
     Some(())
 }
 
-/// The checksum at the end of what is read whole.
+/// Recomputes the checksum at the end of a format that is read as a whole.
 fn sign_end(bytes: &mut [u8]) -> Option<()> {
     let end = bytes.len().checked_sub(4)?;
-    sum(bytes, 0, end, end)
+    write_checksum(bytes, 0, end, end)
 }
 
 fn number(bytes: &[u8], at: usize) -> Option<usize> {
     usize::try_from(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?)).ok()
 }
 
-/// The checksums of a segment's frames (as far as its index tells where they are), index and footer.
+/// Recomputes the checksums of a segment's index and footer, and of the frames that the index
+/// lists.
 fn sign_segment(bytes: &mut [u8]) -> Option<()> {
     let footer = bytes.len().checked_sub(segment::FOOTER_BYTES)?;
     let index = footer.checked_sub(number(bytes, footer + 8)?)?;
-    sum(bytes, index, footer, footer + 24)?;
-    sum(bytes, footer, footer + 32, footer + 32)?;
+    write_checksum(bytes, index, footer, footer + 24)?;
+    write_checksum(bytes, footer, footer + 32, footer + 32)?;
     let read = SegmentIndex::decode(bytes).ok()?;
     for partition in read.partitions() {
         for (_, frame) in read.frames(partition) {
@@ -98,7 +101,7 @@ fn fuzz_manifest() {
         .run(|input| {
             let bytes = signed(input, sign_end);
             if let Ok(manifest) = Manifest::decode(&bytes) {
-                assert_eq!(manifest.encode(), bytes, "there is one encoding");
+                assert_eq!(manifest.encode(), bytes, "each value must have exactly one encoding");
             }
         });
 }
@@ -112,7 +115,7 @@ fn fuzz_hot_pages() {
             let bytes = signed(input, sign_end);
             if let Ok(list) = HotPages::decode(&bytes) {
                 assert!(list.pages.len() <= hot::MOST_PAGES && !list.pages.contains(&0));
-                assert_eq!(list.encode(), bytes, "there is one encoding");
+                assert_eq!(list.encode(), bytes, "each value must have exactly one encoding");
             }
         });
 }
@@ -123,7 +126,7 @@ fn fuzz_fate() {
         |input| {
             let bytes = signed(input, sign_end);
             if let Ok(fate) = StoredFate::decode(&bytes) {
-                assert_eq!(fate.encode(), bytes, "there is one encoding");
+                assert_eq!(fate.encode(), bytes, "each value must have exactly one encoding");
             }
         },
     );
@@ -135,7 +138,7 @@ fn fuzz_term() {
         |input| {
             let bytes = signed(input, sign_end);
             if let Ok(term) = StoredTerm::decode(&bytes) {
-                assert_eq!(term.encode(), bytes, "there is one encoding");
+                assert_eq!(term.encode(), bytes, "each value must have exactly one encoding");
             }
         },
     );
@@ -147,7 +150,7 @@ fn fuzz_catalog() {
         |input| {
             let bytes = signed(input, sign_end);
             if let Ok(catalog) = StoredCatalog::decode(&bytes) {
-                assert_eq!(catalog.encode(), bytes, "there is one encoding");
+                assert_eq!(catalog.encode(), bytes, "each value must have exactly one encoding");
             }
         },
     );

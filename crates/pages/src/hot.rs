@@ -1,13 +1,15 @@
-//! Hot pages: the numbers of the pages that a partition was working with when it was closed, the hottest first.
+//! Format of a list of hot pages: the numbers of the pages that a partition used before it was
+//! closed, hottest first. The partition prewarms its page cache with them when it opens again.
 //!
 //! ```text
-//!   pages      7 8 9 40 3 4        the hottest at the front; neighbours that are as hot as each other are in order
+//!   pages      7 8 9 40 3 4        hottest first; equally hot neighbours in ascending order
 //!   runs       +7 x3   +30 x1   -38 x2
 //! ```
 //!
-//! A run is so many pages that follow each other, and begins so far from where the one before it has ended.
+//! A run is a number of consecutive pages. It is stored as the distance of its first page from the
+//! end of the previous run, and its length.
 //!
-//! It is a hint: what is in it is read ahead when the partition opens again. So whoever cannot read it goes without.
+//! The list is a hint. A list that cannot be read is ignored.
 
 use crate::codec::{self, Envelope, Reader};
 use crate::{FormatError, PageNo, PartitionId};
@@ -15,31 +17,31 @@ use crate::{FormatError, PageNo, PartitionId};
 /// The format version that this build writes, and the newest that it reads.
 pub const FORMAT_VERSION: u32 = 1;
 
-/// Pages that a list names, at most: 16 MiB of them.
+/// Maximum number of pages in a list (16 MiB of pages).
 pub const MOST_PAGES: usize = 4096;
 
 const ENVELOPE: Envelope = Envelope {
     format: "list of hot pages",
     magic: b"FULMHOTP",
-    foreign: "this is not a list of hot pages (wrong first bytes)",
+    foreign: "not a list of hot pages (wrong magic bytes)",
     version: FORMAT_VERSION,
 };
 
-/// The pages that a partition was working with.
+/// The hot pages of a partition.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HotPages {
-    /// Whose pages they are.
+    /// The partition.
     pub partition: PartitionId,
-    /// In which epoch of it.
+    /// The partition's epoch.
     pub epoch: u32,
-    /// The hybrid timestamp of the time when they were.
+    /// Hybrid timestamp at which the list was made.
     pub timestamp: u64,
-    /// The hottest first, [`MOST_PAGES`] at most.
+    /// Page numbers, hottest first; at most [`MOST_PAGES`].
     pub pages: Vec<PageNo>,
 }
 
 impl HotPages {
-    /// The list's bytes.
+    /// Encodes the list.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = ENVELOPE.begin(64);
         out.extend_from_slice(&self.partition.0.to_le_bytes());
@@ -70,22 +72,22 @@ impl HotPages {
 
 fn decode_runs(reader: &mut Reader<'_>) -> Result<Vec<PageNo>, FormatError> {
     let mut pages = Vec::new();
-    // Where the last run has ended: so far nowhere, and there is no page 0.
+    // The end of the previous run. Initially 0, which is no page.
     let mut end = 0;
     for _ in 0..reader.count(2)? {
         let distance = codec::unzigzag(reader.varint()?);
         let length = reader.varint()?;
         if distance == 0 || length == 0 {
-            return Err(reader.invalid("a run of pages has no pages, or is part of the one before it"));
+            return Err(reader.invalid("run of pages is empty or adjoins the previous run"));
         }
         if length > (MOST_PAGES - pages.len()) as u64 {
-            return Err(reader.invalid("there are more pages than such a list may have"));
+            return Err(reader.invalid("list has more pages than allowed"));
         }
         let first: i64 = distance.saturating_add(end);
         end = first.saturating_add(length as i64);
         match (PageNo::try_from(first), PageNo::try_from(end - 1)) {
             (Ok(first), Ok(last)) if first > 0 => pages.extend(first..=last),
-            _ => return Err(reader.invalid("a page's number is not one")),
+            _ => return Err(reader.invalid("invalid page number")),
         }
     }
     Ok(pages)
@@ -95,7 +97,7 @@ fn decode_runs(reader: &mut Reader<'_>) -> Result<Vec<PageNo>, FormatError> {
 mod tests {
     use super::*;
     use crate::codec::CRC_BYTES;
-    use crate::codec::testing::{nothing_else_is_read, resigned};
+    use crate::codec::testing::{assert_rejects_damage, with_valid_checksum};
     use proptest::prelude::*;
 
     fn list(pages: &[PageNo]) -> HotPages {
@@ -103,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_take_no_space() {
+    fn consecutive_pages_share_a_run() {
         let all: Vec<PageNo> = (2..2 + MOST_PAGES as PageNo).collect();
         assert!(list(&all).encode().len() < 48);
         let odd: Vec<PageNo> = (0..MOST_PAGES as PageNo).map(|i| 2 * i + 1).collect();
@@ -111,36 +113,36 @@ mod tests {
     }
 
     #[test]
-    fn the_ends_of_the_numbers_are_pages_too() {
+    fn smallest_and_largest_page_numbers_round_trip() {
         for pages in [&[][..], &[1], &[PageNo::MAX, 1], &[1, PageNo::MAX - 1, PageNo::MAX], &[5, 5, 4, 3]] {
             assert_eq!(HotPages::decode(&list(pages).encode()), Ok(list(pages)));
         }
-        assert!(HotPages::decode(&list(&[0]).encode()).is_err(), "there is no page 0");
+        assert!(HotPages::decode(&list(&[0]).encode()).is_err(), "page 0 must be rejected");
     }
 
     #[test]
-    fn more_than_a_list_may_have_is_refused() {
+    fn list_with_too_many_pages_is_rejected() {
         let mut bytes = list(&(1..=MOST_PAGES as PageNo).collect::<Vec<_>>()).encode();
         assert!(HotPages::decode(&bytes).is_ok());
         let length = bytes.len() - CRC_BYTES - 2;
         bytes[length] += 1;
-        let error = HotPages::decode(&resigned(bytes)).unwrap_err();
-        assert!(error.to_string().contains("more pages than"), "{error}");
+        let error = HotPages::decode(&with_valid_checksum(bytes)).unwrap_err();
+        assert!(error.to_string().contains("more pages than allowed"), "{error}");
     }
 
     #[test]
-    fn what_was_written_is_read_and_nothing_else() {
-        nothing_else_is_read(&list(&[7, 8, 9, 40, 3, 4]).encode(), HotPages::decode);
+    fn damaged_list_is_rejected() {
+        assert_rejects_damage(&list(&[7, 8, 9, 40, 3, 4]).encode(), HotPages::decode);
     }
 
     proptest! {
         #[test]
-        fn what_was_written_is_read(pages in prop::collection::vec(1..=PageNo::MAX, 0..200)) {
+        fn list_round_trips(pages in prop::collection::vec(1..=PageNo::MAX, 0..200)) {
             prop_assert_eq!(HotPages::decode(&list(&pages).encode()), Ok(list(&pages)));
         }
 
         #[test]
-        fn changed_bytes_are_rejected_or_decode_to_what_they_encode(
+        fn changed_byte_is_rejected_or_round_trips(
             pages in prop::collection::vec(1..200u32, 0..50),
             at: prop::sample::Index,
             value: u8,
@@ -148,7 +150,7 @@ mod tests {
             let mut bytes = list(&pages).encode();
             let at = at.index(bytes.len() - CRC_BYTES);
             bytes[at] = value;
-            let bytes = resigned(bytes);
+            let bytes = with_valid_checksum(bytes);
             if let Ok(decoded) = HotPages::decode(&bytes) {
                 prop_assert_eq!(decoded.encode(), bytes);
             }

@@ -1,20 +1,23 @@
-//! Formats: pages, page diffs, log records, segments, manifests and their fates, lists of hot pages, catalogs, terms. Bytes in,
-//! bytes out.
+//! Encoders and decoders of all stored formats. Bytes in, bytes out.
 //!
-//! ```text
-//!   a commit            diff --> record --------------------> (a log frame, crates/store)
-//!   a flush             page --> segment, manifest ---------> (objects, crates/store)
-//!   the end of a life   page numbers --> hot pages ---------> (the same)
-//!   a change of names   keys, values --> catalog -----------> (the same)
-//!   who may do what     fate, term -------------------------> (the same)
-//! ```
+//! | event | format | stored by `crates/store` as |
+//! | --- | --- | --- |
+//! | commit | page [`diff`]s in a [`record`] | a frame of the commit log |
+//! | flush | pages in a [`segment`]; a [`manifest`] | objects of the store |
+//! | close of a partition | page numbers in a list of [`hot`] pages | an object |
+//! | metadata change | keys and values in a [`catalog`] | an object |
+//! | garbage collection | the [`fate`] of a manifest: pinned or condemned | an object |
+//! | start or end of a store owner | a [`term`] | an object |
 //!
-//! This crate does no I/O, starts no thread and reads no clock, so every format can be tested with
-//! golden files (`docs/formats.md` describes them byte by byte; `tests/golden/` holds what earlier code wrote).
+//! The crate does no I/O, starts no thread and reads no clock, so golden files can test every
+//! format. `docs/formats.md` describes the formats byte by byte. `tests/golden/` holds files that
+//! earlier versions wrote.
 //!
-//! Everything that is decoded here may come from a broken disk. So each decoder checks every length before it
-//! trusts it, allocates no more than a small multiple of the bytes it was given, and answers a [`FormatError`]
-//! that says what was wrong and at which byte. None of them panics.
+//! Decoders treat their input as untrusted, because it may come from a broken disk. A decoder:
+//!
+//! - checks every length before it uses it;
+//! - allocates at most a small multiple of the input's length;
+//! - returns a [`FormatError`] with the problem and its byte position; it never panics.
 
 pub mod catalog;
 mod codec;
@@ -47,10 +50,11 @@ pub type PageNo = u32;
 /// The bytes of one page.
 pub type Page = [u8; PAGE_SIZE];
 
-/// A page of zeros: what a page was before it was first written.
+/// A page of zeros: the contents of a page before its first write.
 pub static ZERO_PAGE: Page = [0; PAGE_SIZE];
 
-/// Names a partition: the unit of ownership, of single-node transactions and of caching. Never reused.
+/// Identifies a partition: the unit of ownership, single-node transactions and caching. Never
+/// reused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
 pub struct PartitionId(pub u64);
 
@@ -60,18 +64,18 @@ impl std::fmt::Display for PartitionId {
     }
 }
 
-/// Names a segment. The upper 32 bits are the term ([`term`]) in which it was written, the others are random, so that nobody has to
-/// hand them out.
+/// Identifies a segment. The upper 32 bits are the [`term`] in which it was written. The other
+/// 96 bits are random, so ids need no coordination.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct SegmentId(pub u128);
 
 impl SegmentId {
-    /// That with these random bits, of which the upper 32 do not count.
+    /// The id of a segment of this term. The upper 32 bits of `random` are ignored.
     pub fn of_term(term: u32, random: u128) -> Self {
         SegmentId(u128::from(term) << 96 | random & (u128::MAX >> 32))
     }
 
-    /// In which term it was written.
+    /// The term in which the segment was written.
     pub fn term(self) -> u32 {
         (self.0 >> 96) as u32
     }
@@ -83,7 +87,7 @@ impl std::fmt::Display for SegmentId {
     }
 }
 
-/// Names a log; random. A node begins a new one each time it starts, and after a failed write.
+/// Identifies a log; random. A node starts a new log at each start and after a failed write.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct LogId(pub u128);
 
@@ -93,29 +97,30 @@ impl std::fmt::Display for LogId {
     }
 }
 
-/// A commit of a partition. Within a lineage, (epoch, number) grows; a version is never reused.
+/// Identifies a commit of a partition. Within a lineage, (epoch, number) grows. Never reused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
 pub struct Version {
     /// Restore, import and branch start a new lineage.
     pub lineage: u64,
-    /// The partition's fencing number: grows with every change of owner.
+    /// The partition's fencing number. Grows with every change of owner.
     pub epoch: u32,
-    /// Counts commits; grows across epochs too, and begins anew, above all before, in each term ([`term`]).
+    /// Counts commits. Grows across epochs, and continues in each [`term`] at a value above all
+    /// earlier ones.
     pub number: u64,
 }
 
 /// Where a tenant's commits are made durable before they are acknowledged.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Durability {
-    /// On the disk of the node.
+    /// On the node's disk.
     #[default]
     Local,
-    /// In the store.
+    /// In the object store.
     Shared,
 }
 
 impl Durability {
-    /// As SQL and the catalog call it.
+    /// The name used in SQL and in the catalog.
     pub fn name(self) -> &'static str {
         match self {
             Durability::Local => "local",
@@ -123,17 +128,17 @@ impl Durability {
         }
     }
 
-    /// The one of that name.
+    /// Finds a durability by its name.
     pub fn of_name(name: &str) -> Option<Durability> {
         [Durability::Local, Durability::Shared].into_iter().find(|known| known.name() == name)
     }
 }
 
-/// How a transaction ended, for clients that ask later.
+/// The outcome of a transaction, kept for clients that ask for it later.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Outcome {
     /// The transaction's id.
     pub transaction: u64,
-    /// Committed, or aborted.
+    /// False if the transaction was aborted.
     pub committed: bool,
 }

@@ -1,15 +1,16 @@
-//! A manifest: the list of segments that make up a partition at a version.
+//! Format of a manifest: the list of segments that make up a partition at a version.
 //!
 //! ```text
-//!   manifest of partition 7 at version 90          page 5 of partition 7:
-//!     segments   c3 as 7   <- newest                 look in c3, then b2, then a1 (there as partition 4's
-//!                b2 as 7                             page 5: partition 7 is a branch of 4, by reference)
+//!   manifest of partition 7 at version 90       lookup of page 5 of partition 7:
+//!     segments   c3 as 7   <- newest              c3, then b2, then a1 (as page 5 of partition 4:
+//!                b2 as 7                          partition 7 is a branch of 4, by reference)
 //!                a1 as 4   <- oldest
 //! ```
 //!
-//! A page is looked up in the newest segment that has it; pages beyond `page_count` are not part of the partition,
-//! whatever the segments hold. `outcomes` are those that clients may still ask for; transactions older than
-//! `outcomes_horizon` and not in the list are answered as too old to tell.
+//! - A page is read from the newest segment that contains it.
+//! - Pages beyond `page_count` are not part of the partition, even if a segment contains them.
+//! - `outcomes` lists the transaction outcomes that clients can still ask for. A transaction below
+//!   `outcomes_horizon` that is not in the list is reported as too old.
 
 use crate::codec::{self, Envelope, Reader};
 use crate::{FormatError, Outcome, PartitionId, SegmentId, Version};
@@ -20,7 +21,7 @@ pub const FORMAT_VERSION: u32 = 1;
 const ENVELOPE: Envelope = Envelope {
     format: "manifest",
     magic: b"FULMMANI",
-    foreign: "this is not a manifest (wrong first bytes)",
+    foreign: "not a manifest (wrong magic bytes)",
     version: FORMAT_VERSION,
 };
 
@@ -29,33 +30,34 @@ const SEGMENT_BYTES: usize = 24;
 /// One segment of a partition.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SegmentRef {
-    /// Which segment.
+    /// The segment.
     pub id: SegmentId,
-    /// The partition under which the segment holds the pages: another than the manifest's after a branch.
+    /// The partition under which the segment stores the pages. After a branch it differs from the
+    /// manifest's partition.
     pub partition: PartitionId,
 }
 
-/// What a partition is made of at a version.
+/// The contents of a partition at a version.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Manifest {
-    /// Whose manifest it is.
+    /// The partition.
     pub partition: PartitionId,
-    /// At which version.
+    /// The version.
     pub version: Version,
-    /// Pages of the partition.
+    /// Number of pages in the partition.
     pub page_count: u32,
     /// The hybrid timestamp of the version.
     pub timestamp: u64,
-    /// Its segments, the oldest first: later ones override earlier ones.
+    /// Segments, oldest first. Later segments override earlier ones.
     pub segments: Vec<SegmentRef>,
-    /// How transactions ended, as far as that can still be asked.
+    /// Outcomes of transactions that clients can still ask for.
     pub outcomes: Vec<Outcome>,
-    /// Transactions with a smaller id that are not in `outcomes` are too old to be told.
+    /// Transactions with a smaller id that are not in `outcomes` are too old to report.
     pub outcomes_horizon: u64,
 }
 
 impl Manifest {
-    /// The manifest's bytes.
+    /// Encodes the manifest.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = ENVELOPE.begin(80 + SEGMENT_BYTES * self.segments.len() + 10 * self.outcomes.len());
         out.extend_from_slice(&self.partition.0.to_le_bytes());
@@ -78,7 +80,7 @@ impl Manifest {
         ENVELOPE.end(out)
     }
 
-    /// Bytes that it takes in memory.
+    /// Memory use, in bytes.
     pub fn memory_bytes(&self) -> usize {
         size_of::<Self>()
             + self.segments.capacity() * size_of::<SegmentRef>()
@@ -117,7 +119,7 @@ fn decode_outcomes(reader: &mut Reader<'_>) -> Result<Vec<Outcome>, FormatError>
         let committed = match reader.u8()? {
             0 => false,
             1 => true,
-            _ => return Err(reader.invalid("an outcome is neither committed nor aborted")),
+            _ => return Err(reader.invalid("unknown transaction outcome")),
         };
         outcomes.push(Outcome { transaction, committed });
     }
@@ -128,7 +130,7 @@ fn decode_outcomes(reader: &mut Reader<'_>) -> Result<Vec<Outcome>, FormatError>
 mod tests {
     use super::*;
     use crate::codec::CRC_BYTES;
-    use crate::codec::testing::{nothing_else_is_read, resigned};
+    use crate::codec::testing::{assert_rejects_damage, with_valid_checksum};
     use proptest::prelude::*;
 
     fn any_manifest() -> impl Strategy<Value = Manifest> {
@@ -157,11 +159,11 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_and_nothing_else() {
-        nothing_else_is_read(&any_example().encode(), Manifest::decode);
+    fn damaged_manifest_is_rejected() {
+        assert_rejects_damage(&example().encode(), Manifest::decode);
     }
 
-    fn any_example() -> Manifest {
+    fn example() -> Manifest {
         Manifest {
             partition: PartitionId(7),
             version: Version { lineage: 1, epoch: 2, number: 3 },
@@ -175,16 +177,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_written_is_read(manifest in any_manifest()) {
+        fn manifest_round_trips(manifest in any_manifest()) {
             prop_assert_eq!(Manifest::decode(&manifest.encode()), Ok(manifest));
         }
 
         #[test]
-        fn changed_bytes_are_rejected_or_decode_to_what_they_encode(manifest in any_manifest(), at: prop::sample::Index, value: u8) {
+        fn changed_byte_is_rejected_or_round_trips(
+            manifest in any_manifest(),
+            at: prop::sample::Index,
+            value: u8,
+        ) {
             let mut bytes = manifest.encode();
             let at = at.index(bytes.len() - CRC_BYTES);
             bytes[at] = value;
-            let bytes = resigned(bytes);
+            let bytes = with_valid_checksum(bytes);
             if let Ok(decoded) = Manifest::decode(&bytes) {
                 prop_assert_eq!(decoded.encode(), bytes);
             }

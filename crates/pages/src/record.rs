@@ -1,30 +1,31 @@
-//! The body of one log record.
+//! Format of a log record's body.
 //!
 //! ```text
-//!   +---+------+----------------+-------+------------+-----------+----------------------------------------+----------
-//!   | 3 | kind | version number | steps | page count | timestamp | partition, lineage, epoch, transaction | items ...
-//!   +---+------+----------------+-------+------------+-----------+----------------------------------------+----------
-//!     u8  u8     varint           varint  varint       u64         varints
-//!   `-------------------- head -------------------------------´
+//!   +---+------+----------------+--------+------------+-----------+
+//!   | 3 | kind | version number | steps  | page count | timestamp |     the head
+//!   +---+------+----------------+--------+------------+-----------+
+//!     u8  u8     varint           varint   varint       u64
+//!   +----------------------------------------+-----------
+//!   | partition, lineage, epoch, transaction | items ...
+//!   +----------------------------------------+-----------
+//!     varints
 //! ```
 //!
-//! The record goes on from the version that is so many steps before its own: diffs are of its pages. Who has another one lacks
-//! something.
+//! - **Base version.** A record's diffs apply to the version that is `steps` before its own. A
+//!   reader that holds any other version has missed a record.
+//! - **Head.** Its four numbers are known only inside the partition's commit lock. The diffs, which
+//!   are expensive, are encoded outside of the lock, after space for the longest head.
+//!   [`RecordBuilder::finish`] then writes the head directly before them.
+//! - **Items.** An item begins with a varint. A nonzero value is a page number; the diff follows
+//!   (length, bytes). After zero, a byte gives the kind: 1 an outcome, 2 a cut, 3 a segment.
+//! - **Large commits.** A commit with too many pages for memory is written as a segment first. Its
+//!   record only names the segment, which stores the pages under the record's partition.
+//! - **Checksum.** A record has none. The log's frame around it has one, which covers the position.
+//! - **Older versions.** Versions 1 and 2 are still read. They have the numbers at fixed places:
+//!   version number (u64), timestamp, page count (u32) and, in version 2, the number of the base
+//!   version (u64).
 //!
-//! The four numbers of the head are known only inside a partition's commit lock. The expensive part, the diffs, is made outside, behind
-//! room for the longest head; [`RecordBuilder::finish`] writes the head against what stands there. A record of one page with an update
-//! of 100 bytes takes some 140 bytes.
-//!
-//! In versions 1 and 2 of the format, which are still read, these numbers stood at fixed places: version number (u64), timestamp, page
-//! count (u32) and, in version 2 only, the number of the version that the record goes on from (u64).
-//!
-//! An item begins with a varint. If it is not zero it is a page number, and the diff follows (length, bytes). If it
-//! is zero a byte tells what follows: 1 an outcome, 2 a cut, 3 a segment.
-//!
-//! A commit whose pages are too many for memory is written as a segment first; its record then only names the
-//! segment, which holds the pages under the record's partition.
-//!
-//! A record has no checksum: the log's frame around it has one, over the position too.
+//! The record of an update of 100 bytes in one page takes about 140 bytes.
 
 use crate::codec::{self, Reader};
 use crate::{FormatError, LogId, Outcome, Page, PageNo, PartitionId, Problem, SegmentId, Version, diff};
@@ -36,33 +37,33 @@ pub const FORMAT_VERSION: u8 = 3;
 
 const AT_KIND: usize = 1;
 
-/// Room for the longest head: three varints, of which one has 32 bits, and what is as long in each.
+/// Length of the longest head: two 64-bit varints, a 32-bit varint, and the fixed-size fields.
 const HEAD_BYTES: usize = 2 + 2 * codec::VARINT_MAX + 5 + 8;
 
-/// The fewest bytes that a record takes.
+/// Minimum length of a record, in bytes.
 pub const MIN_BYTES: usize = 2 + 3 + 8 + 4;
 
 const ITEM_OUTCOME: u8 = 1;
 const ITEM_CUT: u8 = 2;
 const ITEM_SEGMENT: u8 = 3;
 
-/// What a record tells.
+/// The kind of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum RecordKind {
-    /// A transaction of one partition has committed: its pages.
+    /// A transaction of one partition has committed. Contains its pages.
     Commit = 1,
-    /// A transaction of several partitions can commit: its pages here.
+    /// A transaction of several partitions is prepared. Contains its pages of this partition.
     Prepare = 2,
-    /// How transactions ended: prepared ones, and those that a client asked about.
+    /// Outcomes of prepared transactions, and of transactions that a client asked about.
     Decide = 3,
-    /// This log's node owns the partition from here on.
+    /// The log's node owns the partition from this record on.
     Open = 4,
-    /// The owner gives the partition up at this version.
+    /// The owner releases the partition at this version.
     Release = 5,
-    /// An older log ends at a position; whatever is found beyond it never happened.
+    /// An older log ends at a position. Records beyond it are ignored.
     Cut = 6,
-    /// This log ends here.
+    /// The end of this log.
     Seal = 7,
 }
 
@@ -73,22 +74,22 @@ impl RecordKind {
     }
 }
 
-/// What every record has.
+/// The fields that every record has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RecordHeader {
-    /// What the record tells.
+    /// The kind of the record.
     pub kind: RecordKind,
-    /// Whose record it is. Cut and seal concern no partition and have 0.
+    /// The record's partition. 0 for cut and seal, which belong to no partition.
     pub partition: PartitionId,
-    /// The version that the record makes, or at which it happened.
+    /// The version that the record creates, or at which it was written.
     pub version: Version,
-    /// The transaction's id; 0 if there is none.
+    /// The transaction's id. 0 if there is none.
     pub transaction: u64,
     /// A hybrid timestamp above everything that the record depends on.
     pub timestamp: u64,
-    /// Pages of the partition after this record.
+    /// Number of pages in the partition after this record.
     pub page_count: u32,
-    /// The number of the version that the record goes on from; `None` in records of the format's first version.
+    /// Number of the version that the diffs apply to. `None` in records of format version 1.
     pub previous: Option<u64>,
 }
 
@@ -97,20 +98,20 @@ pub struct RecordHeader {
 pub struct CutPoint {
     /// The log that ends.
     pub log: LogId,
-    /// The position up to which it counts.
+    /// The position at which it ends.
     pub position: u64,
 }
 
 /// A page of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PageEntry<'a> {
-    /// Which page.
+    /// The page.
     pub no: PageNo,
-    /// How it changed: for [`diff::apply`].
+    /// The change, for [`diff::apply`].
     pub diff: &'a [u8],
 }
 
-/// Writes records, one at a time, into a buffer that it keeps.
+/// Writes records, one at a time, into a reusable buffer.
 ///
 /// ```
 /// # use fulmar_pages::*;
@@ -131,19 +132,19 @@ pub struct PageEntry<'a> {
 /// ```
 #[derive(Debug, Default)]
 pub struct RecordBuilder {
-    /// Room for the head, and what stands behind it.
+    /// Space for the head, then the rest of the record.
     buffer: Vec<u8>,
     kind: u8,
     patch: Patch,
 }
 
 impl RecordBuilder {
-    /// Writes into `buffer`, whose contents are dropped and whose capacity is used.
+    /// Writes into `buffer`. Discards its contents and reuses its capacity.
     pub fn new(buffer: Vec<u8>) -> Self {
         RecordBuilder { buffer, ..RecordBuilder::default() }
     }
 
-    /// Drops what was written and begins a record.
+    /// Discards the current record and begins a new one.
     pub fn begin(&mut self, header: &RecordHeader) {
         self.kind = header.kind as u8;
         self.patch = Patch {
@@ -161,13 +162,14 @@ impl RecordBuilder {
         codec::put_varint(out, header.transaction);
     }
 
-    /// Adds a page, as its difference from `base` (without one: from zeros). Pages are counted from 1: a page 0 does
-    /// not exist, and the record would not decode.
+    /// Adds a page as its diff from `base` (or from zeros). Pages are numbered from 1; a record
+    /// with page 0 would not decode.
     pub fn push_page(&mut self, no: PageNo, base: Option<&Page>, page: &Page) {
-        debug_assert!(no > 0, "pages are counted from 1");
+        debug_assert!(no > 0, "pages are numbered from 1");
         let out = &mut self.buffer;
         codec::put_varint(out, u64::from(no));
-        // Most diffs are shorter than 128 bytes: leave one byte for the length and make room if it takes two.
+        // Most diffs are shorter than 128 bytes: reserve one byte for the length, and insert a
+        // second one if needed.
         let length_at = out.len();
         out.push(0);
         diff::encode(base, page, out);
@@ -180,22 +182,22 @@ impl RecordBuilder {
         }
     }
 
-    /// Adds a page whose diff exists already.
+    /// Adds a page whose diff is already encoded.
     pub fn push_diff(&mut self, no: PageNo, diff: &[u8]) {
-        debug_assert!(no > 0, "pages are counted from 1");
+        debug_assert!(no > 0, "pages are numbered from 1");
         codec::put_varint(&mut self.buffer, u64::from(no));
         codec::put_varint(&mut self.buffer, diff.len() as u64);
         self.buffer.extend_from_slice(diff);
     }
 
-    /// Adds how a transaction ended.
+    /// Adds the outcome of a transaction.
     pub fn push_outcome(&mut self, outcome: Outcome) {
         self.buffer.extend_from_slice(&[0, ITEM_OUTCOME]);
         codec::put_varint(&mut self.buffer, outcome.transaction);
         self.buffer.push(u8::from(outcome.committed));
     }
 
-    /// Adds the end of an older log. A record of kind cut has exactly one; others have none.
+    /// Adds the end of an older log. A record of kind cut has exactly one; other kinds have none.
     pub fn push_cut(&mut self, cut: CutPoint) {
         self.buffer.extend_from_slice(&[0, ITEM_CUT]);
         self.buffer.extend_from_slice(&cut.log.0.to_le_bytes());
@@ -208,16 +210,16 @@ impl RecordBuilder {
         self.buffer.extend_from_slice(&segment.0.to_le_bytes());
     }
 
-    /// Says what was not known when the record was begun.
+    /// Sets the numbers that were not known when the record was begun.
     pub fn patch(&mut self, patch: Patch) {
         self.patch = patch;
     }
 
-    /// The bytes of the record that was begun.
+    /// Completes the record and returns its bytes.
     pub fn finish(&mut self) -> &[u8] {
         let Patch { number, previous, timestamp, page_count } = self.patch;
         let out = &mut self.buffer;
-        // Behind the rest first: only then it is known how long it is.
+        // Encoded at the end of the buffer first, because its length is not known before.
         let end = out.len();
         out.extend([FORMAT_VERSION, self.kind]);
         codec::put_varint(out, number);
@@ -230,29 +232,29 @@ impl RecordBuilder {
         &out[at..]
     }
 
-    /// How long the record is so far, bytes, with room for the longest head.
+    /// Length of the record so far in bytes, including space for the longest head.
     #[expect(clippy::len_without_is_empty, reason = "a record has a head, so it is never empty")]
     pub fn len(&self) -> usize {
         self.buffer.len()
     }
 
-    /// Takes back what was pushed since the record had this length.
+    /// Removes the items that were pushed since the record had this length.
     pub fn truncate(&mut self, bytes: usize) {
         self.buffer.truncate(bytes);
     }
 
-    /// The buffer, for another builder. It is not the record.
+    /// Returns the buffer for reuse by another builder. It does not hold the record.
     pub fn into_buffer(self) -> Vec<u8> {
         self.buffer
     }
 }
 
-/// What is known of a record only when the commit's turn has come.
+/// The fields of a record that are known only inside the commit lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Patch {
-    /// The number of the version that it makes.
+    /// Number of the version that the record creates.
     pub number: u64,
-    /// The number of the version that it goes on from.
+    /// Number of the version that the diffs apply to.
     pub previous: u64,
     /// As in [`RecordHeader`].
     pub timestamp: u64,
@@ -260,10 +262,10 @@ pub struct Patch {
     pub page_count: u32,
 }
 
-/// A decoded record, which borrows its bytes.
+/// A decoded record. Borrows its bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Record<'a> {
-    /// What every record has.
+    /// The fields that every record has.
     pub header: RecordHeader,
     body: &'a [u8],
     items_at: usize,
@@ -278,7 +280,7 @@ enum Item<'a> {
 }
 
 impl<'a> Record<'a> {
-    /// Its pages, in the order in which they were added.
+    /// The pages, in the order in which they were added.
     pub fn pages(&self) -> impl Iterator<Item = PageEntry<'a>> + use<'a> {
         self.items().filter_map(|item| match item {
             Item::Page(page) => Some(page),
@@ -286,7 +288,7 @@ impl<'a> Record<'a> {
         })
     }
 
-    /// The outcomes that it tells.
+    /// The transaction outcomes.
     pub fn outcomes(&self) -> impl Iterator<Item = Outcome> + use<'a> {
         self.items().filter_map(|item| match item {
             Item::Outcome(outcome) => Some(outcome),
@@ -294,7 +296,7 @@ impl<'a> Record<'a> {
         })
     }
 
-    /// Where an older log ends; every record of kind cut has one.
+    /// The end of an older log. Every record of kind cut has one.
     pub fn cut(&self) -> Option<CutPoint> {
         self.items().find_map(|item| match item {
             Item::Cut(cut) => Some(cut),
@@ -310,19 +312,19 @@ impl<'a> Record<'a> {
         })
     }
 
-    /// Its bytes.
+    /// The encoded record.
     pub fn body(&self) -> &'a [u8] {
         self.body
     }
 
-    /// [`decode`] has read every item once, so here the first error is the end.
+    /// [`decode`] has validated every item, so an error cannot occur here.
     fn items(&self) -> impl Iterator<Item = Item<'a>> + use<'a> {
         let mut reader = Reader::starting(FORMAT, self.body, self.items_at);
         std::iter::from_fn(move || if reader.remaining() == 0 { None } else { read_item(&mut reader).ok() })
     }
 }
 
-/// Decodes a record and checks that each of its items is well formed (a page's diff is checked by [`diff::apply`]).
+/// Decodes a record and validates its items. The diffs are validated by [`diff::apply`].
 pub fn decode(body: &[u8]) -> Result<Record<'_>, FormatError> {
     let mut reader = Reader::new(FORMAT, body);
     let found = reader.u8()?;
@@ -342,8 +344,7 @@ pub fn decode(body: &[u8]) -> Result<Record<'_>, FormatError> {
             return Err(codec::error(FORMAT, 0, problem));
         }
     };
-    let kind = kind
-        .ok_or_else(|| codec::error(FORMAT, AT_KIND, Problem::Invalid("the kind of record is not known")))?;
+    let kind = kind.ok_or_else(|| codec::error(FORMAT, AT_KIND, Problem::Invalid("unknown record kind")))?;
     let partition = PartitionId(reader.varint()?);
     let lineage = reader.varint()?;
     let epoch = reader.varint_u32()?;
@@ -356,7 +357,7 @@ pub fn decode(body: &[u8]) -> Result<Record<'_>, FormatError> {
         cuts += usize::from(matches!(read_item(&mut reader)?, Item::Cut(_)));
     }
     if cuts != usize::from(kind == RecordKind::Cut) {
-        return Err(reader.invalid("a cut must say once where a log ends, other records never"));
+        return Err(reader.invalid("a cut record must have exactly one cut item, other records none"));
     }
     Ok(Record { header, body, items_at })
 }
@@ -375,13 +376,13 @@ fn read_item<'a>(reader: &mut Reader<'a>) -> Result<Item<'a>, FormatError> {
             let committed = match reader.u8()? {
                 0 => false,
                 1 => true,
-                _ => return Err(reader.invalid("an outcome is neither committed nor aborted")),
+                _ => return Err(reader.invalid("unknown transaction outcome")),
             };
             Ok(Item::Outcome(Outcome { transaction, committed }))
         }
         ITEM_CUT => Ok(Item::Cut(CutPoint { log: LogId(reader.u128()?), position: reader.varint()? })),
         ITEM_SEGMENT => Ok(Item::Segment(SegmentId(reader.u128()?))),
-        _ => Err(codec::error(FORMAT, at, Problem::Invalid("the kind of item is not known"))),
+        _ => Err(codec::error(FORMAT, at, Problem::Invalid("unknown item kind"))),
     }
 }
 

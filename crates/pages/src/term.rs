@@ -1,8 +1,12 @@
-//! A term: the time in which one process writes to a store, from its start to its end, as the store has it.
+//! Format of a term: the fencing record of a store's owner.
 //!
-//! Terms are numbered; who begins the greatest one is the owner of the store's partitions and its collector. An object says that a
-//! term has begun, another one that it has ended: that its process is gone with all that it has asked of the store, and how
-//! long something of terms before it may still arrive.
+//! A term covers the time during which one process owns a store. Terms are numbered. The process
+//! with the greatest term owns the store's partitions and is its garbage collector. Two objects
+//! describe a term:
+//!
+//! - *begun*: a process has claimed the term;
+//! - *ended*: that process and all its requests to the store are gone. The object states how long
+//!   requests of earlier terms may still arrive.
 
 use crate::FormatError;
 use crate::codec::{self, Envelope};
@@ -13,38 +17,38 @@ pub const FORMAT_VERSION: u32 = 1;
 const ENVELOPE: Envelope = Envelope {
     format: "term",
     magic: b"FULMTERM",
-    foreign: "this is not a term (wrong first bytes)",
+    foreign: "not a term (wrong magic bytes)",
     version: FORMAT_VERSION,
 };
 
 const BEGUN: u8 = 1;
 const ENDED: u8 = 2;
 
-/// What became of a term.
+/// The state of a term.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TermState {
-    /// It has begun.
+    /// A process has claimed the term.
     Begun,
-    /// Its process is gone; for so many milliseconds from then on something of an earlier one may still arrive.
+    /// The process is gone.
     Ended {
-        /// 0: nothing does.
+        /// How long requests of earlier terms may still arrive, in milliseconds. 0: none can.
         wait_ms: u64,
     },
 }
 
-/// What the store knows of a term.
+/// A term object as stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StoredTerm {
-    /// Which one.
+    /// The term's number.
     pub number: u32,
-    /// Whose: random.
+    /// Random id of the process.
     pub by: u128,
-    /// What this says of it.
+    /// Whether the term has begun or ended.
     pub state: TermState,
 }
 
 impl StoredTerm {
-    /// Its bytes.
+    /// Encodes the term.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = ENVELOPE.begin(40);
         out.extend_from_slice(&self.number.to_le_bytes());
@@ -59,14 +63,14 @@ impl StoredTerm {
         ENVELOPE.end(out)
     }
 
-    /// Decodes one.
+    /// Decodes a term.
     pub fn decode(bytes: &[u8]) -> Result<StoredTerm, FormatError> {
         let mut reader = ENVELOPE.open(bytes)?;
         let (number, by) = (reader.u32()?, reader.u128()?);
         let state = match reader.u8()? {
             BEGUN => TermState::Begun,
             ENDED => TermState::Ended { wait_ms: reader.varint()? },
-            _ => return Err(reader.invalid("it has neither begun nor ended")),
+            _ => return Err(reader.invalid("unknown term state")),
         };
         reader.end()?;
         Ok(StoredTerm { number, by, state })
@@ -76,14 +80,14 @@ impl StoredTerm {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::codec::testing::nothing_else_is_read;
+    use crate::codec::testing::assert_rejects_damage;
 
     #[test]
-    fn what_was_written_is_read_and_nothing_else() {
+    fn term_round_trips_and_damage_is_rejected() {
         for state in [TermState::Begun, TermState::Ended { wait_ms: 70_000 }] {
             let term = StoredTerm { number: 7, by: 5 << 90, state };
             assert_eq!(StoredTerm::decode(&term.encode()), Ok(term));
-            nothing_else_is_read(&term.encode(), StoredTerm::decode);
+            assert_rejects_damage(&term.encode(), StoredTerm::decode);
         }
     }
 }

@@ -1,7 +1,8 @@
-//! Golden files: what earlier code wrote must stay readable, and what this code writes must be what it always wrote.
+//! Golden files: files of earlier versions stay readable, and encoders still write the same bytes.
 //!
-//! A format changes only with its format version. Then the old file stays beside the new one and is still read.
-//! `UPDATE_GOLDEN=1 cargo test -p fulmar-pages --test golden` writes files that do not exist yet; it never changes one.
+//! A format may change only together with its format version. The file of the old version is then
+//! kept, and is still read. `UPDATE_GOLDEN=1 cargo test -p fulmar-pages --test golden` creates
+//! missing files; it never changes an existing one.
 
 use std::path::PathBuf;
 
@@ -12,14 +13,14 @@ use fulmar_pages::{
     TermState, Version, ZERO_PAGE, diff, segment,
 };
 
-/// The golden file; written now if it is missing and that was asked for.
+/// Reads a golden file. Creates it from `written` if it is missing and UPDATE_GOLDEN is set.
 fn golden(name: &str, written: &[u8]) -> Vec<u8> {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
     if !path.exists() && std::env::var_os("UPDATE_GOLDEN").is_some() {
         std::fs::write(&path, written).unwrap();
     }
     std::fs::read(&path)
-        .unwrap_or_else(|error| panic!("{}: {error}; set UPDATE_GOLDEN=1 for a new one", path.display()))
+        .unwrap_or_else(|error| panic!("{}: {error}; set UPDATE_GOLDEN=1 to create it", path.display()))
 }
 
 fn noise(seed: u32) -> Page {
@@ -67,7 +68,7 @@ fn page_diffs() {
     }
 }
 
-/// A record of each kind, with every kind of item somewhere.
+/// A record of each kind. Together they contain every kind of item.
 fn records() -> Vec<Vec<u8>> {
     use RecordKind::*;
     let outcome = |transaction, committed| Outcome { transaction, committed };
@@ -101,7 +102,7 @@ fn log_records() {
         let stored = golden(&format!("record-v3-{}.bin", i + 1), &bytes);
         assert_eq!(bytes, stored, "record of kind {}", i + 1);
         check_record(i, &stored, Some(0x3132_3334_3536_3738));
-        // What was written before: with numbers at fixed places, and before that without a previous one.
+        // Versions 2 and 1 have the numbers at fixed places. Version 1 has no previous version.
         check_record(i, &golden(&format!("record-v2-{}.bin", i + 1), &[]), Some(0x3132_3334_3536_3738));
         check_record(i, &golden(&format!("record-v1-{}.bin", i + 1), &[]), None);
     }
@@ -118,7 +119,7 @@ fn check_record(i: usize, stored: &[u8], previous: Option<u64>) {
     assert_eq!(record.cut().map(|cut| cut.position), (i == 5).then_some(123_456_789));
 }
 
-/// How zstd compresses may change with its version, so the file is read, and only its plain parts are compared.
+/// The output of zstd may change with its version, so only the uncompressed parts are compared.
 #[test]
 fn segments() {
     let mut text = ZERO_PAGE;

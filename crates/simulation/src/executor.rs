@@ -1,4 +1,4 @@
-//! The executor: tasks, virtual time, processes.
+//! The executor: tasks, processes and virtual time.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-/// A simulated process. Process 0 is the world around them: it is never killed or paused.
+/// A simulated process. Process 0 is the environment of all others; it is never killed or paused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Process(pub u32);
 
@@ -63,10 +63,11 @@ impl Wake for TaskWaker {
 }
 
 impl Simulation {
-    /// The process that stands for the world outside of all processes.
+    /// The process that represents the environment of all processes.
     pub const WORLD: Process = Process(0);
 
-    /// A simulation that this seed determines. With `trace`, [`Simulation::note`] keeps its lines.
+    /// A simulation determined by `seed`. With `trace`, lines passed to [`Simulation::note`] are
+    /// kept.
     pub fn new(seed: u64, trace: bool) -> Simulation {
         let state = State {
             now_us: 0,
@@ -100,7 +101,7 @@ impl Simulation {
         let dropped: Vec<_> = ids.iter().filter_map(|id| state.tasks.remove(id)).collect();
         state.paused.retain(|paused| *paused != process);
         drop(state);
-        // Outside of the lock: what a future drops may wake other tasks.
+        // Outside of the lock, because dropping a future may wake other tasks.
         drop(dropped);
     }
 
@@ -140,7 +141,7 @@ impl Simulation {
         self.state.lock().random.random_range(0..bound)
     }
 
-    /// True in `numerator` of `denominator` cases.
+    /// True with probability `numerator` / `denominator`.
     pub fn chance(&self, numerator: u64, denominator: u64) -> bool {
         self.below(denominator) < numerator
     }
@@ -153,7 +154,7 @@ impl Simulation {
         from + Duration::from_micros(a * b / span)
     }
 
-    /// Keeps a line for the trace of this run.
+    /// Adds a line to the trace of this run.
     pub fn note(&self, line: impl FnOnce() -> String) {
         let mut state = self.state.lock();
         let now_ms = state.now_us as f64 / 1000.0;
@@ -221,7 +222,7 @@ impl Simulation {
         drop(state);
     }
 
-    /// Moves to the next timer; false if there is none before `until`.
+    /// Advances to the next timer. Returns false if there is none before `until`.
     fn advance(&self, until: Duration) -> bool {
         let mut state = self.state.lock();
         let until_us = until.as_micros() as u64;
@@ -332,11 +333,11 @@ mod tests {
         simulation.resume(Process(2));
         simulation.run(SECOND * 3, || false);
         assert_eq!(simulation.trace().len(), 1);
-        assert_eq!(simulation.now(), SECOND, "no timer is left: time stands still");
+        assert_eq!(simulation.now(), SECOND, "time must not advance without a timer");
     }
 
     #[test]
-    fn a_future_that_takes_too_long_is_dropped() {
+    fn future_that_exceeds_its_time_is_dropped() {
         let simulation = Simulation::new(4, true);
         let handle = simulation.clone();
         simulation.spawn(Process(1), async move {

@@ -1,4 +1,5 @@
-//! A network between processes: requests and answers, with delays, losses, duplicates and cuts.
+//! A network between processes: requests and answers, with delays, losses, duplicates and
+//! cuts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use crate::{Process, Simulation};
 pub struct NetworkFaults {
     /// The usual delay of a message.
     pub delay: Duration,
-    /// The longest one.
+    /// The longest delay of a message.
     pub max_delay: Duration,
     /// Messages that are lost.
     pub lost_per_mille: u64,
@@ -32,7 +33,7 @@ struct State<Request, Answer> {
     faults: NetworkFaults,
 }
 
-/// A network on which requests have this type and answers that one.
+/// A network that carries requests and answers of the given types.
 pub struct Network<Request, Answer> {
     simulation: Simulation,
     state: Arc<Mutex<State<Request, Answer>>>,
@@ -76,7 +77,7 @@ impl<Request: Clone + Send + 'static, Answer: Send + 'static> Network<Request, A
         self.state.lock().cuts.clear();
     }
 
-    /// Whether messages from `from` arrive at `to`.
+    /// Returns true if messages from `from` to `to` are lost.
     pub fn is_cut(&self, from: Process, to: Process) -> bool {
         self.state.lock().cuts.contains(&(from, to))
     }
@@ -124,7 +125,7 @@ impl<Request: Clone + Send + 'static, Answer: Send + 'static> Network<Request, A
         self.simulation.within(timeout, receiver).await.ok()?.ok()
     }
 
-    /// Takes the time of a message; false if it is lost.
+    /// Waits for the delay of a message. Returns false if it is lost.
     async fn carry(&self, from: Process, to: Process) -> bool {
         let faults = self.state.lock().faults;
         let lost = self.simulation.chance(faults.lost_per_mille, 1000);

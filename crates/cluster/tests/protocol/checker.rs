@@ -1,5 +1,5 @@
-//! Judges a history: is it what one list per partition, changed by one client at a time, could have
-//! given (strict serializability)?
+//! Checks a history for strict serializability: it must be possible with one list per partition
+//! that is changed by one client at a time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,17 +8,16 @@ use fulmar_pages::PartitionId;
 
 use crate::gateway::{Kind, Operation};
 
-/// What is wrong with the history of a partition whose contents are `last` in the end; empty if
-/// nothing is.
+/// Returns the violations in the history of a partition whose final contents are `last`.
 pub fn check(partition: PartitionId, last: &[u64], history: &[Operation]) -> Vec<String> {
-    let mut wrong = Vec::new();
+    let mut violations = Vec::new();
     let mut places = BTreeMap::new();
     for (place, value) in last.iter().enumerate() {
         if places.insert(*value, place as u64 + 1).is_some() {
-            wrong.push(format!("partition {partition}: value {value:x} is there twice"));
+            violations.push(format!("partition {partition}: value {value:x} is duplicated"));
         }
     }
-    // When a list of this length was first known to a client.
+    // The times at which a list of a given length was first known to a client.
     let mut known: Vec<(Duration, u64)> = Vec::new();
     let of_partition = history.iter().filter(|operation| operation.partition == partition);
     for Operation { ended, kind, .. } in of_partition.clone() {
@@ -26,10 +25,12 @@ pub fn check(partition: PartitionId, last: &[u64], history: &[Operation]) -> Vec
         match kind {
             Kind::Append(value) => match places.get(value) {
                 Some(length) => known.push((*ended, *length)),
-                None => wrong.push(format!("partition {partition}: acknowledged value {value:x} is lost")),
+                None => {
+                    violations.push(format!("partition {partition}: acknowledged value {value:x} is lost"));
+                }
             },
             Kind::Read(list) if !last.starts_with(list) => {
-                wrong.push(format!(
+                violations.push(format!(
                     "partition {partition}: a read returned {list:x?}, not a prefix of the contents"
                 ));
             }
@@ -46,15 +47,17 @@ pub fn check(partition: PartitionId, last: &[u64], history: &[Operation]) -> Vec
         let before = known.partition_point(|(at, _)| at < begun);
         let least = before.checked_sub(1).map_or(0, |place| known[place].1);
         match kind {
-            Kind::Read(list) if ended.is_some() && (list.len() as u64) < least => wrong.push(format!(
+            Kind::Read(list) if ended.is_some() && (list.len() as u64) < least => violations.push(format!(
                 "partition {partition}: a read begun at {begun:?} returned version {}, though version {least} was known",
                 list.len()
             )),
-            Kind::Append(value) if places.get(value).is_some_and(|place| *place <= least) => wrong.push(format!(
-                "partition {partition}: value {value:x}, begun at {begun:?}, stands before version {least}, which was known"
-            )),
+            Kind::Append(value) if places.get(value).is_some_and(|place| *place <= least) => {
+                violations.push(format!(
+                    "partition {partition}: value {value:x}, begun at {begun:?}, precedes known version {least}"
+                ));
+            }
             _ => {}
         }
     }
-    wrong
+    violations
 }

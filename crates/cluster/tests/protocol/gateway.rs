@@ -1,5 +1,5 @@
-//! A simulated gateway with its clients: sends transactions and reads to owners, follows them when
-//! partitions move, and keeps the history that the checker judges.
+//! A simulated gateway with its clients: sends transactions and reads to owners, follows partitions
+//! when they move, and records the history for the checker.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use crate::node::{Answer, Believed, Request};
 use crate::world::Env;
 
-/// What a client has done and seen.
+/// An operation of a client and its result.
 #[derive(Clone, Debug)]
 pub struct Operation {
     pub partition: PartitionId,
@@ -26,7 +26,7 @@ pub struct Operation {
 
 #[derive(Clone, Debug)]
 pub enum Kind {
-    /// With `ended` set the client was told that it is committed.
+    /// If `ended` is set, the commit was acknowledged.
     Append(u64),
     Read(Vec<u64>),
 }
@@ -43,7 +43,7 @@ pub struct Gateway {
     pub processes: Arc<Vec<(NodeId, Arc<Mutex<Process>>)>>,
     pub history: History,
     pub transactions: Arc<Mutex<u64>>,
-    /// Where this client believes partitions to be.
+    /// The client's cached locations of partitions.
     pub routes: Arc<Mutex<BTreeMap<PartitionId, Believed>>>,
 }
 
@@ -76,7 +76,7 @@ impl Gateway {
         *transactions
     }
 
-    /// Where the partition is believed to be; asks the metadata store if that is not known.
+    /// The cached location of the partition. Asks the metadata store if there is none.
     async fn route(&self, partition: PartitionId) -> Option<(Believed, Process)> {
         let known = self.routes.lock().get(&partition).copied();
         let believed = match known {
@@ -118,7 +118,7 @@ impl Gateway {
             });
             match answer {
                 Some(Answer::Done) => break,
-                // Not executed.
+                // The transaction was not executed.
                 Some(_) => self.forget(partition).await,
                 None => {
                     self.forget(partition).await;
@@ -136,7 +136,8 @@ impl Gateway {
         self.history.lock()[place].ended = Some(self.env.now());
     }
 
-    /// Whether a transaction is committed whose answer was lost. Asks until an owner decides.
+    /// Returns true if a transaction whose answer was lost is committed. Asks until an owner
+    /// decides.
     async fn outcome(&self, partition: PartitionId, transaction: (u32, u64)) -> bool {
         loop {
             let Some((_, to)) = self.route(partition).await else { continue };
@@ -153,7 +154,7 @@ impl Gateway {
         }
     }
 
-    /// Reads a partition; tries until an owner answers.
+    /// Reads a partition. Retries until an owner answers.
     pub async fn read(&self, partition: PartitionId) -> Vec<u64> {
         let place = self.begin(partition, Kind::Read(Vec::new()));
         loop {

@@ -5,8 +5,8 @@
 //! double requests, nodes are cut off in one or both directions, partitions are moved. Then the
 //! faults end, every partition is read, and the history of all clients is checked.
 //!
-//! `SIMULATION_SEEDS=N` runs N seeds (`make soak`); `SIMULATION_SEED=S` runs one and prints what
-//! happened.
+//! `SIMULATION_SEEDS=N` runs N seeds (`make soak`). `SIMULATION_SEED=S` runs one seed and prints
+//! its trace.
 
 mod checker;
 mod gateway;
@@ -17,7 +17,7 @@ mod world;
 
 use fulmar_cluster::Rules;
 
-/// Seeds of a run of the tests.
+/// Number of seeds in an ordinary test run.
 const SEEDS: u64 = 300;
 
 fn number(variable: &str) -> Option<u64> {
@@ -45,6 +45,8 @@ fn no_commit_is_lost_doubled_or_reordered_and_no_read_is_stale() {
         totals.add(&outcome.totals);
     }
     println!("{totals:?}");
-    // The schedules test something.
-    assert!(totals.failovers > 0 && totals.moves > 0 && totals.fenced > 0, "{totals:?}");
+    assert!(
+        totals.failovers > 0 && totals.moves > 0 && totals.fenced > 0,
+        "the schedules must cause failovers, moves and fencing: {totals:?}"
+    );
 }

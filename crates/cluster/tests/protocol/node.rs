@@ -1,4 +1,4 @@
-//! A simulated node: it runs the protocols of the crate, and a model of everything else.
+//! A simulated node: runs the protocols of the crate and a model of everything else.
 //!
 //! A partition is a list. A transaction appends one value, so version `n` is the first `n` values.
 //! A log object holds one record.
@@ -50,7 +50,7 @@ impl State {
     }
 }
 
-/// Whom a request believes to own the partition.
+/// The owner that a request assumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Believed {
     pub owner: NodeId,
@@ -74,7 +74,7 @@ pub enum Answer {
     List(Vec<u64>),
     Committed,
     NotCommitted,
-    /// Nothing was done: the node does not own the partition, or is about to give it away.
+    /// Nothing was done: the node does not own the partition, or is releasing it.
     Elsewhere,
 }
 
@@ -113,13 +113,13 @@ impl Record {
 /// A partition that this node owns.
 struct Owned {
     read: Read<PartitionRecord>,
-    /// With everything that was accepted, durable or not.
+    /// Includes everything that was accepted, durable or not.
     state: State,
     /// Accepted transactions whose slots are not durable yet, oldest first: slot and version.
     pending: Vec<(u64, u64)>,
     serve_from: Duration,
     accepts: bool,
-    /// A flush or a handover is under way.
+    /// A flush or a handover is in progress.
     is_busy: bool,
     refused: BTreeSet<Transaction>,
     /// Records before this position are in manifests.
@@ -148,7 +148,7 @@ struct Log {
 struct Shared {
     begun: Begun,
     owned: BTreeMap<PartitionId, Owned>,
-    /// Partitions that it owned when it started and has not opened: their records keep the log.
+    /// Partitions that it owned when it started and has not opened. Their records keep the log.
     unopened: BTreeMap<PartitionId, Position>,
     opening: BTreeSet<PartitionId>,
     log: Log,
@@ -156,11 +156,11 @@ struct Shared {
     observed_ended: BTreeMap<(NodeId, u64), Duration>,
     log_before: Position,
     is_fenced: bool,
-    /// Every epoch is opened once: a second time the records since the first would be missed.
+    /// Every epoch may be opened once: a second opening would miss the records since the first one.
     opened: BTreeSet<(PartitionId, u32)>,
 }
 
-/// Where processes say that they must end, and violations that they find themselves.
+/// Processes that were fenced and must stop, and violations that nodes detect themselves.
 #[derive(Clone, Default)]
 pub struct Reports {
     pub fenced: Arc<Mutex<Vec<Process>>>,
@@ -180,7 +180,7 @@ pub struct Node {
 
 const MAX_IN_FLIGHT: u64 = 16;
 const PING_INTERVAL: Duration = Duration::from_millis(300);
-const SUSPICION: Duration = Duration::from_millis(1000);
+const SUSPECT_TIMEOUT: Duration = Duration::from_millis(1000);
 
 impl Node {
     /// The process of a node, from its start.
@@ -197,7 +197,8 @@ impl Node {
             .simulation
             .note(|| format!("node {id}: incarnation {} begins as {:?}", begun.incarnation, env.process));
         let start = Position { incarnation: begun.incarnation, slot: 0 };
-        // All partitions that it owns, read after it began: their records keep its earlier logs.
+        // All partitions that it owns, read after the incarnation began. Their records keep its
+        // earlier logs.
         let mut unopened = BTreeMap::new();
         for (partition, read) in metadata::partitions(&env).await.unwrap() {
             if read.record.owner == id {
@@ -251,8 +252,8 @@ impl Node {
         self.shared.lock().begun.incarnation
     }
 
-    fn fenced(&self, why: &str) {
-        self.env.world.simulation.note(|| format!("node {}: fenced: {why}", self.id));
+    fn fenced(&self, reason: &str) {
+        self.env.world.simulation.note(|| format!("node {}: fenced: {reason}", self.id));
         self.shared.lock().is_fenced = true;
         self.reports.fenced.lock().push(self.env.process);
     }
@@ -268,7 +269,7 @@ impl Node {
         self.fenced(&error.to_string());
     }
 
-    /// Pings a peer, and fails it over when it is silent.
+    /// Pings a peer, and fails it over if it does not answer for [`SUSPECT_TIMEOUT`].
     async fn watch(self, peer: NodeId, process: Arc<Mutex<Process>>) {
         loop {
             let to = *process.lock();
@@ -279,7 +280,7 @@ impl Node {
                 self.shared.lock().heard.insert(peer, now);
             }
             let silent = now.saturating_sub(self.shared.lock().heard[&peer]);
-            if silent > SUSPICION {
+            if silent > SUSPECT_TIMEOUT {
                 self.replace(peer).await;
                 let now = self.env.now();
                 self.shared.lock().heard.insert(peer, now);
@@ -302,7 +303,7 @@ impl Node {
         simulation.note(|| format!("node {id}: failover of node {peer}: {done:?}"));
     }
 
-    /// Notes when it saw first that an incarnation has ended.
+    /// Records the time at which it first observed that an incarnation had ended.
     fn observe(&self, node: NodeId, record: &fulmar_cluster::NodeRecord) {
         if record.state != NodeState::Alive {
             let now = self.env.now();
@@ -314,7 +315,7 @@ impl Node {
         match request {
             Request::Ping => match self.lease.is_valid(self.env.now()) {
                 true => Answer::Alive,
-                // Who cannot renew its lease is not alive for the others.
+                // A node that cannot renew its lease counts as dead for the others.
                 false => Answer::Elsewhere,
             },
             Request::Append { partition, believed, transaction, value } => {
@@ -326,7 +327,7 @@ impl Node {
         }
     }
 
-    /// Makes sure that the partition is open here; false if this node does not own it.
+    /// Opens the partition if needed. Returns false if this node does not own it.
     async fn open(&self, partition: PartitionId) -> bool {
         loop {
             {
@@ -352,7 +353,7 @@ impl Node {
         shared.owned.insert(partition, owned);
         drop(shared);
         if !is_first {
-            self.violation(format!("partition {partition} is opened twice in an epoch"));
+            self.violation(format!("partition {partition} was opened twice in one epoch"));
         }
         true
     }
@@ -417,7 +418,7 @@ impl Node {
             format!("node {id}: opens {partition}, epoch {epoch}, version {}, from {name:?}", state.version())
         });
         let kept = kept.unwrap_or(next);
-        // Until it is in the map, its records keep the log.
+        // Its records keep the log until it is in the map of owned partitions.
         shared.unopened.insert(partition, kept);
         Some(Owned {
             read,
@@ -431,7 +432,7 @@ impl Node {
         })
     }
 
-    /// Waits until the partition may be served; false if it is not served here.
+    /// Waits until the partition may be served. Returns false if this node does not own it.
     async fn ready(&self, partition: PartitionId) -> bool {
         loop {
             if !self.open(partition).await {
@@ -493,7 +494,7 @@ impl Node {
         }
     }
 
-    /// Waits until a slot is durable, and all before it.
+    /// Waits until a slot and all slots before it are durable.
     async fn durable(&self, slot: u64) -> bool {
         let receiver = {
             let mut shared = self.shared.lock();
@@ -511,7 +512,7 @@ impl Node {
         receiver.await.is_ok()
     }
 
-    /// Puts an object into the log, until it is there or the log is sealed.
+    /// Puts an object into the log. Retries until it is stored or the log is sealed.
     async fn put(self, slot: u64, object: Slot) {
         let log = LogId { node: self.id, incarnation: self.incarnation() };
         while slot >= self.shared.lock().log.durable + MAX_IN_FLIGHT {
@@ -524,8 +525,8 @@ impl Node {
             match self.env.read(log, slot).await {
                 Ok(Some(found)) if found == object => break,
                 Ok(Some(found)) => {
-                    let what = if found == Slot::Seal { "its log is sealed" } else { "its slot was taken" };
-                    return self.fenced(what);
+                    let reason = if found == Slot::Seal { "its log is sealed" } else { "its slot was taken" };
+                    return self.fenced(reason);
                 }
                 Ok(None) | Err(_) => self.env.sleep(Duration::from_millis(10)).await,
             }
@@ -680,7 +681,8 @@ impl Node {
         let is_stored = self.env.put_manifest(partition, Manifest { name, state }).await.is_ok();
         let next = read.record.restored(name, from);
         let mut now = read.clone();
-        // Until the outcome is known. After another change by this node the draft is forgotten.
+        // Retries until the outcome is known. After another change by this node the draft is
+        // dropped.
         while is_stored && now.revision == read.revision {
             let nodes = [(self.id, &begun.read)];
             metadata::change_owner(&self.env, partition, read, &nodes, &next).await.unwrap();
@@ -710,11 +712,11 @@ impl Node {
         Answer::Done
     }
 
-    /// Writes manifests now and then, drops closed ranges from records, and truncates the log.
+    /// Periodically writes manifests, drops closed ranges from records, and truncates the log.
     async fn flush(self) {
         loop {
-            let most = Duration::from_millis(600);
-            self.env.sleep(Duration::from_millis(200) + self.env.jitter(most)).await;
+            let max_jitter = Duration::from_millis(600);
+            self.env.sleep(Duration::from_millis(200) + self.env.jitter(max_jitter)).await;
             let partitions: Vec<_> = self.shared.lock().owned.keys().copied().collect();
             for partition in partitions {
                 self.flush_one(partition).await;
@@ -800,8 +802,8 @@ impl Node {
         for incarnation in 1..=incarnation.min(below.incarnation) {
             let log = LogId { node: self.id, incarnation };
             let Ok(slots) = self.env.list(log).await else { return };
-            // Never the last record: it says what was truncated. In order, each when the one before
-            // is gone: a sealer takes the first gap for the end.
+            // Never deletes the last record: its `kept_from` shows what was truncated. Deletes in
+            // order, one at a time, because a sealer takes the first gap for the end.
             for slot in &slots {
                 if (Position { incarnation, slot: *slot }) >= below {
                     return;

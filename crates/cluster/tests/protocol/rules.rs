@@ -56,13 +56,13 @@ needed!(
     contiguous,
 );
 
-/// The rule finds what another one should have prevented: without both, commits are lost silently.
+/// This rule detects violations of `keep_closed_ranges`. Without both, commits are lost silently.
 #[test]
 fn no_gaps() {
     let rules = Rules { keep_closed_ranges: false, no_gaps: false, ..Rules::ALL };
     let is_lost =
         |seed: &u64| run(*seed, rules, false).violations.iter().any(|line| line.contains("is lost"));
-    let seed = (0..SEEDS).find(is_lost).expect("a commit that is lost without an error");
+    let seed = (0..SEEDS).find(is_lost).expect("some seed must lose a commit without an error");
     println!("no_gaps: seed {seed}");
 }
 
@@ -100,7 +100,8 @@ fn sealing_time(rules: Rules) -> Option<Duration> {
 
 #[test]
 fn barrier() {
-    let time = sealing_time(Rules::ALL).expect("sealed");
-    assert!(time < Duration::from_secs(5), "{time:?}");
-    assert_eq!(sealing_time(Rules { barrier: false, ..Rules::ALL }), None);
+    let time = sealing_time(Rules::ALL).expect("the log must be sealed");
+    assert!(time < Duration::from_secs(5), "sealing must take less than 5 s: {time:?}");
+    let without_barrier = sealing_time(Rules { barrier: false, ..Rules::ALL });
+    assert_eq!(without_barrier, None, "sealing without the barrier must not complete");
 }

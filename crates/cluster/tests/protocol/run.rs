@@ -1,4 +1,4 @@
-//! One run: a cluster, its clients and its faults, from a seed.
+//! One simulation run: a cluster, its clients and its faults, all derived from a seed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ const FAULTS_END: Duration = Duration::from_secs(20);
 /// By this time every partition must have been read.
 const END: Duration = Duration::from_secs(60);
 
-/// What happened in runs.
+/// Counts of events in one or more runs.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Totals {
     pub operations: usize,
@@ -50,7 +50,7 @@ pub struct Outcome {
     pub totals: Totals,
 }
 
-/// A cluster that runs.
+/// A running cluster.
 #[derive(Clone)]
 struct Cluster {
     simulation: Simulation,
@@ -92,7 +92,7 @@ impl Cluster {
         }
     }
 
-    /// Ends processes that were fenced, and starts their nodes again.
+    /// Stops fenced processes and restarts their nodes.
     async fn supervise(self) {
         loop {
             let fenced = std::mem::take(&mut *self.reports.fenced.lock());
@@ -111,16 +111,16 @@ impl Cluster {
         }
     }
 
-    fn some_node(&self) -> NodeId {
+    fn random_node(&self) -> NodeId {
         NodeId(1 + self.simulation.below(u64::from(NODES)) as u32)
     }
 
-    /// One fault after the other.
-    async fn disturb(self) {
+    /// Injects one fault after another until [`FAULTS_END`].
+    async fn inject_faults(self) {
         let simulation = &self.simulation;
         while simulation.now() < FAULTS_END {
             simulation.sleep(simulation.delay(Duration::from_millis(50), Duration::from_millis(1500))).await;
-            let (cluster, node) = (self.clone(), self.some_node());
+            let (cluster, node) = (self.clone(), self.random_node());
             let short = simulation.delay(Duration::from_millis(20), Duration::from_millis(9000));
             match simulation.below(9) {
                 0 | 1 => {
@@ -146,7 +146,7 @@ impl Cluster {
                     });
                 }
                 4 => {
-                    let (from, to) = (self.process(node), self.process(self.some_node()));
+                    let (from, to) = (self.process(node), self.process(self.random_node()));
                     simulation.note(|| format!("cut from {from:?} to {to:?} for {short:?}"));
                     self.network.cut(from, to);
                     if simulation.chance(1, 2) {
@@ -171,11 +171,12 @@ impl Cluster {
                         lost_per_mille: simulation.below(80),
                         doubled_per_mille: simulation.below(80),
                         max_delay: simulation.delay(Duration::from_millis(1), Duration::from_millis(900)),
-                        ..CALM
+                        ..NO_FAULTS
                     });
                 }
                 7 => {
-                    // Other nodes lose it first, then the stores; clients reach it all the time.
+                    // Cut off from the other nodes first, then from the stores. Clients can still
+                    // reach it.
                     let process = self.process(node);
                     let later = simulation.delay(Duration::ZERO, Duration::from_millis(1300));
                     simulation.note(|| format!("node {node}: isolated for {short:?}"));
@@ -192,23 +193,23 @@ impl Cluster {
                         cluster.network.heal();
                     });
                 }
-                _ => self.move_some(),
+                _ => self.move_random(),
             }
             for _ in 0..simulation.below(3) {
-                self.move_some();
+                self.move_random();
             }
         }
-        // No more faults: what is lost must come back.
+        // The faults end: the cluster must recover.
         self.network.heal();
-        self.network.set_faults(CALM);
+        self.network.set_faults(NO_FAULTS);
         self.world.set_faults(StoreFaults::NONE);
     }
 
-    fn move_some(&self) {
-        let (cluster, to) = (self.clone(), self.some_node());
+    fn move_random(&self) {
+        let (cluster, to) = (self.clone(), self.random_node());
         let partition = PartitionId(1 + self.simulation.below(PARTITIONS));
         self.simulation.spawn(Simulation::WORLD, async move {
-            // Every node is asked; the owner does it.
+            // Every node is asked; only the owner moves the partition.
             for (_, process) in cluster.nodes.iter() {
                 let process = *process.lock();
                 let request = Request::Move { partition, to };
@@ -218,7 +219,7 @@ impl Cluster {
     }
 }
 
-const CALM: NetworkFaults = NetworkFaults {
+const NO_FAULTS: NetworkFaults = NetworkFaults {
     delay: Duration::from_micros(200),
     max_delay: Duration::from_millis(1),
     lost_per_mille: 0,
@@ -229,7 +230,7 @@ const CALM: NetworkFaults = NetworkFaults {
 pub fn run(seed: u64, rules: Rules, trace: bool) -> Outcome {
     let simulation = Simulation::new(seed, trace);
     let world = World::new(&simulation, rules);
-    let network = Network::new(&simulation, CALM);
+    let network = Network::new(&simulation, NO_FAULTS);
     let nodes = (1..=NODES).map(|node| (NodeId(node), Arc::new(Mutex::new(Process(node))))).collect();
     let cluster = Cluster {
         simulation: simulation.clone(),
@@ -247,7 +248,7 @@ pub fn run(seed: u64, rules: Rules, trace: bool) -> Outcome {
     simulation.spawn(Simulation::WORLD, async move {
         let partitions: Vec<PartitionId> = (1..=PARTITIONS).map(PartitionId).collect();
         for partition in &partitions {
-            let owner = starting.some_node();
+            let owner = starting.random_node();
             let record = PartitionRecord::new(owner, Position { incarnation: 1, slot: 0 });
             let create = Transaction::new().put(owner_key(*partition), encode(&record).unwrap());
             world_env.transact(create).await.unwrap();
@@ -257,7 +258,7 @@ pub fn run(seed: u64, rules: Rules, trace: bool) -> Outcome {
         }
         let simulation = starting.simulation.clone();
         simulation.spawn(Simulation::WORLD, starting.clone().supervise());
-        simulation.spawn(Simulation::WORLD, starting.clone().disturb());
+        simulation.spawn(Simulation::WORLD, starting.clone().inject_faults());
         let finished: Arc<Mutex<u32>> = Arc::default();
         for number in 1..=GATEWAYS {
             let process = Process(100 + number);

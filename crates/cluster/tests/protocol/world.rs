@@ -1,8 +1,8 @@
-//! Models of what the cluster stands on: the metadata store, and the objects of logs and manifests.
+//! Models of the metadata store, and of the objects of logs and manifests.
 //!
-//! Both are linearizable: a request takes effect at one moment. What the caller sees is worse. A
-//! request may be lost, its answer may be lost, and it may take effect after the caller has given
-//! up, or after the calling process has died.
+//! Both are linearizable: a request takes effect at one moment. The caller observes less. A request
+//! may be lost, its answer may be lost, and it may take effect after the caller has timed out, or
+//! after the calling process has died.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -41,12 +41,12 @@ impl StoreFaults {
     };
 }
 
-/// After this time a caller gives a request up.
-const PATIENCE: Duration = Duration::from_millis(250);
-/// Late requests take effect within this time.
-const LATE: Duration = Duration::from_millis(2500);
+/// Time after which a caller abandons a request.
+const REQUEST_TIMEOUT: Duration = Duration::from_millis(250);
+/// Maximum delay of a late request.
+const MAX_LATE_DELAY: Duration = Duration::from_millis(2500);
 
-/// A manifest: the state of a partition, and up to where it covers its owner's log.
+/// A manifest: the state of a partition and the position up to which it covers its owner's log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
     pub name: ManifestName,
@@ -70,7 +70,7 @@ pub struct World {
     contents: Arc<Mutex<Contents>>,
     faults: Arc<Mutex<StoreFaults>>,
     cut: Arc<Mutex<Vec<Process>>>,
-    /// For writers that share a log.
+    /// The next slot, for writers that share a log.
     pub next_slot: Arc<AtomicU64>,
     pub rules: Rules,
 }
@@ -91,7 +91,7 @@ impl World {
         *self.faults.lock() = faults;
     }
 
-    /// Cuts a process off from both stores, or ends that.
+    /// Cuts a process off from both stores, or reconnects it.
     pub fn cut(&self, process: Process, is_cut: bool) {
         let mut cut = self.cut.lock();
         cut.retain(|other| *other != process);
@@ -112,12 +112,12 @@ impl World {
         keys.chain(logs).chain(manifests).collect()
     }
 
-    /// How many values were written that contain `text`.
+    /// Number of written values that contain `text`.
     pub fn count(&self, text: &str) -> usize {
         self.contents.lock().written.iter().filter(|value| value.contains(text)).count()
     }
 
-    /// How many times a partition moved with its owner's consent.
+    /// Number of moves of a partition with its owner's consent.
     pub fn moves(&self) -> usize {
         let contents = self.contents.lock();
         contents
@@ -135,13 +135,13 @@ impl World {
     ) -> Result<T, Uncertain> {
         let (sender, receiver) = oneshot::channel();
         let world = self.clone();
-        // The request is on its way whatever becomes of the process that sent it.
+        // The request is delivered even if the process that sent it dies.
         self.simulation.spawn(Simulation::WORLD, async move {
             let StoreFaults { delay, max_delay, lost_per_mille, late_per_mille } = *world.faults.lock();
             let simulation = &world.simulation;
             let is_late = simulation.chance(late_per_mille, 1000);
-            let to = if is_late { LATE } else { max_delay };
-            simulation.sleep(simulation.delay(if is_late { PATIENCE } else { delay }, to)).await;
+            let to = if is_late { MAX_LATE_DELAY } else { max_delay };
+            simulation.sleep(simulation.delay(if is_late { REQUEST_TIMEOUT } else { delay }, to)).await;
             let is_cut = || world.cut.lock().contains(&process);
             if is_cut() || simulation.chance(lost_per_mille, 1000) {
                 return;
@@ -153,11 +153,11 @@ impl World {
             }
             let _the_caller_has_gone = sender.send(result);
         });
-        match self.simulation.within(PATIENCE, receiver).await {
+        match self.simulation.within(REQUEST_TIMEOUT, receiver).await {
             Ok(Ok(result)) => Ok(result),
-            // The answer was lost: the caller waits in vain.
+            // The answer was lost. The caller waits until its time-out.
             Ok(Err(_)) => {
-                self.simulation.sleep(PATIENCE / 2).await;
+                self.simulation.sleep(REQUEST_TIMEOUT / 2).await;
                 Err(Uncertain)
             }
             Err(_) => Err(Uncertain),
@@ -182,8 +182,8 @@ impl Environment for Env {
         async move { simulation.sleep(duration).await }
     }
 
-    fn jitter(&self, most: Duration) -> Duration {
-        self.world.simulation.delay(Duration::ZERO, most)
+    fn jitter(&self, max: Duration) -> Duration {
+        self.world.simulation.delay(Duration::ZERO, max)
     }
 
     fn metadata(&self) -> &dyn MetadataStore {
@@ -294,7 +294,7 @@ impl Env {
         self.world.request(self.process, delete).await
     }
 
-    /// Stores a manifest; one of the same name stays.
+    /// Stores a manifest, unless one of the same name exists.
     pub async fn put_manifest(&self, partition: PartitionId, manifest: Manifest) -> Result<(), Uncertain> {
         let put = move |all: &mut Contents| {
             all.manifests.entry((partition, manifest.name)).or_insert(manifest);

@@ -1,4 +1,4 @@
-//! The catalog in memory, fed by the store in order of revision.
+//! The in-memory copy of the catalog, updated by the store in order of revision.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,29 +12,31 @@ use super::types::Grant;
 use super::{PartitionRecord, SaltKey, Tenant, Token, User};
 use crate::{Change, Entry, LiveLimits, MetaError, Observer, Revision};
 
-/// Everything the catalog knows.
+/// The contents of the catalog.
 #[derive(Default)]
 pub(super) struct State {
     pub(super) tenants: BTreeMap<String, Arc<Tenant>>,
-    /// The same, by their partitions.
+    /// The same tenants by partition.
     pub(super) by_partition: BTreeMap<PartitionId, Arc<Tenant>>,
     pub(super) users: BTreeMap<String, Arc<User>>,
-    /// What users may do in the tenant of a partition, beside its owner and superusers.
+    /// Privileges granted to users in the tenant of a partition, by user name.
     pub(super) grants: BTreeMap<PartitionId, BTreeMap<String, Grant>>,
     pub(super) tokens: BTreeMap<String, Arc<Token>>,
     pub(super) partitions: BTreeMap<PartitionId, PartitionRecord>,
-    /// The limits of the tenant of a partition. Sessions hold them: they stay the same ones until it is dropped.
+    /// Limits of the tenant of a partition. Sessions hold references, so each object is kept until
+    /// the partition is dropped.
     pub(super) limits: BTreeMap<PartitionId, Arc<LiveLimits>>,
-    /// No partition id at or above this one was ever given out; and the revision of that record.
+    /// No partition id at or above this one was ever assigned; and the revision of the record.
     pub(super) next_partition: Option<(u64, Revision)>,
-    /// Every partition with a smaller id that does not exist was dropped, or its id was never used; and the revision of that record.
+    /// Every nonexistent partition with a smaller id was dropped, or its id was never used; and the
+    /// revision of the record.
     pub(super) dropped_before: Option<(u64, Revision)>,
-    /// Partitions with that id or a greater one that were dropped.
+    /// Dropped partitions whose id is not below `dropped_before`.
     pub(super) dropped: BTreeSet<PartitionId>,
     pub(super) salt_key: Option<Arc<SaltKey>>,
 }
 
-/// The state behind a lock that is held for moments only, never across a wait.
+/// The state behind a lock, which is held briefly and never across an await.
 #[derive(Default)]
 pub(super) struct Cache {
     state: RwLock<State>,
@@ -51,7 +53,8 @@ impl Cache {
         self.rights.load(Ordering::Acquire)
     }
 
-    /// Called while the state is locked: who sees the new number and then looks sees what has changed.
+    /// Called while the state is locked: a reader that sees the new number and then locks the state
+    /// sees the change.
     fn rights_changed(&self) {
         self.rights.fetch_add(1, Ordering::Release);
     }
@@ -75,9 +78,10 @@ impl Observer for Cache {
         let mut state = self.state.write();
         for change in changes {
             if let Err(error) = state.apply(change) {
-                // Only a newer Fulmar on another node can write what we cannot read. What we knew of that
-                // record is out of date now; every change of it will be refused by its revision.
-                tracing::error!(%error, remedy = error.remedy(), "a change of the catalog is ignored");
+                // Only a newer version of Fulmar on another node can write a record that this one
+                // cannot read. The cached record is now outdated. Every change based on it fails
+                // the comparison of its revision.
+                tracing::error!(%error, remedy = error.remedy(), "ignored an unreadable catalog change");
             }
         }
         if changes
@@ -144,7 +148,8 @@ impl State {
             Some(Key::Tenant(name)) => drop(self.tenants.remove(name)),
             Some(Key::User(name)) => drop(self.users.remove(name)),
             Some(Key::Token(name)) => drop(self.tokens.remove(name)),
-            // Not with the tenant's record: that goes when it is renamed, too.
+            // Not removed with the tenant's record, which is also deleted when the tenant is
+            // renamed.
             Some(Key::Partition(id)) => {
                 self.partitions.remove(&id);
                 self.by_partition.remove(&id);
@@ -168,7 +173,8 @@ impl State {
         Ok(())
     }
 
-    /// Everything was read anew: what sessions hold of before is brought up to date and stays.
+    /// Called after a new snapshot. Updates the live limits that sessions hold, and keeps these
+    /// objects.
     fn keep_limits(&mut self, before: BTreeMap<PartitionId, Arc<LiveLimits>>) {
         for tenant in self.tenants.values() {
             if let Some(live) = before.get(&tenant.partition) {
@@ -178,8 +184,8 @@ impl State {
         }
     }
 
-    /// What must hold between records, whatever happened: a partition for every tenant, one tenant for a
-    /// partition, and no partition id that could be given out again.
+    /// Checks invariants between records: every tenant has a partition, no two tenants share one,
+    /// and no assigned partition id can be assigned again.
     fn check(&self) -> Result<(), MetaError> {
         let mut taken = BTreeSet::new();
         for tenant in self.tenants.values() {
@@ -193,14 +199,14 @@ impl State {
             if !taken.insert(tenant.partition) {
                 return Err(records::corrupt(
                     &key,
-                    &format!("another has its partition {}", tenant.partition),
+                    &format!("another tenant has its partition {}", tenant.partition),
                 ));
             }
         }
         let key = Key::PartitionCounter.to_string();
         match (self.partitions.last_key_value(), self.next_partition) {
             (Some((last, _)), Some((next, _))) if last.0 >= next => {
-                Err(records::corrupt(&key, &format!("it would give out partition {last} again")))
+                Err(records::corrupt(&key, &format!("it would assign partition {last} again")))
             }
             (Some(_), None) => Err(records::corrupt(&key, "it is missing, but partitions exist")),
             _ => Ok(()),

@@ -1,11 +1,14 @@
-//! Tenants, users, rights and partitions: typed, cached whole in memory, changed by compare-and-set.
+//! The catalog: tenants, users, privileges and partitions. Typed, fully cached in memory, changed
+//! by optimistic transactions.
 //!
-//! See the head of the crate for keys, values and the two steps of making and dropping a tenant.
+//! The crate documentation describes the keys, the values, and the two steps of creating and
+//! dropping a tenant.
 //!
-//! A change is a *plan*: a function from what the cache holds to a [`Transaction`] that compares the revision
-//! of every record it looked at. If the store refuses the transaction, the cache already shows what it lost to
-//! (the promise of [`MetadataStore`]), and the plan is made anew. So every check is made once, in the plan, and
-//! cannot be overtaken. Dropping the future of a change leaves the cache right too: it is fed by the store.
+//! A change is a *plan*: a function from the cached state to a [`Transaction`] that compares the
+//! revision of every record that it read. If the transaction conflicts, the cache already contains
+//! the conflicting change (guaranteed by [`MetadataStore`]), and the plan is computed again. All
+//! checks are therefore made in the plan only, and a concurrent change cannot invalidate them. The
+//! cache is updated by the store, so it stays correct if the future of a change is dropped.
 
 mod cache;
 mod names;
@@ -29,18 +32,18 @@ pub use types::{
     Access, PartitionRecord, SaltKey, ScramVerifier, SecretHash, Tenant, TenantState, Token, User,
 };
 
-/// The tenant that administration connects to. It always exists.
+/// The tenant for administrative connections. It always exists.
 pub const SYSTEM_TENANT: &str = "fulmar";
 /// The partition of the system tenant.
 pub const SYSTEM_PARTITION: PartitionId = PartitionId(1);
-/// The superuser that always exists, at first without a password; owner of the system tenant.
+/// The superuser that always exists, initially without a password. It owns the system tenant.
 pub const SYSTEM_USER: &str = "fulmar";
 
-/// How often a change is planned before it gives up. A conflict needs another change of the same record to
-/// have just won, so more than a few in a row mean that something is wrong.
-const PLANS: u32 = 64;
+/// Maximum attempts of a change. A conflict requires that another change of the same record has
+/// just committed, so more than a few in a row indicate a fault.
+const MAX_ATTEMPTS: u32 = 64;
 
-/// The catalog of a node or a cluster: lookups from memory, changes through the metadata store.
+/// The catalog of a node or a cluster. Lookups use memory, changes go through the metadata store.
 pub struct Catalog {
     store: Arc<dyn MetadataStore>,
     cache: Arc<Cache>,
@@ -49,14 +52,15 @@ pub struct Catalog {
 }
 
 impl Catalog {
-    /// Reads the whole catalog into memory; creates the system tenant and the system user if there are none.
+    /// Reads the whole catalog into memory. Creates the system tenant and the system user if they
+    /// do not exist.
     ///
-    /// Errors: what the store says, and [`MetaError::Corrupt`] for a record that cannot be understood.
+    /// Errors: those of the store, and [`MetaError::Corrupt`] for an invalid record.
     pub async fn open(store: Arc<dyn MetadataStore>) -> Result<Arc<Catalog>, MetaError> {
         Self::open_with_clock(store, system_time_ms).await
     }
 
-    /// As [`Catalog::open`], with a clock (milliseconds since 1970) of the caller's.
+    /// Like [`Catalog::open`], with the caller's clock (milliseconds since 1970).
     pub async fn open_with_clock(
         store: Arc<dyn MetadataStore>,
         now_unix_ms: fn() -> u64,
@@ -68,7 +72,7 @@ impl Catalog {
         Ok(Arc::new(catalog))
     }
 
-    /// Reads the whole catalog of somebody else into memory: nothing of it is changed.
+    /// Opens another node's catalog read-only. Creates no records.
     pub async fn read_only(store: Arc<dyn MetadataStore>) -> Result<Arc<Catalog>, MetaError> {
         Self::follow(store, system_time_ms).await.map(Arc::new)
     }
@@ -79,7 +83,7 @@ impl Catalog {
         Ok(Catalog { store, cache, ids: tokio::sync::Mutex::default(), now_unix_ms })
     }
 
-    /// Makes the first records of a new store, in one transaction.
+    /// Creates the initial records of a new store, in one transaction.
     async fn create_system_tenant(&self) -> Result<(), MetaError> {
         let (created_unix_ms, salt_key) = ((self.now_unix_ms)(), SaltKey::random());
         self.change(|state| {
@@ -123,13 +127,13 @@ impl Catalog {
         Ok(())
     }
 
-    /// Plans a change and carries it out, again and again while others get in between. Answers what the plan
-    /// answered, and the revision of the change. A transaction without steps is not run.
+    /// Plans and commits a change. Retries after conflicts, at most [`MAX_ATTEMPTS`] times. Returns
+    /// the plan's result and the revision of the change. An empty transaction is not run.
     async fn change<T>(
         &self,
         plan: impl Fn(&State) -> Result<(Transaction, T), MetaError>,
     ) -> Result<(T, Revision), MetaError> {
-        for _ in 0..PLANS {
+        for _ in 0..MAX_ATTEMPTS {
             let (transaction, answer) = plan(&self.cache.state())?;
             if transaction == Transaction::default() {
                 return Ok((answer, Revision::default()));
@@ -139,8 +143,8 @@ impl Catalog {
             }
         }
         Err(MetaError::Unavailable {
-            cause: format!("refused a change {PLANS} times, because others changed the same records"),
-            remedy: "try again",
+            cause: format!("rejected a change {MAX_ATTEMPTS} times because of concurrent changes"),
+            remedy: "Retry the change.",
         })
     }
 }

@@ -1,15 +1,15 @@
-//! The rule for names of tenants and users.
+//! Validates the names of tenants, users and tokens.
 
 use crate::{MetaError, What};
 
-/// As many as PostgreSQL allows; tools lay out their tables for it.
+/// Same limit as PostgreSQL, because tools format their tables for it.
 const MAX_NAME_BYTES: usize = 63;
 
-/// Control characters are refused because a name is printed in tables, logs and prompts.
+/// Control characters are rejected because names are printed in tables, logs and prompts.
 const RULE: &str =
-    "a name has 1 to 63 bytes of UTF-8, without control characters (NUL and line breaks among them)";
+    "names must have 1 to 63 bytes of UTF-8 and no control characters (such as NUL or line breaks)";
 
-/// Refuses what breaks the rule. Quotes, slashes, spaces and any letters are welcome.
+/// Rejects an invalid name. Quotes, slashes, spaces and all letters are allowed.
 pub(super) fn check(what: What, name: &str) -> Result<(), MetaError> {
     let fits = (1..=MAX_NAME_BYTES).contains(&name.len());
     if fits && !name.chars().any(char::is_control) {
@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rule_is_kept() {
+    fn names_of_1_to_63_bytes_without_control_characters_are_valid() {
         let longest = "x".repeat(63);
         for name in ["a", "O'Hara \"the\" 1st", "héron/鳥", longest.as_str()] {
             assert_eq!(check(What::Tenant, name), Ok(()), "{name}");

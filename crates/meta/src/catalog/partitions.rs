@@ -1,14 +1,21 @@
-//! Partition ids, never reused, and the partitions that exist.
+//! Assigns partition ids, which are never reused, and records which partitions exist or were
+//! dropped.
 //!
-//! A counter in the store says below which number every id may have been given out. A catalog moves it up by a
-//! block, durably, then gives out the block's ids from memory: creating many tenants at once meets no contended
-//! record. What is left of a block at a crash is lost; 2^64 ids can bear it.
+//! **Assignment.** A counter in the store is an upper bound of the assigned ids. A catalog raises
+//! it durably by a block of 64 ids, then assigns the block's ids from memory. Concurrent creations
+//! of tenants therefore do not contend on the counter. The unused ids of a block are lost in a
+//! crash, which 2^64 ids can afford.
 //!
-//! Logs and stores may hold data of partitions that were dropped. Data of a partition that the catalog has neither as existing nor as
-//! dropped proves that the catalog is older than the data. A drop therefore leaves a record `dropped/ID` in the transaction that deletes
-//! the partition's record. When a start has compared the catalog with log and store, all ids that were given out are accounted for:
-//! `counter/dropped` is raised to the next id, and the records below it are deleted ([`Catalog::settle_dropped`]). Ids at or above
-//! `counter/dropped` were given out after that start, so an older copy of the catalog knows them neither way.
+//! **Detecting an outdated catalog.** Logs and stores may hold data of dropped partitions. Data of
+//! a partition that the catalog knows neither as existing nor as dropped proves that the catalog is
+//! older than the data.
+//!
+//! - A drop writes a tombstone `dropped/ID` in the transaction that deletes the partition's record.
+//! - When a start has compared the catalog with log and store, all assigned ids are accounted for.
+//!   It raises `counter/dropped` to the next id and deletes the tombstones below it
+//!   ([`Catalog::settle_dropped`]).
+//! - Ids at or above `counter/dropped` were assigned after that start, so an older copy of the
+//!   catalog knows them neither as existing nor as dropped.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,16 +27,16 @@ use super::records::{self, Key};
 use super::{Catalog, PartitionRecord, SaltKey};
 use crate::{MAX_TRANSACTION_STEPS, MetaError, Revision, Transaction, What};
 
-/// Ids that are reserved at once.
+/// Number of ids per reservation.
 const BLOCK_IDS: u64 = 64;
 
-/// Reserved ids that were not given out yet.
+/// Reserved ids that are not assigned yet.
 #[derive(Default)]
 pub(super) struct IdBlock(Range<u64>);
 
 impl Catalog {
-    /// Every partition that exists, in order of id, those of unfinished tenants included: what an engine is
-    /// given at start. Data of any other partition is garbage.
+    /// All existing partitions in order of id, including those of unfinished tenants. The engine
+    /// gets this list at start. Data of any other partition is garbage.
     pub fn partitions(&self) -> Vec<PartitionRecord> {
         self.cache.state().partitions.values().copied().collect()
     }
@@ -39,20 +46,21 @@ impl Catalog {
         self.cache.state().partitions.get(&id).copied()
     }
 
-    /// Whether log and store may hold data of this partition: it exists or was dropped.
+    /// Returns true if log and store may hold data of this partition: it exists or was dropped.
     pub fn knows_partition(&self, id: PartitionId) -> bool {
         let state = self.cache.state();
         let settled = state.dropped_before.is_some_and(|(before, _)| id.0 < before);
         settled || state.partitions.contains_key(&id) || state.dropped.contains(&id)
     }
 
-    /// The smallest id that [`Catalog::knows_partition`] may deny.
+    /// The smallest id for which [`Catalog::knows_partition`] can return false.
     pub fn first_unsettled_partition(&self) -> PartitionId {
         PartitionId(self.cache.state().dropped_before.map_or(0, |(before, _)| before))
     }
 
-    /// Log and store were compared with the catalog: every partition up to now that does not exist was dropped. With `found`, the
-    /// greatest id of partitions there that the catalog does not know and that are given up, no later partition gets such an id.
+    /// Called after log and store were compared with the catalog. Records that every nonexistent
+    /// partition with an id assigned so far was dropped. `found` is the greatest id of unknown
+    /// partitions whose data the operator has abandoned; no later partition gets an id up to it.
     pub async fn settle_dropped(&self, found: Option<PartitionId>) -> Result<(), MetaError> {
         self.change(|state| {
             let (next, next_revision) = state.counter()?;
@@ -70,7 +78,7 @@ impl Catalog {
             Ok((transaction.put(key, records::dropped_counter_value(before)), ()))
         })
         .await?;
-        // Nobody else changes these: at the same time, so that they share commits.
+        // No other transaction changes these records. Deleted concurrently, to share commits.
         let settled: Vec<_> = {
             let state = self.cache.state();
             let before = state.dropped_before.map_or(0, |(before, _)| before);
@@ -83,7 +91,7 @@ impl Catalog {
         futures::future::try_join_all(deletions).await.map(drop)
     }
 
-    /// Adds what a catalog of an earlier version does not have.
+    /// Creates records that a catalog of an earlier version lacks.
     pub(super) async fn add_missing_records(&self) -> Result<(), MetaError> {
         let salt_key = SaltKey::random();
         self.change(|state| {
@@ -106,14 +114,16 @@ impl Catalog {
         .map(drop)
     }
 
-    /// The secret from which salts for users that do not exist are derived. `None`: the catalog is that of an owner of an earlier version.
+    /// The secret from which SCRAM salts for nonexistent users are derived. `None` if the catalog
+    /// was published by an earlier version.
     pub fn salt_key(&self) -> Option<Arc<SaltKey>> {
         self.cache.state().salt_key.clone()
     }
 
-    /// A partition was restored: from now on its versions are of this lineage and epoch.
+    /// Records the restore of a partition: its later versions have this lineage and epoch.
     ///
-    /// Errors: `Missing` (it was dropped), `InUse` (it is at that epoch or a later one), and what the store says.
+    /// Errors: `Missing` (it was dropped), `InUse` (it is at that epoch or a later one), and those
+    /// of the store.
     pub async fn begin_era(&self, id: PartitionId, lineage: u64, epoch: u32) -> Result<(), MetaError> {
         let key = Key::Partition(id).to_string();
         self.change(|state| {
@@ -123,8 +133,8 @@ impl Catalog {
                 return Err(MetaError::InUse {
                     what: What::Tenant,
                     name: id.to_string(),
-                    reason: "has been restored by somebody else".to_owned(),
-                    remedy: "look at what is there, and restore it again",
+                    reason: "was restored concurrently".to_owned(),
+                    remedy: "Check its contents and repeat the restore if needed.",
                 });
             }
             let record = PartitionRecord { id, lineage, epoch, revision: current.revision };
@@ -137,7 +147,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// An id that was never given out before.
+    /// Assigns an id that was never used before.
     pub(super) async fn new_partition_id(&self) -> Result<PartitionId, MetaError> {
         let mut block = self.ids.lock().await;
         if block.0.is_empty() {
@@ -155,7 +165,7 @@ impl Catalog {
                 let (start, revision) = state.counter()?;
                 let end = start
                     .checked_add(BLOCK_IDS)
-                    .ok_or_else(|| records::corrupt(&key, "it has reached the largest number"))?;
+                    .ok_or_else(|| records::corrupt(&key, "the counter has reached its maximum"))?;
                 let transaction = Transaction::new()
                     .unchanged(key.as_str(), revision)
                     .put(key.as_str(), records::counter_value(end));
@@ -169,7 +179,7 @@ impl Catalog {
 impl State {
     /// The next partition id, and the revision of that record.
     fn counter(&self) -> Result<(u64, Revision), MetaError> {
-        let missing = || records::corrupt(&Key::PartitionCounter.to_string(), "it has disappeared");
+        let missing = || records::corrupt(&Key::PartitionCounter.to_string(), "the record is missing");
         self.next_partition.ok_or_else(missing)
     }
 }

@@ -1,4 +1,4 @@
-//! Keys and values as the store holds them. The table in the head of the crate is their description.
+//! Encodes and decodes the catalog's keys and values. The crate documentation describes them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -44,9 +44,9 @@ impl fmt::Display for Key<'_> {
 }
 
 impl<'a> Key<'a> {
-    /// What a key of the store means: nothing, if it is none of the catalog's.
+    /// Parses a key of the store. `None` if it does not belong to the catalog.
     pub(super) fn parse(key: &'a str) -> Result<Option<Key<'a>>, MetaError> {
-        let bad = || corrupt(key, "its key names no partition");
+        let bad = || corrupt(key, "invalid partition id in the key");
         let Some((kind, rest)) = key.split_once('/') else {
             return Ok(None);
         };
@@ -68,7 +68,7 @@ impl<'a> Key<'a> {
     }
 }
 
-/// Exactly as `Key` writes it, so that no two keys mean the same.
+/// Parses an id exactly as `Key` formats it, so that no two keys have the same meaning.
 fn partition_id(digits: &str) -> Option<PartitionId> {
     let lower_hex = digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     if digits.len() != 16 || !lower_hex {
@@ -84,7 +84,7 @@ struct Versioned<T> {
     record: T,
 }
 
-/// Read first: the rest of a record of another version may look different.
+/// Decoded first, because other versions may have different fields.
 #[derive(Deserialize)]
 struct VersionOnly {
     v: u32,
@@ -157,7 +157,7 @@ struct SaltKeyValue {
     key: HexBytes,
 }
 
-/// Bytes, written as hexadecimal digits.
+/// Bytes that are encoded as hexadecimal digits.
 #[derive(Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 struct HexBytes(Vec<u8>);
@@ -216,7 +216,7 @@ pub(super) fn tenant(name: &str, entry: &Entry) -> Result<Tenant, MetaError> {
 
 fn durability(name: Option<&str>, entry: &Entry) -> Result<Durability, MetaError> {
     let Some(name) = name else { return Ok(Durability::default()) };
-    let unknown = || corrupt(&entry.key, &format!("\"{name}\" is no durability that this version knows"));
+    let unknown = || corrupt(&entry.key, &format!("unknown durability \"{name}\""));
     Durability::of_name(name).ok_or_else(unknown)
 }
 
@@ -225,7 +225,7 @@ fn limits(values: &BTreeMap<String, u64>, entry: &Entry) -> Result<Limits, MetaE
     for (name, value) in values {
         let limit = Limit::find(name).map_err(|unknown| corrupt(&entry.key, &unknown.to_string()))?;
         if !limit.allows(*value) {
-            return Err(corrupt(&entry.key, &format!("{value} cannot be the limit \"{name}\"")));
+            return Err(corrupt(&entry.key, &format!("invalid value for limit \"{name}\": {value}")));
         }
         limits.set(limit, Some(*value));
     }
@@ -332,15 +332,15 @@ pub(super) fn salt_key(entry: &Entry) -> Result<SaltKey, MetaError> {
 }
 
 fn encode<T: Serialize>(record: T) -> Vec<u8> {
-    // Plain structs of numbers, strings and booleans: there is nothing in them that JSON cannot hold.
-    serde_json::to_vec(&Versioned { v: VERSION, record }).expect("catalog records are plain JSON")
+    // Plain structs of numbers, strings and booleans, which JSON can always represent.
+    serde_json::to_vec(&Versioned { v: VERSION, record }).expect("catalog records must be valid JSON")
 }
 
 fn decode<T: DeserializeOwned>(entry: &Entry) -> Result<T, MetaError> {
     let VersionOnly { v } =
         serde_json::from_slice(&entry.value).map_err(|error| corrupt(&entry.key, &error.to_string()))?;
     if v != VERSION {
-        return Err(corrupt(&entry.key, &format!("format version {v}, and this Fulmar knows {VERSION}")));
+        return Err(corrupt(&entry.key, &format!("unsupported format version {v} (supported: {VERSION})")));
     }
     serde_json::from_slice(&entry.value).map_err(|error| corrupt(&entry.key, &error.to_string()))
 }
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_come_back_as_they_were() {
+    fn key_round_trips() {
         for key in [
             Key::Tenant("a/b \"c\""),
             Key::User("tenant/x"),
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_keys_are_none_and_malformed_ones_an_error() {
+    fn foreign_key_is_ignored_and_malformed_key_is_rejected() {
         assert_eq!(Key::parse("lease/7"), Ok(None));
         assert_eq!(Key::parse("tenant"), Ok(None));
         for key in [
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn the_written_form_is_the_documented_one() {
+    fn encoding_is_as_documented() {
         let mut tenant = Tenant {
             name: "ada".to_owned(),
             partition: PartitionId(2),
@@ -406,7 +406,7 @@ mod tests {
             String::from_utf8_lossy(&value),
             r#"{"v":1,"partition":2,"owner":"fulmar","created_unix_ms":1790000000000,"state":"creating"}"#
         );
-        // Also what was written before there were limits.
+        // The same encoding as before limits were introduced.
         assert_eq!(super::tenant("ada", &entry(Key::Tenant("ada"), value)), Ok(tenant.clone()));
         tenant.limits.set(Limit::MaxSize, Some(65_536));
         tenant.limits.set(Limit::MaxConnections, Some(10));
@@ -486,13 +486,13 @@ mod tests {
     }
 
     #[test]
-    fn other_versions_and_damage_are_refused() {
-        let refused =
+    fn other_versions_and_damage_are_rejected() {
+        let rejected =
             |value: &str| counter(&entry(Key::PartitionCounter, value.as_bytes().to_vec())).unwrap_err();
-        assert!(refused(r#"{"v":2,"after":9}"#).to_string().contains("format version 2"));
-        assert!(matches!(refused(r#"{"next":9}"#), MetaError::Corrupt { .. }));
-        assert!(matches!(refused(r#"{"v":1,"next":-9}"#), MetaError::Corrupt { .. }));
-        assert!(matches!(refused("\0"), MetaError::Corrupt { .. }));
+        assert!(rejected(r#"{"v":2,"after":9}"#).to_string().contains("format version 2"));
+        assert!(matches!(rejected(r#"{"next":9}"#), MetaError::Corrupt { .. }));
+        assert!(matches!(rejected(r#"{"v":1,"next":-9}"#), MetaError::Corrupt { .. }));
+        assert!(matches!(rejected("\0"), MetaError::Corrupt { .. }));
         let tenant = |limits: &str| {
             let value = format!(
                 r#"{{"v":1,"partition":2,"owner":"a","created_unix_ms":1,"state":"ready","limits":{limits}}}"#

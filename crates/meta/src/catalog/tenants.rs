@@ -1,4 +1,5 @@
-//! Making, renaming and dropping tenants, in the two steps that the head of the crate draws.
+//! Creates, renames, alters and drops tenants. The crate documentation shows the two steps of
+//! create and drop.
 
 use std::sync::Arc;
 
@@ -10,23 +11,24 @@ use super::{Catalog, PartitionRecord, SYSTEM_TENANT, Tenant, TenantState, names}
 use crate::{Limit, Limits, LiveLimits, MAX_TRANSACTION_STEPS, MetaError, Revision, Transaction, What};
 
 impl Catalog {
-    /// The tenant of that name, if clients can connect to it.
+    /// The tenant of that name, if it is ready.
     pub fn tenant(&self, name: &str) -> Option<Arc<Tenant>> {
         self.cache.state().tenants.get(name).filter(|tenant| tenant.state == TenantState::Ready).cloned()
     }
 
-    /// All tenants that clients can connect to, sorted by name.
+    /// All ready tenants, sorted by name.
     pub fn tenants(&self) -> Vec<Arc<Tenant>> {
         self.tenants_where(|state| state == TenantState::Ready)
     }
 
-    /// Tenants whose creation or drop has not come to its end: at start, what a crash left behind. Drop the
-    /// partition of each (it may not exist), then call [`Catalog::finish_drop`].
+    /// Tenants whose creation or drop has not completed. At start these were left by a crash: the
+    /// caller must drop the partition of each, if it exists, and then call
+    /// [`Catalog::finish_drop`].
     pub fn unfinished(&self) -> Vec<Arc<Tenant>> {
         self.tenants_where(|state| state != TenantState::Ready)
     }
 
-    /// All tenants, those included that are being created or dropped.
+    /// All tenants, including those that are being created or dropped.
     pub fn all_tenants(&self) -> Vec<Arc<Tenant>> {
         self.tenants_where(|_| true)
     }
@@ -35,21 +37,22 @@ impl Catalog {
         self.cache.state().tenants.values().filter(|tenant| wanted(tenant.state)).cloned().collect()
     }
 
-    /// First step of creating: takes the name, with a partition id that was never used. Nobody can connect
-    /// until [`Catalog::finish_create`]; to give up instead, drop the partition and call
+    /// First step of a creation: reserves the name and assigns a new partition id. Clients cannot
+    /// connect until [`Catalog::finish_create`]. To abort the creation, drop the partition and call
     /// [`Catalog::finish_drop`].
     ///
-    /// Errors: `InvalidName`, `Exists`, `InUse` (the name is being created or dropped), `Missing` (no user
-    /// `owner`; [`super::SYSTEM_USER`] always exists), and what the store says.
+    /// Errors: `InvalidName`, `Exists`, `InUse` (a tenant of that name is being created or
+    /// dropped), `Missing` (no user `owner`; [`super::SYSTEM_USER`] always exists), and those of
+    /// the store.
     pub async fn create_tenant(&self, name: &str, owner: &str) -> Result<Arc<Tenant>, MetaError> {
         names::check(What::Tenant, name)?;
-        // Looked at before an id is spent; the plan looks again.
-        name_is_free(&self.cache.state(), name)?;
+        // Checked before an id is used up, and again in the plan.
+        check_name_is_free(&self.cache.state(), name)?;
         let partition = self.new_partition_id().await?;
         let created_unix_ms = (self.now_unix_ms)();
         let (tenant, revision) = self
             .change(|state| {
-                name_is_free(state, name)?;
+                check_name_is_free(state, name)?;
                 let owner = state.user(owner)?;
                 let tenant = Tenant {
                     name: name.to_owned(),
@@ -75,11 +78,11 @@ impl Catalog {
         Ok(Arc::new(Tenant { revision, ..tenant }))
     }
 
-    /// Second step of creating, when the partition exists: from now on clients can connect.
+    /// Second step of a creation, after the partition was created. Clients can connect afterwards.
     pub async fn finish_create(&self, tenant: &Tenant) -> Result<Arc<Tenant>, MetaError> {
         self.alter_tenant(
             |state| match state.same_tenant(tenant)? {
-                dropping if dropping.state == TenantState::Dropping => Err(being(dropping)),
+                dropping if dropping.state == TenantState::Dropping => Err(unfinished_error(dropping)),
                 current => Ok(current),
             },
             |tenant| tenant.state = TenantState::Ready,
@@ -87,10 +90,10 @@ impl Catalog {
         .await
     }
 
-    /// First step of dropping: from now on nobody can connect. Answers again for a tenant whose drop was begun
-    /// and has not ended, so that a drop that failed can be repeated.
+    /// First step of a drop: clients can no longer connect. Succeeds again for a tenant whose drop
+    /// has begun, so a failed drop can be repeated.
     ///
-    /// Errors: `Missing`, `InUse` (the system tenant), and what the store says.
+    /// Errors: `Missing`, `InUse` (the system tenant), and those of the store.
     pub async fn begin_drop(&self, name: &str) -> Result<Arc<Tenant>, MetaError> {
         if name == SYSTEM_TENANT {
             return Err(system_tenant("dropped"));
@@ -105,12 +108,12 @@ impl Catalog {
         .await
     }
 
-    /// Second step of dropping, or of giving up a creation, when the partition is gone: forgets the tenant, its
-    /// partition, all rights to it, and its tokens, and notes that the partition was dropped. The name is free again; the partition id
-    /// is not.
+    /// Second step of a drop or of an aborted creation, after the partition was dropped. Deletes
+    /// the tenant, its partition, grants and tokens, and writes the partition's tombstone. The name
+    /// can be reused, the partition id cannot.
     pub async fn finish_drop(&self, tenant: &Tenant) -> Result<(), MetaError> {
         self.cache.state().unfinished_tenant(tenant)?;
-        // Neither rights nor tokens are made for a tenant that is not ready, so they only get fewer.
+        // Grants and tokens are created only for ready tenants, so none can be added here.
         self.forget(|state| {
             let users = state.grants.get(&tenant.partition).into_iter().flat_map(|users| users.keys());
             let grants = users.map(|user| Key::Grant(tenant.partition, user).to_string());
@@ -132,9 +135,10 @@ impl Catalog {
         Ok(())
     }
 
-    /// Gives a tenant another name; rights and data stay.
+    /// Renames a tenant. Its privileges and data are kept.
     ///
-    /// Errors: `InvalidName`, `Missing`, `Exists`, `InUse` (the system tenant), and what the store says.
+    /// Errors: `InvalidName`, `Missing`, `Exists`, `InUse` (the system tenant), and those of the
+    /// store.
     pub async fn rename_tenant(&self, from: &str, to: &str) -> Result<Arc<Tenant>, MetaError> {
         names::check(What::Tenant, to)?;
         if from == SYSTEM_TENANT {
@@ -143,7 +147,7 @@ impl Catalog {
         let (tenant, revision) = self
             .change(|state| {
                 let current = state.ready_tenant(from)?;
-                name_is_free(state, to)?;
+                check_name_is_free(state, to)?;
                 let tenant = Tenant { name: to.to_owned(), ..Tenant::clone(current) };
                 let (old, new) = (Key::Tenant(from).to_string(), Key::Tenant(to).to_string());
                 let transaction = Transaction::new()
@@ -157,9 +161,10 @@ impl Catalog {
         Ok(Arc::new(Tenant { revision, ..tenant }))
     }
 
-    /// Changes a tenant's limits, and answers it. Whoever serves it sees them at once, through [`Catalog::live_limits`].
+    /// Changes a tenant's limits and returns the tenant. Its sessions see the new limits
+    /// immediately, through [`Catalog::live_limits`].
     ///
-    /// Errors: `Missing`, and what the store says.
+    /// Errors: `Missing`, and those of the store.
     pub async fn alter_limits(
         &self,
         name: &str,
@@ -168,40 +173,42 @@ impl Catalog {
         self.alter_tenant(|state| state.ready_tenant(name), |tenant| alter(&mut tenant.limits)).await
     }
 
-    /// Changes where a tenant's commits are made durable, and answers it as it is now, by whatever name it goes; also while it is
-    /// being created. The engine must know first that nothing is left that counts upon the old place.
+    /// Changes where a tenant's commits are made durable, and returns the current tenant. Finds it
+    /// by its partition, even if it was renamed, and also while it is being created. The engine
+    /// must first ensure that nothing depends on the old log.
     ///
-    /// Errors: `Missing`, and what the store says.
+    /// Errors: `Missing`, and those of the store.
     pub async fn set_durability(
         &self,
         tenant: &Tenant,
         durability: Durability,
     ) -> Result<Arc<Tenant>, MetaError> {
-        // The engine was told of the partition: what has its old name now may be another one.
-        let is_it = |current: &&Arc<Tenant>| {
+        // The engine changes the partition. Another tenant may have its old name by now.
+        let has_partition = |current: &&Arc<Tenant>| {
             current.partition == tenant.partition && current.state != TenantState::Dropping
         };
         let missing = || MetaError::missing(What::Tenant, &tenant.name);
         self.alter_tenant(
-            |state| state.tenants.values().find(is_it).ok_or_else(missing),
+            |state| state.tenants.values().find(has_partition).ok_or_else(missing),
             |tenant| tenant.durability = durability,
         )
         .await
     }
 
-    /// The limits of a tenant, now and later, by whatever name it goes.
+    /// The live limits of a tenant. They remain valid if it is renamed.
     pub fn live_limits(&self, tenant: &Tenant) -> Arc<LiveLimits> {
         let live = self.cache.state().limits.get(&tenant.partition).cloned();
-        // Of a tenant that has been dropped meanwhile nothing changes any more.
+        // A tenant that was dropped meanwhile does not change any more.
         live.unwrap_or_else(|| Arc::new(LiveLimits::new(&tenant.limits)))
     }
 
-    /// What holds for the tenant of a partition now; `None` is no limit, or no tenant.
+    /// The current limit of the tenant of a partition. `None`: unlimited, or no such tenant.
     pub fn limit_of(&self, partition: PartitionId, limit: Limit) -> Option<u64> {
         self.cache.state().limits.get(&partition)?.get(limit)
     }
 
-    /// Changes the tenant that `find` finds, but not its name, and answers it; if nothing changes nothing is written.
+    /// Changes the tenant returned by `find`, except for its name, and returns it. Writes nothing
+    /// if nothing changes.
     async fn alter_tenant(
         &self,
         find: impl Fn(&State) -> Result<&Arc<Tenant>, MetaError>,
@@ -226,7 +233,7 @@ impl Catalog {
         Ok(Arc::new(Tenant { revision, ..tenant }))
     }
 
-    /// Deletes records until `find` finds none, as many at a time as a transaction takes.
+    /// Deletes records until `find` returns none, in batches of [`MAX_TRANSACTION_STEPS`].
     pub(super) async fn forget(&self, find: impl Fn(&State) -> Vec<String>) -> Result<(), MetaError> {
         loop {
             let (deleted, _) = self
@@ -245,19 +252,19 @@ impl Catalog {
 }
 
 impl State {
-    /// The tenant of that name, if clients can connect to it.
+    /// The tenant of that name, if it is ready.
     pub(super) fn ready_tenant(&self, name: &str) -> Result<&Arc<Tenant>, MetaError> {
         let tenant = self.tenants.get(name).filter(|tenant| tenant.state == TenantState::Ready);
         tenant.ok_or_else(|| MetaError::missing(What::Tenant, name))
     }
 
-    /// That very tenant, as it is now: the name may have been given to another since.
+    /// The current record of the same tenant. Fails if its name now belongs to another one.
     fn same_tenant(&self, tenant: &Tenant) -> Result<&Arc<Tenant>, MetaError> {
         let current = self.tenants.get(&tenant.name).filter(|current| current.partition == tenant.partition);
         current.ok_or_else(|| MetaError::missing(What::Tenant, &tenant.name))
     }
 
-    /// That very tenant, if its creation or drop has not come to its end.
+    /// The current record of the same tenant, if its creation or drop has not completed.
     fn unfinished_tenant(&self, tenant: &Tenant) -> Result<&Arc<Tenant>, MetaError> {
         let current = self.same_tenant(tenant)?;
         if current.state != TenantState::Ready {
@@ -267,33 +274,33 @@ impl State {
             what: What::Tenant,
             name: current.name.clone(),
             reason: "is ready, so its drop cannot be finished".to_owned(),
-            remedy: "begin its drop first",
+            remedy: "Begin its drop first.",
         })
     }
 }
 
-fn name_is_free(state: &State, name: &str) -> Result<(), MetaError> {
+fn check_name_is_free(state: &State, name: &str) -> Result<(), MetaError> {
     match state.tenants.get(name) {
         None => Ok(()),
         Some(tenant) if tenant.state == TenantState::Ready => Err(MetaError::exists(What::Tenant, name)),
-        Some(tenant) => Err(being(tenant)),
+        Some(tenant) => Err(unfinished_error(tenant)),
     }
 }
 
-fn being(tenant: &Tenant) -> MetaError {
+fn unfinished_error(tenant: &Tenant) -> MetaError {
     let (reason, remedy) = match tenant.state {
-        TenantState::Creating => ("is being created", "wait until that has ended"),
-        TenantState::Dropping => ("is being dropped", "wait until that has ended, or drop it again"),
-        TenantState::Ready => ("is in use", "choose another name"),
+        TenantState::Creating => ("is being created", "Wait until the creation completes."),
+        TenantState::Dropping => ("is being dropped", "Wait until the drop completes, or drop it again."),
+        TenantState::Ready => ("is in use", "Choose another name."),
     };
     MetaError::InUse { what: What::Tenant, name: tenant.name.clone(), reason: reason.to_owned(), remedy }
 }
 
-fn system_tenant(done: &str) -> MetaError {
+fn system_tenant(action: &str) -> MetaError {
     MetaError::InUse {
         what: What::Tenant,
         name: SYSTEM_TENANT.to_owned(),
-        reason: format!("is the system tenant and cannot be {done}"),
-        remedy: "leave it as it is: it holds no data of yours",
+        reason: format!("is the system tenant and cannot be {action}"),
+        remedy: "Keep it: it contains no user data.",
     }
 }

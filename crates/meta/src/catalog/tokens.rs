@@ -1,6 +1,7 @@
-//! Tokens: what clients of HTTP prove their rights with.
+//! Tokens: bearer credentials of HTTP clients.
 //!
-//! A token's secret is shown to who makes it, once; only its hash is kept. Whoever comes with a secret is known by that.
+//! A token's secret is shown once, when the token is created. Only its hash is stored. A request is
+//! authenticated by comparing the hash of its secret.
 
 use std::sync::Arc;
 
@@ -11,13 +12,13 @@ use super::{Catalog, SecretHash, Tenant, TenantState, Token, names};
 use crate::{MetaError, Revision, Transaction, What};
 
 impl Catalog {
-    /// All tokens, sorted by name; those too that have expired.
+    /// All tokens, including expired ones, sorted by name.
     pub fn tokens(&self) -> Vec<Arc<Token>> {
         self.cache.state().tokens.values().cloned().collect()
     }
 
-    /// The token of a secret, unless it has expired. All are compared, and each as a whole: how long this takes says
-    /// nothing of which is near.
+    /// The token with this hash, unless it has expired. Compares all tokens completely, so the run
+    /// time does not reveal how close a guess is.
     pub fn find_token(&self, hash: &SecretHash) -> Option<Arc<Token>> {
         let state = self.cache.state();
         let matching = state.tokens.values().fold(None, |found, token| {
@@ -28,15 +29,16 @@ impl Catalog {
         matching.filter(|token| token.expires_unix_ms.is_none_or(|expires| now_unix_ms < expires)).cloned()
     }
 
-    /// The tenant of a partition, if clients can connect to it.
+    /// The tenant of a partition, if it is ready.
     pub fn tenant_of(&self, partition: PartitionId) -> Option<Arc<Tenant>> {
         let state = self.cache.state();
         state.by_partition.get(&partition).filter(|tenant| tenant.state == TenantState::Ready).cloned()
     }
 
-    /// Makes a token, for a tenant or for the whole node, that lasts for so many milliseconds or for ever.
+    /// Creates a token for a tenant or for the whole node. It expires after `lasts_ms`
+    /// milliseconds, or never.
     ///
-    /// Errors: `InvalidName`, `Exists`, `Missing` (the tenant), and what the store says.
+    /// Errors: `InvalidName`, `Exists`, `Missing` (the tenant), and those of the store.
     pub async fn create_token(
         &self,
         name: &str,
@@ -73,9 +75,9 @@ impl Catalog {
         Ok(Arc::new(Token { revision, ..token }))
     }
 
-    /// Drops a token: its secret is worth nothing from now on. Answers what it was.
+    /// Drops a token, which invalidates its secret. Returns the token.
     ///
-    /// Errors: `Missing`, and what the store says.
+    /// Errors: `Missing`, and those of the store.
     pub async fn drop_token(&self, name: &str) -> Result<Arc<Token>, MetaError> {
         let (token, _) = self
             .change(|state| {

@@ -1,4 +1,4 @@
-//! What the catalog knows of tenants, users and partitions.
+//! Types of the catalog: tenants, users, tokens and partitions.
 
 use std::fmt;
 
@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Limits, Revision};
 
-/// How far a tenant has come; see the head of the crate.
+/// The state of a tenant's life cycle; see the crate documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TenantState {
-    /// Its partition is being made.
+    /// Its partition is being created.
     Creating,
     /// Clients can connect to it.
     Ready,
@@ -22,65 +22,65 @@ pub enum TenantState {
 /// A database that clients connect to by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tenant {
-    /// What clients call it.
+    /// The database name.
     pub name: String,
-    /// Where its data is.
+    /// The partition with its data.
     pub partition: PartitionId,
-    /// The user that it belongs to.
+    /// The user that owns it.
     pub owner: String,
-    /// When it was created, in milliseconds since 1970.
+    /// Time of creation, in milliseconds since 1970.
     pub created_unix_ms: u64,
-    /// How far it has come.
+    /// State of its life cycle.
     pub state: TenantState,
-    /// What it may use.
+    /// Resource limits.
     pub limits: Limits,
     /// Where its commits are made durable.
     pub durability: Durability,
-    /// Of its record: what a change compares.
+    /// Revision of its record, compared by changes.
     pub(crate) revision: Revision,
 }
 
 /// A role that clients log in as.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
-    /// What clients call themselves.
+    /// The user name.
     pub name: String,
-    /// May do everything.
+    /// Has all privileges.
     pub superuser: bool,
-    /// What a password is checked against. Without it the user cannot log in by password.
+    /// Verifies the password. Without it, the user cannot log in by password.
     pub verifier: Option<ScramVerifier>,
-    /// It is being dropped: it takes no new tenants and rights.
+    /// The user is being dropped, and cannot get new tenants or privileges.
     pub(crate) leaving: bool,
-    /// Of its record: what a change compares.
+    /// Revision of its record, compared by changes.
     pub(crate) revision: Revision,
 }
 
-/// What SCRAM-SHA-256 keeps instead of a password (RFC 5802, section 3).
+/// A SCRAM-SHA-256 verifier, stored instead of a password (RFC 5802, section 3).
 #[derive(Clone, PartialEq, Eq)]
 pub struct ScramVerifier {
-    /// Random bytes that the password was hashed with.
+    /// Random salt of the hash.
     pub salt: Vec<u8>,
-    /// How often it was hashed.
+    /// Number of hash iterations.
     pub iterations: u32,
-    /// Proves that the client knows the password: 32 bytes.
+    /// Verifies that the client knows the password. 32 bytes.
     pub stored_key: Vec<u8>,
-    /// Proves to the client that the server knows this verifier: 32 bytes.
+    /// Proves to the client that the server has this verifier. 32 bytes.
     pub server_key: Vec<u8>,
 }
 
 impl fmt::Debug for ScramVerifier {
-    /// Shows no secret: whoever has the keys can play the server.
+    /// Omits the secrets: a process with the keys could impersonate the server.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ScramVerifier").field("iterations", &self.iterations).finish_non_exhaustive()
     }
 }
 
-/// The hash of a secret that nobody can guess: what is kept in the place of a token.
+/// The hash of a token's secret. Stored instead of the secret, which has too much entropy to guess.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SecretHash(pub Vec<u8>);
 
 impl SecretHash {
-    /// Whether it is the same. How long this takes says nothing of where the two differ.
+    /// Compares two hashes. The run time does not reveal where they differ.
     pub fn matches(&self, other: &SecretHash) -> bool {
         let differences = self.0.iter().zip(&other.0).fold(0, |found, (one, other)| found | (one ^ other));
         self.0.len() == other.0.len() && differences == 0
@@ -93,12 +93,12 @@ impl fmt::Debug for SecretHash {
     }
 }
 
-/// A secret from which salts for users that do not exist are derived.
+/// The secret from which SCRAM salts for nonexistent users are derived.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SaltKey(pub Vec<u8>);
 
 impl SaltKey {
-    /// A new secret.
+    /// Generates a new secret.
     pub fn random() -> Self {
         SaltKey(rand::random::<[u8; 32]>().to_vec())
     }
@@ -110,37 +110,37 @@ impl fmt::Debug for SaltKey {
     }
 }
 
-/// What a client of HTTP proves its right with.
+/// A bearer token of an HTTP client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Token {
-    /// What it is called; no secret.
+    /// Name of the token. Not secret.
     pub name: String,
-    /// Of the secret, which is kept nowhere.
+    /// Hash of the secret, which is not stored.
     pub hash: SecretHash,
-    /// The tenant that it is for; `None`: the whole node.
+    /// The partition of the tenant that it is valid for. `None`: the whole node.
     pub partition: Option<PartitionId>,
-    /// When it was made, in milliseconds since 1970.
+    /// Time of creation, in milliseconds since 1970.
     pub created_unix_ms: u64,
-    /// From when on it is worth nothing.
+    /// Time of expiry, in milliseconds since 1970. `None`: it does not expire.
     pub expires_unix_ms: Option<u64>,
-    /// Of its record: what a change compares.
+    /// Revision of its record, compared by changes.
     pub(crate) revision: Revision,
 }
 
-/// What a user may do in a tenant.
+/// The privileges of a user in a tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Read everything.
+    /// May read everything.
     ReadOnly,
-    /// Everything: what its owner and superusers may.
+    /// Has all privileges, like the owner and superusers.
     ReadWrite,
 }
 
-/// What a user was granted in a tenant.
+/// The privileges that a user was granted in a tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Grant {
     pub(super) access: Access,
-    /// Of its record: what a change compares.
+    /// Revision of its record, compared by changes.
     pub(super) revision: Revision,
 }
 
@@ -149,17 +149,17 @@ pub(super) struct Grant {
 pub struct PartitionRecord {
     /// Its id.
     pub id: PartitionId,
-    /// Another one when it is restored; the first has the number of the partition, so that a branch,
-    /// which is a partition of its own, has one of its own.
+    /// Changes with each restore. Initially the partition's id, so a branch, which is a new
+    /// partition, has a different lineage.
     pub lineage: u64,
-    /// Grows with every restore and every change of owner.
+    /// Incremented with every restore and every change of owner.
     pub epoch: u32,
-    /// Of its record: what a change compares.
+    /// Revision of its record, compared by changes.
     pub(crate) revision: Revision,
 }
 
 impl PartitionRecord {
-    /// A partition as it is when it is made.
+    /// The record of a new partition.
     pub(crate) fn first(id: PartitionId) -> Self {
         Self { id, lineage: id.0, epoch: 1, revision: Revision::default() }
     }

@@ -1,10 +1,13 @@
-//! Users and what they may do in tenants.
+//! Users and their privileges in tenants.
 //!
-//! Tenants name their owner, grants name their user, and both are records of their own, so "a user that owns
-//! something cannot be dropped" spans records. Dropping therefore marks the user as leaving first. Whoever makes
-//! a tenant or a grant compares the user's record, so none can appear behind that mark; and when the mark is
-//! durable, the cache shows all that came before it. Then the drop looks once more, and goes on or takes the
-//! mark back.
+//! A tenant names its owner, a grant names its user, and both are separate records. The rule "a
+//! user that owns tenants cannot be dropped" therefore spans records. A drop works in these steps:
+//!
+//! 1. Mark the user as leaving. The creation of a tenant or grant compares the user's record, so
+//!    none can be added after the mark.
+//! 2. When the mark is durable, the cache contains everything that was added before it. Check again
+//!    whether the user owns tenants. If so, remove the mark and fail.
+//! 3. Delete the user's grants, then the user.
 
 use std::sync::Arc;
 
@@ -25,12 +28,12 @@ impl Catalog {
         self.cache.state().users.values().filter(|user| !user.leaving).cloned().collect()
     }
 
-    /// Whether `user` may connect to `tenant`: its owner, whoever was granted it, and superusers may.
+    /// Returns true if `user` may connect to `tenant`: as owner, as superuser, or by a grant.
     pub fn may_connect(&self, user: &User, tenant: &Tenant) -> bool {
         self.access(user, tenant).is_some()
     }
 
-    /// What `user` may do in `tenant`; `None` if not even connect.
+    /// The privileges of `user` in `tenant`. `None` if it may not connect.
     pub fn access(&self, user: &User, tenant: &Tenant) -> Option<Access> {
         if user.superuser || tenant.owner == user.name {
             return Some(Access::ReadWrite);
@@ -38,15 +41,15 @@ impl Catalog {
         self.cache.state().granted(tenant, user).map(|grant| grant.access)
     }
 
-    /// Another number after each change of users and rights. Who goes on with a right that it had before looks at this
-    /// first, which takes no lock.
+    /// Changes with each change of users and privileges. A session that caches its privileges
+    /// compares this number first, which takes no lock.
     pub fn rights_generation(&self) -> u64 {
         self.cache.rights_generation()
     }
 
-    /// Makes a user. Without a verifier it cannot log in by password.
+    /// Creates a user. Without a verifier it cannot log in by password.
     ///
-    /// Errors: `InvalidName`, `Exists`, `InUse` (it is being dropped), and what the store says.
+    /// Errors: `InvalidName`, `Exists`, `InUse` (it is being dropped), and those of the store.
     pub async fn create_user(
         &self,
         name: &str,
@@ -71,9 +74,9 @@ impl Catalog {
         Ok(Arc::new(User { revision, ..user }))
     }
 
-    /// Gives a user another password, or takes the password away.
+    /// Changes or removes a user's password.
     ///
-    /// Errors: `Missing`, and what the store says.
+    /// Errors: `Missing`, and those of the store.
     pub async fn alter_user_password(
         &self,
         name: &str,
@@ -88,16 +91,16 @@ impl Catalog {
         Ok(Arc::new(User { revision, ..user }))
     }
 
-    /// Drops a user and its rights.
+    /// Drops a user and its privileges.
     ///
-    /// Errors: `Missing`, `InUse` (it owns tenants, or is the system user), and what the store says.
+    /// Errors: `Missing`, `InUse` (it owns tenants, or is the system user), and those of the store.
     pub async fn drop_user(&self, name: &str) -> Result<(), MetaError> {
         if name == SYSTEM_USER {
             return Err(MetaError::InUse {
                 what: What::User,
                 name: name.to_owned(),
                 reason: "is the system user and cannot be dropped".to_owned(),
-                remedy: "take its password away to keep it from logging in",
+                remedy: "Remove its password to prevent logins.",
             });
         }
         self.change(|state| {
@@ -129,9 +132,9 @@ impl Catalog {
         Ok(())
     }
 
-    /// Gives a user its access to a tenant, in the place of what it was granted before.
+    /// Grants a user access to a tenant. Replaces an earlier grant.
     ///
-    /// Errors: `Missing` (tenant or user), and what the store says.
+    /// Errors: `Missing` (tenant or user), and those of the store.
     pub async fn grant(&self, tenant: &str, user: &str, access: Access) -> Result<(), MetaError> {
         self.change(|state| {
             let (tenant, user) = (state.ready_tenant(tenant)?, state.user(user)?);
@@ -151,10 +154,10 @@ impl Catalog {
         Ok(())
     }
 
-    /// Takes away what a user was granted: without the right to write it has none at all, without that to read it loses
-    /// no more than that. Nothing happens if there was nothing; an owner keeps its own.
+    /// Revokes a grant. Revoking `ReadWrite` removes any grant; revoking `ReadOnly` removes only a
+    /// read-only grant. Does nothing if there is no such grant. The owner keeps its privileges.
     ///
-    /// Errors: `Missing` (tenant or user), and what the store says.
+    /// Errors: `Missing` (tenant or user), and those of the store.
     pub async fn revoke(&self, tenant: &str, user: &str, access: Access) -> Result<(), MetaError> {
         self.change(|state| {
             let (tenant, user) = (state.ready_tenant(tenant)?, state.user(user)?);
@@ -179,7 +182,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// A drop that a crash interrupted was answered to nobody: its user stays.
+    /// Undoes drops that were interrupted by a crash: they were not acknowledged.
     pub(super) async fn keep_leaving_users(&self) -> Result<(), MetaError> {
         let names: Vec<String> = {
             let state = self.cache.state();
@@ -212,12 +215,12 @@ impl State {
             what: What::User,
             name: name.to_owned(),
             reason: format!("owns tenant \"{}\"{more}", first.name),
-            remedy: "drop its tenants first",
+            remedy: "Drop its tenants first.",
         })
     }
 }
 
-/// The transaction that puts `user` in the place of `current`, and the user.
+/// The transaction that replaces `current` by `user`, and the user.
 fn replaced(current: &User, user: User) -> (Transaction, User) {
     let key = Key::User(&current.name).to_string();
     let transaction =
@@ -225,7 +228,7 @@ fn replaced(current: &User, user: User) -> (Transaction, User) {
     (transaction, user)
 }
 
-/// The transaction that sets or takes back the mark; without steps if it is so already.
+/// The transaction that sets or removes the mark. Empty if nothing changes.
 fn mark_leaving(current: &User, leaving: bool) -> Transaction {
     if current.leaving == leaving {
         return Transaction::new();
@@ -238,6 +241,6 @@ fn leaving(name: &str) -> MetaError {
         what: What::User,
         name: name.to_owned(),
         reason: "is being dropped".to_owned(),
-        remedy: "wait until that has ended, or drop it again",
+        remedy: "Wait until the drop completes, or drop it again.",
     }
 }

@@ -1,19 +1,23 @@
-//! The SQLite file: its schema, the check at the start, and the few statements that the thread runs on it.
+//! The SQLite file: its schema, its validation at start, and the statements that the thread runs.
 //!
 //! ```sql
-//! CREATE TABLE entry (key BLOB PRIMARY KEY, value BLOB NOT NULL, modified INTEGER NOT NULL) WITHOUT ROWID;
-//! CREATE TABLE head (one INTEGER PRIMARY KEY CHECK (one = 1), revision INTEGER NOT NULL, digest BLOB NOT NULL,
+//! CREATE TABLE entry (key BLOB PRIMARY KEY, value BLOB NOT NULL,
+//!                     modified INTEGER NOT NULL) WITHOUT ROWID;
+//! CREATE TABLE head (one INTEGER PRIMARY KEY CHECK (one = 1),
+//!                    revision INTEGER NOT NULL, digest BLOB NOT NULL,
 //!                    previous_revision INTEGER, previous_digest BLOB);
 //! PRAGMA application_id = 0x46554c4d;  -- "FULM"
 //! PRAGMA user_version = 2;             -- format version
 //! ```
 //!
-//! Keys are blobs so that they compare by their bytes, as etcd's do. `head` is written by every SQLite transaction that changes
-//! something; `previous_...` is the head before that transaction, NULL in a file that has had none. Digests are 16 bytes,
-//! little-endian ([`super::head`]). Format version 1 had a table `store` with the revision instead; it is converted when it is
+//! Keys are blobs so that they compare by their bytes, as in etcd. `head` is written by every
+//! SQLite transaction that changes something. `previous_...` is the head before that transaction,
+//! NULL in a file without transactions. Digests are 16 bytes, little-endian ([`super::head`]).
+//! Format version 1 had a table `store` with the revision instead; it is converted when it is
 //! opened.
 //!
-//! SQLite is told not to checkpoint when a file is closed that was refused: the write-ahead log stays as it was found.
+//! SQLite does not checkpoint when a rejected file is closed, so the write-ahead log is left
+//! unchanged.
 
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -26,25 +30,26 @@ use crate::{Compare, Entry, MetaError, Operation, Revision};
 
 const APPLICATION_ID: i32 = 0x4655_4c4d;
 const FORMAT_VERSION: i32 = 2;
-/// Without digests and without a head file.
+/// Has no digests and no head file.
 const FIRST_FORMAT_VERSION: i32 = 1;
 
-/// As SQLite keeps them in its schema.
+/// The table definitions, exactly as SQLite stores them in its schema.
 const ENTRY_TABLE: &str =
     "CREATE TABLE entry (key BLOB PRIMARY KEY, value BLOB NOT NULL, modified INTEGER NOT NULL) WITHOUT ROWID";
 const HEAD_TABLE: &str = "CREATE TABLE head (one INTEGER PRIMARY KEY CHECK (one = 1), revision INTEGER NOT NULL, \
      digest BLOB NOT NULL, previous_revision INTEGER, previous_digest BLOB)";
 
-/// The open file. Errors of its statements are SQLite's: the caller knows their meaning for a batch.
+/// The open file. Its methods return SQLite's errors, which the caller interprets for the batch.
 pub(super) struct File {
     connection: Connection,
     path: PathBuf,
     head_file: HeadFile,
-    /// The head that was committed last.
+    /// The last committed head.
     head: Head,
     /// The head after the operations of the running SQLite transaction.
     next: Head,
-    /// All entries, read by the check at the start, until they are asked for or one changes.
+    /// All entries, as read by the validation at start. Taken by the first [`File::all`], and
+    /// discarded when an entry changes.
     loaded: Option<Vec<Entry>>,
 }
 
@@ -56,18 +61,18 @@ struct Stored {
 }
 
 impl File {
-    /// Opens the file, or creates it if neither it nor a head file exists, and checks it against the head file. `accept` is a
-    /// revision that is used even if the head file does not confirm it.
+    /// Opens the file, or creates it if neither it nor a head file exists, and compares it with the
+    /// head file. `accept` is a revision that is used even if the head file does not confirm it.
     pub(super) fn open(path: &Path, accept: Option<Revision>) -> Result<Self, MetaError> {
         let head_path = HeadFile::path_of(path);
         let recorded = HeadFile::read(&head_path).map_err(|error| unusable(&head_path, &error))?;
         let opening = Opening { path, head_path, recorded, accept };
         opening.refuse_missing()?;
-        make_private(path).map_err(|error| unusable(path, &error))?;
+        create_private(path).map_err(|error| unusable(path, &error))?;
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
             | OpenFlags::SQLITE_OPEN_CREATE
             | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        // The VFS is named, because the engine registers one of its own in this process.
+        // Names the VFS explicitly, because the engine registers another one in this process.
         let connection = Connection::open_with_flags_and_vfs(path, flags, c"unix")
             .map_err(|error| open_error(path, &error))?;
         let prepare = || -> rusqlite::Result<()> {
@@ -87,7 +92,7 @@ impl File {
         Ok(Self { connection, path: path.to_owned(), head_file, head, next: head, loaded: Some(loaded) })
     }
 
-    /// Makes something fail later.
+    /// Runs SQL that makes a later statement fail.
     #[cfg(test)]
     pub(super) fn sabotage(&self, sql: &str) {
         self.connection.execute_batch(sql).unwrap();
@@ -112,7 +117,7 @@ impl File {
         self.run("BEGIN")
     }
 
-    /// Puts the head into the SQLite transaction that changes something; before its commit.
+    /// Writes the new head within the SQLite transaction, if it changes something.
     pub(super) fn stamp(&self) -> rusqlite::Result<()> {
         if self.next == self.head {
             return Ok(());
@@ -135,7 +140,8 @@ impl File {
         self.run("COMMIT")
     }
 
-    /// Records the committed head in the head file. Before this returns no caller is answered.
+    /// Writes the committed head to the head file. Callers must not be answered before this
+    /// returns.
     pub(super) fn acknowledge(&mut self) -> std::io::Result<()> {
         if self.next != self.head {
             self.head_file.write(self.next)?;
@@ -144,7 +150,7 @@ impl File {
         Ok(())
     }
 
-    /// Rolls back, unless SQLite has done so by itself.
+    /// Rolls back, unless SQLite has already done so.
     pub(super) fn rollback(&mut self) -> rusqlite::Result<()> {
         self.next = self.head;
         if self.connection.is_autocommit() { Ok(()) } else { self.run("ROLLBACK") }
@@ -174,7 +180,7 @@ impl File {
         Ok(modified == expected)
     }
 
-    /// Carries out an operation at the revision that was begun.
+    /// Applies an operation at the current revision.
     pub(super) fn apply(&mut self, operation: &Operation) -> rusqlite::Result<()> {
         self.loaded = None;
         let (Operation::Put(key, _) | Operation::Delete(key)) = operation;
@@ -211,7 +217,7 @@ impl File {
     }
 
     pub(super) fn scan(&self, prefix: &str) -> rusqlite::Result<Vec<Entry>> {
-        // No UTF-8 text holds the byte 0xff, so this bound is above all that begin with the prefix.
+        // UTF-8 text never contains the byte 0xff, so this bound is above all keys with the prefix.
         let above = [prefix.as_bytes(), &[0xff]].concat();
         let mut statement = self.connection.prepare_cached(
             "SELECT key, value, modified FROM entry WHERE key >= ?1 AND key < ?2 ORDER BY key",
@@ -220,7 +226,7 @@ impl File {
     }
 }
 
-/// What the opening of a file knows before it is trusted.
+/// The state of opening a file, before it is validated.
 struct Opening<'a> {
     path: &'a Path,
     head_path: PathBuf,
@@ -229,7 +235,8 @@ struct Opening<'a> {
 }
 
 impl Opening<'_> {
-    /// Refuses a metadata file that has vanished, before SQLite sees it: with an empty file it would delete the write-ahead log.
+    /// Rejects a missing or empty metadata file before SQLite opens it, because SQLite would delete
+    /// the write-ahead log of an empty file.
     fn refuse_missing(&self) -> Result<(), MetaError> {
         let bytes = match std::fs::metadata(self.path) {
             Ok(file) => Some(file.len()),
@@ -242,12 +249,13 @@ impl Opening<'_> {
         Err(self.older(Revision(0), if bytes.is_none() { "is missing" } else { "is empty" }))
     }
 
-    /// Whether an absent or empty file is the beginning of a new store.
+    /// Returns true if an absent or empty file may become a new store.
     fn may_create(&self) -> bool {
         matches!(self.recorded, HeadState::Missing) || self.accept == Some(Revision(0))
     }
 
-    /// Reads and checks all of the file. Creates the tables in an empty one, and converts one of the first format.
+    /// Reads and validates the whole file. Creates the tables in an empty file, and converts one of
+    /// format version 1.
     fn check(&self, connection: &Connection) -> Result<(Stored, Vec<Entry>), MetaError> {
         let sqlite = |error| open_error(self.path, &error);
         let pragma = |name: &str| {
@@ -260,14 +268,14 @@ impl Opening<'_> {
             }
             create(connection).map_err(sqlite)?;
         } else if application != APPLICATION_ID {
-            return Err(self.corrupt("it is an SQLite file, but not one of Fulmar's"));
+            return Err(self.corrupt("it is an SQLite file, but not a Fulmar metadata file"));
         } else if version == FIRST_FORMAT_VERSION {
             self.check_structure(connection, &[("entry", ENTRY_TABLE)])?;
             self.convert(connection)?;
         } else if version != FORMAT_VERSION {
-            return Err(self.corrupt(&format!(
-                "it has format version {version}, and this Fulmar knows {FORMAT_VERSION}"
-            )));
+            return Err(
+                self.corrupt(&format!("unsupported format version {version} (supported: {FORMAT_VERSION})"))
+            );
         }
         self.check_structure(connection, &[("entry", ENTRY_TABLE), ("head", HEAD_TABLE)])?;
         let stored = connection.query_row("SELECT * FROM head", [], stored).map_err(sqlite)?;
@@ -280,7 +288,7 @@ impl Opening<'_> {
         Ok((stored, entries))
     }
 
-    /// Has SQLite check its pages, and compares the definitions of tables.
+    /// Runs SQLite's check of the pages, and compares the table definitions.
     fn check_structure(&self, connection: &Connection, tables: &[(&str, &str)]) -> Result<(), MetaError> {
         let sqlite = |error| open_error(self.path, &error);
         let found: String =
@@ -294,13 +302,14 @@ impl Opening<'_> {
                 .optional()
                 .map_err(sqlite)?;
             if found.as_deref() != Some(*sql) {
-                return Err(self.corrupt(&format!("the definition of its table \"{name}\" has changed")));
+                return Err(self.corrupt(&format!("unexpected definition of table \"{name}\"")));
             }
         }
         Ok(())
     }
 
-    /// Gives a file of the first format a head. Such a file has no head file: one with a head file is an old copy.
+    /// Converts a file of format version 1. Such a file has no head file; one with a head file is
+    /// an old copy.
     fn convert(&self, connection: &Connection) -> Result<(), MetaError> {
         let sqlite = |error| open_error(self.path, &error);
         let revision: Revision = connection
@@ -320,7 +329,7 @@ impl Opening<'_> {
         Ok(())
     }
 
-    /// Compares the file with the head file, and brings the head file up to date.
+    /// Compares the file with the head file, and updates the head file.
     fn reconcile(&self, stored: &Stored) -> Result<HeadFile, MetaError> {
         let Stored { head, previous } = stored;
         let io = |error| unusable(&self.head_path, &error);
@@ -328,13 +337,14 @@ impl Opening<'_> {
             HeadState::Present(recorded, count) if recorded == head => {
                 return HeadFile::open(&self.head_path, *count).map_err(io);
             }
-            // A crash came between the commit and the head file.
+            // A crash occurred between the commit and the write of the head file.
             HeadState::Present(recorded, count) if Some(*recorded) == *previous => {
                 let mut file = HeadFile::open(&self.head_path, *count).map_err(io)?;
                 file.write(*head).map_err(io)?;
                 return Ok(file);
             }
-            // A crash came between the creation or conversion of the file and the head file.
+            // A crash occurred between the creation or conversion of the file and the creation of
+            // the head file.
             HeadState::Missing if previous.is_none() => {}
             _ if self.accept == Some(head.revision) => {
                 tracing::warn!(
@@ -358,7 +368,7 @@ impl Opening<'_> {
         HeadFile::create(&self.head_path, *head).map_err(io)
     }
 
-    /// The metadata file lacks what was acknowledged.
+    /// The error of a metadata file that lacks acknowledged changes.
     fn older(&self, found: Revision, cause: &str) -> MetaError {
         let path = self.path.display();
         let expected = match &self.recorded {
@@ -369,8 +379,8 @@ impl Opening<'_> {
             place: path.to_string(),
             cause: format!("{cause}: {expected}revision {}", found.0),
             remedy: format!(
-                "restore {path} and {path}-wal as the node left them; to lose all later changes of tenants, users and \
-                 privileges, start once with --accept-catalog {}",
+                "Restore {path} and {path}-wal as the node left them. Alternatively, start once with \
+                 --accept-catalog {} to continue without all later changes of tenants, users and privileges.",
                 found.0
             ),
         }
@@ -382,8 +392,8 @@ impl Opening<'_> {
             place: self.head_path.display().to_string(),
             cause: format!("{cause}, and {path} is at revision {revision}"),
             remedy: format!(
-                "restore it as the node left it; if {path} and {path}-wal are as the node left them, start once with \
-                 --accept-catalog {revision}"
+                "Restore it as the node left it. If {path} and {path}-wal are as the node left them, start \
+                 once with --accept-catalog {revision} instead."
             ),
         }
     }
@@ -454,19 +464,19 @@ fn as_blob(digest: Digest) -> [u8; 16] {
     digest.0.to_le_bytes()
 }
 
-/// Makes the file, if it is not there, so that nobody else can read it: it holds password verifiers. SQLite
-/// gives its write-ahead log the mode of the file.
-fn make_private(path: &Path) -> std::io::Result<()> {
+/// Creates the file, if it does not exist, with mode 0600, because it contains password verifiers.
+/// SQLite creates its write-ahead log with the same mode.
+fn create_private(path: &Path) -> std::io::Result<()> {
     match std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
-        made => made.map(drop),
+        created => created.map(drop),
     }
 }
 
 fn unusable(path: &Path, error: &dyn std::fmt::Display) -> MetaError {
     MetaError::Unavailable {
         cause: format!("in {} cannot be opened: {error}", path.display()),
-        remedy: "see that the directory exists, that this user may write there, and that the disk has room",
+        remedy: "Check that the directory exists and is writable, and that the disk has space.",
     }
 }
 
@@ -475,7 +485,7 @@ fn open_error(path: &Path, error: &rusqlite::Error) -> MetaError {
     match error.sqlite_error_code() {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => MetaError::Unavailable {
             cause: format!("in {place} is open in another process"),
-            remedy: "stop the other process, or choose another data directory",
+            remedy: "Stop the other process, or choose another data directory.",
         },
         Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => {
             MetaError::Corrupt { place, cause: error.to_string() }

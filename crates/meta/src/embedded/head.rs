@@ -1,7 +1,9 @@
-//! The head of the metadata store: its last revision and a digest of its contents, kept in a second file.
+//! The head of the metadata store: its last revision and a digest of its contents, in a separate
+//! file.
 //!
-//! SQLite ends recovery of its write-ahead log at the first bad checksum without an error, so a damaged log, or an older copy of
-//! the file, is a valid file of an earlier revision. The head file records what was acknowledged:
+//! SQLite ends the recovery of its write-ahead log at the first bad checksum, without an error. A
+//! damaged log, or an older copy of the file, is therefore a valid file of an earlier revision. The
+//! head file records the last acknowledged revision:
 //!
 //! | offset | bytes | field |
 //! | --- | --- | --- |
@@ -12,12 +14,14 @@
 //! | 28 | 16 | digest of the contents at this revision |
 //! | 44 | 4 | CRC-32 of bytes 0-43 |
 //!
-//! The file has 8192 bytes: a slot at 0 and one at 4096, zeros elsewhere. Writes alternate between the slots, so a torn write
-//! leaves the other slot intact. The valid slot with the greater count is the head.
+//! The file has 8192 bytes: a slot at 0 and one at 4096, zeros elsewhere. Writes alternate between
+//! the slots, so a torn write leaves the other slot intact. The valid slot with the greater count
+//! is the head.
 //!
-//! The digest is the sum modulo 2^128 of a hash of each entry, XXH3-128 of: length of the key (8 bytes), the key, the revision
-//! that put the entry (8 bytes), the value. A transaction updates the sum with the entries that it changes. The digest detects
-//! damage and old copies; it is no protection against an attacker who can write the files.
+//! The digest is the sum modulo 2^128 of the XXH3-128 hashes of all entries. The input of a hash
+//! is: length of the key (8 bytes), the key, the revision that put the entry (8 bytes), the value.
+//! A transaction updates the sum with the entries that it changes. The digest detects damage and
+//! old copies. It does not protect against an attacker with write access to the files.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -93,14 +97,14 @@ impl HeadFile {
         Ok(decode(&bytes))
     }
 
-    /// Creates the file with this head in both slots, or replaces the one that exists. Durable when this returns.
+    /// Creates or replaces the file, with this head in both slots. Durable when this returns.
     pub(super) fn create(path: &Path, head: Head) -> io::Result<Self> {
         let mut bytes = vec![0; FILE_BYTES];
         for count in [2, 1] {
             let at = slot_of(count);
             bytes[at..at + SLOT_BYTES].copy_from_slice(&encode(head, count));
         }
-        // Renamed into place: after a crash the file is complete or has its old contents.
+        // Renamed into place, so that after a crash the file is complete or has its old contents.
         let new = path.with_extension("head-new");
         let file =
             OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(&new)?;
@@ -169,7 +173,7 @@ fn decode(bytes: &[u8]) -> HeadState {
         let version = u32::from_le_bytes(array(&slot[8..12]));
         if version != FORMAT_VERSION {
             return HeadState::Damaged(format!(
-                "it has format version {version}, this version reads {FORMAT_VERSION}"
+                "unsupported format version {version} (supported: {FORMAT_VERSION})"
             ));
         }
         let count = u64::from_le_bytes(array(&slot[12..20]));
@@ -208,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_intact_slot_is_the_head() {
+    fn newest_intact_slot_is_the_head() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("meta.head");
         assert!(matches!(HeadFile::read(&path).unwrap(), HeadState::Missing));
@@ -219,7 +223,7 @@ mod tests {
         assert_eq!(present(&path), (next, 4));
         let good = std::fs::read(&path).unwrap();
         for at in 0..SLOT_BYTES {
-            // The slot of count 4: the other one counts.
+            // Damage the slot of count 4: the other slot is the head.
             let mut bytes = good.clone();
             bytes[at] ^= 1;
             std::fs::write(&path, &bytes).unwrap();
@@ -239,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn the_format_is_the_golden_one() {
+    fn format_matches_the_golden_file() {
         let golden = include_bytes!("../../tests/golden/head-v1.bin");
         let mut bytes = vec![0; FILE_BYTES];
         bytes[..SLOT_BYTES].copy_from_slice(&encode(HEAD, 4));
@@ -249,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_digest_depends_on_every_part_of_every_entry_and_not_on_their_order() {
+    fn digest_depends_on_all_parts_of_all_entries_but_not_on_their_order() {
         type Entry = (&'static [u8], &'static [u8], u64);
         let entries: [Entry; 3] = [(b"a", b"1", 1), (b"b", b"2", 2), (b"ab", b"", 3)];
         let of = |entries: &[Entry]| {
@@ -272,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn the_path_is_beside_the_metadata() {
+    fn head_file_is_in_the_directory_of_the_metadata_file() {
         assert_eq!(HeadFile::path_of(Path::new("/data/meta.db")), Path::new("/data/meta.head"));
     }
 }

@@ -1,51 +1,63 @@
-//! The metadata store of a node that has no other: one SQLite file, one thread, group commit.
+//! The embedded metadata store: one SQLite file, one thread, group commit.
 //!
 //! ```text
-//!   callers ──► bounded queue ──► thread "fulmar-meta": take all that waits (at most 256 requests)
+//!   callers ──► bounded queue ──► thread "fulmar-meta": take up to 256 queued requests
 //!                                    BEGIN
-//!                                      each in turn: compares, puts, deletes, reads
-//!                                    COMMIT                    one fdatasync for all of them
-//!                                    record the head           one fdatasync of meta.head
-//!                                    tell observers, answer callers
+//!                                      run the requests: compares, puts, deletes, reads
+//!                                    COMMIT                one fdatasync for the batch
+//!                                    write the head        one fdatasync of meta.head
+//!                                    notify observers, answer callers
 //! ```
 //!
-//! Stock SQLite does the storing, on its own VFS. `journal_mode=WAL` with `synchronous=FULL` appends a commit
-//! to the write-ahead log and syncs it before COMMIT returns, so what is answered survives a power loss, at one
-//! sync a batch (a rollback journal needs three). `locking_mode=EXCLUSIVE` keeps other processes out, and needs
-//! no shared memory. The file can be read with the `sqlite3` shell while no node runs.
+//! Storage is stock SQLite on its default VFS:
 //!
-//! **Damage and old copies are refused.** SQLite ends recovery of its write-ahead log at the first bad checksum, without an error,
-//! and its pages have no checksums. Therefore each batch is recorded twice before it is acknowledged: `meta.db` holds the head
-//! (revision and digest of all contents) and the head before the batch, and `meta.head` ([`head`]) holds the head. The start
+//! - `journal_mode=WAL` with `synchronous=FULL` appends a commit to the write-ahead log and syncs
+//!   it before COMMIT returns. Acknowledged changes therefore survive a power loss, at one sync per
+//!   batch (a rollback journal needs three).
+//! - `locking_mode=EXCLUSIVE` keeps other processes out and needs no shared memory.
+//! - The file can be read with the `sqlite3` shell while no node runs.
+//!
+//! **Detecting damage and old copies.** SQLite ends the recovery of its write-ahead log at the
+//! first bad checksum, without an error, and its pages have no checksums. Each batch is therefore
+//! recorded twice before it is acknowledged: `meta.db` holds the head (revision and digest of all
+//! contents) and the head before the batch, and `meta.head` ([`head`]) holds the head. The start
 //! requires:
 //!
-//! 1. SQLite's own check of `meta.db` passes, and the definitions of its tables are the expected ones.
+//! 1. SQLite's check of `meta.db` passes, and its tables have the expected definitions.
 //! 2. The contents of `meta.db` have the digest of its head.
 //! 3. `meta.head` holds the head of `meta.db`, or the head before its last batch.
 //!
-//! Otherwise the store is not opened, and no file is changed. Restoring the file that was damaged makes the next start succeed. A
-//! revision can be accepted explicitly ([`Embedded::open_accepting`]).
+//! Otherwise the store is not opened, and no file is changed. After the damaged file is restored,
+//! the next start succeeds. An operator can accept a revision explicitly
+//! ([`Embedded::open_accepting`]).
 //!
 //! Every crash point passes this check:
 //!
 //! | crash | `meta.db` after recovery | `meta.head` | start |
 //! | --- | --- | --- | --- |
 //! | before or during COMMIT | n | n | equal |
-//! | after COMMIT, before or during the write of `meta.head` | n + 1, previous n | n (a torn slot does not count) | continues with n + 1, which was not acknowledged; writes `meta.head` first |
+//! | (a) after COMMIT, before `meta.head` is written | n + 1, previous n | n | continues |
 //! | after the write of `meta.head` | n + 1 | n + 1 | equal |
-//! | after `meta.db` was created or converted, before `meta.head` was created | no previous | missing | creates `meta.head` |
+//! | (b) before `meta.head` exists | no previous | missing | creates `meta.head` |
 //!
-//! A batch that was not acknowledged may survive a crash or not; an acknowledged one is in `meta.head`, so its loss is noticed. A
-//! `meta.db` without a previous head and without `meta.head` is accepted. This happens once: the next batch sets the previous head.
-//! Data directories of format version 1 (no digests, no `meta.head`) are converted when they are opened.
+//! - (a) A torn slot of `meta.head` is ignored. The start continues with n + 1, which was not
+//!   acknowledged, and writes `meta.head` first.
+//! - (b) The crash occurred after `meta.db` was created or converted. A `meta.db` without a
+//!   previous head and without `meta.head` is accepted. This is possible only once, because the
+//!   next batch sets the previous head.
 //!
-//! Reads go through the same queue, so they see every transaction that was answered before them, and are
-//! answered after the commit of those that they saw.
+//! A batch that was not acknowledged may or may not survive a crash. An acknowledged one is
+//! recorded in `meta.head`, so its loss is detected. Data directories of format version 1 (no
+//! digests, no `meta.head`) are converted when they are opened.
 //!
-//! **When the disk fails.** A full disk makes SQLite roll back: the batch is answered as not made, and the next
-//! one may succeed. Any other error of COMMIT leaves open what is on the disk (a failed sync must not be tried
-//! again: the kernel has forgotten the pages). From then on every request is refused until a restart has read
-//! the file again. The batch itself is told that its outcome is not known.
+//! **Reads** use the same queue. They see every transaction that was acknowledged before them, and
+//! are answered after the commit of the transactions that they saw.
+//!
+//! **Disk errors.** On a full disk SQLite rolls back. The batch fails without a change, and the
+//! next one may succeed. After any other error of COMMIT the state on disk is unknown. (A failed
+//! sync must not be retried, because the kernel has discarded the dirty pages.) The requests of the
+//! batch fail with an unknown outcome, and all later ones are rejected until a restart has read the
+//! file again.
 
 mod file;
 mod head;
@@ -62,37 +74,40 @@ use crate::{Entry, MetaError, MetadataStore, Observer, Outcome, Revision, Transa
 use file::File;
 use thread::{Request, Worker};
 
-/// Requests that may wait for the thread; more callers than that wait for a place.
+/// Capacity of the request queue. Further callers wait until there is space in the queue.
 const QUEUE_REQUESTS: usize = 1024;
 
 /// A metadata store in a local file.
 ///
-/// Dropping it answers what is queued, then closes the file; the drop waits for that.
+/// A drop blocks until all queued requests are answered and the file is closed.
 #[derive(Debug)]
 pub struct Embedded {
-    /// Taken when the store is dropped, so that the thread sees the end of its queue.
+    /// Taken on drop, which closes the thread's queue.
     queue: Option<mpsc::Sender<Request>>,
     thread: Option<std::thread::JoinHandle<()>>,
     revision: Arc<AtomicU64>,
 }
 
 impl Embedded {
-    /// Opens the file at `path`, or creates it if neither it nor its head file exists. Blocks while it reads (milliseconds).
+    /// Opens the file at `path`, or creates it if neither it nor its head file exists. Blocks for
+    /// some milliseconds while it reads the file.
     ///
-    /// Errors: [`MetaError::Unavailable`] if the file cannot be opened or another process has it, [`MetaError::Damaged`] if it or
-    /// its head file is damaged, missing or an old copy, [`MetaError::Corrupt`] if its contents are damaged, if it is no metadata
-    /// file, or if a newer Fulmar wrote it.
+    /// Errors:
+    /// - [`MetaError::Unavailable`] if the file cannot be opened, or is open in another process;
+    /// - [`MetaError::Damaged`] if it or its head file is damaged, missing or an old copy;
+    /// - [`MetaError::Corrupt`] if its contents are damaged, it is not a metadata file, or a newer
+    ///   version of Fulmar wrote it.
     pub fn open(path: &Path) -> Result<Self, MetaError> {
         Self::over(File::open(path, None)?)
     }
 
-    /// Opens the file even if the head file does not confirm its revision, provided that it is `revision` (0: a missing or empty
-    /// file). Changes of later revisions are lost.
+    /// Like [`Embedded::open`], but accepts a file at `revision` that the head file does not
+    /// confirm (0: a missing or empty file). Changes of later revisions are lost.
     pub fn open_accepting(path: &Path, revision: Option<Revision>) -> Result<Self, MetaError> {
         Self::over(File::open(path, revision)?)
     }
 
-    /// The last revision that was acknowledged.
+    /// The last acknowledged revision.
     pub fn revision(&self) -> Revision {
         Revision(self.revision.load(Ordering::Acquire))
     }
@@ -106,7 +121,7 @@ impl Embedded {
             .spawn(move || Worker::new(file, requests, shown).run())
             .map_err(|error| MetaError::Unavailable {
                 cause: format!("could not start its thread: {error}"),
-                remedy: "raise the limit of threads (ulimit -u)",
+                remedy: "Raise the limit of threads (ulimit -u).",
             })?;
         Ok(Self { queue: Some(queue), thread: Some(thread), revision })
     }
@@ -118,7 +133,7 @@ impl Embedded {
     ) -> Result<T, MetaError> {
         let stopped = || MetaError::Unavailable {
             cause: "has stopped".to_owned(),
-            remedy: "restart the node, and look in its log for the reason",
+            remedy: "Restart the node. The reason is in its log.",
         };
         let queue = self.queue.as_ref().ok_or_else(stopped)?;
         let (answer, answered) = oneshot::channel();
@@ -131,7 +146,7 @@ impl Drop for Embedded {
     fn drop(&mut self) {
         self.queue = None;
         if let Some(thread) = self.thread.take() {
-            // A panic of the thread has been reported where it happened; a drop has nobody to tell.
+            // A panic of the thread was already reported by the panic handler.
             let _ = thread.join();
         }
     }
@@ -172,21 +187,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_full_disk_refuses_changes_until_there_is_room() {
+    async fn full_disk_rejects_changes_until_space_is_free() {
         let directory = tempfile::tempdir().unwrap();
         let store = sabotaged(&directory, "PRAGMA max_page_count = 100");
         let kept = put(&store, "kept", 100_000).await.unwrap();
         let refused = put(&store, "large", 900_000).await.unwrap_err();
         assert!(refused.to_string().contains("made no change"), "{refused}");
-        assert!(refused.remedy().contains("free some space"), "{}", refused.remedy());
+        assert!(refused.remedy().contains("Free some disk space"), "{}", refused.remedy());
         assert_eq!(store.get("large").await.unwrap(), None);
         let Outcome::Committed(kept) = kept else { panic!("conflict") };
         assert_eq!(put(&store, "small", 10).await.unwrap(), Outcome::Committed(crate::Revision(kept.0 + 1)));
     }
 
-    /// A constraint that is only looked at by COMMIT stands for a sync that fails there.
+    /// A deferred constraint, which is checked by COMMIT, simulates a failed sync.
     #[tokio::test]
-    async fn a_failed_commit_ends_the_store_until_it_is_opened_again() {
+    async fn failed_commit_disables_the_store_until_it_is_reopened() {
         let directory = tempfile::tempdir().unwrap();
         let store = sabotaged(
             &directory,
@@ -209,9 +224,9 @@ mod tests {
         put(&store, "after", 1).await.unwrap();
     }
 
-    /// A write of the head file that fails: the commit stands, but was not acknowledged.
+    /// If the write of the head file fails, the commit is durable but not acknowledged.
     #[tokio::test]
-    async fn a_failed_write_of_the_head_ends_the_store_until_it_is_opened_again() {
+    async fn failed_head_write_disables_the_store_until_it_is_reopened() {
         let directory = tempfile::tempdir().unwrap();
         let mut file = File::open(&directory.path().join("meta.db"), None).unwrap();
         file.sabotage_head();

@@ -1,4 +1,5 @@
-//! The thread that owns the file: takes requests in batches, commits each batch once, tells and answers.
+//! The thread that owns the file: group commit. It takes requests in batches, commits each batch
+//! with one SQLite transaction, then notifies observers and answers callers.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -9,12 +10,12 @@ use tokio::sync::{mpsc, oneshot};
 use super::file::File;
 use crate::{Change, Entry, MetaError, Observer, Operation, Outcome, Revision, Transaction};
 
-/// Requests in one SQLite transaction at most: bounds how long the first of them waits for the last.
+/// Maximum number of requests per SQLite transaction. Bounds the latency of the first one.
 const BATCH_REQUESTS: usize = 256;
 
 type Answer<T> = oneshot::Sender<Result<T, MetaError>>;
 
-/// What a caller asks of the thread.
+/// A request of a caller.
 pub(super) enum Request {
     Get { key: String, answer: Answer<Option<Entry>> },
     Scan { prefix: String, answer: Answer<Vec<Entry>> },
@@ -22,7 +23,7 @@ pub(super) enum Request {
     Follow { observer: Arc<dyn Observer>, answer: Answer<()> },
 }
 
-/// A request that has run, and waits for the commit of its batch.
+/// A request that has run and waits for the commit of its batch.
 enum Done {
     Get(Option<Entry>, Answer<Option<Entry>>),
     Scan(Vec<Entry>, Answer<Vec<Entry>>),
@@ -34,9 +35,9 @@ pub(super) struct Worker {
     file: File,
     requests: mpsc::Receiver<Request>,
     observers: Vec<Weak<dyn Observer>>,
-    /// The last revision that was acknowledged.
+    /// The last acknowledged revision.
     revision: Arc<AtomicU64>,
-    /// Why nothing can be done any more, after a commit that may or may not have happened.
+    /// Set after a commit with unknown outcome. All later requests get this error.
     failed: Option<MetaError>,
 }
 
@@ -45,7 +46,7 @@ impl Worker {
         Self { file, requests, observers: Vec::new(), revision, failed: None }
     }
 
-    /// Works until every sender of the queue is gone and the queue is empty.
+    /// Runs until all senders are dropped and the queue is empty.
     pub(super) fn run(mut self) {
         let mut batch = Vec::with_capacity(BATCH_REQUESTS);
         while self.requests.blocking_recv_many(&mut batch, BATCH_REQUESTS) > 0 {
@@ -68,8 +69,8 @@ impl Worker {
         }
     }
 
-    /// Runs the requests in one SQLite transaction and commits it. On an error nothing of it has happened
-    /// (or the store has failed for good); also answers the requests that had not run.
+    /// Runs the requests in one SQLite transaction and commits it. On an error nothing was changed,
+    /// or the store has failed permanently. The error includes the requests that have not run.
     fn execute_all(
         &mut self,
         batch: Vec<Request>,
@@ -81,7 +82,7 @@ impl Worker {
         }
         while let Some(request) = requests.next() {
             match request.execute(&mut self.file) {
-                Ok(ended) => done.push(ended),
+                Ok(completed) => done.push(completed),
                 Err((error, request)) => {
                     return Err((self.undo(&error), std::iter::once(request).chain(requests).collect()));
                 }
@@ -99,44 +100,48 @@ impl Worker {
         Ok(())
     }
 
-    /// An error before the commit: rolls back, and says that nothing happened.
+    /// Rolls back after an error before the commit. The returned error says that nothing was
+    /// changed.
     fn undo(&mut self, error: &rusqlite::Error) -> MetaError {
         if let Err(rollback) = self.file.rollback() {
-            return self.fail(format!("could neither run a transaction ({error}) nor undo it ({rollback})"));
+            return self
+                .fail(format!("could neither run ({error}) nor roll back ({rollback}) a transaction"));
         }
-        not_made(&self.file, error)
+        no_change(&self.file, error)
     }
 
-    /// An error of the commit itself; see the module `embedded` for why only a full disk is forgiven.
+    /// Handles an error of the commit itself. The head of module `embedded` explains why the store
+    /// continues only after a full disk.
     fn commit_failed(&mut self, error: &rusqlite::Error) -> MetaError {
         let full = error.sqlite_error_code() == Some(ErrorCode::DiskFull);
         if full && self.file.rollback().is_ok() {
-            return not_made(&self.file, error);
+            return no_change(&self.file, error);
         }
         self.fail(format!("could not commit: {error}"))
     }
 
     fn fail(&mut self, cause: String) -> MetaError {
         let place = self.file.path().display();
-        tracing::error!(path = %place, %cause, "the metadata store has failed and takes no more requests");
-        let remedy = "see to the disk, then restart the node: it reads from the file what was committed";
+        tracing::error!(path = %place, %cause, "the metadata store has failed and rejects all requests");
+        let remedy = "Check the disk, then restart the node. Committed changes are in the file.";
         self.failed =
-            Some(MetaError::Unavailable { cause: format!("in {place} failed before: it {cause}"), remedy });
+            Some(MetaError::Unavailable { cause: format!("in {place} failed before: {cause}"), remedy });
         MetaError::Unavailable {
             cause: format!("in {place} {cause}; the outcome of this change is not known"),
             remedy,
         }
     }
 
-    /// After the commit: first the observers, then the caller, as the trait promises.
+    /// Completes a request after the commit. Notifies the observers before it answers the caller,
+    /// as the trait guarantees.
     fn finish(&mut self, done: Done) {
-        // A caller that has gone away needs no answer.
+        // The send fails if the caller has dropped its request.
         match done {
             Done::Get(entry, answer) => drop(answer.send(Ok(entry))),
             Done::Scan(entries, answer) => drop(answer.send(Ok(entries))),
             Done::Transact(outcome, operations, answer) => {
                 if let Outcome::Committed(revision) = outcome {
-                    self.tell(operations, revision);
+                    self.notify_observers(operations, revision);
                 }
                 let _ = answer.send(Ok(outcome));
             }
@@ -150,7 +155,7 @@ impl Worker {
         }
     }
 
-    fn tell(&mut self, operations: Vec<Operation>, revision: Revision) {
+    fn notify_observers(&mut self, operations: Vec<Operation>, revision: Revision) {
         if operations.is_empty() {
             return;
         }
@@ -172,7 +177,8 @@ impl Worker {
 }
 
 impl Request {
-    /// Runs inside the batch's SQLite transaction; gives itself back if SQLite fails.
+    /// Runs inside the batch's SQLite transaction. Returns the request with the error if SQLite
+    /// fails.
     fn execute(self, file: &mut File) -> Result<Done, (rusqlite::Error, Request)> {
         match self {
             Request::Get { key, answer } => match file.get(&key) {
@@ -233,14 +239,14 @@ fn transact(file: &mut File, transaction: &Transaction) -> rusqlite::Result<Outc
     Ok(Outcome::Committed(file.revision()))
 }
 
-fn not_made(file: &File, error: &rusqlite::Error) -> MetaError {
+fn no_change(file: &File, error: &rusqlite::Error) -> MetaError {
     let full = error.sqlite_error_code() == Some(ErrorCode::DiskFull);
     MetaError::Unavailable {
         cause: format!("in {} made no change: {error}", file.path().display()),
         remedy: if full {
-            "free some space on its disk and try again"
+            "Free some disk space and retry the change."
         } else {
-            "see to its disk and try again"
+            "Check its disk and retry the change."
         },
     }
 }

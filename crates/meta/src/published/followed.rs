@@ -1,4 +1,4 @@
-//! The reader's side: the catalog of somebody else's node, as a metadata store that takes no changes.
+//! The replica's side of catalog replication: another node's catalog as a read-only metadata store.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -12,17 +12,17 @@ use parking_lot::Mutex;
 use super::unavailable;
 use crate::{Entry, MetaError, MetadataStore, Observer, Outcome, Revision, Transaction};
 
-/// How often is looked for a newer catalog.
-const PERIOD: Duration = Duration::from_secs(1);
-/// Catalogs that are tried because each is gone when it is to be read: a newer one has come.
-const MOST_TRIES: u32 = 20;
+/// Interval of polling for a newer catalog.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Maximum attempts to read a catalog, if each one is deleted for a newer one before it is read.
+const MAX_READ_ATTEMPTS: u32 = 20;
 
-/// The newest catalog of a store, as far as it is known.
+/// The newest known catalog of an object store.
 pub struct Followed {
     store: PageStore,
     node: u128,
-    /// One looks at a time; what is known of the catalog that is shown.
-    shown: tokio::sync::Mutex<u64>,
+    /// The number of the current catalog. Locked during a poll.
+    current: tokio::sync::Mutex<u64>,
     entries: Mutex<BTreeMap<String, Entry>>,
     observers: Mutex<Vec<Weak<dyn Observer>>>,
 }
@@ -30,60 +30,62 @@ pub struct Followed {
 impl Followed {
     /// Reads the newest catalog.
     ///
-    /// Errors: [`MetaError::Unavailable`] if there is none, or the store cannot be read; [`MetaError::Corrupt`] if it cannot be
-    /// understood.
+    /// Errors: [`MetaError::Unavailable`] if there is none or the store cannot be read,
+    /// [`MetaError::Corrupt`] if it is invalid.
     pub async fn open(store: PageStore) -> Result<Arc<Self>, MetaError> {
         let Some(newest) = newest(&store, 0).await? else {
             return Err(MetaError::Unavailable {
-                cause: format!("finds no catalog in {}", store.store()),
-                remedy: "see that it is the store of a Fulmar node, and start that node once with this version: it puts its catalog there",
+                cause: format!("found no catalog in {}", store.store()),
+                remedy: "Check that this is the store of a Fulmar node, and start that node once with this \
+                         version: it then publishes its catalog.",
             });
         };
         Ok(Arc::new(Followed {
             node: newest.node,
-            shown: tokio::sync::Mutex::new(newest.number),
+            current: tokio::sync::Mutex::new(newest.number),
             entries: Mutex::new(sorted(newest.entries)),
             observers: Mutex::default(),
             store,
         }))
     }
 
-    /// Whose catalog it is.
+    /// The id of the node that published the catalog.
     pub fn node(&self) -> u128 {
         self.node
     }
 
-    /// Follows the catalog, for ever.
+    /// Polls for newer catalogs. Does not return.
     pub async fn go_on(self: Arc<Self>) {
-        let mut told = None;
+        let mut last_error = None;
         loop {
-            tokio::time::sleep(PERIOD).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
             match self.look().await {
                 Ok(()) => {
-                    if told.take().is_some() {
+                    if last_error.take().is_some() {
                         tracing::info!("the catalog in the store can be read again");
                     }
                 }
-                // Not each second anew.
+                // Logged once, not with every poll.
                 Err(error) => {
                     let text = error.to_string();
-                    if told.as_ref() != Some(&text) {
-                        tracing::error!(%error, remedy = error.remedy(), "the catalog in the store cannot be followed; the last one is shown");
-                        told = Some(text);
+                    if last_error.as_ref() != Some(&text) {
+                        let remedy = error.remedy();
+                        tracing::error!(%error, remedy, "cannot read the catalog; using the last known one");
+                        last_error = Some(text);
                     }
                 }
             }
         }
     }
 
-    /// Looks once whether there is a newer one, and shows it.
+    /// Polls once, and passes a newer catalog to the observers.
     pub async fn look(&self) -> Result<(), MetaError> {
-        let mut shown = self.shown.lock().await;
-        let Some(newest) = newest(&self.store, *shown).await? else { return Ok(()) };
+        let mut current = self.current.lock().await;
+        let Some(newest) = newest(&self.store, *current).await? else { return Ok(()) };
         if newest.node != self.node {
             return Err(MetaError::Unavailable {
-                cause: "holds the catalog of another node now".to_owned(),
-                remedy: "see whose store it is, and start this process again",
+                cause: "now has the catalog of another node".to_owned(),
+                remedy: "Check which node uses this store, and restart this process.",
             });
         }
         let entries = sorted(newest.entries);
@@ -93,7 +95,7 @@ impl Followed {
             observer.snapshot(all.clone())?;
         }
         *self.entries.lock() = entries;
-        *shown = newest.number;
+        *current = newest.number;
         Ok(())
     }
 }
@@ -105,11 +107,13 @@ fn sorted(entries: Vec<CatalogEntry>) -> BTreeMap<String, Entry> {
     entries.into_iter().map(entry).collect()
 }
 
-/// The newest catalog, if it is newer than that of number `shown`.
-async fn newest(store: &PageStore, shown: u64) -> Result<Option<StoredCatalog>, MetaError> {
-    for _ in 0..MOST_TRIES {
+/// The newest catalog, if its number is greater than `current`.
+async fn newest(store: &PageStore, current: u64) -> Result<Option<StoredCatalog>, MetaError> {
+    for _ in 0..MAX_READ_ATTEMPTS {
         let numbers = store.list_catalogs().await.map_err(|error| unavailable(&error))?;
-        let Some(number) = numbers.last().copied().filter(|number| *number > shown) else { return Ok(None) };
+        let Some(number) = numbers.last().copied().filter(|number| *number > current) else {
+            return Ok(None);
+        };
         match store.read_catalog(number).await {
             Ok(catalog) => return Ok(Some(catalog)),
             Err(StoreError::Missing { .. }) => {}
@@ -123,8 +127,8 @@ async fn newest(store: &PageStore, shown: u64) -> Result<Option<StoredCatalog>, 
         }
     }
     Err(MetaError::Unavailable {
-        cause: "is changed faster than it can be read".to_owned(),
-        remedy: "it is tried again",
+        cause: "changes faster than it can be read".to_owned(),
+        remedy: "No action is needed: the read is retried.",
     })
 }
 
@@ -145,8 +149,8 @@ impl MetadataStore for Followed {
     }
 
     async fn follow(&self, observer: Arc<dyn Observer>) -> Result<(), MetaError> {
-        // Nothing newer is shown meanwhile.
-        let _shown = self.shown.lock().await;
+        // Prevents a concurrent poll.
+        let _current = self.current.lock().await;
         observer.snapshot(self.scan("").await?)?;
         let mut observers = self.observers.lock();
         observers.retain(|observer| observer.strong_count() > 0);

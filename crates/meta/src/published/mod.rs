@@ -1,41 +1,48 @@
-//! The catalog in the store: its owner puts it there, whole, after each change; who reads beside the owner follows it.
+//! Catalog replication through the object store: the primary publishes a full copy of the catalog
+//! after each change, and replicas follow it.
 //!
 //! ```text
-//!   owner:  Embedded --- "something has changed" ---> Publisher --- catalog/000c ---> the store
-//!                                                                                       | a listing every second
-//!   reader: Catalog <--- everything, anew ---  Followed <--- catalog/000c --------------'
+//!   primary:  Embedded --- notification --> Publisher --- catalog/000c ---> object store
+//!                                                                              | list, every 1 s
+//!   replica:  Catalog <--- snapshot --- Followed <--- catalog/000c ------------'
 //! ```
 //!
-//! Catalogs are numbered; the greatest number is what the owner has said last. It is the number of the publication, not the revision
-//! of the metadata store: an owner whose data directory was restored from a backup is at a revision of before, and says so under
-//! a number that is new. Its upper bits are the owner's term, as those of versions are.
+//! Catalogs are numbered, and the greatest number is the current one. The number counts
+//! publications. It is not the revision of the metadata store: a primary whose data directory was
+//! restored from a backup is at an older revision, and publishes it under a new number. The upper
+//! bits of the number are the primary's term, as in version numbers.
 //!
-//! # Crashes, and what comes late
-//! A catalog is one object, created only if absent: it is there as a whole or not at all. Older ones are deleted when a newer one is
-//! there. Who dies before that leaves several, of which the newest counts, and the next publication deletes the others.
+//! # Crashes and late requests
+//! - A catalog is one object, created only if absent, so it exists completely or not at all.
+//! - Older catalogs are deleted after a newer one exists. A crash before that leaves several. The
+//!   newest is the current one, and the next publication deletes the others.
+//! - At its start, a primary reads the newest catalog. It publishes if that catalog is of an
+//!   earlier term, differs from its metadata store, or cannot be read. A crash between a change and
+//!   its publication is therefore repaired by the next start, under the first number of the next
+//!   term.
+//! - A put whose answer is lost may arrive at any time. It is retried under the number after the
+//!   newest known one: the same number or, if the put has arrived, the next. If it arrives after
+//!   the retry, the name is taken, or, if that object was already deleted for a newer one, its
+//!   number is below the newest and it is ignored.
 //!
-//! An owner begins with a look at what there is: if the newest is not of its own term, or is not what its metadata store holds, or cannot be
-//! read, it publishes. So who dies between a change and its publication makes up for it at the next start, under the first
-//! number of the next term.
+//! # Fencing
+//! If two processes open the same store, the one with the later term owns it
+//! ([`fulmar_store::Term`]). The earlier one, a *zombie*, does not check its ownership before each
+//! request, because the check could be outdated when the request arrives. Its requests are harmless
+//! whenever they arrive:
 //!
-//! A put whose answer is lost may arrive at any time. It is tried again under the number after the newest one that is
-//! known then: the same or, if that has arrived, the next. What arrives later still is told that the name is taken; or, when that has been
-//! deleted for a newer one, has a number below the newest, and means nothing.
+//! - It publishes only under numbers of its own term, which are below its successor's first number.
+//!   Until the successor publishes, replicas may read the zombie's catalogs, as if these had been
+//!   published before the takeover. After that they are older catalogs, which no replica reads and
+//!   the successor deletes with its next publication.
+//! - It deletes only catalogs below one of its own, so none of its successor's.
+//! - It lists the catalogs at least after each publication. It stops publishing when it finds a
+//!   catalog of a later term.
 //!
-//! # Two owners
-//! Of two that believe to own a store the one of the later term does ([`fulmar_store::Term`]). The other one, a *zombie*, need not ask whose
-//! the store is, for which there would be a moment between the answer and what is done: whatever it does, whenever that arrives, does no
-//! harm.
-//! - It publishes under numbers of its own term only, all of which are below its successor's first one. Until that is there
-//!   readers may see what the zombie says, as if it had said so before the store was taken over; from then on it is an older catalog, which
-//!   nobody reads and the successor deletes with its next publication.
-//! - It deletes what is below a catalog of its own, so nothing of its successor's.
-//! - When it lists what there is, after each publication at the latest, and finds a catalog of a later term, it publishes no more.
-//!
-//! A store in the locked data directory has no terms, and one owner.
+//! A store inside the locked data directory has no terms, and only one owner.
 //!
 //! # Secrets
-//! What the catalog holds of passwords (SCRAM verifiers) and tokens (hashes) is in the store, then.
+//! The published catalog contains the SCRAM verifiers of passwords and the hashes of tokens.
 
 mod followed;
 mod publisher;
@@ -47,10 +54,10 @@ use fulmar_store::StoreError;
 
 use crate::MetaError;
 
-/// The store does not do its work.
+/// An error of the object store.
 fn unavailable(error: &StoreError) -> MetaError {
     MetaError::Unavailable {
-        cause: format!("in the store cannot be used: {error}"),
-        remedy: "see to the store; it is tried again",
+        cause: format!("cannot access the object store: {error}"),
+        remedy: "Check the object store. The request is retried.",
     }
 }

@@ -1,4 +1,5 @@
-//! The owner's side: puts the catalog into the store when it has changed.
+//! The primary's side of catalog replication: publishes the catalog in the object store after
+//! changes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,54 +14,55 @@ use tokio::time::{Instant, timeout};
 use super::unavailable;
 use crate::{Change, Entry, MetaError, MetadataStore, Observer};
 
-/// What comes within this time after a change goes with it.
-const GATHER: Duration = Duration::from_millis(200);
-/// A large catalog takes longer: this many times as long as the last publication has taken nothing is published.
-const REST: u32 = 10;
-/// How long to wait after a failure; doubled after each, up to the second.
-const FIRST_DELAY: Duration = Duration::from_secs(1);
-const LONGEST_DELAY: Duration = Duration::from_secs(60);
-/// Numbers that are tried because others are taken.
-const MOST_NUMBERS: u32 = 10;
-/// How long the end of a node may take because of this.
-const PATIENCE_AT_THE_END: Duration = Duration::from_secs(3);
+/// Changes within this time after the first one are published together.
+const BATCH_DELAY: Duration = Duration::from_millis(200);
+/// The pause after a publication is at least this many times its duration, which limits the cost of
+/// a large catalog.
+const PAUSE_FACTOR: u32 = 10;
+/// Delay after a failure. Doubled with each failure, up to [`MAX_RETRY_DELAY`].
+const MIN_RETRY_DELAY: Duration = Duration::from_secs(1);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
+/// Maximum attempts of a publication, if its number is taken each time.
+const MAX_NUMBER_ATTEMPTS: u32 = 10;
+/// Maximum time that the last publication may delay the shutdown of a node.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Publishes the catalog in the background. Whatever goes wrong with it holds nobody up.
+/// Publishes the catalog in the background. Its failures do not delay other tasks.
 pub struct Publisher {
     stop: watch::Sender<bool>,
     task: JoinHandle<()>,
 }
 
-/// Is told of changes; what they are the task reads.
+/// Receives change notifications. The task then reads the contents itself.
 #[derive(Default)]
 struct Changes {
-    /// There is something that has not been published.
-    any: AtomicBool,
-    noted: Notify,
+    /// There are unpublished changes.
+    is_pending: AtomicBool,
+    notify: Notify,
 }
 
 impl Changes {
-    fn note(&self) {
-        self.any.store(true, Ordering::Release);
-        self.noted.notify_one();
+    fn mark_pending(&self) {
+        self.is_pending.store(true, Ordering::Release);
+        self.notify.notify_one();
     }
 }
 
 impl Observer for Changes {
     fn snapshot(&self, _: Vec<Entry>) -> Result<(), MetaError> {
-        self.note();
+        self.mark_pending();
         Ok(())
     }
 
     fn changed(&self, _: &[Change]) {
-        self.note();
+        self.mark_pending();
     }
 }
 
-/// What came of a publication.
+/// The result of a publication.
 enum Published {
     Yes,
-    /// The store is another process's now.
+    /// Another process has taken over the store.
     TakenOver,
 }
 
@@ -68,31 +70,32 @@ struct Task {
     metadata: Arc<dyn MetadataStore>,
     store: PageStore,
     node: u128,
-    /// The metadata store holds it weakly.
+    /// Kept alive here, because the metadata store holds it weakly.
     changes: Arc<Changes>,
-    /// It is told of what changes.
-    follows: bool,
-    /// What is known to be the newest in the store.
+    /// `changes` is registered as an observer.
+    is_following: bool,
+    /// The greatest known catalog number in the store.
     newest: Option<u64>,
 }
 
 impl Publisher {
-    /// Begins to publish what `metadata` holds, as the catalog of `node`. Nobody waits until that has been read.
+    /// Starts publishing the contents of `metadata` as the catalog of `node`. Returns before the
+    /// first read.
     pub fn start(metadata: Arc<dyn MetadataStore>, store: PageStore, node: u128) -> Self {
         let changes = Arc::new(Changes::default());
-        changes.note();
+        changes.mark_pending();
         let (stop, stopping) = watch::channel(false);
-        let task = Task { metadata, store, node, changes, follows: false, newest: None };
+        let task = Task { metadata, store, node, changes, is_following: false, newest: None };
         Publisher { stop, task: tokio::spawn(task.run(stopping)) }
     }
 
-    /// Publishes what has not been yet, if that is soon done, and ends.
+    /// Publishes pending changes, for at most 3 s, and stops.
     pub async fn stop(self) {
-        let _ = self.stop.send(true); // the task may have ended: it is asked next
+        let _ = self.stop.send(true); // Fails only if the task has already ended.
         let mut task = self.task;
-        if timeout(PATIENCE_AT_THE_END, &mut task).await.is_err() {
+        if timeout(SHUTDOWN_TIMEOUT, &mut task).await.is_err() {
             tracing::warn!(
-                "the last changes of the catalog are not in the store: it is slow; the next start puts them there"
+                "the last catalog changes are not published: the store is slow; the next start publishes them"
             );
             task.abort();
         }
@@ -101,59 +104,63 @@ impl Publisher {
 
 impl Task {
     async fn run(mut self, mut stopping: watch::Receiver<bool>) {
-        let (mut rest, mut delay) = (GATHER, FIRST_DELAY);
+        let (mut pause, mut retry_delay) = (BATCH_DELAY, MIN_RETRY_DELAY);
         loop {
-            // A sender that is gone says the same as one that stops.
-            let mut stops = tokio::select! {
+            // A dropped sender also stops the task.
+            let mut is_stopping = tokio::select! {
                 _ = stopping.wait_for(|stop| *stop) => true,
-                () = self.changes.noted.notified() => false,
+                () = self.changes.notify.notified() => false,
             };
-            if !stops {
-                stops = timeout(rest, stopping.wait_for(|stop| *stop)).await.is_ok();
+            if !is_stopping {
+                is_stopping = timeout(pause, stopping.wait_for(|stop| *stop)).await.is_ok();
             }
-            // Before what there is is read: what changes from here on is noted anew.
-            if self.changes.any.swap(false, Ordering::AcqRel) {
+            // Reset before the contents are read, so that later changes are detected.
+            if self.changes.is_pending.swap(false, Ordering::AcqRel) {
                 let began = Instant::now();
                 match self.publish().await {
                     Ok(Published::Yes) => {
-                        (rest, delay) = (GATHER.max(began.elapsed() * REST), FIRST_DELAY);
+                        pause = BATCH_DELAY.max(began.elapsed() * PAUSE_FACTOR);
+                        retry_delay = MIN_RETRY_DELAY;
                     }
                     Ok(Published::TakenOver) => {
                         tracing::error!(
-                            "another process has taken over the store; this node's catalog is published no more"
+                            "another process has taken over the store; this node stops publishing its catalog"
                         );
                         return;
                     }
                     Err(error) => {
-                        tracing::warn!(%error, remedy = error.remedy(), "the catalog is not in the store as it is now; who reads the store beside this node sees the one before");
-                        self.changes.note();
-                        (rest, delay) = (delay, (delay * 2).min(LONGEST_DELAY));
+                        let remedy = error.remedy();
+                        tracing::warn!(%error, remedy, "cannot publish the catalog; replicas use an old one");
+                        self.changes.mark_pending();
+                        pause = retry_delay;
+                        retry_delay = (retry_delay * 2).min(MAX_RETRY_DELAY);
                     }
                 }
             }
-            if stops {
+            if is_stopping {
                 return;
             }
         }
     }
 
-    /// Puts what there is into the store, if it is not there; deletes what is older.
+    /// Publishes the current contents, unless they are already published, and deletes older
+    /// catalogs.
     async fn publish(&mut self) -> Result<Published, MetaError> {
-        if !self.follows {
+        if !self.is_following {
             self.metadata.follow(self.changes.clone()).await?;
-            self.follows = true;
-            // All that it was told of so far is read now.
-            self.changes.any.store(false, Ordering::Release);
+            self.is_following = true;
+            // The scan below includes all changes notified so far.
+            self.changes.is_pending.store(false, Ordering::Release);
         }
         let entries = self.metadata.scan("").await?;
         let entry =
             |entry: Entry| CatalogEntry { key: entry.key, value: entry.value, modified: entry.modified.0 };
         let entries = entries.into_iter().map(entry).collect();
         let mut catalog = StoredCatalog { number: 0, node: self.node, entries };
-        for _ in 0..MOST_NUMBERS {
+        for _ in 0..MAX_NUMBER_ATTEMPTS {
             let newest = match self.newest {
                 Some(newest) => Some(newest),
-                None => self.newest_unless(&mut catalog).await?,
+                None => self.newest_if_different(&mut catalog).await?,
             };
             let Some(newest) = newest else { return self.delete_older(catalog.number).await };
             let Some(next) = self.store.next_catalog(newest) else { return Ok(Published::TakenOver) };
@@ -163,27 +170,29 @@ impl Task {
                     self.newest = Some(catalog.number);
                     return self.delete_older(catalog.number).await;
                 }
-                // Somebody was faster: all is looked at anew.
+                // Another process used the number. List the catalogs again.
                 Err(StoreError::Exists { .. }) => self.newest = None,
                 Err(error) => {
-                    // It may yet appear.
+                    // The object may still appear.
                     self.newest = None;
                     return Err(unavailable(&error));
                 }
             }
         }
         Err(MetaError::Unavailable {
-            cause: "cannot be published: another process publishes one all the time".to_owned(),
-            remedy: "see that one node only is started with this store",
+            cause: "cannot publish the catalog: another process keeps publishing to this store".to_owned(),
+            remedy: "Make sure that only one node is started with this store.",
         })
     }
 
-    /// The greatest number that there is (0 if there is none), unless that says the same already: then it is given its number.
-    async fn newest_unless(&mut self, catalog: &mut StoredCatalog) -> Result<Option<u64>, MetaError> {
+    /// Returns the greatest catalog number in the store, or 0. Returns `None` if that catalog
+    /// already has the same contents, and sets `catalog.number` to its number.
+    async fn newest_if_different(&mut self, catalog: &mut StoredCatalog) -> Result<Option<u64>, MetaError> {
         let numbers = self.store.list_catalogs().await.map_err(|error| unavailable(&error))?;
         let Some(newest) = numbers.last().copied() else { return Ok(Some(0)) };
         match self.store.read_catalog(newest).await {
-            // One of an earlier term may yet be followed by what its process says.
+            // A catalog of an earlier term is not accepted: its process may still publish another
+            // one.
             Ok(stored)
                 if self.store.is_catalog_of_this_term(newest)
                     && (stored.node, &stored.entries) == (catalog.node, &catalog.entries) =>
@@ -191,7 +200,7 @@ impl Task {
                 (self.newest, catalog.number) = (Some(newest), newest);
                 Ok(None)
             }
-            // Gone since, or damaged, or of before: what is put in its place has the next number.
+            // Deleted meanwhile, damaged, or different. The new catalog gets the next number.
             Ok(_)
             | Err(StoreError::Missing { .. } | StoreError::Damaged { .. } | StoreError::Misnamed { .. }) => {
                 Ok(Some(newest))
@@ -200,7 +209,7 @@ impl Task {
         }
     }
 
-    /// Deletes what is older than what this process has said last; looks whether another one has said something since.
+    /// Deletes catalogs older than the published one. Detects whether a later term has published.
     async fn delete_older(&self, published: u64) -> Result<Published, MetaError> {
         let numbers = self.store.list_catalogs().await.map_err(|error| unavailable(&error))?;
         if numbers.last().is_some_and(|newest| self.store.next_catalog(*newest).is_none()) {

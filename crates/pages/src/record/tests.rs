@@ -16,7 +16,7 @@ fn header(kind: RecordKind) -> RecordHeader {
 }
 
 #[test]
-fn an_update_of_a_row_is_short() {
+fn record_of_a_small_update_is_short() {
     let base = std::array::from_fn(|i| i as u8);
     let mut page = base;
     page[500..600].fill(0xaa);
@@ -27,7 +27,7 @@ fn an_update_of_a_row_is_short() {
 }
 
 #[test]
-fn a_record_may_be_patched_after_all_else_and_again() {
+fn head_can_be_patched_repeatedly_after_the_items() {
     let mut builder = RecordBuilder::new(vec![7; 5]);
     builder.begin(&header(RecordKind::Commit));
     builder.push_page(1, None, &ZERO_PAGE);
@@ -47,9 +47,9 @@ fn a_record_may_be_patched_after_all_else_and_again() {
 }
 
 #[test]
-fn the_shortest_record_is_as_short_as_is_said() {
+fn shortest_record_has_min_bytes() {
     let mut builder = RecordBuilder::default();
-    let nothing = RecordHeader {
+    let smallest = RecordHeader {
         kind: RecordKind::Seal,
         partition: PartitionId(0),
         version: Version::default(),
@@ -58,12 +58,12 @@ fn the_shortest_record_is_as_short_as_is_said() {
         page_count: 0,
         previous: None,
     };
-    builder.begin(&nothing);
+    builder.begin(&smallest);
     assert_eq!(builder.finish().len(), MIN_BYTES);
 }
 
 #[test]
-fn a_long_diff_is_framed_as_a_short_one() {
+fn pushed_page_and_pushed_diff_give_the_same_record() {
     let noise: Page = std::array::from_fn(|i| (i * i / 7 + 1) as u8);
     let mut with_page = RecordBuilder::default();
     let mut with_diff = RecordBuilder::default();
@@ -81,7 +81,7 @@ fn a_long_diff_is_framed_as_a_short_one() {
 }
 
 #[test]
-fn a_cut_says_where_and_others_do_not() {
+fn cut_record_requires_exactly_one_cut_item() {
     let cut = CutPoint { log: LogId(5), position: 99 };
     let mut builder = RecordBuilder::default();
     builder.begin(&header(RecordKind::Cut));
@@ -96,7 +96,7 @@ fn a_cut_says_where_and_others_do_not() {
 }
 
 #[test]
-fn an_unknown_version_or_kind_is_named() {
+fn unknown_version_or_kind_is_rejected() {
     let mut builder = RecordBuilder::default();
     builder.begin(&header(RecordKind::Seal));
     let mut body = builder.finish().to_vec();
@@ -163,8 +163,8 @@ fn build(header: &RecordHeader, items: &[Pushed]) -> Vec<u8> {
     builder.finish().to_vec()
 }
 
-/// A body that decodes is a record: what is read of it can be written and read again.
-fn check_decoded(body: &[u8]) {
+/// Asserts that a body that decodes can be encoded and decoded again without loss.
+fn assert_round_trips_if_valid(body: &[u8]) {
     let read = |body: &[u8]| {
         let record = decode(body).ok()?;
         let pages: Vec<_> = record.pages().map(|page| (page.no, page.diff.to_vec())).collect();
@@ -179,14 +179,14 @@ fn check_decoded(body: &[u8]) {
     pages.iter().for_each(|(no, diff)| builder.push_diff(*no, diff));
     outcomes.iter().for_each(|outcome| builder.push_outcome(*outcome));
     segments.iter().for_each(|id| builder.push_segment(*id));
-    // Records of older versions have no `previous`.
+    // Records of format version 1 have no `previous`.
     let header = RecordHeader { previous: header.previous.or(Some(0)), ..header };
     assert_eq!(read(builder.finish()), Some((header, cut, pages, outcomes, segments)));
 }
 
 proptest! {
     #[test]
-    fn what_was_written_is_read(header in any_header(), items in prop::collection::vec(pushed(), 0..20)) {
+    fn record_round_trips(header in any_header(), items in prop::collection::vec(pushed(), 0..20)) {
         let body = build(&header, &items);
         let record = decode(&body).unwrap();
         prop_assert_eq!(record.header, header);
@@ -205,7 +205,7 @@ proptest! {
     }
 
     #[test]
-    fn damaged_record_is_rejected_or_decodes_to_a_record(
+    fn damaged_record_is_rejected_or_round_trips(
         header in any_header(),
         items in prop::collection::vec(pushed(), 0..5),
         flips in prop::collection::vec((any::<prop::sample::Index>(), 0..8u8), 1..4),
@@ -217,11 +217,11 @@ proptest! {
             body[at] ^= 1 << bit;
         }
         body.truncate(cut.index(body.len() + 1));
-        check_decoded(&body);
+        assert_round_trips_if_valid(&body);
     }
 
     #[test]
-    fn any_bytes_are_rejected_or_decode_to_a_record(body in prop::collection::vec(any::<u8>(), 0..200)) {
-        check_decoded(&body);
+    fn any_bytes_are_rejected_or_round_trip(body in prop::collection::vec(any::<u8>(), 0..200)) {
+        assert_round_trips_if_valid(&body);
     }
 }

@@ -1,4 +1,4 @@
-//! Writes a segment in one pass.
+//! Writes a segment in one pass, without holding it in memory.
 
 use super::{
     FOOTER_MAGIC, FORMAT_VERSION, FRAME_HEAD, FrameLocation, HEADER_BYTES, HEADER_MAGIC, PLAIN, ZSTD,
@@ -6,25 +6,27 @@ use super::{
 };
 use crate::{PAGE_SIZE, Page, PageNo, PartitionId, codec};
 
-/// Level 1 compresses a database page in some 10 us to a third or less; higher levels gain little on 4 KiB.
+/// Level 1 compresses a database page to a third or less in about 10 us. Higher levels gain little
+/// on 4 KiB.
 const ZSTD_LEVEL: i32 = 1;
 
-/// Makes the bytes of a segment. What each call appends to `out` is to be written in that order.
+/// Builds a segment. The caller must write the bytes that each call appends to `out` in that order.
 pub struct SegmentBuilder {
     frames: FrameWriter,
     entries: Vec<Entry>,
 }
 
-/// A page, and where it lies.
+/// A page and the position of its frame.
 pub type Entry = (PartitionId, PageNo, FrameLocation);
 
 impl SegmentBuilder {
-    /// Begins a segment; appends its header.
+    /// Begins a segment and appends its header.
     pub fn new(out: &mut Vec<u8>) -> Self {
         SegmentBuilder { frames: FrameWriter::new(out), entries: Vec::new() }
     }
 
-    /// Adds a page and appends its frame; answers where it lies. If a page is added twice the last one counts.
+    /// Adds a page, appends its frame and returns the frame's position. If a page is added twice,
+    /// the last one is used.
     pub fn push(
         &mut self,
         partition: PartitionId,
@@ -37,7 +39,7 @@ impl SegmentBuilder {
         location
     }
 
-    /// Adds a page by its frame of another segment, as it is; answers where it lies.
+    /// Adds a page by copying its frame from another segment. Returns the frame's position.
     pub fn push_frame(
         &mut self,
         partition: PartitionId,
@@ -50,34 +52,35 @@ impl SegmentBuilder {
         location
     }
 
-    /// Pages added so far.
+    /// Number of pages added so far.
     pub fn pages(&self) -> usize {
         self.entries.len()
     }
 
-    /// Bytes of the segment so far (header and frames).
+    /// Length of the segment so far in bytes (header and frames).
     pub fn bytes(&self) -> u64 {
         self.frames.bytes()
     }
 
-    /// Ends the segment; appends index and footer.
+    /// Completes the segment: appends index and footer.
     pub fn finish(self, out: &mut Vec<u8>) {
         self.frames.finish(self.entries, out);
     }
 }
 
-/// Makes the frames of a segment before it is known whose they will be, or whether they will count: for who says only at
-/// the end which frames are the pages. What each call appends to `out` is to be written in that order.
+/// Writes the frames of a segment whose index is known only at the end. A spilling transaction uses
+/// it, because it may write a page several times before it commits. The caller must write the bytes
+/// that each call appends to `out` in that order.
 pub struct FrameWriter {
-    /// Bytes of the segment so far, the header included.
+    /// Length of the segment so far in bytes, including the header.
     offset: u64,
-    /// None if there was no memory for one: then all frames are plain.
+    /// `None` if its memory could not be allocated. All frames are then plain.
     compressor: Option<zstd::bulk::Compressor<'static>>,
     compressed: Box<[u8; PAGE_SIZE - 1]>,
 }
 
 impl FrameWriter {
-    /// Begins a segment; appends its header.
+    /// Begins a segment and appends its header.
     pub fn new(out: &mut Vec<u8>) -> Self {
         out.extend_from_slice(HEADER_MAGIC);
         out.extend_from_slice(&FORMAT_VERSION.to_le_bytes());
@@ -89,9 +92,9 @@ impl FrameWriter {
         }
     }
 
-    /// Appends the frame of a page; answers where it lies.
+    /// Appends the frame of a page and returns its position.
     pub fn push(&mut self, page: &Page, out: &mut Vec<u8>) -> FrameLocation {
-        // A page that does not shrink does not fit the buffer, which is one byte shorter than a page.
+        // A page that does not shrink does not fit into the buffer, which is one byte shorter.
         let shrunk = self
             .compressor
             .as_mut()
@@ -103,31 +106,33 @@ impl FrameWriter {
         out.push(encoding);
         out.extend_from_slice(&frame_crc(encoding, payload).to_le_bytes());
         out.extend_from_slice(payload);
-        self.next(FRAME_HEAD + payload.len())
+        self.advance(FRAME_HEAD + payload.len())
     }
 
-    /// Appends a frame of another segment; answers where it lies.
+    /// Appends a frame copied from another segment and returns its position.
     pub fn push_frame(&mut self, frame: &[u8], out: &mut Vec<u8>) -> FrameLocation {
         out.extend_from_slice(frame);
-        self.next(frame.len())
+        self.advance(frame.len())
     }
 
-    /// Where the frame lies that was just appended.
-    fn next(&mut self, bytes: usize) -> FrameLocation {
+    /// Advances past a frame that was just appended and returns its position.
+    fn advance(&mut self, bytes: usize) -> FrameLocation {
         let location = FrameLocation { offset: self.offset, length: bytes as u32 };
         self.offset += bytes as u64;
         location
     }
 
-    /// Bytes of the segment so far (header and frames).
+    /// Length of the segment so far in bytes (header and frames).
     pub fn bytes(&self) -> u64 {
         self.offset
     }
 
-    /// Ends the segment; appends index and footer. `entries` may come in any order; of several for a page the last one
-    /// counts. Frames that are nobody's stay, and mean nothing.
+    /// Completes the segment: appends index and footer. `entries` can be in any order. If a page
+    /// has several entries, the last one is used. Frames without an entry stay in the file and are
+    /// ignored.
     pub fn finish(self, mut entries: Vec<Entry>, out: &mut Vec<u8>) {
-        // The sort is stable, so the last of several entries for a page stays the last and is the one kept.
+        // The sort is stable, so the last of several entries for a page stays last. Reversing makes
+        // it the first one, which is the one that dedup retains.
         entries.sort_by_key(|&(partition, no, _)| (partition, no));
         entries.reverse();
         entries.dedup_by_key(|&mut (partition, no, _)| (partition, no));

@@ -1,28 +1,29 @@
-//! Where each page of a segment lies.
+//! The index of a segment: the position of each page's frame.
 
 use super::{FOOTER_BYTES, FOOTER_MAGIC, FORMAT, FRAME_HEAD, FrameLocation, HEADER_BYTES, MAX_FRAME_BYTES};
 use crate::codec::{self, Reader};
 use crate::{FormatError, PageNo, PartitionId, Problem};
 
-/// Bytes of the footer that its checksum covers.
+/// Number of footer bytes that its checksum covers.
 const FOOTER_CHECKED: usize = 32;
 
-/// The fewest bytes that an entry of the index takes.
-const MIN_ENTRY: usize = 3;
+/// Minimum length of an index entry, in bytes.
+const MIN_ENTRY_BYTES: usize = 3;
 
-/// The index of one segment, in memory: 14 bytes a page.
+/// The index of one segment in memory: 14 bytes per page.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SegmentIndex {
     segment_bytes: u64,
-    /// The partitions, sorted, each with the end of its entries; they begin where the previous one's end.
+    /// The partitions in ascending order, each with the end of its range of entries. The range
+    /// starts at the end of the previous partition's range.
     partitions: Vec<(PartitionId, usize)>,
-    // One entry is (numbers[i], offsets[i], lengths[i]); the numbers of a partition are sorted.
+    // Entry i is (numbers[i], offsets[i], lengths[i]). The numbers of a partition are sorted.
     numbers: Vec<PageNo>,
     offsets: Vec<u64>,
     lengths: Vec<u16>,
 }
 
-/// What the footer tells.
+/// The decoded footer.
 struct Footer {
     index_offset: u64,
     index_bytes: u64,
@@ -30,8 +31,8 @@ struct Footer {
     index_crc: u32,
 }
 
-/// How many bytes at the end of a segment its index and footer take, read from its last bytes (at least
-/// [`FOOTER_BYTES`] of them).
+/// The combined length of index and footer, in bytes. `tail` must hold at least the last
+/// [`FOOTER_BYTES`] of the segment.
 pub fn tail_bytes(tail: &[u8]) -> Result<u64, FormatError> {
     Ok(Footer::decode(tail)?.index_bytes + FOOTER_BYTES as u64)
 }
@@ -57,7 +58,7 @@ impl Footer {
             return Err(codec::error(
                 FORMAT,
                 at,
-                Problem::Invalid("a segment's footer is missing (wrong last bytes)"),
+                Problem::Invalid("segment footer is missing (wrong magic bytes)"),
             ));
         }
         let computed = crc32fast::hash(&tail[at..at + FOOTER_CHECKED]);
@@ -68,14 +69,15 @@ impl Footer {
         let fits = footer.index_offset >= HEADER_BYTES as u64
             && footer.index_offset.checked_add(footer.index_bytes).is_some_and(|end| end <= i64::MAX as u64);
         if !fits {
-            return Err(codec::error(FORMAT, at, Problem::Invalid("the index lies outside the segment")));
+            return Err(codec::error(FORMAT, at, Problem::Invalid("index lies outside the segment")));
         }
         Ok(footer)
     }
 }
 
 impl SegmentIndex {
-    /// Decodes the index from the end of a segment: at least [`tail_bytes`] bytes; what comes before is ignored.
+    /// Decodes the index from the end of a segment. `tail` must hold at least [`tail_bytes`];
+    /// bytes before that are ignored.
     pub fn decode(tail: &[u8]) -> Result<SegmentIndex, FormatError> {
         let footer = Footer::decode(tail)?;
         let footer_at = tail.len() - FOOTER_BYTES;
@@ -92,13 +94,13 @@ impl SegmentIndex {
         let index = Self::decode_entries(&mut reader, &footer)?;
         reader.end()?;
         if index.numbers.len() as u64 != footer.pages {
-            return Err(reader.invalid("the footer counts other pages than the index has"));
+            return Err(reader.invalid("page count in the footer differs from the index"));
         }
         Ok(index)
     }
 
     fn decode_entries(reader: &mut Reader<'_>, footer: &Footer) -> Result<SegmentIndex, FormatError> {
-        let groups = reader.count(2 + MIN_ENTRY)?;
+        let groups = reader.count(2 + MIN_ENTRY_BYTES)?;
         let mut index = SegmentIndex {
             segment_bytes: footer.index_offset + footer.index_bytes + FOOTER_BYTES as u64,
             partitions: Vec::with_capacity(groups),
@@ -115,10 +117,10 @@ impl SegmentIndex {
                 Some((previous, _)) => previous.0.checked_add(step),
             };
             let partition =
-                partition.ok_or_else(|| reader.invalid("the partitions of the index are not sorted"))?;
-            let count = reader.count(MIN_ENTRY)?;
+                partition.ok_or_else(|| reader.invalid("partitions in the index are not sorted"))?;
+            let count = reader.count(MIN_ENTRY_BYTES)?;
             if count == 0 {
-                return Err(reader.invalid("a partition of the index has no pages"));
+                return Err(reader.invalid("partition in the index has no pages"));
             }
             index.reserve(count);
             let mut no: PageNo = 0;
@@ -126,7 +128,7 @@ impl SegmentIndex {
                 no = reader
                     .varint_u32()
                     .map(|step| if step == 0 { None } else { no.checked_add(step) })?
-                    .ok_or_else(|| reader.invalid("the pages of the index are not sorted"))?;
+                    .ok_or_else(|| reader.invalid("pages in the index are not sorted"))?;
                 let location = decode_location(reader, expected_offset, footer.index_offset)?;
                 expected_offset = location.offset + u64::from(location.length);
                 index.numbers.push(no);
@@ -144,39 +146,39 @@ impl SegmentIndex {
         self.lengths.reserve_exact(entries);
     }
 
-    /// Where the page's frame lies, if the segment has the page.
+    /// Position of the page's frame. `None` if the segment does not contain the page.
     pub fn frame(&self, partition: PartitionId, no: PageNo) -> Option<FrameLocation> {
         let range = self.range(partition)?;
         let at = range.start + self.numbers[range].binary_search(&no).ok()?;
         Some(self.location(at))
     }
 
-    /// The partition's pages, in order of their numbers.
+    /// The partition's pages in ascending order.
     pub fn frames(&self, partition: PartitionId) -> impl Iterator<Item = (PageNo, FrameLocation)> + '_ {
         self.range(partition).unwrap_or(0..0).map(|at| (self.numbers[at], self.location(at)))
     }
 
-    /// How many pages of a partition the segment has.
+    /// Number of pages of a partition in the segment.
     pub fn pages_of(&self, partition: PartitionId) -> usize {
         self.range(partition).map_or(0, |range| range.len())
     }
 
-    /// The partitions of which the segment has pages, in order.
+    /// The partitions in the segment, in ascending order.
     pub fn partitions(&self) -> impl Iterator<Item = PartitionId> + '_ {
         self.partitions.iter().map(|&(partition, _)| partition)
     }
 
-    /// Pages in the segment, of all partitions.
+    /// Number of pages in the segment, of all partitions.
     pub fn pages(&self) -> usize {
         self.numbers.len()
     }
 
-    /// Bytes of the whole segment.
+    /// Length of the whole segment, in bytes.
     pub fn segment_bytes(&self) -> u64 {
         self.segment_bytes
     }
 
-    /// Bytes that the index takes in memory.
+    /// Memory use of the index, in bytes.
     pub fn memory_bytes(&self) -> usize {
         size_of::<Self>()
             + self.partitions.capacity() * size_of::<(PartitionId, usize)>()
@@ -208,7 +210,7 @@ fn decode_location(
         && (FRAME_HEAD as u64..=MAX_FRAME_BYTES as u64).contains(&length)
         && offset.checked_add(length).is_some_and(|end| end <= index_offset);
     if !fits {
-        return Err(codec::error(FORMAT, at, Problem::Invalid("a frame lies outside the segment's frames")));
+        return Err(codec::error(FORMAT, at, Problem::Invalid("frame lies outside the segment's frames")));
     }
     Ok(FrameLocation { offset, length: length as u32 })
 }

@@ -1,20 +1,26 @@
-//! A segment: an immutable, indexed file of pages.
+//! Format of a segment: an immutable, indexed file of pages.
 //!
 //! ```text
 //!   +--------+-------+-------+-----+-------+-------------------------------+--------+
 //!   | header | frame | frame | ... | frame | index                         | footer |
 //!   +--------+-------+-------+-----+-------+-------------------------------+--------+
-//!    16        one page each,               (partition, page) -> (offset,    44 bytes, says where
-//!              zstd or plain, crc            length), sorted, varints        the index begins
+//!    16 bytes  one page each,               (partition, page) -> (offset,    44 bytes, contains
+//!              zstd or plain, crc            length), sorted, varints        the index position
 //! ```
 //!
-//! A segment is written in one pass ([`SegmentBuilder`] hands out the bytes as they come, so a big segment never
-//! stands in memory) and read from its end: the footer says how long the index is ([`tail_bytes`]), the index where
-//! each page's frame lies ([`SegmentIndex::frame`]), and one ranged read and [`decode_frame`] give the page.
-//! Pages may come in any order and for several partitions; in sorted order their index is smallest. Frames that the index
-//! does not name mean nothing: a transaction that changed a page again ([`FrameWriter`]) leaves the older one behind.
+//! **Writing.** A segment is written in one pass. [`SegmentBuilder`] returns the bytes as it goes,
+//! so a large segment is never held in memory. Pages can be added in any order and for several
+//! partitions; the index is smallest if they are sorted.
 //!
-//! Frame, index and footer have a checksum each, so that a page can be trusted without reading the whole file.
+//! **Reading.** A segment is read from its end. The footer gives the length of the index
+//! ([`tail_bytes`]), the index gives the position of each page's frame ([`SegmentIndex::frame`]),
+//! and one ranged read plus [`decode_frame`] give the page.
+//!
+//! **Unused frames.** Frames that the index does not list are ignored. A transaction that changes a
+//! page more than once ([`FrameWriter`]) leaves the older frame in the file.
+//!
+//! Frames, index and footer have separate checksums, so a page can be verified without reading the
+//! whole file.
 
 mod builder;
 mod index;
@@ -32,36 +38,37 @@ const FORMAT: &str = "segment";
 /// The format version that this build writes, and the newest that it reads.
 pub const FORMAT_VERSION: u32 = 1;
 
-/// Bytes of the header.
+/// Length of the header, in bytes.
 pub const HEADER_BYTES: usize = 16;
 
-/// Bytes of the footer.
+/// Length of the footer, in bytes.
 pub const FOOTER_BYTES: usize = 44;
 
-/// The most bytes that a frame takes.
+/// Maximum length of a frame, in bytes.
 pub const MAX_FRAME_BYTES: usize = FRAME_HEAD + PAGE_SIZE;
 
 const HEADER_MAGIC: &[u8; 8] = b"FULMSEGM";
 const FOOTER_MAGIC: &[u8; 8] = b"FULMSEGE";
-/// A frame's encoding and checksum.
+/// Length of a frame's encoding byte and checksum.
 const FRAME_HEAD: usize = 5;
 const PLAIN: u8 = 0;
 const ZSTD: u8 = 1;
 
-/// Where a page's frame lies in its segment.
+/// Position of a page's frame in its segment.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct FrameLocation {
-    /// Bytes from the beginning of the segment.
+    /// Offset from the start of the segment, in bytes.
     pub offset: u64,
-    /// Bytes of the frame.
+    /// Length of the frame, in bytes.
     pub length: u32,
 }
 
-/// Checks the bytes with which a segment begins. Readers of pages do without: all that they need has a checksum.
+/// Checks the header of a segment. Readers of pages need not call it: every part that they read has
+/// a checksum.
 pub fn check_header(header: &[u8]) -> Result<(), FormatError> {
     let mut reader = Reader::new(FORMAT, header);
     if reader.take(HEADER_MAGIC.len())? != HEADER_MAGIC {
-        return Err(codec::error(FORMAT, 0, Problem::Invalid("it does not begin as a segment does")));
+        return Err(codec::error(FORMAT, 0, Problem::Invalid("not a segment (wrong magic bytes)")));
     }
     let found = reader.u32()?;
     if found != FORMAT_VERSION {
@@ -70,16 +77,16 @@ pub fn check_header(header: &[u8]) -> Result<(), FormatError> {
     }
     match reader.u32()? as usize {
         PAGE_SIZE => Ok(()),
-        _ => Err(codec::error(FORMAT, HEADER_BYTES - 4, Problem::Invalid("its pages have another size"))),
+        _ => Err(codec::error(FORMAT, HEADER_BYTES - 4, Problem::Invalid("unsupported page size"))),
     }
 }
 
-/// Checks a frame against its checksum, for who copies it as it is.
+/// Verifies a frame's checksum without decoding the page. Used when a frame is copied unchanged.
 pub fn check_frame(frame: &[u8]) -> Result<(), FormatError> {
     split_frame(frame).map(|_| ())
 }
 
-/// A frame's encoding and payload, as its checksum has them.
+/// Splits a frame into encoding and payload, and verifies its checksum.
 fn split_frame(frame: &[u8]) -> Result<(u8, &[u8]), FormatError> {
     let mut reader = Reader::new(FORMAT, frame);
     let encoding = reader.u8()?;
@@ -95,7 +102,7 @@ fn split_frame(frame: &[u8]) -> Result<(u8, &[u8]), FormatError> {
 /// Decodes the page of one frame. After an error the page's contents are unspecified.
 pub fn decode_frame(frame: &[u8], page: &mut Page) -> Result<(), FormatError> {
     thread_local! {
-        /// A decompressor holds some 100 KiB of tables: too much to make one per page.
+        /// Reused, because a decompressor allocates about 100 KiB of tables.
         static DECOMPRESSOR: RefCell<Option<zstd::bulk::Decompressor<'static>>> = const { RefCell::new(None) };
     }
     let (encoding, payload) = split_frame(frame)?;
@@ -104,24 +111,23 @@ pub fn decode_frame(frame: &[u8], page: &mut Page) -> Result<(), FormatError> {
             page.copy_from_slice(payload);
             Ok(())
         }
-        PLAIN => {
-            Err(codec::error(FORMAT, FRAME_HEAD, Problem::Invalid("a plain frame is not one page long")))
-        }
+        PLAIN => Err(codec::error(FORMAT, FRAME_HEAD, Problem::Invalid("plain frame is not one page long"))),
         ZSTD => DECOMPRESSOR.with_borrow_mut(|decompressor| {
             let bad = |what| codec::error(FORMAT, FRAME_HEAD, Problem::Invalid(what));
             let decompressor = match decompressor {
                 Some(ready) => ready,
                 None => decompressor.insert(
-                    zstd::bulk::Decompressor::new().map_err(|_| bad("no memory to decompress the frame"))?,
+                    zstd::bulk::Decompressor::new()
+                        .map_err(|_| bad("out of memory decompressing a frame"))?,
                 ),
             };
             match decompressor.decompress_to_buffer(payload, &mut page[..]) {
                 Ok(PAGE_SIZE) => Ok(()),
-                Ok(_) => Err(bad("a frame holds less than one page")),
-                Err(_) => Err(bad("a frame cannot be decompressed to one page")),
+                Ok(_) => Err(bad("frame holds less than one page")),
+                Err(_) => Err(bad("frame cannot be decompressed to one page")),
             }
         }),
-        _ => Err(codec::error(FORMAT, 0, Problem::Invalid("the encoding of the frame is not known"))),
+        _ => Err(codec::error(FORMAT, 0, Problem::Invalid("unknown frame encoding"))),
     }
 }
 
@@ -132,19 +138,19 @@ fn frame_crc(encoding: u8, payload: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-/// Checks a whole segment: header, index, every frame. Answers its index.
+/// Verifies a whole segment: header, index and every frame. Returns the index.
 pub fn verify(segment: &[u8]) -> Result<SegmentIndex, FormatError> {
     let mut reader = Reader::new(FORMAT, segment);
     if reader.take(HEADER_MAGIC.len())? != HEADER_MAGIC {
-        return Err(codec::error(FORMAT, 0, Problem::Invalid("this is not a segment (wrong first bytes)")));
+        return Err(codec::error(FORMAT, 0, Problem::Invalid("not a segment (wrong magic bytes)")));
     }
     check_version(&mut reader)?;
     if reader.u32()? as usize != PAGE_SIZE {
-        return Err(codec::error(FORMAT, 12, Problem::Invalid("the pages are not of 4096 bytes")));
+        return Err(codec::error(FORMAT, 12, Problem::Invalid("unsupported page size")));
     }
     let index = SegmentIndex::decode(segment)?;
     if index.segment_bytes() != segment.len() as u64 {
-        return Err(reader.invalid("the footer says another length than the segment has"));
+        return Err(reader.invalid("segment length differs from the length in the footer"));
     }
     let mut page = crate::ZERO_PAGE;
     for partition in index.partitions() {

@@ -35,13 +35,13 @@ fn read(segment: &[u8], index: &SegmentIndex, partition: u64, no: PageNo) -> Opt
 }
 
 #[test]
-fn pages_are_found_and_only_those() {
+fn index_finds_exactly_the_stored_pages() {
     let pages =
         [(7, 3, page(1, true)), (2, 9, page(2, false)), (7, 1, page(3, false)), (7, 3, page(4, true))];
     let segment = build(&pages);
     let index = verify(&segment).unwrap();
     assert_eq!(index.pages(), 3);
-    assert_eq!(read(&segment, &index, 7, 3), Some(pages[3].2), "the last one counts");
+    assert_eq!(read(&segment, &index, 7, 3), Some(pages[3].2), "the last push of a page must win");
     assert_eq!(read(&segment, &index, 2, 9), Some(pages[1].2));
     assert_eq!(read(&segment, &index, 2, 3), None);
     assert_eq!(read(&segment, &index, 3, 3), None);
@@ -50,7 +50,7 @@ fn pages_are_found_and_only_those() {
 }
 
 #[test]
-fn frames_that_are_nobodys_mean_nothing() {
+fn frames_without_an_index_entry_are_ignored() {
     let mut out = Vec::new();
     let mut frames = FrameWriter::new(&mut out);
     let locations: Vec<_> = (0..4).map(|seed| frames.push(&page(seed, seed == 2), &mut out)).collect();
@@ -62,7 +62,7 @@ fn frames_that_are_nobodys_mean_nothing() {
 }
 
 #[test]
-fn noise_is_kept_plain_and_the_rest_shrinks() {
+fn incompressible_pages_are_stored_plain() {
     let segment = build(&[(1, 1, page(1, true)), (1, 2, page(1, false))]);
     let index = verify(&segment).unwrap();
     let length = |no| index.frame(PartitionId(1), no).unwrap().length as usize;
@@ -71,7 +71,7 @@ fn noise_is_kept_plain_and_the_rest_shrinks() {
 }
 
 #[test]
-fn the_tail_is_enough_and_less_is_an_error() {
+fn index_decodes_from_the_tail_and_not_from_less() {
     let segment = build(&[(1, 1, page(1, true)), (1, 2, page(2, true))]);
     let needed = tail_bytes(&segment[segment.len() - FOOTER_BYTES..]).unwrap() as usize;
     let whole = SegmentIndex::decode(&segment).unwrap();
@@ -81,13 +81,13 @@ fn the_tail_is_enough_and_less_is_an_error() {
 }
 
 #[test]
-fn an_empty_segment_is_a_segment() {
+fn empty_segment_is_valid() {
     let index = verify(&build(&[])).unwrap();
     assert_eq!((index.pages(), index.partitions().count()), (0, 0));
 }
 
 #[test]
-fn every_flipped_bit_and_every_truncation_is_an_error() {
+fn flipped_bits_and_truncation_are_detected() {
     let segment = build(&[(1, 1, page(1, false)), (1, 2, page(2, false)), (u64::MAX, u32::MAX, ZERO_PAGE)]);
     for at in 0..segment.len() {
         for bit in 0..8 {
@@ -99,7 +99,7 @@ fn every_flipped_bit_and_every_truncation_is_an_error() {
     }
 }
 
-/// A hostile index with right checksums: only the decoder's own checks stand between it and its reader.
+/// A segment with an arbitrary index and valid checksums, so that only the index checks are tested.
 fn with_index(index: &[u8], pages: u64) -> Vec<u8> {
     let mut out = build(&[]);
     out.truncate(HEADER_BYTES);
@@ -119,7 +119,7 @@ fn with_index(index: &[u8], pages: u64) -> Vec<u8> {
 }
 
 #[test]
-fn a_hostile_index_is_refused() {
+fn invalid_index_is_rejected() {
     assert!(SegmentIndex::decode(&with_index(&[1, 5, 1, 1, 0, 50], 1)).is_ok());
     for (index, pages, why) in [
         (&[1, 5, 1, 1, 0, 50][..], 2, "counts differ"),
@@ -140,7 +140,7 @@ fn a_hostile_index_is_refused() {
 }
 
 #[test]
-fn frames_are_copied_as_they_are_if_they_are_sound() {
+fn frames_are_copied_unchanged_and_damage_is_detected() {
     let mut out = Vec::new();
     let mut builder = SegmentBuilder::new(&mut out);
     builder.push(PartitionId(4), 9, &[7; PAGE_SIZE], &mut out);
@@ -168,8 +168,11 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn what_was_written_is_read(pages in prop::collection::vec((0..4u64, 1..30u32, any::<u64>(), any::<bool>()), 0..40)) {
-        let pages: Vec<_> = pages.into_iter().map(|(p, no, seed, noisy)| (p << 60, no, page(seed, noisy))).collect();
+    fn segment_round_trips(
+        pages in prop::collection::vec((0..4u64, 1..30u32, any::<u64>(), any::<bool>()), 0..40),
+    ) {
+        let page_of = |(p, no, seed, noisy)| (p << 60, no, page(seed, noisy));
+        let pages: Vec<_> = pages.into_iter().map(page_of).collect();
         let segment = build(&pages);
         let index = verify(&segment).unwrap();
         let expected: BTreeMap<_, _> = pages.iter().map(|(p, no, page)| ((*p, *no), *page)).collect();
@@ -180,7 +183,7 @@ proptest! {
     }
 
     #[test]
-    fn anything_may_be_decoded_without_panic(
+    fn decoding_arbitrary_bytes_does_not_panic(
         index in prop::collection::vec(any::<u8>(), 0..60),
         pages: u64,
         frame in prop::collection::vec(any::<u8>(), 0..60),
@@ -189,7 +192,7 @@ proptest! {
         let _ = SegmentIndex::decode(&index);
         let mut page = ZERO_PAGE;
         let _ = decode_frame(&frame, &mut page);
-        // With a right checksum too, so that the decompressor sees it.
+        // Also with a valid checksum, so that it reaches the decompressor.
         let mut checked = vec![ZSTD];
         checked.extend_from_slice(&frame_crc(ZSTD, &frame).to_le_bytes());
         checked.extend_from_slice(&frame);
